@@ -64,7 +64,7 @@ class Build(build):
     def run(self) -> None:
         super().run()
         sys.path.insert(0, str(Path(__file__).parent))
-        files = import_module("gputrace.cli.completion").shared_files()
+        files = import_module("gputrace.cli.installation").shared_files()
         self.distribution.data_files = []
         for name, text in files.items():
             path = Path(self.build_base, name)

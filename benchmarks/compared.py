@@ -17,7 +17,7 @@ import numpy as np
 
 import gputrace
 from benchmarks.options import Options
-from gputrace.analyzers.compare.results import ClassChange, Comparison
+from gputrace.model.comparison import ClassChange, Comparison
 from gputrace.model.time_class import CLASSES
 from tests.synthetic import Plan, Recording, random_plan, simulate, write_nsys
 from tests.synthetic.variants import gpu_step_ns

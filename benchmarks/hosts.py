@@ -25,7 +25,7 @@ HEALTHY: Final = 20
 OF_THE_HOST: Final = frozenset(
     (
         *("cpu-starved", "cpu-throttled", "page-faults", "garbage-collection", "recompilation"),
-        *("host-blocked", "data-feeding"),
+        *("host-blocked", "data-feeding", "gil-wait"),
     )
 )
 
@@ -200,6 +200,22 @@ def touch():
 steps(60, touch)
 """,
     ),
+    Plant(
+        "a thread that runs Python beside it",
+        "gil-wait",
+        " crunch",
+        """
+def crunch():
+    while True:
+        for number in range(1000): number * number
+threading.Thread(target=crunch, daemon=True).start()
+def python():
+    end = time.thread_time() + 0.01
+    while time.thread_time() < end: pass
+steps(60, python)
+""",
+        options=("--python",),
+    ),
     _of_loader(
         "a slow transform",
         "Decode is ",
@@ -281,8 +297,10 @@ def _of_healthy(seed: int) -> set[str]:
     if seed % 2:
         source = LOADER + f"train(Samples(Compose(Decode(0.0002))), lambda: hash_for({step}))"
     else:
-        source = STEPS + f"steps({max(30, round(2 / step))}, lambda: hash_for({step}))"
-    return {finding.id for finding in _record(source).findings} & OF_THE_HOST
+        idle = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        source = f"{STEPS}{idle}steps({max(30, round(2 / step))}, lambda: hash_for({step}))"
+    report = _record(source, ("--python",) if seed % 4 < 2 else ())
+    return {finding.id for finding in report.findings} & OF_THE_HOST
 
 
 def _record(source: str, options: tuple[str, ...] = (), before: tuple[str, ...] = ()) -> Report:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["GputraceError", "__version__", "annotate", "compare", "open", "step", "try_cures"]
 
 if TYPE_CHECKING:
-    from gputrace.api import open
-    from gputrace.comparison import compare
+    from gputrace.api import compare, open
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step
     from gputrace.trials import try_cures
@@ -23,7 +22,7 @@ def __getattr__(name: str) -> Any:
     """Import the public names when they are first used, so that ``import gputrace`` is light."""
     modules = {
         "open": "api",
-        "compare": "comparison",
+        "compare": "api",
         "annotate": "marks",
         "step": "marks",
         "try_cures": "trials",

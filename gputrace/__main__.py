@@ -1,6 +1,7 @@
 """Entry point of the command, and of ``python -m gputrace``."""
 
 # ruff: noqa: PTH100, PTH120 (nothing more is imported at first: it could be the program's)
+import gc
 import os
 import sys
 
@@ -14,6 +15,8 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in READING:
         # The threads of numpy's linear algebra would be started, and not used.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # Imports make many objects and no garbage, an analysis little.
+        gc.set_threshold(50_000, 20, 20)
     from gputrace.cli import main as run
 
     run()

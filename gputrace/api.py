@@ -1,12 +1,12 @@
-"""The public function `open`, and what it returns.
+"""The public functions `open` and `compare`, and what they return.
 
 Reading and analyzing are imported when they are needed: a cached answer takes a tenth of a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -15,28 +15,32 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from gputrace import report
 from gputrace.errors import GputraceError, InputError, LeftOut, UsageError
-from gputrace.model.options import Options, Window, read_options, read_window
+from gputrace.model.comparison import Comparison
+from gputrace.model.options import Options, Window, read_options, read_steps, read_window
 from gputrace.model.results import Analysis, as_subclass
+from gputrace.report.html import write_page
 from gputrace.report.tables import verdict
 from gputrace.store.cache import ResultCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas
     import polars
     import pyarrow
 
+    from gputrace.analyzers.compare.runs import Run
     from gputrace.analyzers.kernels import Launches
     from gputrace.model.trace import Progress, Trace
     from gputrace.report.html.timeline import Material
 
+    Batch = float | Sequence[float] | None
+    Progresses = Callable[[str], AbstractContextManager[Progress | None]]
+    """Factory of progress callbacks, given the name of what is being read."""
 
-__all__ = ["OpenTrace", "Report", "open"]
+
+__all__ = ["ComparisonReport", "OpenTrace", "Report", "compare", "open"]
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Report(Analysis):
+class Report(Analysis, frozen=True):
     """Analysis that can render itself."""
 
     def render(self, form: str = "text") -> str:
@@ -166,29 +170,36 @@ class OpenTrace:
         work: Callable[[Trace], _Result],
         options: Options,
         progress: Progress | None,
-        kind: type[_Result] | None = None,
+        caches: bool = False,
     ) -> _Result:
-        """Do the work on the trace, or on its window; a result of the given kind is cached.
+        """Do the work on the trace, or on its window; the result is cached on demand.
 
         Files that turn out to be corrupt are left out if ``keep_going`` allows it.
         """
-        if kind and not self._closed and (known := self._cache.find(kind, options)) is not None:
-            return known
         from gputrace.readers.open import leave_out
-        from gputrace.store.slice import windowed
 
         while True:
             try:
-                with windowed(self._trace, self._absolute(options.window), progress) as part:
-                    result = work(part)
+                window = self._absolute(options.window)
+                if window is None:
+                    result = work(self._trace)
+                else:
+                    from gputrace.store.slice import windowed
+
+                    with windowed(self._trace, window, progress) as part:
+                        result = work(part)
                 break
             except InputError as error:
                 if not self._keep_going:
                     raise
                 self._opened = leave_out(self._trace, error)
-        if kind and not self.left_out:
+        if caches and not self.left_out:
             self._cache.keep(result, options)
         return result
+
+    def _cached(self, kind: type[_Result], options: Options) -> _Result | None:
+        """Return the result of an earlier reading of the same files; None if there is none."""
+        return None if self._closed else self._cache.find(kind, options)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -222,16 +233,17 @@ class OpenTrace:
         """
         options = read_options(steps, time, gaps)
 
-        def work(trace: Trace) -> Analysis:
+        analysis = self._cached(Analysis, options)
+        if analysis is None:
             from gputrace.analyzers.pipeline import analyze
 
-            if self._scheduler is None:
-                return analyze(trace, options, progress)
-            from gputrace.distributed import spread
+            work = partial(analyze, options=options, progress=progress)
+            if self._scheduler is not None:
+                from gputrace.distributed import spread
 
-            return analyze(trace, options, progress, spread=spread)
-
-        return as_subclass(self._read(work, options, progress, Analysis), Report)
+                work = partial(work, spread=spread)
+            analysis = self._read(work, options, progress, caches=True)
+        return as_subclass(analysis, Report)
 
     def report(
         self,
@@ -254,8 +266,6 @@ class OpenTrace:
         Raises what `analyze` raises, UsageError for an existing target, MissingError without
         bokeh, OSError if the target cannot be written.
         """
-        from gputrace.report.html import write_page
-
         write_page(
             target,
             self._trace.paths,
@@ -282,9 +292,13 @@ class OpenTrace:
         from gputrace.report.html.timeline import PackedRows, gather, read_rows
 
         options = read_options(steps, time, gaps)
-        work = partial(read_scene, options=options, progress=progress)
-        scene = self._read(work, options, progress, Scene)
-        rows = self._read(partial(read_rows, scene=scene), options, None, PackedRows)
+        scene = self._cached(Scene, options)
+        if scene is None:
+            work = partial(read_scene, options=options, progress=progress)
+            scene = self._read(work, options, progress, caches=True)
+        rows = self._cached(PackedRows, options)
+        if rows is None:
+            rows = self._read(partial(read_rows, scene=scene), options, None, caches=True)
         return gather(scene, rows=rows.text)
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
@@ -330,8 +344,8 @@ class OpenTrace:
         has no such form, OSError if the target cannot be written.
         """
         from gputrace.analyzers.pipeline import analyze
+        from gputrace.report import check_target
         from gputrace.report.export import Job, export
-        from gputrace.report.output_file import check_target
         from gputrace.store.redact import RedactedTrace
 
         window = read_window(time)
@@ -427,3 +441,130 @@ def open(
         scheduler=scheduler,
         progress=progress,
     )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ComparisonReport(Comparison):
+    """Comparison that can render itself."""
+
+    def render(self, form: str = "text") -> str:
+        """Return the comparison as text for people or programs.
+
+        Args:
+            form: ``text`` (lines of 80 columns), ``json`` (one line), ``markdown`` or ``csv``
+                (times in nanoseconds).
+
+        Raises UsageError for any other form.
+        """
+        from gputrace.report.comparison import render as render_comparison
+
+        return render_comparison(self, form)
+
+    def save(self, target: str | PathLike[str], *, force: bool = False) -> None:
+        """Write the comparison as one HTML file that opens offline.
+
+        Args:
+            target: the file to write.
+            force: whether to replace a target that exists.
+
+        Raises UsageError for an existing target, unless ``force``; MissingError without bokeh.
+        """
+        inputs = [Path(path) for run in self.runs for path in run.paths]
+        write_page(target, inputs, force, lambda page: page.render_comparison(self))
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def __repr__(self) -> str:
+        return f"<gputrace.ComparisonReport: {self.message}>"
+
+    def _repr_markdown_(self) -> str:
+        return self.render("markdown")
+
+
+def compare(
+    *traces: str | PathLike[str],
+    labels: Sequence[str] | None = None,
+    steps: str | tuple[int, int] | None = None,
+    batch: Batch = None,
+    global_batch: Batch = None,
+    progress: Progresses | None = None,
+) -> ComparisonReport:
+    """Compare two runs, or measure how several scale with their number of GPUs.
+
+    Only one trace is open at a time. Times in the result are means over steps and GPUs, in
+    nanoseconds, with 95 % confidence bounds.
+
+    Args:
+        traces: a file or folder for each run, at least two; a folder is a run of several files.
+        labels: names of the runs; by default A and B, or the file names if there are more than two.
+        steps: the steps to measure of each, as `OpenTrace.analyze` takes them.
+        batch: samples that a GPU gets in a step, one number for all runs or one for each.
+        global_batch: samples of a step on all GPUs together, likewise; not with ``batch``.
+        progress: called with the name of each trace; returns a context manager that yields the
+            callback for rows read so far and in all.
+
+    Raises InputError if a trace cannot be read, UsageError for inconsistent arguments.
+    """
+    from gputrace.analyzers.compare import compare as compare_runs
+
+    if len(traces) < 2:
+        raise UsageError("a comparison takes two traces or more; a folder is one run")
+    names = _labels(traces, labels)
+    runs = open_runs(
+        traces, names, steps=steps, batch=batch, global_batch=global_batch, progress=progress
+    )
+    return as_subclass(compare_runs(runs), ComparisonReport)
+
+
+def open_runs(
+    traces: Sequence[str | PathLike[str]],
+    labels: Sequence[str],
+    *,
+    steps: str | tuple[int, int] | None = None,
+    batch: Batch = None,
+    global_batch: Batch = None,
+    progress: Progresses | None = None,
+) -> list[Run]:
+    """Read what a comparison needs from each trace; each is closed before the next is opened."""
+    from gputrace.analyzers.compare import with_batch
+    from gputrace.analyzers.compare.runs import read_run
+    from gputrace.readers.open import open_traces
+
+    if batch is not None and global_batch is not None:
+        raise UsageError("give the batch of a GPU or that of all GPUs, not both")
+    options = Options(steps=read_steps(steps), gaps=0)
+    gpu_batches, global_batches = (_of_each(given, len(traces)) for given in (batch, global_batch))
+    runs = []
+    for path, label, per_gpu, per_step in zip(
+        traces, labels, gpu_batches, global_batches, strict=True
+    ):
+        reporting = progress(Path(path).name) if progress is not None else nullcontext()
+        with open_traces([str(path)]) as trace, reporting as report:
+            runs.append(with_batch(read_run(trace, label, options, report), per_gpu, per_step))
+    return runs
+
+
+def _labels(traces: Sequence[str | PathLike[str]], given: Sequence[str] | None) -> list[str]:
+    if given:
+        if len(given) != len(traces) or len(set(given)) < len(given):
+            raise UsageError(f"give each of the {len(traces)} traces a label of its own, or none")
+        return list(given)
+    if len(traces) == 2:
+        return ["A", "B"]
+    paths = [Path(path) for path in traces]
+    short = [path.name.partition(".")[0] or path.name for path in paths]
+    if len(set(short)) == len(short):
+        return short
+    return [f"{number} {name}" for number, name in enumerate(short, 1)]
+
+
+def _of_each(batch: Batch, runs: int) -> list[float | None]:
+    """Expand a batch to one value per run; raises UsageError for a wrong count or a value <= 0."""
+    if batch is None:
+        return [None] * runs
+    given = [batch] * runs if isinstance(batch, (int, float)) else list(batch)
+    given = given * runs if len(given) == 1 else given
+    if len(given) != runs or min(given) <= 0:
+        raise UsageError(f"give one batch for all {runs} traces, or one for each, above 0")
+    return list(given)

@@ -309,6 +309,9 @@ def lightning_callback(*trackers: Any) -> Any:
     base = _base("Callback", "lightning.pytorch", "pytorch_lightning")
 
     class GputraceCallback(base):  # type: ignore[misc, valid-type]
+        def __reduce__(self) -> Any:  # A trainer that spawns its ranks pickles it.
+            return lightning_callback, trackers
+
         def on_fit_end(self, trainer: Any, _module: Any) -> None:
             if trainer.is_global_zero:
                 log_recording(*(trackers or trainer.loggers))

@@ -28,7 +28,7 @@ from typing import Any, Final
 from gputrace.api import open as open_trace
 from gputrace.collectors.in_process import ProcessRecorder
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
-from gputrace.report.output_file import check_target
+from gputrace.report import check_target
 from gputrace.sanitize import message
 
 _HOST_ONLY: Final = "only steps and waits for data are recorded, nothing of the GPUs"

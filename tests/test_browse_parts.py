@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from rich.style import Style
 
 from gputrace.analyzers.timeline_model import SORTS, GapFilter, GapTable, join, order
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
-from gputrace.report.palette import LOOKS
+from gputrace.report.palette import LOOKS, SEVERITIES
 from gputrace.report.tables import label, moment
 from gputrace.report.tui.screen import KEYS, parse_filter, parse_ranks
 from gputrace.report.tui.state import Viewport
@@ -29,6 +30,14 @@ MOVES: Final = st.lists(
     ),
     max_size=20,
 )
+
+
+@pytest.mark.parametrize("style", SEVERITIES.values())
+def test_a_verdict_can_be_read_where_colours_are_greys(style: str) -> None:
+    color = Style.parse(style).color
+    if color is not None:
+        red, green, blue = color.get_truecolor()
+        assert 0.2126 * red + 0.7152 * green + 0.0722 * blue > 150
 
 
 @given(MOVES)

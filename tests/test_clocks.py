@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from gputrace.model.trace import Process
 from gputrace.readers.in_memory import MemoryTrace
 from tests.gpus import handmade
 from tests.parts import Node, write_parts, write_whole
-from tests.synthetic import Plan, Recording, simulate
+from tests.synthetic import Plan, Recording, simulate, write_nvprof
 
 MS = 1_000_000
 ALIGNED = "the clocks of hosts are aligned by "
@@ -123,3 +125,31 @@ def test_ranks_with_unequal_numbers_of_collectives_are_not_compared() -> None:
     ends = list(range(10**9, 2 * 10**9, 10**8))
     operations = [of_host(0, ends), of_host(1, ends[:-1])]
     assert fit(*operations) is None
+
+
+@pytest.mark.parametrize("collective", ["AllReduce", "SendRecv"])
+def test_files_of_one_host_whose_clocks_differ_are_aligned(tmp_path: Path, collective: str) -> None:
+    """As nvprof's: each process converts the times of its GPU by itself, and clocks drift."""
+    plan = Plan(
+        steps=12, ranks=2, kernels_per_step=30, allreduces=2, slow_rank=1, slow_factor=1.4,
+        h2d_ns=50_000, collective=collective,
+    )  # fmt: skip
+    first, second = write_nvprof(simulate(plan), tmp_path / "files")
+    _move_clock(second, 3 * MS, 5e-5)
+    report = analyze(first, second)
+    assert report.findings[0].id == "straggler"
+    assert report.findings[0].ranks == (1,)
+    assert any(note.startswith("the clocks of files are aligned by") for note in report.warnings)
+    assert all(total.wait_ns is not None for total in report.collectives)
+
+
+def _move_clock(path: Path, ahead: int, drift: float) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        (begin,) = database.execute("SELECT min(start) FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()
+        for (table,) in database.execute("SELECT name FROM sqlite_master").fetchall():
+            names = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+            for name in names & {"start", "end", "completed", "timestamp"}:
+                database.execute(
+                    f"UPDATE {table} SET {name} = {name} + {ahead} + "
+                    f"CAST(({name} - {begin}) * {drift} AS INTEGER)"
+                )

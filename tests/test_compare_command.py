@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import gputrace
-from gputrace.analyzers.compare import results
-from gputrace.comparison import ComparisonReport
+from gputrace.api import ComparisonReport
+from gputrace.model.comparison import Comparison
 from gputrace.model.trace import Trace
 from tests import command
 from tests.command import assert_refused
@@ -60,7 +60,7 @@ def test_the_text_fits_in_80_columns(report: ComparisonReport) -> None:
 
 def test_the_json_has_the_fields_of_the_results(report: ComparisonReport) -> None:
     found: dict[str, Any] = json.loads(report.render("json"))
-    assert list(found) == [field.name for field in fields(results.Comparison)]
+    assert list(found) == [field.name for field in fields(Comparison)]
     assert (found["schema_version"], found["scaling"]) == (1, None)
     assert found["pair"]["step"]["difference_ns"] == 950_000
     assert [run["label"] for run in found["runs"]] == ["A", "B"]

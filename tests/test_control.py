@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.analyzers.idle_causes import charge_of_each
-from gputrace.analyzers.steps.control import estimate_cost
-from gputrace.analyzers.steps.windows import MarkedSteps
+from gputrace.analyzers.steps.windows import MarkedSteps, estimate_cost
 from gputrace.api import Report
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.session import HOOKS

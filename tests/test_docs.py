@@ -16,8 +16,8 @@ import gputrace
 from docs.site import findings as made_findings
 from docs.site import names
 from gputrace import errors
-from gputrace.api import OpenTrace, Report
-from gputrace.comparison import ComparisonReport
+from gputrace.analyzers.whatif import calibration
+from gputrace.api import ComparisonReport, OpenTrace, Report
 from gputrace.studies.framework_environments import read_frameworks, read_needs
 from tests.drawings import DRAWINGS, draw
 
@@ -41,13 +41,35 @@ def test_every_time_of_the_documentation_is_one_of_the_json() -> None:
     assert written <= known
 
 
-def test_the_table_of_findings_is_what_the_rules_say(request: pytest.FixtureRequest) -> None:
-    page = DOCS / "findings.md"
+def pairs_table() -> str:
+    """Every pair of a prediction and what came, with how far it was off."""
+    lines = ["| cure | training | recorded | predicted | range | measured | off by |"]
+    lines.append("| :-- | :-- | --: | --: | --: | --: | --: |")
+    for pair in calibration.pairs():
+        now = "" if pair.now_ms is None else f"{pair.now_ms:g}"
+        known = "" if pair.within is None else f"{pair.low_ms:g} to {pair.high_ms:g}"
+        cells = [
+            f"`{pair.cure}`" if pair.cure else "not known",
+            f"{pair.program}{'' if pair.counts else ' (earlier rules)'}",
+            *(now, f"{pair.predicted_ms:g}", known, f"{pair.measured_ms:g}"),
+            f"{100 * (1 / pair.ratio - 1):+.0f} %",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), [("findings", made_findings.markdown), ("pairs", pairs_table)]
+)
+def test_a_table_that_is_made_from_the_code_is_what_the_code_says(
+    name: str, make: Callable[[], str], request: pytest.FixtureRequest
+) -> None:
+    page = DOCS / {"findings": "findings.md", "pairs": "benchmarks.md"}[name]
     text = page.read_text(encoding="utf-8")
-    before, begin, rest = re.split(r"(<!-- findings: .*? -->\n\n)", text)
+    before, begin, rest = re.split(rf"(<!-- {name}: .*? -->\n\n)", text)
     table, end, after = rest.partition("\n\n<!-- end -->")
     assert end
-    made = made_findings.markdown()
+    made = make()
     if request.config.getoption("--update-golden"):
         page.write_text(f"{before}{begin}{made}{end}{after}", encoding="utf-8")
         table = made

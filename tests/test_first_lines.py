@@ -119,7 +119,7 @@ def test_a_run_that_has_settled_is_healthy(tmp_path: Path) -> None:
     assert "100% of its later half" in message
 
 
-@pytest.mark.parametrize(("to_host", "said"), [(True, "to the host"), (False, "within the GPUs'")])
+@pytest.mark.parametrize(("to_host", "said"), [(True, "to the host"), (False, "within the GPU's")])
 def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, to_host: bool, said: str) -> None:
     run = Run()
     for _ in range(20):
@@ -206,3 +206,122 @@ def test_mixed_precision_is_no_advice_to_who_has_it(
     (finding,) = analyze(run, tmp_path).findings
     assert ("mixed precision" in finding.advice) == advised
     assert "channels_last" not in finding.advice
+
+
+def stencil(folder: Path, factors: tuple[float, ...], *, extra: int = 0, steps: int = 30) -> Path:
+    """Ranks that exchange halos through MPI on their hosts: no collective tells who waits.
+
+    Rank 1 runs ``extra`` kernels more.
+    """
+    runs = [Run()]
+    runs += [Run(runs[0].export, pid=101 + n, device=n + 1) for n in range(len(factors) - 1)]
+    for _ in range(steps):
+        for rank, (run, factor) in enumerate(zip(runs, factors, strict=True)):
+            for number in range(4):
+                run.kernel(round(factor * (200 + 50 * number) * US), f"stencil_{number}")
+            for _ in range(extra if rank == 1 else 0):
+                run.kernel(300 * US, "boundary")
+            run.copy(20 * US, to_host=True)
+            run.synchronize()
+        meet = max(run.now for run in runs) + 30 * US
+        for run in runs:
+            run.now = meet
+            run.input_copy(4096, 20 * US)
+    return runs[0].export.write(folder / "run.sqlite")
+
+
+def told(path: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """The id and the ranks of the findings but compute-bound, in order."""
+    with gputrace.open(path) as trace:
+        return [(f.id, f.ranks) for f in trace.analyze().findings if f.id != "compute-bound"]
+
+
+def test_ranks_that_meet_on_their_hosts_wait_for_the_slow_one(tmp_path: Path) -> None:
+    assert told(stencil(tmp_path, (1, 1.9, 1)))[0] == ("straggler", (1,))
+
+
+def test_ranks_that_meet_on_their_hosts_wait_for_the_one_with_more_work(tmp_path: Path) -> None:
+    assert told(stencil(tmp_path, (1, 1, 1), extra=3))[0] == ("gpu0-skew", (1,))
+
+
+def test_ranks_that_meet_on_their_hosts_with_equal_work_are_not_accused(tmp_path: Path) -> None:
+    assert told(stencil(tmp_path, (1, 1, 1))) == []
+
+
+def test_a_gpu_that_is_slow_in_bursts_is_a_finding_without_steps(tmp_path: Path) -> None:
+    runs = [Run()]
+    runs += [Run(runs[0].export, pid=101, device=1)]
+    for run in runs:
+        for turn in range(30):
+            slow = run.device == 1 and turn % 10 >= 6
+            for number in range(5):
+                run.kernel((190 if slow else 100 + turn % 3) * US, f"dslash_{number}")
+    path = runs[0].export.write(tmp_path / "run.sqlite")
+    with gputrace.open(path) as trace:
+        finding = trace.analyze().findings[0]
+    assert (finding.id, finding.ranks) == ("straggler", (1,))
+    assert finding.evidence["pattern"] == "burst"
+    assert "1.31 times as long as the same kernels on the others, in bursts" in finding.message
+
+
+def test_of_one_gpu_is_not_spoken_as_of_several(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.wait(5 * MS)
+        run.model()
+        run.optimizer()
+    assert first(run, tmp_path)[1].startswith("the GPU waits ")
+
+
+def test_computation_comes_before_little_idle_time(tmp_path: Path) -> None:
+    """The host waits for each kernel: 9 % of the time."""
+    run = Run()
+    for _ in range(200):
+        run.kernel(100 * US, "Fan2")
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert ids(report)[:2] == ["compute-bound", "sync-bound"]
+    assert [finding.severity for finding in report.findings[:2]] == ["info", "low"]
+
+
+@pytest.mark.parametrize(
+    ("call", "advised"),
+    [("cuMemHostRegister_v2", "pin the host's memory once"), ("cudaMalloc_v3020", "a pool")],
+)
+def test_the_calls_that_allocate_are_named(tmp_path: Path, call: str, advised: str) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+        run.allocate(5 * MS, call)
+    finding = analyze(run, tmp_path).findings[0]
+    assert finding.id == "alloc-stall"
+    assert finding.message.endswith(f"in {call.partition('_')[0]}")
+    assert advised in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("mark", "reason"),
+    [(True, "1 range named as a step is too few, or holds"), (False, "no marker names steps")],
+)
+def test_why_there_are_no_steps(tmp_path: Path, mark: bool, reason: str) -> None:
+    events = [kineto.event("user_annotation", "ProfilerStep#3", 0, 50_000)] if mark else []
+    for id in range(1, 201):
+        call = kineto.event(
+            "cuda_runtime", "cudaLaunchKernel", 200 * id, 5, args={"correlation": id}
+        )
+        events += [call, kineto.kernel(200 * id + 10, 60, f"k{id}", correlation=id)]
+    with gputrace.open(kineto.write(tmp_path / "t.pt.trace.json", *events)) as trace:
+        assert trace.analyze().steps.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(("name", "advised"), [("triton_poi_fused_add", False), ("gemm", True)])
+def test_compilation_is_no_advice_to_who_compiles(tmp_path: Path, name: str, advised: bool) -> None:
+    run = Run()
+    for _ in range(20):
+        run.kernel(500 * US, name)
+    (finding,) = analyze(run, tmp_path).findings
+    assert ("compiled or fused operations" in finding.advice) == advised

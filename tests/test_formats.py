@@ -27,11 +27,9 @@ MANY_GAPS: Final = 200
 RANGES: Final = ("step", "data")
 
 TOLD_BY_SOME: Final = {
-    "source", "path", "paths", "origin_ns", "host", "hosts", "name", "rank_known", "gpu_known",
-    "warnings",
+    "source", "path", "paths", "origin_ns", "host", "name", "rank_known", "gpu_known", "warnings",
 }  # fmt: skip
-"""Who recorded it, and names of machines and cards, which some formats have; without names,
-processes that share no card may pass for hosts."""
+"""Who recorded it, and names of machines and cards, which some formats have."""
 MOMENTS: Final = {"start_ns", "end_ns", "time_ns"}
 THREAD: Final = re.compile(r"\(thread -?\d+\)")
 """nvprof's are addresses, cut to 32 bits."""

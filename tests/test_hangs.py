@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from contextlib import chdir, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputrace.analyzers.hangs import Hang, find_cause
+from gputrace.collectors.hangs import Hangs, read_ring
 from gputrace.errors import InputError
 from gputrace.readers.flight_recorder import (
     Collective,
@@ -167,6 +169,17 @@ class Harmful:
         return os.system, ("echo never",)
 
 
+@pytest.mark.parametrize("members", ["0-" + "9" * 30, "0-1000000," * 9, "0-5/0", "x"])
+def test_a_report_of_no_possible_group_is_an_error_of_input(tmp_path: Path, members: str) -> None:
+    entry = {"group": "g", "members": members, "operation": "x", "number": 1, "step": 0}
+    entry |= {"line": "", "start_ns": 1, "end_ns": None}
+    row = {"rank": 0, "pid": 1, "steps": 1, "alive": True, "threads": [], "collectives": [entry]}
+    path = tmp_path / "t.hang1.json"
+    path.write_text(json.dumps({"gputrace_hang": 1, "ranks": [row]}))
+    with pytest.raises(InputError, match="no dump"):
+        read_ranks([path])
+
+
 def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(pickle.dumps(dump(1) | {"x": Harmful()}))
@@ -257,6 +270,73 @@ def test_a_hang_under_record_is_reported_while_the_program_is_left_alone(tmp_pat
     assert f"gputrace: {hang.message}" in ran.err
     assert "gputrace: it goes on, after" in ran.err
     assert not (tmp_path / "t.hang2.json").exists()
+
+
+KEPT: Final = """
+import os, shutil, sys
+sys.path.insert(0, "modules")
+import torch.distributed.distributed_c10d as dist
+import gputrace
+class Group:
+    group_name = "data parallel"
+dist.all_reduce(0, group=Group())
+gputrace.step()
+ring = f"{os.environ['GPUTRACE_DIR']}/{os.getpid()}.hang"
+print(os.stat(ring).st_blocks * 512 >= os.stat(ring).st_size)
+shutil.copy(ring, "ring")
+"""
+
+
+def test_a_ring_holds_large_groups_and_has_its_space_on_disk(tmp_path: Path) -> None:
+    modules = tmp_path / "modules" / "torch" / "distributed"
+    modules.mkdir(parents=True)
+    for package in (modules, modules.parent):
+        (package / "__init__.py").touch()
+    groups = "def get_process_group_ranks(group): return list(range(3, 4096, 8))\n"
+    (modules / "distributed_c10d.py").write_text(
+        "def all_reduce(tensor, group): pass\n"
+        "def is_initialized(): return True\n"
+        "def get_rank(): return 3\n"
+        "def get_world_size(): return 4096\n" + groups
+    )
+    (tmp_path / "train.py").write_text(KEPT)
+    options = "--backend", "host", "--no-nvml", "--hang", "60s", "-o", "t.sqlite"
+    with chdir(tmp_path):
+        ran = command.gputrace("record", *options, "--", sys.executable, "train.py")
+    assert ran.out == "True\n", ran.err
+    ring = read_ring(tmp_path / "ring", whole=True)
+    assert ring is not None
+    (entry,) = ring.collectives
+    assert (entry["operation"], entry["members"]) == ("all_reduce", "3-4091/8")
+    rank = asdict(ring) | {"alive": True, "threads": []}
+    report = {"gputrace_hang": 1, "ranks": [rank]}
+    (tmp_path / "hang.json").write_text(json.dumps(report, default=str))
+    (state,) = read_ranks([tmp_path / "hang.json"])
+    assert state.collectives[0].members == tuple(range(3, 4096, 8))
+    assert state.collectives[0].line.endswith("train.py:8 <module>")
+
+
+def test_descriptors_of_the_program_stay_its(tmp_path: Path) -> None:
+    """It closes all that it has not opened itself, opens others, and forks."""
+    (tmp_path / "train.py").write_text(
+        "import os, gputrace\n"
+        "gputrace.step()\n"
+        "os.closerange(3, 1000)\n"
+        "opened = [os.open('/dev/null', os.O_RDONLY) for _ in range(300)]\n"
+        "child = os.fork()\n"
+        "if child: os.wait()\n"
+        "print(len([os.fstat(number) for number in opened]), flush=True)\n"
+    )
+    options = "--backend", "host", "--no-nvml", "--hang", "60s", "-o", "t.sqlite"
+    with chdir(tmp_path):
+        ran = command.gputrace("record", *options, "--", sys.executable, "train.py")
+    assert (ran.code, ran.out) == (0, "300\n300\n"), ran.err
+    assert "Error" not in ran.err
+
+
+def test_a_file_that_a_ring_has_removed_does_not_end_the_watch(tmp_path: Path) -> None:
+    (tmp_path / "gone.host").symlink_to(tmp_path / "nowhere")
+    Hangs(tmp_path, tmp_path / "t.sqlite", 10**9, print, lambda _: []).look()
 
 
 GLOO: Final = """

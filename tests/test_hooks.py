@@ -1663,9 +1663,11 @@ def test_samples_and_tokens_of_a_step_make_rates(tmp_path: Path) -> None:
     script, trace = tmp_path / "train.py", tmp_path / "trace.sqlite"
     script.write_text(
         "import gputrace, time\n"
-        "for _ in range(30):\n"
+        "for _ in range(15):\n"
         "    time.sleep(0.01)\n"
-        "    gputrace.step(samples=8, tokens=4096, flop=3e15)\n"
+        "    gputrace.step(samples=16, tokens=8192, flop=6e15)\n"
+        "    time.sleep(0.01)\n"
+        "    gputrace.step()\n"
     )
     ran = command.gputrace(
         "record", "--backend", "host", "--no-nvml", "-o", trace, "--", sys.executable, script

@@ -23,7 +23,6 @@ HEAVY: Final = (
 )
 NOT_FOR_A_REPORT: Final = (
     "pandas",
-    "msgspec",
     "textual",
     "bokeh",
     "dask",

@@ -13,7 +13,7 @@ import pytest
 from gputrace.analyzers.loader import Feed, batch_ns
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
-from gputrace.model.loader import Loader
+from gputrace.model.host import Loader
 from gputrace.model.results import Finding
 from tests.exports import STEP, Export, global_id
 from tests.handmade import MS, US, Run, analyze

@@ -3,6 +3,7 @@ installed."""
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -178,6 +179,21 @@ trainer = types.SimpleNamespace(is_global_zero=True, loggers=[Logger()])
 callback.on_fit_end(trainer, None)
 print("trained on")
 """
+
+
+def test_a_callback_reaches_the_ranks_that_a_trainer_spawns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lightning = ModuleType("lightning.pytorch")
+    lightning.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", lightning)
+    monkeypatch.setitem(sys.modules, "lightning", ModuleType("lightning"))
+    trainer = SimpleNamespace(is_global_zero=True, loggers=["of the trainer"])
+    logged: list[object] = []
+    monkeypatch.setattr(loggers, "log_recording", lambda *trackers: logged.extend(trackers))
+    for callback in (loggers.lightning_callback(), loggers.lightning_callback("tensorboard:x")):
+        pickle.loads(pickle.dumps(callback)).on_fit_end(trainer, None)
+    assert logged == ["of the trainer", "tensorboard:x"]
 
 
 def test_a_callback_logs_what_is_recorded_so_far_and_never_fails(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from gputrace.cli import COMMANDS, cli
-from gputrace.cli.completion import pages
+from gputrace.cli.installation import pages
 from gputrace.errors import ExitCode
 
 DAY: Final = "2024-02-29"
@@ -80,7 +80,7 @@ def test_man_shows_a_page_with_its_name_and_without_warnings(folder: Path) -> No
 
 
 def test_what_troff_would_take_for_its_own_is_escaped() -> None:
-    from gputrace.cli.completion import _text
+    from gputrace.cli.installation import _text
 
     assert _text(".TH is no macro here") == "\\&.TH is no macro here"
     assert _text("'tis") == "\\&'tis"

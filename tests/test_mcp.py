@@ -126,8 +126,11 @@ def test_a_comparison_says_what_changed(ask: Ask) -> None:
 
 
 def test_only_traces_of_the_folder_are_read(ask: Ask, folder: Path) -> None:
-    for path in ("../outside.sqlite", str(folder.parent / "outside.sqlite"), "link.sqlite"):
+    outside = str(folder.parent / "outside.sqlite")
+    for path in ("../outside.sqlite", outside, "link.sqlite"):
         assert "only what is in it can be read" in refused(ask, "verdict", trace=path)
+    said = refused(ask, "verdict", trace=".")
+    assert said.startswith(f"{folder}/link.sqlite: lies outside"), "a link in a folder"
     assert "can be read" in refused(ask, "verdict", trace="s3://bucket/a.sqlite")
     assert called(ask, "breakdown", trace=str(folder / "quick.sqlite"))
 

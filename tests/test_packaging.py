@@ -174,7 +174,11 @@ def test_the_installed_demo_works(installed: Installed) -> None:
     ran = installed.gputrace("demo")
     assert ran.code == 0, ran.err
     assert ran.out.startswith("The GPUs wait 25.1 ms of a step")
-    assert "note: Steps are from mark to mark of 'gputrace.step'" in ran.out
+    recorded = " ".join(ran.out.split())
+    # Not first on a machine whose cores others want.
+    waits = r"[Tt]he program waits [\d.]+ m?s of a step of [\d.]+ m?s \(\d+%\) for the next batch"
+    assert re.search(waits, recorded)
+    assert "note: Steps are from mark to mark of 'gputrace.step'" in recorded
 
 
 @needs_compiler

@@ -30,7 +30,7 @@ from gputrace.report.html import timeline
 from gputrace.report.html.page import hashes
 from tests import command
 from tests.command import assert_refused
-from tests.exports import H2D, Export
+from tests.exports import H2D, NVTX, PUSH_POP_RANGE, Export, global_id
 from tests.synthetic import Plan, simulate, write_nsys
 from tests.synthetic.link_plants import write_switches
 from tests.waiting import wait_until_kept
@@ -148,16 +148,23 @@ def test_streams_and_threads_are_below_their_lanes(tmp_path: Path) -> None:
             correlationId=step + 1,
         )
         export.copy(start + 1_000_000, start + 1_200_000, H2D)
+        values = {"eventType": PUSH_POP_RANGE, "globalTid": global_id(100, thread=100)}
+        export.add(NVTX, start=start, end=start + 9_000, text="forward", domainId=0, **values)
     with gputrace.open(export.write(tmp_path / "trace.sqlite")) as trace:
         trace.report(tmp_path / "page.html")
-    rows = unpack(Page((tmp_path / "page.html").read_text(encoding="utf-8")))
-    streams, calls = rows["rows"]
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    rows = unpack(page)
+    streams, ranges, calls = rows["rows"]
+    assert {rows["names"][name] for name in ranges["name"]} == {"forward"}
     assert (streams["lane"], streams["group"], streams["track"]) == (0, "streams", -1)
     assert rows["within"] is None
     assert {rows["names"][name] for name in streams["name"]} >= {"void ns::gemm<float>(int)"}
     assert "gemm" in {rows["short"][name] for name in streams["name"]}
     launched = [link for link in streams["link"] if link in calls["link"]]
     assert len(launched) == 8
+    # With one GPU, a column for the others would be empty.
+    assert "evidence" in page.text
+    assert "the other GPUs meanwhile" not in page.text
 
 
 def test_of_a_large_trace_names_are_kept_around_the_listed_gaps(

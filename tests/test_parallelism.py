@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 import gputrace
+from gputrace.analyzers import parallelism
 from gputrace.analyzers.collectives import match_collectives
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.findings.stragglers import _where
@@ -360,6 +361,25 @@ def test_a_balanced_pipeline_accuses_nobody(tmp_path: Path) -> None:
     assert not {"straggler", "late-host", "communication-exposed"} & set(ids(report))
 
 
+def test_a_step_whose_messages_wait_in_a_circle_counts_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth step takes half as long, and cannot be replayed."""
+    long, short = (Stages(one_f_one_b(2, 4), [ns, ns], 5_000) for ns in (400_000, 200_000))
+    world = World(2)
+    group = world.group(range(2))
+    trained(world, lambda number: (short if number == 3 else long).run(world, group))
+    split = parallelism._split
+    monkeypatch.setattr(
+        parallelism, "_split", lambda turn: split(turn) if turn.work[0] > 4 * 800_000 else None
+    )
+    (pipeline,) = analyzed(world, tmp_path).pipelines
+    assert pipeline.work_ns == 4 * 3 * 400_000
+    assert (pipeline.imbalance_ns, pipeline.host_ns) == (0, 0)
+    parts = pipeline.schedule_ns + pipeline.transfer_ns
+    assert pipeline.bubble_ns == parts == pipeline.step_ns - pipeline.work_ns
+
+
 def test_replicas_of_a_pipeline_are_pipelines_of_their_own(tmp_path: Path) -> None:
     """Two pipelines of two stages, whose stages reduce their gradients together at the end."""
     worlds = World(4)
@@ -508,6 +528,26 @@ def test_payloads_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     report = analyzed(world, tmp_path)
     assert {total.operation for total in report.collectives} == {"AllReduce"}
     assert (25 << 20) in {total.bytes for total in report.collectives}
+
+
+@pytest.mark.parametrize("peers", [True, False])
+def test_messages_count_whether_or_not_the_profiler_names_their_peers(
+    tmp_path: Path, peers: bool
+) -> None:
+    """PyTorch before 2.3 says neither who sends nor who receives."""
+    paths = []
+    for rank, (name, peer) in enumerate((("send", "Dst Rank"), ("recv", "Src Rank"))):
+        message = grouped(rank, "[0, 1]")
+        message["args"] |= {"Collective name": name} | ({peer: 1 - rank} if peers else {})
+        message["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"
+        around = {"rank": rank, "world_size": 2, "backend": "nccl"}
+        path = tmp_path / f"rank{rank}.pt.trace.json"
+        epoch = {"baseTimeNanoseconds": 10**18, "host_name": "n0"}
+        paths.append(write(path, message, distributedInfo=around, **epoch))
+    with gputrace.open(*paths) as trace:
+        (total,) = trace.analyze().collectives
+    assert (total.operation, total.ranks, total.count) == ("SendRecv", (0, 1), 1)
+    assert total.total_ns == 50 * US
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,16 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.limits import GrowthWatch, Size
+from gputrace.collectors.session import GrowthWatch, Size
 from tests import command
 
 SMALL: Final = """
 import sys
 from gputrace import cli
 from gputrace.cli import record
-from gputrace.collectors import limits as growth
-from gputrace.collectors import launch as child
+from gputrace.collectors import launch as child, session
 record.LARGE, record.LARGE_AT_A_TERMINAL = {large}, 1000
-growth._BETWEEN_LOOKS_NS = 0
+session._BETWEEN_LOOKS_NS = 0
 child.run.__defaults__ = (*child.run.__defaults__[:-1], 0.05)
 sys.exit(cli.run(sys.argv[1:]))
 """

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 import pytest
 
+from gputrace.collectors.backend import Limits, ring
 from gputrace.collectors.finalize import merge
-from gputrace.collectors.limits import Limits, ring
 from gputrace.collectors.session import LimitWatch, prune
 from gputrace.collectors.slow_steps import MOST, SlowSteps, StepLengths
 from gputrace.collectors.spool.activity import Spool, join_spools, read_spool, windows_of

@@ -9,9 +9,9 @@ from typing import Any, Final
 import pytest
 
 import gputrace
-from gputrace.analyzers.compare.results import Scaling
-from gputrace.comparison import ComparisonReport
+from gputrace.api import ComparisonReport
 from gputrace.errors import UsageError
+from gputrace.model.comparison import Scaling
 from gputrace.model.time_class import CLASSES
 from tests.handmade import Run, train
 from tests.synthetic import Plan, simulate, write_nsys

@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 import gputrace
 from gputrace.errors import MissingError
 from gputrace.model.events import Events, Kind
+from gputrace.model.struct import Struct
 from gputrace.readers.registry import open_trace
 from gputrace.store import spill_file, sqlite_reader
 from gputrace.store.spill_file import LazySequence, SpillFile
@@ -71,8 +71,7 @@ def test_a_column_may_come_in_parts(lengths: list[int]) -> None:
     assert room.column.tolist() == [value for part in parts for value in part.tolist()]
 
 
-@dataclass(frozen=True)
-class Doubled:
+class Doubled(Struct, frozen=True, dict=True):
     """Something with a column, and one that is worked out once."""
 
     column: NDArray[np.int64]

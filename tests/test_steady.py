@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gputrace.collectors.finalize import correct_clocks
 from gputrace.collectors.nvml.log import make_steady as make_log_steady
 from gputrace.collectors.nvml.log import read_nvml
 from gputrace.collectors.spool.activity import RECORDS, Spool
 from gputrace.collectors.spool.host_events import CLOCKS, EVENT, HostEvents
-from gputrace.collectors.spool.wall_clock import correct_clocks
 
 SECOND = 1_000_000_000
 AXIS = 1_700_000_000 * SECOND

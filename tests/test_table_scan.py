@@ -107,6 +107,12 @@ def test_rowids_far_apart_are_left_to_sqlite(tmp_path: Path) -> None:
     assert read(database, "a") == ([[1, 2**62]], False)
 
 
+def test_the_largest_rowids_are_left_to_sqlite(tmp_path: Path) -> None:
+    ids = range(2**63 - 600, 2**63)
+    database = write(tmp_path / "t.sqlite", "(a INTEGER PRIMARY KEY)", *((a,) for a in ids))
+    assert read(database, "a") == ([list(ids)], False)
+
+
 def test_a_range_of_rows_is_read_alone(tmp_path: Path) -> None:
     rows = [(i, i * i) for i in range(1, 2001)]
     database = write(tmp_path / "t.sqlite", "(a INTEGER PRIMARY KEY, b INTEGER)", *rows)

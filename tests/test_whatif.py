@@ -20,6 +20,7 @@ from gputrace.analyzers.host_calls import read_calls
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph
+from gputrace.analyzers.whatif.calibration import Calibration, Pair, calibrate, pairs
 from gputrace.analyzers.whatif.graph import Graph, Recorded, replay
 from gputrace.analyzers.whatif.step_rows import MOST_ITEMS, choose_steps, read_rows, when_issued
 from gputrace.model.results import Analysis, WhatIf
@@ -250,3 +251,35 @@ def test_the_sleep_of_a_real_starved_run_is_what_a_loader_that_keeps_up_saves(
     found = cures(recordings.unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path))
     assert found["prefetch"].gain_ns == pytest.approx(25.15 * MS, rel=0.03)
     assert "overlap" not in found  # though 8 ms of communication are exposed: the hosts come late
+
+
+def test_a_range_allows_for_what_measured_pairs_were_off_by() -> None:
+    def pair(cure: str, predicted: float, measured: float, counts: bool = True) -> Pair:
+        return Pair(cure, "", None, predicted, None, None, measured, counts, "")
+
+    few = [pair("pinned", 10, 8), pair("graphs", 10, 12), pair("graphs", 10, 40, counts=False)]
+    assert calibrate("pinned", few) == Calibration(0.8, 1.2, 2)
+    enough = [pair("pinned", 10, 11), *[pair("graphs", 10, off) for off in (9, 12, 13)]]
+    assert calibrate("graphs", enough) == Calibration(0.9, 1.3, 3)
+    assert calibrate("pinned", [pair("pinned", 10, 12)]) == Calibration(1.0, 1.2, 1)
+    assert calibrate("pinned", []) == Calibration(1.0, 1.0, 0)
+
+
+def test_calibrated_ranges_hold_pairs_that_they_do_not_know() -> None:
+    """Each counted pair is held against the range that all other pairs give it."""
+    held = dict.fromkeys(("as given", "calibrated"), 0)
+    given = [pair for pair in pairs() if pair.counts and pair.low_ms and pair.high_ms]
+    for pair in given:
+        known = calibrate(pair.cure, [other for other in pairs() if other is not pair])
+        low = min(pair.low_ms or 0, pair.predicted_ms * known.below)
+        high = max(pair.high_ms or 0, pair.predicted_ms * known.above)
+        held["as given"] += bool(pair.within)
+        held["calibrated"] += low <= pair.measured_ms <= high
+    # The figures of docs/benchmarks.md.
+    assert (held, len(given)) == ({"as given": 12, "calibrated": 14}, 16)
+
+
+def test_a_prediction_says_how_many_pairs_its_range_allows_for(tmp_path: Path) -> None:
+    predicted = cures(written(PLANTED["prefetch"], tmp_path))["prefetch"]
+    assert predicted.pairs == calibrate("prefetch").pairs >= 4
+    assert predicted.high_ns >= min(1.2 * predicted.step_ns, predicted.now_ns)

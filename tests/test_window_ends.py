@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from gputrace.collectors.finalize import merge, session_time, write_all
-from gputrace.collectors.spool.activity import Spool, read_spool
+from gputrace.collectors.spool.activity import Spool, read_spool, windows_of
 from gputrace.store.writer import TraceWriter
 from tests.native.build import Machine
 
@@ -49,6 +49,19 @@ def test_calls_after_the_window_are_left_out_though_they_are_watched_until_the_g
 ) -> None:
     script = f"inject {WINDOW}sleep 20 sample sleep 2500 sample exit 0"
     assert len(left_by(machine, tmp_path, script).records[b"API "]) == 2
+
+
+def test_calls_made_while_a_window_is_closed_are_left_out_and_none_lacks_its_kernel(
+    machine: Machine, tmp_path: Path
+) -> None:
+    script = f"inject meanwhile 100000000 {'capture 1 sleep 5 capture 0 sleep 5 ' * 3}exit 0"
+    done = machine.run(tmp_path, script, MANUAL | {"FAKE_CUPTI_FLUSH_MS": "20"})
+    assert (done.returncode, done.stderr) == (0, "")
+    (spool,) = (read_spool(path) for path in tmp_path.glob("*.spool"))
+    calls = spool.records[b"API "]
+    assert len(windows_of(spool)) == 3
+    assert len(calls) > 100
+    assert set(calls["correlation"]) <= set(spool.records[b"KERN"]["correlation"])
 
 
 @pytest.mark.parametrize("window", [ENDLESS, ENDLESS.replace("capture 0 ", "")])

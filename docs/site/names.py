@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final, get_args, get_type_hints
 
 from gputrace.analyzers.ci_gates import Check
-from gputrace.analyzers.compare.results import Comparison
+from gputrace.model.comparison import Comparison
 from gputrace.model.results import Analysis, GpuTotals
 from gputrace.studies.results import Summary
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -23,6 +22,7 @@ from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, Gap, Gaps, Step, Steps
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Trace
 from gputrace.sanitize import clean
@@ -45,8 +45,7 @@ def list_steps(
     )
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(Struct, frozen=True, dict=True):
     """Shares, causes and waits of the windows of one lane."""
 
     classes: NDArray[np.int64]
@@ -242,8 +241,7 @@ def find_gaps(
 _Edges = tuple[Times, Times]
 
 
-@dataclass(frozen=True)
-class _GpuGaps:
+class _GpuGaps(Struct, frozen=True, dict=True):
     """Gaps of one GPU."""
 
     count: int
@@ -311,8 +309,7 @@ def _rows(
         yield Gap(gpu.gpu, gpu.rank, step, start, end, known.cause, evidence)
 
 
-@dataclass(frozen=True)
-class _Explained:
+class _Explained(Struct, frozen=True, dict=True):
     """Gap as the rows of its host explain it."""
 
     cause: str
@@ -326,19 +323,24 @@ def _explain_all(
 ) -> list[_Explained]:
     edges = [edge for gap in gaps for edge in gap]
     ranges = read_ranges(view.trace, Window(min(edges), max(edges))) if edges else None
-    return [_explain(view, start, end, has_calls, has_waits, ranges) for start, end in gaps]
+    causes = view.lane.causes.within(edges[::2], edges[1::2]).argmax(1).tolist()
+    return [
+        _explain(view, start, end, IDLE_CAUSES[cause], has_calls, has_waits, ranges)
+        for (start, end), cause in zip(gaps, causes, strict=True)
+    ]
 
 
 def _explain(
     view: GpuShardView,
     start: int,
     end: int,
+    cause: str,
     has_calls: bool,
     has_waits: bool,
     ranges: Events | None,
 ) -> _Explained:
     lane, calls = view.lane, view.calls
-    shares, feeder = lane.causes.within([start], [end])[0], lane.causes.feeder_of(end)
+    feeder = lane.causes.feeder_of(end)
     pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
     evidence = NO_ISSUER if has_calls else ""
     if calls is not None and pair is not None:
@@ -352,7 +354,7 @@ def _explain(
             evidence = f"in the data loader {format_ns(waited)}, {evidence}"
     if pair is not None:
         evidence = ", ".join([evidence, *view.once(read_host_state).during(pair, start, end)])
-    return _Explained(IDLE_CAUSES[int(np.argmax(shares))], evidence, pair)
+    return _Explained(cause, evidence, pair)
 
 
 def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:

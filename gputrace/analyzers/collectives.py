@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -28,6 +28,7 @@ from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, dis
 from gputrace.model.intervals import Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import CollectiveTotals, Step
+from gputrace.model.struct import Struct
 from gputrace.units import format_ns
 
 PEER_COPY: Final = "PeerCopy"
@@ -37,8 +38,7 @@ JOINT: Final = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
 _NEVER: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True)
-class RankGroup:
+class RankGroup(Struct, frozen=True, dict=True):
     """GPUs that communicate: those of a communicator, or any that were matched."""
 
     lanes: tuple[int, ...]
@@ -57,8 +57,7 @@ class RankGroup:
         return None if self.communicator == UNKNOWN else f"{self.communicator % (1 << 64):#x}"
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(Struct, frozen=True, dict=True):
     """Table of one row per collective and participating GPU, sorted by instance and lane.
 
     Attributes:
@@ -157,8 +156,6 @@ def steps_of(
     return numbers
 
 
-_SLACK_NS: Final = 20_000
-"""Maximum disagreement of the clocks of two GPUs on one machine."""
 _SCATTER: Final = 0.2
 """Maximum median difference of the ends of an all-reduce, as a fraction of its length."""
 _FIT: Final = 0.95
@@ -171,8 +168,7 @@ _SHARED: Final = 0.5
 """Minimum matched fraction of the shorter sequence where matching by order fails."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True, dict=True):
     """Kernels of one name on one GPU, in order of start."""
 
     lane: int
@@ -191,13 +187,14 @@ Group = list[tuple[Part, NDArray[np.int64]]]
 """Parts that share collectives, each with the number of the collective by row."""
 
 
-def group(parts: Sequence[Part], *, joint: bool, known: bool = False) -> list[Group]:
+def group(parts: Sequence[Part], apart_ns: int, *, joint: bool, known: bool = False) -> list[Group]:
     """Group parts that ran the same collectives.
 
     The longest part numbers them; rows of others without a partner in it are grouped again.
 
     Args:
         parts: parts that are not empty, at most one per GPU.
+        apart_ns: maximum disagreement of their clocks.
         joint: True if no rank leaves such a collective before all have arrived.
         known: True if they are known to be of one communicator.
     """
@@ -208,7 +205,7 @@ def group(parts: Sequence[Part], *, joint: bool, known: bool = False) -> list[Gr
         lonely = []
         for part in left:
             if part is not first:
-                partner = _pair(first, part, joint, known)
+                partner = _pair(first, part, apart_ns, joint, known)
                 matched = partner != UNKNOWN
                 members += [(part.select(matched), partner[matched])] if matched.any() else []
                 lonely += [part.select(~matched)] if not matched.all() else []
@@ -217,38 +214,38 @@ def group(parts: Sequence[Part], *, joint: bool, known: bool = False) -> list[Gr
     return groups
 
 
-def _pair(first: Part, other: Part, joint: bool, known: bool) -> NDArray[np.int64]:
+def _pair(first: Part, other: Part, apart_ns: int, joint: bool, known: bool) -> NDArray[np.int64]:
     """Return the row of ``first`` with the same collective, or `UNKNOWN`, for each of ``other``."""
     if len(first) == len(other):
         partner = np.arange(len(first))
         if not joint or (
-            _overlap(first, other, partner).mean() >= _FIT
-            and (known or len(first) < _FEWEST or _end_together(first, other))
+            _overlap(first, other, partner, apart_ns).mean() >= _FIT
+            and (known or len(first) < _FEWEST or _end_together(first, other, apart_ns))
         ):
             return partner
     there, back = _nearest(first.end, other.end), _nearest(other.end, first.end)
     mutual = back[there] == np.arange(len(other))
-    matched = mutual & _overlap(first, other, there)
+    matched = mutual & _overlap(first, other, there, apart_ns)
     few = np.count_nonzero(matched) < _SHARED * min(len(first), len(other))
     if few or (
         joint
         and not known
-        and not _end_together(first.select(there[matched]), other.select(matched))
+        and not _end_together(first.select(there[matched]), other.select(matched), apart_ns)
     ):
         matched[:] = False
     return np.where(matched, there, UNKNOWN)
 
 
-def _overlap(first: Part, other: Part, partner: NDArray[np.int64]) -> Mask:
+def _overlap(first: Part, other: Part, partner: NDArray[np.int64], apart_ns: int) -> Mask:
     latest = np.maximum(first.start[partner], other.start)
-    return latest <= np.minimum(first.end[partner], other.end) + _SLACK_NS
+    return latest <= np.minimum(first.end[partner], other.end) + apart_ns
 
 
-def _end_together(first: Part, other: Part) -> bool:
+def _end_together(first: Part, other: Part, apart_ns: int) -> bool:
     """Return True if pairs of rows end together, as those of one communicator must."""
     apart = np.median(np.abs(first.end - other.end))
     length = np.median(np.minimum(first.end - first.start, other.end - other.start))
-    return bool(apart <= _SLACK_NS + _SCATTER * length)
+    return bool(apart <= apart_ns + _SCATTER * length)
 
 
 def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
@@ -262,8 +259,7 @@ def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
     return order[np.where(nearer, before, after)]
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(Struct, frozen=True, dict=True):
     """Rows of one group; ``instance`` counts within it."""
 
     operation: str
@@ -328,13 +324,14 @@ def match_collectives(gpus: PerGpu) -> Collectives:
     joined: list[Joined] = []
     for (id, operation), parts in _sequences(talks, ids_of):
         known = communicators.get(id, RankGroup(()))
-        if operation != SEND_RECV or not known.places:
-            groups = group(parts, joint=operation in JOINT, known=id != UNKNOWN)
-            joined += [join(spans, item, groups, operation, known) for item in groups]
+        if operation == SEND_RECV and known.places:
+            parts = _without_peers(talks, parts)
+        groups = group(parts, gpus.clocks_apart_ns, joint=operation in JOINT, known=id != UNKNOWN)
+        joined += [join(spans, item, groups, operation, known) for item in groups]
     sends: list[tuple[_Kernel, _Kernel]] = []
     for known in communicators.values():
         if known.places:
-            exchanged, pairs = _point_to_point(talks, known)
+            exchanged, pairs = _point_to_point(talks, known, gpus.clocks_apart_ns)
             joined += exchanged
             sends += pairs
     joined += _peer_copies(talks)
@@ -406,7 +403,7 @@ def _by_communicator(
 
 
 def _point_to_point(
-    talks: Sequence[_Talk], known: RankGroup
+    talks: Sequence[_Talk], known: RankGroup, apart_ns: int
 ) -> tuple[list[Joined], list[tuple[_Kernel, _Kernel]]]:
     """Match sends with receives in a communicator of which the rank of each GPU is known.
 
@@ -434,7 +431,7 @@ def _point_to_point(
                 _part_of(talks[lane_of[place]], lane_of[place], rows)
                 for place, rows in ((source, sent), (target, received))
             )
-            partner = _pair(sender, receiver, joint=False, known=True)
+            partner = _pair(sender, receiver, apart_ns, joint=False, known=True)
             matched = [(int(p), n) for n, p in enumerate(partner.tolist()) if p != UNKNOWN]
             pairs += [
                 ((lane_of[source], sent[p]), (lane_of[target], received[n])) for p, n in matched
@@ -446,6 +443,15 @@ def _point_to_point(
         tuple((lane, int(talks[lane].row[row])) for lane, row in pair)  # type: ignore[misc]
         for pair in pairs
     ]
+
+
+def _without_peers(talks: Sequence[_Talk], parts: Sequence[Part]) -> list[Part]:
+    """Return the kernels whose peers are unknown; `_point_to_point` has the others."""
+    left = []
+    for part in parts:
+        talk = talks[part.lane]
+        left.append(part.select(~np.isin(part.row, talk.row[_are_exchanges(talk)])))
+    return [part for part in left if len(part)]
 
 
 def _are_exchanges(talk: _Talk) -> Mask:
@@ -724,7 +730,7 @@ def _total(
         group=ranks.name,
         communicator=ranks.id,
         group_size=ranks.size or None,
-        hosts=len({lane.gpu.host for lane in lanes}),
+        hosts=len({lane.gpu.host if lane.gpu.host_name else None for lane in lanes}),
     )
 
 
@@ -751,66 +757,86 @@ def _computing(view: GpuShardView, start: Times, end: Times) -> Times:
 
 _ENDS_AT_ONCE: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
 
+_ENDS_WITH_ITS_PARTNER: Final = re.compile(r"send_?recv", re.IGNORECASE)
+
 _WIDEST_NS: Final = 500_000
 """Maximum scatter of ends around a shift, if they are of the same collectives."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockFit:
-    """Alignment of the clocks of hosts with that of the first.
+class ClockFit(Struct, frozen=True):
+    """Alignment of the clocks of hosts, or of files with one each, with that of the first.
 
     Attributes:
-        shifts: nanoseconds to add to the times of each host.
+        shifts: nanoseconds to add to the times of each clock.
         pairs: number of compared pairs of ends of one collective on two ranks.
         residual_ns: 95th percentile of their difference after the shifts.
+        of: whose clocks they are, for messages.
     """
 
     shifts: Mapping[int, int]
     pairs: int
     residual_ns: int
+    of: str = "hosts"
 
     def __str__(self) -> str:
         return (
-            f"the clocks of hosts are aligned by {self.pairs:,} ends of collectives, to within "
+            f"the clocks of {self.of} are aligned by {self.pairs:,} ends of collectives, to within "
             f"{format_ns(self.residual_ns)} (95 % of them)"
         )
 
 
 def fit_clocks(gpus: PerGpu) -> ClockFit | None:
-    """Fit the shifts of hosts; None with one host, or if collectives do not determine them.
+    """Fit the shifts of clocks; None with one clock, if collectives do not determine them, or if
+    those of one host agree already.
 
-    Ranks that ran a collective equally often are taken to have run the same ones in order.
+    Ranks that ran a collective equally often are taken to have run the same ones in order. Two
+    files of one host that have none are aligned by what they send each other.
     """
-    first = min(gpus.operations, key=lambda summary: summary.gpu.rank, default=None)
-    if first is None or len({summary.gpu.host for summary in gpus.operations}) < 2:
+    clock_of = gpus.trace.clock_of
+    ran = sorted(gpus.operations, key=lambda summary: summary.gpu.rank)
+    clocks = [{clock_of(process) for process, _ in summary.gpu.pairs} for summary in ran]
+    distinct = set[int]().union(*clocks)
+    if len(distinct) < 2 or any(len(several) > 1 for several in clocks):
         return None
-    ends_of: dict[int, list[dict[str, Times]]] = defaultdict(list)
-    for summary, ends in zip(
-        gpus.operations, gpus.each(_collectives, gpus.operations), strict=True
-    ):
-        ends_of[summary.gpu.host].append(ends)
-    shifts, residuals = {first.gpu.host: 0}, []
-    for host in ends_of.keys() - shifts.keys():
+    one_host = len({summary.gpu.host for summary in ran}) == 1
+    pair = one_host and len(distinct) == 2
+    patterns = (_ENDS_AT_ONCE, _ENDS_WITH_ITS_PARTNER) if pair else (_ENDS_AT_ONCE,)
+    of_gpu = [min(clock) for clock in clocks]
+    fits = (_fit(of_gpu, gpus.each(_ends, ran, same=(pattern,))) for pattern in patterns)
+    fit = next(filter(None, fits), None)
+    if fit is None or not one_host:
+        return fit
+    apart_ns = max(*map(abs, fit.shifts.values()), fit.residual_ns)
+    return replace(fit, of="files") if apart_ns > gpus.clocks_apart_ns else None
+
+
+def _fit(clocks: Sequence[int], ends: Sequence[Mapping[str, Times]]) -> ClockFit | None:
+    """Fit the shifts of the clocks of GPUs, given the ends of their collectives by name."""
+    ends_of: dict[int, list[Mapping[str, Times]]] = defaultdict(list)
+    for clock, own in zip(clocks, ends, strict=True):
+        ends_of[clock].append(own)
+    shifts, residuals = {clocks[0]: 0}, []
+    for clock in ends_of.keys() - shifts.keys():
         earlier = [
             ours[name] - theirs[name]
-            for ours in ends_of[first.gpu.host]
-            for theirs in ends_of[host]
+            for ours in ends_of[clocks[0]]
+            for theirs in ends_of[clock]
             for name in ours.keys() & theirs.keys()
             if len(ours[name]) == len(theirs[name])
         ]
         apart = np.concatenate([_NONE, *earlier])
         if len(apart) < _FEWEST:
             return None
-        shifts[host] = int(np.median(apart))
-        residuals.append(np.abs(apart - shifts[host]))
+        shifts[clock] = int(np.median(apart))
+        residuals.append(np.abs(apart - shifts[clock]))
     scatter = np.concatenate(residuals)
     residual = int(np.percentile(scatter, 95))
     return ClockFit(shifts, len(scatter), residual) if residual <= _WIDEST_NS else None
 
 
-def _collectives(view: GpuShardView) -> dict[str, Times]:
-    """Return the ends of the collectives of each name, in order of start."""
+def _ends(view: GpuShardView, pattern: re.Pattern[str]) -> dict[str, Times]:
+    """Return the ends of the communication kernels of each name, in order of start."""
     operations, events = view.operations, view.operations.events
     rows = (operations.classes == OperationClass.COMMUNICATION) & (events.kind == Kind.KERNEL)
-    names = view.trace.search(distinct_ids(events.name[rows]), _ENDS_AT_ONCE)
+    names = view.trace.search(distinct_ids(events.name[rows]), pattern)
     return {text: events.end[rows & (events.name == id)] for id, text in names.items()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.model.events import UNKNOWN, Events, Kind, Mask, distinct_ids
 from gputrace.model.names import bounded
+from gputrace.model.struct import Struct
 
 ALL_TO_ALL: Final = "AllToAll"
 SEND_RECV: Final = "SendRecv"
@@ -41,8 +41,7 @@ def operation_of(name: str) -> str:
     return match.lastgroup if match and match.lastgroup else base
 
 
-@dataclass(frozen=True)
-class Communicator:
+class Communicator(Struct, frozen=True, dict=True):
     """A group of ranks that communicate, as one process sees it."""
 
     id: int
@@ -80,8 +79,7 @@ _TOTAL_IS: Final = frozenset(("AllGather", "ReduceScatter", "AllToAll"))
 """Operations whose size in nccl-tests is that of all ranks' parts, where NCCL's payload has one."""
 
 
-@dataclass(frozen=True)
-class _Log:
+class _Log(Struct, frozen=True, dict=True):
     """Messages of all processes of a shard, in order of process, thread and start."""
 
     events: Events

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import combinations, islice, permutations
 from typing import Final
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import PEER_COPY, Collectives
@@ -22,6 +22,7 @@ from gputrace.model.events import Events, Kind, Mask, Memory
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.nvml import Card, Link, Nvml, Samples
 from gputrace.model.results import GpuLink, Step
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
 LARGE: Final = 1 << 20
@@ -32,8 +33,7 @@ _MOST_LANES: Final = 62
 """Maximum number of GPUs in a bit set of one integer."""
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(Struct, frozen=True, dict=True):
     """GPUs of a run, their links, and the copies between them."""
 
     gpus: Sequence[Gpu]
@@ -163,8 +163,7 @@ _EDGE: Final = 3
 """Maximum surplus of collectives of one group, as the recording may begin or end between them."""
 
 
-@dataclass(frozen=True)
-class Slower:
+class Slower(Struct, frozen=True, dict=True):
     """Links of one kind that are slower than those of another kind."""
 
     what: str
@@ -222,8 +221,7 @@ def _by_collectives(links: Links) -> Iterator[Slower]:
 _NONE: Final = Slower("", "", "", 0.0, None, None, {})
 
 
-@dataclass(frozen=True)
-class _Series:
+class _Series(Struct, frozen=True, dict=True):
     """Collectives of one group of GPUs in order: operation, size and transfer time of each."""
 
     name: NDArray[np.int16]
@@ -293,8 +291,7 @@ _MOST: Final = 50_000
 _NOBODY: Final = -1
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(Struct, frozen=True, dict=True):
     """Copies from one GPU to another; arrays of equal length, times in nanoseconds.
 
     A copy through the host has two halves, one on each GPU; a direct one occupies both throughout.
@@ -315,7 +312,7 @@ class Traffic:
         return len(self.start)
 
     def select(self, rows: Mask) -> Traffic:
-        return Traffic(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return Traffic(*(column[rows] for column in astuple(self)))
 
     def of_pair(self, source: int, target: int) -> Traffic:
         return self.select((self.source == source) & (self.target == target))
@@ -326,7 +323,7 @@ class Traffic:
         return union(self.start[rows], self.end[rows])
 
 
-_NO_TRAFFIC: Final = Traffic(*(np.empty(0, np.int64) for _ in fields(Traffic)))
+_NO_TRAFFIC: Final = Traffic(*[np.empty(0, np.int64)] * len(Traffic.__struct_fields__))
 
 
 def read_peer_copies(trace: Trace, operations: Sequence[GpuSummary]) -> Traffic:
@@ -426,8 +423,7 @@ _MOST_CHOICES: Final = 20_000
 """Maximum number of sets of cards tried."""
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Struct, frozen=True, dict=True):
     """Links of all cards of all hosts; GPUs whose card is unknown have none."""
 
     nvml: Nvml
@@ -546,8 +542,7 @@ _WRAP: Final = 1 << 32
 """Modulus of the PCIe counter."""
 
 
-@dataclass(frozen=True)
-class Sent:
+class Sent(Struct, frozen=True, dict=True):
     """Bytes sent by cards between their first and last sample with the counters."""
 
     nvlink: int
@@ -586,8 +581,7 @@ def _sent(samples: Samples) -> Sent | None:
     return Sent(int(by_nvlink.sum()), int(by_pcie.sum()), start, end)
 
 
-@dataclass(frozen=True)
-class Pageable:
+class Pageable(Struct, frozen=True, dict=True):
     """Input copies from pageable memory in the measured steps of all GPUs, or in their spans."""
 
     copies: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import (
@@ -57,6 +57,7 @@ from gputrace.model.events import (
 )
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
 from gputrace.store.spill_file import LazySequence, SpillFile
 
@@ -88,9 +89,11 @@ class PerGpu:
         operations: summary of each GPU's operations, in order of GPU.
         lanes: those of GPUs with anything in the window, once they are built.
         has_calls: True if CUDA calls of the hosts were recorded, once they are read.
+        clocks_apart_ns: maximum disagreement of the clocks of two GPUs.
     """
 
     shards = 1
+    clocks_apart_ns = 20_000
 
     def __init__(self, whole: Shard, ran: Sequence[Sequence[GpuSummary]] = ()) -> None:
         """``ran`` has the summaries of operations, by shard."""
@@ -152,24 +155,22 @@ class PerGpu:
         self, work: Callable[..., _Result], *same: Any, changes: bool = False
     ) -> list[_Result]:
         """Run a function for each shard and return the results."""
-        return self.in_places(work, [same] * self.shards, changes=changes)
-
-    def in_places(
-        self,
-        work: Callable[..., _Result],
-        arguments: Iterable[tuple[Any, ...]],
-        *,
-        changes: bool = True,
-    ) -> list[_Result]:
-        """Run a function for each shard, each with its arguments, and return the results."""
-        tasks = [ShardTask(n, work, arguments=some) for n, some in enumerate(arguments)]
+        tasks = [ShardTask(shard, work, arguments=same) for shard in range(self.shards)]
         return self.ask(tasks, changes=changes)
 
+    def in_places(
+        self, work: Callable[..., _Result], arguments: Iterable[tuple[Any, ...]]
+    ) -> list[_Result]:
+        """Run a function that changes each shard, each with its arguments; return the results."""
+        tasks = [ShardTask(n, work, arguments=some) for n, some in enumerate(arguments)]
+        return self.ask(tasks, changes=True)
+
     def move(self, shifts: Mapping[int, int], how: str) -> None:
-        """Add nanoseconds to the times of each host; ``how`` says where they come from."""
-        self.trace.shift_hosts(shifts, how)
-        hosts = ((ran.gpu, ran.gpu.host, shifts[ran.gpu.host]) for ran in self.operations)
-        self.take(self.in_places(_move, [(part,) for part in self._by_shard(hosts)]))
+        """Add nanoseconds to the times of each clock; ``how`` says where they come from."""
+        self.trace.shift_clocks(shifts, how)
+        processes = [(ran.gpu, ran.gpu.process) for ran in self.operations]
+        moved = ((*pair, shifts[self.trace.clock_of(pair[1])]) for pair in processes)
+        self.take(self.in_places(_move, [(part,) for part in self._by_shard(moved)]))
 
     def find_steps(self, chosen: tuple[int, int] | None = None) -> FoundSteps:
         """Read the calls, and find the steps of all ranks."""
@@ -272,10 +273,10 @@ class Shard:
         return self._ran
 
     def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
-        """Add nanoseconds to the operations' times by host; the trace has moved already."""
+        """Add nanoseconds to the operations' times by process; the trace has moved already."""
         if not any(shifts.values()):
             return self._ran
-        return self.take(each.moved(shifts[each.gpu.host]) for each in self.operations)
+        return self.take(each.moved(shifts[each.gpu.process]) for each in self.operations)
 
     def read_calls(self) -> bool:
         """Read the hosts' CUDA calls; return whether there are any."""
@@ -469,8 +470,7 @@ def spill_calls(
     )
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(Struct, frozen=True, dict=True):
     """Rows of a part of a trace, sorted by group."""
 
     rows: Events

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from gputrace.model.events import Events, IdLookup, Kind, Mask, distinct_ids, number_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
 
 
@@ -69,8 +69,7 @@ def call_of(name: str) -> Call:
     return next((call for call, pattern in _PATTERNS if pattern.match(name)), Call.OTHER)
 
 
-@dataclass(frozen=True)
-class CudaApiCalls:
+class CudaApiCalls(Struct, frozen=True, dict=True):
     """CUDA calls in order of thread and start; threads are numbered from 0."""
 
     start: Times

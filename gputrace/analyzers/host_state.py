@@ -1,24 +1,27 @@
 """State of the hosts: how their threads came by their time, and what they were at in a gap.
 
 The counters are the kernel's: ``/proc/*/task/*/schedstat`` (Documentation/scheduler/sched-stats),
-``getrusage(2)``, ``cpu.stat`` of control groups and ``/proc/pressure/cpu``.
+``getrusage(2)``, ``cpu.stat`` of control groups and ``/proc/pressure/cpu``; and those of torch's
+allocator (``torch.cuda.memory_stats``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.step_phases import PhaseTimes, read_phases_of
+from gputrace.analyzers.python_samples import read_locks
+from gputrace.analyzers.step_phases import PhaseTimes, read_phases
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
-from gputrace.model.host import OTHER, PHASES, HostLoad
+from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Step, Throughput
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
 
@@ -30,8 +33,7 @@ _AROUND: Final = 5
 """Times as long as a gap that what was counted may be: longer, it says nothing of the gap."""
 
 
-@dataclass(frozen=True)
-class HostState:
+class HostState(Struct, frozen=True, dict=True):
     """Recorded state of the hosts of a trace.
 
     Attributes:
@@ -39,12 +41,16 @@ class HostState:
         collections: when each process collected garbage.
         compilations: when each process compiled a part of its program.
         queued: time for which threads were queued for a core, in ``bytes``, from look to look.
+        locks: when main threads waited for Python's lock, from a sample on, and the thread that
+            had it; ``holders`` are the lines that it was at, by name.
     """
 
     phases: Mapping[int, PhaseTimes]
     collections: Mapping[int, Intervals]
     compilations: Mapping[int, Intervals]
     queued: Events
+    locks: Events
+    holders: Mapping[int, str]
 
     def during(self, thread: tuple[int, int], start: int, end: int) -> Iterator[str]:
         """Yield what is known of a thread, by its process and its number, as clauses."""
@@ -60,6 +66,14 @@ class HostState:
             took = of_process.get(process, EMPTY).clip(start, end).total
             if took >= _WORTH_TELLING * (end - start):
                 yield f"{what} {format_ns(took)}"
+        held = self.locks
+        held = held.select((held.process == process) & (held.thread != number))
+        held = held.select((held.end > start) & (held.start < end))
+        took = union(held.start, held.end).clip(start, end).total
+        if len(held) and took >= _WORTH_TELLING * (end - start):
+            line = self.holders[int(held.name[np.argmax(held.end - held.start)])]
+            at = f", at {PurePath(line).name}" if line else ""
+            yield f"waits for Python's lock, which another thread has{at}"
         own = self.queued
         own = own.select((own.process == process) & (own.thread == number))
         own = own.select((own.end > start) & (own.start < end))
@@ -69,21 +83,18 @@ class HostState:
 
 
 def read_host_state(shard: Shard) -> HostState:
-    """Read the state of a shard's hosts."""
-    return read_state_of(shard.trace)
-
-
-def read_state_of(trace: Trace) -> HostState:
-    """Read the state of a trace's hosts; empty where none was recorded."""
+    """Read the state of a shard's hosts; empty where none was recorded."""
+    trace = shard.trace
     columns = ("start", "end", "process", "thread", "name", "bytes")
     counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
     names = trace.names(distinct_ids(counted.name))
     queued = np.isin(counted.name, [id for id, text in names.items() if text == "queued"])
     return HostState(
-        read_phases_of(trace),
+        read_phases(shard),
         _by_process(trace, Kind.COLLECTION),
         _by_process(trace, Kind.COMPILATION),
         counted.select(queued),
+        *read_locks(trace),
     )
 
 
@@ -98,6 +109,13 @@ def _by_process(trace: Trace, kind: Kind) -> Mapping[int, Intervals]:
 
 _WANTS_A_CORE: Final = 0.3
 """Share of the time that a thread is on a core or queued for one, to count as wanting one."""
+_OPENMP: Final = ("libiomp5", "libomp", "libgomp")
+_NEVER_WAITS: Final = 0.9
+"""Share of the time that a thread is on a core or queued for one, to be said never to wait."""
+_ALIKE: Final = 1.5
+"""Maximum ratio of the times on a core of threads of a team."""
+_WITHIN_PHASE: Final = 0.9
+"""Part of the time in which a peak of memory was reached that is in one phase, for it to count."""
 _OF_STEPPING: Final = "process on core"
 """Counter that only the thread has that marks the steps."""
 
@@ -123,18 +141,24 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
 
 
 def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
-    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them."""
+    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them.
+
+    Steps that were given none, such as those of an evaluation, count as steps.
+    """
     trace = shard.trace
     if Kind.COUNTER not in trace.kinds:
         return {}
-    events = trace.events([Kind.COUNTER], ("name", "process", "bytes"))
+    events = trace.events([Kind.COUNTER, Kind.STEP], ("kind", "name", "process", "bytes"))
+    steps, events = (events.select(events.kind == kind) for kind in (Kind.STEP, Kind.COUNTER))
     names = trace.names(distinct_ids(events.name))
     work: dict[int, dict[str, float]] = {}
     for number, text in names.items():
         for process in distinct_ids(events.process[events.name == number]).tolist():
             if text in ("samples", "tokens", "MFLOP"):
                 rows = (events.process == process) & (events.name == number)
-                work.setdefault(process, {})[text] = float(events.bytes[rows].mean())
+                count = int(np.count_nonzero(steps.process == process))
+                given = events.bytes[rows]
+                work.setdefault(process, {})[text] = float(given.sum()) / max(count, len(given))
     return work
 
 
@@ -170,6 +194,7 @@ class Counters:
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
         starved = [own for own in others.tolist() if sum(own) >= _WANTS_A_CORE]
         quota = self._usual(inside, "quota")
+        openmp, team = self._team(on_core / covered, queued / covered, others)
         return HostLoad(
             rank,
             steps,
@@ -184,12 +209,77 @@ class Counters:
             cores=int(self._usual(inside, "cores") or 0),
             quota_cores=None if quota is None else quota / 1000,
             runnable=self._usual(inside, "runnable"),
+            openmp=openmp if team else None,
+            spinning=len(team),
+            at_once=float(np.prod(team)) if team else 0.0,
             throttled=self._sum(inside, "throttled") / scanned if scanned else 0.0,
             pressure=self._sum(inside, "pressure") / scanned if scanned else 0.0,
             minor_faults=self._sum(mine, "minor faults"),
             major_faults=self._sum(mine, "major faults"),
             preemptions=self._sum(mine, "preemptions"),
         )
+
+    def _team(
+        self, on_core: float, queued: float, others: NDArray[np.float64]
+    ) -> tuple[str, list[float]]:
+        """Return OpenMP's library, and the shares of the time in which its threads that never wait
+        have a core; none without a library, or where only the thread that marks steps is so.
+
+        Args:
+            on_core, queued: shares of the thread that marks steps.
+            others: of the other threads, shape (threads, 2).
+        """
+        loaded = [name for name in _OPENMP if self._is(name).any()]
+        alike = (others[:, 0] >= on_core / _ALIKE) & (others[:, 0] <= on_core * _ALIKE)
+        team = others[alike & (others.sum(axis=1) >= _NEVER_WAITS), 0].tolist()
+        if not loaded or not team or on_core + queued < _NEVER_WAITS:
+            return "", []
+        return loaded[0], [on_core, *team]
+
+    def allocator_in(
+        self, time: Intervals, rank: int, steps: int, phases: PhaseTimes | None
+    ) -> Allocator | None:
+        """Return torch's allocator in the steps of the rank; None where it was not read in them."""
+        inside = time.contains((self._events.start + self._events.end) // 2)
+        if not self._sum(inside, "memory reserved"):
+            return None
+        segments = self._sum(inside, "segments")
+        emptied = inside & self._is("cache emptied")
+        before = self._events.start < time.end.max()
+        peak, phase = self._peak(before & self._is("memory peak"), phases)
+        return Allocator(
+            rank,
+            steps,
+            retries=self._sum(inside, "allocation retries"),
+            segments=segments,
+            segment_bytes=self._sum(inside, "segment bytes") // max(segments, 1),
+            segments_freed=self._sum(inside, "segments freed"),
+            emptied=int(emptied.sum()),
+            emptying_ns=self._length(emptied) // max(steps, 1),
+            allocated_bytes=self._most(inside, "memory allocated"),
+            reserved_bytes=self._most(inside, "memory reserved"),
+            split_bytes=self._most(inside, "memory split"),
+            peak_bytes=peak,
+            peak_phase=phase,
+        )
+
+    def _peak(self, rows: Mask, phases: PhaseTimes | None) -> tuple[int | None, str | None]:
+        """Return the largest peak of some rows, and the phase in which the time for which it may
+        have been reached lies.
+        """
+        peaks = self._events.select(rows)
+        if not len(peaks):
+            return None, None
+        last = int(np.argmax(peaks.bytes))
+        reached = union(peaks.start[[last]], peaks.end[[last]])
+        if phases is None:
+            return int(peaks.bytes[last]), None
+        shares = dict(zip(PHASES, (phases.within(reached) / max(reached.total, 1)), strict=True))
+        most = max(shares, key=lambda name: shares[name])
+        return int(peaks.bytes[last]), most if shares[most] >= _WITHIN_PHASE else None
+
+    def _most(self, rows: Mask, name: str) -> int:
+        return int(self._events.bytes[rows & self._is(name)].max(initial=0))
 
     def _is(self, name: str) -> Mask:
         ids = [id for id, text in self._names.items() if text == name]
@@ -266,12 +356,42 @@ def measure_load(
         processes: of each rank.
         steps: on all GPUs.
     """
-    found = []
+    loads = (
+        own.load_in(time, rank, count)
+        for rank, _, own, time, count in _counted(counters, processes, steps)
+    )
+    return tuple(load for load in loads if load is not None)
+
+
+def measure_allocators(
+    counters: Mapping[int, Counters],
+    processes: Mapping[int, int],
+    steps: Sequence[Step],
+    phases: Mapping[int, PhaseTimes],
+) -> tuple[Allocator, ...]:
+    """Return torch's allocator of each rank in the measured steps; see `measure_load`.
+
+    Args:
+        counters: by process.
+        processes: of each rank.
+        steps: on all GPUs.
+        phases: of each process that has some.
+    """
+    found = (
+        own.allocator_in(time, rank, count, phases.get(process))
+        for rank, process, own, time, count in _counted(counters, processes, steps)
+    )
+    return tuple(allocator for allocator in found if allocator is not None)
+
+
+def _counted(
+    counters: Mapping[int, Counters], processes: Mapping[int, int], steps: Sequence[Step]
+) -> Iterator[tuple[int, int, Counters, Intervals, int]]:
+    """Yield each rank that has counters and steps, its process, these, and the steps' time and
+    number.
+    """
     for rank, process in sorted(processes.items()):
         spans = {step.step: (step.start_ns, step.end_ns) for step in steps if step.rank == rank}
-        if process not in counters or not spans:
-            continue
-        starts, ends = np.array(list(spans.values()), np.int64).reshape(-1, 2).T
-        load = counters[process].load_in(union(starts, ends), rank, len(spans))
-        found += [] if load is None else [load]
-    return tuple(found)
+        if process in counters and spans:
+            starts, ends = np.array(list(spans.values()), np.int64).reshape(-1, 2).T
+            yield rank, process, counters[process], union(starts, ends), len(spans)

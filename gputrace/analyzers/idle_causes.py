@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
@@ -17,6 +17,7 @@ from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import RecorderCost
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
 
@@ -42,8 +43,7 @@ _NO_WAIT_NS: Final = 20_000
 """Maximum duration of a synchronisation that had nothing to wait for."""
 
 
-@dataclass(frozen=True)
-class HostEvidence:
+class HostEvidence(Struct, frozen=True, dict=True):
     """Host activity beside CUDA calls, by (process, thread)."""
 
     data: Mapping[tuple[int, int], Intervals]
@@ -52,8 +52,7 @@ class HostEvidence:
     """Work of the recorder."""
 
 
-@dataclass(frozen=True)
-class Causes:
+class Causes(Struct, frozen=True, dict=True):
     """Gaps of one GPU divided by cause: disjoint, and together all of the gaps."""
 
     of: Mapping[str, Intervals]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 FAMILIES: Final = (
@@ -149,6 +150,10 @@ _FUSED_RULES: Final = (
 among the operations of another kernel is that which made its input."""
 
 
+_MOST_NAMES: Final = 1 << 12
+"""Names whose answers are kept: each GPU asks for nearly the same."""
+
+
 def is_communication(kernel: str) -> bool:
     """Return whether a kernel's name, demangled or not, is that of a collective or a send/receive.
 
@@ -158,6 +163,7 @@ def is_communication(kernel: str) -> bool:
     return _COMMUNICATION.search(own) is not None and not _FUSED.match(own)
 
 
+@lru_cache(_MOST_NAMES)
 def is_optimizer(kernel: str) -> bool:
     """Return whether a kernel is an optimizer's, by its name."""
     return bool(_OPTIMIZER.search(kernel) and not _NOT_OPTIMIZER.search(kernel))
@@ -208,7 +214,7 @@ _INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
 """Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
 _LENGTH: Final = re.compile(r"\d+")
-_LONGEST: Final = 120
+_LONGEST: Final = 200
 
 
 def function_name(name: str) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.device_metrics import roofline
@@ -43,6 +43,7 @@ from gputrace.model.results import (
     Product,
     Step,
 )
+from gputrace.model.struct import Struct
 from gputrace.model.trace import FROM_THE_START, Progress, Trace
 
 _MOST: Final = 50
@@ -285,8 +286,7 @@ _TOGETHER: Final = 512
 Codes = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(Struct, frozen=True, dict=True):
     """Kernels of one GPU that start in some intervals, by name; arrays of equal length.
 
     Attributes:
@@ -445,8 +445,7 @@ _WRITTEN_DIFFERENTLY: Final = {
 """Words of a C++ name that depend on the demangler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(Struct, frozen=True):
     """Kernel, and the launch of it to look at: one in a steady step on its busiest GPU."""
 
     kernel: KernelUse

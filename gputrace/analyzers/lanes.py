@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.host_calls import CudaApiCalls
@@ -29,13 +30,13 @@ from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Trace
 from gputrace.store.spill_file import SpillFile
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(Struct, frozen=True, dict=True):
     """Activity of one GPU, as disjoint intervals."""
 
     gpu: Gpu
@@ -111,8 +112,7 @@ def build_timeline(operations: GpuOperations, window: Window | None = None) -> T
     )
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(Struct, frozen=True, dict=True):
     """Time that one GPU spends in collectives, waiting for other ranks."""
 
     waits: Intervals
@@ -130,8 +130,7 @@ class Waiting:
         return np.where(unknown, UNKNOWN, self.waits.within(starts, ends))
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(Struct, frozen=True, dict=True):
     """Partition of the time of one GPU, with the causes of its idle time."""
 
     timeline: Timeline
@@ -174,8 +173,7 @@ class Lane:
         return self.waiting.within(starts, ends)
 
 
-@dataclass(frozen=True)
-class LaneSummary:
+class LaneSummary(Struct, frozen=True, dict=True):
     """Fields of a `Lane` and its `Timeline` that do not grow with the trace."""
 
     gpu: Gpu
@@ -298,8 +296,7 @@ def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows |
     return Intervals(starts[real], ends[real])
 
 
-@dataclass(frozen=True, slots=True)
-class HostRank:
+class HostRank(Struct, frozen=True):
     """Host-only rank: it stands where other lanes have their `Gpu`."""
 
     rank: int
@@ -308,8 +305,7 @@ class HostRank:
     device: None = None
 
 
-@dataclass(frozen=True)
-class HostLane:
+class HostLane(Struct, frozen=True, dict=True):
     """Time of a host-only rank, as its host threads show it."""
 
     gpu: HostRank
@@ -336,8 +332,7 @@ AnyLane = Lane | HostLane
 AnyLaneSummary = LaneSummary | HostLane
 
 
-@dataclass(frozen=True)
-class _Marked:
+class _Marked(Struct, frozen=True, dict=True):
     """Disjoint steps of one process, in order, and the threads that marked them."""
 
     start: Times

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,9 +14,10 @@ from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, stre
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.model.events import Column, Kind, number_ids
-from gputrace.model.intervals import Intervals, merge_touching, union
+from gputrace.model.intervals import Intervals, Times, merge_touching, union
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import Load, Step
+from gputrace.model.struct import Struct
 
 
 def compare_loads(
@@ -127,7 +127,8 @@ def alone(gpus: PerGpu, works: Sequence[Work], extra: Sequence[dict[int, int]]) 
     """Return the nanoseconds, in all steps, of extra work of each GPU while all others do no work.
 
     Collectives and copies from or to another GPU do not count as work of a GPU; waiting for its
-    input data does.
+    input data does, unless that mostly ends as the GPU with the extra work stops: ranks that meet
+    on their hosts, as with MPI, wait for the busiest of them.
     """
     alone_ns = [0] * len(works)
     with_extra = [index for index, time in enumerate(extra) if time]
@@ -139,6 +140,8 @@ def alone(gpus: PerGpu, works: Sequence[Work], extra: Sequence[dict[int, int]]) 
         (set(extra[index]) for index in with_extra),
     )
     left = dict(zip(with_extra, busy, strict=True))
+    lanes = [works[index].lane for index in with_extra]
+    stops = dict(zip(with_extra, gpus.each(_stops, lanes), strict=True))
     batch = max(1, _AT_ONCE // max(len(with_extra), 1))
     for first in range(1, len(works), batch):
         left = {index: time for index, time in left.items() if len(time)}
@@ -153,6 +156,7 @@ def alone(gpus: PerGpu, works: Sequence[Work], extra: Sequence[dict[int, int]]) 
             (other.windows for _, other in queries),
             (other.numbers for _, other in queries),
             (left[index] for index, _ in queries),
+            (stops[index] for index, _ in queries),
         )
         for (index, _), part in zip(queries, parts, strict=True):
             left[index] = left[index].intersection(part)
@@ -171,14 +175,52 @@ def _doing(
     return union(operations.start[rows], operations.end[rows]).intersection(windows)
 
 
+_PAUSE_NS: Final = 10_000
+"""Minimum idle time of a GPU that has stopped."""
+_STOPS: Final = 4
+"""Maximum number of stops for each wait: more come before any moment by chance."""
+_MOSTLY: Final = 0.8
+"""Part of the waits that must end as another GPU stops to be waits for that."""
+_FEWEST: Final = 5
+"""Minimum number of such waits."""
+_LAG: Final = 0.1
+_LAG_NS: Final = 100_000
+"""Maximum time from then to their end, as a fraction of them, or in nanoseconds if that is more."""
+
+
+def _stops(view: GpuShardView) -> Times:
+    """Return the moments from which a GPU does nothing for a while."""
+    operations = view.operations
+    busy = union(operations.start, operations.end + _PAUSE_NS)
+    return busy.end - _PAUSE_NS
+
+
+def _feeding(view: GpuShardView, time: Intervals, stops: Times) -> Intervals:
+    """Return when a GPU waits for its input data, and not for another one that stops then."""
+    feeding = view.lane.causes.of["data_feeding"]
+    touched = (time.within(feeding.start, feeding.end) > 0) & (feeding.lengths >= _LAG_NS)
+    if touched.sum() < _FEWEST or not 0 < len(stops) <= _STOPS * touched.sum():
+        return feeding
+    last = stops[np.maximum(np.searchsorted(stops, feeding.end, "right") - 1, 0)]
+    lag = feeding.end - last
+    follows = touched & (lag >= 0) & (lag <= np.maximum(_LAG * feeding.lengths, _LAG_NS))
+    if follows.sum() < _MOSTLY * touched.sum():
+        return feeding
+    return union(feeding.start[~follows], feeding.end[~follows])
+
+
 def _without_busy(
-    view: GpuShardView, windows: Intervals, numbers: Mapping[int, int], time: Intervals
+    view: GpuShardView,
+    windows: Intervals,
+    numbers: Mapping[int, int],
+    time: Intervals,
+    stops: Times,
 ) -> Intervals:
     """Return ``time`` without that in which a GPU works, or waits for its input data."""
     operations = view.operations
     rows, sort = compared(operations, windows, numbers)
     rows = rows[sort != sort_of("peer")]
-    feeding = view.lane.causes.of["data_feeding"]
+    feeding = _feeding(view, time, stops)
     return time.difference(
         merge_touching(union(operations.start[rows], operations.end[rows]), feeding)
     )
@@ -239,8 +281,7 @@ COPIES: Final = {
 Rows = NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Struct, frozen=True, dict=True):
     """Compute kernels and copies of one GPU.
 
     A sort of work is the number of a kernel, from 0 and the same on all GPUs, or `sort_of` a copy.

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.model.events import Kind, Mask, distinct_ids
-from gputrace.model.intervals import Intervals, Times
-from gputrace.model.loader import (
+from gputrace.model.host import (
     COLLATING,
     READING,
     SENDING,
@@ -28,6 +27,8 @@ from gputrace.model.loader import (
     LoaderPart,
     LoaderWorker,
 )
+from gputrace.model.intervals import Intervals, Times
+from gputrace.model.struct import Struct
 
 _TRANSFORM: Final = "transform "
 _KIB: Final = 1024
@@ -38,8 +39,7 @@ _FEWEST: Final = 4
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class LoaderEvents:
+class LoaderEvents(Struct, frozen=True, dict=True):
     """Loader events of a trace, in the order of their ends.
 
     Attributes:
@@ -98,8 +98,7 @@ def read_loaders(shard: Shard) -> LoaderEvents | None:
     )
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(Struct, frozen=True, dict=True):
     """Steps of a rank: how many, their time, and the nanoseconds of a mean step and of its wait."""
 
     time: Intervals
@@ -353,8 +352,7 @@ _ROUNDS: Final = 20
 """Batches simulated: at least so many, and so many rounds of the workers."""
 
 
-@dataclass(frozen=True)
-class Feed:
+class Feed(Struct, frozen=True, dict=True):
     """Measured times of batches, in nanoseconds.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.kernel_names import is_communication
@@ -25,6 +25,7 @@ from gputrace.model.events import (
 )
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES
 from gputrace.model.trace import Progress, Trace
 
@@ -42,8 +43,7 @@ COLUMNS: Final = (
 """Columns of GPU operations that analyzers need."""
 
 
-@dataclass(frozen=True)
-class GpuOperations:
+class GpuOperations(Struct, frozen=True, dict=True):
     """Operations of one GPU, in order of start; at least one."""
 
     gpu: Gpu
@@ -102,8 +102,7 @@ class GpuOperations:
         return len(self.events)
 
 
-@dataclass(frozen=True)
-class GpuSummary:
+class GpuSummary(Struct, frozen=True, dict=True):
     """Summary of the operations of one GPU."""
 
     gpu: Gpu
@@ -221,8 +220,7 @@ def communication_names(trace: Trace, kernel_names: NDArray[np.int32]) -> NDArra
 _PEER_COLUMNS: Final = ("source_device", "destination_device")
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """GPU, as results name it."""
 
     gpu: int

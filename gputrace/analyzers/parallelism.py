@@ -7,10 +7,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives, RankGroup, steps_of
@@ -30,6 +30,7 @@ from gputrace.model.results import (
     Step,
     TensorParallel,
 )
+from gputrace.model.struct import Struct
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
 PIPELINE, EXPERT, CONTEXT = "pipeline", "expert", "context"
@@ -209,8 +210,7 @@ class _Event(NamedTuple):
     """True for a receipt that was asked for before the work ahead of it was done."""
 
 
-@dataclass(frozen=True)
-class _Turn:
+class _Turn(Struct, frozen=True, dict=True):
     """One step of a pipeline: events and work of each stage, and its length on the first one."""
 
     events: tuple[tuple[_Event, ...], ...]
@@ -313,12 +313,12 @@ def _pipeline(
     order = sorted(range(len(lanes)), key=lambda n: first[lanes[n]])
     lanes, places = [lanes[n] for n in order], [places[n] for n in order]
     windows = [windows[n] for n in order]
-    turns = _turns(gpus, collectives, lanes, sends, steps, windows, chosen)
-    parts = [_split(turn) for turn in turns]
-    whole = [part for part in parts if part is not None]
-    if not whole:
+    each = _turns(gpus, collectives, lanes, sends, steps, windows, chosen)
+    split = [(turn, parts) for turn in each if (parts := _split(turn)) is not None]
+    if not split:
         return None
-    causes = [round(sum(column) / len(whole)) for column in zip(*whole, strict=True)]
+    turns = [turn for turn, _ in split]
+    causes = [round(float(np.mean(column))) for column in zip(*(p for _, p in split), strict=True)]
     work = [round(float(np.mean([turn.work[n] for turn in turns]))) for n in range(len(lanes))]
     length = round(float(np.mean([turn.length for turn in turns])))
     mean = round(float(np.mean(work)))
@@ -326,7 +326,7 @@ def _pipeline(
     host = length - mean - schedule - imbalance - transfer
     return Pipeline(
         *_schedule(collectives, lanes, sends, steps, chosen),
-        steps=len(chosen),
+        steps=len(turns),
         step_ns=length,
         work_ns=mean,
         bubble_ns=length - mean,

@@ -31,7 +31,7 @@ from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, LaneSummary, find_host_lanes
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_tensor
-from gputrace.analyzers.python_samples import find_python_lines
+from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.step_phases import find_modules
 from gputrace.analyzers.steps import FoundSteps
@@ -145,6 +145,7 @@ def analyze(
             recorder=found.cost,
             missing=facts.missing,
             host_load=facts.host_load,
+            allocators=facts.allocators,
             loader=facts.loaders,
             step_phases=facts.step_phases,
             pipelines=facts.pipelines,
@@ -190,6 +191,7 @@ def _put_on_one_clock(gpus: PerGpu) -> None:
     fit = fit_clocks(gpus) if len(trace.paths) > 1 else None
     if fit is not None:
         gpus.move(fit.shifts, str(fit))
+        gpus.clocks_apart_ns = max(gpus.clocks_apart_ns, fit.residual_ns)
     elif not trace.has_one_clock:
         problem = "does not say when it was recorded, and shares too few collectives with the "
         raise InputError(
@@ -222,7 +224,7 @@ def _facts(
         steps,
         chosen,
         break_down(gpus, lanes, chosen),
-        gpus.whole.once(find_python_lines),
+        gpus.whole.once(read_python_lines),
         collectives,
         kernels=count_kernels(gpus, chosen) if gpus.lanes else None,
         phases=list_phases(gpus, lanes, found, steps, causes),

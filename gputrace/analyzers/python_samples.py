@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import PurePath
 from typing import Final
@@ -15,19 +14,21 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
 _LINE: Final = re.compile(r"(.*):(\d+) (\S+)")
 """Name of a sample: file, line, function."""
 
+_HELD: Final = "lock held"
+
 Thread = tuple[int, int]
 """(process index, system thread id)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Line with most samples in some intervals."""
 
     line: str
@@ -42,8 +43,7 @@ class Place:
         return self.count / self.samples
 
 
-@dataclass(frozen=True)
-class PythonLines:
+class PythonLines(Struct, frozen=True, dict=True):
     """Samples by (process, thread), in order of time."""
 
     times: Mapping[Thread, Times]
@@ -53,6 +53,9 @@ class PythonLines:
     text: Mapping[int, str]
     stand_ins: Mapping[int, Thread]
     """Thread that stands for those without samples, such as autograd's, by process."""
+    locks: Events
+    """Samples that met the main thread waiting for the interpreter's lock (GIL): the thread that
+    had it and its line; their number in ``bytes``."""
 
     def teller(self, thread: Thread) -> Thread | None:
         """Return the thread whose samples show where the program was while a thread fed the GPU."""
@@ -62,23 +65,30 @@ class PythonLines:
         """Return the mask of a thread's samples that lie in some stretches of time."""
         return np.flatnonzero(time.contains(self.times[thread]))
 
+    def waits_for_lock(self, process: int, time: Intervals) -> tuple[int, int, Place | None]:
+        """Return how many of the samples of a process in some stretches of time met its main thread
+        waiting for the interpreter's lock, how many there are, and where others had the lock.
+        """
+        rows = (self.locks.process == process) & time.contains(self.locks.start)
+        all_samples = sum(len(self.within(own, time)) for own in self.times if own[0] == process)
+        waits = int(self.locks.bytes[rows].sum())
+        names = np.repeat(self.locks.name[rows], self.locks.bytes[rows])
+        return waits, all_samples, self._most_of(names) if waits else None
+
     def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> Place | None:
         """Return the line with most of some samples of some threads."""
         parts = [self.names[thread][mine] for thread, mine in samples.items()]
-        if not any(len(part) for part in parts):
-            return None
-        names, counts = np.unique(np.concatenate(parts), return_counts=True)
+        return self._most_of(np.concatenate(parts)) if any(len(part) for part in parts) else None
+
+    def _most_of(self, samples: NDArray[np.int32]) -> Place:
+        names, counts = np.unique(samples, return_counts=True)
         most = int(np.argmax(counts))
         return Place(self.text[int(names[most])], int(counts[most]), int(counts.sum()))
 
 
-def find_python_lines(shard: Shard) -> PythonLines | None:
-    """Read the Python lines of a shard, once."""
-    return read_python_lines(shard.trace)
-
-
-def read_python_lines(trace: Trace) -> PythonLines | None:
-    """Return the samples of a trace; None if there are none."""
+def read_python_lines(shard: Shard) -> PythonLines | None:
+    """Read the samples of a shard's Python programs; None if there are none."""
+    trace = shard.trace
     if Kind.SAMPLE not in trace.kinds:
         return None
     columns = ("start", "end", "name", "process", "thread", "bytes")
@@ -89,8 +99,19 @@ def read_python_lines(trace: Trace) -> PythonLines | None:
         rows = (samples.process == thread[0]) & (samples.thread == thread[1])
         times[thread], names[thread] = samples.start[rows], samples.name[rows]
         waited[thread] = samples.bytes[rows]
-    text = _shortened(trace.names(distinct_ids(samples.name)))
-    return PythonLines(times, names, waited, text, _stand_ins(trace, times))
+    locks, held = read_locks(trace)
+    text = _shortened({**trace.names(distinct_ids(samples.name)), **held})
+    return PythonLines(times, names, waited, text, _stand_ins(trace, times), locks)
+
+
+def read_locks(trace: Trace) -> tuple[Events, Mapping[int, str]]:
+    """Read the samples that met a wait for the interpreter's lock, and the lines that had it."""
+    columns = ("start", "end", "name", "process", "thread", "bytes")
+    counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
+    names = trace.names(distinct_ids(counted.name))
+    held = {id: text for id, text in names.items() if text.startswith(_HELD)}
+    lines = {id: text.removeprefix(_HELD).removeprefix(": ") for id, text in held.items()}
+    return counted.select(np.isin(counted.name, list(held))), lines
 
 
 def _threads(process: NDArray[np.int16], thread: NDArray[np.int32]) -> set[Thread]:
@@ -132,7 +153,7 @@ def dominating(
 
 def _samples(view: GpuShardView, time: Intervals, cause: str) -> dict[Thread, NDArray[np.intp]]:
     """Return the samples of each thread while a GPU is idle for a cause."""
-    lines, calls, causes = view.once(find_python_lines), view.calls, view.lane.causes
+    lines, calls, causes = view.once(read_python_lines), view.calls, view.lane.causes
     if lines is None or calls is None:
         return {}
     idle = causes.of[cause].intersection(time)

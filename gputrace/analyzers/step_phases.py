@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -35,7 +34,7 @@ from gputrace.model.host import (
 )
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import ModuleUse, Step
-from gputrace.model.trace import Trace
+from gputrace.model.struct import Struct
 
 ALL: Final = "all"
 """All idle time, beside the causes of it."""
@@ -44,8 +43,7 @@ LAUNCH: Final = "launch"
 _KNOWN: Final = tuple(name for name in PHASES if name != OTHER)
 
 
-@dataclass(frozen=True)
-class PhaseTimes:
+class PhaseTimes(Struct, frozen=True, dict=True):
     """When the thread of a process that trains was in each phase but `OTHER`; disjoint."""
 
     of: Mapping[str, Intervals]
@@ -57,12 +55,8 @@ class PhaseTimes:
 
 
 def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:
-    """Read the phases of a shard's processes."""
-    return read_phases_of(shard.trace)
-
-
-def read_phases_of(trace: Trace) -> Mapping[int, PhaseTimes]:
     """Read the phases of each process in which a backward pass or an optimizer was recorded."""
+    trace = shard.trace
     if Kind.PHASE not in trace.kinds:
         return {}
     columns = ("start", "end", "kind", "name", "process", "thread")
@@ -173,8 +167,7 @@ def _idle_time(view: GpuShardView, time: Intervals) -> Intervals:
     return idle.intersection(timeline.recorded) if len(timeline.recorded) > 1 else idle
 
 
-@dataclass(frozen=True)
-class IdleOfRank:
+class IdleOfRank(Struct, frozen=True, dict=True):
     """Idle time of the GPUs of a rank in their measured steps, by phase: summed nanoseconds."""
 
     steps: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -21,6 +20,7 @@ from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES
 
 _FEWEST: Final = 4
@@ -40,8 +40,7 @@ _OWN: Final = tuple(name for name in CLASSES if name != "communication")
 _WORK: Final = tuple(name for name in BUSY_CLASSES if name != "communication")
 
 
-@dataclass(frozen=True)
-class Straggler:
+class Straggler(Struct, frozen=True, dict=True):
     """GPU for which others wait.
 
     Attributes:
@@ -167,8 +166,7 @@ _NEXT_NS: Final = 20_000
 """Maximum pause between two collectives of one chain, the second of which waited for the first."""
 
 
-@dataclass(frozen=True)
-class Lateness:
+class Lateness(Struct, frozen=True, dict=True):
     """Waiting that each GPU causes on the others, by step.
 
     Attributes:
@@ -427,8 +425,7 @@ _QUARTILES: Final = (0.25, 0.5, 0.75)
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRatio:
+class KernelRatio(Struct, frozen=True):
     """Kernel time of one GPU relative to the fastest, without communication kernels, which wait."""
 
     gpu: Gpu
@@ -438,6 +435,9 @@ class KernelRatio:
     low: float
     high: float
     """Quartiles of that ratio: a lower clock slows all kernels alike, larger batches only some."""
+    mean: float
+    """Ratio of the times of all equal launches; 1.0 is the fastest. Of a GPU that is slow in bursts
+    it is larger than the median."""
     launches: int
     """Number of compared launches per step."""
     compared_ns: int
@@ -451,8 +451,7 @@ class KernelRatio:
         return round(self.compared_ns * (1 - 1 / self.ratio))
 
 
-@dataclass(frozen=True)
-class _Launches:
+class _Launches(Struct, frozen=True, dict=True):
     """Launches of one GPU in a typical step, with median durations."""
 
     keys: NDArray[np.int64]
@@ -496,18 +495,21 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
     usual = np.nanmedian(table_used, axis=0)
     quartiles = np.stack([_quartiles(row, usual) for row in table_used[enough]])
     fastest = quartiles[:, 1].min()
+    rows = table_used[enough]
+    means = np.nansum(rows, axis=1) / np.where(np.isfinite(rows), usual, 0).sum(axis=1)
     return tuple(
         KernelRatio(
             gpu=operations[index].gpu,
             ratio=float(middle / fastest),
             low=float(low / fastest),
             high=float(high / fastest),
+            mean=float(mean / means.min()),
             launches=int(np.isfinite(shared[index]).sum()),
             compared_ns=round(float(compared[index])),
             own_ns=round(float(whole[index] - compared[index])),
         )
-        for index, (low, middle, high) in zip(
-            np.flatnonzero(enough).tolist(), quartiles.tolist(), strict=True
+        for index, (low, middle, high), mean in zip(
+            np.flatnonzero(enough).tolist(), quartiles.tolist(), means.tolist(), strict=True
         )
     )
 

@@ -6,12 +6,11 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import click
 
@@ -30,7 +29,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "recover": ("record.recover", "gputrace recover trace.sqlite.spool"),
     },
     "Look": {
-        "demo": ("demo.command", "gputrace demo", "gputrace demo -o demo.sqlite"),
+        "demo": ("analyze.demo", "gputrace demo", "gputrace demo -o demo.sqlite"),
         "analyze": (
             "analyze.analyze",
             "gputrace analyze trace.sqlite",
@@ -59,7 +58,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "gputrace log trace.sqlite --to wandb:resnet --to mlflow:resnet",
         ),
         "kernel": (
-            "kernel.command",
+            "analyze.kernel",
             "gputrace kernel trace.sqlite 1",
             "gputrace kernel trace.sqlite gemm -- python train.py",
         ),
@@ -95,11 +94,13 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "installation.recipe",
             "NSYS_RECIPE_PATH=$(gputrace recipe) nsys recipe gputrace_analyze --help",
         ),
-        "completion": ("completion.command", "gputrace completion bash"),
+        "completion": ("installation.completion", "gputrace completion bash"),
     },
 }
 """Commands as help groups them: a click command in a module of this package, and examples."""
 COMMANDS: Final = {name: row for group in GROUPS.values() for name, row in group.items()}
+COMPLETES: Final = "_GPUTRACE_COMPLETE"
+"""Variable with which a shell's script calls gputrace for completions."""
 
 
 _LONGEST_HELP: Final = 200
@@ -142,27 +143,6 @@ class _Commands(click.Group):
             with formatter.section(title):
                 formatter.write_dl(list(texts.items()))
 
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with _own_broken_pipe():
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _own_broken_pipe():
-            return super().invoke(ctx)
-
-
-class _ReaderGone(Exception):
-    """Broken pipe: the reader of the output has closed it."""
-
-
-@contextmanager
-def _own_broken_pipe() -> Iterator[None]:
-    """Hide a broken pipe from click, which would exit with 1, the code for an unmet gate."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise _ReaderGone from None
-
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gputrace")
@@ -176,6 +156,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     Where a signal ended a recorded program, it ends this process too, so that a shell's loop stops
     at Ctrl+C as it would without the recorder.
     """
+    if instruction := os.environ.get(COMPLETES):
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(cli, {}, "gputrace", COMPLETES, instruction))
     code = run(arguments)
     if code < 0:
         _die_by(-code)
@@ -199,14 +183,20 @@ def run(arguments: list[str] | None = None) -> int:
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        result: Any = cli.main(arguments, prog_name="gputrace", standalone_mode=False)
+        # Not by its `main`, which exits with 1 at a broken pipe: the code for an unmet gate.
+        with cli.make_context("gputrace", arguments) as context:
+            result = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
+    except click.exceptions.Exit as end:
+        sys.stdout.flush()
+        return end.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return ExitCode.USAGE
-    except (_ReaderGone, BrokenPipeError):
+    except BrokenPipeError:
         _drop_output()
         return ExitCode.DONE
     except (Exception, KeyboardInterrupt) as error:
@@ -231,8 +221,7 @@ def explain(error: BaseException) -> tuple[str, ExitCode] | None:
             return error.format_message(), ExitCode.USAGE
         case GputraceError():
             return str(error), error.exit_code
-        # click makes the same of EOFError, which a damaged compiled module raises.
-        case click.Abort(__cause__=KeyboardInterrupt() | None) | KeyboardInterrupt():
+        case click.Abort() | KeyboardInterrupt():
             return "interrupted", ExitCode.INTERRUPTED
         case OSError():
             where = error.filename or "the output"

@@ -1,19 +1,30 @@
-"""Commands that read traces: analyze, compare, report, export, browse, log."""
+"""Commands that read traces: analyze, demo, compare, report, export, browse, log, kernel."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from gputrace.cli import console, options
 from gputrace.cli.console import progress_bar, reading
-from gputrace.errors import ExitCode, MissingError, UsageError
+from gputrace.errors import ExitCode, GputraceError, MissingError, UsageError
+from gputrace.units import format_ns
+
+if TYPE_CHECKING:
+    from gputrace.analyzers.kernels import Launches
+    from gputrace.api import Report
+    from gputrace.collectors.ncu import LaunchFilter
+    from gputrace.model.results import Roofline
+
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
 
@@ -60,6 +71,7 @@ def analyze(
     if all(map(looks_like, traces)):
         click.echo(_hang(traces, form), nl=False)
         return ExitCode.DONE
+    console.keep_freed_memory(traces)
     with (
         reading(_named(traces)) as progress,
         gputrace.open(
@@ -176,7 +188,7 @@ def report(
     if compare:
         if part["time"] is not None or keep_going:
             raise UsageError("--compare takes whole runs: leave --time and --keep-going out")
-        from gputrace.report.output_file import check_target
+        from gputrace.report import check_target
 
         check_target(target, traces, force)
         _compared(traces, labels, part["steps"], batch, global_batch).save(target, force=force)
@@ -346,3 +358,248 @@ def log(traces: tuple[Path, ...], trackers: tuple[str, ...], keep_going: bool) -
     for tracker in trackers:
         console.log(f"logged to {tracker}")
     return code
+
+
+@click.command("kernel")
+@click.argument("trace", type=options.UNCHECKED)
+@click.argument("kernel")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--count", type=click.IntRange(min=1), default=1, show_default=True, help="Launches to profile."
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    help="Launches of it to leave out first, instead of those before a steady step.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("kernel.ncu-rep"),
+    show_default=True,
+    help="The report of Nsight Compute.",
+)
+@options.force
+@click.option("--json", "as_json", is_flag=True, help="Print the kernel and its launches as JSON.")
+def kernel(
+    trace: Path,
+    kernel: str,
+    command: tuple[str, ...],
+    output: Path,
+    force: bool,
+    count: int,
+    skip: int | None,
+    as_json: bool,
+) -> int:
+    """Show where a kernel of TRACE is launched, and profile it in COMMAND with Nsight Compute.
+
+    KERNEL is a name, a part of one, or a rank by total time (1 takes most). COMMAND runs the
+    program of the trace again, under ncu; without one, the command to run is printed.
+    """
+    import gputrace
+    from gputrace.collectors.launch import load_numpy
+    from gputrace.collectors.ncu import LaunchFilter, words
+
+    load_numpy()
+    if command and not force and output.exists():
+        raise UsageError(f"{output}: exists; name another with -o, or give --force")
+    with reading(trace.name) as progress, gputrace.open(trace) as opened:
+        launches = opened.launches(kernel, progress=progress)
+    first = launches.skip if skip is None else skip
+    chosen = LaunchFilter(launches.pattern, first, count, launches.device)
+    ready = shlex.join(words(chosen, output, command or ("COMMAND",)))
+    if as_json:
+        from gputrace.report import to_json
+
+        click.echo(to_json({"launches": launches, "command": ready}), nl=False)
+    else:
+        click.echo(_launches_text(launches), nl=False, color=True)
+        if not command:
+            click.echo(f"\n{ready}")
+    return _profile(chosen, output, command) if command else ExitCode.DONE
+
+
+def _launches_text(launches: Launches) -> str:
+    """Render the kernel's time on each GPU, and a description of the launch to profile."""
+    from rich.text import Text
+
+    from gputrace.report.tables import Table
+    from gputrace.report.text import open_console, print_table, without_blanks
+
+    screen = open_console(options.width(), options.use_color())
+    use = launches.kernel
+    title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
+    rows = tuple(
+        (f"gpu {gpu.gpu}", f"{gpu.count:,}", format_ns(gpu.median_ns), format_ns(gpu.total_ns))
+        for gpu in use.by_gpu
+    )
+    print_table(screen, Table(title, ("", "launches", "median", "total"), rows))
+    screen.print(Text(use.name))
+    if use.roofline is not None:
+        screen.print(Text(_roofline(use.roofline)))
+    where = "no step was found" if launches.step is None else f"in step {launches.step}"
+    gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
+    lines = [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]
+    if launches.alike > 1:
+        lines.append(
+            f"{launches.alike} kernels cannot be told apart by name: the right one comes if the "
+            "program launches what it launched in the trace."
+        )
+    if not launches.from_start:
+        lines.append(
+            "The trace does not begin with the run: earlier launches are not counted, and an "
+            "earlier one is profiled."
+        )
+    for line in lines:
+        screen.print(Text(line))
+    return without_blanks(screen)
+
+
+def _roofline(line: Roofline) -> str:
+    """Say how fast a kernel multiplies, and what bounds it."""
+    text = f"{line.flop_per_s / 1e12:,.3g} TFLOP/s by the shapes of its operators"
+    if line.flop_per_byte is not None:
+        text += f", {line.flop_per_byte:,.3g} FLOP for each byte"
+    if line.limit_flop_per_s is None or line.of_limit is None:
+        return f"{text}."
+    bound = "its arithmetic" if line.limit == "compute" else "its memory"
+    return (
+        f"{text}: {line.of_limit:.0%} of the {line.limit_flop_per_s / 1e12:,.3g} TFLOP/s to which "
+        f"{bound} limits the card."
+    )
+
+
+def _profile(chosen: LaunchFilter, output: Path, command: tuple[str, ...]) -> int:
+    from gputrace.collectors.launch import CannotRun
+    from gputrace.collectors.ncu import profile, read_report, show_report
+
+    try:
+        profile(chosen, output, command)
+    except CannotRun as error:
+        raise MissingError(str(error)) from None
+    kernels = read_report(output)
+    if kernels is None:
+        click.echo(show_report(output), nl=False)
+    show = {"ns": format_ns, "%": "{:.3g}%".format}
+    for kernel in kernels or ():
+        wide = max(map(len, kernel.figures), default=0)
+        click.echo(f"{kernel.name}: {kernel.verdict}")
+        for label, (value, unit) in kernel.figures.items():
+            click.echo(f"  {label:<{wide}}  {show.get(unit, '{:,.4g}'.format)(value)}")
+    console.log(f"wrote {output}")
+    return ExitCode.DONE
+
+
+_BUNDLED: Final = """\
+The bundled recording: PyTorch DistributedDataParallel, ResNet-50, two H200 GPUs.
+Something makes it slower than it should be.
+"""
+_HERE: Final = """
+The same on this machine: a few seconds of training, in a temporary folder.
+
+$ gputrace record -- python train.py"""
+_YOURS: Final = """
+Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite"""
+
+
+@click.command("demo")
+@click.option("--no-record", is_flag=True, help="Only analyse the bundled recording.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Only write the bundled recording to a file, for other commands to look at.",
+)
+@click.option("--force", is_flag=True, help="Replace that file if it exists.")
+@options.report_format
+def demo(form: str, no_record: bool, output: Path | None, force: bool) -> int:
+    """Analyze a bundled recording: two H200 GPUs training ResNet-50, slower than they should.
+
+    Then record a small training on this machine (with PyTorch if it is installed, else numpy), and
+    analyze that. The JSON is the bundled recording's, and has the other's as "recorded".
+
+    The exit code is 5 if nothing could be recorded.
+    """
+    if output is not None:
+        return _write_demo(output, force)
+    import gputrace
+    from gputrace.data import unpacked
+
+    with unpacked("demo.sqlite.xz") as path, gputrace.open(path) as opened:
+        bundled = opened.analyze()
+    if form != "json":
+        _explain(_BUNDLED, form)
+        options.show(bundled, form)
+    recorded, problem = (None, "not asked for") if no_record else _record_here(form)
+    if form == "json":
+        from gputrace.report import plain, to_json
+
+        both = plain(bundled)
+        assert isinstance(both, dict)
+        unmade = None if recorded else problem
+        click.echo(to_json(both | {"recorded": recorded, "not_recorded": unmade}), nl=False)
+    elif recorded is not None:
+        click.echo()
+        options.show(recorded, form)
+    _explain(_YOURS, form)
+    if recorded is not None or no_record:
+        return ExitCode.DONE
+    console.log(f"nothing was recorded here: {problem}")
+    return ExitCode.DONE_IN_PART
+
+
+def _write_demo(target: Path, force: bool) -> int:
+    """Write the bundled recording to a file."""
+    from gputrace.data import unpacked
+    from gputrace.report import check_target, unfinished_file
+
+    path = check_target(target, (), force)
+    with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:
+        shutil.copyfile(recording, unfinished)
+    console.log(f"wrote {target}")
+    return ExitCode.DONE
+
+
+def _explain(message: str, form: str) -> None:
+    """Write an explanation to stderr, unless the output is for programs."""
+    if form == "text":
+        click.echo(message, err=True)
+
+
+def _record_here(form: str) -> tuple[Report | None, str]:
+    """Record a training here; return its report, or None and the reason."""
+    import gputrace
+    from gputrace.data import unpacked
+
+    _explain(_HERE, form)
+    record = [sys.executable, "-m", "gputrace", "record", "--", sys.executable, "train.py"]
+    try:
+        with unpacked("train.py") as script:
+            ran = subprocess.run(
+                record,
+                cwd=script.parent,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            _explain((ran.stdout + ran.stderr).rstrip(), form)
+            if ran.returncode:
+                return None, why_not(ran)
+            _explain("\n$ gputrace analyze trace.sqlite", form)
+            with gputrace.open(script.with_name("trace.sqlite")) as opened:
+                return opened.analyze(), ""
+    except (OSError, GputraceError) as error:
+        return None, str(error)
+
+
+def why_not(ran: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line of the failed recording or training."""
+    ours = ran.returncode == ExitCode.RECORDING_FAILED
+    said = filter(None, ran.stderr.splitlines())
+    lines = [line for line in said if line.startswith("gputrace: ") == ours]
+    last = lines[-1] if lines else f"no message, exit code {ran.returncode}"
+    return last.removeprefix("gputrace: ") if ours else f"the training failed: {last}"

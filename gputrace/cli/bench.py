@@ -138,7 +138,7 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
 
 def _write_job(work: Work, given: Mapping[str, Any]) -> int:
     """Write the batch script into the current folder, and submit it with ``--submit``."""
-    from gputrace.report.output_file import check_target, unfinished_file
+    from gputrace.report import check_target, unfinished_file
 
     study = work.request.study
     target = check_target(Path(f"{study.stem}.sbatch"), [study], given["force"])
@@ -269,6 +269,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
 def _request(study: Path, given: dict[str, Any]) -> Request:
     from gputrace.studies.plan import Nodes
     from gputrace.studies.runner import Request
+    from gputrace.trials.runs import CuredStudy
 
     pythons = dict(_pair("--python", text, "torch=/path/to/python") for text in given["pythons"])
     uv, install = given["uv"], given["install"]
@@ -286,6 +287,7 @@ def _request(study: Path, given: dict[str, Any]) -> Request:
         Nodes(given["nodes"], given["gpus_per_node"] or 0, given["mpi"]),
         given["configuration"],
         given["gpus_per_node"] if given["slurm"] else None,
+        CuredStudy(),
     )
 
 

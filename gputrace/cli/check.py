@@ -77,7 +77,7 @@ def command(
     explain it.
     """
     from gputrace.analyzers.ci_gates import check
-    from gputrace.comparison import open_runs
+    from gputrace.api import open_runs
     from gputrace.report import to_json
 
     def read(path: Path) -> Run:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -23,8 +24,8 @@ from gputrace.sanitize import message, sentence
 from gputrace.version import __version__
 
 if TYPE_CHECKING:
-    from gputrace.analyzers.compare.results import Comparison
     from gputrace.api import Report
+    from gputrace.model.comparison import Comparison
 
 _VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Versions of the protocol, the newest first; in all, tools work alike."""
@@ -175,13 +176,24 @@ def _traces(name: str, value: object, root: Path) -> list[str]:
     inside = []
     for path in paths:
         try:
-            resolved = (root / path).resolve()
-        except (OSError, ValueError, RuntimeError):
+            resolved = Path(os.path.realpath(root / path))
+        except (OSError, ValueError):
             raise UsageError(f"{name}: {path!r} is no path") from None
-        if not resolved.is_relative_to(root) or "://" in path:
-            raise UsageError(f"{path}: lies outside of {root}; only what is in it can be read")
+        outside = path if "://" in path else _link_out(resolved, root)
+        if outside is not None:
+            raise UsageError(f"{outside}: lies outside of {root}; only what is in it can be read")
         inside.append(str(resolved))
     return inside
+
+
+def _link_out(path: Path, root: Path) -> Path | None:
+    """Return what of a file or a folder lies outside of the root; None where nothing does.
+
+    Of a folder, its files are read, and those of folders of tables in it.
+    """
+    links = (each for depth in ("*", "*/*") for each in path.glob(depth) if each.is_symlink())
+    ends = ((each, Path(os.path.realpath(each))) for each in chain([path], links))
+    return next((each for each, end in ends if not end.is_relative_to(root)), None)
 
 
 # ---- tools

@@ -19,9 +19,8 @@ from gputrace.errors import ExitCode, GputraceError, InputError, MissingError, U
 from gputrace.units import format_bytes, format_count, format_ns, parse_duration
 
 if TYPE_CHECKING:
-    from gputrace.collectors.backend import Merged, Plan, RepeatedWindow
-    from gputrace.collectors.limits import Limits, Size
-    from gputrace.collectors.session import Prepared
+    from gputrace.collectors.backend import Limits, Merged, Plan, RepeatedWindow
+    from gputrace.collectors.session import Prepared, Size
 
 
 LARGE: Final = 10 * 10**9
@@ -360,7 +359,7 @@ def _every(text: str) -> RepeatedWindow:
 
 def _limits(keep: str | None, max_size: str | None) -> Limits:
     """Parse ``--keep``, a ring of ``5min``, or ``--max-size``, ``2GB`` in all."""
-    from gputrace.collectors.limits import ring
+    from gputrace.collectors.backend import ring
 
     if keep is not None and max_size is not None:
         raise UsageError("--keep and --max-size exclude each other: a ring is as large as its time")

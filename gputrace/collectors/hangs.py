@@ -85,7 +85,7 @@ def read_ring(path: Path, whole: bool = False) -> Ring | None:
         if not start:
             continue
         text = data[at + _SLOT.size : at + _SLOT.size + length].decode("utf-8", "replace")
-        group, members, name, line = (*text.split("\0"), "", "", "", "")[:4]
+        group, name, line, members = (*text.split("\0"), "", "", "", "")[:4]
         entry = {"group": group, "members": members, "operation": name, "line": line}
         times = {"start_ns": start, "end_ns": end or None}
         ring.collectives.append({"serial": serial, "number": number, "step": step} | entry | times)
@@ -125,7 +125,9 @@ class Hangs:
         for ring in rings:
             self._note_end(ring.pid)
         # The hooks' files grow as batches are read and functions compiled.
-        seen |= {path.name: path.stat().st_size for path in self._folder.glob("*.host")}
+        for path in self._folder.glob("*.host"):
+            with suppress(FileNotFoundError):  # A ring removes its older files.
+                seen[path.name] = path.stat().st_size
         if seen != self._seen:
             if self._told_at is not None:
                 self._tell(f"it goes on, after {now - self._since:,.0f} s")
@@ -248,8 +250,9 @@ def _stacks(ring: Ring) -> list[list[str]]:
     if (spy := shutil.which("py-spy")) is not None:
         words = [spy, "dump", "--nonblocking", "--pid", str(ring.pid)]
         with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
-            if done.returncode == 0 and (threads := _threads(done.stdout, _SPY_FRAME)):
+            done = subprocess.run(words, capture_output=True, timeout=10, check=False)
+            text = done.stdout.decode("utf-8", "replace")
+            if done.returncode == 0 and (threads := _threads(text, _SPY_FRAME)):
                 return threads
     path = ring.path.with_suffix(".stacks")
     descriptor = Path(f"/proc/{ring.pid}/fd/{ring.stacks}")

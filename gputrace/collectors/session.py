@@ -1,4 +1,4 @@
-"""A recording from its preparation to the trace: folder, environment, run, merge."""
+"""A recording from its preparation to the trace: folder, environment, run, growth, merge."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from gputrace.collectors import job_tasks
 from gputrace.collectors.backend import (
     HOW_TO_BUILD,
     Backend,
+    Limits,
     Merged,
     Plan,
     built_library,
+    bytes_in,
     has_driver,
 )
 from gputrace.collectors.backends import HOST, backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
 from gputrace.collectors.hangs import Hangs
 from gputrace.collectors.launch import Launch, find_program, load_numpy
-from gputrace.collectors.limits import GrowthWatch, Limits, Size
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.spool.chunks import CHUNK, HEADER
 from gputrace.errors import GputraceError, MissingError, UsageError
@@ -344,11 +345,21 @@ def has_stopped(folder: Path) -> bool:
 
 HIDDEN: Final = "***"
 
+_NO_TOKENS: Final = "".join(
+    rf"(?<!{word}[-_])"
+    for word in ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "image", "video", "audio")
+)
+_OF_MODELS: Final = (
+    r"[-_](?:ids?|types?|dim|len|length|size|index|idx|count|limit|drop\w{0,9}|per)\b"
+)
+"""Language models have tokens that are no secrets: ``--pad-token``, ``--token-type``."""
 _NAME: Final = (
-    r"(?:(?:pass(?:words?|wd|phrase)?|passcode|pwd|secrets?(?:[-_]?key)?|token|api.?keys?"
-    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook|signature)(?![a-z])[\w-]{0,40}"
+    r"(?:(?:pass(?:words?|wd|phrase)?|passcode|pwd|secrets?(?:[-_]?key)?"
+    rf"|{_NO_TOKENS}token(?!{_OF_MODELS})|api.?keys?"
+    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook|signature)(?![a-z])"
+    r"(?![-_](?:file|path|dir)\b)[\w-]{0,40}"
     r"|(?<=--)tokens(?![\w-])"
-    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|pw|sig|sas)(?![\w-]))"
+    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|pw|sig|sas|jwt)(?![\w-]))"
 )
 """Bounds keep the time linear in the length of a word."""
 _ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")
@@ -394,3 +405,48 @@ def _masked_word(word: str) -> str:
     for pattern in _WITHIN:
         word = pattern.sub(rf"\g<shown>{HIDDEN}", word)
     return word
+
+
+_BETWEEN_LOOKS_NS: Final = 4_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes of a recording's folder, and nanoseconds since the recording began."""
+
+    bytes: int
+    elapsed_ns: int
+
+    @property
+    def rate(self) -> float:
+        """Mean bytes per second."""
+        return self.bytes / max(self.elapsed_ns, 1) * 1e9
+
+
+class GrowthWatch:
+    """Watch that reports the size at a number of bytes, and each time it has doubled."""
+
+    def __init__(
+        self,
+        folder: Path,
+        first: int,
+        report: Callable[[Size], None],
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._folder, self._next, self._report, self._now = folder, first, report, now
+        self._began = self._looked = now()
+
+    def look_now_and_then(self) -> None:
+        """Check the size if the last check was some seconds ago."""
+        if self._now() - self._looked >= _BETWEEN_LOOKS_NS:
+            self._looked = self._now()
+            self.look()
+
+    def look(self) -> None:
+        """Check the size, at the cost of a stat of each file."""
+        held = bytes_in(self._folder)
+        if held < self._next:
+            return
+        while self._next <= held:
+            self._next *= 2
+        self._report(Size(held, self._now() - self._began))

@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from gputrace.collectors import finalize
 from gputrace.collectors.backend import Merged
+from gputrace.collectors.finalize import correct_clocks
 from gputrace.collectors.launch.supervised import ask
 from gputrace.collectors.nvml.log import read_nvml
 from gputrace.collectors.spool.chunks import read_all
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
-from gputrace.collectors.spool.wall_clock import correct_clocks
 from gputrace.errors import InputError, MissingError
 from gputrace.model.names import demangle_all, short
 from gputrace.readers import nvprof_schema as schema

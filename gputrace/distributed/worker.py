@@ -339,7 +339,8 @@ class RemoteShard(Shard):
 
     def move(self, shifts: Mapping[int, int]) -> list[GpuSummary]:
         assert isinstance(self.trace, RenumberedTrace)
-        self.trace.shift += next((shifts[operations.gpu.host] for operations in self.operations), 0)
+        processes = [operations.gpu.process for operations in self.operations]
+        self.trace.shift += next((shifts[process] for process in processes), 0)
         return super().move(shifts)
 
 

@@ -190,7 +190,10 @@ class Events:
 
     def select(self, rows: Mask | Column | slice) -> Events:
         """Return the rows selected by a mask, indices or a slice, with all columns."""
-        return Events({name: getattr(self, name)[rows] for name in self.columns})
+        if isinstance(rows, slice):
+            return Events({name: getattr(self, name)[rows] for name in self.columns})
+        indices = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return Events({name: getattr(self, name).take(indices) for name in self.columns})
 
 
 def concatenate(parts: Sequence[Events], columns: Sequence[str]) -> Events:
@@ -231,6 +234,8 @@ def number_ids(ids: Column) -> tuple[NDArray[np.int64], NDArray[np.signedinteger
         return distinct.astype(np.int64), indices
     distinct = _counted(ids)
     low = int(distinct[0])
+    if len(distinct) == 1:
+        return distinct, np.zeros(ids.size, np.int32)
     index_of = np.empty(int(distinct[-1]) - low + 1, np.int32)
     index_of[distinct - low] = np.arange(len(distinct))
     numbers = np.empty(ids.size, np.int32)
@@ -271,6 +276,8 @@ def _are_dense(ids: Column, times: int) -> bool:
 
 def _counted(ids: Column) -> NDArray[np.int64]:
     low, high = int(ids.min()), int(ids.max())
+    if low == high:
+        return np.array([low])
     seen = np.zeros(high - low + 1, bool)
     for rows in _blocks(ids):
         seen[ids[rows].astype(np.intp) - low] = True

@@ -1,13 +1,17 @@
-"""Results about the hosts: how their threads came by their time, and the phases of their steps."""
+"""Results about the hosts: how their threads came by their time, the phases of their steps, and
+their data loaders.
+
+Times are integer nanoseconds; field names are those of the JSON.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from gputrace.model.struct import Struct
 
-@dataclass(frozen=True, slots=True)
-class HostLoad:
+
+class HostLoad(Struct, frozen=True):
     """How the host thread of a rank that marks the steps came by its time, in the measured steps.
 
     The times sum to ``covered_ns``, the part of the steps that was counted.
@@ -35,6 +39,13 @@ class HostLoad:
     """Cores' worth of time that its control group allows; None without a limit."""
     runnable: float | None
     """Threads of the machine that were on a core or queued for one, on average."""
+    openmp: str | None
+    """OpenMP's library, where its threads spin: ``libgomp``, ``libiomp5``, ``libomp``."""
+    spinning: int
+    """Threads, with the one that marks steps, that want a core all the time and have it for as
+    long: those that wait for the others spin; 0 if there are none, or no such library."""
+    at_once: float
+    """Share of the time in which all of these have a core, if their turns are independent."""
     throttled: float
     """Share of the time for which the control group's quota stopped it, summed over cores."""
     pressure: float
@@ -47,6 +58,36 @@ class HostLoad:
     def of(self, share_ns: int, step_ns: int) -> int:
         """Return a time as nanoseconds of a step of the given length."""
         return round(share_ns / max(self.covered_ns, 1) * step_ns)
+
+
+class Allocator(Struct, frozen=True):
+    """torch's caching allocator on the device of a rank, as it counts, in the measured steps."""
+
+    rank: int
+    steps: int
+    retries: int
+    """Times that the GPU had no memory left: torch gave its cache back, and asked again."""
+    segments: int
+    """Segments taken from the GPU (cudaMalloc); with ``expandable_segments``, new or longer."""
+    segment_bytes: int
+    """Bytes of a mean one of these."""
+    segments_freed: int
+    """Segments given back (cudaFree)."""
+    emptied: int
+    """Calls of `torch.cuda.empty_cache`."""
+    emptying_ns: int
+    """Time of these in a mean step."""
+    allocated_bytes: int
+    """Bytes of tensors at the ends of steps, at most."""
+    reserved_bytes: int
+    """Bytes that are held of the GPU at the ends of steps, at most."""
+    split_bytes: int
+    """Unused bytes of these in segments that are in use, which cannot be given back, at most."""
+    peak_bytes: int | None
+    """Largest peak that was seen to be reached in these steps or before; None if it was before the
+    first."""
+    peak_phase: str | None
+    """The one of `PHASES` in which it was reached; None where that is unknown."""
 
 
 DATA: Final = "data"
@@ -69,8 +110,7 @@ PHASES: Final = {
 """Each phase in its order in a step, and its name in a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPhase:
+class StepPhase(Struct, frozen=True):
     """One phase of the steps of a rank, in mean nanoseconds of a step."""
 
     name: str
@@ -83,8 +123,7 @@ class StepPhase:
     """Part of it in which the GPU waited for a launch; None where calls were not recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPhases:
+class StepPhases(Struct, frozen=True):
     """The measured steps of a rank by phase.
 
     Times of the host sum to ``step_ns``, idle times to the idle time of the breakdown, both exactly
@@ -101,3 +140,134 @@ class StepPhases:
     def of(self, name: str) -> StepPhase:
         """Return a phase by name."""
         return next(phase for phase in self.phases if phase.name == name)
+
+
+READING, COLLATING, SENDING = "read", "collate", "send"
+"""Parts of a batch beside its transforms: the samples without them, making a batch, sending it."""
+
+
+class LoaderPart(Struct, frozen=True):
+    """One part of a batch, in the workers."""
+
+    name: str
+    """``read``, ``transform Decode``, ``collate`` or ``send``."""
+    batch_ns: int
+    """Mean of a batch."""
+    share: float
+    """Fraction of the workers' time at batches, 0 to 1."""
+
+
+class LoaderWorker(Struct, frozen=True):
+    """One worker; several processes, where each epoch starts new ones."""
+
+    worker: int
+    batches: int
+    batch_ns: int
+    """Median of its batches."""
+    waiting: float
+    """Share of its time that it waited for work, 0 to 1."""
+    read_bytes: int | None
+    """Read by system calls over the whole run; None where it was not seen for a second."""
+    disk_bytes: int | None
+    """Part of that which came from disks."""
+
+
+class LoaderChoice(Struct, frozen=True):
+    """A step as a simulation of the queue predicts it for a number of workers."""
+
+    workers: int
+    step_ns: int
+    wait_ns: int
+    """Part of the step that waits for a batch."""
+
+
+class Loader(Struct, frozen=True):
+    """Data loader that feeds a rank, over its measured steps."""
+
+    rank: int
+    workers: int
+    """0 where the process that trains loads by itself."""
+    batches: int
+    batches_per_step: float
+    prefetch_factor: int
+    pins_memory: bool
+    cores: int
+    """Cores that the process may use."""
+    batch_ns: int
+    """Mean time of a worker at a batch: the sum of the parts."""
+    processor_ns: int
+    """Processor time of a batch, in a worker."""
+    receive_ns: int
+    """Mean time of the process that trains at reading and unpickling a batch."""
+    parts: tuple[LoaderPart, ...]
+    """Parts of a batch, the longest first."""
+    by_worker: tuple[LoaderWorker, ...]
+    start_workers_ns: int
+    """Median time to start all workers, in the process that trains."""
+    queue_median: float | None
+    """Batches that were ready when one was asked for; None without workers."""
+    queue_empty: float | None
+    """Share of the asks that found none ready."""
+    step_ns: int
+    """Mean measured step; ``wait_ns`` is the part of it that waits for batches."""
+    wait_ns: int
+    predictions: tuple[LoaderChoice, ...]
+    """Steps by number of workers, the present number among them; empty where threads of the program
+    are queued for cores, by which all that was measured is longer than it would be with others."""
+    half_step_ns: int | None
+    """Predicted step if the longest transform took half as long; None without transforms, and where
+    nothing is predicted."""
+
+    def keeps_up(self, choice: LoaderChoice) -> bool:
+        """Return whether next to nothing of the step waits, beside receiving batches."""
+        beside = choice.wait_ns - self.receiving_ns
+        return beside < _NO_WAIT * choice.step_ns and choice.wait_ns < _LITTLE * choice.step_ns
+
+    @property
+    def receiving_ns(self) -> float:
+        """Time of a step that the thread that trains spends receiving batches."""
+        return 0.0 if self.pins_memory else self.receive_ns * self.batches_per_step
+
+    @property
+    def now(self) -> LoaderChoice | None:
+        """The step as predicted for the present number of workers; None if nothing is predicted."""
+        return next((row for row in self.predictions if row.workers == self.workers), None)
+
+    @property
+    def better(self) -> LoaderChoice | None:
+        """The fewest workers that shorten a step nearly as far as any number; None if none do."""
+        now = self.now
+        more = [choice for choice in self.predictions if choice.workers > self.workers]
+        if now is None or not more:
+            return None
+        least = min(choice.step_ns for choice in more)
+        if least > (1 - _GAINS) * now.step_ns:
+            return None
+        keeping_up = (choice for choice in more if self.keeps_up(choice))
+        enough = [choice for choice in more if choice.step_ns <= (1 + _GAINS) * least]
+        return next(keeping_up, enough[0])
+
+    @property
+    def slow(self) -> tuple[LoaderWorker, float] | None:
+        """A worker that takes much longer than the others, and how many times as long."""
+        if len(self.by_worker) < 2 or min(w.batches for w in self.by_worker) < _FEWEST:
+            return None
+        ordered = sorted(self.by_worker, key=lambda worker: worker.batch_ns)
+        usual = ordered[(len(ordered) - 1) // 2].batch_ns
+        ratio = ordered[-1].batch_ns / max(usual, 1)
+        return (ordered[-1], ratio) if ratio >= _UNEVEN else None
+
+    @property
+    def sending(self) -> float:
+        """Share that sending and receiving have of all that is done for a batch, 0 to 1."""
+        sent = sum(part.batch_ns for part in self.parts if part.name == SENDING)
+        both = sent + self.receive_ns
+        return both / max(self.batch_ns + self.receive_ns, 1)
+
+
+_FEWEST, _UNEVEN = 5, 1.5
+"""Batches of each worker from which they are compared, and how many times as long is uneven."""
+_NO_WAIT, _LITTLE = 0.05, 0.15
+"""Shares of a step that may wait where the workers keep up: beside receiving, and in all."""
+_GAINS = 0.05
+"""Share of a step that more workers must gain to be worth it."""

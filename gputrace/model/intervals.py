@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gputrace.model.struct import Struct
+
 Times = NDArray[np.int64]
 IndexArray = NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class Intervals:
+class Intervals(Struct, frozen=True, dict=True):
     """A set of nanoseconds: ``start[i] <= t < end[i]``, sorted, none empty, none touching.
 
     Build one with `union`; the constructor trusts what it is given.
@@ -47,10 +47,10 @@ class Intervals:
         times = np.asarray(times, np.int64)
         if not len(self.start):
             return np.zeros_like(times)
-        index = np.searchsorted(self.start, times, "right")
-        last = np.maximum(index - 1, 0)
-        unfinished = np.maximum(self.end[last] - times, 0)
-        return np.where(index > 0, self._covered[index] - unfinished, 0)
+        times = np.asarray(np.maximum(times, self.start[0]))
+        index = self.start.searchsorted(times, "right")
+        unfinished = np.maximum(self.end.take(index - 1) - times, 0)
+        return np.asarray(self._covered.take(index) - unfinished)
 
     def within(self, starts: ArrayLike, ends: ArrayLike) -> Times:
         """Return the nanoseconds of the set inside each window ``[start, end)``."""

@@ -9,7 +9,6 @@ mangled.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import json
 import re
 import sys
@@ -100,12 +99,18 @@ def words_of_mangled(name: str) -> list[str]:
     return words
 
 
+def _find_library() -> str:
+    from ctypes.util import find_library
+
+    return find_library("stdc++") or "libstdc++.so"
+
+
 @cache
 def _library() -> Any | None:
     # find_library starts subprocesses, so try the usual name first.
     for name in ("libstdc++.so.6", ""):
         with suppress(OSError):
-            library = ctypes.CDLL(name or ctypes.util.find_library("stdc++") or "libstdc++.so")
+            library = ctypes.CDLL(name or _find_library())
             library.__cxa_demangle.restype = ctypes.c_void_p
             library.__cxa_demangle.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
             # It brings the C library's, which frees what it allocates.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import replace
 from numpy.typing import NDArray
+
+from gputrace.model.struct import Struct
 
 Floats = NDArray[np.float64]
 
@@ -45,8 +49,7 @@ VALUES: Final[Mapping[str, str]] = {
 """Columns of GPUTRACE_NVML_SAMPLE, and their units."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Struct, frozen=True):
     """A card, as NVML describes it; None is what the driver or the log does not say."""
 
     gpu: int
@@ -70,8 +73,7 @@ class Card:
     """When the card was found gone, on the trace's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """Connection between two cards of a host, from one to the other."""
 
     gpu: int
@@ -92,8 +94,7 @@ def _no_times() -> NDArray[np.int64]:
     return np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class Samples(Struct, frozen=True, eq=False):
     """Rows of one card at one moment each, in order of time.
 
     ``samples["smClock"]`` is a column of `VALUES`, float64, NaN where nothing was said.
@@ -126,8 +127,7 @@ class Samples:
         return self.select((self.host == host) & (self.gpu == gpu))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Nvml:
+class Nvml(Struct, frozen=True, eq=False):
     """All that NVML said of a run; false where it said nothing."""
 
     cards: tuple[Card, ...] = ()

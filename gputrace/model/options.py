@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gputrace.errors import UsageError
+from gputrace.model.struct import Struct
 from gputrace.units import parse_window
 
 
@@ -16,8 +16,7 @@ class Window(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """Options of an analysis."""
 
     window: Window | None = None

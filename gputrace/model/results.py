@@ -7,12 +7,14 @@ Times are integer nanoseconds; moments are on the trace's own clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from msgspec import field
+from msgspec.structs import asdict
+
 from gputrace.errors import LeftOut
-from gputrace.model.host import HostLoad, StepPhases
-from gputrace.model.loader import Loader
+from gputrace.model.host import Allocator, HostLoad, Loader, StepPhases
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns
 
@@ -28,10 +30,9 @@ _TIMES: Final = {
 }
 
 
-class _ClassTimes:
+class _ClassTimes(Struct, frozen=True):
     """Fields ``<class>_ns``, one for each class of time, that a dataclass takes from the table."""
 
-    __slots__ = ()
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
@@ -41,8 +42,7 @@ class _ClassTimes:
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class GpuTotals(_ClassTimes):
+class GpuTotals(_ClassTimes, frozen=True):
     """One GPU over the whole span; the busy classes and ``idle_ns`` sum to ``span_ns``."""
 
     gpu: int
@@ -68,8 +68,7 @@ class GpuTotals(_ClassTimes):
     __annotations__ |= _TOTALS
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """Source and durations of the steps; times are over the steady steps of all ranks."""
 
     source: str
@@ -89,8 +88,7 @@ class Steps:
     """Reason why these are the steps, or why there are none."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCalls:
+class RecordedCalls(Struct, frozen=True):
     """Coverage of CUDA calls, in traces where not all were recorded."""
 
     share: float
@@ -115,8 +113,7 @@ class RecordedCalls:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Struct, frozen=True):
     """Rows that a recording lacks, as its other rows show."""
 
     rows: str
@@ -138,8 +135,7 @@ class Missing:
         return f"{self.share:.1%} of the {self.rows} of rank {self.rank} ({self.evidence})"
 
 
-@dataclass(frozen=True, slots=True)
-class RecorderCost:
+class RecorderCost(Struct, frozen=True):
     """Cost of recording, from steps in which the recorder was out of the program's way."""
 
     step_ns: int
@@ -178,8 +174,7 @@ class RecorderCost:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown(_ClassTimes):
+class Breakdown(_ClassTimes, frozen=True):
     """One GPU over its steady steps, or over the whole span with ``steps`` 0.
 
     The classes sum to ``total_ns``. For a rank without GPU activity, they are None.
@@ -212,8 +207,7 @@ class Breakdown(_ClassTimes):
         return sum(self.of(cause) for cause in IDLE_CAUSES)
 
 
-@dataclass(frozen=True, slots=True)
-class Step(_ClassTimes):
+class Step(_ClassTimes, frozen=True):
     """One step of one GPU; the classes sum to ``end_ns - start_ns``.
 
     They are None where no GPU was seen.
@@ -232,8 +226,7 @@ class Step(_ClassTimes):
     """Host time in the data loader, as in `Breakdown`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Struct, frozen=True):
     """Interval of one rank that is not steady training, or the wait that begins an epoch."""
 
     phase: str
@@ -259,8 +252,7 @@ class Phase:
     """Nanoseconds by cause that warm-up has more of than as many steady steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """Interval in which a GPU runs nothing."""
 
     gpu: int
@@ -277,8 +269,7 @@ class Gap:
         return self.end_ns - self.start_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
+class Gaps(Struct, frozen=True):
     """All gaps of all GPUs in the span, and the largest of them."""
 
     count: int
@@ -292,8 +283,7 @@ class Gaps:
     """How to record more of what the host does in them; empty if that would not help."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Cause of lost time, or a limit on how far the figures can be trusted."""
 
     id: str
@@ -308,8 +298,7 @@ class Finding:
     evidence: Evidence = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Work of one GPU over its measured steps, or over the whole span with ``steps`` 0.
 
     Durations are sums over operations, which may overlap.
@@ -350,8 +339,7 @@ class Load:
         return max(self.steps, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Energy:
+class Energy(Struct, frozen=True):
     """Energy of one GPU in the measured steps, from NVML's counter; over its whole span without
     steps.
 
@@ -377,8 +365,7 @@ class Energy:
     """Millijoules of a sample and of a token, where ``gputrace.step`` was given their number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Throughput:
+class Throughput(Struct, frozen=True):
     """Work of one rank, by what ``gputrace.step(samples=…, tokens=…, flop=…)`` was given, and its
     FLOPs also by the shapes of its operators; None if unknown.
     """
@@ -400,8 +387,7 @@ class Throughput:
     """``program``, or ``shapes`` of operators in the trace."""
 
 
-@dataclass(frozen=True, slots=True)
-class CardUse:
+class CardUse(Struct, frozen=True):
     """One GPU in the measured steps, as NVML saw it while it was busy; None is unknown.
 
     Without steps, over the whole span.
@@ -424,7 +410,7 @@ class CardUse:
     memory_clock_max_mhz: int | None
     memory_clock_application_mhz: int | None
     memory_below_max: float | None
-    throttled: Mapping[str, float] = field(hash=False)
+    throttled: Mapping[str, float]
     """Share of the time, 0 to 1, by reason; only reasons that occur."""
     power_mw: float | None
     """Mean."""
@@ -442,9 +428,11 @@ class CardUse:
     """Maximum, of all processes together."""
     memory_bytes: int | None
 
+    def __hash__(self) -> int:
+        return hash((self.host, self.gpu))
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+
+class Curve(Struct, frozen=True):
     """Time series of one quantity; with more samples than points, a point covers several."""
 
     name: str
@@ -458,8 +446,7 @@ class Curve:
     high: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCurves:
+class GpuCurves(Struct, frozen=True):
     """Time series of one card over the whole run."""
 
     gpu: int
@@ -471,8 +458,7 @@ class GpuCurves:
     curves: tuple[Curve, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Utilization:
+class Utilization(Struct, frozen=True):
     """Cards over the whole run; moments are on the clock of `phases`."""
 
     start_ns: int
@@ -480,8 +466,7 @@ class Utilization:
     gpus: tuple[GpuCurves, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveTotals:
+class CollectiveTotals(Struct, frozen=True):
     """All collectives of one operation among the same GPUs, over the measured steps.
 
     Without steps, over the whole span. Times are of one GPU in one collective unless they are said
@@ -524,11 +509,10 @@ class CollectiveTotals:
     group_size: int | None = None
     """Number of ranks in the communicator, recorded or not; None if unknown."""
     hosts: int = 1
-    """Number of hosts that the recorded ranks are on."""
+    """Number of hosts that the recorded ranks are on; those without a name count as one."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineStage:
+class PipelineStage(Struct, frozen=True):
     """One stage of a pipeline; nanoseconds of a step, the causes sum to ``bubble_ns``."""
 
     stage: int
@@ -544,8 +528,7 @@ class PipelineStage:
     host_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
+class Pipeline(Struct, frozen=True):
     """Pipeline of stages, with the time in which these do not work: means of a step and stage.
 
     The causes sum to ``bubble_ns``, and that and ``work_ns`` to ``step_ns``.
@@ -574,8 +557,7 @@ class Pipeline:
     stages: tuple[PipelineStage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertRank:
+class ExpertRank(Struct, frozen=True):
     """Load of the experts of one rank."""
 
     gpu: int
@@ -588,8 +570,7 @@ class ExpertRank:
     """Fraction of the exchanges in which this rank has most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Struct, frozen=True):
     """Load of the experts of a group of ranks, in the measured steps."""
 
     steps: int
@@ -604,8 +585,7 @@ class Experts:
     ranks: tuple[ExpertRank, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardedData:
+class ShardedData(Struct, frozen=True):
     """Gathering of sharded parameters and scattering of gradients in a group of ranks.
 
     Numbers and nanoseconds are of a step, on the mean of its ranks.
@@ -634,8 +614,7 @@ class ShardedData:
     """Size of all parameters that are gathered for the forward pass; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorParallel:
+class TensorParallel(Struct, frozen=True):
     """Communication of a group of ranks that split matrix products; of a step, on the mean rank."""
 
     gpus: tuple[int, ...]
@@ -652,8 +631,7 @@ class TensorParallel:
     """Part in which it waits for other ranks; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleUse:
+class ModuleUse(Struct, frozen=True):
     """What modules of one class launched at one place of a network, in a mean measured step."""
 
     rank: int
@@ -673,8 +651,7 @@ class ModuleUse:
     """Number of kernels."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraTable:
+class ExtraTable(Struct, frozen=True):
     """Table that a report shows after its own."""
 
     title: str
@@ -683,8 +660,7 @@ class ExtraTable:
     """Rows of as many cells as the header has, the first of them text; None is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelOnGpu:
+class KernelOnGpu(Struct, frozen=True):
     """Launches of one kernel on one GPU."""
 
     gpu: int
@@ -698,8 +674,7 @@ class KernelOnGpu:
     """Least bytes that they move, likewise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
+class Roofline(Struct, frozen=True):
     """Speed of a kernel that multiplies matrices, of known shapes, beside what its cards can do."""
 
     flop_per_s: float
@@ -714,8 +689,7 @@ class Roofline:
     """``flop_per_s`` as a fraction of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelUse:
+class KernelUse(Struct, frozen=True):
     """All launches of one kernel in the measured steps, on all GPUs."""
 
     name: str
@@ -740,8 +714,7 @@ class KernelUse:
     """None for kernels whose work is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class CountedFlop:
+class CountedFlop(Struct, frozen=True):
     """Floating-point operations of one GPU's kernels in the measured steps, by shapes."""
 
     gpu: int
@@ -752,8 +725,7 @@ class CountedFlop:
     """Fraction of the time of matrix products, convolutions and attention whose work is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """All kernels of one family in the measured steps, on all GPUs."""
 
     family: str
@@ -762,8 +734,7 @@ class Family:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Struct, frozen=True):
     """Matrix products and convolutions of one kind: on tensor cores or not, in a precision."""
 
     tensor_cores: str
@@ -776,8 +747,7 @@ class Product:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchCost:
+class LaunchCost(Struct, frozen=True):
     """Cost of kernel launches, and the number of kernels that are hardly worth one."""
 
     tiny_limit_ns: int
@@ -791,8 +761,7 @@ class LaunchCost:
     work; None where that never happened or no calls were recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Struct, frozen=True):
     """Kernels of the measured steps, or of the whole span where there are none."""
 
     steps: int
@@ -821,8 +790,7 @@ class Kernels:
     """By GPU, where the trace has shapes of operators."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLink:
+class GpuLink(Struct, frozen=True):
     """One direction between two GPUs of a host, over the whole recording.
 
     Bandwidths are bytes per second; None is unknown.
@@ -858,8 +826,7 @@ class GpuLink:
     """Collectives in which both took part."""
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIf:
+class WhatIf(Struct, frozen=True):
     """Optimization, and the step time that a replay of the steps predicts with it.
 
     All times are nanoseconds per step, ``low_ns <= step_ns <= high_ns``.
@@ -889,10 +856,11 @@ class WhatIf:
     """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
     steps: int
     """Number of steps replayed."""
+    pairs: int
+    """Number of measured pairs, of a prediction and of what came, that the range allows for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Analysis:
+class Analysis(Struct, frozen=True):
     """Result of the analysis of one trace."""
 
     schema_version: int
@@ -967,6 +935,8 @@ class Analysis:
     """Samples and tokens of each rank; empty where the program gave none."""
     energy: tuple[Energy, ...] = ()
     """Energy of each GPU whose counter was read in the measured steps."""
+    allocators: tuple[Allocator, ...] = ()
+    """Allocator of torch on each rank in the measured steps; empty where it was not read."""
     modules: tuple[ModuleUse, ...] = ()
     """Modules of the network in order of their tree, by rank; empty where none were recorded."""
 
@@ -978,4 +948,4 @@ class Analysis:
 
 def as_subclass(result: Any, kind: type[_Result]) -> _Result:
     """Convert a result to a subclass of its class that adds no fields."""
-    return kind(**{field.name: getattr(result, field.name) for field in fields(result)})
+    return kind(**asdict(result))

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+import msgspec
 import numpy as np
+from msgspec import field
 
 from gputrace.errors import LeftOut
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 
 
-@dataclass(slots=True)
-class Quality:
+class Quality(msgspec.Struct):
     """Quality problems of a trace, collected while it is read."""
 
     warnings: list[str] = field(default_factory=list)
@@ -85,8 +86,7 @@ Progress = Callable[[int, int], None]
 FROM_THE_START: Final = -(1 << 62)
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """A recorded process."""
 
     pid: int
@@ -98,8 +98,7 @@ class Process:
     """Host name of the machine; empty if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A CUDA device ordinal of one process, and the card behind it."""
 
     process: int
@@ -111,8 +110,7 @@ class Device:
     """UUID of the card; files of one machine may number its cards differently."""
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     """Metadata of the run that a file belongs to, used to merge files."""
 
     epoch_ns: int | None = None
@@ -152,7 +150,7 @@ class Trace(ABC):
         elsewhere: whether another process reads the file; `part` is then used, too.
         is_card_log: whether samples of cards are all that it has.
         has_one_clock: whether times of all its files can be compared; of merged traces that do not
-            say when they were recorded, only after `shift_hosts`.
+            say when they were recorded, only after `shift_clocks`.
     """
 
     source: str
@@ -185,8 +183,12 @@ class Trace(ABC):
         """Metadata of the run; empty unless a reader overrides it."""
         return Session()
 
-    def shift_hosts(self, shifts: Mapping[int, int], how: str) -> None:
-        """Shift the times of each host (`Process.host`) by nanoseconds, from the next read on.
+    def clock_of(self, process: int) -> int:
+        """Return a number of the clock that the times of a process are of: that of its host."""
+        return self.processes[process].host
+
+    def shift_clocks(self, shifts: Mapping[int, int], how: str) -> None:
+        """Shift the times of each clock (`clock_of`) by nanoseconds, from the next read on.
 
         ``how`` names the source of the shifts. Only merged traces have several clocks.
         """

@@ -13,20 +13,22 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gputrace.errors import InputError
+from gputrace.model.struct import Struct
 
 _LARGEST: Final = 1 << 28
 _MOST_OPCODES: Final = 50_000_000
 _MOST_RANKS: Final = 1 << 20
-_MALFORMED: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_MALFORMED: Final = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """One collective that a rank has entered.
 
     Attributes:
@@ -50,8 +52,7 @@ class Collective:
     size: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RankState:
+class RankState(Struct, frozen=True):
     """One rank at the time of a hang.
 
     Attributes:
@@ -103,14 +104,7 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
                 ranks += [_of_report(row, content) for row in content["ranks"]]
             else:
                 ranks.append(_of_dump(content, _rank_of(path.name, number)))
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            IndexError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except _MALFORMED as error:
             reason = str(error) if isinstance(error, Refused) else "is no dump of a flight recorder"
             raise InputError(path, reason) from error
     return sorted(ranks, key=lambda state: state.rank)
@@ -147,12 +141,13 @@ def _of_report(row: dict[str, Any], report: dict[str, Any]) -> RankState:
 
 
 def _members(text: str) -> tuple[int, ...]:
-    """Parse ``0-3`` or ``0,2,4``."""
+    """Parse ``0-3``, ``0-12/4`` (each fourth) or ``0,2,4``."""
     members: list[int] = []
     for part in filter(None, text.split(",")):
-        first, dash, last = part.partition("-")
-        group = range(int(first), int(last if dash else first) + 1)
-        if len(group) > _MOST_RANKS:
+        ends, _, stride = part.partition("/")
+        first, _, last = ends.partition("-")
+        group = range(int(first), int(last or first) + 1, int(stride or 1))
+        if len(members) + len(group) > _MOST_RANKS:
             raise ValueError("too many ranks")
         members += group
     return tuple(members)

@@ -25,7 +25,6 @@ from gputrace.model.events import (
     Events,
     Kind,
     Memory,
-    concatenate,
     number_ids,
 )
 from gputrace.model.names import bounded
@@ -58,7 +57,6 @@ from gputrace.readers.nsys_schema import (
     read_session,
 )
 from gputrace.store import sqlite_security
-from gputrace.store.slice import read_export_notes
 from gputrace.store.sqlite_reader import (
     NULL,
     Database,
@@ -80,6 +78,7 @@ from gputrace.store.table_scan import (
     quote_identifier,
     within,
 )
+from gputrace.units import format_window
 
 
 def is_nsys(database: Database) -> bool:
@@ -94,6 +93,10 @@ def is_nsys(database: Database) -> bool:
     )
 
 
+_MOST_TEXTS: Final = 1 << 14
+"""Texts that are kept; kernels and calls have thousands of names at most."""
+
+
 class NsysTrace(SqliteTrace[Table]):
     """One nsys SQLite export; may hold several processes and GPUs."""
 
@@ -103,9 +106,11 @@ class NsysTrace(SqliteTrace[Table]):
         super().__init__(path, database)
         self._process_keys: dict[int, int] = {}
         self._zones: dict[str, Zones | None] = {}
+        self._texts: dict[int, str] = {}
+        """Of StringIds, as far as they were asked for: each GPU and each gap asks again."""
         self._devices: DeviceMap | None = None
         self._tables = [table for table in TABLES if _usable(database, table)]
-        self.quality.notes += read_export_notes(database)
+        self.quality.notes += _export_notes(database)
         on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
         if not any(map(database.has_rows, on_gpu)):
             self.no_gpu = self._without_gpu()
@@ -129,17 +134,7 @@ class NsysTrace(SqliteTrace[Table]):
     def kinds(self) -> frozenset[Kind]:
         return super().kinds | (MESSAGE_KINDS if self._has_messages else frozenset())
 
-    def read(
-        self,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
-        events = super().read(kinds, columns, window, progress)
-        return concatenate([events, *self._messages(kinds, columns, window)], columns)
-
-    def _messages(
+    def _beside_tables(
         self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
     ) -> list[Events]:
         """Return NCCL's messages, where any are asked for and ranges have payloads."""
@@ -154,16 +149,19 @@ class NsysTrace(SqliteTrace[Table]):
 
     def on(self, database: Database) -> Self:
         part = super().on(database)
-        part._process_keys, part._zones = dict(self._process_keys), {}
+        part._process_keys, part._zones, part._texts = dict(self._process_keys), {}, {}
         part.__dict__.pop("_inline", None)  # It goes by row.
         return part
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         wanted = sorted({int(id) for id in ids})
-        text: dict[int, str] = {}
-        if self._database.has("StringIds", "id", "value"):
-            texts = self._database.texts("StringIds", "id", (id for id in wanted if id >= 0))
-            text = {id: plain(value) for id, value in texts.items()}
+        text = {id: self._texts[id] for id in wanted if id in self._texts}
+        unread = [id for id in wanted if id >= 0 and id not in text]
+        if unread and self._database.has("StringIds", "id", "value"):
+            texts = self._database.texts("StringIds", "id", unread)
+            text |= {id: plain(value) for id, value in texts.items()}
+            if len(self._texts) + len(text) < _MOST_TEXTS:
+                self._texts |= text
         text |= {id: f"CUDA graph {GRAPHS - id}" for id in wanted if id <= GRAPHS}
         inline = [INLINE_TEXT - id for id in wanted if GRAPHS < id <= INLINE_TEXT]
         if inline:
@@ -206,7 +204,7 @@ class NsysTrace(SqliteTrace[Table]):
             self._zones[table.name] = joined_zones(zones)
             for reason, count in dropped.items():
                 self.quality.drop(reason, count, table.name)
-        yield from self._messages(kinds, columns, None)
+        yield from self._beside_tables(kinds, columns, None)
 
     def _read_table(
         self,
@@ -284,6 +282,28 @@ class NsysTrace(SqliteTrace[Table]):
     @cached_property
     def _process_names(self) -> dict[int, str]:
         return {pid: plain(name) for pid, name in self._database.select("PROCESSES", "pid", "name")}
+
+
+def _export_notes(database: Database) -> list[str]:
+    """Return notes for users about a trace that was exported from another."""
+    if not database.has("GPUTRACE_EXPORT", "name", "value"):
+        return []
+    about = dict(database.query("SELECT name, CAST(value AS TEXT) FROM GPUTRACE_EXPORT"))
+    notes = []
+    if "redacted" in about:
+        from gputrace.store.redact import REDACTED
+
+        notes.append(REDACTED)
+    if {"start_ns", "end_ns"} <= about.keys():
+        try:
+            window = format_window(int(about["start_ns"]), int(about["end_ns"]))
+        except ValueError:
+            return notes
+        notes.append(
+            f"cut out of a larger trace, {window}: steps are counted within it, and what waits for "
+            "data is told only where it holds several"
+        )
+    return notes
 
 
 def is_own(database: Database) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from gputrace.model.events import COLUMN_TYPES, COPY_KINDS, UNKNOWN, Events, Kind, Memory
 from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Session
 from gputrace.store.sqlite_reader import (
     Database,
@@ -24,8 +24,7 @@ from gputrace.store.sqlite_reader import (
 from gputrace.store.table_scan import quote_identifier
 
 
-@dataclass(frozen=True, slots=True)
-class Table(EventTable):
+class Table(EventTable, frozen=True):
     """Table of events; ``columns`` are nsys's columns for each event column, best first."""
 
     columns: Mapping[str, tuple[str, ...]]
@@ -202,8 +201,7 @@ def nsys_tables(database: Database) -> SqliteTables:
     return SqliteTables(database, _timed, "StringIds", "id", string_columns, kernels)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """Host and rank of a process."""
 
     host: str = ""

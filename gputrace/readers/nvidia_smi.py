@@ -6,17 +6,20 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
+from msgspec import field
 
 from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind
 from gputrace.model.nvml import VALUES, Card, Nvml, Samples, merge_nvml, plain_uuid
+from gputrace.model.struct import Struct
 from gputrace.model.trace import NoGpu, Process, Trace
 from gputrace.readers.in_memory import MemoryTrace
 from gputrace.store.sqlite_reader import open_input
@@ -33,8 +36,7 @@ _Header = Sequence[tuple[str, str]]
 """Names and units of the columns; names as in --query-gpu."""
 
 
-@dataclass(slots=True)
-class SmiSample:
+class SmiSample(msgspec.Struct):
     """Sample of a GPU."""
 
     time: int
@@ -44,8 +46,7 @@ class SmiSample:
     `gputrace.model.nvml.Card`; ``gpu`` if the log has an index."""
 
 
-@dataclass(slots=True)
-class SmiLog:
+class SmiLog(msgspec.Struct):
     """A log, its rows in the order written."""
 
     path: Path
@@ -68,8 +69,6 @@ def is_smi(head: bytes, surely: bool = False) -> bool:
     ``surely`` requires more than a time in the first column, for files not named by the user.
     """
     lines = _lines(head)[:5]
-    if b"\0" in head:
-        return False
     return any(map(_dmon_names, lines)) or any(
         _header(cells) is not None
         or (any(map(_TIME.fullmatch, cells)) and (not surely or any(map(_UNITS.search, cells))))
@@ -85,8 +84,7 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split(",")]
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(Struct, frozen=True):
     """Properties of a trace that show where a log belongs."""
 
     epoch: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
+from gputrace.model.struct import Struct
 from gputrace.store.sqlite_reader import (
     Database,
     EventTable,
@@ -39,8 +39,7 @@ ON_GPU: Final = (*KERNELS, *COPIES, "MEMSET", "GRAPH_TRACE")
 CALLS: Final = ("RUNTIME", "DRIVER")
 
 
-@dataclass(frozen=True, slots=True)
-class NvprofFile:
+class NvprofFile(Struct, frozen=True):
     """One process, as nvprof recorded it."""
 
     path: Path
@@ -117,8 +116,7 @@ _LAUNCH: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TableInsert:
+class TableInsert(Struct, frozen=True):
     """Insertion into one of nsys's tables: an expression for each column, and their source."""
 
     table: str
@@ -339,8 +337,7 @@ _GRAPHS: Final = -(1 << 30)
 """Ids from here down are graphs: this minus the graph's id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table(EventTable):
+class Table(EventTable, frozen=True):
     """Table of events; ``columns`` are SQL expressions by event column."""
 
     columns: Mapping[str, str]

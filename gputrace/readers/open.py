@@ -19,9 +19,7 @@ from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
-from gputrace.store import cache_folder
-from gputrace.store.merge import MergedTrace, NotOneRun, merge, missing_ranks
-from gputrace.store.slice import LARGE
+from gputrace.store import LARGE, cache_folder
 
 if TYPE_CHECKING:
     from gputrace.model.trace import Progress
@@ -119,6 +117,8 @@ def _join(trace: Trace, logs: Sequence[Path], keep_going: bool) -> None:
 
 def leave_out(trace: Trace, error: InputError) -> Trace:
     """Turn the run into one without the files of an error; raise it if none would remain."""
+    from gputrace.store.merge import MergedTrace
+
     if not isinstance(trace, MergedTrace):
         raise error
     of_parts = [file for part in trace.traces for file in part.quality.left_out]
@@ -153,7 +153,11 @@ def _one_run(traces: list[Trace], left_out: list[LeftOut], keep_going: bool) -> 
             more = f" (and {len(others)} more cannot be read)" if others else ""
             raise InputError(first.path, first.problem + more)
         try:
-            run = merge(traces) if len(traces) > 1 else traces[0]
+            run = traces[0]
+            if len(traces) > 1:
+                from gputrace.store.merge import merge
+
+                run = merge(traces)
         except InputError as error:
             if not keep_going:
                 raise
@@ -162,12 +166,16 @@ def _one_run(traces: list[Trace], left_out: list[LeftOut], keep_going: bool) -> 
             continue
         run.quality.left_out[:0] = left_out
         if left_out and len(traces) == 1:
+            from gputrace.store.merge import missing_ranks
+
             run.quality.notes += filter(None, [missing_ranks(traces)])
         return run
 
 
 def _without(traces: Sequence[Trace], error: InputError) -> tuple[list[Trace], list[LeftOut]]:
     """Return the traces unaffected by an error; close the others and return them as left out."""
+    from gputrace.store.merge import NotOneRun
+
     if isinstance(error, NotOneRun):
         lost = {path for run in error.runs[1:] for path in run}
         problem = f"of another run than {error.runs[0][0]}"
@@ -232,10 +240,13 @@ def trace_files_in(path: Path) -> list[Path]:
 
 def is_log(path: Path, surely: bool = False) -> bool:
     """Return True for a log of nvidia-smi, as `is_smi` does; a reader reports unreadable files."""
-    from gputrace.readers.nvidia_smi import is_smi
-
     try:
-        return path.is_file() and is_smi(Candidate(path).head, surely)
+        head = Candidate(path).head if path.is_file() else b"\0"
+        if b"\0" in head:
+            return False
+        from gputrace.readers.nvidia_smi import is_smi
+
+        return is_smi(head, surely)
     except (InputError, OSError, ValueError):
         return False
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from gputrace.errors import STOP, ErrorPolicy, GputraceError, InputError, LeftOut, PluginError
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, warn
 from gputrace.readers.gzip_io import peek
@@ -56,8 +58,7 @@ class Candidate:
             database.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(Struct, frozen=True):
     """Reader of one file format. Other packages can add readers (`gputrace.plugins`)."""
 
     files: str
@@ -132,7 +133,7 @@ READERS: Final = (
         decodes=True,
     ),
     _built_in("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace", text=True),
-    _built_in("their .trace.json.gz", "xla", "is_trace_viewer", "open_trace_viewer", text=True),
+    _built_in("their .trace.json.gz", "xplane", "is_trace_viewer", "open_trace_viewer", text=True),
     _built_in("MXNet's profiles", "mxnet", "is_mxnet", "MxnetTrace", text=True),
 )
 

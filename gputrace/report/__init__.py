@@ -1,4 +1,5 @@
-"""Reports of an analysis, one function per format and imported on demand, and plugins' views.
+"""Reports of an analysis, one function per format and imported on demand, plugins' views, and the
+files that they are written to, which appear only when complete and replace none without consent.
 
 Those for other programs are here: JSON, CSV, and tables for pandas, polars and Arrow. Names in them
 are those of the result dataclasses.
@@ -9,11 +10,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import shutil
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from errno import EIO
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from gputrace.errors import MissingError, UsageError
@@ -29,6 +35,7 @@ from gputrace.model.results import (
     Phase,
     Step,
 )
+from gputrace.model.struct import Struct
 from gputrace.plugins import call, expect, load_function, named, names
 from gputrace.sanitize import cell, json_text
 
@@ -78,11 +85,12 @@ _PLAIN: Final = frozenset({bool, int, float, str, type(None)})
 
 
 def plain(value: object) -> object:
-    """Convert dataclasses to dictionaries, recursively."""
-    if type(value) in _PLAIN:
+    """Convert structs and dataclasses to dictionaries, recursively."""
+    kind: Any = type(value)
+    if kind in _PLAIN:
         return value
-    if is_dataclass(value):
-        items = [(key, getattr(value, name)) for name, key in _keys(value.__class__)]
+    if (keys := _keys(kind)) is not None:
+        items = [(key, getattr(value, name)) for name, key in keys]
         return {key: item if type(item) in _PLAIN else plain(item) for key, item in items}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
@@ -92,9 +100,18 @@ def plain(value: object) -> object:
 
 
 @cache
-def _keys(kind: Any) -> list[tuple[str, str]]:
-    """Return field names with their JSON keys: fields named like Python keywords end in ``_``."""
-    return [(field.name, field.name.rstrip("_")) for field in fields(kind)]
+def _keys(kind: Any) -> list[tuple[str, str]] | None:
+    """Return field names with their JSON keys: fields named like Python keywords end in ``_``.
+
+    None for a type that is no dataclass.
+    """
+    if issubclass(kind, Struct):
+        names = kind.__struct_fields__
+    elif is_dataclass(kind):
+        names = tuple(field.name for field in fields(kind))
+    else:
+        return None
+    return [(name, name.rstrip("_")) for name in names]
 
 
 def render_csv(analysis: Analysis) -> str:
@@ -176,3 +193,73 @@ def _row(value: Any) -> dict[str, Any]:
 
 
 _TYPES: Final[dict[str, type]] = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def check_target(target: Path, inputs: Sequence[Path], force: bool) -> Path:
+    """Return the target; raise UsageError where it cannot be written.
+
+    ``force`` permits replacing a file, but never an input or anything else than a file or folder.
+    """
+    if any(target.resolve() == path.resolve() for path in inputs):
+        raise UsageError(f"{target}: is the trace itself; name another file with -o")
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise UsageError(f"{target}: is no regular file, and is not replaced; name another with -o")
+    if target.exists() and not force:
+        raise UsageError(f"{target}: exists; name another with -o, or give --force")
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"{target}: its folder does not exist; make it, or name another with -o")
+    return target
+
+
+@contextmanager
+def unfinished_file(target: Path) -> Iterator[Path]:
+    """Yield a temporary file that replaces the target on success; readable by its owner only."""
+    if target.is_dir():
+        raise UsageError(f"{target}: is a folder; name a file with -o")
+    path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with _named(target):
+            path.unlink(missing_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            yield path
+            path.replace(target)
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(target: Path) -> Iterator[None]:
+    """Name the target in an error of what is written, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        names = [name for name in (error.filename, error.filename2) if name]
+        if names and not any(Path(name).is_relative_to(target.parent) for name in names):
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        hint = f"cannot be written ({reason}); name another with -o"
+        raise OSError(error.errno or EIO, hint, str(target)) from None
+
+
+@contextmanager
+def unfinished_folder(target: Path, names: Sequence[str]) -> Iterator[Path]:
+    """Yield a temporary folder for files of these names; it replaces the target on success.
+
+    An existing folder is replaced only if it holds no other files.
+    """
+    if target.exists():
+        others = {path.name for path in target.iterdir()} - set(names) if target.is_dir() else {""}
+        if others:
+            raise UsageError(f"{target}: holds other files, and is not replaced; name another")
+    path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        with _named(target):
+            path.mkdir(mode=0o700)
+            yield path
+            if target.exists():
+                shutil.rmtree(target)
+            path.replace(target)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

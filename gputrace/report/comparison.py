@@ -10,7 +10,7 @@ from typing import Final
 from rich.text import Text
 
 from gputrace.analyzers.compare import NARROW, UNITS
-from gputrace.analyzers.compare.results import (
+from gputrace.model.comparison import (
     Change,
     ClassChange,
     Comparison,
@@ -259,7 +259,7 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
         yield finding.status, _finding(finding)
     kernels = pair.kernels if pair is not None and comparison.unit != "span" else ()
     if kernels and not any(kernel.changed for kernel in kernels):
-        yield "kernels", f"of {len(kernels)}, none differs by more than the noise and 2 %."
+        yield "kernels", f"of {len(kernels)}, none differs by more than the noise and 2%."
     if comparison.unit == "iteration":
         yield "note", f"Iterations are compared: {comparison.unit_reason}."
     for warning in comparison.warnings:

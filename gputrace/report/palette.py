@@ -41,7 +41,15 @@ LOOKS: Final = {
 
 NOTHING: Final = Look("", "#3d3d47", "#000000", " ")
 """Look of time about which nothing is known."""
-SEVERITIES: Final = {"high": "bold red", "medium": "bold yellow", "low": "cyan", "info": ""}
+SEVERITIES: Final = {
+    "high": "bold #ff8787",
+    "medium": "bold #ffd75f",
+    "low": "#5fd7ff",
+    "info": "",
+    "none": "#5fd75f",
+}
+"""Styles of the findings' severities, light enough to be read as the greys of letters mode, too;
+``none`` is that of a verdict without findings."""
 LEVELS: Final = " ▁▂▃▄▅▆▇█"
 """Block characters by height in eighths."""
 _DARK: Final = 140

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from gputrace.analyzers.kernel_names import short_name
+from msgspec.structs import force_setattr
+
+from gputrace.model.host import PHASES
 from gputrace.model.names import short
 from gputrace.model.results import (
     Analysis,
@@ -24,6 +25,7 @@ from gputrace.model.results import (
     Pipeline,
     Roofline,
 )
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.sanitize import LONGEST, clean, cut, sentence
 from gputrace.units import format_bytes, format_count, format_ns, format_ranges, format_share
@@ -47,8 +49,7 @@ _UNKNOWN: Final = "–"
 _SILENT: Final = frozenset(("", "?", _UNKNOWN))
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """Title, column names, and rows of cells.
 
     The first column and `TEXT_COLUMNS` hold text, all others numbers. Columns that say nothing in
@@ -61,13 +62,12 @@ class Table:
 
     def __post_init__(self) -> None:
         """Sanitize all cells: they never contain control sequences."""
-        set_ = object.__setattr__
-        set_(self, "title", sentence(self.title))
+        force_setattr(self, "title", sentence(self.title))
         first, *others = zip(self.header, *self.rows, strict=True)
         kept = [first, *(c for c in others if not self.rows or not _SILENT.issuperset(c[1:]))]
         header, *rows = zip(*(map(sentence, column) for column in kept), strict=True)
-        set_(self, "header", header)
-        set_(self, "rows", tuple(rows))
+        force_setattr(self, "header", header)
+        force_setattr(self, "rows", tuple(rows))
 
 
 def verdict(analysis: Analysis) -> str:
@@ -111,6 +111,11 @@ def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
     known = all(t.gpu_known for t in analysis.gpus if (t.gpu, t.rank) == (row.gpu, row.rank))
     ranked = row.gpu is not None and row.gpu >= 0 and needs_ranks(analysis.gpus)
     return gpu_name(row.gpu, row.rank, known, ranked)
+
+
+def card_name(gpu: int, analysis: Analysis) -> str:
+    """Return the name of a card, whichever rank runs on it."""
+    return gpu_name(gpu, 0, all(t.gpu_known for t in analysis.gpus if t.gpu == gpu), ranked=False)
 
 
 def main_table(analysis: Analysis, most_across: int) -> Table:
@@ -160,8 +165,10 @@ def _ranks_table(analysis: Analysis) -> Table:
         (
             gpu_label(row, analysis),
             format_ns(_mean(row)),
-            *(_cells(row, "host_data") if row.host_data_ns is not None else ("unknown", "")),
-            format_ns(_mean(row) - _mean(row, "host_data")),
+            *(_cells(row, "host_data") if row.host_data_ns is not None else (_UNKNOWN, "")),
+            _UNKNOWN
+            if row.host_data_ns is None
+            else format_ns(_mean(row) - _mean(row, "host_data")),
         )
         for row in analysis.breakdown
     )
@@ -189,7 +196,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
             format_ns(gap.length_ns),
             f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s",
             "" if gap.step is None else str(gap.step),
-            gap.cause.replace("_", " "),
+            CLASS_NAMES[gap.cause].removeprefix("idle: "),
             gap.evidence,
         )
         for gap in shown[:most]
@@ -206,12 +213,15 @@ def notes(analysis: Analysis) -> Iterator[str]:
         ranks: dict[str, set[int]] = {}
         for total in analysis.gpus:
             ranks.setdefault(total.host, set()).add(total.rank)
-        hosts = "; ".join(
-            f"{host} has rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
+        told = {
+            host: f"rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
             for host, ids in ranks.items()
-        )
-        count = format_count(len(ranks), "host")
-        yield f"{len(analysis.paths)} files of {count}: {hosts}."
+        }
+        unnamed = told.pop("", "")
+        clauses = [f"{host} has {ids}" for host, ids in told.items()]
+        clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
+        count = f" of {format_count(len(told), 'host')}" if told else ""
+        yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
     yield from _loader_note(analysis)
@@ -284,8 +294,7 @@ def _cells(row: Breakdown, name: str) -> tuple[str, str]:
     return (format_ns(_mean(row, name)), format_share(part, row.total_ns)) if part else ("–", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Limits on what a format shows."""
 
     gpus_across: int
@@ -357,6 +366,10 @@ def phases_table(analysis: Analysis) -> Table | None:
         body = [(*row, format_ns(ns)) for row, ns in zip(body, idle, strict=True)]
         header = (*header, "GPU idle meanwhile")
     title = f"What the host does in {a_turn}{of} (mean of {most.steps})"
+    for own in analysis.allocators:
+        if own.rank == most.rank and own.peak_bytes is not None and own.peak_phase is not None:
+            title += f"; its memory peaks at {format_bytes(own.peak_bytes)} in "
+            title += PHASES[own.peak_phase]
     return Table(title, header, tuple(body))
 
 
@@ -713,19 +726,23 @@ def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
 
     Longer ones than ``longest`` are cut in the middle, as their ends distinguish kernels.
     """
-    labels = {name: _cut(short_name(name), longest) for name in names}
-    labels |= _distinct(labels, longest)
+    # Its patterns take as long to compile as a cached answer to be shown.
+    from gputrace.analyzers.kernel_names import short_name
+
+    shorts = {name: short_name(name) for name in names}
+    labels = {name: _cut(short, longest) for name, short in shorts.items()}
+    labels |= _distinct(labels, shorts, longest)
     return [labels[name] for name in names]
 
 
-def _distinct(labels: Mapping[str, str], longest: int) -> dict[str, str]:
+def _distinct(labels: Mapping[str, str], short: Mapping[str, str], longest: int) -> dict[str, str]:
     """Return labels that show where names part, for those that have the same label."""
     apart: dict[str, str] = {}
     for label in set(labels.values()):
         names = [name for name in labels if labels[name] == label]
         if len(names) == 1:
             continue
-        shorts = [short_name(name) for name in names]
+        shorts = [short[name] for name in names]
         texts = shorts if len(set(shorts)) == len(names) else names
         ends = zip(min(texts), max(texts), strict=False)
         shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
@@ -738,7 +755,7 @@ def _distinct(labels: Mapping[str, str], longest: int) -> dict[str, str]:
             name: cut(f"{head}…{text[start:]}", longest)
             for name, text in zip(names, texts, strict=True)
         }
-        apart |= parted | _distinct(parted, longest)
+        apart |= parted | _distinct(parted, short, longest)
     return apart
 
 
@@ -819,7 +836,8 @@ def savings(analysis: Analysis, finding: Finding) -> str:
         why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
     if cure.high_ns >= cure.now_ns:
         return f" {cure.what} might save up to {most} of {now} a step{why}."
-    between = "" if least == most else f" ({format_range(least, most)})"
+    basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
+    between = "" if least == most else f" ({format_range(least, most)}{basis})"
     return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
 
 

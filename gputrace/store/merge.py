@@ -51,12 +51,15 @@ class MergedTrace(Trace):
         self._hosts: dict[tuple[str, int], int] = {}
         self._part_of: dict[int, MergePart] = {}
         """Part by merged process number."""
+        places = machines(traces)
         self._parts = [
             MergePart(number, trace, shift, machine, traces[machine].path.stem, have_clocks)
             for number, (trace, shift, machine) in enumerate(
-                zip(traces, shifts, machines(traces), strict=True)
+                zip(traces, shifts, places, strict=True)
             )
         ]
+        self._sharing = {machine for machine in places if places.count(machine) > 1}
+        """Machines whose cards several traces saw."""
         self.origin = min(part.trace.origin + part.shift for part in self._parts)
         self._overlaps = False
         self.has_one_clock = have_clocks
@@ -78,15 +81,20 @@ class MergedTrace(Trace):
         """Nanoseconds added to the times of each trace."""
         return [part.shift for part in self._parts]
 
-    def shift_hosts(self, shifts: Mapping[int, int], how: str) -> None:
+    def clock_of(self, process: int) -> int:
+        part = self._part_of[process]
+        alone = part.trace.source in _CLOCK_OF_ITS_OWN
+        return ~part.number if alone else self.processes[process].host
+
+    def shift_clocks(self, shifts: Mapping[int, int], how: str) -> None:
         for part in self._parts:
-            hosts = {self.processes[number].host for number in part.processes}
-            part.shift += next((shifts[host] for host in hosts if host in shifts), 0)
+            clocks = {self.clock_of(number) for number in part.processes}
+            part.shift += next((shifts[clock] for clock in clocks if clock in shifts), 0)
         self.origin = min(part.trace.origin + part.shift for part in self._parts)
         self.has_one_clock = True
         notes = self.quality.notes
         replaced = MERGED_BY_WALL_CLOCK, MERGED_BY_BEGINNING
-        notes[:] = [how if note in replaced else note for note in notes]
+        notes[:] = [how, *(note for note in notes if note not in replaced)]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -235,7 +243,7 @@ class MergedTrace(Trace):
     def _take_over(self, part: MergePart) -> None:
         """Copy processes and quality problems known so far from a part."""
         for process in part.trace.processes[len(part.processes) :]:
-            name = process.host_name or (part.machine_name if len(self._parts) > 1 else "")
+            name = process.host_name or self._name_after_file(part, len(part.processes))
             host = self._hosts.setdefault(part.host_key(process), len(self._hosts))
             merged = Process(process.pid, host, process.rank, process.name, name)
             part.local_process[len(self.processes)] = len(part.processes)
@@ -251,6 +259,14 @@ class MergedTrace(Trace):
             ordered = sorted((texts[index] for index in indices), key=number.__getitem__)
             for index, text in zip(indices, ordered, strict=True):
                 texts[index] = text
+
+    def _name_after_file(self, part: MergePart, process: int) -> str:
+        """Return a name for the machine of a process without one; empty where the file shows
+        nothing of its cards but one without a number, as other files may be of that machine too.
+        """
+        shown = part.machine in self._sharing or len(part.trace.session.cards) > 1
+        known = shown or part.trace.device(process, 0).gpu != UNKNOWN
+        return part.machine_name if known and len(self._parts) > 1 else ""
 
     def recorded(self, process: int) -> Sequence[Window]:
         part = self._part_of[process]
@@ -313,6 +329,10 @@ def merge(traces: Sequence[Trace]) -> Trace:
         )
     return merged
 
+
+_CLOCK_OF_ITS_OWN: Final = ("nvprof",)
+"""Sources whose files of one host differ by milliseconds: each process converts the times of its
+GPU by itself."""
 
 _NOT_ONE_RUN = "the files must be of one run"
 

@@ -17,15 +17,17 @@ import sqlite3
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+from msgspec.structs import replace
+
 from gputrace.errors import UsageError
 from gputrace.model.options import Window
 from gputrace.model.trace import Progress, Trace
-from gputrace.store import sqlite_security
+from gputrace.store import LARGE, sqlite_security
 from gputrace.store.merge import MergedTrace
 from gputrace.store.sqlite_reader import (
     Database,
@@ -76,8 +78,7 @@ def slice_trace(
         writer.add_rows(_TABLE, ["name", "value"], about.items())
 
 
-@dataclass
-class _Slicer:
+class _Slicer(msgspec.Struct, dict=True):
     """State of one call of `slice_trace`."""
 
     tables: SqliteTables
@@ -248,19 +249,17 @@ def _rowid_ranges(database: Database, table: str) -> list[str]:
     return [f"rowid >= {start} AND rowid < {start + _ROWS_AT_ONCE}" for start in starts]
 
 
-LARGE: Final = 1 << 29
-"""Bytes of SQLite files above which windows are sliced; rows take 1.5 times as much memory."""
 _AROUND_NS: Final = 5_000_000_000
 """Minimum margin read around a window: surrounding steps identify those that it cuts."""
 
 
 @contextmanager
-def windowed(trace: Trace, window: Window | None, progress: Progress | None) -> Iterator[Trace]:
+def windowed(trace: Trace, window: Window, progress: Progress | None) -> Iterator[Trace]:
     """Yield the trace to read a window from: itself, or a slice, written as by `slice_trace`."""
     traces = trace.traces if isinstance(trace, MergedTrace) else [trace]
     # Large: text that is not held, or large SQLite files.
     is_large = sum(t.cut_bytes for t in traces) > LARGE or not all(t.held for t in traces)
-    if window is None or not is_large:
+    if not is_large:
         yield trace
         return
     around = max(_AROUND_NS, window.end - window.start)
@@ -317,25 +316,3 @@ def _parts(
     merged.quality.notes[:] = trace.quality.notes
     merged.quality.left_out[:] = trace.quality.left_out
     return merged
-
-
-def read_export_notes(database: Database) -> list[str]:
-    """Return notes for users about a trace that was exported from another."""
-    if not database.has(_TABLE, "name", "value"):
-        return []
-    about = dict(database.query(f"SELECT name, CAST(value AS TEXT) FROM {_TABLE}"))
-    notes = []
-    if "redacted" in about:
-        from gputrace.store.redact import REDACTED
-
-        notes.append(REDACTED)
-    if {"start_ns", "end_ns"} <= about.keys():
-        try:
-            window = format_window(int(about["start_ns"]), int(about["end_ns"]))
-        except ValueError:
-            return notes
-        notes.append(
-            f"cut out of a larger trace, {window}: steps are counted within it, and what waits for "
-            "data is told only where it holds several"
-        )
-    return notes

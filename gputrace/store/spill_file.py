@@ -12,15 +12,16 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import is_dataclass
 from functools import cached_property
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
+from msgspec.structs import force_setattr
 from numpy.typing import NDArray
 
 from gputrace.errors import MissingError
 from gputrace.model.events import Events, IdLookup
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.store import cache_folder
 
@@ -65,9 +66,9 @@ class SpillFile:
         return Room(self, offset, view)
 
     def keep(self, value: _Value) -> _Value:
-        """Copy a column, events, a dataclass, or a dict or tuple of them, with columns in the file.
+        """Copy a column, events, a struct, or a dict or tuple of them, with columns in the file.
 
-        Cached properties of dataclasses are computed now, and spilled, too.
+        Cached properties of structs are computed now, and spilled, too.
         """
         spilled: Any = value
         if isinstance(value, np.ndarray):
@@ -78,13 +79,19 @@ class SpillFile:
             spilled = {key: self.keep(item) for key, item in value.items()}
         elif type(value) is tuple:
             spilled = tuple(map(self.keep, spilled))
-        elif hasattr(value, "__dict__") and (is_dataclass(value) or isinstance(value, IdLookup)):
-            spilled = copy(value)
-            for name, attribute in vars(type(value)).items():
-                if isinstance(attribute, cached_property):
-                    getattr(spilled, name)
-            vars(spilled).update({name: self.keep(item) for name, item in vars(spilled).items()})
+        elif hasattr(value, "__dict__") and isinstance(value, (Struct, IdLookup)):
+            spilled = self._keep_fields(value)
         return spilled  # type: ignore[no-any-return]
+
+    def _keep_fields(self, value: Any) -> Any:
+        spilled = copy(value)
+        for name, attribute in vars(type(value)).items():
+            if isinstance(attribute, cached_property):
+                getattr(spilled, name)
+        for name in getattr(value, "__struct_fields__", ()):
+            force_setattr(spilled, name, self.keep(getattr(spilled, name)))
+        vars(spilled).update({name: self.keep(item) for name, item in vars(spilled).items()})
+        return spilled
 
     def let_go(self) -> None:
         """Release the mapped pages read so far to the system."""

@@ -24,8 +24,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from threading import Lock
@@ -37,6 +36,7 @@ import numpy as np
 from gputrace.errors import InputError
 from gputrace.model.events import Events, Kind, concatenate
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
 from gputrace.store import sqlite_security
 from gputrace.store.table_scan import (
@@ -86,11 +86,9 @@ class Database:
     def scanner(self) -> Scanner | None:
         """Scanner of the same file; None where SQLite alone can read it."""
         try:
-            scanner = Scanner(self.path)
+            return Scanner(self.path)
         except (OSError, ValueError, struct.error):
             return None
-        weakref.finalize(self, scanner.close)
-        return scanner
 
     def layout(self, table: str) -> TableLayout | None:
         """Return the layout of a table, which must exist; None if it cannot be scanned."""
@@ -468,8 +466,7 @@ def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Int
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TimedTable:
+class TimedTable(Struct, frozen=True):
     """A table of timed events; fields are SQL expressions unless noted."""
 
     start: str
@@ -489,8 +486,7 @@ class TimedTable:
     """Condition for rows needed regardless of time, such as domain names."""
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteTables:
+class SqliteTables(Struct, frozen=True):
     """Tables of one SQLite trace, with the rules to slice them."""
 
     database: Database
@@ -505,8 +501,7 @@ class SqliteTables:
     """Columns with kernel names, by table."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventTable:
+class EventTable(Struct, frozen=True):
     """Table of events, and the kinds of event that its rows may be."""
 
     name: str
@@ -550,11 +545,17 @@ class SqliteTrace(Trace, Generic[_Table]):
         window: Window | None,
         progress: Progress | None,
     ) -> Events:
-        read = partial(
-            self._read_table, kinds=kinds, columns=columns, window=window, progress=progress
-        )
-        tables = [table for table in self._tables if kinds & set(table.kinds)]
-        return concatenate(list(map(read, tables)), columns)
+        parts = self._beside_tables(kinds, columns, window)
+        for table in self._tables:
+            if kinds & set(table.kinds):
+                parts.append(self._read_table(table, kinds, columns, window, progress))
+        return concatenate(parts, columns)
+
+    def _beside_tables(
+        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
+    ) -> list[Events]:
+        """Return the events that are rows of none of the tables."""
+        return []
 
     @abstractmethod
     def _read_table(

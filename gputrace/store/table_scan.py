@@ -15,13 +15,14 @@ import re
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gputrace.model.struct import Struct
 
 LIBRARY: Final = Path(__file__).with_name("_native.so")
 Integers = NDArray[np.signedinteger[Any]]
@@ -39,8 +40,7 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Struct, frozen=True):
     """Integer computed from a row: SQL, and its equivalent for the scan, if there is one."""
 
     sql: str
@@ -81,8 +81,7 @@ class Value:
         return cls(sql, (column, *ends), _UNLESS_EQUAL, constant, equal)
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """A value within one of some ranges, both ends included; not NULL."""
 
     value: Value
@@ -107,8 +106,7 @@ def _clipped(number: int) -> int:
     return max(int(_INT64.min), min(number, int(_INT64.max)))
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """Selection of columns and rows: values by result name, and their numpy types."""
 
     table: str
@@ -191,8 +189,7 @@ def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
     return loaded
 
 
-@dataclass(frozen=True, slots=True)
-class TableLayout:
+class TableLayout(Struct, frozen=True):
     """Where a table is in its file, and the columns of its records."""
 
     root: int
@@ -279,7 +276,7 @@ class Scanner:
         ``count`` is called with numbers of rows that have been read, by several threads.
         """
         positions = layout.select(query)
-        if positions is None or len(positions) > _MOST_COLUMNS or not positions:
+        if not positions or len(positions) > _MOST_COLUMNS or end > _INT64.max:
             return None
         pages = np.empty(self._file.pages, np.uint32)
         highs = np.empty(self._file.pages, np.int64)
@@ -354,23 +351,21 @@ def _values(
     query: Query, positions: Mapping[str, int], outputs: Mapping[str, Integers], base: int
 ) -> tuple[Any, list[Any]]:
     """Return the values of a query as the library takes them, and what has to outlive them."""
-    values, kept = [], []
-    for name, value in query.values.items():
+    values, computed, kept = [], list(query.values.values()), []
+    for name in query.values:
         output = outputs[name][base:]
-        values.append(_value(value, positions))
-        values[-1].output, values[-1].width = output.ctypes.data, output.itemsize
+        values.append(_Value(output=output.ctypes.data, width=output.itemsize))
     for condition in query.where:
         limits = np.array(condition.ranges, np.int64)
-        values.append(_value(condition.value, positions))
-        values[-1].limits, values[-1].ranges = limits.ctypes.data, len(limits)
+        values.append(_Value(limits=limits.ctypes.data, ranges=len(limits)))
+        computed.append(condition.value)
         kept.append(limits)
+    for scanned, value in zip(values, computed, strict=True):
+        first, *more = map(positions.__getitem__, value.columns)
+        scanned.columns[:] = [first, *more, first, first][:3]
+        scanned.operation, scanned.equal = value.operation, value.equal
+        scanned.constant = value.constant
     return (_Value * len(values))(*values), kept
-
-
-def _value(value: Value, positions: Mapping[str, int]) -> _Value:
-    indices = [positions[name] for name in value.columns]
-    columns = (ctypes.c_int32 * 3)(*(indices + [indices[0]] * 2)[:3])
-    return _Value(value.operation, columns, value.equal, value.constant)
 
 
 def count_threads(rows: int) -> int:

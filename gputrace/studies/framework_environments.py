@@ -416,7 +416,7 @@ OPTIONS: Final[Mapping[str, Any]] = {
 }
 """Type of each option passed to a script unchanged; so is ``gpus``, but [cards] implies it."""
 
-KINDS: Final[Mapping[str, Any]] = {"framework": str, "gpus": Count, **OPTIONS}
+KINDS: Final[Mapping[str, Any]] = {"framework": str, "gpus": Count, **OPTIONS, "cures": str}
 """Type of each setting of a study."""
 
 

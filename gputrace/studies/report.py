@@ -14,7 +14,7 @@ from bokeh.models.annotations import Whisker
 from bokeh.plotting import figure
 from rich.text import Text
 
-from gputrace.analyzers.compare.results import Loss
+from gputrace.model.comparison import Loss
 from gputrace.model.time_class import CLASSES
 from gputrace.report import plain, to_json
 from gputrace.report.html.charts import (

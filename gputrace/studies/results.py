@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gputrace.analyzers.compare.results import Loss
 from gputrace.analyzers.compare.runs import Bounds
+from gputrace.model.comparison import Loss
 
 SCHEMA_VERSION = 1
 

@@ -47,6 +47,14 @@ from gputrace.studies.results import Summary
 from gputrace.units import format_ns
 
 
+class Cures(Protocol):
+    """Changes of programs from outside, by the words of a study's ``cures``."""
+
+    def check(self, cures: str) -> None: ...
+    def variables(self, cures: str, folder: Path, recorded: bool) -> Mapping[str, str]: ...
+    def unchanged(self, cures: str, folder: Path) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """Options of the command line."""
@@ -71,6 +79,8 @@ class Request:
     """Key of the only configuration to run; None for all."""
     planned_for: int | None = None
     """Number of GPUs of the target machine; None for this machine."""
+    cures: Cures | None = None
+    """Changes that ``cures`` of a study names; None where none can be made."""
 
 
 class Watcher(Protocol):
@@ -117,6 +127,9 @@ def prepare(request: Request) -> Work:
     for name in request.pythons:
         if name not in frameworks:
             raise UsageError(f"--python {name}: no such framework; {', '.join(frameworks)} are")
+    for settings in study.combinations:
+        if request.cures is not None and "cures" in settings:
+            request.cures.check(settings["cures"])
     count, key = request.planned_for, request.configuration
     gpus = find_gpus() if count is None else [str(number) for number in range(count)]
     plan = make_plan(study, frameworks, len(gpus))
@@ -173,7 +186,7 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
 
 def write_page(summary: Summary, page: Path) -> None:
     """Write the page of a study's results; raises OSError if that fails."""
-    from gputrace.report.output_file import unfinished_file
+    from gputrace.report import unfinished_file
     from gputrace.studies.report import render_html
 
     html = render_html(summary)
@@ -253,6 +266,9 @@ class _Attempt:
         )
         if self.code:
             raise Failed(why_failed(self.code, self.out, self.err))
+        cures, asked = self._work.request.cures, planned.configuration.settings.get("cures")
+        if cures is not None and asked and (why := cures.unchanged(asked, self._folder.underway)):
+            raise Failed(f"nothing was changed: {why}")
 
     def _run(self, command: list[str], timeout_ns: int | None = None) -> None:
         """Run a program to its end and store its exit code, 128 + N for signal N.
@@ -293,14 +309,19 @@ class _Attempt:
             end_all(self._folder.path)
 
     def _variables(self) -> dict[str, str]:
-        """Return the environment variables for the GPUs that the study selects."""
-        visible = self._planned.configuration.settings.get("visible")
+        """Return the environment variables for the cures and the GPUs that the study selects."""
+        settings, cures = self._planned.configuration.settings, self._work.request.cures
+        changed: Mapping[str, str] = {}
+        if cures is not None and settings.get("cures"):
+            underway = self._folder.underway
+            changed = cures.variables(settings["cures"], underway, self._planned.recorded)
+        visible = settings.get("visible")
         if not visible:
-            return {}
+            return {**changed}
         gpus = self._work.gpus
         names = [gpus[index] if index < len(gpus) else str(index) for index in visible]
         order = {} if "CUDA_VISIBLE_DEVICES" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        return order | {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+        return {**changed, **order, "CUDA_VISIBLE_DEVICES": ",".join(names)}
 
     def _images(self) -> str | None:
         """Return the folder of images for the run, generated if need be; None for other data."""

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from gputrace.analyzers.compare.pair import split_loss
-from gputrace.analyzers.compare.results import Loss
 from gputrace.analyzers.compare.runs import Bounds, Mean, means_of
+from gputrace.model.comparison import Loss
 from gputrace.model.time_class import CLASSES
 from gputrace.studies.database import Settings
 from gputrace.studies.framework_environments import LAUNCHERS
@@ -134,6 +134,8 @@ def value_text(settings: Settings, name: str) -> str:
     if name in ("gpus", "workers") and isinstance(value, int):
         word = device_word(settings) if name == "gpus" else "worker"
         return f"{value} {word}" if value == 1 else f"{value} {word}s"
+    if name == "cures":
+        return str(value) or "as it is"
     if name == "data":
         return PurePath(str(value)).name
     return plain_value(value) if name in _PLAIN else f"{name} {plain_value(value)}"

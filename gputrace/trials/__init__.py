@@ -1,7 +1,13 @@
-"""Trials: cures applied to a program from outside, measured in turns, and kept in a ledger."""
+"""Trials: cures applied to a program from outside, measured in turns, and kept in a ledger.
+
+In each round everything runs once, in the order opposite to that of the round before, so that what
+slows the machine by and by slows all alike. A cure is compared with the program as it is within
+each round, by the logarithm of the ratio of their steps; rounds are the sample.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import socket
@@ -9,9 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from gputrace.analyzers.compare.runs import student
 from gputrace.errors import InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
@@ -26,8 +36,7 @@ from gputrace.trials.cures import (
 )
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.runs import Change, Measured, Program
-from gputrace.trials.turns import FEWEST, Ratio, Verdict, compare, losses_differ, order
+from gputrace.trials.runs import Change, Measured, Program, call_command, why_idle
 from gputrace.units import parse_duration
 
 __all__ = ["Outcome", "Request", "try_cures", "try_out"]
@@ -39,11 +48,58 @@ _STEPS: Final = (20, 200)
 _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
 """Steps of warm-up beyond those whose batches were ready before the first one."""
+_STRETCH_NS: Final = 250_000_000
+_STRETCH: Final = (5, 50)
+"""Fewest and most steps of a stretch within a run."""
+_PAIRS: Final = 8
+"""Pairs of stretches in a run."""
 _ALONE: Final = 0.7
 """Part of the budget for cures by themselves; the rest is for the best together."""
 
+ALIKE: Final = 0.02
+"""Part of a step up to which a difference is none."""
+LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
+"""Rounds after which it is decided whether that was enough. To look more often would make chance
+decide more often; the interval must hold at all of them together."""
+FEWEST: Final = LOOKS[0]
+MOST: Final = LOOKS[-1]
+_TRIMMED: Final = 0.1
+"""Part of the rounds left out at each end of the ratios."""
+_NARROW: Final = 0.02
+_NARROW_PART: Final = 0.1
+"""Half-width at which the interval of a difference is narrow enough: of a step, of the gain."""
+
 Progress = Callable[[str, float, float], None]
 """Called before each run with its label, and the seconds spent and to be spent."""
+
+
+class Verdict(StrEnum):
+    """Answers to the question whether a cure helps."""
+
+    FASTER = "faster"
+    ALIKE = "no difference"
+    SLOWER = "slower"
+    OPEN = "cannot tell yet"
+    NOTHING = "changes nothing"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Step with a cure as a fraction of the step without, with its interval of 95 %."""
+
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+    verdict: Verdict
+    enough: bool
+    """True if more rounds would not change the answer, and the interval is narrow."""
+
+    @property
+    def gain(self) -> float:
+        """Return the part by which steps are faster, negative where they are slower."""
+        return 1 / self.ratio - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +107,8 @@ class Request:
     """Program, cures and limits of a trial."""
 
     command: tuple[str, ...]
+    name: str = field(default="", kw_only=True)
+    """Name of the program in the ledger; empty for its command line."""
     candidates: tuple[Candidate, ...] | None = None
     """Cures to try; None for those that a recording asks for."""
     recording: Path | None = None
@@ -95,6 +153,8 @@ class _Row:
 
     candidate: Candidate
     prediction: Prediction | None
+    within: bool = field(init=False)
+    """True if its cures are switched off and on within runs."""
     bare: list[float] = field(default_factory=list)
     cured: list[float] = field(default_factory=list)
     losses: list[tuple[float, ...]] = field(default_factory=list)
@@ -105,23 +165,25 @@ class _Row:
     ratio: Ratio | None = None
     over: bool = False
 
-    def take(self, run: Measured, bare: Measured) -> None:
-        """Add the runs of a round."""
-        self.bare.append(bare.step_ns)
-        self.cured.append(run.step_ns)
-        self.losses.append(run.losses)
+    def __post_init__(self) -> None:
+        self.within = self.candidate.switched
+
+    def take(self, run: Measured, turns: Sequence[tuple[float, float]]) -> None:
+        """Add what a run measured: steps without the cures and with them, a pair a round."""
+        self.bare += [bare for bare, _ in turns]
+        self.cured += [cured for _, cured in turns]
         self.changes, self.seconds = run.changes, run.seconds
-        idle = [
-            setting.cure.id
-            for setting in self.candidate.settings
-            if not setting.cure.variables
-            and all(change.cure != setting.cure.id for change in run.changes)
-        ]
-        if idle:
-            reasons = [f"{id}: {run.reasons.get(id, 'nothing to change was seen')}" for id in idle]
-            self._end(Verdict.NOTHING, "; ".join(reasons))
+        if not run.turns:
+            self.losses.append(run.losses)
+        why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
+        if why:
+            self._end(Verdict.NOTHING, why)
             return
-        self.ratio = compare(self.bare, self.cured)
+        # Stretches come several at a time; to look at other numbers of them would be one more look.
+        count = len(self.cured)
+        if run.turns:
+            count = max((look for look in LOOKS if look <= count), default=0)
+        self.ratio = compare(self.bare[:count], self.cured[:count])
         if self.ratio is not None:
             self.verdict, self.over = self.ratio.verdict, self.ratio.enough
 
@@ -133,7 +195,7 @@ class _Row:
 
 
 def try_cures(
-    command: Sequence[str],
+    program: Sequence[str] | Callable[[], object],
     cures: str | None = None,
     *,
     budget: str = "10min",
@@ -146,7 +208,9 @@ def try_cures(
     """Try cures on a program, as `gputrace try` does.
 
     Args:
-        command: words of the command line that starts the program.
+        program: words of the command line that starts it; or a function that trains, of the top
+            level of a file. Each run calls it in a new process, which runs the script that it is
+            in first, under another name than ``__main__``.
         cures: as the command line takes them: ``workers=8,pinned+fused``; None for those that a
             recording asks for.
         budget: time to spend.
@@ -156,20 +220,31 @@ def try_cures(
         workdir: folder of which each run gets a copy.
         ledger: file to keep the answers in.
 
-    Raises UsageError for an unknown cure, InputError where the program as it is cannot be measured.
+    Raises UsageError for an unknown cure or a function that no other process can call, InputError
+    where the program as it is cannot be measured.
     """
-    return try_out(
-        Request(
-            tuple(command),
-            None if cures is None else tuple(read_candidates(cures)),
-            None if recording is None else Path(recording),
-            parse_duration(budget) / 1e9,
-            warmup,
-            steps,
-            None if workdir is None else Path(workdir),
-            ledger=None if ledger is None else Path(ledger),
+    with tempfile.TemporaryDirectory(prefix="gputrace-try-") as folder:
+        if callable(program):
+            if "GPUTRACE_TRY" in os.environ:
+                raise UsageError('call try_cures under `if __name__ == "__main__":` in a script')
+            command = call_command(program, Path(folder))
+            of = getattr(program, "func", program)
+            name = f"{of.__module__}.{of.__qualname__}()"
+        else:
+            command, name = tuple(program), ""
+        return try_out(
+            Request(
+                command,
+                None if cures is None else tuple(read_candidates(cures)),
+                None if recording is None else Path(recording),
+                parse_duration(budget) / 1e9,
+                warmup,
+                steps,
+                None if workdir is None else Path(workdir),
+                ledger=None if ledger is None else Path(ledger),
+                name=name,
+            )
         )
-    )
 
 
 def try_out(request: Request, progress: Progress = lambda *_: None) -> Outcome:
@@ -239,16 +314,25 @@ class _Trial:
         self._pilot = self._go(candidate, "first run")
         return analysis
 
-    def _go(self, candidate: Candidate, label: str, record: Path | None = None) -> Measured:
+    def _go(
+        self,
+        candidate: Candidate,
+        label: str,
+        record: Path | None = None,
+        steps: int = 0,
+        stretch: int = 0,
+    ) -> Measured:
         """Make a run; raises InputError where the program as it is fails."""
         self._progress(label, self._spent(), self._request.budget_s)
         self._runs += 1
         try:
-            return self._program.run(candidate, self._warmup, self._steps, record)
+            steps = steps or self._steps
+            return self._program.run(candidate, self._warmup, steps, record, stretch)
         except Failed as error:
             if candidate.settings:
                 raise
-            raise InputError(shlex.join(self._request.command), str(error)) from None
+            name = self._request.name or shlex.join(self._request.command)
+            raise InputError(name, str(error)) from None
 
     def _spent(self) -> float:
         return time.monotonic() - self._began
@@ -283,24 +367,50 @@ class _Trial:
             self._steps = min(max(round(_RUN_NS / self._pilot.step_ns), least), most)
 
     def _take_turns(self, rows: Sequence[_Row], until_s: float) -> None:
-        """Run rounds of the program as it is and with each cure that is not decided.
+        """Run rounds of what is not decided, until the budget is spent.
 
-        The very first round is made whatever the budget.
+        A round is the program as it is and with each cure; or a run within which a cure is off and
+        on by turns. The very first round is made whatever the budget.
         """
         while active := [row for row in rows if not row.over]:
             assert self._pilot is not None
             last = (self._bare or [self._pilot])[-1].seconds
             needed = last + sum(row.seconds or last for row in active)
-            if self._bare and self._spent() + needed > until_s:
+            begun = any(row.cured for row in self._rows)
+            if begun and self._spent() + needed > until_s:
                 return
             try:
-                self._round([None, *active], len(self._bare))
+                for row in active:
+                    if row.within:
+                        self._switch(row)
+                whole = [row for row in active if not row.within]
+                if whole:
+                    self._round([None, *whole], len(self._bare))
             except InputError as error:
-                if not self._bare:
+                if not begun:
                     raise
                 # It ran before: what is known by then is the answer.
                 self._notes.append(f"no more rounds were made: {error}")
                 return
+
+    def _switch(self, row: _Row) -> None:
+        """Make a run in which a cure is off and on by turns.
+
+        What differs from run to run, and what changes slowly, is the same for both then.
+        """
+        assert self._pilot is not None
+        least, most = _STRETCH
+        stretch = 1 + min(max(round(_STRETCH_NS / self._pilot.step_ns), least), most)
+        try:
+            steps, label = 2 * _PAIRS * stretch, f"{row.candidate} by turns"
+            run = self._go(row.candidate, label, None, steps, stretch)
+        except Failed as error:
+            row.fail(error)
+            return
+        # A program of few steps is run as a whole.
+        row.within = len(run.turns) >= FEWEST
+        if row.within:
+            row.take(run, run.turns)
 
     def _round(self, turns: Sequence[_Row | None], number: int) -> None:
         bare: Measured | None = None
@@ -317,7 +427,7 @@ class _Trial:
                 row.fail(error)
         assert bare is not None
         for row, run in cured:
-            row.take(run, bare)
+            row.take(run, [(bare.step_ns, run.step_ns)])
 
     def _winners(self) -> list[_Row]:
         """Return the rows that are faster and may be in the best set, the fastest first."""
@@ -334,9 +444,10 @@ class _Trial:
         entries, patch = [self._entry(row) for row in self._rows], None
         notes = list(dict.fromkeys(self._notes))
         if winners:
-            main = self._bare[-1].main
+            main = next(run.main for run in (*self._bare, self._pilot) if run)
             best = winners[0]
-            patch = make_patch(best.candidate, best.changes, main, request.command)
+            words = () if request.name else request.command
+            patch = make_patch(best.candidate, best.changes, main, words)
         if not self._rows and not interrupted:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
         if any(not run.ended for run in self._bare):
@@ -349,8 +460,9 @@ class _Trial:
                 raise
             notes.append(f"not kept: {error}")
         bare = [run.step_ns for run in self._bare]
+        bare = bare or [step for row in self._rows for step in row.bare]
         return Outcome(
-            command=request.command,
+            command=(request.name,) if request.name else request.command,
             warmup=self._warmup,
             steps=self._bare[-1].steps if self._bare else self._steps,
             runs=self._runs,
@@ -372,7 +484,7 @@ class _Trial:
         bare = [each.losses for each in self._bare]
         return Entry(
             time_ns=time.time_ns(),
-            program=shlex.join(masked(self._request.command)),
+            program=self._request.name or shlex.join(masked(self._request.command)),
             host=socket.gethostname(),
             gpu=run.gpu if run else "",
             ranks=run.ranks if run else 0,
@@ -408,3 +520,74 @@ def _analyze(trace: Path) -> Analysis:
         raise UsageError(f"{trace}: the recording left no trace")
     with open_trace(trace) as opened:
         return opened.analyze()
+
+
+def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
+    """Compare steps of the same rounds; None for fewer than `FEWEST` rounds.
+
+    Args:
+        bare: steps of the program as it is, one number a round, any unit.
+        cured: steps with the cure, in the same rounds.
+    """
+    rounds = len(cured)
+    if rounds < FEWEST:
+        return None
+    logs = np.sort(np.log(np.asarray(cured, float) / np.asarray(bare, float)))
+    cut = int(_TRIMMED * rounds)
+    kept = logs[cut : rounds - cut]
+    # A trimmed mean with its error by the winsorized variance, after Yuen: a round in which the
+    # machine was busy with something else counts little.
+    scatter = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
+    middle, error = float(kept.mean()), scatter * math.sqrt(rounds) / len(kept)
+    shown, sure = (error * student(rows, len(kept) - 1) for rows in (1, len(LOOKS)))
+    verdict = _verdict(middle - sure, middle + sure)
+    ratio = math.exp(middle)
+    width = max(_NARROW, _NARROW_PART * abs(1 - ratio))
+    narrow = verdict == Verdict.ALIKE or (verdict != Verdict.OPEN and shown <= width)
+    low, high = math.exp(middle - shown), math.exp(middle + shown)
+    enough = rounds >= MOST or (rounds in LOOKS and narrow)
+    return Ratio(ratio, low, high, rounds, verdict, enough)
+
+
+def _verdict(low: float, high: float) -> Verdict:
+    """Return the answer of an interval of the logarithm of a ratio."""
+    alike = math.log1p(ALIKE)
+    if -alike <= low and high <= alike:
+        return Verdict.ALIKE
+    if high < 0:
+        return Verdict.FASTER
+    return Verdict.SLOWER if low > 0 else Verdict.OPEN
+
+
+def order(names: Sequence[int], round_number: int) -> list[int]:
+    """Return the order of a round: forwards and backwards in turn."""
+    return list(names) if round_number % 2 == 0 else list(reversed(names))
+
+
+_MOST_LOSS: Final = 0.01
+"""Part of the loss up to which a difference is none."""
+
+
+def losses_differ(bare: Sequence[Sequence[float]], cured: Sequence[Sequence[float]]) -> bool | None:
+    """Return whether the losses of the same steps differ beyond what runs and batches differ by.
+
+    Each run counts by its mean loss over the second half of the steps that all have, with the error
+    that the scatter from step to step gives it, or that of the runs, if larger. None where a side
+    has no losses.
+    """
+    sides = [[run for run in side if run] for side in (bare, cured)]
+    count = min((len(run) for side in sides for run in side), default=0)
+    if not all(sides) or count < 2 * FEWEST:
+        return None
+    halves = [np.asarray([run[count // 2 : count] for run in side], float) for side in sides]
+    if not all(np.isfinite(half).all() for half in halves):
+        return bool(np.isfinite(halves[0]).all())
+    means = [half.mean(axis=1) for half in halves]
+    difference = abs(float(means[1].mean() - means[0].mean()))
+    if difference <= _MOST_LOSS * abs(float(means[0].mean())):
+        return False
+    # Runs with the same seed have the same batches: more runs do not make their mean surer.
+    batches = [float((np.diff(half) ** 2).mean()) / 2 / half.shape[1] for half in halves]
+    runs = [float(side.var(ddof=1)) / len(side) if len(side) > 1 else 0.0 for side in means]
+    error = math.sqrt(sum(map(max, batches, runs)))
+    return difference > error * student(len(LOOKS), count // 2)

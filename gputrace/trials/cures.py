@@ -48,6 +48,7 @@ class Cure:
         needs: words for what it does nothing without: ``gpu``, several ``ranks``, loaders'
             ``workers``.
         group: cures of one group exclude each other.
+        switched: whether the hooks can switch it off and on within a run.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
 
@@ -64,6 +65,7 @@ class Cure:
     advice: str = ""
     needs: str = ""
     group: str = ""
+    switched: bool = False
     hook: Path | None = None
 
 
@@ -132,6 +134,7 @@ CURES: Final = (
         findings=_COPIES,
         predictions=("pinned",),
         needs="gpu",
+        switched=True,
     ),
     Cure(
         "channels-last",
@@ -178,6 +181,7 @@ CURES: Final = (
         "zero_grad(set_to_none=True)",
         _TORCH,
         findings=("launch-bound",),
+        switched=True,
     ),
     Cure(
         "bucket-cap",
@@ -222,12 +226,14 @@ CURES: Final = (
         findings=("compute-bound", "autotune-repeated"),
         line="torch.backends.cudnn.benchmark = {}",
         needs="gpu",
+        switched=True,
     ),
     Cure(
         "gc",
         "garbage is collected between steps alone, and not what was there before the second",
         findings=("garbage-collection",),
         advice="gc.freeze() and gc.disable() before the loop, gc.collect(0) now and then in it",
+        switched=True,
     ),
     Cure(
         "threads",
@@ -355,6 +361,11 @@ class Candidate:
 
     def __str__(self) -> str:
         return "+".join(map(str, self.settings)) or "as it is"
+
+    @property
+    def switched(self) -> bool:
+        """True if it can be switched off and on within a run."""
+        return bool(self.settings) and all(setting.cure.switched for setting in self.settings)
 
     @property
     def numerics(self) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import re
 import shlex
 import site
 import sysconfig
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -32,12 +35,9 @@ class Edit:
     def diff(self) -> str:
         """Return the unified diff, as ``git apply`` and ``patch -p1`` take it."""
         name = os.path.relpath(self.path)
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True),
-            self.after.splitlines(keepends=True),
-            f"a/{name}",
-            f"b/{name}",
-        )
+        # Python's splitlines has more ends of lines than diff.
+        before, after = (list(StringIO(text, newline="\n")) for text in (self.before, self.after))
+        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
         return "".join(
             line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
             for line in lines
@@ -67,7 +67,7 @@ def make_patch(
         candidate: cures to have for good.
         changes: calls that they changed, as the hooks saw them.
         main: path of the program, which gets the statements.
-        command: command line, which gets the variables.
+        command: command line, which gets the variables; empty where there is none.
     """
     by_file: dict[Path, list[Change]] = defaultdict(list)
     by_hand: list[str] = []
@@ -77,16 +77,19 @@ def make_patch(
         else:
             by_hand.append(_elsewhere(change))
     lines = [line for setting in candidate.settings if (line := _statement(setting))]
-    if lines and _is_program(Path(main)):
+    if not _is_program(Path(main)):
+        by_hand += lines
+    elif lines:
         by_file.setdefault(Path(main), [])
     edits = []
     for path, calls in by_file.items():
         try:
-            before = path.read_text(encoding="utf-8")
+            before = path.read_bytes().decode()
             after, missed = _edit_calls(before, calls)
             after = _insert(after, lines) if path == Path(main) else after
         except (OSError, ValueError, SyntaxError) as error:
             by_hand += [f"{path} cannot be edited ({error})", *map(_elsewhere, calls)]
+            by_hand += lines if path == Path(main) else []
             continue
         by_hand += map(_elsewhere, missed)
         edits += [Edit(path, before, after)] * (after != before)
@@ -100,15 +103,17 @@ def _by_hand(setting: Setting, command: Sequence[str]) -> str:
         return f"{setting}: {setting.cure.advice}" if setting.cure.advice else ""
     variables = Candidate((setting,)).environment(os.environ)
     words = " ".join(f"{name}={shlex.quote(text)}" for name, text in variables.items())
+    if not command:
+        return f"{setting}: start it with {words} in its environment"
     return f"{setting}: run it as {words} {shlex.join(command)}"
 
 
 def apply(patch: Patch) -> None:
     """Write the files; raises OSError. One that has changed since it was read is left alone."""
     for edit in patch.edits:
-        if edit.path.read_text(encoding="utf-8") != edit.before:
+        if edit.path.read_bytes() != edit.before.encode():
             raise OSError(0, "has changed meanwhile, and is left as it is", str(edit.path))
-        edit.path.write_text(edit.after, encoding="utf-8")
+        edit.path.write_bytes(edit.after.encode())
 
 
 def _statement(setting: Setting) -> str:
@@ -130,10 +135,13 @@ def _elsewhere(change: Change) -> str:
     )
 
 
+_COMMENT: Final = re.compile(rb"#[^\r\n]*")
+
+
 def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Change]]:
     """Return the source with the arguments changed, and the changes that fit no call."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    missed, starts = [], _line_starts(source)
+    missed, starts, data = [], _line_starts(source), source.encode()
     replaced: set[tuple[int, int, str]] = set()
     appended: dict[tuple[int, str], list[str]] = defaultdict(list)
     for change in changes:
@@ -145,11 +153,24 @@ def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Chang
         else:
             call = fitting[0]
             given = [*call.args, *(keyword.value for keyword in call.keywords)]
-            ends = [_span(arg, starts)[1] for arg in given] or [_span(call, starts)[1] - 1]
-            appended[max(ends), ", " if given else ""].append(f"{change.argument}={change.new}")
+            close = _span(call, starts)[1] - 1
+            end = max((_span(arg, starts)[1] for arg in given), default=close)
+            # What is between may be brackets around the argument, a comma and comments.
+            end += _COMMENT.sub(lambda match: b" " * len(match[0]), data[end:close]).rfind(b")") + 1
+            if end > close:  # A generator without brackets of its own.
+                missed.append(change)
+            else:
+                appended[end, ", " if given else ""].append(f"{change.argument}={change.new}")
     for (end, before), arguments in appended.items():
-        replaced.add((end, end, before + ", ".join(dict.fromkeys(arguments))))
-    data = source.encode()
+        line = data[data.rfind(b"\n", 0, end) + 1 : end].decode()
+        rest, new = data[end:].partition(b"\n")[0], dict.fromkeys(arguments)
+        if rest.strip() == b",":
+            # Arguments have a line each.
+            indent = line[: len(line) - len(line.lstrip())]
+            end, text = end + len(rest), "".join(f"\n{indent}{argument}," for argument in new)
+        else:
+            text = before + ", ".join(new)
+        replaced.add((end, end, text))
     for start, end, text in sorted(replaced, reverse=True):
         data = data[:start] + text.encode() + data[end:]
     changed = data.decode()
@@ -201,12 +222,21 @@ def _insert(source: str, lines: Sequence[str]) -> str:
     new = [line for line in lines if line not in source]
     if not new:
         return source
-    imports = [
-        node.end_lineno or node.lineno
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    head = source.splitlines(keepends=True)
-    at = max(imports, default=0)
-    needs = [] if "import torch" in source else ["import torch\n"]
-    return "".join([*head[:at], *needs, "\n", *(f"{line}\n" for line in new), *head[at:]])
+    tree = ast.parse(source)
+    head = takewhile(lambda node: not isinstance(node, _WORK), tree.body)
+    imports = [node for node in head if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [name for node in imports if isinstance(node, ast.Import) for name in node.names]
+    if any(line.startswith("torch.") for line in new) and not any(
+        (name.asname or name.name.partition(".")[0]) == "torch" for name in names
+    ):
+        new.insert(0, "import torch")
+    text = [line.decode() for line in source.encode().splitlines(keepends=True)]
+    comments = sum(1 for _ in takewhile(lambda line: line.startswith("#"), text))
+    docstring = tree.body[:1] if ast.get_docstring(tree, clean=False) is not None else []
+    at = max((node.end_lineno or 0 for node in [*docstring, *imports]), default=comments)
+    end = "\r\n" if "\r\n" in source else "\n"
+    return "".join([*text[:at], end, *(line + end for line in new), *text[at:]])
+
+
+_WORK: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.While, ast.With)
+"""Statements before which a setting has to be made."""

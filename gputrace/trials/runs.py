@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any, Final
 import msgspec
 
 from gputrace.collectors.session import HOOKS
+from gputrace.errors import UsageError
 from gputrace.studies.runner import MARK, Failed, end_all, why_failed
-from gputrace.trials.cures import Candidate
+from gputrace.trials.cures import Candidate, read_candidates
 
 TRACKERS: Final = {
     "WANDB_MODE": "offline",
@@ -93,6 +95,8 @@ class Measured:
     seconds: float
     ended: bool
     """True if the program ended by itself after its last step, without a signal of ours."""
+    turns: tuple[tuple[float, float], ...] = ()
+    """Mean step without the cures and with them, in nanoseconds, of stretches within the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,12 @@ class Program:
     """Longest time of one run."""
 
     def run(
-        self, candidate: Candidate, warmup: int, steps: int, record: Path | None = None
+        self,
+        candidate: Candidate,
+        warmup: int,
+        steps: int,
+        record: Path | None = None,
+        stretch: int = 0,
     ) -> Measured:
         """Run it to the end of its last step to measure.
 
@@ -116,17 +125,27 @@ class Program:
             warmup: steps to pass first.
             steps: steps to measure.
             record: trace to write, by `gputrace record`.
+            stretch: steps after which the cures are switched off and on; 0 to leave them on.
 
         Raises Failed where it fails, or measures no steps.
         """
         with tempfile.TemporaryDirectory(prefix="gputrace-try-") as name:
-            folder = Path(name)
+            folder = Path(name).resolve()
             began = monotonic()
-            code = self._go(folder, candidate, warmup, steps, record)
-            return self._read(folder, code, warmup, monotonic() - began)
+            asked = {
+                "warmup": warmup,
+                "steps": steps,
+                "stretch": stretch,
+                "folder": str(folder),
+                "recorded": record is not None,
+                "keep": self.keep_trackers,
+            }
+            code = self._go(folder, candidate, asked, record)
+            run = self._read(folder, code, warmup, monotonic() - began)
+            return replace(run, turns=_turns(_left_in(folder), warmup, stretch)) if stretch else run
 
     def _go(
-        self, folder: Path, candidate: Candidate, warmup: int, steps: int, record: Path | None
+        self, folder: Path, candidate: Candidate, asked: Mapping[str, Any], record: Path | None
     ) -> int | None:
         """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
         command = list(self.command)
@@ -136,17 +155,14 @@ class Program:
         where = None
         if self.workdir is not None:
             where = folder / "copy"
-            shutil.copytree(self.workdir, where, symlinks=True)
-        asked = {
-            "cures": {setting.cure.id: setting.for_hook for setting in candidate.settings},
-            "hooks": {s.cure.id: str(s.cure.hook) for s in candidate.settings if s.cure.hook},
-            "warmup": warmup,
-            "steps": steps,
-            "folder": str(folder),
-            "recorded": record is not None,
-            "keep": self.keep_trackers,
-        }
-        environment = self._environment(folder, candidate, asked, record is not None)
+            # The folder of the run may be in the folder to copy.
+            ignored = shutil.ignore_patterns(folder.name)
+            try:
+                shutil.copytree(self.workdir, where, symlinks=True, ignore=ignored)
+            except shutil.Error as error:
+                source, _, why = error.args[0][0]
+                raise OSError(0, f"cannot be copied ({why})", source) from None
+        environment = self._environment(folder, candidate, asked)
         out, err = folder / "out", folder / "err"
         try:
             with out.open("wb") as to_out, err.open("wb") as to_err:
@@ -166,18 +182,12 @@ class Program:
             end_all(folder)
 
     def _environment(
-        self, folder: Path, candidate: Candidate, asked: Mapping[str, Any], recorded: bool
+        self, folder: Path, candidate: Candidate, asked: Mapping[str, Any]
     ) -> dict[str, str]:
-        changed = dict(os.environ) | candidate.environment(os.environ)
-        changed |= {"GPUTRACE_TRY": json.dumps(asked), MARK: str(folder)}
+        changed = dict(os.environ) | {MARK: str(folder)}
         if not self.keep_trackers:
             changed |= {name: text.format(folder=folder) for name, text in TRACKERS.items()}
-        if not recorded:
-            spool = folder / "spool"
-            spool.mkdir()
-            paths = filter(None, [str(HOOKS), os.environ.get("PYTHONPATH", "")])
-            changed |= {"GPUTRACE_DIR": str(spool), "PYTHONPATH": os.pathsep.join(paths)}
-        return changed
+        return changed | _variables(candidate, folder, asked)
 
     def _wait(self, process: subprocess.Popen[bytes], folder: Path, recorded: bool) -> int | None:
         """Wait for the end; a program that goes on after its steps is ended."""
@@ -200,10 +210,7 @@ class Program:
             raise
 
     def _read(self, folder: Path, code: int | None, warmup: int, seconds: float) -> Measured:
-        left = []
-        for path in sorted(folder.glob("*.try")):
-            with suppress(msgspec.MsgspecError):
-                left.append(msgspec.json.decode(path.read_bytes(), type=_Left))
+        left = _left_in(folder)
         measured = [each for each in left if len(each.ends) >= warmup + _FEWEST_STEPS]
         if code and not any(each.stopped for each in left):
             shown = code if code >= 0 else 128 - code
@@ -221,9 +228,12 @@ class Program:
             steps=len(slowest.ends) - warmup,
             ranks=len(measured),
             losses=tuple(losses),
-            changes=tuple(self._original(change, folder) for change in first.changes),
+            changes=tuple(
+                replace(change, file=self._original(change.file, folder))
+                for change in first.changes
+            ),
             reasons=reasons,
-            main=first.main,
+            main=self._original(first.main, folder),
             versions=first.versions,
             gpu=first.gpu,
             buffered=max(each.buffered for each in left),
@@ -231,13 +241,123 @@ class Program:
             ended=code is not None,
         )
 
-    def _original(self, change: Change, folder: Path) -> Change:
-        """Return the change with the path of a file in the copy as it is in the original."""
+    def _original(self, path: str, folder: Path) -> str:
+        """Return the path of a file in the copy as it is in the original."""
         copy = folder / "copy"
-        path = Path(change.file)
-        if self.workdir is None or not path.is_relative_to(copy):
-            return change
-        return replace(change, file=str(self.workdir.resolve() / path.relative_to(copy)))
+        if self.workdir is None or not Path(path).is_relative_to(copy):
+            return path
+        return str(self.workdir.resolve() / Path(path).relative_to(copy))
+
+
+_CALL: Final = """\
+import pickle, runpy, sys
+with open(sys.argv[1], "rb") as file:
+    sys.path[:], sys.argv[:], script = pickle.load(file)
+    if script:
+        main = sys.modules["__mp_main__"] = sys.modules["__main__"]
+        vars(main).update(runpy.run_path(script, run_name="__mp_main__"))
+    function = pickle.load(file)
+function()
+"""
+"""Program that calls a pickled function, whose script it runs first, as multiprocessing does."""
+
+
+def call_command(function: Callable[[], object], folder: Path) -> tuple[str, ...]:
+    """Return the command that calls a function in a new process; its file is put into a folder.
+
+    Raises UsageError for a function that no other process can import.
+    """
+    of = getattr(function, "func", function)
+    file = getattr(sys.modules.get(getattr(of, "__module__", "")), "__file__", None)
+    try:
+        call = pickle.dumps(function)
+    except Exception as error:
+        raise UsageError(_NO_FUNCTION.format(function, error)) from None
+    if file is None:
+        raise UsageError(_NO_FUNCTION.format(function, "it has no file"))
+    script = str(Path(file).absolute())
+    path = folder / "function.pickle"
+    head = (sys.path, [script], script if of.__module__ == "__main__" else "")
+    path.write_bytes(pickle.dumps(head) + call)
+    return (sys.executable, "-c", _CALL, str(path))
+
+
+_NO_FUNCTION: Final = (
+    "{0!r} cannot be called in another process ({1}); define it at the top level of a file"
+)
+
+
+def _variables(candidate: Candidate, folder: Path, asked: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that have a program make the changes of a candidate.
+
+    Args:
+        candidate: cures to apply.
+        folder: folder for what its processes leave.
+        asked: what else the hooks are asked for, see there.
+    """
+    settings = candidate.settings
+    cures = {
+        "cures": {setting.cure.id: setting.for_hook for setting in settings},
+        "hooks": {s.cure.id: str(s.cure.hook) for s in settings if s.cure.hook},
+    }
+    changed = candidate.environment(os.environ) | {"GPUTRACE_TRY": json.dumps({**cures, **asked})}
+    if not asked["recorded"]:
+        spool = folder / "spool"
+        spool.mkdir(exist_ok=True)
+        paths = filter(None, [str(HOOKS), os.environ.get("PYTHONPATH", "")])
+        changed |= {"GPUTRACE_DIR": str(spool), "PYTHONPATH": os.pathsep.join(paths)}
+    return changed
+
+
+class CuredStudy:
+    """Cures as a setting of a study: its runs are changed, and go on to their end."""
+
+    def check(self, cures: str) -> None:
+        """Raise UsageError for what is no cure, or several alternatives."""
+        self._candidate(cures)
+
+    def variables(self, cures: str, folder: Path, recorded: bool) -> dict[str, str]:
+        """Return the variables that have a run make the changes; it leaves a report in a folder."""
+        asked = {
+            "warmup": 0,
+            "steps": None,
+            "folder": str(folder),
+            "recorded": recorded,
+            "keep": True,
+        }
+        return _variables(self._candidate(cures), folder, asked)
+
+    def unchanged(self, cures: str, folder: Path) -> str:
+        """Return why a finished run was not changed as asked; empty where it was."""
+        left = _left_in(folder)
+        changed = {change.cure for each in left for change in each.changes}
+        reasons: dict[str, str] = {}
+        for each in left:
+            reasons |= each.reasons
+        return why_idle(self._candidate(cures), changed, reasons)
+
+    def _candidate(self, cures: str) -> Candidate:
+        candidates = read_candidates(cures)
+        if len(candidates) > 1:
+            raise UsageError(f"cures = {cures!r}: join them by +, or give a list of alternatives")
+        return candidates[0] if candidates else Candidate()
+
+
+def why_idle(candidate: Candidate, changed: Collection[str], reasons: Mapping[str, str]) -> str:
+    """Return which cures of a candidate changed nothing, and why; empty if all did something."""
+    idle = [s.cure.id for s in candidate.settings if not s.cure.variables]
+    return "; ".join(
+        f"{id}: {reasons.get(id, 'nothing to change was seen')}" for id in idle if id not in changed
+    )
+
+
+def _left_in(folder: Path) -> list[_Left]:
+    """Return what the hooks of all processes left in a folder."""
+    left = []
+    for path in sorted(folder.glob("*.try")):
+        with suppress(msgspec.MsgspecError):
+            left.append(msgspec.json.decode(path.read_bytes(), type=_Left))
+    return left
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -252,6 +372,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _mean(left: _Left, warmup: int) -> float:
     return (left.ends[-1] - left.ends[warmup - 1]) / (len(left.ends) - warmup)
+
+
+def _turns(left: Sequence[_Left], warmup: int, stretch: int) -> tuple[tuple[float, float], ...]:
+    """Return the mean steps of stretches without and with the cures, of the slowest rank of each.
+
+    The first step of a stretch is passed over. Of each four stretches the hooks have the cures on
+    in the second and the third.
+    """
+    known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup + stretch]
+    whole = min((len(ends) - 1) // stretch for ends in known) if known else 0
+    means = [
+        max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
+        for at in range(0, whole * stretch, stretch)
+    ]
+    pairs = zip(means[::2], means[1::2], strict=False)
+    return tuple(pair if at % 2 == 0 else pair[::-1] for at, pair in enumerate(pairs))
 
 
 def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:

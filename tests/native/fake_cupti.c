@@ -4,7 +4,7 @@
  *
  * Environment: FAKE_CUPTI_TAKEN, another tool subscribed before; FAKE_CUPTI_DROPPED, a number of
  * records lost; FAKE_CUPTI_LATE_MS, how long it keeps a buffer back that is to be handed over, but for a
- * forced flush; FAKE_CUPTI_REAL, the path of a libcupti of NVIDIA's that walks buffers and names
+ * forced flush; FAKE_CUPTI_FLUSH_MS, how long a flush takes; FAKE_CUPTI_REAL, the path of a libcupti of NVIDIA's that walks buffers and names
  * calls in place of this one. Misuse that would crash the program with the real one ends it here.
  */
 #define _GNU_SOURCE
@@ -355,7 +355,9 @@ int cuptiActivityEnableRuntimeApi(uint32_t id, uint8_t value) {
 /* Without force only buffers whose records are all complete. Returns when they are handed over, unless
  * they are kept back. */
 int cuptiActivityFlushAll(uint32_t force) {
+    const char *ms = getenv("FAKE_CUPTI_FLUSH_MS");
     check(force <= 1, "no such flag");
+    if (ms) usleep(1000 * (unsigned)atoi(ms));
     pthread_mutex_lock(&lock);
     if (force || current.end <= now_ns()) let_go();
     forced = (int)force;

@@ -11,7 +11,8 @@
  *   payloads                      what NCCL does: ranges of its domain with a payload each
  *   run MS THREADS RATE           RATE kernels, with their calls, a millisecond in each thread
  *   storm KERNELS THREADS         as many, as fast as can be
- *   meanwhile KERNELS             such a storm of one thread, with NVTX ranges, beside what follows
+ *   meanwhile KERNELS             such a storm of one thread, with NVTX ranges, beside what follows;
+ *                                 a call ends after its kernel was handed over
  *   deep RANGES                   as many, one in the other
  *   unfinished MS                 a kernel that is complete only after so long
  *   annotate MS THREADS           NVTX ranges all the time; says the longest call in microseconds
@@ -98,14 +99,19 @@ static void send(const record_t *r, uint64_t end) {
     if (emit) emit(r, end);
 }
 
-static void call(uint32_t kind, uint32_t id, uint64_t start, uint32_t correlation, uint32_t result) {
-    record_t r = record(kind, 8, start, start + 900);
+static void call_until(uint64_t end, uint32_t kind, uint32_t id, uint64_t start, uint32_t correlation,
+                       uint32_t result) {
+    record_t r = record(kind, 8, start, end);
     put32(&r, 4, id);
     put32(&r, 24, (uint32_t)getpid());
     put32(&r, 28, (uint32_t)syscall(SYS_gettid));
     put32(&r, 32, correlation);
     put32(&r, 36, result);
-    send(&r, start + 900);
+    send(&r, end);
+}
+
+static void call(uint32_t kind, uint32_t id, uint64_t start, uint32_t correlation, uint32_t result) {
+    call_until(start + 900, kind, id, start, correlation, result);
 }
 
 static void on_gpu(record_t *r, int at, uint32_t device, uint32_t context, uint32_t stream) {
@@ -564,7 +570,10 @@ static void in_parallel(const char *what, int a, int threads, int c) {
 
 static void *busy(void *argument) {
     for (long i = (long)(intptr_t)argument; i > 0; i--) {
-        work(THREADS - 1);
+        uint32_t correlation = __atomic_add_fetch(&correlations, 1, __ATOMIC_RELAXED);
+        uint64_t now = now_ns();
+        kernel(now - 2000, now - 500, THREADS - 1, correlation, (uint32_t)numbers[THREADS - 1]++);
+        call_until(now_ns(), RUNTIME, LAUNCH, now, correlation, 0);
         if (!core[9]) continue;
         push("busy");
         end((void *)(uintptr_t)start("started"));

@@ -7,7 +7,15 @@ from dataclasses import asdict
 from math import log
 from typing import Final
 
-from gputrace.analyzers.compare.results import (
+from gputrace.analyzers.compare.runs import (
+    ABSENT,
+    NAMES,
+    Mean,
+    Run,
+    difference,
+    ratio,
+)
+from gputrace.model.comparison import (
     Change,
     ClassChange,
     FindingChange,
@@ -18,14 +26,6 @@ from gputrace.analyzers.compare.results import (
     Scaling,
     ScalingRow,
     Worst,
-)
-from gputrace.analyzers.compare.runs import (
-    ABSENT,
-    NAMES,
-    Mean,
-    Run,
-    difference,
-    ratio,
 )
 from gputrace.model.time_class import CLASSES
 

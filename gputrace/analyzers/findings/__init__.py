@@ -9,11 +9,11 @@ docs/findings.md is made of these.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from gputrace.analyzers.findings import (
     busy,
-    gpu0_skew,
     gpu_links,
     hardware,
     host,
@@ -39,6 +39,7 @@ RULES: Final[tuple[Rule, ...]] = (
     host.cpu_starved,
     host.cpu_throttled,
     host.page_faults,
+    host.gil_wait,
     host.garbage_collection,
     host.recompilation,
     busy.h2d_exposed,
@@ -56,7 +57,7 @@ RULES: Final[tuple[Rule, ...]] = (
     hardware.memory_imbalance,
     busy.layout_transposes,
     busy.no_tensor_cores,
-    gpu0_skew.gpu0_skew,
+    stragglers.gpu0_skew,
     gpu_links.topology,
     gpu_links.host_staged_comm,
     whole_run.slow_steps,
@@ -71,6 +72,7 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
     host.cpu_starved,
     host.cpu_throttled,
     host.page_faults,
+    host.gil_wait,
     host.garbage_collection,
     host.recompilation,
     host.host_blocked,
@@ -116,6 +118,10 @@ _OF_THE_WAY_THERE: Final = (
     "idle-unexplained",
 )
 """Findings about idle time, which matters little where it ends before a trace's later half."""
+_BUSY: Final = 0.8
+_LITTLE: Final = 0.1
+"""Shares of the time: computation that has as much comes before idle time that has less, unless
+that is spent waiting for data, which a faster loader ends."""
 
 
 def order(
@@ -123,11 +129,13 @@ def order(
 ) -> tuple[Finding, ...]:
     """Return the findings, the most important first: by severity, then by what they cost.
 
+    The severity of a cost that a prediction does not confirm is lowered.
+
     A recorder that distorts the run, or rows that are missing, come before all others: no other
     figure can be trusted then.
     A cost counts, and makes severe, as far as a prediction may confirm it. GPUs that compute nearly
-    all the time come before costs below `MEDIUM`; where they do so in the later half of a trace
-    without steps, before idle time below `HIGH`.
+    all the time come before costs below `MEDIUM`, and before little idle time; where they do so in
+    the later half of a trace without steps, before idle time below `HIGH`.
 
     Args:
         findings: all findings.
@@ -139,13 +147,16 @@ def order(
         gains[cure.finding] = max(gains.get(cure.finding, 0), cure.now_ns - cure.low_ns)
 
     settled = any("settled_share" in finding.evidence for finding in findings)
+    computing = {finding.id: finding.impact_ns for finding in findings}.get("compute-bound", 0)
+    busy = computing >= _BUSY * mean_ns
 
-    def rank(finding: Finding) -> tuple[bool, int, float]:
+    def weigh(finding: Finding) -> tuple[bool, int, float, Finding]:
         distorts = finding.id in _DISTORTING and finding.severity == "high"
         severity, gain = finding.severity, float(finding.impact_ns)
         if finding.id == "compute-bound":
-            severity, gain = "medium", MEDIUM * mean_ns
-        elif settled and finding.id in _OF_THE_WAY_THERE and severity == "medium":
+            return True, SEVERITIES.index("medium"), -MEDIUM * mean_ns, finding
+        little = busy and finding.id != "data-feeding" and gain < _LITTLE * mean_ns
+        if (settled or little) and finding.id in _OF_THE_WAY_THERE and severity == "medium":
             severity = "low"
         elif finding.id in gains or (predictions and finding.id in _CURED_BY_REPLAY):
             # No cure that is predicted ends pauses of the host.
@@ -153,6 +164,7 @@ def order(
             gain = min(gain, max(gains.get(finding.id, _UNCONFIRMED * mean_ns), pauses))
             confirmed = severity_of(gain / max(mean_ns, 1)) or "low"
             severity = max(severity, confirmed, key=SEVERITIES.index)
-        return not distorts, SEVERITIES.index(severity), -gain
+        weighed = finding if severity == finding.severity else replace(finding, severity=severity)
+        return not distorts, SEVERITIES.index(severity), -gain, weighed
 
-    return tuple(sorted(findings, key=rank))
+    return tuple(row[-1] for row in sorted(map(weigh, findings), key=lambda row: row[:-1]))

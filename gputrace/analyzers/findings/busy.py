@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.gpu0_skew import told_by_skew
 from gputrace.analyzers.findings.gpu_links import host_staged_comm, told_by_links
+from gputrace.analyzers.findings.stragglers import slow_gpus, told_by_skew
 from gputrace.analyzers.findings.whole_run import low_utilization
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
@@ -85,7 +85,7 @@ def copies_exposed(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter with the copies taken out (results left on the GPU).
     """
     staged = sum(finding.impact_ns for finding in host_staged_comm(facts))
-    spent = np.sum(facts.per_gpu.each(_spent_on_copies, facts.working), axis=0)
+    spent = np.reshape(facts.per_gpu.each(_spent_on_copies, facts.working), (-1, 2)).sum(axis=0)
     to_host = bool(spent[0] >= spent[1])
     yield from facts.costly(
         "copies-exposed",
@@ -144,9 +144,9 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
     """Communication runs with no computation beside it; its waiting counts too, unless late ranks
-    are found.
+    or slow GPUs are found.
 
-    Cost: class `communication`; without `communication_wait_ns` where ranks are late, and less the
+    Cost: class `communication`; without `communication_wait_ns` where these are, and less the
     part that `gpu0-skew`, `topology`, `host-staged-comm`, `pipeline-bubble` and `expert-imbalance`
     cover.
 
@@ -154,7 +154,12 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     """
     whole, wait = facts.mean("communication"), facts.mean("communication_wait")
     known = all(row.communication_wait_ns is not None for row in facts.rows)
-    apart = known and bool(facts.late)
+    slow = slow_gpus(facts)
+    if slow:
+        # The slow GPU waits least, so what others communicate for longer is waiting too.
+        least = min(row.of("communication") // max(row.steps, 1) for row in facts.rows)
+        wait = max(wait, whole - least)
+    apart = bool((known and facts.late) or slow)
     cost = (whole - wait if apart else whole) - max(told_by_links(facts), told_by_skew(facts))
     elsewhere = sum(finding.impact_ns for finding in expert_imbalance(facts)) + _in_bubbles(facts)
     cost = min(cost, whole - elsewhere)
@@ -182,7 +187,7 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         {
             "share": round(share, 4),
             "communication_ns": whole,
-            "wait_ns": wait if known else None,
+            "wait_ns": wait if known or slow else None,
             "total_ns": facts.mean_ns,
             "role": role or None,
             "role_share": round(part, 4) if role else None,

@@ -4,12 +4,13 @@ findings of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
@@ -19,6 +20,7 @@ from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.host_state import (
+    measure_allocators,
     measure_load,
     measure_throughput,
     read_counters,
@@ -54,9 +56,8 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import OTHER, PHASES, HostLoad, StepPhases
+from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, Loader, StepPhases
 from gputrace.model.intervals import Intervals, union
-from gputrace.model.loader import Loader
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
@@ -74,6 +75,7 @@ from gputrace.model.results import (
     Step,
     Throughput,
 )
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
@@ -94,8 +96,7 @@ _FRAMEWORKS: Final = (
 """Parts of the names of kernels, marks and recorded waits that are unique to a framework."""
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(Struct, frozen=True, dict=True):
     """Facts about a trace.
 
     A trace without GPU activity has no GPUs.
@@ -193,6 +194,13 @@ class Known:
         """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
         counters = self.per_gpu.whole.once(read_counters)
         return measure_load(counters, self.processes, self.timed or self.steps)
+
+    @cached_property
+    def allocators(self) -> tuple[Allocator, ...]:
+        """Allocator of torch in the measured steps, by rank; empty where it was not read."""
+        shard = self.per_gpu.whole
+        counters, phases = shard.once(read_counters), shard.once(read_phases)
+        return measure_allocators(counters, self.processes, self.timed or self.steps, phases)
 
     @cached_property
     def throughput(self) -> tuple[Throughput, ...]:
@@ -407,8 +415,7 @@ _DOMINATES: Final = 0.5
 """Minimum number and share of samples at a line for it to be named."""
 
 
-@dataclass(frozen=True)
-class Facts(Known):
+class Facts(Known, frozen=True, dict=True):
     """Facts about a trace, and helpers that make findings of them."""
 
     @property
@@ -456,9 +463,16 @@ class Facts(Known):
         """
         if not self.per_gpu.has_calls:
             return 0
-        times = [self.time_of(lane) for lane in self.working]
-        spent = sum(self.per_gpu.each(measure, self.working, times))
-        return spent // max(1, sum(max(row.steps, 1) for row in self.rows))
+        if measure not in self._means:
+            times = [self.time_of(lane) for lane in self.working]
+            spent = sum(self.per_gpu.each(measure, self.working, times))
+            self._means[measure] = spent // max(1, sum(max(row.steps, 1) for row in self.rows))
+        return self._means[measure]
+
+    @cached_property
+    def _means(self) -> dict[Callable[[GpuShardView, Intervals], int], int]:
+        """Answers of `mean_over_gpus`, for rules that ask again what others asked."""
+        return {}
 
     def share(self, *names: str) -> float:
         """Return the share of the time that some classes have, over all GPUs."""
@@ -475,6 +489,8 @@ class Facts(Known):
         evidence: Evidence | None = None,
     ) -> Finding:
         """Return a finding about all GPUs and ranks that count."""
+        if len(self.rows) == 1:
+            message = _of_one(message)
         return Finding(
             id, severity, self.gpus, self.ranks, impact_ns, message, advice, evidence or {}
         )
@@ -564,6 +580,15 @@ class Facts(Known):
         chosen = self.measured_of(lane.gpu)
         chosen = chosen if steps is None else [step for step in chosen if step.step in steps]
         return stretches(chosen, lane.window)
+
+
+_DO: Final = re.compile(r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b")
+
+
+def _of_one(message: str) -> str:
+    """Return a message about several GPUs for one."""
+    message = _DO.sub(r"the GPU \1s", message).replace(": their speed", ": its speed")
+    return message.replace("the GPUs'", "the GPU's").replace("the GPUs", "the GPU")
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import Final
 
@@ -25,6 +24,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.model.intervals import Intervals
 from gputrace.model.results import Evidence, Finding
+from gputrace.model.struct import Struct
 from gputrace.units import format_ns
 
 WORTH: Final = 0.01
@@ -171,8 +171,7 @@ _STRAIGHT: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Proof:
+class _Proof(Struct, frozen=True, dict=True):
     """Proof that data between GPUs passes through host memory."""
 
     gpus: list[Gpu]

@@ -9,12 +9,13 @@ import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
 from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.python_samples import Place
 from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.host import HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Finding
 from gputrace.model.time_class import TIME_CLASSES
-from gputrace.units import format_ns
+from gputrace.units import format_count, format_ns
 
 _OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
 _STOPPED: Final = 0.02
@@ -35,6 +36,10 @@ _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
 _WAITS_NS: Final = 2_000_000
 """Time after a sample for which the thread must be at its line to be said to wait there."""
+_LEAST_WAITS: Final = 5
+"""Samples that must meet a wait for Python's lock."""
+_LINE: Final = ":"
+"""Part of a line's name: without it, the thread is not known."""
 _AT_A_LINE: Final = 0.3
 """Share of the samples that must be at one line for it to be named."""
 
@@ -42,8 +47,12 @@ _AT_A_LINE: Final = 0.3
 def cpu_starved(facts: Facts) -> Iterator[Finding]:
     """Threads that train are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
 
-    Cost: time that the thread that marks the steps, or another busy one of its process, is queued;
-    with GPUs, at most their idle time that waits for the host.
+    Where threads of OpenMP never wait, they spin until all of them have a core: they get on only
+    then, and the step with fewer of them is computed from that.
+
+    Cost: time that the thread that marks the steps, or another busy one of its process, is queued,
+    or what fewer threads that spin save; with GPUs, at most their idle time that waits for the
+    host.
 
     Wrong if: the step is as long with fewer threads, or with more cores.
     """
@@ -51,10 +60,11 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     worst = max(loads, key=_queued, default=None)
     if worst is None:
         return
-    cost = min(round(_queued(worst) * facts.mean_ns), _most(facts))
-    severity = severity_of(cost / max(facts.mean_ns, 1))
+    queued = min(round(_queued(worst) * facts.mean_ns), _most(facts))
+    severity = severity_of(queued / max(facts.mean_ns, 1))
     if severity is None:
         return
+    cost = queued
     wanting = max(worst.wanted_cores, worst.runnable or 0.0)
     crowd = f"{_number(wanting)} threads want {_number(worst.cores)} core{'s' * (worst.cores > 1)}"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
@@ -67,16 +77,40 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
             f"let fewer threads compute: OMP_NUM_THREADS={fewer} (torch.set_num_threads({fewer})), "
             "fewer workers of the loader; or more cores for each process"
         )
+    then = f"with a core for each, a step may take {format_ns(facts.mean_ns - cost)}"
+    ratio = _with_fewer(worst, fewer)
+    if ratio is not None:
+        cost = min(round((1 - ratio) * facts.mean_ns), _most(facts))
+        crowd += (
+            f"; the {worst.spinning} threads of OpenMP ({worst.openmp}) spin while one of them has "
+            f"none, and all have one for about {worst.at_once:.1%} of the time"
+        )
+        advice += "; OMP_WAIT_POLICY=passive lets threads that wait sleep"
+        then = f"with {format_count(fewer, 'thread')}, a step may take about "
+        then += format_ns(facts.mean_ns - cost)
     yield facts.finding(
         "cpu-starved",
         severity,
         cost,
-        f"the threads that train are queued for a core {format_ns(cost)} of {facts.per} "
-        f"({cost / max(facts.mean_ns, 1):.0%}): {crowd}; with a core for each, a step may take "
-        f"{format_ns(facts.mean_ns - cost)}",
+        f"the threads that train are queued for a core {format_ns(queued)} of {facts.per} "
+        f"({queued / max(facts.mean_ns, 1):.0%}): {crowd}; {then}",
         advice,
         _evidence(worst, facts.mean_ns),
     )
+
+
+def _with_fewer(load: HostLoad, fewer: int) -> float | None:
+    """Return the step with fewer threads that spin, as a share of the step; None if it is longer.
+
+    A team gets on only while all its threads have a core, and so much then as it has threads; fewer
+    have a core for as long as all that is ready to run on the machine lets them, in turn.
+    """
+    if load.spinning <= fewer:
+        return None
+    runnable = max(load.runnable or 0.0, load.wanted_cores) - load.spinning + fewer
+    share = min(1.0, load.cores / max(runnable, fewer))
+    ratio = load.spinning * load.at_once / (fewer * share**fewer)
+    return ratio if ratio < 1 else None
 
 
 def _queued(load: HostLoad) -> float:
@@ -104,6 +138,9 @@ def _evidence(load: HostLoad, mean_ns: int) -> dict[str, float | int | str | Non
         "wanted_cores": round(load.wanted_cores, 2),
         "cores": load.cores,
         "quota_cores": load.quota_cores,
+        "openmp": load.openmp,
+        "spinning": load.spinning,
+        "at_once": round(load.at_once, 4),
         "runnable": None if load.runnable is None else round(load.runnable, 1),
         "throttled": round(load.throttled, 4),
     }
@@ -175,12 +212,12 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
     """The thread that trains waits for neither data nor a core nor a GPU, for 10 % of a step
     (`medium`), or 20 % (`high`); in traces without GPU activity.
 
-    Cost: time that it is blocked, less its waits for data, and what it compiles, which threads of
-    the compiler may do while it waits.
+    Cost: time that it is blocked, less its waits for data and for Python's lock, and what it
+    compiles, which threads of the compiler may do while it waits.
 
     Wrong if: the line that is named does not wait.
     """
-    compiled = facts.per_gpu.whole.once(read_host_state).compilations
+    compiled, locked = facts.per_gpu.whole.once(read_host_state).compilations, _locked(facts)
     for load in facts.host_load:
         steps = [step for step in facts.measured if step.rank == load.rank]
         if not steps:
@@ -189,6 +226,7 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         waits = sum(step.host_data_ns or 0 for step in steps)
         waits += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
         share = load.blocked_ns / load.covered_ns - waits / time.total
+        share -= locked[load.rank].share if load.rank in locked else 0.0
         if share < _BLOCKED:
             continue
         cost = round(share * facts.mean_ns)
@@ -224,6 +262,71 @@ def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
     if place is None or place.share < _AT_A_LINE:
         return "", 0.0
     return place.line, place.share
+
+
+class _Locked(NamedTuple):
+    """Samples of a rank that met its main thread waiting for Python's lock in measured steps."""
+
+    waits: int
+    samples: int
+    place: Place | None
+    """Where other threads had it."""
+    share: float
+    """Part of the time: of the samples, and no more than the thread was blocked."""
+
+
+def _locked(facts: Facts) -> dict[int, _Locked]:
+    lines, ranks = facts.lines, {step.rank for step in facts.measured}
+    blocked = {load.rank: load.blocked_ns / load.covered_ns for load in facts.host_load}
+    found = {}
+    for rank, process in facts.processes.items():
+        if lines is not None and rank in ranks:
+            own = lines.waits_for_lock(process, _measured_time(facts, rank))
+            share = min(blocked.get(rank, 1.0), own[0] / max(own[1], 1))
+            found[rank] = _Locked(*own, share)
+    return found
+
+
+def gil_wait(facts: Facts) -> Iterator[Finding]:
+    """The thread that trains waits for Python's lock (GIL) while another thread runs Python code,
+    in 5 % of the samples of `--python` (`medium`), or 20 % (`high`), and in five at least.
+
+    Cost: that share of a step, at most what the thread is blocked; with GPUs, at most their idle
+    time that waits for the host.
+
+    Wrong if: the step is as long without the other thread.
+    """
+    by_rank = _locked(facts)
+    rank = max(by_rank, key=lambda rank: by_rank[rank].share, default=None)
+    if rank is None or by_rank[rank].waits < _LEAST_WAITS:
+        return
+    waits, samples, place, share = by_rank[rank]
+    cost = min(round(share * facts.mean_ns), _most(facts))
+    share = cost / max(facts.mean_ns, 1)
+    severity = severity_of(share)
+    if severity is None or place is None:
+        return
+    at = ""
+    if _LINE in place.line:
+        at = f"; in {place.share:.0%} of {waits:,} samples another thread has it, at {place.line}"
+    yield facts.finding(
+        "gil-wait",
+        severity,
+        cost,
+        f"the thread that trains waits for Python's lock (GIL) for {format_ns(cost)} of "
+        f"{facts.per} ({share:.0%}){at}",
+        "do what the other thread does in a process of its own, or in calls that let go of the "
+        "lock (NumPy, torch, input and output); sys.setswitchinterval(0.0005) makes each wait "
+        "shorter",
+        {
+            "rank": rank,
+            "waits": waits,
+            "samples": samples,
+            "share": round(share, 4),
+            "line": place.line if at else None,
+            "line_share": round(place.share, 4),
+        },
+    )
 
 
 def garbage_collection(facts: Facts) -> Iterator[Finding]:

@@ -1,28 +1,33 @@
-"""Findings about idle GPUs, by the cause of the idle time."""
+"""Findings about idle GPUs, by the cause of the idle time, and why batches are late."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.idle_causes import calls_held_by_copies
 from gputrace.model.events import distinct_ids
+from gputrace.model.host import COLLATING, READING, SENDING, Allocator, Loader
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
-from gputrace.model.results import Finding
-from gputrace.units import format_ns
+from gputrace.model.results import Evidence, Finding
+from gputrace.units import format_bytes, format_count, format_ns
 
 _MANY_ALLOCS: Final = 20
 _MANY_SYNCS: Final = 20
 """Allocations and synchronisations per step and GPU that only a search for algorithms makes."""
+
+_FRAGMENTED: Final = 0.1
+"""Unused part of reserved memory that cannot be given back, from which it is fragmented."""
+_EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 _IN_ORDER: Final = re.compile("Async")
 """Names of stream-ordered allocations, which do not block."""
@@ -92,7 +97,7 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
     found = facts.costly(
         "data-feeding",
         "data_feeding",
-        "the GPUs wait {cost} for the next batch",
+        f"the GPUs wait {{cost}} for {'the next batch' if facts.trains else 'data from the host'}",
         how_to_feed_faster(facts),
     )
     yield from explained(facts, found)
@@ -132,23 +137,112 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
-    """Memory is allocated or freed (cudaMalloc, cudaFree) while the GPU waits; `medium` from
-    2 %.
+    """Memory is allocated, pinned or freed (cudaMalloc, cudaHostRegister, cudaFree) while the GPU
+    waits; `medium` from 2 %. The message names the calls that take most of that.
+
+    Where torch's allocator was read, the message says whether it ran out of memory, the program
+    emptied its cache, or segments of which size are new in steady steps.
 
     Cost: idle time with that cause.
 
     Wrong if: the step is no shorter with shapes that stay equal.
     """
+    calls = _allocating_calls(facts) if facts.share("alloc") >= _ALLOC_MEDIUM else []
     advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
-    if facts.framework == "pytorch":
-        advice += "; no empty_cache() in the loop, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    yield from facts.costly(
+    if calls and all(map(_OF_THE_HOST.search, calls)):
+        advice = "pin the host's memory once, before the loop, and use it again"
+    elif facts.framework == "pytorch":
+        advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
+    findings = facts.costly(
         "alloc-stall",
         "alloc",
-        "the GPUs wait {cost} in cudaMalloc and cudaFree",
+        f"the GPUs wait {{cost}} in {' and '.join(calls) or 'allocations'}",
         advice,
-        medium=0.02,
+        medium=_ALLOC_MEDIUM,
     )
+    worst = max(facts.allocators, key=lambda own: own.segments + own.segments_freed, default=None)
+    for finding in findings:
+        told = None if worst is None else _why_allocating(worst)
+        if worst is None or told is None:
+            yield finding
+            continue
+        evidence = {
+            **{"rank": worst.rank, "retries": worst.retries, "emptied": worst.emptied},
+            **{"segments": worst.segments, "segment_bytes": worst.segment_bytes},
+            **{"segments_freed": worst.segments_freed, "allocated_bytes": worst.allocated_bytes},
+            **{"reserved_bytes": worst.reserved_bytes, "split_bytes": worst.split_bytes},
+        }
+        yield replace(
+            finding,
+            message=f"{finding.message}; {told[0]}",
+            advice=told[1],
+            evidence={**finding.evidence, **evidence},
+        )
+
+
+def _why_allocating(own: Allocator) -> tuple[str, str] | None:
+    """Return why torch's allocator asks the GPU for memory in steady steps, and what helps."""
+    steps = format_count(own.steps, "step")
+    if own.retries:
+        clause = (
+            f"torch found no memory left {format_count(own.retries, 'time')} in {steps}, gave its "
+            f"cache back and asked again, with {format_bytes(own.reserved_bytes)} reserved"
+        )
+        if own.split_bytes < _FRAGMENTED * own.reserved_bytes:
+            return clause, (
+                "need less memory: a smaller batch, activation checkpointing, sharded or offloaded "
+                "optimizer states; nothing else on the card"
+            )
+        return f"{clause}, of which {format_bytes(own.split_bytes)} are unused fragments", (
+            f"{_EXPANDABLE}, or max_split_size_mb:512 where the driver has no virtual memory; "
+            "then a smaller batch"
+        )
+    if own.emptied and own.segments_freed:
+        return (
+            f"torch.cuda.empty_cache() is called {format_count(own.emptied, 'time')} in {steps}, "
+            f"and {format_count(own.segments, 'segment')} of "
+            f"{format_bytes(own.segment_bytes)} are taken anew"
+        ), "no torch.cuda.empty_cache() in the loop: what it gives back is needed again"
+    if own.segments:
+        return (
+            f"torch takes {format_count(own.segments, 'new segment')} of "
+            f"{format_bytes(own.segment_bytes)} in {steps}: none of those it has fits"
+        ), (
+            "give inputs few shapes: pad them to the longest or to some lengths, drop the last "
+            f"batch; {_EXPANDABLE}"
+        )
+    return None
+
+
+_ALLOC_MEDIUM: Final = 0.02
+_ALLOC_NAMED: Final = 0.25
+"""Part of the idle time that allocations take from which one of them is named."""
+_OF_THE_HOST: Final = re.compile(r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host")
+_VERSION: Final = re.compile(r"_v\d+(_ptsz|_ptds)?$")
+
+
+def _allocating_calls(facts: Facts) -> list[str]:
+    """Return the names of the allocating calls that take most of the time in which GPUs idle for
+    them, most first.
+    """
+    times = [facts.time_of(lane) for lane in facts.working]
+    spent = sum(map(Counter, facts.per_gpu.each(_in_allocations, facts.working, times)), Counter())
+    least = _ALLOC_NAMED * spent.total()
+    return [name for name, ns in spent.most_common() if ns >= least]
+
+
+def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
+    """Return the nanoseconds of each allocating call in which a GPU idles for allocations."""
+    if gpu.calls is None:
+        return {}
+    rows = np.flatnonzero(gpu.calls.sort == Call.ALLOC)
+    idle = gpu.lane.causes.of["alloc"].intersection(time)
+    within = idle.within(gpu.calls.start[rows], gpu.calls.end[rows])
+    names = gpu.calls.name[rows]
+    spent: Counter[str] = Counter()
+    for id, text in gpu.trace.names(distinct_ids(names[within > 0])).items():
+        spent[_VERSION.sub("", text)] += int(within[names == id].sum())
+    return dict(spent)
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
@@ -416,3 +510,107 @@ def _idle_in(gpu: GpuShardView, steps: Sequence[tuple[int, int]]) -> int:
         ]
         total += gaps.intersection(union(firsts, lasts)).total
     return total
+
+
+_DOMINATES: Final = 0.4
+"""Share of the workers' time from which a part is named."""
+_OF_THE_WAIT: Final = 0.5
+"""Share of the wait from which receiving is named."""
+_ADVICE: Final = {
+    READING: "read less often or ahead of time: larger files read in order, a local disk, a cache "
+    "in memory, formats that need no parsing",
+    COLLATING: "make batches in fewer steps: samples of one shape, arrays that torch.stack joins, "
+    "a collate_fn without loops over fields",
+    SENDING: "return tensors instead of Python objects: they go through shared memory and are not "
+    "pickled",
+}
+
+
+def explained(facts: Facts, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield the findings with what makes batches late, where the loader's workers tell."""
+    for finding in findings:
+        why = why_late(facts)
+        if why is None:
+            yield finding
+            continue
+        clause, cure, evidence = why
+        yield replace(
+            finding,
+            message=f"{finding.message}; {clause}",
+            advice=cure or finding.advice,
+            evidence={**finding.evidence, **evidence},
+        )
+
+
+def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
+    """Return a clause on what makes batches late, advice, and evidence; None where unknown.
+
+    It is of the loader that its rank waits for most.
+    """
+    loader = max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
+    if loader is None:
+        return None
+    told = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
+    if not told:
+        return None
+    clauses, cures = zip(*told, strict=True)
+    evidence: dict[str, float | int | str | None] = {
+        "workers": loader.workers,
+        "batch_ns": loader.batch_ns,
+        "longest_part": loader.parts[0].name,
+        "longest_part_share": loader.parts[0].share,
+    }
+    if loader.better is not None:
+        evidence |= {"better_workers": loader.better.workers}
+    if loader.slow is not None:
+        worker, ratio = loader.slow
+        evidence |= {"slow_worker": worker.worker, "slow_ratio": round(ratio, 2)}
+    return "; ".join(clauses), "; ".join(cure for cure in cures if cure), evidence
+
+
+def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
+    slow = loader.slow
+    if slow is not None:
+        worker, ratio = slow
+        yield (
+            f"one worker of {loader.workers} (worker {worker.worker}) takes {ratio:.1f} times as "
+            "long as the others",
+            "batches are taken in order, so all wait for the slow worker: look at what it loads, "
+            "and give all workers samples of equal cost",
+        )
+    else:
+        yield from _on_workers(loader, who)
+    if loader.sending >= _DOMINATES:
+        yield f"pickling and sending take {loader.sending:.0%} of a batch", _ADVICE[SENDING]
+    first = loader.parts[0]
+    if first.share < _DOMINATES or first.name == SENDING:
+        return
+    what = {READING: "reading samples", COLLATING: "collating"}
+    name = what.get(first.name, first.name.removeprefix("transform "))
+    whose = "the workers' time" if loader.workers else "the loader's time"
+    clause = f"{name} is {first.share:.0%} of {whose}"
+    cure = _ADVICE.get(first.name)
+    if cure is None:
+        cure = f"make {name} cheaper, or do it once and keep the result"
+        if loader.half_step_ns is not None and not loader.workers:
+            cure += f" (a step of {format_ns(loader.half_step_ns)} if it took half as long)"
+    yield clause, cure
+
+
+def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
+    """Yield how many workers would keep up, or how far more of them get."""
+    now = f"with {loader.workers} {who} still waits {format_ns(loader.wait_ns)} a step"
+    choice, present = loader.better, loader.now
+    if choice is not None:
+        workers = format_count(choice.workers, "worker")
+        would = "keep up"
+        if not loader.keeps_up(choice):
+            would = f"leave a wait of {format_ns(choice.wait_ns)} a step"
+        yield f"{workers} would {would}; {now}", f"num_workers={choice.workers}"
+    elif present is not None and not loader.keeps_up(present):
+        yield "more workers would gain next to nothing", ""
+    if loader.receiving_ns >= _OF_THE_WAIT * loader.wait_ns:
+        yield (
+            f"receiving a batch takes {format_ns(loader.receiving_ns)} a step",
+            "pin_memory=True has a thread of its own receive",
+        )

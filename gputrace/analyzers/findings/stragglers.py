@@ -1,23 +1,26 @@
-"""Findings about ranks that arrive late at collectives, so that the others wait for them."""
+"""Findings about imbalance: ranks that arrive late at collectives, so that the others wait for
+them, and a GPU that has more to do than the others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.hardware import lower_clock
-from gputrace.analyzers.findings.idle import how_to_feed_faster
+from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE, how_to_feed_faster
 from gputrace.analyzers.grouping import median_of_others
 from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.stragglers import KernelRatio, Straggler
 from gputrace.model.events import UNKNOWN
-from gputrace.model.results import Evidence, Finding
+from gputrace.model.results import Evidence, Finding, Load
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import BY_ID, TIME_CLASSES
-from gputrace.units import format_ns, format_ranges
+from gputrace.units import format_ns, format_ranges, format_share
 
 Reason = Callable[[Facts, Straggler], str | None]
 """Function that explains a late GPU's slow kernels, as the rest of a sentence; None if it
@@ -49,8 +52,7 @@ _WORK: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernels:
+class _Kernels(Struct, frozen=True):
     """Kernels of a late GPU compared with the others', in the steps in which it is late."""
 
     ratio: float | None
@@ -66,7 +68,7 @@ def straggler(facts: Facts) -> Iterator[Finding]:
     """Others wait at collectives for a GPU that works longer: its kernels are slower (by the factor
     given), or it has more of them; `low` where slower hosts hide extra work of 5 % of a step. Or,
     whoever waits, the same kernels take 1.10 times as long on it as on the others (the lower
-    quartile: 1.05 times), which is 5 % of the time.
+    quartile: 1.05 times), which is 5 % of the time; in a trace without steps, in bursts, too.
 
     Where it is late in all steps, replays without one reason at a time (kernels that the others do
     not run, slower kernels, its host) decide between this and `late-host`; of several reasons the
@@ -88,39 +90,69 @@ _MUCH_SLOWER: Final = 1.10
 _NEARLY_ALL_SLOWER: Final = 1.05
 """Ratios to the others' kernel times, of the median and of the lower quartile, from which slow
 kernels are reported even where nothing in the trace waits for them."""
+_LOPSIDED: Final = 2
+"""How much further above 1 the upper quartile of that ratio is than the lower below, at least, if
+a GPU is slow in bursts; where its work only differs, they are as far."""
+
+
+class SlowGpu(Struct, frozen=True):
+    """GPU on which the same kernels take longer than on the others, whoever waits for it."""
+
+    gpu: Gpu
+    ratio: float
+    """Ratio to the others' times: of the median launch, or of all where it is slow in bursts."""
+    low: float
+    high: float
+    """Quartiles of that ratio."""
+    in_bursts: bool
+    cost_ns: int
+    """Nanoseconds per step, or in all, that its kernels take longer."""
+
+
+def slow_gpus(facts: Facts) -> list[SlowGpu]:
+    """Return the GPUs on which the same kernels take longer, for 5 % of the time at least."""
+    if len(facts.ratios) < 2:
+        return []
+    each = [(entry.ratio, entry.mean, entry.low, entry.high) for entry in facts.ratios]
+    usual = median_of_others(np.array(each))[:, :2].tolist()
+    slow = []
+    for entry, (middle, mean) in zip(facts.ratios, usual, strict=True):
+        ratio, low, high = (part / middle for part in (entry.ratio, entry.low, entry.high))
+        always = ratio >= _MUCH_SLOWER and low >= _NEARLY_ALL_SLOWER
+        in_bursts = not always and not facts.measured and entry.mean >= _MUCH_SLOWER * mean
+        in_bursts &= high - 1 >= _LOPSIDED * abs(1 - low) and high >= _MUCH_SLOWER
+        ratio = entry.mean / mean if in_bursts else ratio
+        cost = round(entry.compared_ns * (1 - 1 / ratio))
+        if (always or in_bursts) and cost >= MEDIUM * facts.mean_ns:
+            slow.append(SlowGpu(entry.gpu, ratio, low, high, in_bursts, cost))
+    return slow
 
 
 def _slow_kernels(facts: Facts) -> Iterator[Finding]:
     """Yield findings about GPUs on which the same kernels take longer, whoever waits for them."""
-    if len(facts.ratios) < 2:
-        return
     reported = {late.lane.gpu for late in facts.late}
-    usual = median_of_others(np.array([(entry.ratio,) for entry in facts.ratios]))[:, 0]
-    for entry, others in zip(facts.ratios, usual.tolist(), strict=True):
-        gpu, ratio, low = entry.gpu, entry.ratio / others, entry.low / others
-        if gpu in reported or ratio < _MUCH_SLOWER or low < _NEARLY_ALL_SLOWER:
-            continue
-        cost = round(entry.compared_ns * (1 - 1 / ratio))
-        share = cost / max(facts.mean_ns, 1)
-        severity = severity_of(share)
-        if severity is None:
+    for slow in slow_gpus(facts):
+        gpu, share = slow.gpu, slow.cost_ns / max(facts.mean_ns, 1)
+        if gpu in reported:
             continue
         reason = lower_clock(facts, gpu.gpu, gpu.rank)
         yield Finding(
             "straggler",
-            severity,
+            severity_of(share) or "low",
             (gpu.gpu,),
             (gpu.rank,),
-            cost,
-            f"the kernels of {_who(facts, gpu)} take {ratio:.2f} times as long as the same "
-            f"kernels on the others, {format_ns(cost)} more of {facts.per} ({share:.0%})"
+            slow.cost_ns,
+            f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as the same "
+            f"kernels on the others{', in bursts' if slow.in_bursts else ''}, "
+            f"{format_ns(slow.cost_ns)} more of {facts.per} ({share:.0%})"
             + (f": {reason}" if reason else ""),
             "look for another program on this card, a lower clock or power limit, heat, and "
             "larger inputs than the others have (nvidia-smi -q -d CLOCK,PERFORMANCE)",
             {
-                "pattern": "constant",
-                "kernel_ratio": round(ratio, 4),
-                "lower_quartile": round(low, 4),
+                "pattern": "burst" if slow.in_bursts else "constant",
+                "kernel_ratio": round(slow.ratio, 4),
+                "lower_quartile": round(slow.low, 4),
+                "upper_quartile": round(slow.high, 4),
                 "share": round(share, 4),
             },
         )
@@ -327,3 +359,143 @@ def _when(late: Straggler) -> str:
         return f" in step {late.steps[0]} alone"
     shown = format_ranges(late.steps[:_SHOWN]) + (", …" if len(late.steps) > _SHOWN else "")
     return f" in steps {shown}"
+
+
+_WAITED: Final = 0.01
+"""Share of a step that the others must lose for a finding whatever the work is."""
+_OF_THE_WORK: Final = 0.05
+_OF_THE_STEP: Final = 0.0005
+"""Else the shares of the GPU's own work, and of a step, that the extra work must be."""
+_TOLD: Final = 0.1
+"""Share of the extra work from which one kind of it is named."""
+
+_NAMES: Final = {
+    "kernels": "kernels",
+    "h2d": "input copies",
+    "d2h": "copies to the host",
+    "d2d": "copies within its memory",
+    "peer": "copies from and to other GPUs",
+}
+_SEVERAL: Final = (
+    "let all ranks do a part of what rank {rank} does alone (metrics, validation, logging), or do "
+    "it less often"
+)
+
+
+def gpu0_skew(facts: Facts) -> Iterator[Finding]:
+    """One GPU, the first or another, has kernels or copies that no other has: the others wait 1 %
+    of the time for it; or (`low`) that work is 5 % of the GPU's own and 0.05 % of the time.
+
+    Cost: the part of that work during which no other GPU works.
+
+    Wrong if: the other GPUs take as long per step without that work.
+    """
+    loads = [load for load in facts.balance if sum(load.extra_ns.values())]
+    if not loads or not facts.mean_ns:
+        return
+    load = max(loads, key=lambda load: (load.alone_ns, sum(load.extra_ns.values())))
+    extra, cost = sum(load.extra_ns.values()) // load.turns, load.alone_ns // load.turns
+    share = cost / facts.mean_ns
+    if share < _WAITED and not _stands_out(facts, load, extra):
+        return
+    if _is_straggler(facts, load):
+        return
+    where = _label(facts, load)
+    yield Finding(
+        "gpu0-skew",
+        severity_of(share) or "low",
+        (load.gpu,),
+        (load.rank,),
+        cost,
+        f"{where} has work that no other GPU has, {format_ns(extra)} of {facts.per}: "
+        f"{_parts(facts, load)}; the others wait {format_ns(cost)} "
+        f"({format_share(cost, facts.mean_ns)}) meanwhile",
+        _advice(facts, load),
+        _evidence(load, facts.balance, extra, share),
+    )
+
+
+def told_by_skew(facts: Facts) -> int:
+    """Return the nanoseconds per step of copies between GPUs that the finding covers."""
+    finding = next(gpu0_skew(facts), None)
+    if finding is None:
+        return 0
+    peer = float(finding.evidence.get("extra_peer_ns") or 0)
+    return round(finding.impact_ns * peer / max(float(finding.evidence["extra_ns"] or 0), 1))
+
+
+def _is_straggler(facts: Facts, load: Load) -> bool:
+    """Return whether the extra work is kernels alone, and `straggler` reports the rank for it."""
+    if any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
+        return False
+    return any(load.rank in finding.ranks for finding in straggler(facts))
+
+
+def _stands_out(facts: Facts, load: Load, extra: int) -> bool:
+    """Return whether the extra work is much of all that the GPU does, even if nobody waits yet."""
+    work = load.kernel_ns + sum(
+        getattr(load, f"{name}_ns") for name in ("h2d", "d2h", "d2d", "peer")
+    )
+    much = extra * load.turns >= _OF_THE_WORK * work
+    return much and extra >= _OF_THE_STEP * facts.mean_ns
+
+
+def _label(facts: Facts, load: Load) -> str:
+    known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
+    word = "gpu" if known[load.gpu, load.rank] else "device"
+    several = len({other.rank for other in facts.balance}) > 1
+    return f"{word} {load.gpu}" + (f" (rank {load.rank})" if several else "")
+
+
+def _parts(facts: Facts, load: Load) -> str:
+    """List the kinds of extra work, most first: ``input copies (2.83 ms against 7.4 µs), kernels
+    (1.2 ms against 0 ns)``.
+    """
+    staged = facts.links is not None and len(facts.links.staged) > 0
+    names = _NAMES | ({"h2d": "copies from the host"} if staged else {})
+    loads = facts.balance
+    least = _TOLD * sum(load.extra_ns.values())
+    kinds = sorted(load.extra_ns.items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{names[name]} ({format_ns(_each(load, name))} against "
+        f"{format_ns(_mean_of_others(load, loads, name))})"
+        for name, ns in kinds
+        if ns >= least
+    )
+
+
+def _each(load: Load, name: str) -> float:
+    """Return the nanoseconds per step of a kind of work."""
+    ns: int = load.kernel_ns if name == "kernels" else getattr(load, f"{name}_ns")
+    return ns / load.turns
+
+
+def _mean_of_others(load: Load, loads: tuple[Load, ...], name: str) -> float:
+    """Return the median of the other GPUs' nanoseconds per step."""
+    return median(_each(other, name) for other in loads if other is not load)
+
+
+def _advice(facts: Facts, load: Load) -> str:
+    if len({other.rank for other in facts.balance}) > 1:
+        return _SEVERAL.format(rank=load.rank)
+    return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
+
+
+def _evidence(load: Load, loads: tuple[Load, ...], extra: int, share: float) -> Evidence:
+    others = [other for other in loads if other is not load]
+    evidence: dict[str, float | int | str | None] = {
+        "share": round(share, 6),
+        "extra_ns": extra,
+        "h2d_run_ns": load.h2d_run_ns,
+        "others_h2d_run_ns": round(median(other.h2d_run_ns for other in others)),
+    }
+    for name, ns in load.extra_ns.items():
+        if ns:
+            evidence[f"extra_{name}_ns"] = ns // load.turns
+            evidence[f"{name}_ns"] = round(_each(load, name))
+            evidence[f"others_{name}_ns"] = round(_mean_of_others(load, loads, name))
+    if load.memory_bytes is not None:
+        known = [other.memory_bytes for other in others if other.memory_bytes is not None]
+        evidence["memory_bytes"] = load.memory_bytes
+        evidence["others_memory_bytes"] = round(median(known)) if known else None
+    return evidence

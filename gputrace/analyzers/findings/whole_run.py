@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.feeding import explained
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
-from gputrace.analyzers.findings.idle import how_to_feed_faster
+from gputrace.analyzers.findings.idle import explained, how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary
@@ -21,6 +20,7 @@ from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Mask
 from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Phase, Step
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_count, format_ns, format_ranges
 
@@ -149,7 +149,11 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
         f for rank, steps in by_own_rank if (f := _slow_steps_of(facts, rank, steps)) is not None
     ]
     if findings:
-        yield max(findings, key=lambda finding: finding.impact_ns)
+        worst = max(findings, key=lambda finding: finding.impact_ns)
+        if len(findings) == 1 < len(facts.ranks):
+            of_one = f" steps of rank {worst.evidence['rank']} ("
+            worst = replace(worst, message=worst.message.replace(" steps (", of_one, 1))
+        yield worst
 
 
 def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | None:
@@ -397,8 +401,7 @@ _SAVE_ASIDE: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Times:
+class _Times(Struct, frozen=True, dict=True):
     """Totals over all validations, or all checkpoints, of a run."""
 
     steps: tuple[int, ...]

@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations, GpuSummary
-from gputrace.analyzers.steps.control import estimate_cost
 from gputrace.analyzers.steps.inferred import (
     Rows,
     find_bursts,
@@ -33,16 +32,17 @@ from gputrace.analyzers.steps.windows import (
     MarkedSteps,
     StepWindows,
     count_warmup,
+    estimate_cost,
 )
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
+from gputrace.model.struct import Struct
 from gputrace.model.trace import FROM_THE_START, Trace
 
 
-@dataclass(frozen=True)
-class FoundSteps:
+class FoundSteps(Struct, frozen=True, dict=True):
     """Steps of all ranks that have some.
 
     Attributes:
@@ -101,7 +101,12 @@ def agree(
     cost = estimate_cost([windows.marked for windows in found.values()])
     marks = len(trace.events([Kind.STEP], ["start"])) if Kind.STEP in trace.kinds else 0
     if marks and not found:
-        few = f"{marks:,} range{'s' * (marks != 1)} named as steps are too few, or hold too little"
+        are, hold = (
+            ("range named as a step is", "holds")
+            if marks == 1
+            else ("ranges named as steps are", "hold")
+        )
+        few = f"{marks:,} {are} too few, or {hold} too little"
         return FoundSteps(found, warmup, chosen, f"{few} of the GPUs' work", cost)
     return FoundSteps(found, warmup, chosen, cost=cost)
 
@@ -161,8 +166,7 @@ _COVERED: Final = 0.5
 """Part of another rank's interlude that lies in the step of a rank that is held up by it."""
 
 
-@dataclass(frozen=True)
-class BlockedSteps:
+class BlockedSteps(Struct, frozen=True, dict=True):
     """A step of a rank that has no interlude before it, though another rank has."""
 
     rank: int
@@ -213,8 +217,7 @@ _NOT_STEP: Final = re.compile(
 _PROFILER: Final = re.compile(r"ProfilerStep#?\d*")
 
 
-@dataclass(frozen=True)
-class Marks:
+class Marks(Struct, frozen=True, dict=True):
     """Ranges of one name on one thread, one a step, in order and disjoint, in host time."""
 
     process: int

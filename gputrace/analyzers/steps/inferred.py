@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.kernel_names import is_optimizer
@@ -16,6 +16,7 @@ from gputrace.analyzers.steps.windows import Interlude, StepWindows
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Times
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
 _LEAST_STEPS: Final = 3
@@ -29,8 +30,7 @@ _SOON: Final = 0.5
 """An input copy later than this part of a step after the optimizer is for the step after next."""
 
 
-@dataclass(frozen=True)
-class Cuts:
+class Cuts(Struct, frozen=True, dict=True):
     """Cuts of a rank's stream: the first operation of each step, and its last one."""
 
     first: Rows
@@ -222,8 +222,7 @@ _MOST_COPIES: Final = 4
 """More sizeable input copies than this an iteration, with no optimizer: weights, not batches."""
 
 
-@dataclass(frozen=True)
-class Bursts:
+class Bursts(Struct, frozen=True, dict=True):
     """Runs of an optimizer's kernels, one a step: first and last row of each."""
 
     first: Rows
@@ -328,8 +327,7 @@ def _is_regular(counts: NDArray[np.intp]) -> bool:
     return usual > 0 and float(np.mean(counts == usual)) >= 0.75
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(Struct, frozen=True, dict=True):
     """Input copies of a GPU on which no optimizer is recognised."""
 
     copies: Rows

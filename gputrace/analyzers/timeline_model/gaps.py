@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, line_of, range_of, read_ranges
+from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls
-from gputrace.analyzers.host_state import read_state_of
+from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.timeline_model import NO_STEP, Scene, index_in
@@ -160,8 +161,10 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
         evidence = evidence_of(trace, issued.calls, thread, start, end)
         ranges = read_ranges(trace, Window(start, end))
         evidence += range_of(trace, ranges, issued.pair, start, end)
-        evidence = ", ".join([evidence, *read_state_of(trace).during(issued.pair, start, end)])
-        lines = read_python_lines(trace)
+        shard = Shard(trace)
+        state = read_host_state(shard).during(issued.pair, start, end)
+        evidence = ", ".join([evidence, *state])
+        lines = read_python_lines(shard)
         evidence += line_of(lines, issued.pair, start, end) if lines is not None else ""
     elif Kind.API in trace.kinds:
         evidence = NO_ISSUER

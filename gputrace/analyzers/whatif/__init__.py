@@ -6,38 +6,40 @@ An optimization is an edit of the dependency graph; to add one, see `CURES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.stragglers import LateGains
-from gputrace.analyzers.whatif.attribution import attribute, with_quick_host
 from gputrace.analyzers.whatif.build import SHORT_NS, build_graph
+from gputrace.analyzers.whatif.calibration import calibrate
 from gputrace.analyzers.whatif.graph import (
     NONE,
     Graph,
     Index,
     Measure,
     Recorded,
+    attribute,
     before_on,
     measure,
     replay,
     standard_error,
+    with_quick_host,
 )
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Times
 from gputrace.model.results import Finding, WhatIf
+from gputrace.model.struct import Struct
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(Struct, frozen=True, dict=True):
     """Some steps of a run as a graph, and the time of all measured steps."""
 
     graph: Graph
@@ -164,8 +166,10 @@ def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterato
         step = max(step, floors[0])
         if mean_ns - step < WORTH * mean_ns:
             continue
-        low = min(max(round(low * (1 - _RUN_TO_RUN)), min(floors)), step)
-        high = max(min(round(high * (1 + _RUN_TO_RUN)), mean_ns), step)
+        known = calibrate(cure.id)
+        least = round(min(low * (1 - _RUN_TO_RUN), step * known.below))
+        most = round(max(high * (1 + _RUN_TO_RUN), step * known.above))
+        low, high = min(max(least, min(floors)), step), max(min(most, mean_ns), step)
         finding = max(having, key=lambda id: findings[id], default=None)
         yield WhatIf(
             id=cure.id,
@@ -180,6 +184,7 @@ def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterato
             beyond=cure.beyond,
             replay_error=round(error, 4),
             steps=graph.steps,
+            pairs=known.pairs,
         )
 
 
@@ -618,8 +623,7 @@ def copied_before(graph: Graph, copies: Mask) -> Graph:
 Change = Callable[[Graph, Effect], Graph | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Cure:
+class Cure(Struct, frozen=True):
     """An optimization that can be predicted."""
 
     id: str

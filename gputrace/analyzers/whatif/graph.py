@@ -1,5 +1,6 @@
-"""Dependency graph of consecutive steps (host calls, GPU operations, waits), its replay, and the
-time of a step that no prediction undercuts.
+"""Dependency graph of consecutive steps (host calls, GPU operations, waits), its replay, the
+time of a step that no prediction undercuts, and the reasons for which a rank is late, by replays
+without one of them at a time.
 """
 
 from __future__ import annotations
@@ -7,20 +8,22 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
 from gputrace.analyzers.operations import Gpu, OperationClass
+from gputrace.analyzers.stragglers import LateGains
 from gputrace.analyzers.whatif.step_rows import SCENE, Rows
-from gputrace.model.events import distinct_ids, number_ids
+from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
 from gputrace.model.intervals import Times
 from gputrace.model.results import Breakdown
+from gputrace.model.struct import Struct
 
 Index = NDArray[np.int64]
 Edges = Mapping[int, tuple[tuple[int, int], ...]]
@@ -30,8 +33,7 @@ NONE: Final = -1
 LONG_AGO: Final = -(1 << 60)
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(Struct, frozen=True, dict=True):
     """Dependency graph: one entry per item in each column, sorted by process and order of issue.
 
     An item is a host call with the first operation that it issued, if any, or an operation alone.
@@ -114,8 +116,7 @@ _FARTHEST_HAND: Final = 400
 """Maximum number of calls searched backwards for the one that handed over."""
 
 
-@dataclass(frozen=True)
-class Items:
+class Items(Struct, frozen=True, dict=True):
     """Items by process and time of issue; times relative to ``base``, absent indices -1."""
 
     call: Index
@@ -258,11 +259,6 @@ def find_hands(items: Items, previous: Index) -> Index:
                 hands[i] = j
                 break
     return hands
-
-
-def is_sort(calls: CudaApiCalls, call: Index, *sorts: Call) -> NDArray[np.bool_]:
-    """Return a mask of the items whose call is one of ``sorts``."""
-    return (call >= 0) & np.isin(calls.sort[call], sorts)
 
 
 def order_items(
@@ -456,8 +452,7 @@ def step_ends(graph: Graph, ended: Times) -> Times:
     return np.maximum.accumulate(ends, axis=1)
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(Struct, frozen=True, dict=True):
     """Time of the measured steps, by which predictions are bounded."""
 
     compute: NDArray[np.float64]
@@ -518,3 +513,107 @@ def _kernel_time(graph: Graph, gpus: int) -> NDArray[np.float64]:
     """Return the nanoseconds that the computing kernels of each GPU take in the graph."""
     computes = (graph.stream >= 0) & (graph.operation == OperationClass.COMPUTE)
     return np.bincount(graph.gpu[computes], graph.ns[computes], gpus).astype(np.float64)
+
+
+_LATER: Final = 1.02
+"""Ratio of host time to the median rank's above which a rank is later."""
+_SAME_CALLS: Final = 0.98
+"""Part of the ranks' calls that must be of one sort, in order, to be compared one by one."""
+
+
+def attribute(graph: Graph, rank: int, mean_ns: int) -> LateGains | None:
+    """Return how much shorter a step is without each reason for which a rank is late; None where
+    there is one rank.
+
+    Reasons are kernels that the median rank does not launch, or not as often; kernels of the same
+    name that take longer than on the median rank; and more time of the host between the same calls.
+
+    Args:
+        graph: dependency graph of some steps.
+        rank: the late one.
+        mean_ns: mean step of the whole run.
+    """
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
+    if len(ranks) < 2 or rank not in ranks:
+        return None
+    extra, slower = _compare_kernels(graph, ranks, rank)
+    gone = graph.changed(
+        ns=np.where(extra, 0, graph.ns),
+        spacing=np.where(extra, np.minimum(graph.spacing, 0), graph.spacing),
+        own=np.where(extra, 0, graph.own),
+        gap=np.where(extra & (graph.hand < 0), graph.data, graph.gap),
+    )
+    edits = (
+        gone if extra.any() else None,
+        graph.changed(ns=slower) if (slower < graph.ns).any() else None,
+        with_quick_host(graph, rank, ~extra),
+    )
+    recorded = measure(graph, graph.end).mean
+    gains = [0 if edit is None else recorded - measure(edit, replay(edit)).mean for edit in edits]
+    return LateGains(*(max(round(gain * mean_ns / recorded), 0) for gain in gains))
+
+
+def _compare_kernels(graph: Graph, ranks: Index, rank: int) -> tuple[Mask, Times]:
+    """Return a mask of the kernels that a rank has beyond the median rank's number in each step,
+    and all durations with its other kernels as short as the median rank's of the same name.
+    """
+    computes = (graph.stream >= 0) & (graph.operation == OperationClass.COMPUTE)
+    rows = np.flatnonzero(computes & (graph.kind == Kind.KERNEL) & (graph.rank >= 0))
+    names, name = np.unique(graph.name[rows], return_inverse=True)
+    of_rank = np.searchsorted(ranks, graph.rank[rows])
+    shape = len(ranks), len(names)
+    count, spent = np.zeros(shape), np.zeros(shape)
+    np.add.at(count, (of_rank, name), 1)
+    np.add.at(spent, (of_rank, name), graph.ns[rows])
+    usual = np.round(np.median(count, axis=0) / max(graph.steps, 1))
+    mean = np.divide(spent, count, out=np.full(shape, np.inf), where=count > 0)
+    middle = np.sort(mean, axis=0)[(len(ranks) - 1) // 2]
+    mine = of_rank == int(np.searchsorted(ranks, rank))
+    own, name = rows[mine], name[mine]
+    order = np.lexsort((own, graph.step[own], name))
+    key = name[order] * (graph.steps + 2) + graph.step[own][order] + 1
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    place = np.arange(len(key)) - np.repeat(first, np.diff(first, append=len(key)))
+    extra = np.zeros(len(graph), np.bool_)
+    extra[own[order]] = place >= usual[name[order]]
+    here = mean[int(np.searchsorted(ranks, rank))]
+    known = np.isfinite(middle) & np.isfinite(here) & (here > 0)
+    factor = np.minimum(np.divide(middle, here, out=np.ones_like(here), where=known), 1.0)
+    shorter = graph.ns.copy()
+    shorter[own] = np.where(extra[own], graph.ns[own], np.rint(graph.ns[own] * factor[name]))
+    return extra, shorter
+
+
+def with_quick_host(graph: Graph, rank: int, compared: Mask | None = None) -> Graph | None:
+    """Return the graph with the host time of a rank cut to the median rank's, call by call, until
+    their totals agree; None where the ranks make different calls, or it is not later.
+
+    Args:
+        graph: dependency graph of some steps.
+        rank: the late one.
+        compared: mask of the calls to compare; None for all.
+    """
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
+    with_calls = graph.thread >= 0 if compared is None else compared & (graph.thread >= 0)
+    calls = [np.flatnonzero((graph.rank == other) & with_calls) for other in ranks.tolist()]
+    if len(ranks) < 2 or len({len(rows) for rows in calls}) != 1 or len(calls[0]) < 2:
+        return None
+    table = np.stack(calls)[:, 1:]
+    same = (graph.sort[table] == graph.sort[table[0]]) & (graph.kind[table] == graph.kind[table[0]])
+    if same.mean() <= _SAME_CALLS:
+        return None
+    times = (np.where(graph.hand >= 0, graph.hand_lag, graph.gap) + graph.own)[table]
+    late, middle = int(np.searchsorted(ranks, rank)), (len(ranks) - 1) // 2
+    usual = np.sort(times, axis=0)[middle]
+    total = np.sort(times.sum(axis=1))[middle]
+    wanted = times[late].sum() - total
+    excess = np.maximum(times[late] - usual, 0)
+    if wanted <= (_LATER - 1) * total or not excess.any():
+        return None
+    rows = table[late]
+    saved = (excess * min(wanted / excess.sum(), 1.0)).astype(np.int64)
+    saved[(before_on(graph.thread)[rows] < 0) & (graph.hand[rows] < 0)] = 0
+    gap, lag, handed = graph.gap.copy(), graph.hand_lag.copy(), graph.hand[rows] >= 0
+    gap[rows] = np.where(handed, gap[rows], np.maximum(gap[rows] - saved, 0))
+    lag[rows] = np.where(handed, np.maximum(lag[rows] - saved, 0), lag[rows])
+    return graph.changed(gap=gap, hand_lag=lag)

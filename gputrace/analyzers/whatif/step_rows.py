@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from gputrace.model.events import GPU_KINDS, Events
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.options import Window
 from gputrace.model.results import Step
+from gputrace.model.struct import Struct
 
 MOST_ITEMS: Final = 40_000
 """Maximum number of replayed GPU operations; so many take some 5 to 40 ms."""
@@ -34,8 +34,7 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(Struct, frozen=True, dict=True):
     """GPU operations of consecutive steps, in order of start, with their calls."""
 
     events: Events

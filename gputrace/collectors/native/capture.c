@@ -62,11 +62,13 @@ static void flush_all(uint32_t force) {
     }
 }
 
-static void tell_moment(const char *key) {
+static void tell_moment(const char *key, uint64_t moment) {
     spool_lock();
-    spool_moment(key, clock_ns(CLOCK_REALTIME));
+    spool_moment(key, moment);
     spool_unlock();
 }
+
+static void tell_now(const char *key) { tell_moment(key, clock_ns(CLOCK_REALTIME)); }
 
 /* Between the two moments all calls are kept that begin and end there. */
 static void keep_calls(int on) {
@@ -132,21 +134,24 @@ static void turn_on(void) {
     if (of_calls) calls_choose(1);
     recording = had_window = 1;
     keep_calls(of_calls);
-    tell_moment("capture_on");
+    tell_now("capture_on");
     buffers_wake(); /* to look when it is time for `capture_sample` */
 }
 
-/* What the GPU is still at comes when it is done: a forced flush would hand it over without its times. */
+/* The window ends before anything is turned off: of a call that another thread makes meanwhile, which may
+ * take as long as the flush, the kernel would be missing. What the GPU is still at comes when it is done: a
+ * forced flush would hand it over without its times. */
 static void turn_off(void) {
+    uint64_t moment = clock_ns(CLOCK_REALTIME);
+    leave_out_calls(moment);
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.disable(gpu_kinds[i]);
     flush_all(0);
     /* Before calls were recorded, what is chosen must stay so, or could not be turned on again: then
      * let_go does it. */
     if (!calls_do_last() || buffers_seen()) calls_choose(0);
-    else leave_out_calls(clock_ns(CLOCK_REALTIME));
     recording = 0;
     off_since = clock_ns(CLOCK_MONOTONIC);
-    tell_moment("capture_off");
+    tell_moment("capture_off", moment);
 }
 
 /* Signals are the program's: none may come to a thread that CUPTI starts for us. Those that a fault of
@@ -209,7 +214,7 @@ void capture_pause(int pause) {
     settle();
     /* The other one would be handed what is left of ours, and may reset CUPTI. */
     if (begins && has_some()) flush_all(FLUSH_FORCED);
-    if (begins) tell_moment("paused");
+    if (begins) tell_now("paused");
     if (ready && pause) {
         if (calls_are_chosen()) calls_choose(0);
         calls_forget();
@@ -226,7 +231,7 @@ void capture_pause(int pause) {
 static void let_go(void) {
     if (left) {
         left = 0;
-        tell_moment("let_go");
+        tell_now("let_go");
         if (!over) subscriber_take_if_needed(0);
     }
     if (recording || paused || over || !ready) return;
@@ -236,7 +241,7 @@ static void let_go(void) {
         had_window = 0;
         flush_all(FLUSH_FORCED);
         buffers_drain();
-        if (stays) tell_moment("idle");
+        if (stays) tell_now("idle");
         else if (may_let_go()) leave(1);
     }
 }
@@ -257,7 +262,7 @@ void capture_goes_on(void) {
     int on = with_calls;
     with_calls = 1; /* what a file says without a word */
     if (recording) keep_calls(on);
-    if (recording) tell_moment("capture_on");
+    if (recording) tell_now("capture_on");
     pthread_mutex_unlock(&lock);
 }
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.limits import NONE, Limits
+from gputrace.collectors.backend import NONE, Limits
 
 _OURS: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 """Prefixes of variables by which a program is recorded, which the sampling process must not be."""

@@ -28,7 +28,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.limits import NONE, Limits, bytes_in
+from gputrace.collectors.backend import NONE, Limits, bytes_in
 from gputrace.collectors.nvml.queries import (
     FIELDS,
     RING,

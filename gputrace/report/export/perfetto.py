@@ -20,8 +20,8 @@ from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import CLASSES
 from gputrace.model.trace import Trace
+from gputrace.report import unfinished_file
 from gputrace.report.export import Job
-from gputrace.report.output_file import unfinished_file
 from gputrace.sanitize import cut, json_text
 
 MOST_GAPS: Final = 10_000

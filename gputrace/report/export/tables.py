@@ -14,8 +14,8 @@ import pyarrow
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind
 from gputrace.model.results import Breakdown, Finding, Gap, Step
 from gputrace.model.trace import Trace
+from gputrace.report import unfinished_folder
 from gputrace.report.export import Job
-from gputrace.report.output_file import unfinished_folder
 from gputrace.sanitize import cell, cut
 
 TABLES: Final = ("events", "steps", "gaps", "breakdown", "findings")

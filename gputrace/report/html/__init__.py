@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from gputrace.errors import MissingError
-from gputrace.report.output_file import check_target, unfinished_file
+from gputrace.report import check_target, unfinished_file
 
 
 def load(name: str) -> ModuleType:

@@ -16,7 +16,7 @@ from gputrace.model.options import Window
 from gputrace.model.results import Analysis, Curve, Utilization
 from gputrace.model.time_class import CLASSES
 from gputrace.report.palette import LOOKS, NOTHING
-from gputrace.report.tables import CLASS_NAMES, gpu_label
+from gputrace.report.tables import CLASS_NAMES, card_name, gpu_label
 from gputrace.sanitize import clean
 
 CURVES: Final = {
@@ -115,7 +115,7 @@ def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Range1d) -
     hosts = len({gpu.host for gpu in use.gpus}) > 1
     entries = [
         (
-            plain_text(f"gpu {gpu.gpu}" + (f" {gpu.host}" if hosts else "")),
+            plain_text(card_name(gpu.gpu, analysis) + (f" {gpu.host}" if hosts else "")),
             _line(plot, index, curve, origin, scale),
         )
         for index, gpu, curve in drawn
@@ -156,11 +156,18 @@ def _shade(plot: figure, analysis: Analysis, top: float) -> None:
     add_legend(plot, entries)
 
 
-def add_legend(plot: figure, entries: Sequence[tuple[str, list[Any]]]) -> None:
-    """Add entries to the legend beside the chart; a click on one hides its line."""
+def add_legend(
+    plot: figure, entries: Sequence[tuple[str, list[Any]]], points: Sequence[int] = ()
+) -> None:
+    """Add entries to the legend beside the chart; a click on one hides its line.
+
+    Each shows its first point's look, or that of the one given in ``points``.
+    """
     if not entries:
         return
     items = [LegendItem(label=label, renderers=drawn) for label, drawn in entries]
+    for item, index in zip(items, points, strict=False):
+        item.index = index
     if len(plot.legend):
         plot.legend[0].items = [*plot.legend[0].items, *items]
         return
@@ -186,7 +193,7 @@ def step_chart(analysis: Analysis) -> figure | None:
         "steps", 220, x_range=axis, y_range=(0, top), x_axis_label="step", y_axis_label="ms"
     )
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
-    entries = []
+    entries, typical = [], []
     for index, rank in enumerate(sorted({step.rank for step in steps})):
         by_number = {step.step: step for step in steps if step.rank == rank}
         shown = list(by_number.values())[:_MOST_STEPS]
@@ -209,7 +216,8 @@ def step_chart(analysis: Analysis) -> figure | None:
         tips = [("rank", str(rank)), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
         plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
         entries.append((f"rank {rank}", [line, dots]))
-    add_legend(plot, entries)
+        typical.append(next((at for at, step in enumerate(shown) if step.phase == "steady"), 0))
+    add_legend(plot, entries, typical)
     return plot
 
 

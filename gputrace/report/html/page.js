@@ -83,8 +83,10 @@
     theme(found);
     const dark = matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", () => theme(found));
-    addEventListener("beforeprint", () => { theme(found, false); hideTips(document, true); });
-    addEventListener("afterprint", () => { theme(found); hideTips(document, false); });
+    // Charts are as wide on paper as they were drawn: they are not drawn again for it.
+    const width = px => { document.body.style.width = px; };
+    addEventListener("beforeprint", () => { width(`${document.body.offsetWidth}px`); theme(found, false); hideTips(document, true); });
+    addEventListener("afterprint", () => { width(""); theme(found); hideTips(document, false); });
     const timeline = found.get_model_by_name("timeline");
     align(found);
     addEventListener("resize", () => align(found));

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -22,11 +22,12 @@ from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
 from jinja2 import Environment, FunctionLoader, Template, select_autoescape
+from markupsafe import Markup, escape
 
 from gputrace.analyzers.compare import UNITS, Comparison
+from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.timeline_model.gaps import GapDetail
-from gputrace.model.names import short
-from gputrace.model.results import Analysis, Gaps, GpuLink
+from gputrace.model.results import Analysis, Gaps
 from gputrace.model.time_class import CLASSES
 from gputrace.report.comparison import notes as comparison_notes
 from gputrace.report.comparison import tables
@@ -48,21 +49,26 @@ from gputrace.report.html.timeline import Material, facts, file_name, timeline_c
 from gputrace.report.tables import (
     TEXT_COLUMNS,
     Table,
+    card_name,
     cards_table,
     collectives_table,
+    energy_table,
     experts_table,
     extra_table,
     finding_text,
     gpu_label,
     kernels_table,
     links_table,
+    loader_tables,
     main_table,
     modules_table,
     notes,
+    phases_table,
     pipeline_table,
     savings,
     sharded_table,
     tensor_table,
+    throughput_table,
     verdict,
 )
 from gputrace.units import format_ns, format_share
@@ -105,12 +111,7 @@ def find_charts(material: Material) -> dict[str, figure]:
 
 def page_variables(material: Material, charts: dict[str, figure]) -> dict[str, Any]:
     """Return the variables of a report's template, apart from those that Bokeh sets."""
-    header = ("length", "gpu", "from", "step", "cause", "evidence", "before", "after")
-    return common_variables(charts) | {
-        "content": _content(material),
-        "gap_header": (*header, "the other GPUs meanwhile", "finding"),
-        "facts": facts(material),
-    }
+    return common_variables(charts) | {"content": _content(material), "facts": facts(material)}
 
 
 def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
@@ -123,6 +124,7 @@ def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
         "version": __version__,
         "sources": "",
         "text_columns": TEXT_COLUMNS,
+        "word_columns": ("family",),
         "facts": {"classes": class_list()},
     }
 
@@ -136,8 +138,14 @@ def page_template(name: str = "page.html") -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(hashes=hashes, cut=plain_text)
+    environment.filters.update(hashes=hashes, cut=plain_text, code=mark_code)
     return environment.get_template(name)
+
+
+def mark_code(text: str) -> Markup:
+    """Return a text with what stands between backticks as code."""
+    parts = map(escape, text.split("`"))
+    return Markup("".join(f"<code>{p}</code>" if at % 2 else p for at, p in enumerate(parts)))
 
 
 def hashes(html: str) -> str:
@@ -211,16 +219,23 @@ def _content(material: Material) -> SimpleNamespace:
             (f, plain_text(finding_text(analysis, f), 1500)) for f in analysis.findings[1:]
         ),
         has_gpus=bool(analysis.gpus),
-        gaps=tuple(_gap_row(worst, analysis) for worst in material.gaps),
+        has_steps=measured_window(analysis) is not None,
+        **_gap_list(material),
         gap_findings={worst.finding.id if worst.finding else "" for worst in material.gaps},
         places=_places(analysis),
         gap_summary=_gap_summary(analysis.gaps),
         breakdown=main_table(analysis, _MOST_GPUS_ACROSS),
         phases=_phases(analysis),
-        cards=cards_table(analysis),
+        host=tuple(filter(None, (phases_table(analysis), *loader_tables(analysis)))),
+        cards=tuple(
+            filter(
+                None,
+                (cards_table(analysis), throughput_table(analysis), energy_table(analysis)),
+            )
+        ),
         kernels=kernels_table(analysis, _MOST_KERNELS),
         links=(
-            *(_matrix(host, analysis.links) for host in hosts),
+            *(_matrix(host, analysis) for host in hosts),
             *filter(None, (links_table(analysis, _MOST_LINKS), collectives_table(analysis))),
             *map(pipeline_table, analysis.pipelines),
             *map(experts_table, analysis.experts),
@@ -242,6 +257,21 @@ def _places(analysis: Analysis) -> dict[str, tuple[str, str]]:
     return {id: link for id, link in _PLACES.items() if link[0] in there}
 
 
+_GAP_COLUMNS: Final = (
+    *("length", "gpu", "from", "step", "cause", "evidence", "before", "after"),
+    *("the other GPUs meanwhile", "finding"),
+)
+
+
+def _gap_list(material: Material) -> dict[str, Any]:
+    """Return the list of gaps and its header, without columns that are empty in every row."""
+    gaps = [_gap_row(worst, material.analysis) for worst in material.gaps]
+    kept = [at for at in range(len(_GAP_COLUMNS)) if any(row.cells[at] for row in gaps)]
+    for row in gaps:
+        row.cells = [row.cells[at] for at in kept]
+    return {"gaps": gaps, "gap_header": [_GAP_COLUMNS[at] for at in kept]}
+
+
 def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
     """Return a row of the list of gaps; a click moves the timeline to its lane and times."""
     gap, origin = worst.gap, analysis.origin_ns
@@ -250,7 +280,7 @@ def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
     whole, most = sum(elsewhere.values()), list(elsewhere.items())[:3]
     others = (f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
     before, after = (
-        short(each.name[:4000]) if each else "" for each in (worst.before, worst.after)
+        short_name(each.name[:4000]) if each else "" for each in (worst.before, worst.after)
     )
     cells = (
         format_ns(gap.length_ns),
@@ -266,6 +296,7 @@ def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
     )
     return SimpleNamespace(
         lane=worst.lane,
+        finding=worst.finding.id if worst.finding else "",
         start_ns=gap.start_ns - origin,
         end_ns=gap.end_ns - origin,
         in_steps=gap in analysis.gaps.largest_in_steps,
@@ -317,7 +348,7 @@ def _summary(material: Material) -> dict[str, str]:
         "lit part is what the timeline below shows.",
         "timeline": f"{lanes} lane{'' if lanes == 1 else 's'}, one a GPU, coloured by class of "
         f"time.{shown} All that matters in it is in the list of gaps below.",
-        "classes": "The same as the table: the classes of a step on each GPU, one bar a GPU.",
+        "classes": "The same as the table, one bar a GPU.",
         "steps": f"{steps.count} steps, {steps.warmup_count} of them warm-up (hollow); "
         "longer ones than the chart is high are triangles at its edge.",
     }
@@ -341,20 +372,23 @@ def _curve_summaries(analysis: Analysis) -> dict[str, str]:
                 for at, moment in enumerate(curve.time_ns)
                 if window is None or window.start <= moment < window.end
             ]
-            if not rows:
-                text = "no sample"
-            else:
+            captions.setdefault(curve.name, [])
+            if rows:
+                unit = unit if unit == "%" else f" {unit}"
                 mean = sum(curve.mean[at] for at in rows) / len(rows) * scale
                 most = max(curve.high[at] for at in rows) * scale
-                text = f"{mean:,.{digits}f} {unit}, at most {most:,.{digits}f}"
-            captions.setdefault(curve.name, []).append(f"gpu {gpu.gpu} {text}")
+                text = f"{mean:,.{digits}f}{unit}, at most {most:,.{digits}f}{unit}"
+                captions[curve.name].append(f"{card_name(gpu.gpu, analysis)} {text}")
     part = "run" if window is None else "measured steps"
-    return {name: f"Mean over the {part}: {'; '.join(parts)}." for name, parts in captions.items()}
+    return {
+        name: f"Mean over the {part}: {'; '.join(parts)}." if parts else f"No sample in the {part}."
+        for name, parts in captions.items()
+    }
 
 
-def _matrix(host: str, all_links: Sequence[GpuLink]) -> Table:
+def _matrix(host: str, analysis: Analysis) -> Table:
     """Tabulate the links of a host, a row and a column for each GPU."""
-    links = [link for link in all_links if link.host == host]
+    links = [link for link in analysis.links if link.host == host]
     gpus = sorted({link.from_ for link in links} | {link.to for link in links})[:_MOST_LINKS]
     between = {(link.from_, link.to): link for link in links}
 
@@ -367,10 +401,16 @@ def _matrix(host: str, all_links: Sequence[GpuLink]) -> Table:
         staged = " through the host" if link.staged_copies else ""
         return f"{link.link or 'unknown'}{rate}{staged}"
 
-    rows = tuple((f"gpu {row}", *(cell(row, column) for column in gpus)) for row in gpus)
+    names = [card_name(gpu, analysis) for gpu in gpus]
+    rows = tuple(
+        (name, *(cell(row, column) for column in gpus))
+        for name, row in zip(names, gpus, strict=True)
+    )
     where = f" on {plain_text(host, 40)}" if host else ""
-    title = f"From GPU (row) to GPU (column){where}: the link, and GB/s measured in large copies"
-    return Table(title, ("", *(f"gpu {column}" for column in gpus)), rows)
+    measured = any(link.bandwidth is not None for link in links)
+    rates = ", and GB/s measured in large copies" if measured else ""
+    title = f"From GPU (row) to GPU (column){where}: the link{rates}"
+    return Table(title, ("", *names), rows)
 
 
 def render_comparison(comparison: Comparison) -> str:

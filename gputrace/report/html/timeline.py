@@ -21,7 +21,7 @@ from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
 from gputrace.analyzers.timeline_model.gaps import GapDetail, worst_gaps
 from gputrace.analyzers.timeline_model.trace_rows import HOST_TRACKS, TrackRow, read_track_rows
 from gputrace.errors import InputError
-from gputrace.model.events import Kind
+from gputrace.model.events import UNKNOWN, Kind
 from gputrace.model.intervals import Intervals
 from gputrace.model.options import Window
 from gputrace.model.results import Analysis
@@ -338,7 +338,7 @@ def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Interv
     )
     known = trace.names(ids)
     # Copies and memsets have none: the page calls them by their class.
-    texts = [known.get(name, "") if name >= 0 else "" for name in ids.tolist()]
+    texts = [known.get(name, "") if name != UNKNOWN else "" for name in ids.tolist()]
     edges = np.cumsum([0, *(len(row.track.events) for row in rows)]).tolist()
     on_gpu = {name for row in rows if row.on_gpu for name in row.track.events.name.tolist()}
     shown = [

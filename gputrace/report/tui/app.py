@@ -266,7 +266,7 @@ class BrowseApp(TerminalApp[None]):
             if len(self.board.scenes) > 1:
                 text.append(f"{'AB'[trace]} ", "bold")
             findings = scene.analysis.findings
-            style = SEVERITIES[findings[0].severity] if findings else "green"
+            style = SEVERITIES[findings[0].severity if findings else "none"]
             text.append(f"{clean(verdict(scene.analysis))}  ", style)
         if text:
             self.update_text("#verdict", text)
@@ -320,6 +320,8 @@ class BrowseApp(TerminalApp[None]):
         number = self.gap_list.index + 1 if len(board.rows) else 0
         which = "of steady steps" if board.gap_filter.steady else ""
         parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
+        while len(parts) > 1 and len(" · ".join(parts)) > self.size.width - 2:
+            del parts[0]
         self.update_text("#status", Text(" · ".join(parts), no_wrap=True, overflow="ellipsis"))
 
     # Window, cursor and selection:

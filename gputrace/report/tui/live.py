@@ -184,7 +184,7 @@ def headline(now: Now) -> Text:
     if now.analysis is None:
         return Text(clean(now.why_not) or "reading …", no_wrap=True, overflow="ellipsis")
     findings = now.analysis.findings
-    style = SEVERITIES[findings[0].severity] if findings else "green"
+    style = SEVERITIES[findings[0].severity if findings else "none"]
     return Text(clean(verdict(now.analysis)), style, no_wrap=True, overflow="ellipsis")
 
 

@@ -202,8 +202,8 @@ class Source:
 
     def export(self, target: Path, start: int, end: int) -> None:
         """Write a window, on the trace's clock, as a trace; for jobs only."""
+        from gputrace.report import check_target
         from gputrace.report.export import Job, export
-        from gputrace.report.output_file import check_target
 
         path = check_target(target, self.trace.paths, False)
         job = Job(self.trace, path, Window(start, end), False, lambda _: analyze(self.trace))

@@ -4,7 +4,8 @@ GPUTRACE_TRY is JSON:
 
 cures     values by id, as the table in gputrace/trials/cures.py has them
 warmup    steps to pass
-steps     steps to measure then; after them the process ends by SystemExit
+steps     steps to measure then; after them the process ends by SystemExit, with null by itself
+stretch   steps after which cures are switched: off, on, on, off, off, on, ...; 0 to leave them on
 folder    folder for what the process leaves
 hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module
 recorded  true under ``gputrace record``, which needs its hooks
@@ -56,6 +57,7 @@ MODULES = {
     "torch.nn.parallel.distributed": "distributed",
     "torch.optim": "optimizers",
     "torch.utils.data.dataloader": "loaders",
+    "transformers.training_args": "trainer_arguments",
 }
 """Functions of this module by the module that they change."""
 LOSSES = {
@@ -105,12 +107,22 @@ class _Trial:
             json.dump(content, file)
         os.rename(path + ".new", path)
 
-    def change(self, cure: str, call: str, name: str, place: int, old: "Any", new: "Any") -> None:
+    def change(
+        self,
+        cure: str,
+        call: str,
+        name: str,
+        place: int,
+        old: "Any",
+        new: "Any",
+        beyond: "tuple[str, ...]" = (),
+    ) -> None:
         """Keep what was changed in a call, and the line that made it.
 
-        ``place`` is the argument's, -1 where it was given by name or not at all.
+        ``place`` is the argument's, -1 where it was given by name or not at all; lines of the
+        packages ``beyond`` which the call comes from are passed over.
         """
-        file, line = _caller()
+        file, line = _caller(beyond)
         entry = {
             "cure": cure,
             "call": call,
@@ -132,6 +144,9 @@ class _Trial:
 _trial = _Trial()
 _between: "list[Callable[[int], None]]" = []
 """Called between steps, with their number so far."""
+_switched: "list[Callable[[bool], None]]" = []
+"""Called where cures are switched within the run: off or on."""
+_on = True
 
 
 def install(patches: "dict[str, str]") -> None:
@@ -153,6 +168,7 @@ def install(patches: "dict[str, str]") -> None:
         _guarded("pin-cores", _pin_cores)
     if "gc" in cures:
         _between.append(_collect_between)
+        _switched.append(_switch_collector)
 
 
 def _leave_out(patches: "dict[str, str]") -> None:
@@ -181,8 +197,9 @@ def _in_worker() -> None:
 
 
 def _finish() -> None:
-    if _trial.pid == os.getpid() and not _trial.stops and _trial.ends:
-        _trial.write()
+    trial = _trial
+    if trial.pid == os.getpid() and not trial.stops and (trial.ends or asked["steps"] is None):
+        trial.write()
 
 
 def _step_ended(rank: int, end: int) -> None:
@@ -194,13 +211,29 @@ def _step_ended(rank: int, end: int) -> None:
     trial.losses.append(trial.loss)
     trial.loss = None
     count = len(trial.ends)
-    if trial.stops or count >= asked["warmup"] + asked["steps"]:
+    if trial.stops or (asked["steps"] is not None and count >= asked["warmup"] + asked["steps"]):
         _stop(trial)
     for call in _between:
         call(count)
-    if count == asked["warmup"]:
+    past, stretch = count - asked["warmup"], asked.get("stretch", 0)
+    # The first step of a stretch is passed over.
+    if past == 0 or (stretch and past > 0 and past % stretch in (0, 1)):
         _synchronize()
         trial.ends[-1] = time_ns()
+    if stretch and past >= 0 and past % stretch == 0:
+        _switch_cures(past // stretch % 4 in _CURED)
+
+
+_CURED = (1, 2)
+"""Numbers, in each four stretches, of those with cures."""
+
+
+def _switch_cures(on: bool) -> None:
+    global _on
+    if on != _on:
+        _on = on
+        for call in _switched:
+            call(on)
 
 
 def _stop(trial: "_Trial") -> None:
@@ -265,17 +298,18 @@ def _guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "A
         return None
 
 
-def _caller() -> "tuple[str, int]":
+def _caller(beyond: "tuple[str, ...]" = ()) -> "tuple[str, int]":
     """Find the innermost line that is neither ours nor a framework's."""
     homes = [_FOLDER]
-    for name in ("torch", "tensorflow", "keras"):
+    for name in ("torch", "tensorflow", "keras", *beyond):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file:
             homes.append(os.path.dirname(os.path.abspath(file)))
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = os.path.abspath(frame.f_code.co_filename)
-        if not file.startswith(tuple(home + os.sep for home in homes)):
+        made = frame.f_code.co_filename == "<string>"  # the constructor of a dataclass
+        if not made and not file.startswith(tuple(home + os.sep for home in homes)):
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0
@@ -388,6 +422,42 @@ def _of_workers(workers: int, before: int) -> "dict[str, tuple[str, Any]]":
     return wanted
 
 
+_OF_TRAINER = {
+    "workers": "dataloader_num_workers",
+    "prefetch": "dataloader_prefetch_factor",
+    "persistent": "dataloader_persistent_workers",
+    "pinned": "dataloader_pin_memory",
+    "bucket-cap": "ddp_bucket_cap_mb",
+    "static-graph": "ddp_static_graph",
+}
+"""Arguments by which Hugging Face's Trainer makes loaders and DistributedDataParallel, by cure:
+they are in the program, where the calls that they lead to are not."""
+
+
+def trainer_arguments(module: "Any") -> None:
+    """Change the arguments of Hugging Face's Trainer, of whichever class they are."""
+    cls = module.TrainingArguments
+    begin = vars(cls).get("__post_init__")
+    wanted = {cure: name for cure, name in _OF_TRAINER.items() if cure in cures}
+    if not wanted or not isinstance(begin, FunctionType):
+        return
+
+    @wraps(begin)
+    def begin_changed(self: "Any") -> None:
+        for cure, name in wanted.items():
+            old, new = getattr(self, name, None), cures[cure]
+            needs_workers = cure in ("prefetch", "persistent")
+            if old == new or (needs_workers and not self.dataloader_num_workers):
+                continue
+            if hasattr(self, name) and (cure != "pinned" or _has_gpu()):
+                setattr(self, name, new)
+                call = type(self).__name__
+                _trial.change(cure, call, name, -1, old, new, ("transformers",))
+        begin(self)
+
+    cls.__post_init__ = ours(begin_changed)
+
+
 def _stage(module: "Any") -> None:
     """Copy each next batch to the GPU on a stream of its own while the program trains."""
     if not _has_gpu():
@@ -477,7 +547,7 @@ def optimizers(module: "Any") -> None:
                 change_call(cls, "__init__", lambda _, cure=cure: {cure: (cure, True)})  # type: ignore[misc]
     if "set-to-none" in cures:
         forget = {"set_to_none": ("set-to-none", True)}
-        change_call(module.Optimizer, "zero_grad", lambda _: forget)
+        change_call(module.Optimizer, "zero_grad", lambda _: forget if _on else {})
 
 
 def distributed(module: "Any") -> None:
@@ -500,11 +570,10 @@ def modules(module: "Any") -> None:
     parts: set[int] = set()
 
     def meet(model: "Any", inputs: "Any") -> "Any":
-        if id(model) in parts:
+        if id(model) in parts or not model.training:
             return None
         parts.update(id(part) for part in model.modules())
-        trains = any(parameter.requires_grad for parameter in model.parameters())
-        if not model.training or not trains:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
             return None
         for cure in chosen:
             _guarded(cure, _MODELS[cure], cure, model)
@@ -578,6 +647,9 @@ def settings(torch: "Any") -> None:
             if cure in cures:
                 _guarded(cure, _switch, cure, torch, path)
 
+    if "cudnn-benchmark" in cures and _has_gpu():
+        cudnn, asked_for = torch.backends.cudnn, bool(cures["cudnn-benchmark"])
+        _switched.append(lambda on: setattr(cudnn, "benchmark", on == asked_for))
     apply(0)
     _between.append(apply)
 
@@ -615,7 +687,7 @@ def _non_blocking(tensor: "Any", name: str) -> None:
     @wraps(copy)
     def copied(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
         waits = not keywords.get("non_blocking") and not any(arg is True for arg in args)
-        if waits and not self.is_cuda:
+        if _on and waits and not self.is_cuda:
             result = copy(self, *args, **dict(keywords, non_blocking=True))
             if result.is_cuda and len(_trial.changes) < _MOST_CALLS:
                 _trial.change("non-blocking", name, "non_blocking", -1, False, True)
@@ -630,12 +702,22 @@ def _collect_between(count: int) -> None:
     import gc
 
     if count == 1:
+        _switch_collector(True)
+        _trial.change("gc", "", "gc", -1, "", "")
+    elif _on and count % 10 == 0:
+        gc.collect(0)
+
+
+def _switch_collector(on: bool) -> None:
+    import gc
+
+    if on:
         gc.collect()
         gc.freeze()
         gc.disable()
-        _trial.change("gc", "", "gc", -1, "", "")
-    elif count % 10 == 0:
-        gc.collect(0)
+    else:
+        gc.unfreeze()
+        gc.enable()
 
 
 def _pin_cores() -> None:

@@ -13,10 +13,10 @@ import signal
 import struct
 import sys
 from functools import wraps
-from mmap import mmap
+from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 
 from . import FOLDER, steps
-from .host_file import is_handlers, time_ns
+from .host_file import is_handlers, open_high, quietly, time_ns
 from .recorder import note_failure, on_fork
 from .wrappers import defined, ours
 
@@ -30,7 +30,7 @@ HEADER = struct.Struct("<8sIIiiQQQQQi")
 and left, descriptor of the stacks' file."""
 SLOT = struct.Struct("<QQQqqH")
 """Number of the collective, of its group, of the step; start, end (0 while under way); length of
-the text: group, members, operation, line, between zero bytes."""
+the text: group, operation, line, members, between zero bytes."""
 COUNTS = struct.Struct("<QQ")
 COUNTS_AT = struct.calcsize("<8sIIiiQQQ")
 """Collectives entered and left, in the header."""
@@ -55,18 +55,36 @@ _package = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MOST_FRAMES = 60
 
 
+def _mapped(path: str) -> "Any":
+    """Map a new file into memory for as long as the process lives.
+
+    Python's mmap would keep a descriptor, and close one of that number when a child is forked.
+    """
+    import ctypes
+
+    size = FIRST + SLOTS * SLOT_BYTES
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    integers = (ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    libc.mmap.argtypes = (ctypes.c_void_p, *integers)
+    with open(path, "w+b") as file:
+        # Not a hole: to write into one on a full disk ends a process.
+        quietly(os.posix_fallocate, file.fileno(), 0, size)
+        at = libc.mmap(None, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fileno(), 0)
+    if at == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "cannot be mapped")
+    return (ctypes.c_char * size).from_address(at)
+
+
 class _Ring:
     """The mapping of one process."""
 
     def __init__(self) -> None:
         base = os.path.join(FOLDER, str(os.getpid()))
-        with open(base + ".hang", "w+b") as file:
-            file.truncate(FIRST + SLOTS * SLOT_BYTES)
-            self.map = mmap(file.fileno(), 0)
+        self.map = _mapped(base + ".hang")
         self.stacks = -1
         if signal.getsignal(SIGNAL) == signal.SIG_DFL:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self.stacks = os.open(base + ".stacks", flags, 0o600)
+            self.stacks = open_high(base + ".stacks", os.O_CREAT)
             faulthandler.register(SIGNAL, self.stacks, all_threads=True)
         self.began, self.ended = time_ns(), 0
         rank = os.environ.get("RANK", "")
@@ -86,7 +104,7 @@ class _Ring:
         serial = self.entered
         at = FIRST + serial % SLOTS * SLOT_BYTES
         SLOT.pack_into(self.map, at, serial, number, self.steps, time_ns(), 0, len(text))
-        self.map[at + SLOT.size : at + SLOT.size + len(text)] = text
+        struct.pack_into(f"{len(text)}s", self.map, at + SLOT.size, text)
         self.entered = serial + 1
         COUNTS.pack_into(self.map, COUNTS_AT, self.entered, self.left)
         return (at, serial, number)
@@ -99,21 +117,30 @@ class _Ring:
         COUNTS.pack_into(self.map, COUNTS_AT, self.entered, self.left)
 
 
-_rings: "list[_Ring]" = []
+_rings: "list[_Ring | None]" = []
 _inside: "list[None]" = []
 """Not empty within a collective: some are made of others."""
 
 
-def _ring() -> _Ring:
+def _ring() -> "_Ring | None":
+    """The ring of this process; None where none can be made, as on a full disk."""
     if not _rings:
-        _rings.append(_Ring())
+        ring = None
+        try:
+            ring = _Ring()
+        except (OSError, ImportError) as error:
+            if is_handlers(error):
+                raise
+            note_failure("looking for hangs")
+        _rings.append(ring)
     return _rings[0]
 
 
 def _step_ended(_rank: int, _end: int) -> None:
     ring = _ring()
-    ring.steps += 1
-    ring.write()
+    if ring is not None:
+        ring.steps += 1
+        ring.write()
 
 
 def install() -> None:
@@ -155,16 +182,10 @@ def _noted(module: "Any", name: str, function: "Any") -> "Any":
 def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int, int, int] | None":
     try:
         ring = _rings[0] if _rings else _ring()
-        group = keywords.get("group")
-        at = _GROUP_AT.get(name)
-        if group is None and at is not None and len(args) > at:
-            group = args[at]
-        peer = _PEER.get(name)
-        other = None
-        if peer is not None:
-            other = keywords.get(peer)
-            if other is None and len(args) > 1:
-                other = args[1]
+        if ring is None:
+            return None
+        group = _given("group", _GROUP_AT.get(name), args, keywords)
+        other = _given(_PEER[name], 1, args, keywords) if name in _PEER else None
         frame = program_frame(sys._getframe(2))
         # What stays the same from call to call is put into words once.
         of_group = None if group is None else getattr(group, "group_name", "") or id(group)
@@ -182,6 +203,12 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
         return None
 
 
+def _given(name: str, at: "int | None", args: "Any", keywords: "Any") -> "Any":
+    """Return an argument that may be given by its name or its place; None if it is not."""
+    value = keywords.get(name)
+    return args[at] if value is None and at is not None and len(args) > at else value
+
+
 _MOST_TEXTS = 2000
 _texts: "dict[tuple[Any, ...], tuple[str, bytes]]" = {}
 
@@ -195,18 +222,30 @@ def _describe(
         key, members = "the start", "0-{}".format(int(os.environ.get("WORLD_SIZE", "1")) - 1)
     if group is not None:
         key = str(getattr(group, "group_name", id(group)))
-        members = ",".join(map(str, module.get_process_group_ranks(group)))
+        members = _ranges(module.get_process_group_ranks(group))
     if isinstance(other, int):
         ends = (ring.rank, other) if _PEER[name] == "dst" else (other, ring.rank)
         key, members = "{} to {} ({})".format(*ends, key), "{},{}".format(*ends)
     line = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
-    text = "\0".join((key, members, name, line)).encode("utf-8", "replace")
-    return key, text[: SLOT_BYTES - SLOT.size]
+    text = "\0".join((key, name, line, members)).encode("utf-8", "replace")
+    room = SLOT_BYTES - SLOT.size
+    # A number that is cut would be another rank.
+    return key, text if len(text) <= room else text[:room].rpartition(b",")[0] or text[:room]
+
+
+def _ranges(ranks: "list[int]") -> str:
+    """Return ranks as text, as ``0-12/4`` for each fourth."""
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    if ranks == list(range(ranks[0], ranks[-1] + 1, max(stride, 1))):
+        return f"{ranks[0]}-{ranks[-1]}/{stride}"
+    return ",".join(map(str, ranks))
 
 
 def _leave(module: "Any", slot: "tuple[Any, ...]") -> None:
     try:
         ring = _ring()
+        if ring is None:
+            return
         if not ring.ranks and module.is_initialized():
             ring.rank, ring.ranks = module.get_rank(), module.get_world_size()
         ring.leave(*slot)
@@ -238,17 +277,17 @@ def program_frame(frame: "FrameType") -> "FrameType":
 
 
 def _at_end() -> None:
-    if _rings:
-        _rings[0].ended = time_ns()
-        _rings[0].write()
+    ring = _rings[0] if _rings else None
+    if ring is not None:
+        ring.ended = time_ns()
+        ring.write()
 
 
 def _in_forked_child() -> None:
     if _rings:
         ring = _rings.pop()
-        if ring.stacks >= 0:
+        if ring is not None and ring.stacks >= 0:
             faulthandler.unregister(SIGNAL)
-            os.close(ring.stacks)
     del _inside[:]
 
 

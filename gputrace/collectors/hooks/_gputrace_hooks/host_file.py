@@ -25,7 +25,9 @@ from . import FOLDER
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
+
+    _T = TypeVar("_T")
 
 MAGIC = b"GPUTRHST"
 VERSION = 1
@@ -59,13 +61,13 @@ def is_handlers(error: BaseException, used: str = "") -> bool:
     """Return whether a signal handler of the program raised it, which Python ran while we were at
     work.
 
-    ``used`` is the file of a module that we call, and that may raise by itself.
+    ``used`` is the file, or the folder, of what we call and that may raise by itself.
     """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     file = _FOLDER if last is None else last.tb_frame.f_code.co_filename
-    return not file.startswith(_FOLDER) and file != used
+    return not file.startswith((_FOLDER, used or _FOLDER))
 
 
 class HostFile:
@@ -133,7 +135,7 @@ class HostFile:
         size = os.fstat(self._file).st_size
         try:
             while data:
-                data = data[_quietly(os.write, self._file, data) :]
+                data = data[quietly(os.write, self._file, data) :]
             self.held = holds
         except BaseException:
             # The disk is full, say, or a signal came: leave whole chunks.
@@ -148,7 +150,7 @@ class HostFile:
             # Appending would override the place.
             flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_APPEND)
-            _quietly(os.pwrite, self._file, pack("<QQI4x", stopped, lost, errno), _PLACE)
+            quietly(os.pwrite, self._file, pack("<QQI4x", stopped, lost, errno), _PLACE)
 
     def close(self) -> None:
         """Close the parent's file in a forked child."""
@@ -184,14 +186,14 @@ class HostFile:
         raise OSError("no name is left")
 
     def _open_as(self, path: str, flags: int) -> None:
-        self._file = _open_high(path, flags)
+        self._file = open_high(path, flags)
         status = os.fstat(self._file)
         self._identity = (status.st_dev, status.st_ino)
         self._path = path
 
 
-def _quietly(write: "Callable[..., int]", *arguments: "Any") -> int:
-    """Writes; the signal of a limit on the size of files is for those of the program, not ours."""
+def quietly(write: "Callable[..., _T]", *arguments: "Any") -> "_T":
+    """Write; the signal of a limit on the size of files is for those of the program, not ours."""
     import _signal  # type: ignore[import-not-found]
 
     if _signal.getsignal(_TOO_LONG) == _signal.SIG_IGN:
@@ -231,7 +233,8 @@ def folder_bytes() -> int:
     return total
 
 
-def _open_high(path: str, flags: int) -> int:
+def open_high(path: str, flags: int) -> int:
+    """Open a file for appending, with a number that no program counts on."""
     import fcntl
 
     always = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -3,7 +3,7 @@
 Counters of the kernel are read at the end of a step, but at most every 10 ms, since a read takes
 15 µs. Each is recorded as the difference since the last read. Once a second or later, such that it
 takes 0.3 % of the time, the counters of the other threads of the process are read, and the limits
-of its cores and its cgroup.
+of its cores and its cgroup; once, with the second of these, whether a library of OpenMP is loaded.
 
 Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``. A program
 that empties that list is left alone.
@@ -31,6 +31,8 @@ _PATIENCE = 300
 _WORTH_NS = 1000000
 _MOST_THREADS = 1000
 
+_OPENMP = b"libgomp", b"libiomp5", b"libomp"
+
 _OF_THREAD = "on core", "queued", "process on core", "minor faults", "major faults", "preemptions"
 
 
@@ -44,7 +46,7 @@ class _Looks:
         self.counts: tuple[int, ...] = ()
         self.threads: dict[str, tuple[int, int]] = {}
         self.throttled = self.pressure = -1
-        self.is_blind = False
+        self.is_blind = self.knows_openmp = False
         self.collection_began = 0
 
 
@@ -71,7 +73,7 @@ def step_ended(now: int) -> None:
     if thread == looks.thread and looks.counts:
         for name, then, count in zip(_OF_THREAD, looks.counts, counts):
             if count > then:
-                record_of(thread, looks.at, now, word(name), _kind(count - then))
+                record_of(thread, looks.at, now, word(name), counter(count - then))
     looks.at, looks.thread, looks.counts = now, thread, counts
 
 
@@ -89,13 +91,13 @@ def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
 
 
 def _count() -> "tuple[int, ...]":
-    on_core, queued = _scheduled("/proc/thread-self/schedstat")
+    on_core, queued = scheduled("/proc/thread-self/schedstat")
     used = getrusage(RUSAGE_THREAD)
     faults = used.ru_minflt, used.ru_majflt, used.ru_nivcsw
     return (on_core, queued, int(process_time() * 1e9), *faults)
 
 
-def _scheduled(path: str) -> "tuple[int, int]":
+def scheduled(path: str) -> "tuple[int, int]":
     """Return the nanoseconds that a thread was on a core, and queued for one."""
     numbers = _read(path).split()
     return int(numbers[0]), int(numbers[1])
@@ -115,14 +117,14 @@ def record_counts(counts: "dict[str, float]") -> None:
         now, thread = time_ns(), recorder.thread_id()
         for name, value in counts.items():
             if value > 0:
-                record_of(thread, now, now, word(name), _kind(int(value)))
+                record_of(thread, now, now, word(name), counter(int(value)))
     except Exception as error:
         if is_handlers(error):
             raise
         note_failure("counting samples and tokens")
 
 
-def _kind(value: int) -> int:
+def counter(value: int) -> int:
     """Return the kind of an event with a count of 48 bits in place of its rank and number."""
     return COUNTER | (value >> 32 & 0xFFFF) << 16 | (value & 0xFFFFFFFF) << 32
 
@@ -137,8 +139,11 @@ def scan() -> None:
     try:
         since, looks.scanned = looks.scanned, now
         for name, value in _of_machine(looks):
-            record_of(looks.thread, since or now, now, word(name), _kind(value))
+            record_of(looks.thread, since or now, now, word(name), counter(value))
         _scan_threads(looks, since, now)
+        if since and not looks.knows_openmp:
+            looks.knows_openmp = True
+            _find_openmp(looks, now)
     except Exception as error:
         if is_handlers(error):
             raise
@@ -154,7 +159,7 @@ def _scan_threads(looks: _Looks, since: int, now: int) -> None:
     names = word("on core"), word("queued")
     for thread in threads:
         try:
-            times = looks.threads[thread] = _scheduled("/proc/self/task/" + thread + "/schedstat")
+            times = looks.threads[thread] = scheduled("/proc/self/task/" + thread + "/schedstat")
         except OSError as error:
             if is_handlers(error):
                 raise
@@ -164,7 +169,15 @@ def _scan_threads(looks: _Looks, since: int, now: int) -> None:
             continue
         for name, old, new in zip(names, then, times):
             if new - old >= _WORTH_NS:
-                record_of(int(thread), since, now, name, _kind(new - old))
+                record_of(int(thread), since, now, name, counter(new - old))
+
+
+def _find_openmp(looks: _Looks, now: int) -> None:
+    with open("/proc/self/maps", "rb") as maps:
+        text = maps.read()
+    for library in _OPENMP:
+        if b"/" + library in text:
+            record_of(looks.thread, now, now, word(library.decode()), counter(1))
 
 
 def _of_machine(looks: _Looks) -> "Iterator[tuple[str, int]]":

@@ -10,8 +10,13 @@ own when it is multiprocessing's or records something: another may be about to e
 
 Python looks for calls to make when it has called something and where functions and turns of loops
 begin: what an operator in between does is seen at the next of these.
+
+Where a tick met the main thread waiting for the interpreter's lock, a row names the thread that has
+used most processor time of the others of Python since the last such tick, and the line that it is
+at: it has just let go of the lock.
 """
 
+import _thread
 import atexit
 import fcntl  # noqa: F401 (so that what we do in the midst of the program need not import it)
 import os
@@ -19,7 +24,7 @@ import sys
 
 from . import control, host_file, load, recorder, steps, stretches
 from .host_file import time_ns
-from .recorder import SAMPLE, note, record, word
+from .recorder import COUNTER, SAMPLE, note, record, record_of, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 _PERIOD = 10000000
 _MOST_TICKS = 6000
 _MOST_FRAMES = 200
+_MOST_THREADS = 64
 _MOST_LINES = 8000
 """Leaves room in the recorder's table of names."""
 _TRIES = 5
@@ -45,6 +51,8 @@ _sides = dict.fromkeys(
     _RECORDING,
 )
 _lines: "dict[tuple[str, int, str], int]" = {}
+_used: "dict[int, int]" = {}
+"""Processor time of other threads of Python at the last wait for the lock, by the system's id."""
 
 _clock: "ctypes.CDLL | None" = None
 _held: "list[None]" = []
@@ -75,7 +83,7 @@ def install(path: str) -> None:
 
 
 def _prepare(clock: "ctypes.PyDLL") -> bool:
-    from ctypes import c_longlong, c_void_p, cast, py_object, pythonapi
+    from ctypes import c_longlong, c_size_t, c_void_p, cast, py_object, pythonapi
 
     names = ["Py_AddPendingCall", "PyObject_CallFunction", "Py_DecRef"]
     functions = [cast(getattr(pythonapi, name), c_void_p) for name in names]
@@ -88,10 +96,26 @@ def _prepare(clock: "ctypes.PyDLL") -> bool:
         main.restype = c_void_p
         interpreter = main()
     prepare = clock.gputrace_ticker_prepare
-    prepare.argtypes = [c_void_p] * 4 + [c_longlong] + [c_void_p] * 2
-    return any(
-        not prepare(*functions, id(_look), _PERIOD, received, interpreter) for _ in range(_TRIES)
-    )
+    prepare.argtypes = [c_void_p] * 4 + [c_longlong] + [c_void_p] * 3 + [c_size_t]
+    known = *functions, id(_look), _PERIOD, received, interpreter, *_runtime()
+    return any(not prepare(*known) for _ in range(_TRIES))
+
+
+def _runtime() -> "tuple[int | None, int]":
+    """Return where ``_PyRuntime`` is and its size in bytes, 0 where the linker does not tell."""
+    import ctypes
+
+    # Dl_info and the size in Elf64_Sym, of dlfcn.h and elf.h.
+    info, symbol = (ctypes.c_void_p * 4)(), ctypes.c_void_p()
+    try:
+        start = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+        ask = ctypes.CDLL(None).dladdr1
+    except (ValueError, AttributeError):
+        return None, 0
+    ask.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
+    if not ask(start, info, ctypes.byref(symbol), 1) or not symbol.value or info[3] != start:
+        return None, 0
+    return start, ctypes.c_uint64.from_address(symbol.value + 16).value
 
 
 def _start() -> None:
@@ -124,10 +148,14 @@ def _wake_up() -> None:
         _start()
 
 
-def _look(ticks: int, since: int) -> None:
-    """Record the current line of the program for each tick since the first one."""
+def _look(ticks: int, since: int, waits: int) -> None:
+    """Record the current line of the program for each tick since the first one, and who had the
+    interpreter's lock at those ticks that met a wait for it.
+    """
     try:
         now = time_ns()
+        if waits:
+            _record_holder(since, now, waits)
         frame, inner = _user_frame(sys._getframe(1))
         if frame is None or inner is None:
             return
@@ -138,6 +166,30 @@ def _look(ticks: int, since: int) -> None:
     except Exception as error:
         if host_file.is_handlers(error):
             raise
+
+
+def _record_holder(since: int, now: int, waits: int) -> None:
+    """Record who had the interpreter's lock before this thread: nobody where no thread is known."""
+    threading = sys.modules.get("threading")
+    threads = {} if threading is None else dict(threading._active)
+    most, holder, stack, me = -1, 0, None, _thread.get_ident()
+    for ident, frame in list(sys._current_frames().items())[:_MOST_THREADS]:
+        native = getattr(threads.get(ident), "native_id", None) or 0
+        if not native or ident == me:
+            continue
+        try:
+            used = load.scheduled(f"/proc/self/task/{native}/schedstat")[0]
+        except OSError as error:
+            if host_file.is_handlers(error):
+                raise
+            continue
+        since_then = used - _used.get(native, used)
+        _used[native] = used
+        if since_then > most:
+            most, holder, stack = since_then, native, frame
+    line, _ = _user_frame(stack)
+    name = "lock held" if line is None else "lock held: {}:{} {}".format(*_place(line))
+    record_of(holder or recorder.thread_id(), since, now, word(name), COUNTER | waits << 32)
 
 
 def _user_frame(frame: "FrameType | None") -> "tuple[FrameType | None, FrameType | None]":
@@ -181,8 +233,7 @@ def _side(file: str) -> int:
 
 def _line(frame: "FrameType") -> int:
     """Return the number of the name of a frame's line."""
-    code = frame.f_code
-    key = code.co_filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name)
+    key = _place(frame)
     number = _lines.get(key)
     if number is None:
         full = len(_lines) >= _MOST_LINES
@@ -190,3 +241,8 @@ def _line(frame: "FrameType") -> int:
         if not full:
             _lines[key] = number
     return number
+
+
+def _place(frame: "FrameType") -> "tuple[str, int, str]":
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name)

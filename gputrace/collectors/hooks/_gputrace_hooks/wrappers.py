@@ -106,8 +106,16 @@ def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Cal
     return ours(method)  # type: ignore[no-any-return]
 
 
-def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]") -> None:
-    """Time each call of a function as a part of a step, unless ``is_untimed``."""
+def phase(
+    holder: "Any",
+    name: str,
+    called: str,
+    is_untimed: "Callable[[], bool]",
+    around: "Callable[[], None]",
+) -> None:
+    """Time each call of a function as a part of a step, unless ``is_untimed``; call another before
+    and after it, which takes no time of its own.
+    """
     function = defined(holder, name)
     if function is None:
         return
@@ -117,11 +125,13 @@ def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]
     def inside(*args: "Any", **keywords: "Any") -> "Any":
         if is_untimed():
             return function(*args, **keywords)
+        around()
         start = time_ns()
         try:
             return function(*args, **keywords)
         finally:
             record(start, time_ns(), what, PHASE)
+            around()
 
     setattr(holder, name, ours(inside))
 

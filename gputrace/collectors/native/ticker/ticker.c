@@ -10,11 +10,19 @@
  * been waiting for something; the word that makes it check, eval_breaker, must be set as well. It is
  * found by calling the function of CPython that sets it, and nothing else close to it.
  *
+ * With each tick it looks whether the main thread waits for the interpreter's lock (the GIL). The lock
+ * and its condition are parts of the variable _PyRuntime from 3.7 on, and /proc/self/task/ID/syscall
+ * (proc(5)) has the futex in which a thread waits: if it is in that variable, it is the lock's.
+ *
  * hooks/_gputrace_hooks/sampler.py uses this; CPython's functions come from there. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -32,6 +40,8 @@ static struct {
     void *callable;
     long long period;
     int *breaker;
+    uintptr_t runtime;
+    size_t runtime_size;
 } python;
 
 static struct {
@@ -44,7 +54,7 @@ static struct {
 } ticker = {.changing = PTHREAD_MUTEX_INITIALIZER};
 
 static int queued;
-static long ticks;
+static long ticks, waits; /* of them with the main thread waiting for the lock */
 static long long since; /* CLOCK_REALTIME of the first of them */
 
 static long long read_clock(clockid_t clock) {
@@ -58,16 +68,32 @@ static long long read_clock(clockid_t clock) {
 static int serve(void *unused) {
     (void)unused;
     long long first = since;
+    long waited = __atomic_exchange_n(&waits, 0, __ATOMIC_SEQ_CST);
     long count = __atomic_exchange_n(&ticks, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&queued, 0, __ATOMIC_SEQ_CST);
     if (!count || !ticker.runs || ticker.process != getpid()) return 0;
-    void *result = python.call(python.callable, "lL", count, first);
+    void *result = python.call(python.callable, "lLl", count, first, waited);
     if (!result) return -1;
     python.release(result);
     return 0;
 }
 
+/* Whether the main thread, whose id is the process's, waits for the interpreter's lock. */
+static int waits_for_lock(void) {
+    char path[48], text[160], *address;
+    snprintf(path, sizeof path, "/proc/self/task/%d/syscall", getpid());
+    int file = python.runtime_size ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (file < 0) return 0;
+    ssize_t length = read(file, text, sizeof text - 1);
+    close(file);
+    text[length > 0 ? length : 0] = 0;
+    /* "running", or numbers: of the call, then its arguments. */
+    if (strtol(text, &address, 10) != SYS_futex) return 0;
+    return (uintptr_t)strtoull(address, NULL, 16) - python.runtime < python.runtime_size;
+}
+
 static void tick(void) {
+    if (waits_for_lock()) __atomic_add_fetch(&waits, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&ticks, __ATOMIC_SEQ_CST)) since = read_clock(CLOCK_REALTIME);
     __atomic_add_fetch(&ticks, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_exchange_n(&queued, 1, __ATOMIC_SEQ_CST) && python.add(serve, NULL))
@@ -107,10 +133,12 @@ static int *find_breaker(void (*signal_received)(void *), void *interpreter) {
 }
 
 /* Takes what is used of CPython, and what to call with the number of ticks and the moment of the
- * first. SIGNAL_RECEIVED is null where pending calls are seen without it. To be called on the main
- * thread and with the interpreter's lock; 0 when all is well, else it may be tried again. */
+ * first and how many of them met the main thread waiting for the lock. SIGNAL_RECEIVED is null where
+ * pending calls are seen without it; RUNTIME is _PyRuntime, of SIZE bytes, 0 if unknown. To be called
+ * on the main thread and with the interpreter's lock; 0 when all is well, else it may be tried again. */
 EXPORTED int gputrace_ticker_prepare(void *add, void *call, void *release, void *callable,
-                                     long long period, void *signal_received, void *interpreter) {
+                                     long long period, void *signal_received, void *interpreter,
+                                     void *runtime, size_t size) {
     int *breaker = NULL;
     if (python.callable) return 0;
     if (signal_received) {
@@ -122,6 +150,8 @@ EXPORTED int gputrace_ticker_prepare(void *add, void *call, void *release, void 
     python.release = (void (*)(void *))release;
     python.period = period;
     python.breaker = breaker;
+    python.runtime = (uintptr_t)runtime;
+    python.runtime_size = size;
     python.callable = callable;
     return 0;
 }
@@ -136,7 +166,7 @@ static int start(void) {
     pthread_cond_init(&ticker.ended, &steady);
     pthread_attr_init(&small);
     pthread_attr_setstacksize(&small, 256 * 1024);
-    ticks = queued = 0;
+    ticks = waits = queued = 0;
     ticker.runs = 1;
     /* Signals are the program's: none is to end up here. */
     sigfillset(&all);

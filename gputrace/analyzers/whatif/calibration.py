@@ -1,0 +1,108 @@
+"""Predictions beside what really came: pairs measured in studies, by which ranges are calibrated.
+
+Each is the step of a training as recorded, the step predicted without a cause, and the step of the
+same training recorded without it. Most are in docs/benchmarks.md and docs/studies, with how they
+were measured. Misses are kept.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+import numpy as np
+
+_ENOUGH: Final = 3
+"""Pairs of an optimization from which its range is made of them alone."""
+_MANY: Final = 10
+"""Pairs from which the tenth at each end is left out."""
+_TAIL: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Prediction, and what came. Times are milliseconds a step."""
+
+    cure: str
+    """Id of the optimization; empty where the notes name none."""
+    program: str
+    now_ms: float | None
+    """Step as recorded; None where the notes do not say."""
+    predicted_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    """Range that was given; None without one."""
+    measured_ms: float
+    counts: bool
+    """False where the prediction was made in a way that has since been mended."""
+    source: str
+
+    @property
+    def ratio(self) -> float:
+        """Return the measured step as a fraction of the predicted one."""
+        return self.measured_ms / self.predicted_ms
+
+    @property
+    def within(self) -> bool | None:
+        """Return whether the range that was given holds the measured step; None without one."""
+        if self.low_ms is None or self.high_ms is None:
+            return None
+        return self.low_ms <= self.measured_ms <= self.high_ms
+
+
+@cache
+def pairs() -> tuple[Pair, ...]:
+    """Return all pairs, from the file ``gputrace/data/pairs.csv``."""
+    text = files("gputrace.data").joinpath("pairs.csv").read_text(encoding="utf-8")
+
+    def number(cell: str) -> float | None:
+        return float(cell) if cell else None
+
+    return tuple(
+        Pair(
+            row["cure"],
+            row["program"],
+            number(row["now_ms"]),
+            float(row["predicted_ms"]),
+            number(row["low_ms"]),
+            number(row["high_ms"]),
+            float(row["measured_ms"]),
+            row["counts"] == "yes",
+            row["source"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Factors of a predicted step between which measured ones lay."""
+
+    below: float
+    above: float
+    pairs: int
+    """Number of pairs that they are taken from."""
+
+
+def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
+    """Return how far measured steps lay from those predicted for an optimization.
+
+    The factors are the least and the greatest of its pairs, or, with fewer than `_ENOUGH`, those of
+    all pairs between their tenths, and of its pairs. They hold 1.
+
+    Args:
+        cure: id of the optimization.
+        known: pairs to learn from; None for those that come with gputrace.
+    """
+    counted = [pair for pair in (pairs() if known is None else known) if pair.counts]
+    same = [pair.ratio for pair in counted if pair.cure == cure]
+    ratios = [*same] if len(same) >= _ENOUGH else [pair.ratio for pair in counted]
+    if not ratios:
+        return Calibration(1.0, 1.0, 0)
+    tail = _TAIL if len(ratios) >= _MANY else 0.0
+    low, high = np.quantile(ratios, (tail, 1 - tail)).tolist()
+    return Calibration(min(low, *same, 1.0), max(high, *same, 1.0), len(ratios))

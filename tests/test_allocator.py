@@ -1,0 +1,216 @@
+"""Memory that torch's allocator takes and gives back in steady steps, as torch counts it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+
+from gputrace.api import Report
+from gputrace.collectors.spool.host_events import HostEvents, counts
+from tests.exports import Export, global_id
+from tests.handmade import ADAM, MS, US, Run, analyze
+from tests.test_hooks import LOOP, TORCH, Program
+from tests.test_host_load import COUNTERS, PID, counted, the
+
+GB: Final = 10**9
+STEPS: Final = 40
+PERIOD: Final = 10 * MS
+
+CUDA: Final = {
+    "torch/cuda/memory.py": """
+reads = []
+counts = dict.fromkeys(("num_alloc_retries", "peak", "segments", "reserved", "freed", "split"), 0)
+begun = [True]
+def memory_stats_as_nested_dict(device=None):
+    if not begun[0]: return {}
+    reads.append(device)
+    return {
+        "num_alloc_retries": counts["num_alloc_retries"],
+        "segment": {"all": {"allocated": counts["segments"], "freed": counts["freed"]}},
+        "reserved_bytes": {"all": {"current": 5000, "allocated": counts["reserved"]}},
+        "allocated_bytes": {"all": {"current": 3000, "peak": counts["peak"]}},
+        "inactive_split_bytes": {"all": {"current": counts["split"]}},
+    }
+def empty_cache():
+    "Give it back."
+    counts["freed"] += 1
+""",
+    "torch/autograd/__init__.py": """
+from torch.cuda.memory import counts
+def backward(peak=0): counts["peak"] = max(counts["peak"], peak)
+""",
+}
+STEP: Final = f"""
+import time
+{LOOP}
+from torch.cuda.memory import counts, begun, reads, empty_cache
+from torch.autograd import backward
+optimizer = Optimizer()
+"""
+
+
+@pytest.fixture
+def torch(tmp_path: Path) -> Program:
+    program = Program(tmp_path)
+    program.write(TORCH | CUDA)
+    return program
+
+
+def rows(events: HostEvents, name: str) -> list[tuple[int, int, int]]:
+    """Start, end and value of the counters of a name."""
+    counters = events.records["counter"]
+    mine = np.array([events.names[int(id)] == name for id in counters["name"]], bool)
+    own = counters[mine]
+    times = own["start"].tolist(), own["end"].tolist()
+    return list(zip(*times, counts(own).tolist(), strict=True))
+
+
+def test_what_the_allocator_counts_adds_up_whichever_steps_are_read(torch: Program) -> None:
+    torch.quietly(
+        STEP + "optimizer.step()\n"
+        "for n in range(200):\n"
+        "    counts['segments'] += 2; counts['reserved'] += 7000\n"
+        "    counts['num_alloc_retries'] += 1\n"
+        "    time.sleep(0.0005)\n"
+        "    optimizer.step()\n"
+        "    assert len(reads) <= 4 * (n + 2)\n"
+    )
+    events = torch.events()
+    last = events.records["step"]["end"].max()
+    for name, each in {"segments": 2, "segment bytes": 7000, "allocation retries": 1}.items():
+        found = rows(events, name)
+        # What came after the last read is not recorded.
+        assert sum(value for *_, value in found) % each == 0
+        assert each <= sum(value for *_, value in found) <= 200 * each
+        assert found[-1][1] <= last
+        # Each begins where the one before it ends.
+        assert all(a[1] == b[0] for a, b in pairwise(found))
+    assert rows(events, "memory reserved")[0][2] == 5000
+    assert rows(events, "memory split") == []
+
+
+def test_a_peak_belongs_to_the_phase_in_which_it_rises(torch: Program) -> None:
+    torch.quietly(
+        STEP + "counts['peak'] = 100\noptimizer.step()\n"
+        "time.sleep(0.001)\nbackward(900)\ntime.sleep(0.001)\noptimizer.step()\n"
+    )
+    events = torch.events()
+    ((start, end, peak),) = rows(events, "memory peak")
+    (backward,) = (
+        row for row in events.records["phase"] if events.names[int(row["name"])] == "backward"
+    )
+    assert peak == 900
+    assert start <= backward["start"] < backward["end"] <= end
+    assert end - start < int(backward["end"] - backward["start"]) + MS
+
+
+def test_emptying_the_cache_is_counted_and_does_what_it_did(torch: Program) -> None:
+    out = torch.quietly(
+        STEP + "optimizer.step()\nempty_cache()\nprint(counts['freed'], empty_cache.__doc__)\n"
+        "optimizer.step()\n"
+    )
+    assert out == "1 Give it back.\n"
+    ((start, end, calls),) = rows(torch.events(), "cache emptied")
+    assert (calls, end >= start) == (1, True)
+
+
+def test_nothing_is_read_before_torch_has_begun_with_cuda(torch: Program) -> None:
+    torch.quietly(STEP + "begun[0] = False\nfor _ in range(5): backward(5); optimizer.step()\n")
+    assert not rows(torch.events(), "memory reserved")
+
+
+def test_counts_that_cannot_be_read_are_let_be(torch: Program) -> None:
+    torch.write(
+        {
+            "torch/cuda/memory.py": CUDA["torch/cuda/memory.py"].replace(
+                "return {\n", "return 1/0, {"
+            )
+        }
+    )
+    torch.quietly(STEP + "for _ in range(5): optimizer.step()\nprint(len(reads))")
+    events = torch.events()
+    notes = [events.names[int(row["name"])] for row in events.records["note"]]
+    assert len([text for text in notes if "allocator" in text]) == 1
+
+
+# ---- findings ----
+
+
+def trained(folder: Path, calls: int = 2, **of_step: int) -> Report:
+    """Steps of 10 ms on a GPU that waits 1 ms for each call that allocates, with torch's counts."""
+    run = Run(pid=PID)
+    for step in range(STEPS):
+        run.now = step * PERIOD
+        run.kernel(6 * MS, "void at::native::gemm")
+        run.synchronize()
+        for _ in range(calls):
+            run.allocate(MS)
+        run.kernel(500 * US, ADAM)
+    counted(run.export, {"on core": 5 * MS}, {})
+    names = {name: name.replace("_", " ") for name in of_step}
+    for name, value in of_step.items():
+        for step in range(STEPS):
+            end = (step + 1) * PERIOD
+            start = end if name.startswith("memory") else step * PERIOD + 1
+            add(run.export, names[name], start, end, value)
+    return analyze(run, folder)
+
+
+def add(export: Export, name: str, start: int, end: int, value: int) -> None:
+    who = {"globalTid": global_id(PID, thread=PID), "nameId": export.string(name)}
+    export.add(COUNTERS, start=start, end=end, value=value, **who)
+
+
+HELD: Final = {"memory_reserved": 70 * GB, "memory_allocated": 50 * GB}
+
+
+def test_memory_that_runs_out_in_fragments_wants_segments_that_grow(tmp_path: Path) -> None:
+    report = trained(tmp_path, allocation_retries=1, segments=1, memory_split=15 * GB, **HELD)
+    found = the(report, "alloc-stall")
+    assert "torch found no memory left" in found.message
+    assert "70 GB reserved, of which 15 GB are unused fragments" in found.message
+    assert found.advice.startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or max_split")
+    (own,) = report.allocators
+    assert (own.retries, own.segments) == (own.steps, own.steps)
+    assert found.evidence["retries"] == own.retries
+
+
+def test_memory_that_runs_out_whole_wants_less_of_it(tmp_path: Path) -> None:
+    found = the(trained(tmp_path, allocation_retries=1, memory_split=GB, **HELD), "alloc-stall")
+    assert found.advice.startswith("need less memory")
+
+
+def test_a_cache_that_is_emptied_is_named(tmp_path: Path) -> None:
+    report = trained(
+        tmp_path, cache_emptied=1, segments=3, segments_freed=3, segment_bytes=600_000_000, **HELD
+    )
+    found = the(report, "alloc-stall")
+    assert "torch.cuda.empty_cache() is called" in found.message
+    assert "segments of 200 MB are taken anew" in found.message
+    assert found.advice.startswith("no torch.cuda.empty_cache()")
+
+
+def test_segments_that_are_new_in_steady_steps_have_their_size(tmp_path: Path) -> None:
+    found = the(trained(tmp_path, segments=2, segment_bytes=64_000_000, **HELD), "alloc-stall")
+    assert "new segments of 32 MB" in found.message
+    assert "pad them" in found.advice
+
+
+def test_without_counts_or_with_none_that_rise_no_reason_is_given(tmp_path: Path) -> None:
+    for values in ({}, HELD):
+        found = the(trained(tmp_path, **values), "alloc-stall")
+        assert "torch" not in found.message
+        assert found.advice.startswith("keep memory allocated")
+
+
+def test_an_allocator_that_asks_for_nothing_is_no_finding(tmp_path: Path) -> None:
+    report = trained(tmp_path, 0, **HELD)
+    assert "alloc-stall" not in {found.id for found in report.findings}
+    (row,) = json.loads(report.render("json"))["allocators"]
+    assert (row["retries"], row["segments"], row["peak_bytes"]) == (0, 0, None)
+    assert (row["allocated_bytes"], row["reserved_bytes"]) == (50 * GB, 70 * GB)
