@@ -25,8 +25,8 @@ class Bound(NamedTuple):
 
 
 BOUNDS: Final = {
-    "analyze: time / floor's time": Bound(8.5, 0.5),
-    "analyze: processor time / floor's": Bound(8.5, 0.25),
+    "analyze: time / floor's time": Bound(7.5, 0.5),
+    "analyze: processor time / floor's": Bound(7.5, 0.25),
     "analyze: peak memory / size of the file": Bound(2.1, 0.2),
     "analyze: time of 3 M / of 0.8 M, a kernel": Bound(0.82, 0.4),
     "--help: time / Python's start": Bound(3.0, 0.4),

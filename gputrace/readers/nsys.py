@@ -107,7 +107,7 @@ class NsysTrace(SqliteTrace[Table]):
         self._process_keys: dict[int, int] = {}
         self._zones: dict[str, Zones | None] = {}
         self._texts: dict[int, str] = {}
-        """Of StringIds, as far as they were asked for: each GPU and each gap asks again."""
+        """Texts of StringIds that were asked for: each GPU and each gap asks again."""
         self._devices: DeviceMap | None = None
         self._tables = [table for table in TABLES if _usable(database, table)]
         self.quality.notes += _export_notes(database)
