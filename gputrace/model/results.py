@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import field
-from msgspec.structs import asdict
 
 from gputrace.errors import LeftOut
 from gputrace.model.host import Allocator, HostLoad, Loader, StepPhases
@@ -947,5 +946,6 @@ class Analysis(Struct, frozen=True):
 
 
 def as_subclass(result: Any, kind: type[_Result]) -> _Result:
-    """Convert a result to a subclass of its class that adds no fields."""
-    return kind(**asdict(result))
+    """Convert a result, a struct or a dataclass, to a subclass that adds no fields."""
+    names = getattr(result, "__struct_fields__", None) or result.__dataclass_fields__
+    return kind(**{name: getattr(result, name) for name in names})
