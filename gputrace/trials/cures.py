@@ -245,7 +245,7 @@ CURES: Final = (
     ),
     Cure(
         "pin-cores",
-        "cores of its own for each rank of a machine",
+        "cores of its own for each rank of a machine, of the NUMA node of its GPU",
         findings=("cpu-starved", "late-host"),
         advice="start each rank under taskset or numactl",
         needs="ranks",

@@ -721,16 +721,60 @@ def _switch_collector(on: bool) -> None:
 
 
 def _pin_cores() -> None:
-    """Give each rank of this machine cores of its own, next to each other by number."""
+    """Give each rank of this machine cores of its own, of the NUMA node of its GPU."""
     rank = _number("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
     ranks = _number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-    cores = sorted(os.sched_getaffinity(0))
+    cores = os.sched_getaffinity(0)
     if rank is None or ranks is None or ranks < _TWICE or len(cores) < ranks:
         _trial.skip("pin-cores", "there is one rank, or more ranks than cores")
         return
-    share = len(cores) // ranks
-    os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])
-    _trial.change("pin-cores", "", "cores", -1, len(cores), share)
+    share = _cores_of(rank, _gpu_nodes(ranks), sorted(_layout(core) for core in cores))
+    os.sched_setaffinity(0, share)
+    _trial.change("pin-cores", "", "cores", -1, len(cores), len(share))
+
+
+_SYSTEM = "/sys"
+
+
+def _cores_of(rank: int, gpus: "list[int]", layout: "list[tuple[int, int, int]]") -> "list[int]":
+    """Return the cores of a rank: its part of those of its GPU's node, or of all of them.
+
+    ``gpus`` are the nodes of the ranks' GPUs, -1 where one is unknown. Neighbours in the layout
+    share a node, and threads of one core.
+    """
+    beside = [other for other, node in enumerate(gpus) if node == gpus[rank]]
+    near = [core for node, _, core in layout if node == gpus[rank]]
+    if -1 in gpus or len(near) < len(beside):
+        beside, near = list(range(len(gpus))), [core for _, _, core in layout]
+    share, at = len(near) // len(beside), beside.index(rank)
+    return near[at * share : (at + 1) * share]
+
+
+def _layout(core: int) -> "tuple[int, int, int]":
+    """Return the NUMA node of a core, the first of the threads that share it, and its number."""
+    folder = f"{_SYSTEM}/devices/system/cpu/cpu{core}"
+    try:
+        nodes = [int(name[4:]) for name in os.listdir(folder) if name[:4] == "node"]
+        with open(f"{folder}/topology/thread_siblings_list") as file:
+            first = int(file.read().replace("-", ",").partition(",")[0])
+    except (OSError, ValueError):
+        return 0, core, core
+    return min(nodes, default=0), first, core
+
+
+def _gpu_nodes(ranks: int) -> "list[int]":
+    """Return the NUMA nodes of the GPUs that ranks see, in the order of the bus; -1 if unknown."""
+    try:
+        buses = sorted(os.listdir("/proc/driver/nvidia/gpus"))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        order = list(map(int, visible.split(","))) if visible else list(range(len(buses)))
+        nodes = []
+        for gpu in order[:ranks]:
+            with open(f"{_SYSTEM}/bus/pci/devices/{buses[gpu].lower()}/numa_node") as file:
+                nodes.append(int(file.read()))
+    except (OSError, ValueError, IndexError):
+        nodes = []
+    return nodes if len(nodes) == ranks else [-1] * ranks
 
 
 # ---- plugins ----
