@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -303,6 +304,49 @@ for x, y in DataLoader(data, 8):
     assert len(run.losses) == run.steps == 8
     if not run.gpu:
         assert {run.reasons[cure] for cure in skipped.split(",")} == {"torch sees no GPU"}
+
+
+def test_a_number_of_the_step_before_is_read_without_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tensors here count the reads that wait for a GPU."""
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+    waited: list[float] = []
+
+    class Tensor:
+        def __init__(self, value: float, is_cuda: bool = True) -> None:
+            self.value, self.is_cuda = value, is_cuda
+
+        def item(self) -> float:
+            waited.extend([self.value] * self.is_cuda)
+            return self.value
+
+        def detach(self) -> Tensor:
+            return self
+
+        def copy_(self, other: Tensor, non_blocking: bool) -> None:
+            self.value = other.value
+
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    torch = SimpleNamespace(
+        Tensor=Tensor,
+        __file__="/torch/__init__.py",
+        empty_like=lambda *_, **given: Tensor(0, is_cuda=given["device"] != "cpu"),
+        cuda=SimpleNamespace(Event=lambda: event),
+    )
+    monkeypatch.setattr(hooks, "_has_gpu", lambda: True)
+    monkeypatch.setattr(hooks, "cures", {"defer-item": True})
+    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
+    hooks._defer_item(torch)
+    reads = []
+    for step in range(3):
+        reads.append([Tensor(10 * step + part).item() for part in range(2)])
+        hooks._trial.ends.append(step)
+    assert reads == [[0, 1], [0, 1], [10, 11]]
+    assert waited == [0, 1], "only the first step waits"
+    assert Tensor(7, is_cuda=False).item() == 7
+    assert {change["cure"] for change in hooks._trial.changes} == {"defer-item"}
 
 
 def test_ranks_get_whole_cores_of_the_node_of_their_gpu(

@@ -483,8 +483,8 @@ class _Trial:
         """Say what it would take to go on, to the next look at the rounds."""
         bare = self._bare[-1].seconds if self._bare else 0.0
         each = bare + sum(row.seconds for row in rows)
-        most = min(len(row.cured) for row in rows)
-        more = next((look for look in LOOKS if look > most), MOST) - most
+        rounds = min(len(row.cured) for row in rows)
+        more = next((look for look in LOOKS if look > rounds), MOST) - rounds
         minutes = math.ceil((self._spent() + each * more) / 60 / (1 if len(rows) == 1 else _ALONE))
         names = ", ".join(str(row.candidate) for row in rows)
         return (

@@ -137,6 +137,17 @@ CURES: Final = (
         switched=True,
     ),
     Cure(
+        "defer-item",
+        "numbers that .item() reads from a GPU are those of the step before",
+        _TORCH,
+        numerics=True,
+        findings=("sync-bound",),
+        predictions=("sync",),
+        advice="copy what is read to pinned memory (non_blocking=True), and read that a step later",
+        needs="gpu",
+        switched=True,
+    ),
+    Cure(
         "channels-last",
         "weights and images in the memory format NHWC",
         _TORCH,

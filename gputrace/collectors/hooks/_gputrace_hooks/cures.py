@@ -636,9 +636,9 @@ _MODELS = {"channels-last": _channels_last, "bf16": _autocast, "compile": _compi
 
 def settings(torch: "Any") -> None:
     """Set torch's switches now, and again after the first step, should the program set them."""
-    if "non-blocking" in cures:
-        for name in ("to", "cuda"):
-            _guarded("non-blocking", _non_blocking, torch.Tensor, name)
+    for cure, change in (("non-blocking", _non_blocking), ("defer-item", _defer_item)):
+        if cure in cures:
+            _guarded(cure, change, torch)
 
     def apply(count: int) -> None:
         if count > 1:
@@ -677,11 +677,16 @@ def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
             _trial.skip(cure, f"torch.{path} is {new} already")
 
 
-def _non_blocking(tensor: "Any", name: str) -> None:
+def _non_blocking(torch: "Any") -> None:
     """Have copies to a GPU return at once; those from pageable memory wait as before."""
     if not _has_gpu():
         _trial.skip("non-blocking", "torch sees no GPU")
         return
+    for name in ("to", "cuda"):
+        _without_waiting(torch.Tensor, name)
+
+
+def _without_waiting(tensor: "Any", name: str) -> None:
     copy = getattr(tensor, name)
 
     @wraps(copy)
@@ -695,6 +700,44 @@ def _non_blocking(tensor: "Any", name: str) -> None:
         return copy(self, *args, **keywords)
 
     setattr(tensor, name, copied)
+
+
+def _defer_item(torch: "Any") -> None:
+    """Have each line of the program that reads a number from a GPU get that of the step before.
+
+    It was copied meanwhile. The first step of all reads, and torch itself, read what they ask for.
+    """
+    if not _has_gpu():
+        _trial.skip("defer-item", "torch sees no GPU")
+        return
+    _trial.skip("defer-item", "no line of the program reads from a GPU by .item()")
+    item, home = torch.Tensor.item, os.path.dirname(torch.__file__) + os.sep
+    copies: dict[tuple[str, int, int], tuple[Any, Any]] = {}
+    counts: dict[tuple[str, int], tuple[int, int]] = {}
+
+    @wraps(item)
+    def item_before(self: "Any") -> "Any":
+        code = sys._getframe(1)
+        line = code.f_code.co_filename, code.f_lineno
+        if not _on or not self.is_cuda or line[0].startswith(home):
+            return item(self)
+        step, count = counts.get(line, (-1, 0))
+        # Reads of one line in a step are told apart by their number.
+        count = count + 1 if step == len(_trial.ends) else 0
+        counts[line] = len(_trial.ends), count
+        copy = torch.empty_like(self, device="cpu", pin_memory=True)
+        copy.copy_(self.detach(), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        before = copies.get((*line, count))
+        copies[(*line, count)] = copy, event
+        if before is None:
+            return item(self)
+        _trial.change("defer-item", "item", "", -1, "", "")
+        before[1].synchronize()
+        return item(before[0])
+
+    torch.Tensor.item = item_before
 
 
 def _collect_between(count: int) -> None:
