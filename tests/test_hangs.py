@@ -316,6 +316,24 @@ def test_a_ring_holds_large_groups_and_has_its_space_on_disk(tmp_path: Path) -> 
     assert state.collectives[0].line.endswith("train.py:8 <module>")
 
 
+def test_descriptors_of_the_program_stay_its(tmp_path: Path) -> None:
+    """It closes all that it has not opened itself, opens others, and forks."""
+    (tmp_path / "train.py").write_text(
+        "import os, gputrace\n"
+        "gputrace.step()\n"
+        "os.closerange(3, 1000)\n"
+        "opened = [os.open('/dev/null', os.O_RDONLY) for _ in range(300)]\n"
+        "child = os.fork()\n"
+        "if child: os.wait()\n"
+        "print(len([os.fstat(number) for number in opened]), flush=True)\n"
+    )
+    options = "--backend", "host", "--no-nvml", "--hang", "60s", "-o", "t.sqlite"
+    with chdir(tmp_path):
+        ran = command.gputrace("record", *options, "--", sys.executable, "train.py")
+    assert (ran.code, ran.out) == (0, "300\n300\n"), ran.err
+    assert "Error" not in ran.err
+
+
 def test_a_file_that_a_ring_has_removed_does_not_end_the_watch(tmp_path: Path) -> None:
     (tmp_path / "gone.host").symlink_to(tmp_path / "nowhere")
     Hangs(tmp_path, tmp_path / "t.sqlite", 10**9, print, lambda _: []).look()

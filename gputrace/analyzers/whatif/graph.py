@@ -261,11 +261,6 @@ def find_hands(items: Items, previous: Index) -> Index:
     return hands
 
 
-def is_sort(calls: CudaApiCalls, call: Index, *sorts: Call) -> NDArray[np.bool_]:
-    """Return a mask of the items whose call is one of ``sorts``."""
-    return (call >= 0) & np.isin(calls.sort[call], sorts)
-
-
 def order_items(
     process: Index, before: Index, group: Index, after: Edges, waits: Edges
 ) -> tuple[Index, Index]:

@@ -13,7 +13,7 @@ import signal
 import struct
 import sys
 from functools import wraps
-from mmap import mmap
+from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 
 from . import FOLDER, steps
 from .host_file import is_handlers, open_high, quietly, time_ns
@@ -55,15 +55,33 @@ _package = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MOST_FRAMES = 60
 
 
+def _mapped(path: str) -> "Any":
+    """Map a new file into memory for as long as the process lives.
+
+    Python's mmap would keep a descriptor, and close one of that number when a child is forked.
+    """
+    import ctypes
+
+    size = FIRST + SLOTS * SLOT_BYTES
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    integers = (ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    libc.mmap.argtypes = (ctypes.c_void_p, *integers)
+    with open(path, "w+b") as file:
+        # Not a hole: to write into one on a full disk ends a process.
+        quietly(os.posix_fallocate, file.fileno(), 0, size)
+        at = libc.mmap(None, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fileno(), 0)
+    if at == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "cannot be mapped")
+    return (ctypes.c_char * size).from_address(at)
+
+
 class _Ring:
     """The mapping of one process."""
 
     def __init__(self) -> None:
         base = os.path.join(FOLDER, str(os.getpid()))
-        with open(base + ".hang", "w+b") as file:
-            # Not a hole: to write into one on a full disk ends a process.
-            quietly(os.posix_fallocate, file.fileno(), 0, FIRST + SLOTS * SLOT_BYTES)
-            self.map = mmap(file.fileno(), 0)
+        self.map = _mapped(base + ".hang")
         self.stacks = -1
         if signal.getsignal(SIGNAL) == signal.SIG_DFL:
             self.stacks = open_high(base + ".stacks", os.O_CREAT)
@@ -86,7 +104,7 @@ class _Ring:
         serial = self.entered
         at = FIRST + serial % SLOTS * SLOT_BYTES
         SLOT.pack_into(self.map, at, serial, number, self.steps, time_ns(), 0, len(text))
-        self.map[at + SLOT.size : at + SLOT.size + len(text)] = text
+        struct.pack_into(f"{len(text)}s", self.map, at + SLOT.size, text)
         self.entered = serial + 1
         COUNTS.pack_into(self.map, COUNTS_AT, self.entered, self.left)
         return (at, serial, number)
@@ -110,7 +128,7 @@ def _ring() -> "_Ring | None":
         ring = None
         try:
             ring = _Ring()
-        except OSError as error:
+        except (OSError, ImportError) as error:
             if is_handlers(error):
                 raise
             note_failure("looking for hangs")
@@ -270,7 +288,6 @@ def _in_forked_child() -> None:
         ring = _rings.pop()
         if ring is not None and ring.stacks >= 0:
             faulthandler.unregister(SIGNAL)
-            os.close(ring.stacks)
     del _inside[:]
 
 
