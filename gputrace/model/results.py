@@ -7,10 +7,10 @@ Times are integer nanoseconds; moments are on the trace's own clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import field
-from msgspec.structs import asdict
 
 from gputrace.errors import LeftOut
 from gputrace.model.host import Allocator, HostLoad, Loader, StepPhases
@@ -926,4 +926,4 @@ class Analysis(Struct, frozen=True):
 
 def as_subclass(result: Any, kind: type[_Result]) -> _Result:
     """Convert a result to a subclass of its class that adds no fields."""
-    return kind(**asdict(result))
+    return kind(**{each.name: getattr(result, each.name) for each in fields(result)})
