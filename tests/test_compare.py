@@ -185,7 +185,7 @@ def test_few_noisy_steps_leave_the_answer_open(tmp_path: Path) -> None:
     after = generated(tmp_path / "b.sqlite", replace(noisy, seed=6))
     report = gputrace.compare(before, after)
     assert report.verdict == "unclear"
-    assert "can't be told" in report.message
+    assert "cannot be told" in report.message
 
 
 def test_twice_the_batch_in_less_than_twice_the_time_is_faster(tmp_path: Path, quick: Path) -> None:

@@ -119,6 +119,29 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
         inside[inside] = ends[inside] <= until[index[inside]]
         return inside
 
+    def ranges_around(self, rows: NDArray[np.int32], ranges: Events) -> NDArray[np.int64]:
+        """Return the range in which each of some calls began, or `NOBODY`.
+
+        Args:
+            rows: of calls, or `NOBODY`.
+            ranges: of host threads, in the order of `by_thread`; none within another.
+        """
+        found = np.full(len(rows), NOBODY, np.int64)
+        keys, known = thread_keys(ranges), np.flatnonzero(rows != NOBODY)
+        threads = self.thread[rows[known]]
+        for thread in np.unique(threads).tolist():
+            process, id = self.threads[thread]
+            key = process << 32 | id & 0xFFFFFFFF
+            low, high = np.searchsorted(keys, (key, key + 1)).tolist()
+            if low == high:
+                continue
+            mine = known[threads == thread]
+            start = self.start[rows[mine]]
+            at = low + np.searchsorted(ranges.start[low:high], start, "right") - 1
+            inside = (at >= low) & (start < ranges.end[np.maximum(at, low)])
+            found[mine] = np.where(inside, at, NOBODY)
+        return found
+
     def overlapping(self, thread: int, start: int, end: int) -> NDArray[np.intp]:
         """Return the calls of a thread that touch a window; they may nest."""
         first, stop = int(self.first[thread]), int(self.first[thread + 1])
@@ -179,6 +202,11 @@ def thread_keys(events: Events) -> NDArray[np.int64]:
         events.thread.astype(np.int64) & 0xFFFFFFFF
     )
     return keys
+
+
+def by_thread(events: Events) -> Events:
+    """Return events of host threads in order of process, thread and start."""
+    return events.select(np.lexsort((events.start, thread_keys(events))))
 
 
 def _number_threads(events: Events) -> NDArray[np.signedinteger[Any]]:

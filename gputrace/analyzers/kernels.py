@@ -7,16 +7,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, stretches
-from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, thread_keys
+from gputrace.analyzers.host_calls import NOBODY, by_thread
 from gputrace.analyzers.kernel_names import (
     PRODUCTS,
     converts_layout,
@@ -232,7 +232,7 @@ def measure_work(
     operator = np.full(len(rows), NOBODY)
     if view.calls is not None and len(rows):
         issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))
-        operator = _around(operators, view.calls, issued_by)
+        operator = view.calls.ranges_around(issued_by, operators)
     launched = operator != NOBODY
     chosen = np.where(launched, operator, 0)
     count = max(len(operators), 1)
@@ -257,26 +257,7 @@ def measure_work(
 def _read_operators(shard: Shard) -> Events:
     """Read the operators whose work is known, in order of thread and start."""
     columns = ("start", "end", "process", "thread", "correlation", "bytes")
-    events = shard.trace.events([Kind.OPERATOR], columns)
-    return events.select(np.lexsort((events.start, thread_keys(events))))
-
-
-def _around(operators: Events, calls: CudaApiCalls, issued_by: NDArray[np.int32]) -> Codes:
-    """Return the operator in which each of some calls began, or `NOBODY`."""
-    found = np.full(len(issued_by), NOBODY, np.int64)
-    keys = thread_keys(operators)
-    known = np.flatnonzero(issued_by != NOBODY)
-    threads = calls.thread[issued_by[known]]
-    for thread in np.unique(threads).tolist():
-        process, id = calls.threads[thread]
-        key = process << 32 | id & 0xFFFFFFFF
-        low, high = np.searchsorted(keys, (key, key + 1)).tolist()
-        rows = known[threads == thread]
-        start = calls.start[issued_by[rows]]
-        at = low + np.searchsorted(operators.start[low:high], start, "right") - 1
-        inside = (at >= low) & (start < operators.end[np.maximum(at, low)]) if high > low else False
-        found[rows] = np.where(inside, at, NOBODY)
-    return found
+    return by_thread(shard.trace.events([Kind.OPERATOR], columns))
 
 
 def _summed(

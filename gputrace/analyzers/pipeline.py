@@ -33,6 +33,7 @@ from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_tensor
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
+from gputrace.analyzers.step_phases import find_modules
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.whatif import late_gains, prepare_replay, what_if
 from gputrace.errors import InputError, PluginError, UsageError
@@ -158,6 +159,7 @@ def analyze(
             tables=tables,
             throughput=facts.throughput,
             energy=find_energy(facts.nvml, gpus, chosen, facts.throughput),
+            modules=find_modules(gpus, chosen),
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
@@ -412,7 +412,7 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
         calls.thread[mine[np.isin(calls.sort[mine], (Call.ISSUE, Call.COPY))]]
     )
     inside = mine[np.isin(calls.thread[mine], busy_threads)]
-    captures = find_captures(view.trace, calls)
+    captures = view.once(_captures)
     captures = captures[np.isin(captures[:, 0], mine)]
     return {
         "graph_capture": union(calls.start[captures[:, 0]], calls.end[captures[:, 1]]),
@@ -423,6 +423,12 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
         "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
         "host": view.lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
     }
+
+
+def _captures(shard: Shard) -> NDArray[np.intp]:
+    """Return `find_captures` of the calls, of which there are some."""
+    assert shard.calls is not None
+    return find_captures(shard.trace, shard.calls)
 
 
 def _spans(calls: CudaApiCalls, rows: NDArray[np.intp]) -> Intervals:

@@ -1,4 +1,5 @@
-"""Phases of training steps: what the thread that trains was at, and how long GPUs idled meanwhile.
+"""Phases of training steps: what the thread that trains was at, and how long GPUs idled meanwhile;
+and the modules of the network that launched what ran.
 
 Recorded are waits for data and calls that are a part of a step (`Kind.PHASE`). A forward pass is
 none: it lasts from the end of what came before it to the beginning of a backward pass.
@@ -6,6 +7,7 @@ none: it lasts from the end of what came before it to the beginning of a backwar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -13,8 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
+from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.host_calls import NOBODY, by_thread
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.model.events import Events, Kind, distinct_ids
+from gputrace.analyzers.operations import OperationClass
+from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
 from gputrace.model.host import (
     BACKWARD,
     CLIPPING,
@@ -28,6 +33,7 @@ from gputrace.model.host import (
     StepPhases,
 )
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
 
 ALL: Final = "all"
@@ -205,3 +211,82 @@ def _means(sums: NDArray[np.int64], count: int) -> list[int]:
     means: list[int] = (sums // count).tolist()
     means[-1] = int(sums.sum()) // count - sum(means[:-1])
     return means
+
+
+_INSTANCE: Final = re.compile(r"_\d+(?=/|$)")
+"""Number of a module among those of its class."""
+
+
+def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...]:
+    """Return what each class of modules launched in a mean measured step, by rank.
+
+    Modules of one class at the same place of the tree, such as equal layers, are summed.
+    """
+    if Kind.MODULE not in gpus.trace.kinds or not gpus.has_calls:
+        return ()
+    steps_of = StepsOf(measured)
+    steps = [steps_of(lane.gpu) for lane in gpus.lanes]
+    windows = [stretches(mine, lane.window) for lane, mine in zip(gpus.lanes, steps, strict=True)]
+    launched = gpus.each(_launched_by, gpus.lanes, windows)
+    found: list[ModuleUse] = []
+    for rank in sorted({lane.gpu.rank for lane in gpus.lanes}):
+        sums: dict[str, NDArray[np.int64]] = {}
+        modules: dict[str, set[str]] = {}
+        parts = [n for n, lane in enumerate(gpus.lanes) if lane.gpu.rank == rank]
+        for path, figures in (pair for n in parts for pair in launched[n].items()):
+            places = _INSTANCE.sub("", path).split("/") if path else [""]
+            instances = path.split("/")
+            for depth in range(1, len(places) + 1):
+                key = "/".join(places[:depth])
+                sums[key] = sums.get(key, 0) + figures
+                modules.setdefault(key, set()).add("/".join(instances[:depth]))
+        count = max(sum(len(steps[n]) for n in parts), 1)
+        if sums.keys() - {""}:
+            found += [
+                ModuleUse(
+                    rank,
+                    path,
+                    len(modules[path]) if path else 0,
+                    forward_ns=int(figures[0]) // count,
+                    backward_ns=int(figures[1]) // count,
+                    exposed_communication_ns=int(figures[2]) // count,
+                    launches=round(int(figures[3]) / count, 2),
+                )
+                for path, figures in sorted(sums.items(), key=lambda item: item[0].split("/"))
+            ]
+    return tuple(found)
+
+
+def _launched_by(view: GpuShardView, time: Intervals) -> dict[str, NDArray[np.int64]]:
+    """Return what each module itself launched on a GPU, by path; empty for what none did.
+
+    The figures are nanoseconds of kernels of the forward and of the backward pass, nanoseconds of
+    exposed communication, and the number of kernels.
+    """
+    ops, ranges = view.operations, view.once(_read_modules)
+    rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & time.contains(ops.start))
+    if view.calls is None or not len(rows) or not len(ranges):
+        return {}
+    issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))
+    around = view.calls.ranges_around(issued_by, ranges)
+    in_one = around != NOBODY
+    name = np.where(in_one, ranges.name[np.maximum(around, 0)], UNKNOWN)
+    is_backward = in_one & (ranges.correlation[np.maximum(around, 0)] == 1)
+    start, end = ops.start[rows], ops.end[rows]
+    communicates = ops.classes[rows] == OperationClass.COMMUNICATION
+    exposed = np.zeros(len(rows), np.int64)
+    classes = view.lane.timeline.classes[OperationClass.COMMUNICATION]
+    exposed[communicates] = classes.within(start[communicates], end[communicates])
+    lengths = np.where(communicates, 0, end - start)
+    columns = (lengths * ~is_backward, lengths * is_backward, exposed, np.ones(len(rows), np.int64))
+    ids, index = np.unique(name, return_inverse=True)
+    figures = np.stack([np.bincount(index, column, len(ids)) for column in columns], axis=-1)
+    texts = view.trace.names(ids[ids != UNKNOWN])
+    by_id = zip(ids.tolist(), figures.astype(np.int64), strict=True)
+    return {texts.get(id, ""): row for id, row in by_id}
+
+
+def _read_modules(shard: Shard) -> Events:
+    """Read the stretches of host threads in each module, in order of thread and start."""
+    columns = ("start", "end", "name", "process", "thread", "correlation")
+    return by_thread(shard.trace.events([Kind.MODULE], columns))

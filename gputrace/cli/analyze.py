@@ -71,6 +71,7 @@ def analyze(
     if all(map(looks_like, traces)):
         click.echo(_hang(traces, form), nl=False)
         return ExitCode.DONE
+    console.keep_freed_memory(traces)
     with (
         reading(_named(traces)) as progress,
         gputrace.open(

@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,21 +81,25 @@ def progress_bar(what: str) -> Iterator[Progress | None]:
 
 
 def reading(name: str) -> AbstractContextManager[Progress | None]:
-    """Return the `progress_bar` for reading a trace, and prepare malloc for its columns."""
-    _keep_freed_memory()
+    """Return the `progress_bar` for reading a trace."""
     return progress_bar(f"reading {name}")
 
 
-def _keep_freed_memory() -> None:
-    """Have malloc keep freed columns for the next ones; the system clears all pages it gives."""
-    import ctypes
+def keep_freed_memory(traces: Sequence[Path]) -> None:
+    """Have malloc keep freed columns for the next ones; the system clears all pages it gives.
 
-    with suppress(OSError, AttributeError):  # musl has no mallopt.
-        mallopt = ctypes.CDLL(None).mallopt
-        for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-            mallopt(option, _LARGEST_KEPT)
+    Only for files whose columns are few: a large trace could lack what is kept.
+    """
+    if all(map(Path.is_file, traces)) and sum(t.stat().st_size for t in traces) < _FEW_BYTES:
+        import ctypes
+
+        with suppress(OSError, AttributeError):  # musl has no mallopt.
+            mallopt = ctypes.CDLL(None).mallopt
+            for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+                mallopt(option, _LARGEST_KEPT)
 
 
+_FEW_BYTES = 1 << 28
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_KEPT = 1 << 28
 

@@ -345,11 +345,21 @@ def has_stopped(folder: Path) -> bool:
 
 HIDDEN: Final = "***"
 
+_NO_TOKENS: Final = "".join(
+    rf"(?<!{word}[-_])"
+    for word in ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "image", "video", "audio")
+)
+_OF_MODELS: Final = (
+    r"[-_](?:ids?|types?|dim|len|length|size|index|idx|count|limit|drop\w{0,9}|per)\b"
+)
+"""Language models have tokens that are no secrets: ``--pad-token``, ``--token-type``."""
 _NAME: Final = (
-    r"(?:(?:pass(?:words?|wd|phrase)?|passcode|pwd|secrets?(?:[-_]?key)?|token|api.?keys?"
-    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook|signature)(?![a-z])[\w-]{0,40}"
+    r"(?:(?:pass(?:words?|wd|phrase)?|passcode|pwd|secrets?(?:[-_]?key)?"
+    rf"|{_NO_TOKENS}token(?!{_OF_MODELS})|api.?keys?"
+    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook|signature)(?![a-z])"
+    r"(?![-_](?:file|path|dir)\b)[\w-]{0,40}"
     r"|(?<=--)tokens(?![\w-])"
-    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|pw|sig|sas)(?![\w-]))"
+    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|pw|sig|sas|jwt)(?![\w-]))"
 )
 """Bounds keep the time linear in the length of a word."""
 _ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")

@@ -74,6 +74,10 @@ class Kind(IntEnum):
     """A call of a framework's operator on a host thread, of known shapes: its floating-point
     operations in ``correlation``, the least bytes that it moves in ``bytes``, 0 if unknown. None
     lies within another."""
+    MODULE = 35
+    """A stretch of a host thread within a module of a network and none of its parts; the name has
+    the modules around it, parted by slashes. 1 in ``correlation`` is a stretch of the backward
+    pass, 1 in ``bytes`` one that begins a call."""
 
 
 GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)

@@ -631,6 +631,26 @@ class TensorParallel(Struct, frozen=True):
     """Part in which it waits for other ranks; None if unknown."""
 
 
+class ModuleUse(Struct, frozen=True):
+    """What modules of one class launched at one place of a network, in a mean measured step."""
+
+    rank: int
+    path: str
+    """Classes of the modules around them and their own, parted by slashes; empty for what no module
+    launched."""
+    instances: int
+    """Number of different modules."""
+    forward_ns: int
+    """Sum of the durations of the kernels that they and their parts launched, without
+    communication."""
+    backward_ns: int
+    """Likewise, of kernels for their gradients, and of what is computed again for these."""
+    exposed_communication_ns: int
+    """Communication that they launched, while nothing else ran."""
+    launches: float
+    """Number of kernels."""
+
+
 class ExtraTable(Struct, frozen=True):
     """Table that a report shows after its own."""
 
@@ -917,6 +937,8 @@ class Analysis(Struct, frozen=True):
     """Energy of each GPU whose counter was read in the measured steps."""
     allocators: tuple[Allocator, ...] = ()
     """Allocator of torch on each rank in the measured steps; empty where it was not read."""
+    modules: tuple[ModuleUse, ...] = ()
+    """Modules of the network in order of their tree, by rank; empty where none were recorded."""
 
     def unrecorded(self, step_ns: int | None) -> int | None:
         """Return the length of a recorded step without the measured cost of recording."""

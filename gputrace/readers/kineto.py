@@ -9,14 +9,13 @@ from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from hashlib import sha256
-from itertools import compress, pairwise
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 from msgspec import DecodeError, Raw, Struct, ValidationError, field, structs
 from msgspec.json import Decoder
-from msgspec.json import decode as decode_json
 from numpy.typing import NDArray
 
 from gputrace.errors import STOP, ErrorPolicy, UsageError
@@ -35,7 +34,7 @@ from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trac
 from gputrace.readers.chrome_json import BadJson, Document
 from gputrace.readers.gzip_io import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
-from gputrace.readers.operators import COUNTED, Call, Work, work_of
+from gputrace.readers.operators import COUNTED, Operators, Place
 
 Value = int | float | str | None
 """Value of a field that should be an integer."""
@@ -66,6 +65,8 @@ class Args(Struct, gc=False):
     operation: Value = field(default="", name="Collective name")
     sender: Value = field(default=UNKNOWN, name="Src Rank")
     receiver: Value = field(default=UNKNOWN, name="Dst Rank")
+    sequence: Value = field(default=UNKNOWN, name="Sequence number")
+    forward: Value = field(default=0, name="Fwd thread id")
     shapes: Raw = field(default=Raw(b""), name="Input Dims")
     types: Raw = field(default=Raw(b""), name="Input type")
     values: Raw = field(default=Raw(b""), name="Concrete Inputs")
@@ -423,6 +424,9 @@ _OPERATORS: Final = {"cpu_op", "Operator"}
 _ANNOTATIONS: Final = ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.")
 """Beginnings of annotations, which the older profiler calls operators, as all the rest there."""
 
+_PYTHON, _MODULE = "python_function", "nn.Module: "
+"""Category, and beginning of the name, of a call of a module."""
+
 _STEP: Final = re.compile(r"ProfilerStep#?\d*$")
 _NUMBER: Final = re.compile(r"-?\d+$")
 _COPY_ENDS: Final = ("source_memory", "destination_memory")
@@ -448,16 +452,14 @@ class Rows:
         self._threads: dict[Value, int] = {}
         self._on_gpu: list[Columns] = []
         self._on_host: list[Columns] = []
-        self._operators: list[Columns] = []
-        self._works: dict[tuple[str, bytes, bytes, bytes], Work | None] = {}
-        """Work of operators by name, shapes, types and values, as text."""
+        self._program = Operators(self.names)
         self._groups: dict[tuple[Value, bytes, Value], ProcessGroup] = {}
         self._seen: dict[ProcessGroup, int] = {}
         """First moment of each process group."""
 
     def add(self, events: Iterable[Event]) -> None:
         """Add events with a start and a duration, if of `_GPU` or `_HOST`."""
-        on_gpu, on_host, operators = [], [], []
+        on_gpu, on_host, operators, modules = [], [], [], []
         for event in events:
             if event.cat in _GPU:
                 on_gpu.append(event)
@@ -465,10 +467,12 @@ class Rows:
                 event.cat not in _OPERATORS or str(event.name).startswith(_ANNOTATIONS)
             ):
                 on_host.append(event)
-            elif event.cat in _OPERATORS and event.name in COUNTED:
-                operators.append(event)
-        if operators:
-            self._operators.append(self._operator_rows(operators))
+            elif event.cat in _OPERATORS and (args := event.args) is not None:
+                if args.sequence != UNKNOWN or event.name in COUNTED:
+                    operators.append(event)
+            elif event.cat == _PYTHON and str(event.name).startswith(_MODULE):
+                modules.append(event)
+        self._add_calls(operators, modules)
         self.has_gpu |= bool(on_gpu)
         self._take(on_gpu, on_host, self._kept)
 
@@ -506,8 +510,8 @@ class Rows:
             self._on_gpu.append(self._group_rows(rank))
         for columns in self._on_gpu:
             columns["process"] = np.full(len(columns["start"]), main)
-        operators = [self._outer_operators()] if self._operators and self._on_gpu else []
-        return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host + operators]
+        program = self._program.columns(self.first) if self._on_gpu else []
+        return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host + program]
 
     def _gpu_rows(self, events: Sequence[Event], columns: Columns) -> Columns:
         args = [event.args or NO_ARGS for event in events]
@@ -580,45 +584,26 @@ class Rows:
         columns["correlation"] = _integers([(e.args or NO_ARGS).correlation for e in events])
         return columns
 
-    def _operator_rows(self, events: Sequence[Event]) -> Columns:
-        """Return a row for each call of an operator whose work is known."""
-        rows = []
-        for event in events:
-            args = event.args or NO_ARGS
-            shapes, types, values = (bytes(raw) for raw in (args.shapes, args.types, args.values))
-            key = str(event.name), shapes, types, values
-            if key not in self._works:
-                self._works[key] = _work(*key)
-            if (work := self._works[key]) is not None:
-                place = self._process(event.pid), self._thread(event.tid)
-                rows.append((event, *work, self.names.number(key[0]), *place))
-        start = nanoseconds([event.ts for event, *_ in rows])
-        length = nanoseconds([event.dur for event, *_ in rows])
-        names = ("correlation", "bytes", "name", "process", "thread")
-        given = np.array([row for _, *row in rows], np.int64).reshape(-1, len(names)).T
-        end = start + length
-        columns: Columns = dict(zip(names, given, strict=True)) | {"start": start, "end": end}
-        columns["kind"] = np.full(len(rows), Kind.OPERATOR)
-        known = (start != UNKNOWN) & (length > 0)
-        if self._kept is not None:
-            known &= self._kept.touching(start, end)
-        return {name: column[known] for name, column in columns.items()}
-
-    def _outer_operators(self) -> Columns:
-        """Return the operators within no other of their thread, from the first row on."""
-        joined = {
-            name: np.concatenate([part[name] for part in self._operators])
-            for name in self._operators[0]
-        }
-        order = np.lexsort((-joined["end"], joined["start"], joined["thread"], joined["process"]))
-        rows = {name: column[order] for name, column in joined.items()}
-        keep = rows["start"] > self.first - BEFORE
-        thread = (np.diff(rows["thread"]) != 0) | (np.diff(rows["process"]) != 0)
-        edges = [0, *(np.flatnonzero(thread) + 1).tolist(), len(order)]
-        for low, high in pairwise(edges):
-            until = np.maximum.accumulate(rows["end"][low:high])
-            keep[low + 1 : high] &= rows["start"][low + 1 : high] >= until[:-1]
-        return {name: column[keep] for name, column in rows.items()}
+    def _add_calls(self, operators: Sequence[Event], modules: Sequence[Event]) -> None:
+        """Add calls of operators and of modules to `Operators`."""
+        events = [*operators, *modules]
+        start = nanoseconds([event.ts for event in events])
+        end = start + nanoseconds([event.dur for event in events])
+        known = (start != UNKNOWN) & (end > start)
+        shown = known if self._kept is None else known & self._kept.touching(start, end)
+        for row in np.flatnonzero(known).tolist():
+            event = events[row]
+            name, args = str(event.name), event.args or NO_ARGS
+            thread = self._process(event.pid), self._thread(event.tid)
+            at = Place(*thread, int(start[row]), int(end[row]))
+            if event.cat == _PYTHON:
+                self._program.add_module(name.removeprefix(_MODULE), at)
+                continue
+            is_backward = integer(args.forward) > 0
+            self._program.add_operator(name, integer(args.sequence), is_backward, at)
+            if name in COUNTED and shown[row]:
+                shapes, types, values = map(bytes, (args.shapes, args.types, args.values))
+                self._program.add_work(name, shapes, types, values, at)
 
     def _times(self, events: list[Event], kept: RowSelection | None) -> tuple[list[Event], Columns]:
         """Return the events to keep, and their times."""
@@ -647,15 +632,6 @@ class Rows:
                 number = -2 - len(self._threads)
             known = self._threads[tid] = (number + _HALF) % (2 * _HALF) - _HALF
         return known
-
-
-def _work(name: str, shapes: bytes, types: bytes, values: bytes) -> Work | None:
-    """Return the work of an operator, given the texts of its arguments; None if not known."""
-    try:
-        call = Call(*(decode_json(text) if text else [] for text in (shapes, types, values)))
-    except (DecodeError, RecursionError):
-        return None
-    return work_of(name, call)
 
 
 def _place(group: ProcessGroup, rank: int) -> int:

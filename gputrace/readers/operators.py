@@ -1,15 +1,24 @@
-"""Floating-point operations and least memory traffic of PyTorch's operators, from their shapes.
+"""PyTorch's operators and modules: the work of operators, by their shapes, and calls of modules.
 
-Counted are matrix products, convolutions and attention, forward and backward, as PyTorch's
-`torch.utils.flop_counter.FlopCounterMode` counts them: 2 for a multiplication with an addition, all
-of the scores where attention is causal, and the scores that a fused backward pass computes again.
+Counted is the work of matrix products, convolutions and attention, forward and backward, as
+PyTorch's `torch.utils.flop_counter.FlopCounterMode` does: 2 for a multiplication with an addition,
+all of the scores where attention is causal, and those that a fused backward pass computes again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from msgspec import DecodeError
+from msgspec.json import decode
+from numpy.typing import NDArray
+
+from gputrace.model.events import Kind
+from gputrace.readers.in_memory import Names
 
 Shape = Sequence[int]
 
@@ -167,3 +176,152 @@ COUNTED: Final = {
 }
 """Counter of the FLOPs, and of the elements of the results, by operator. Of operators within each
 other the outer one counts."""
+
+
+class Place(NamedTuple):
+    """Process, thread and times of a call."""
+
+    process: int
+    thread: int
+    start: int
+    end: int
+
+
+_BACKWARD: Final = "autograd::engine::evaluate_function: "
+
+
+class Operators:
+    """Calls of operators and of modules in one file, collected while it is decoded."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._works: dict[tuple[str, bytes, bytes, bytes], Work | None] = {}
+        """By name, shapes, types and values, as text."""
+        self._worked: list[tuple[int, ...]] = []
+        self._modules: list[tuple[Place, str]] = []
+        self._forward: dict[int, Place] = {}
+        """Last forward operator of each sequence number, which made the node of the graph."""
+        self._backward: list[tuple[Place, int]] = []
+
+    def add_work(self, name: str, shapes: bytes, types: bytes, values: bytes, at: Place) -> None:
+        """Add a call of an operator of `COUNTED`, with its arguments as JSON."""
+        key = name, shapes, types, values
+        if key not in self._works:
+            try:
+                texts = (decode(text) if text else [] for text in key[1:])
+                self._works[key] = work_of(name, Call(*texts))
+            except (DecodeError, RecursionError):
+                self._works[key] = None
+        if (work := self._works[key]) is not None:
+            self._worked.append((*at, *work, self._names.number(name), Kind.OPERATOR))
+
+    def add_operator(self, name: str, sequence: int, is_backward: bool, at: Place) -> None:
+        """Add a call with a sequence number, which a forward and a backward operator share."""
+        if sequence < 0:
+            return
+        if is_backward:
+            if name.startswith(_BACKWARD):
+                self._backward.append((at, sequence))
+        elif sequence not in self._forward or self._forward[sequence].start < at.start:
+            self._forward[sequence] = at
+
+    def add_module(self, name: str, at: Place) -> None:
+        """Add a call of a module, named by its class and a number."""
+        self._modules.append((at, name))
+
+    def columns(self, first: int) -> list[dict[str, NDArray[np.int64]]]:
+        """Return rows of `Kind.OPERATOR` and `Kind.MODULE`, in the times of the file.
+
+        They begin with the first of the other rows, at the earliest, so as not to move its origin.
+        """
+        named = (*Place._fields, "correlation", "bytes", "name", "kind")
+        both = self._outer(self._worked), self._stretches()
+        rows = [
+            [(*row[:2], max(row[2], first), *row[3:]) for row in part if row[3] > first]
+            for part in both
+        ]
+        return [
+            dict(zip(named, np.array(part, np.int64).T, strict=True)) for part in rows if len(part)
+        ]
+
+    @staticmethod
+    def _outer(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return the rows that lie within no other of their thread."""
+        outer: list[tuple[int, ...]] = []
+        for row in sorted(rows, key=lambda row: (row[:3], -row[3])):
+            if not outer or outer[-1][:2] != row[:2] or row[2] >= outer[-1][3]:
+                outer.append(row)
+        return outer
+
+    def _stretches(self) -> list[tuple[int, ...]]:
+        """Return the stretches of threads within each module and none of its parts.
+
+        A backward operator belongs to the module whose forward operator made it; so does what is
+        computed again within it.
+        """
+        path_of = _paths(self._modules)
+        calls = [(at, path_of[name], False) for at, name in self._modules]
+        ran = list(_innermost(calls))
+        keys = [at[:3] for at, *_ in ran]
+        for at, sequence in self._backward if ran else ():
+            if (made := self._forward.get(sequence)) is not None:
+                inside, path, _, _ = ran[max(bisect_right(keys, made[:3]) - 1, 0)]
+                if inside[:2] == made[:2] and inside.start <= made.start < inside.end:
+                    calls.append((at, path, True))
+        return [
+            (*at, int(backward), int(begins), self._names.number(path), Kind.MODULE)
+            for at, path, backward, begins in _innermost(calls)
+        ]
+
+
+def _paths(modules: Sequence[tuple[Place, str]]) -> dict[str, str]:
+    """Return the path of each module, through those that call it, by its name."""
+    paths: dict[str, str] = {}
+    around: list[tuple[Place, str]] = []
+    for at, name in sorted(modules, key=_outer_first):
+        while around and (around[-1][0][:2] != at[:2] or around[-1][0].end <= at.start):
+            around.pop()
+        path = f"{around[-1][1]}/{name}" if around else name
+        around.append((at, path))
+        # What a backward pass computes again is called by no module.
+        if path.count("/") >= paths.get(name, "").count("/"):
+            paths[name] = path
+    return paths
+
+
+def _innermost(
+    calls: Sequence[tuple[Place, str, bool]],
+) -> Iterator[tuple[Place, str, bool, bool]]:
+    """Yield the stretches in which each call is the innermost of its thread, in order.
+
+    Yields the stretch, the call's path, whether it or one around it is of a backward pass, and
+    whether the call begins with it.
+    """
+    around: list[tuple[Place, str, bool]] = []
+    done, begins = 0, False
+
+    def until(time: int) -> Iterator[tuple[Place, str, bool, bool]]:
+        nonlocal done, begins
+        at, path, backward = around[-1]
+        if time > done:
+            yield at._replace(start=done, end=time), path, backward, begins
+            done, begins = time, False
+
+    for at, path, backward in sorted(calls, key=_outer_first):
+        while around and (around[-1][0][:2] != at[:2] or around[-1][0].end <= at.start):
+            yield from until(around[-1][0].end)
+            around.pop()
+        if around:
+            yield from until(at.start)
+            at = at._replace(end=min(at.end, around[-1][0].end))
+            backward |= around[-1][2]
+        around.append((at, path, backward))
+        done, begins = at.start, True
+    while around:
+        yield from until(around[-1][0].end)
+        around.pop()
+
+
+def _outer_first(call: tuple[Place, Any] | tuple[Place, Any, Any]) -> tuple[int, int, int, int]:
+    process, thread, start, end = call[0]
+    return process, thread, start, -end

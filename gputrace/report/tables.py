@@ -329,6 +329,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         throughput_table(analysis),
         energy_table(analysis),
         kernels_table(analysis, limits.kernels, limits.kernel_name),
+        modules_table(analysis),
         *map(extra_table, analysis.tables),
     )
     return [table for table in made if table is not None]
@@ -673,6 +674,43 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
         of += "; tc: on tensor cores"
     head = ("", "family", "tc", "times", "median", "time", "share", "TFLOP/s", "of limit")
     return Table(f"Kernels that take most time ({of})", head, tuple(rows))
+
+
+_MOST_MODULES: Final = 16
+
+
+def modules_table(analysis: Analysis) -> Table | None:
+    """Tabulate the modules of the rank whose kernels take most time; None without any.
+
+    Of a tree with many, those that take most time are shown.
+    """
+    time = {row: row.forward_ns + row.backward_ns for row in analysis.modules}
+    total: dict[int, int] = {}
+    for row, spent in time.items():
+        total[row.rank] = total.get(row.rank, 0) + ("/" not in row.path) * spent
+    if not total:
+        return None
+    rank = max(total, key=lambda rank: total[rank])
+    rows = [row for row in analysis.modules if row.rank == rank]
+    worth = [row for row in rows if time[row] >= _WORTH * total[rank]]
+    shown = set(sorted(worth, key=lambda row: -time[row])[:_MOST_MODULES])
+    body = tuple(
+        (
+            "· " * row.path.count("/") + (row.path.rpartition("/")[2] or "outside of modules"),
+            f"{row.instances}" if row.instances else "",
+            f"{row.launches:,.0f}",
+            format_ns(row.forward_ns) if row.forward_ns else "",
+            format_ns(row.backward_ns) if row.backward_ns else "",
+            format_share(time[row], total[rank]),
+            format_ns(row.exposed_communication_ns) if row.exposed_communication_ns else "",
+        )
+        for row in rows
+        if row in shown
+    )
+    of = f" of rank {rank}" if len(total) > 1 else ""
+    loop = "a step" if any(row.steps for row in analysis.breakdown) else "in all"
+    header = ("", "modules", "launches", "forward", "backward", "share", "exposed comm.")
+    return Table(f"Modules{of} by the kernels that they launch ({loop})", header, body)
 
 
 def _speed_cells(line: Roofline | None) -> tuple[str, str]:

@@ -162,7 +162,15 @@ def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Chang
             else:
                 appended[end, ", " if given else ""].append(f"{change.argument}={change.new}")
     for (end, before), arguments in appended.items():
-        replaced.add((end, end, before + ", ".join(dict.fromkeys(arguments))))
+        line = data[data.rfind(b"\n", 0, end) + 1 : end].decode()
+        rest, new = data[end:].partition(b"\n")[0], dict.fromkeys(arguments)
+        if rest.strip() == b",":
+            # Arguments have a line each.
+            indent = line[: len(line) - len(line.lstrip())]
+            end, text = end + len(rest), "".join(f"\n{indent}{argument}," for argument in new)
+        else:
+            text = before + ", ".join(new)
+        replaced.add((end, end, text))
     for start, end, text in sorted(replaced, reverse=True):
         data = data[:start] + text.encode() + data[end:]
     changed = data.decode()

@@ -191,14 +191,14 @@ def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
         return f"{b} is {factor:.2f}x {verdict} ({bounds[0]:.2f}x to {bounds[1]:.2f}x): {lengths}"
     if verdict == "same":
         return f"no difference between {a} and {b}: {lengths} ({_bounds(step)})"
-    return f"whether {a} or {b} is faster can't be told: {lengths} ({_bounds(step)})"
+    return f"whether {a} or {b} is faster cannot be told: {lengths} ({_bounds(step)})"
 
 
 def _bounds(step: Change) -> str:
     if step.low_ns is None or step.high_ns is None:
         return "too few steps for bounds"
     low, high = (100 * ns / max(step.a_ns, 1) for ns in (step.low_ns, step.high_ns))
-    return f"{low:+.1f} to {high:+.1f} %"
+    return f"{low:+.1f} to {high:+.1f}%"
 
 
 def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:

@@ -156,11 +156,18 @@ def _shade(plot: figure, analysis: Analysis, top: float) -> None:
     add_legend(plot, entries)
 
 
-def add_legend(plot: figure, entries: Sequence[tuple[str, list[Any]]]) -> None:
-    """Add entries to the legend beside the chart; a click on one hides its line."""
+def add_legend(
+    plot: figure, entries: Sequence[tuple[str, list[Any]]], points: Sequence[int] = ()
+) -> None:
+    """Add entries to the legend beside the chart; a click on one hides its line.
+
+    Each shows its first point's look, or that of the one given in ``points``.
+    """
     if not entries:
         return
     items = [LegendItem(label=label, renderers=drawn) for label, drawn in entries]
+    for item, index in zip(items, points, strict=False):
+        item.index = index
     if len(plot.legend):
         plot.legend[0].items = [*plot.legend[0].items, *items]
         return
@@ -210,9 +217,7 @@ def step_chart(analysis: Analysis) -> figure | None:
         plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
         entries.append((f"rank {rank}", [line, dots]))
         typical.append(next((at for at, step in enumerate(shown) if step.phase == "steady"), 0))
-    add_legend(plot, entries)
-    for item, at in zip(plot.legend[0].items, typical, strict=True):
-        item.index = at
+    add_legend(plot, entries, typical)
     return plot
 
 

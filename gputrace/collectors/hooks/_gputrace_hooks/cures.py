@@ -225,7 +225,7 @@ def _step_ended(rank: int, end: int) -> None:
 
 
 _CURED = (1, 2)
-"""Of each four stretches, those with cures."""
+"""Numbers, in each four stretches, of those with cures."""
 
 
 def _switch_cures(on: bool) -> None:
