@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -861,6 +862,32 @@ def test_a_statement_works_where_it_is_put_and_all_else_stays(
     assert all(line.endswith(end) for line in new.splitlines(keepends=True))
     assert ("import torch" in new) == (not head.startswith("import torch"))
     assert new.rstrip().endswith("torch.backends.cudnn.benchmark = True")
+
+
+def test_a_program_that_cannot_be_written_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full after some bytes; then there is space, and its mode and links stay."""
+    path, link = tmp_path / "train.py", tmp_path / "link.py"
+    path.write_text("import torch\ntrain()\n")
+    path.chmod(0o750)
+    link.symlink_to(path)
+    patch = make_patch(read_candidates("cudnn-benchmark")[0], [], str(link), ["python"])
+
+    def write_some(file: Path, data: bytes) -> None:
+        with file.open("wb") as opened:
+            opened.write(data[:9])
+        raise OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", write_some)
+        with pytest.raises(OSError, match="No space"):
+            apply(patch)
+    assert path.read_text() == "import torch\ntrain()\n"
+    apply(patch)
+    assert "benchmark = True" in path.read_text()
+    assert (link.is_symlink(), path.stat().st_mode & 0o777) == (True, 0o750)
+    assert {each.name for each in tmp_path.iterdir()} == {"train.py", "link.py"}
 
 
 def test_a_diff_has_the_lines_that_patch_sees(tmp_path: Path) -> None:
