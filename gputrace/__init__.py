@@ -6,11 +6,12 @@ analysis = gputrace.open("trace.sqlite").analyze()
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __all__ = ["GputraceError", "__version__", "annotate", "compare", "open", "step", "try_cures"]
 
+TYPE_CHECKING = False  # Not typing's: the program that is recorded may have a typing.py.
 if TYPE_CHECKING:
+    from typing import Any
+
     from gputrace.api import compare, open
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step

@@ -44,6 +44,7 @@ _COLUMNS: Final = {
     "DEVICE": "id name coreClockRate globalMemoryBandwidth globalMemorySize l2CacheSize "
     "numMultiprocessors uuid:11",
     "GRAPH_TRACE": f"{_ON_GPU} graphId",
+    "METRIC": "metricId value correlationId",
 }
 """Of each table those columns that matter; ``:A`` came with version A, ``:A:B`` went with B."""
 

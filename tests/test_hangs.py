@@ -280,6 +280,7 @@ import gputrace
 class Group:
     group_name = "data parallel"
 dist.all_reduce(0, group=Group())
+dist.reduce_scatter_tensor(0, 0, "sum", Group())
 gputrace.step()
 ring = f"{os.environ['GPUTRACE_DIR']}/{os.getpid()}.hang"
 print(os.stat(ring).st_blocks * 512 >= os.stat(ring).st_size)
@@ -295,6 +296,7 @@ def test_a_ring_holds_large_groups_and_has_its_space_on_disk(tmp_path: Path) -> 
     groups = "def get_process_group_ranks(group): return list(range(3, 4096, 8))\n"
     (modules / "distributed_c10d.py").write_text(
         "def all_reduce(tensor, group): pass\n"
+        "def reduce_scatter_tensor(output, input, op=None, group=None): pass\n"
         "def is_initialized(): return True\n"
         "def get_rank(): return 3\n"
         "def get_world_size(): return 4096\n" + groups
@@ -306,7 +308,8 @@ def test_a_ring_holds_large_groups_and_has_its_space_on_disk(tmp_path: Path) -> 
     assert ran.out == "True\n", ran.err
     ring = read_ring(tmp_path / "ring", whole=True)
     assert ring is not None
-    (entry,) = ring.collectives
+    entry, second = ring.collectives
+    assert (second["operation"], second["group"]) == ("reduce_scatter_tensor", "data parallel")
     assert (entry["operation"], entry["members"]) == ("all_reduce", "3-4091/8")
     rank = asdict(ring) | {"alive": True, "threads": []}
     report = {"gputrace_hang": 1, "ranks": [rank]}

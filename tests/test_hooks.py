@@ -1202,6 +1202,23 @@ def test_the_collector_makes_way_for_other_profilers_too(
     assert calls(library) == ["pause 1", "pause 0"] * 2
 
 
+@pytest.mark.parametrize(
+    "module", ["torch.profiler._cupti_monitor", "torch.profiler._cupti.monitor"]
+)
+def test_the_collector_makes_way_while_torch_s_monitor_runs(
+    program: Program, library: dict[str, str], module: str
+) -> None:
+    body = "class CuptiMonitor:\n    def start(self): pass\n    def stop(self): pass\n"
+    program.write({module.replace(".", "/") + ".py": body})
+    program.quietly(
+        f"{LOAD}load()\nfrom {module} import CuptiMonitor\nmonitor = CuptiMonitor()\n"
+        "monitor.start(); assert calls() == 'pause 1'; monitor.stop(); monitor.stop()\n",
+        **library,
+    )
+    assert calls(library) == ["pause 1", "pause 0"]
+    assert "torch's CUPTI monitor records it" in names(program.events(), "note")[0]
+
+
 # ---- the program is left as it is ----
 
 

@@ -228,7 +228,7 @@ def test_more_threads_than_cores_are_counted(tmp_path: Path) -> None:
         """
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 for _ in range(3):
-    threading.Thread(target=hash_for, args=(2.6,), daemon=True).start()
+    threading.Thread(target=hash_for, args=(600,), daemon=True).start()
 steps(60, lambda: hash_for(0.04))
 """,
     )

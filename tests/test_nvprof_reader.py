@@ -206,6 +206,12 @@ class TestClocks:
             assert rows(trace, Kind.KERNEL, columns="start")[0] == (5_000_000 * US,)
             assert trace.quality.notes == []
 
+    def test_between_kernels_that_were_run_again_to_count_are_explained(self, file: Nvvp) -> None:
+        file.kernel(0, 5 * US)
+        file.row("METRIC", metricId=1, correlationId=1)
+        with open_trace(file.save()) as trace:
+            assert "nvprof counted events in it" in trace.quality.notes[0]
+
     def test_of_several_files_are_one(self, tmp_path: Path) -> None:
         paths = _two_ranks(tmp_path, cards=({1, 2}, {1, 2}))
         ran = command.gputrace("analyze", *paths, "--json")

@@ -498,7 +498,7 @@ def test_it_says_so_where_the_gpus_cannot_be_sampled(tmp_path: Path) -> None:
     assert len([line for line in ran.err.splitlines() if "no GPU sampling: " in line]) == 1
 
 
-@pytest.mark.parametrize("name", ["click", "numpy", "msgspec", "select"])
+@pytest.mark.parametrize("name", ["click", "numpy", "msgspec", "select", "typing"])
 def test_a_module_of_the_program_reaches_it_and_never_the_recorder(
     tmp_path: Path, name: str
 ) -> None:

@@ -105,6 +105,13 @@ def test_without_a_wait_forward_begins_where_the_step_before_ended(tmp_path: Pat
     assert host_ms(row) == {"forward": 4, "backward": 3, "optimizer": 1, "other": 2}
 
 
+def test_a_forward_pass_that_a_framework_calls_is_what_it_says(tmp_path: Path) -> None:
+    """As Lightning does, in a closure that its optimizer calls."""
+    calls: Calls = [(WAIT, 0, 1), ("optimizer", 1, 10), ("forward", 2, 4), ("backward", 5, 8)]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"data": 1, "forward": 2, "backward": 3, "optimizer": 4}
+
+
 def test_each_of_several_backward_passes_has_a_forward_pass(tmp_path: Path) -> None:
     """Gradients of two batches are summed, and then those of a third without a wait for it."""
     calls: Calls = [
@@ -249,6 +256,15 @@ class Optimizer:
         return "stepped"
 """,
     "torch/compiler/__init__.py": "tracing = False\ndef is_compiling(): return tracing",
+    "lightning/pytorch/strategies/strategy.py": """
+class Strategy:
+    def training_step(self, batch): return 2 * batch
+""",
+    "transformers/trainer.py": """
+class Trainer:
+    def __init__(self, scale=2): self.scale = scale
+    def compute_loss(self, batch): return self.scale * batch
+""",
 }
 OLDER: Final = """
 class Optimizer:
@@ -295,6 +311,24 @@ def test_calls_are_timed_and_do_what_they_did(torch: Program) -> None:
     assert rows["end"][3] <= steps["end"][0] <= rows["end"][4]
     assert rows["start"][4] <= rows["start"][2] <= rows["start"][3]
     assert rows["end"][5] <= steps["end"][1]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "from lightning.pytorch.strategies.strategy import Strategy\n"
+        "print(Strategy().training_step(21))",
+        "from transformers.trainer import Trainer\nprint(Trainer(scale=2).compute_loss(21))",
+        "from transformers.trainer import Trainer\n"
+        "class Own(Trainer):\n    def compute_loss(self, batch): return 2 * batch\n"
+        "print(Own().compute_loss(21))",
+    ],
+    ids=["lightning", "transformers", "a trainer of the program's"],
+)
+def test_a_forward_pass_that_a_framework_calls_is_timed(torch: Program, call: str) -> None:
+    out = torch.quietly(f"{USES}{call}\nbackward(); optimizer.step()\n")
+    assert out == "42\n"
+    assert phases(torch.events()) == ["forward", "backward", "optimizer"]
 
 
 def test_optimizers_without_hooks_are_timed_too(torch: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -10,7 +11,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +22,7 @@ import pytest
 import gputrace
 from gputrace import trials
 from gputrace.cli import run as run_command
+from gputrace.collectors.session import HOOKS
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
 from gputrace.trials import ALIKE, MOST, Verdict, compare, ledger, losses_differ, order
@@ -303,6 +307,72 @@ for x, y in DataLoader(data, 8):
         assert {run.reasons[cure] for cure in skipped.split(",")} == {"torch sees no GPU"}
 
 
+def test_a_number_of_the_step_before_is_read_without_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tensors here count the reads that wait for a GPU."""
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+    waited: list[float] = []
+
+    class Tensor:
+        def __init__(self, value: float, is_cuda: bool = True) -> None:
+            self.value, self.is_cuda = value, is_cuda
+
+        def item(self) -> float:
+            waited.extend([self.value] * self.is_cuda)
+            return self.value
+
+        def detach(self) -> Tensor:
+            return self
+
+        def copy_(self, other: Tensor, non_blocking: bool) -> None:
+            self.value = other.value
+
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    torch = SimpleNamespace(
+        Tensor=Tensor,
+        __file__="/torch/__init__.py",
+        empty_like=lambda *_, **given: Tensor(0, is_cuda=given["device"] != "cpu"),
+        cuda=SimpleNamespace(Event=lambda: event),
+    )
+    monkeypatch.setattr(hooks, "_has_gpu", lambda: True)
+    monkeypatch.setattr(hooks, "cures", {"defer-item": True})
+    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
+    hooks._defer_item(torch)
+    reads = []
+    for step in range(3):
+        reads.append([Tensor(10 * step + part).item() for part in range(2)])
+        hooks._trial.ends.append(step)
+    assert reads == [[0, 1], [0, 1], [10, 11]]
+    assert waited == [0, 1], "only the first step waits"
+    assert Tensor(7, is_cuda=False).item() == 7
+    assert {change["cure"] for change in hooks._trial.changes} == {"defer-item"}
+
+
+def test_ranks_get_whole_cores_of_the_node_of_their_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of four cores with two threads each: cores 0 to 3 and 8 to 11 are of node 0."""
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+    monkeypatch.setattr(hooks, "_SYSTEM", str(tmp_path))
+    for core in range(16):
+        folder = tmp_path / "devices" / "system" / "cpu" / f"cpu{core}"
+        (folder / f"node{core // 4 % 2}").mkdir(parents=True)
+        (folder / "topology").mkdir()
+        (folder / "topology" / "thread_siblings_list").write_text(f"{core % 8},{core % 8 + 8}\n")
+    layout = sorted(hooks._layout(core) for core in range(16))
+    assert [hooks._cores_of(rank, [1, 1, 0, 0], layout) for rank in range(4)] == [
+        [4, 12, 5, 13],
+        [6, 14, 7, 15],
+        [0, 8, 1, 9],
+        [2, 10, 3, 11],
+    ]
+    assert hooks._cores_of(1, [-1, -1], layout) == [4, 12, 5, 13, 6, 14, 7, 15]
+    assert hooks._layout(99) == (0, 99, 99)
+
+
 def test_a_plugins_cure_changes_what_its_file_says(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,6 +553,7 @@ def test_a_spent_budget_leaves_what_is_not_decided_open(
     ran = gputrace_try(capsys, "persistent", "--budget", "2min", "--", "python", "train.py")
     assert ran.code == NOT_FASTER
     assert "persistent: cannot tell yet: fewer than 3 rounds in the budget" in ran.out
+    assert "a round takes 200 s; --budget" in " ".join(ran.out.split())
 
 
 def test_a_recordings_findings_are_tried_and_its_predictions_are_kept(
@@ -791,6 +862,32 @@ def test_a_statement_works_where_it_is_put_and_all_else_stays(
     assert all(line.endswith(end) for line in new.splitlines(keepends=True))
     assert ("import torch" in new) == (not head.startswith("import torch"))
     assert new.rstrip().endswith("torch.backends.cudnn.benchmark = True")
+
+
+def test_a_program_that_cannot_be_written_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full after some bytes; then there is space, and its mode and links stay."""
+    path, link = tmp_path / "train.py", tmp_path / "link.py"
+    path.write_text("import torch\ntrain()\n")
+    path.chmod(0o750)
+    link.symlink_to(path)
+    patch = make_patch(read_candidates("cudnn-benchmark")[0], [], str(link), ["python"])
+
+    def write_some(file: Path, data: bytes) -> None:
+        with file.open("wb") as opened:
+            opened.write(data[:9])
+        raise OSError(ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", write_some)
+        with pytest.raises(OSError, match="No space"):
+            apply(patch)
+    assert path.read_text() == "import torch\ntrain()\n"
+    apply(patch)
+    assert "benchmark = True" in path.read_text()
+    assert (link.is_symlink(), path.stat().st_mode & 0o777) == (True, 0o750)
+    assert {each.name for each in tmp_path.iterdir()} == {"train.py", "link.py"}
 
 
 def test_a_diff_has_the_lines_that_patch_sees(tmp_path: Path) -> None:

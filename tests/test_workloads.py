@@ -75,7 +75,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Command:
     return find
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("name", [name for name in FRAMEWORKS if name != "torch-parallel"])
 def test_a_recording_has_every_step_and_wait_that_a_script_tells(
     name: str, start: Command, pictures: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +85,13 @@ def test_a_recording_has_every_step_and_wait_that_a_script_tells(
         if not check.reason.startswith("waits for data differ"):
             break
     assert (check.reason, check.steps_found) == ("", {0: STEPS})
+
+
+def test_each_rank_of_sharded_training_has_every_step(start: Command, tmp_path: Path) -> None:
+    """`make workloads` records the other placements, too."""
+    command = [*start("torch-parallel"), "--update", "fsdp2"]
+    check = check_recording("torch-parallel", command, tmp_path / "run.sqlite")
+    assert (check.reason, check.steps_found) == ("", {0: STEPS, 1: STEPS})
 
 
 def check_recording(name: str, command: Sequence[str], trace: Path) -> RecordingCheck:

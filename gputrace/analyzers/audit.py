@@ -54,7 +54,9 @@ _MOST_GROUPS: Final = 1024
 """Maximum number of different groups of GPUs to look at."""
 
 
-def find_missing(gpus: PerGpu, found: FoundSteps, collectives: Collectives) -> tuple[Missing, ...]:
+def find_missing(
+    gpus: PerGpu, all_steps: FoundSteps, collectives: Collectives
+) -> tuple[Missing, ...]:
     """Return the rows that a recording lacks, the largest share first.
 
     A rank's other steps tell only of ranks of which calls and marks show nothing, and other ranks'
@@ -62,23 +64,27 @@ def find_missing(gpus: PerGpu, found: FoundSteps, collectives: Collectives) -> t
 
     Args:
         gpus: of the run.
-        found: steps of all ranks.
+        all_steps: steps of all ranks.
         collectives: collectives of all GPUs.
     """
-    missing = [one for part in gpus.in_each_place(_unmatched) for one in part]
-    missing += list(_steps_without_work(gpus, found))
-    known = {one.rank for one in missing}
-    silent = [lane for lane in gpus.lanes if lane.gpu.rank in found.by_rank.keys() - known]
-    windows = [found.by_rank[lane.gpu.rank] for lane in silent]
-    edges = zip(*((own.start, own.end) for own in windows), strict=True) if windows else ((), ())
+    missing = [row for part in gpus.in_each_place(_unmatched) for row in part]
+    missing += list(_steps_without_work(gpus, all_steps))
+    known = {row.rank for row in missing}
+    silent = [lane for lane in gpus.lanes if lane.gpu.rank in all_steps.by_rank.keys() - known]
+    windows = [all_steps.by_rank[lane.gpu.rank] for lane in silent]
+    edges = (
+        zip(*((of_rank.start, of_rank.end) for of_rank in windows), strict=True)
+        if windows
+        else ((), ())
+    )
     shares = gpus.each(_thinned, silent, *edges)
     for lane, (share, count) in zip(silent, shares, strict=True):
         if share >= WORTH:
             where = lane.gpu.rank, share, count, *lane.window
             missing.append(Missing("kernels", *where, "steps are thinned", lane.gpu.gpu))
             known.add(lane.gpu.rank)
-    missing += [one for one in _lone_collectives(gpus, collectives) if one.rank not in known]
-    return tuple(sorted(missing, key=lambda one: -one.share))
+    missing += [row for row in _lone_collectives(gpus, collectives) if row.rank not in known]
+    return tuple(sorted(missing, key=lambda row: -row.share))
 
 
 def _unmatched(shard: Shard) -> list[Missing]:
@@ -89,22 +95,22 @@ def _unmatched(shard: Shard) -> list[Missing]:
     has = np.zeros(len(calls.start), np.bool_)
     for begin, end in find_captures(shard.trace, calls).tolist():
         has[begin:end] = True
-    found: list[Missing] = []
+    missing: list[Missing] = []
     by_process: dict[int, list[GpuOperations]] = {}
-    for own in shard.operations:
-        by_process.setdefault(own.gpu.process, []).append(own)
+    for operations in shard.operations:
+        by_process.setdefault(operations.gpu.process, []).append(operations)
     for process, gpus in by_process.items():
         longest, last = 0, 0
-        for own in gpus:
-            issued_by = calls.issued_by(own.events)
+        for operations in gpus:
+            issued_by = calls.issued_by(operations.events)
             known = issued_by != NOBODY
             has[issued_by[known]] = True
             # How far the host runs ahead.
-            ahead = int((own.start[known] - calls.start[issued_by[known]]).max(initial=0))
-            longest, last = max(longest, ahead), max(last, own.span.end)
-            found += _without_call(own, known)
-        found += _without_operation(calls, has, process, gpus, last - longest)
-    return found
+            ahead = int((operations.start[known] - calls.start[issued_by[known]]).max(initial=0))
+            longest, last = max(longest, ahead), max(last, operations.span.end)
+            missing += _without_call(operations, known)
+        missing += _without_operation(calls, has, process, gpus, last - longest)
+    return missing
 
 
 def _without_operation(
@@ -115,7 +121,7 @@ def _without_operation(
     What is issued at the end may not have run when the recording ended, and some calls never have
     an operation: those that another one makes, and copies of nothing, which return at once.
     """
-    own = gpus[0]
+    operations = gpus[0]
     hands_over = np.zeros(len(Call), np.bool_)
     hands_over[[Call.ISSUE, Call.COPY]] = True
     threads = [number for number, (of, _) in enumerate(calls.threads) if of == process]
@@ -127,8 +133,8 @@ def _without_operation(
         ]
         or [np.empty(0, np.int64)]
     )
-    if own.windows:
-        rows = rows[_lies_in(calls.start[rows], own.recorded.start, own.recorded.end)]
+    if operations.windows:
+        rows = rows[_lies_in(calls.start[rows], operations.recorded.start, operations.recorded.end)]
     if not len(rows):
         return
     names, name = number_ids(calls.name[rows])
@@ -142,42 +148,44 @@ def _without_operation(
     by = distinct_ids(calls.thread[lacking]).tolist() if len(lacking) else []
     yield from _report(
         "operations",
-        own,
+        operations,
         len(rows),
         calls.start[lacking],
         "launches without one",
-        gpu=own.gpu.gpu if len(gpus) == 1 else None,
+        gpu=operations.gpu.gpu if len(gpus) == 1 else None,
         thread=calls.threads[by[0]][1] if len(by) == 1 else None,
     )
 
 
-def _without_call(own: GpuOperations, known: Mask) -> Iterator[Missing]:
+def _without_call(operations: GpuOperations, known: Mask) -> Iterator[Missing]:
     """Yield the operations of a GPU that lack their call.
 
     What a recording finds under way was issued before: its correlation ids come before all others.
     Some recorders lack all calls of a kind, which is no loss: Kineto those of the driver.
     """
     # Calls of operations that start in a part with calls may lie before it.
-    if not known.any() or own.calls_recorded is not None:
+    if not known.any() or operations.calls_recorded is not None:
         return
-    _, name = number_ids(own.events.name)
-    issued = own.events.correlation
+    _, name = number_ids(operations.events.name)
+    issued = operations.events.correlation
     expected = (np.bincount(name, known) > 0)[name] & (issued >= issued[known].min())
     lacking = expected & ~known
     total = int(np.count_nonzero(expected))
-    moments = own.start[lacking]
-    yield from _report("calls", own, total, moments, "operations without one", gpu=own.gpu.gpu)
+    moments = operations.start[lacking]
+    yield from _report(
+        "calls", operations, total, moments, "operations without one", gpu=operations.gpu.gpu
+    )
 
 
 def _lies_in(moments: Times, starts: Times, ends: Times) -> Mask:
-    place = np.searchsorted(starts, moments, "right") - 1
-    inside: Mask = (place >= 0) & (moments < ends[np.maximum(place, 0)])
+    last = np.searchsorted(starts, moments, "right") - 1
+    inside: Mask = (last >= 0) & (moments < ends[np.maximum(last, 0)])
     return inside
 
 
 def _report(
     rows: str,
-    own: GpuOperations,
+    operations: GpuOperations,
     total: int,
     moments: Times,
     evidence: str,
@@ -188,18 +196,18 @@ def _report(
     if total >= _FEWEST and len(moments) >= WORTH * total:
         share = len(moments) / total
         edges = int(moments.min()), int(moments.max())
-        yield Missing(rows, own.gpu.rank, share, len(moments), *edges, evidence, gpu, thread)
+        yield Missing(rows, operations.gpu.rank, share, len(moments), *edges, evidence, gpu, thread)
 
 
-def _steps_without_work(gpus: PerGpu, found: FoundSteps) -> Iterator[Missing]:
+def _steps_without_work(gpus: PerGpu, all_steps: FoundSteps) -> Iterator[Missing]:
     """Yield the steps that a rank marked in a recorded stretch, and of which nothing is there."""
-    for rank, windows in found.by_rank.items():
-        own = next(gpu for gpu in gpus.operations if gpu.gpu.rank == rank)
-        from_start = not own.windows or own.windows[0].start <= FROM_THE_START
+    for rank, windows in all_steps.by_rank.items():
+        operations = next(gpu for gpu in gpus.operations if gpu.gpu.rank == rank)
+        from_start = not operations.windows or operations.windows[0].start <= FROM_THE_START
         numbers = windows.numbers
-        if numbers is None or not from_start or len(own.windows) > 1 or not len(numbers):
+        if numbers is None or not from_start or len(operations.windows) > 1 or not len(numbers):
             continue
-        if own.calls_recorded is not None:
+        if operations.calls_recorded is not None:
             continue
         marked = int(numbers[-1]) + 1
         lacking = marked - len(numbers)
@@ -223,18 +231,18 @@ def _lone_collectives(gpus: PerGpu, collectives: Collectives) -> Iterator[Missin
     start, end = collectives.start[rows], collectives.end[rows]
     first = np.flatnonzero(np.diff(instance, prepend=-1))
     begins, ends = np.minimum.reduceat(start, first), np.maximum.reduceat(end, first)
-    for one, at in _lacking_instances(lane, first, begins, len(gpus.operations)).items():
-        own = gpus.operations[one]
-        mine = np.flatnonzero(lane == one)
+    for gpu, at in _lacking_instances(lane, first, begins, len(gpus.operations)).items():
+        operations = gpus.operations[gpu]
+        mine = np.flatnonzero(lane == gpu)
         mine = mine[np.argsort(start[mine], kind="stable")]
         last = np.searchsorted(start[mine], ends[at]) - 1
         is_elsewhere = (last >= 0) & (end[mine][last] > begins[at])
         lost = begins[at[~is_elsewhere]]
-        lost = lost[_lies_in(lost, own.recorded.start, own.recorded.end)]
+        lost = lost[_lies_in(lost, operations.recorded.start, operations.recorded.end)]
         share = len(lost) / (len(lost) + len(mine))
         if len(lost) >= _FEWEST_COLLECTIVES and share >= WORTH:
-            where = own.gpu.rank, share, len(lost), int(lost.min()), int(lost.max())
-            yield Missing("collectives", *where, "other ranks have them", own.gpu.gpu)
+            where = operations.gpu.rank, share, len(lost), int(lost.min()), int(lost.max())
+            yield Missing("collectives", *where, "other ranks have them", operations.gpu.gpu)
 
 
 def _lacking_instances(
@@ -254,26 +262,26 @@ def _lacking_instances(
     draw = Random(0)
     keys = np.array([draw.getrandbits(62) for _ in range(gpus)])
     members = np.add.reduceat(keys[lane], first)
-    groups, place, group, sizes = np.unique(
+    groups, example, group, sizes = np.unique(
         members, return_index=True, return_inverse=True, return_counts=True
     )
     if not 1 < len(groups) <= _MOST_GROUPS:
         return {}
     stops = np.append(first[1:], len(lane))
-    lanes_of = [frozenset(lane[first[at] : stops[at]].tolist()) for at in place.tolist()]
+    lanes_of = [frozenset(lane[first[at] : stops[at]].tolist()) for at in example.tolist()]
     lacking: dict[int, list[NDArray[np.int64]]] = {}
-    for number, own in enumerate(lanes_of):
-        larger = [n for n, other in enumerate(lanes_of) if own < other]
+    for number, lanes in enumerate(lanes_of):
+        larger = [n for n, other in enumerate(lanes_of) if lanes < other]
         whole = max(larger, key=lambda n: int(sizes[n]), default=number)
-        absent = lanes_of[whole] - own
+        absent = lanes_of[whole] - lanes
         is_group = sizes[number] >= _OWN_GROUP * sizes[whole]
         if is_group or len(absent) > max(1, _MOST_LACK * len(lanes_of[whole])):
             continue
         among = begins[group == whole]
         at = np.flatnonzero((group == number) & (begins > among[0]) & (begins < among[-1]))
-        for one in absent:
-            lacking.setdefault(one, []).append(at)
-    return {one: np.concatenate(parts) for one, parts in lacking.items()}
+        for absentee in absent:
+            lacking.setdefault(absentee, []).append(at)
+    return {absentee: np.concatenate(parts) for absentee, parts in lacking.items()}
 
 
 def _thinned(view: GpuShardView, starts: Times, ends: Times) -> tuple[float, int]:
@@ -299,16 +307,16 @@ def _thinned(view: GpuShardView, starts: Times, ends: Times) -> tuple[float, int
     return (share, count) if is_loss and _is_random(by_name, by_step, expected) else (0.0, 0)
 
 
-def _count_kernels(own: GpuOperations, starts: Times, ends: Times) -> NDArray[np.int64]:
+def _count_kernels(operations: GpuOperations, starts: Times, ends: Times) -> NDArray[np.int64]:
     """Return the kernels of each step of usual size, by names that are in most of them."""
     nothing = np.empty((0, 0), np.int64)
-    rows = np.flatnonzero(own.events.kind == Kind.KERNEL)
-    step = np.searchsorted(starts, own.start[rows], "right") - 1
-    inside = (step >= 0) & (own.start[rows] < ends[np.maximum(step, 0)])
+    rows = np.flatnonzero(operations.events.kind == Kind.KERNEL)
+    step = np.searchsorted(starts, operations.start[rows], "right") - 1
+    inside = (step >= 0) & (operations.start[rows] < ends[np.maximum(step, 0)])
     steps = len(starts)
     if steps < _FEWEST_STEPS or not inside.any():
         return nothing
-    names, name = number_ids(own.events.name[rows[inside]])
+    names, name = number_ids(operations.events.name[rows[inside]])
     if steps * len(names) > _MOST_CELLS:
         return nothing
     cells = np.bincount(step[inside] * len(names) + name, minlength=steps * len(names))

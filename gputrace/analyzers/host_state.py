@@ -57,7 +57,7 @@ class HostState(Struct, frozen=True, dict=True):
         process, number = thread
         phases = self.phases.get(process)
         if phases is not None:
-            spent = {name: own.clip(start, end).total for name, own in phases.of.items()}
+            spent = {name: times.clip(start, end).total for name, times in phases.of.items()}
             most = max(spent, key=lambda name: spent[name])
             if most != OTHER and 2 * spent[most] > end - start:
                 yield f"in {PHASES[most]}"
@@ -74,10 +74,10 @@ class HostState(Struct, frozen=True, dict=True):
             line = self.holders[int(held.name[np.argmax(held.end - held.start)])]
             at = f", at {PurePath(line).name}" if line else ""
             yield f"waits for Python's lock, which another thread has{at}"
-        own = self.queued
-        own = own.select((own.process == process) & (own.thread == number))
-        own = own.select((own.end > start) & (own.start < end))
-        around, waited = union(own.start, own.end).total, int(own.bytes.sum())
+        queued = self.queued
+        queued = queued.select((queued.process == process) & (queued.thread == number))
+        queued = queued.select((queued.end > start) & (queued.start < end))
+        around, waited = union(queued.start, queued.end).total, int(queued.bytes.sum())
         if 0 < around <= _AROUND * (end - start) and waited >= _QUEUED * around:
             yield f"queued for a core {format_ns(waited)} of the {format_ns(around)} around it"
 
@@ -100,11 +100,11 @@ def read_host_state(shard: Shard) -> HostState:
 
 def _by_process(trace: Trace, kind: Kind) -> Mapping[int, Intervals]:
     events = trace.events({kind} & trace.kinds, ("start", "end", "process"))
-    found = {}
+    by_process = {}
     for process in distinct_ids(events.process).tolist():
-        own = events.process == process
-        found[process] = union(events.start[own], events.end[own])
-    return found
+        mine = events.process == process
+        by_process[process] = union(events.start[mine], events.end[mine])
+    return by_process
 
 
 _WANTS_A_CORE: Final = 0.3
@@ -132,12 +132,12 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
     events = trace.events([Kind.COUNTER], columns)
     names = trace.names(distinct_ids(events.name))
     stepping = np.isin(events.name, [id for id, text in names.items() if text == _OF_STEPPING])
-    found = {}
+    by_process = {}
     for process in distinct_ids(events.process[stepping]).tolist():
-        own = events.process == process
-        threads, count = np.unique(events.thread[own & stepping], return_counts=True)
-        found[process] = Counters(events.select(own), names, int(threads[np.argmax(count)]))
-    return found
+        mine = events.process == process
+        threads, count = np.unique(events.thread[mine & stepping], return_counts=True)
+        by_process[process] = Counters(events.select(mine), names, int(threads[np.argmax(count)]))
+    return by_process
 
 
 def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
@@ -192,7 +192,7 @@ class Counters:
         others = self._others(elsewhere, scanned)
         wanting = [(on_core + queued) / covered, *others.sum(axis=1).tolist()]
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
-        starved = [own for own in others.tolist() if sum(own) >= _WANTS_A_CORE]
+        starved = [shares for shares in others.tolist() if sum(shares) >= _WANTS_A_CORE]
         quota = self._usual(inside, "quota")
         openmp, team = self._team(on_core / covered, queued / covered, others)
         return HostLoad(
@@ -357,8 +357,8 @@ def measure_load(
         steps: on all GPUs.
     """
     loads = (
-        own.load_in(time, rank, count)
-        for rank, _, own, time, count in _counted(counters, processes, steps)
+        counted.load_in(time, rank, count)
+        for rank, _, counted, time, count in _counted(counters, processes, steps)
     )
     return tuple(load for load in loads if load is not None)
 
@@ -377,11 +377,11 @@ def measure_allocators(
         steps: on all GPUs.
         phases: of each process that has some.
     """
-    found = (
-        own.allocator_in(time, rank, count, phases.get(process))
-        for rank, process, own, time, count in _counted(counters, processes, steps)
+    allocators = (
+        counted.allocator_in(time, rank, count, phases.get(process))
+        for rank, process, counted, time, count in _counted(counters, processes, steps)
     )
-    return tuple(allocator for allocator in found if allocator is not None)
+    return tuple(allocator for allocator in allocators if allocator is not None)
 
 
 def _counted(

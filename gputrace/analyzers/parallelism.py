@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from gputrace.analyzers.communicators import ALL_TO_ALL, SEND_RECV
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import steps_by_gpu
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
+from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
@@ -275,13 +276,13 @@ def find_pipelines(
     # A message is of the step in which it arrives: the last gradient may leave after its own.
     arrived = replace(collectives, start=collectives.end - 1)
     steps = steps_of(arrived, gpus.operations, measured) if len(sends) else np.empty(0, np.int64)
-    found = []
+    pipelines = []
     for lanes in _chains(collectives.lane[sends]):
         mine = sends[np.isin(collectives.lane[sends[:, 0]], lanes)]
         mine = mine[steps[mine[:, 1]] != UNKNOWN]
         pipeline = _pipeline(gpus, collectives, lanes, mine, steps[mine[:, 1]], measured)
-        found += [] if pipeline is None else [pipeline]
-    return tuple(found)
+        pipelines += [] if pipeline is None else [pipeline]
+    return tuple(pipelines)
 
 
 def _chains(pairs: NDArray[np.int16]) -> list[list[int]]:
@@ -341,14 +342,14 @@ def _pipeline(
                 stage=n,
                 gpu=gpu.gpu,
                 rank=gpu.rank,
-                work_ns=own,
-                bubble_ns=length - own,
+                work_ns=work_of_rank,
+                bubble_ns=length - work_of_rank,
                 schedule_ns=schedule,
-                imbalance_ns=imbalance + mean - own,
+                imbalance_ns=imbalance + mean - work_of_rank,
                 transfer_ns=transfer,
                 host_ns=host,
             )
-            for n, (gpu, own) in enumerate(zip(places, work, strict=True))
+            for n, (gpu, work_of_rank) in enumerate(zip(places, work, strict=True))
         ),
     )
 
@@ -404,12 +405,14 @@ def _turns(
     lane_of = {gpus.operations[lane].gpu: lane for lane in lanes}
     summaries = {lane_of[each.gpu]: each for each in gpus.lanes if each.gpu in lane_of}
     rows, asked = [], []
-    for lane, own in zip(lanes, windows, strict=True):
+    for lane, steps_of_lane in zip(lanes, windows, strict=True):
         of_lane = collectives.lane == lane
         others = np.flatnonzero(of_lane & ~np.isin(collectives.group, collectives.group[sends]))
         # Of what it does with other ranks, a stage works from when all are there.
         talks = collectives.start[others] + collectives.wait[others], collectives.end[others]
-        spans = np.array([(own[n].start_ns, own[n].end_ns) for n in chosen], np.int64).T
+        spans = np.array(
+            [(steps_of_lane[n].start_ns, steps_of_lane[n].end_ns) for n in chosen], np.int64
+        ).T
         at = np.where(np.isin(steps, chosen), np.searchsorted(chosen, steps), UNKNOWN)
         messages = [
             np.flatnonzero((at != UNKNOWN) & (collectives.lane[sends[:, side]] == lane))
@@ -526,12 +529,9 @@ def find_experts(
     if EXPERT not in roles:
         return ()
     numbers = steps_of(collectives, gpus.operations, measured)
-    of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
-    found = []
-    for index, role in enumerate(roles):
-        lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
-        if role != EXPERT or len(lanes) < 2:
+    experts = []
+    for index, lanes, summaries in _groups_of(EXPERT, gpus, collectives, roles):
+        if len(lanes) < 2:
             continue
         pairs = _exchanged(collectives, index, lanes, numbers)
         whole = distinct_ids(numbers[pairs[0][:, 0]])
@@ -539,10 +539,32 @@ def find_experts(
             ends = [collectives.end[pair[:, 0]] for pair in pairs]
             returns = [collectives.start[pair[:, 1]] for pair in pairs]
             starts = list(map(np.maximum, returns, ends))
-            work = gpus.each(_computed, [summaries[lane] for lane in lanes], ends, starts)
+            work = gpus.each(_computed, summaries, ends, starts)
             rows = np.flatnonzero((collectives.group == index) & np.isin(numbers, whole))
-            found.append(_load(gpus, collectives, lanes, rows, np.array(work), len(whole)))
-    return tuple(found)
+            experts.append(_load(gpus, collectives, lanes, rows, np.array(work), len(whole)))
+    return tuple(experts)
+
+
+def _groups_of(
+    role: str, gpus: PerGpu, collectives: Collectives, roles: Sequence[str]
+) -> Iterator[tuple[int, list[int], list[LaneSummary]]]:
+    """Yield the number of each group of a role, and its lanes with anything in the window, by
+    number and as summaries.
+    """
+    of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
+    for index, role_of_group in enumerate(roles):
+        if role_of_group == role:
+            lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
+            yield index, lanes, [summaries[lane] for lane in lanes]
+
+
+def _rows_by_lane(
+    collectives: Collectives, rows: NDArray[np.intp], lanes: Sequence[int]
+) -> list[NDArray[np.intp]]:
+    """Return those of some collectives that are on each lane, in order of start."""
+    ordered = rows[np.argsort(collectives.start[rows], kind="stable")]
+    return [ordered[collectives.lane[ordered] == lane] for lane in lanes]
 
 
 def _exchanged(
@@ -556,10 +578,7 @@ def _exchanged(
     chosen = (collectives.group == group) & (numbers != UNKNOWN)
     rows = np.flatnonzero(chosen & collectives.of(*by_name) if by_name else chosen)
     rows = rows[(sizes[rows] <= 0) | (sizes[rows] >= _PART * sizes[rows].max(initial=0))]
-    by_lane = []
-    for lane in lanes:
-        mine = rows[collectives.lane[rows] == lane]
-        by_lane.append(mine[np.argsort(collectives.start[mine], kind="stable")])
+    by_lane = _rows_by_lane(collectives, rows, lanes)
     counts = [Counter(numbers[mine].tolist()) for mine in by_lane]
     whole = [
         step
@@ -599,11 +618,11 @@ def _load(
             ExpertRank(
                 gpu=gpu.gpu,
                 rank=gpu.rank,
-                work_ns=round(float(own.sum()) / steps),
-                ratio=round(float(own.sum() / max(mean.sum(), 1)), 4),
+                work_ns=round(float(of_rank.sum()) / steps),
+                ratio=round(float(of_rank.sum() / max(mean.sum(), 1)), 4),
                 busiest=round(float(share), 4),
             )
-            for gpu, own, share in zip(places, work, busiest, strict=True)
+            for gpu, of_rank, share in zip(places, work, busiest, strict=True)
         ),
     )
 
@@ -618,25 +637,21 @@ def find_sharded(
     if SHARDED not in roles:
         return ()
     numbers = steps_of(collectives, gpus.operations, measured)
-    of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
-    found = []
-    for index, role in enumerate(roles):
+    sharded = []
+    for index, lanes, summaries in _groups_of(SHARDED, gpus, collectives, roles):
         mine = (collectives.group == index) & (numbers != UNKNOWN)
         mine &= collectives.of("AllGather", "ReduceScatter")
-        lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
-        rows_of = [np.flatnonzero(mine & (collectives.lane == lane)) for lane in lanes]
-        rows_of = [rows[np.argsort(collectives.start[rows], kind="stable")] for rows in rows_of]
-        if role != SHARDED or not mine.any() or not all(map(len, rows_of)):
+        rows_of = _rows_by_lane(collectives, np.flatnonzero(mine), lanes)
+        if not mine.any() or not all(map(len, rows_of)):
             continue
         # What begins a gather, what ends it, and the end of the gather before.
         both = collectives.start, collectives.end
         starts, ends = ([times[rows] for rows in rows_of] for times in both)
         gathers = [collectives.of("AllGather")[rows] for rows in rows_of]
         since = [_ends_before(*columns) for columns in zip(starts, ends, gathers, strict=True)]
-        beside = gpus.each(_compute_beside, [summaries[n] for n in lanes], starts, ends, since)
-        found.append(_sharded(gpus, collectives, lanes, rows_of, numbers, beside))
-    return tuple(found)
+        beside = gpus.each(_compute_beside, summaries, starts, ends, since)
+        sharded.append(_sharded(gpus, collectives, lanes, rows_of, numbers, beside))
+    return tuple(sharded)
 
 
 def _ends_before(starts: Times, ends: Times, gathers: Mask) -> Times:
@@ -726,25 +741,22 @@ def find_tensor(
     if TENSOR not in roles:
         return ()
     numbers = steps_of(collectives, gpus.operations, measured)
-    of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
-    found = []
-    for index, role in enumerate(roles):
+    tensor = []
+    for index, lanes, summaries in _groups_of(TENSOR, gpus, collectives, roles):
         mine = (collectives.group == index) & (numbers != UNKNOWN)
-        lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
-        if role != TENSOR or not mine.any():
+        if not mine.any():
             continue
-        rows_of = [np.flatnonzero(mine & (collectives.lane == lane)) for lane in lanes]
+        rows_of = _rows_by_lane(collectives, np.flatnonzero(mine), lanes)
         spans = [
             [times[rows] for rows in rows_of] for times in (collectives.start, collectives.end)
         ]
-        beside = gpus.each(_work_beside, [summaries[lane] for lane in lanes], *spans)
-        compute, products = np.array([[int(part.sum()) for part in own] for own in beside]).T
+        beside = gpus.each(_work_beside, summaries, *spans)
+        compute, products = np.array([[int(part.sum()) for part in parts] for parts in beside]).T
         turns = max(sum(len(distinct_ids(numbers[rows])) for rows in rows_of), 1)
         rows = np.concatenate(rows_of)
         total = int((collectives.end[rows] - collectives.start[rows]).sum())
         places = [gpus.operations[lane].gpu for lane in lanes]
-        found.append(
+        tensor.append(
             TensorParallel(
                 gpus=tuple(gpu.gpu for gpu in places),
                 ranks=tuple(gpu.rank for gpu in places),
@@ -758,7 +770,7 @@ def find_tensor(
                 else None,
             )
         )
-    return tuple(found)
+    return tuple(tensor)
 
 
 def _work_beside(view: GpuShardView, starts: Times, ends: Times) -> tuple[Times, Times]:

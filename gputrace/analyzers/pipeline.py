@@ -28,7 +28,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
-from gputrace.analyzers.lanes import AnyLaneSummary, LaneSummary, find_host_lanes
+from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_tensor
 from gputrace.analyzers.python_samples import read_python_lines
@@ -81,29 +81,12 @@ def analyze(
     options = options or Options()
     opened = _open_gpus(trace, progress, watcher, spread)
     with closing(opened):
-        gpus, window = opened, _absolute(trace, options.window)
-        _put_on_one_clock(gpus)
+        window = _absolute(trace, options.window)
+        _put_on_one_clock(opened)
         if watcher is not None:
-            watcher.operations_read(gpus.whole.operations)
-        lanes: Sequence[AnyLaneSummary]
-        if gpus.operations:
-            found = gpus.find_steps(options.steps)
-            # Which message a kernel moves is known by the call that launched it.
-            collectives = match_collectives(gpus)
-            gpus.build_lanes(window, found)
-            waits = {ran.gpu: collectives.waiting(n) for n, ran in enumerate(gpus.operations)}
-            gpus.add_waits(waits)
-            lanes = gpus.lanes
-        elif trace.is_card_log:
-            gpus, lanes, found = PerGpu.of_hosts(trace, ()), (), FoundSteps({}, 0)
-            collectives = match_collectives(gpus)
-        else:
-            host_lanes, found = find_host_lanes(trace, window, options.steps)
-            gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
-            collectives = match_collectives(gpus)
-        if not lanes and not trace.is_card_log:
-            raise UsageError(_outside(trace, gpus))
-        facts = _facts(gpus, lanes, found, collectives, window, options)
+            watcher.operations_read(opened.whole.operations)
+        gpus, lanes, all_steps, collectives = _build_lanes(opened, window, options)
+        facts = _facts(gpus, lanes, all_steps, collectives, window, options)
         if watcher is not None:
             watcher.facts_found(facts)
         quality, chosen = trace.quality, facts.measured
@@ -116,8 +99,8 @@ def analyze(
         recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
         if recorded_calls is not None:
             quality.notes.append(str(recorded_calls))
-        if found.cost is not None and not found.cost.added_ns:
-            quality.notes.append(str(found.cost))
+        if all_steps.cost is not None and not all_steps.cost.added_ns:
+            quality.notes.append(str(all_steps.cost))
         return Analysis(
             schema_version=SCHEMA_VERSION,
             source=trace.source,
@@ -126,13 +109,13 @@ def analyze(
             origin_ns=trace.origin,
             span_ns=_span(trace, lanes),
             gpus=tuple(map(_totals, gpus.lanes)),
-            steps=summarize(found, facts.timed or steady(facts.steps)),
+            steps=summarize(all_steps, facts.timed or steady(facts.steps)),
             step_list=tuple(facts.steps),
             phases=facts.phases,
             breakdown=facts.breakdown,
             collectives=facts.collective_totals,
             gaps=find_gaps(
-                gpus, found, chosen, options.gaps, facts.lines, is_python=bool(facts.framework)
+                gpus, all_steps, chosen, options.gaps, facts.lines, is_python=bool(facts.framework)
             ),
             balance=balance,
             links=links.rows if links is not None else (),
@@ -142,7 +125,7 @@ def analyze(
             cards=cards,
             utilization=find_utilization(facts.nvml, gpus, window),
             recorded_calls=recorded_calls,
-            recorder=found.cost,
+            recorder=all_steps.cost,
             missing=facts.missing,
             host_load=facts.host_load,
             allocators=facts.allocators,
@@ -199,35 +182,62 @@ def _put_on_one_clock(gpus: PerGpu) -> None:
         )
 
 
+def _build_lanes(
+    gpus: PerGpu, window: Window | None, options: Options
+) -> tuple[PerGpu, Sequence[AnyLaneSummary], FoundSteps, Collectives]:
+    """Build the lanes of all GPUs, of the hosts where there are none; return whose they are, the
+    lanes, the steps, and the collectives.
+    """
+    trace = gpus.trace
+    lanes: Sequence[AnyLaneSummary] = ()
+    if gpus.operations:
+        all_steps = gpus.find_steps(options.steps)
+        # Which message a kernel moves is known by the call that launched it.
+        collectives = match_collectives(gpus)
+        gpus.build_lanes(window, all_steps)
+        gpus.add_waits({ran.gpu: collectives.waiting(n) for n, ran in enumerate(gpus.operations)})
+        lanes = gpus.lanes
+    else:
+        host_lanes: Sequence[HostLane] = ()
+        all_steps = FoundSteps({}, 0)
+        if not trace.is_card_log:
+            host_lanes, all_steps = find_host_lanes(trace, window, options.steps)
+        gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
+        collectives = match_collectives(gpus)
+    if not lanes and not trace.is_card_log:
+        raise UsageError(_outside(trace, gpus))
+    return gpus, lanes, all_steps, collectives
+
+
 def _facts(
     gpus: PerGpu,
     lanes: Sequence[AnyLaneSummary],
-    found: FoundSteps,
+    all_steps: FoundSteps,
     collectives: Collectives,
     window: Window | None,
     options: Options,
 ) -> Facts:
     """Collect the facts that the rules of findings and the answer are made of."""
-    steps = list_steps(gpus, lanes, found, window)
-    timed = measured(gpus, lanes, steps, found)
+    steps = list_steps(gpus, lanes, all_steps, window)
+    timed = measured(gpus, lanes, steps, all_steps)
     if options.steps is not None and not timed:
-        raise UsageError(_no_such_steps(gpus.trace, options, found))
+        raise UsageError(_no_such_steps(gpus.trace, options, all_steps))
     chosen = steps_with_api_records(gpus, timed)
     if timed and not chosen:
         # What the steps that a person chose have of calls tells nothing of them.
         chosen = timed
         gpus.forget_calls()
-    causes = find_warmup_causes(gpus, found) if gpus.lanes else None
+    causes = find_warmup_causes(gpus, all_steps) if gpus.lanes else None
     return Facts(
         gpus,
-        found,
+        all_steps,
         steps,
         chosen,
         break_down(gpus, lanes, chosen),
         gpus.whole.once(read_python_lines),
         collectives,
         kernels=count_kernels(gpus, chosen) if gpus.lanes else None,
-        phases=list_phases(gpus, lanes, found, steps, causes),
+        phases=list_phases(gpus, lanes, all_steps, steps, causes),
         timed=timed,
     )
 
@@ -240,7 +250,7 @@ def _absolute(trace: Trace, window: Window | None) -> Window | None:
 
 def _outside(trace: Trace, gpus: PerGpu) -> str:
     if gpus.operations:
-        spans = [own.span for own in gpus.operations]
+        spans = [operations.span for operations in gpus.operations]
     else:
         spans = [lane.window for lane in find_host_lanes(trace, None)[0]]
     first = min(span.start for span in spans) - trace.origin
@@ -252,8 +262,8 @@ def _outside(trace: Trace, gpus: PerGpu) -> str:
     )
 
 
-def _no_such_steps(trace: Trace, options: Options, found: FoundSteps) -> str:
-    count = max((len(windows) for windows in found.by_rank.values()), default=0)
+def _no_such_steps(trace: Trace, options: Options, all_steps: FoundSteps) -> str:
+    count = max((len(windows) for windows in all_steps.by_rank.values()), default=0)
     first, end = options.steps or (0, 0)
     have = f"it has steps 0 to {count - 1}" if count else "no steps were found in it"
     where = "" if options.window is None else " in that window"
@@ -284,14 +294,14 @@ PluginResults = tuple[tuple[Finding, ...], tuple[ExtraTable, ...]]
 
 def run_plugins(facts: Facts) -> PluginResults:
     """The findings and tables of all analyzers of plugins; none of one that does not work."""
-    found: list[Finding | ExtraTable] = []
+    results: list[Finding | ExtraTable] = []
     for plugin in plugins("analyzers"):
         try:
-            found += _run(plugin, facts)
+            results += _run(plugin, facts)
         except PluginError as error:
             warn(error)
-    findings = tuple(one for one in found if isinstance(one, Finding))
-    return findings, tuple(one for one in found if isinstance(one, ExtraTable))
+    findings = tuple(result for result in results if isinstance(result, Finding))
+    return findings, tuple(result for result in results if isinstance(result, ExtraTable))
 
 
 def _run(plugin: Plugin, facts: Facts) -> list[Finding | ExtraTable]:
@@ -301,34 +311,34 @@ def _run(plugin: Plugin, facts: Facts) -> list[Finding | ExtraTable]:
         given = analyzer(facts)
         return list(given) if isinstance(given, Iterable) else [given]
 
-    found = call(plugin, run)
-    for one in found:
-        expect(plugin, one, Finding, ExtraTable)
-        if problem := _problem(plugin, one):
+    results = call(plugin, run)
+    for result in results:
+        expect(plugin, result, Finding, ExtraTable)
+        if problem := _problem(plugin, result):
             raise PluginError(f"{plugin} does not work: {problem}")
-    return found  # type: ignore[no-any-return]
+    return results  # type: ignore[no-any-return]
 
 
-def _problem(plugin: Plugin, found: Finding | ExtraTable) -> str:
+def _problem(plugin: Plugin, result: Finding | ExtraTable) -> str:
     """Return what reports and JSON could not show; empty if all is well."""
     values: tuple[Any, ...]
     texts: tuple[Any, ...]
-    if isinstance(found, ExtraTable):
-        values = tuple(cell for row in found.rows for cell in row)
-        texts = (found.title, *found.header)
-        if any(len(row) != len(found.header) for row in found.rows):
-            return f"a row of its table {found.title!r} has not as many cells as the header"
+    if isinstance(result, ExtraTable):
+        values = tuple(cell for row in result.rows for cell in row)
+        texts = (result.title, *result.header)
+        if any(len(row) != len(result.header) for row in result.rows):
+            return f"a row of its table {result.title!r} has not as many cells as the header"
     else:
-        if found.id != plugin.name:
-            return f"its finding is called {found.id!r}; it must have the analyzer's name"
-        if found.severity not in SEVERITIES:
-            return f"its severity {found.severity!r} is none of {', '.join(SEVERITIES)}"
-        values = (*found.evidence.values(), *found.gpus, *found.ranks)
-        texts = (found.message, found.advice, *found.evidence)
+        if result.id != plugin.name:
+            return f"its finding is called {result.id!r}; it must have the analyzer's name"
+        if result.severity not in SEVERITIES:
+            return f"its severity {result.severity!r} is none of {', '.join(SEVERITIES)}"
+        values = (*result.evidence.values(), *result.gpus, *result.ranks)
+        texts = (result.message, result.advice, *result.evidence)
     strange = [value for value in values if type(value) not in _PLAIN]
     strange += [text for text in texts if type(text) is not str]
-    if isinstance(found, Finding) and type(found.impact_ns) is not int:
-        strange.append(found.impact_ns)
+    if isinstance(result, Finding) and type(result.impact_ns) is not int:
+        strange.append(result.impact_ns)
     kinds = sorted({type(value).__name__ for value in strange})
     return f"{', '.join(kinds)} where Python's own text and numbers belong" if kinds else ""
 
@@ -338,40 +348,40 @@ def steps_with_api_records(gpus: PerGpu, steps: tuple[Step, ...]) -> tuple[Step,
     out.
     """
     steps_of = StepsOf(steps)
-    sampled = [own for own in gpus.operations if own.calls_recorded is not None]
-    sampled = [own for own in sampled if steps_of(own.gpu)]
+    sampled = [summary for summary in gpus.operations if summary.calls_recorded is not None]
+    sampled = [summary for summary in sampled if steps_of(summary.gpu)]
     if not gpus.has_calls or not sampled:
         return steps
-    mine = [steps_of(own.gpu) for own in sampled]
-    edges = [np.array([(s.start_ns, s.end_ns) for s in own], np.int64).T for own in mine]
-    found = gpus.each(_are_whole, sampled, *zip(*edges, strict=True))
+    of_gpu = [steps_of(summary.gpu) for summary in sampled]
+    edges = [np.array([(s.start_ns, s.end_ns) for s in mine], np.int64).T for mine in of_gpu]
+    complete = gpus.each(_are_whole, sampled, *zip(*edges, strict=True))
     lacking = {
         step.step
-        for own, whole in zip(mine, found, strict=True)
-        for step, has in zip(own, whole.tolist(), strict=True)
+        for mine, whole in zip(of_gpu, complete, strict=True)
+        for step, has in zip(mine, whole.tolist(), strict=True)
         if not has
     }
     return tuple(step for step in steps if step.step not in lacking)
 
 
-def _are_whole(one: GpuShardView, starts: Times, ends: Times) -> Mask:
+def _are_whole(view: GpuShardView, starts: Times, ends: Times) -> Mask:
     """Return whether each step, and what was issued for it, lies in a recorded stretch.
 
     That begins where the operation before a step was issued: from there on its host is seen.
     """
-    own, calls = one.operations, one.calls
-    first = np.minimum(np.searchsorted(own.start, starts), len(own) - 1)
+    operations, calls = view.operations, view.calls
+    first = np.minimum(np.searchsorted(operations.start, starts), len(operations) - 1)
     # A GPU that has nothing to do in a step.
-    idle = own.start[first] >= ends
+    idle = operations.start[first] >= ends
     if calls is None:
         return idle
     begins, known = starts, np.ones(len(starts), np.bool_)
     for row in (first, np.maximum(first - 1, 0)):
-        issued_by = calls.issued_by(own.events.select(row))
+        issued_by = calls.issued_by(operations.events.select(row))
         known &= issued_by != NOBODY
         begins = np.minimum(begins, calls.start[issued_by])
     begins = np.where(idle, starts, begins)
-    whole: Mask = (known | idle) & calls.all_recorded(own.gpu.process, begins, ends)
+    whole: Mask = (known | idle) & calls.all_recorded(operations.gpu.process, begins, ends)
     return whole
 
 

@@ -2,7 +2,8 @@
 and the modules of the network that launched what ran.
 
 Recorded are waits for data and calls that are a part of a step (`Kind.PHASE`). A forward pass is
-none: it lasts from the end of what came before it to the beginning of a backward pass.
+one where a framework calls it; else it lasts from the end of what came before it to the beginning
+of a backward pass.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     between = {UNSCALING: calls(UNSCALING), CLIPPING: calls(CLIPPING)}
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
     ends.append(events.end[events.kind == Kind.STEP])
-    forward = _before(backward.start, np.sort(np.concatenate(ends)))
+    forward = calls(FORWARD)
+    if not len(forward):
+        forward = _before(backward.start, np.sort(np.concatenate(ends)))
     # The first to have a nanosecond keeps it.
     layers = [
         (DATA, data),

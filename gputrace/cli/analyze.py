@@ -66,9 +66,9 @@ def analyze(
     of PyTorch's flight recorder, one a rank, say which rank the others wait for.
     """
     import gputrace
-    from gputrace.readers.flight_recorder import looks_like
+    from gputrace.readers.registry import is_hang_report
 
-    if all(map(looks_like, traces)):
+    if all(map(is_hang_report, traces)):
         click.echo(_hang(traces, form), nl=False)
         return ExitCode.DONE
     console.keep_freed_memory(traces)

@@ -946,5 +946,6 @@ class Analysis(Struct, frozen=True):
 
 
 def as_subclass(result: Any, kind: type[_Result]) -> _Result:
-    """Convert a result to a subclass of its class that adds no fields."""
-    return kind(**{name: getattr(result, name) for name in type(result).__match_args__})
+    """Convert a result, a struct or a dataclass, to a subclass that adds no fields."""
+    names = getattr(result, "__struct_fields__", None) or result.__dataclass_fields__
+    return kind(**{name: getattr(result, name) for name in names})

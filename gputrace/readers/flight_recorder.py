@@ -12,7 +12,6 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,20 +68,6 @@ class RankState(Struct, frozen=True):
     steps: int | None
     stack: tuple[str, ...]
     collectives: tuple[Collective, ...]
-
-
-def looks_like(path: Path) -> bool:
-    """Return whether a file begins as a dump or a report does; it is read by `read_ranks`."""
-    if not path.is_file():  # A pipe would be waited for.
-        return False
-    with suppress(OSError), path.open("rb") as file:
-        head = file.read(4096)
-        if head[:1] == b"\x80":
-            return b"pg_config" in head or b"entries" in head or b"comm_lib_version" in head
-        text = head.lstrip()
-        known = (b'"gputrace_hang"', b'"pg_config"', b'"comm_lib_version"', b'"collective_seq_id"')
-        return text[:1] == b"{" and any(word in head for word in known)
-    return False
 
 
 def read_ranks(paths: Iterable[Path]) -> list[RankState]:

@@ -60,6 +60,9 @@ _NOTHING: Final = (
     "--profile-from-start and --profile-child-processes, and record it again"
 )
 
+_COUNTED: Final = ("METRIC", "METRIC_INSTANCE", "EVENT", "EVENT_INSTANCE", "PC_SAMPLING")
+"""Tables of what is counted while a kernel runs alone."""
+
 
 def is_nvprof(database: Database) -> bool:
     """Return True for tables of nvprof, with or without GPU activity."""
@@ -86,6 +89,13 @@ class NvprofTrace(SqliteTrace[Table]):
             self.quality.notes.append(
                 f"the times of the GPU's work were {format_ns(abs(self._late))} {way} its CUDA "
                 "calls: moved by as much"
+            )
+        counted = (PREFIX + table for table in _COUNTED)
+        if any(table in database.tables and database.has_rows(table) for table in counted):
+            self.quality.notes.append(
+                "nvprof counted events in it (--metrics, --events, --analysis-metrics), for which "
+                "it runs kernels again, one at a time: what the GPUs idle is its doing; record "
+                "without these"
             )
         self._epoch = first_moment(database, self._tables, self._late)
         self.processes.append(Process(read_pid(database)))

@@ -51,7 +51,7 @@ def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
         print_table(console, table)
     for note in notes(analysis):
         console.print(said(f"note: {note}", "dim"))
-    return without_blanks(console)
+    return without_blanks(console).rstrip("\n") + "\n"
 
 
 def open_console(width: int, color: bool) -> Console:

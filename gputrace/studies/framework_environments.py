@@ -389,7 +389,10 @@ CORES: Final = "cores"
 """Value of ``workers`` for the number of cores of the machine that runs it."""
 
 
-LAUNCHERS: Final = {"ddp": "torchrun", "horovod": "mpi", "chainermn": "mpi"}
+LAUNCHERS: Final = {
+    **dict.fromkeys(("ddp", "fsdp2", "pipeline", "tensor", "accumulate"), "torchrun"),
+    **dict.fromkeys(("horovod", "chainermn"), "mpi"),
+}
 """Placements with a process per GPU, and the launcher for several machines."""
 
 

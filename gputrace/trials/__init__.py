@@ -450,6 +450,9 @@ class _Trial:
             patch = make_patch(best.candidate, best.changes, main, words)
         if not self._rows and not interrupted:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
+        left = [row for row in self._rows if row.verdict == Verdict.OPEN and not row.over]
+        if left and not interrupted and not self._notes:
+            notes.append(self._what_was_left(left))
         if any(not run.ended for run in self._bare):
             notes.append("the program went on after its last step, and was ended by a signal")
         path = request.ledger or ledger.default_ledger()
@@ -474,6 +477,19 @@ class _Trial:
             patch=patch,
             notes=tuple(notes),
             interrupted=interrupted,
+        )
+
+    def _what_was_left(self, rows: Sequence[_Row]) -> str:
+        """Say what it would take to go on, to the next look at the rounds."""
+        bare = self._bare[-1].seconds if self._bare else 0.0
+        each = bare + sum(row.seconds for row in rows)
+        rounds = min(len(row.cured) for row in rows)
+        more = next((look for look in LOOKS if look > rounds), MOST) - rounds
+        minutes = math.ceil((self._spent() + each * more) / 60 / (1 if len(rows) == 1 else _ALONE))
+        names = ", ".join(str(row.candidate) for row in rows)
+        return (
+            f"the budget ended before all was decided ({names}): a round takes {each:.0f} s; "
+            f"--budget {minutes}min would give {more} more"
         )
 
     def _entry(self, row: _Row) -> Entry:

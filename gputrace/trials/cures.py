@@ -137,6 +137,17 @@ CURES: Final = (
         switched=True,
     ),
     Cure(
+        "defer-item",
+        "numbers that .item() reads from a GPU are those of the step before",
+        _TORCH,
+        numerics=True,
+        findings=("sync-bound",),
+        predictions=("sync",),
+        advice="copy what is read to pinned memory (non_blocking=True), and read that a step later",
+        needs="gpu",
+        switched=True,
+    ),
+    Cure(
         "channels-last",
         "weights and images in the memory format NHWC",
         _TORCH,
@@ -245,7 +256,7 @@ CURES: Final = (
     ),
     Cure(
         "pin-cores",
-        "cores of its own for each rank of a machine",
+        "cores of its own for each rank of a machine, of the NUMA node of its GPU",
         findings=("cpu-starved", "late-host"),
         advice="start each rank under taskset or numactl",
         needs="ranks",

@@ -7,6 +7,7 @@ import difflib
 import os
 import re
 import shlex
+import shutil
 import site
 import sysconfig
 from collections import defaultdict
@@ -113,7 +114,15 @@ def apply(patch: Patch) -> None:
     for edit in patch.edits:
         if edit.path.read_bytes() != edit.before.encode():
             raise OSError(0, "has changed meanwhile, and is left as it is", str(edit.path))
-        edit.path.write_bytes(edit.after.encode())
+        # Whole or not at all: a full disk must not cost the program.
+        path = edit.path.resolve()
+        new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            new.write_bytes(edit.after.encode())
+            shutil.copymode(path, new)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 def _statement(setting: Setting) -> str:

@@ -17,8 +17,8 @@ from pyarrow import parquet
 
 from gputrace.analyzers.hangs import find_cause
 from gputrace.analyzers.timeline_model import Scene, read_scene
-from gputrace.readers.flight_recorder import looks_like, read_ranks
-from gputrace.readers.registry import open_trace
+from gputrace.readers.flight_recorder import read_ranks
+from gputrace.readers.registry import is_hang_report, open_trace
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
 from gputrace.studies.database import FILE, Configuration, Database, Run, StudyHeader, StudyPlan
@@ -61,7 +61,7 @@ def _example(suffix: str, folder: Path) -> Path:
 def give_dump(path: Path, _depth: int, _place: Place) -> str:
     """A dump of a flight recorder, or a report of a hang."""
     hang = find_cause(read_ranks([path]))
-    return f"{hang.cause} {len(hang.states)} {looks_like(path)}"
+    return f"{hang.cause} {len(hang.states)} {is_hang_report(path)}"
 
 
 def dumps() -> list[bytes]:

@@ -419,7 +419,7 @@ def _settled_share(facts: Facts) -> float:
     if facts.measured:
         return 0.0
     halves = facts.per_gpu.each(_computes_in_halves, facts.working)
-    before, after = (sum(own[half] for own in halves) for half in (0, 1))
+    before, after = (sum(times[half] for times in halves) for half in (0, 1))
     length = sum(lane.window.end - lane.window.start for lane in facts.working) / 2
     share = after / max(length, 1)
     return share if share >= _SETTLED and before < (1 - MEDIUM) * after else 0.0

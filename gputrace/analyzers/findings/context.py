@@ -241,7 +241,9 @@ class Known(Struct, frozen=True, dict=True):
     @cached_property
     def processes(self) -> dict[int, int]:
         """Process of each rank; of ranks without a GPU, those that mark steps."""
-        processes = {own.gpu.rank: own.gpu.process for own in self.per_gpu.operations}
+        processes = {
+            operations.gpu.rank: operations.gpu.process for operations in self.per_gpu.operations
+        }
         if processes or Kind.STEP not in self.trace.kinds:
             return processes
         stepping = self.trace.events([Kind.STEP], ["process"]).process
@@ -253,7 +255,7 @@ class Known(Struct, frozen=True, dict=True):
         phases = self.per_gpu.whole.once(read_phases)
         if not phases or not self.measured:
             return ()
-        found = []
+        of_ranks = []
         for rank, process in sorted(self.processes.items()):
             spans = {
                 step.step: (step.start_ns, step.end_ns)
@@ -261,11 +263,11 @@ class Known(Struct, frozen=True, dict=True):
                 if step.rank == rank
             }
             if process in phases and spans:
-                own = measure_phases(
+                of_rank = measure_phases(
                     phases[process], rank, list(spans.values()), self._idle_of_rank(rank)
                 )
-                found += [] if own is None else [own]
-        return tuple(found)
+                of_ranks += [] if of_rank is None else [of_rank]
+        return tuple(of_ranks)
 
     def _idle_of_rank(self, rank: int) -> IdleOfRank | None:
         """Return the idle time of a rank's GPUs that count by phase; None where there is none."""
@@ -278,7 +280,9 @@ class Known(Struct, frozen=True, dict=True):
         steps = sum(count for count, _ in rows)
         if not steps:
             return None
-        idle, launch = (np.sum([own[n] for _, own in rows], axis=0) for n in (ALL, "launch"))
+        idle, launch = (
+            np.sum([by_cause[n] for _, by_cause in rows], axis=0) for n in (ALL, "launch")
+        )
         return IdleOfRank(steps, idle, launch if self.per_gpu.has_calls else None)
 
     @cached_property
@@ -382,7 +386,7 @@ class Known(Struct, frozen=True, dict=True):
             return {}
         each = self.per_gpu.each(_measure_start_up, self.working)
         return {
-            cause: {name: sum(own[cause][name] for own in each) // len(each) for name in names}
+            cause: {name: sum(times[cause][name] for times in each) // len(each) for name in names}
             for cause, names in each[0].items()
         }
 
@@ -395,7 +399,7 @@ class Known(Struct, frozen=True, dict=True):
 def _measure_start_up(gpu: GpuShardView) -> dict[str, dict[str, int]]:
     causes = gpu.lane.causes.of
     return {
-        cause: {name: own.intersection(time).total for name, own in causes.items()}
+        cause: {name: times.intersection(time).total for name, times in causes.items()}
         for cause, time in find_start_up(gpu).items()
     }
 
@@ -526,9 +530,9 @@ class Facts(Known, frozen=True, dict=True):
         }
         phase = self.phase_in(name)
         if phase is not None:
-            where, own, total = phase
-            text += f"; most of it in {PHASES[where]}, {format_ns(own)} of {format_ns(total)}"
-            evidence |= {"phase": where, "phase_ns": own}
+            where, spent, total = phase
+            text += f"; most of it in {PHASES[where]}, {format_ns(spent)} of {format_ns(total)}"
+            evidence |= {"phase": where, "phase_ns": spent}
         source = self.place_in(name)
         if source is not None:
             part = f"{source.share:.0%} of {source.samples:,} samples"
@@ -542,7 +546,7 @@ class Facts(Known, frozen=True, dict=True):
         """
         if cause not in _IN_PHASES or not self.step_phases:
             return None
-        idle = [own[cause] for own in self._idle_in_phases if own]
+        idle = [by_cause[cause] for by_cause in self._idle_in_phases if by_cause]
         if not idle:
             return None
         steps = max(1, sum(max(row.steps, 1) for row in self.rows))

@@ -256,12 +256,12 @@ def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
     time = _measured_time(facts, rank)
     samples = {thread: lines.within(thread, time) for thread in lines.times}
     waiting = {
-        thread: own[lines.waited[thread][own] >= _WAITS_NS] for thread, own in samples.items()
+        thread: mine[lines.waited[thread][mine] >= _WAITS_NS] for thread, mine in samples.items()
     }
-    place = lines.place(waiting) or lines.place(samples)
-    if place is None or place.share < _AT_A_LINE:
+    most_at = lines.place(waiting) or lines.place(samples)
+    if most_at is None or most_at.share < _AT_A_LINE:
         return "", 0.0
-    return place.line, place.share
+    return most_at.line, most_at.share
 
 
 class _Locked(NamedTuple):
@@ -278,13 +278,13 @@ class _Locked(NamedTuple):
 def _locked(facts: Facts) -> dict[int, _Locked]:
     lines, ranks = facts.lines, {step.rank for step in facts.measured}
     blocked = {load.rank: load.blocked_ns / load.covered_ns for load in facts.host_load}
-    found = {}
+    by_rank = {}
     for rank, process in facts.processes.items():
         if lines is not None and rank in ranks:
-            own = lines.waits_for_lock(process, _measured_time(facts, rank))
-            share = min(blocked.get(rank, 1.0), own[0] / max(own[1], 1))
-            found[rank] = _Locked(*own, share)
-    return found
+            waits = lines.waits_for_lock(process, _measured_time(facts, rank))
+            share = min(blocked.get(rank, 1.0), waits[0] / max(waits[1], 1))
+            by_rank[rank] = _Locked(*waits, share)
+    return by_rank
 
 
 def gil_wait(facts: Facts) -> Iterator[Finding]:
@@ -300,15 +300,15 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
     rank = max(by_rank, key=lambda rank: by_rank[rank].share, default=None)
     if rank is None or by_rank[rank].waits < _LEAST_WAITS:
         return
-    waits, samples, place, share = by_rank[rank]
+    waits, samples, holder, share = by_rank[rank]
     cost = min(round(share * facts.mean_ns), _most(facts))
     share = cost / max(facts.mean_ns, 1)
     severity = severity_of(share)
-    if severity is None or place is None:
+    if severity is None or holder is None:
         return
     at = ""
-    if _LINE in place.line:
-        at = f"; in {place.share:.0%} of {waits:,} samples another thread has it, at {place.line}"
+    if _LINE in holder.line:
+        at = f"; in {holder.share:.0%} of {waits:,} samples another thread has it, at {holder.line}"
     yield facts.finding(
         "gil-wait",
         severity,
@@ -323,8 +323,8 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
             "waits": waits,
             "samples": samples,
             "share": round(share, 4),
-            "line": place.line if at else None,
-            "line_share": round(place.share, 4),
+            "line": holder.line if at else None,
+            "line_share": round(holder.share, 4),
         },
     )
 
@@ -337,10 +337,10 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is as long with `gc.disable()`.
     """
-    found = _in_steps(facts, Kind.COLLECTION)
-    if found is None or found.share < _WORTH_TELLING:
+    worst = _in_steps(facts, Kind.COLLECTION)
+    if worst is None or worst.share < _WORTH_TELLING:
         return
-    collections, rank, steps, cost, share = found
+    collections, rank, steps, cost, share = worst
     lengths = collections.end - collections.start
     longest = int(lengths.max())
     name = int(collections.name[int(np.argmax(lengths))])
@@ -372,10 +372,10 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the steps are as long with inputs of one shape.
     """
-    found = _in_steps(facts, Kind.COMPILATION)
-    if found is None or found.share < _WORTH_TELLING:
+    worst = _in_steps(facts, Kind.COMPILATION)
+    if worst is None or worst.share < _WORTH_TELLING:
         return
-    compilations, rank, steps, cost, share = found
+    compilations, rank, steps, cost, share = worst
     texts = facts.trace.names(distinct_ids(compilations.name))
     took: dict[str, int] = {}
     for name, length in zip(
@@ -424,9 +424,9 @@ def _in_steps(facts: Facts, kind: Kind) -> _Found | None:
     events = facts.trace.events([kind], ("start", "end", "name", "process"))
     by_rank = {}
     for rank, process in facts.processes.items():
-        own = events.select(events.process == process)
+        mine = events.select(events.process == process)
         time = _measured_time(facts, rank)
-        inside = own.select(time.contains(own.start)) if len(own) else own
+        inside = mine.select(time.contains(mine.start)) if len(mine) else mine
         if len(inside):
             by_rank[rank] = inside, union(inside.start, inside.end).total / time.total
     if not by_rank:
@@ -439,5 +439,5 @@ def _in_steps(facts: Facts, kind: Kind) -> _Found | None:
 
 
 def _measured_time(facts: Facts, rank: int) -> Intervals:
-    own = [step for step in facts.measured if step.rank == rank]
-    return union([step.start_ns for step in own], [step.end_ns for step in own])
+    steps = [step for step in facts.measured if step.rank == rank]
+    return union([step.start_ns for step in steps], [step.end_ns for step in steps])

@@ -94,13 +94,13 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter with one batch used again and again.
     """
-    found = facts.costly(
+    findings = facts.costly(
         "data-feeding",
         "data_feeding",
         f"the GPUs wait {{cost}} for {'the next batch' if facts.trains else 'data from the host'}",
         how_to_feed_faster(facts),
     )
-    yield from explained(facts, found)
+    yield from explained(facts, findings)
 
 
 def how_to_feed_faster(facts: Facts) -> str:
@@ -160,10 +160,14 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         advice,
         medium=_ALLOC_MEDIUM,
     )
-    worst = max(facts.allocators, key=lambda own: own.segments + own.segments_freed, default=None)
+    worst = max(
+        facts.allocators,
+        key=lambda allocator: allocator.segments + allocator.segments_freed,
+        default=None,
+    )
     for finding in findings:
-        told = None if worst is None else _why_allocating(worst)
-        if worst is None or told is None:
+        reason = None if worst is None else _why_allocating(worst)
+        if worst is None or reason is None:
             yield finding
             continue
         evidence = {
@@ -174,39 +178,39 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         }
         yield replace(
             finding,
-            message=f"{finding.message}; {told[0]}",
-            advice=told[1],
+            message=f"{finding.message}; {reason[0]}",
+            advice=reason[1],
             evidence={**finding.evidence, **evidence},
         )
 
 
-def _why_allocating(own: Allocator) -> tuple[str, str] | None:
+def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     """Return why torch's allocator asks the GPU for memory in steady steps, and what helps."""
-    steps = format_count(own.steps, "step")
-    if own.retries:
+    steps = format_count(use.steps, "step")
+    if use.retries:
         clause = (
-            f"torch found no memory left {format_count(own.retries, 'time')} in {steps}, gave its "
-            f"cache back and asked again, with {format_bytes(own.reserved_bytes)} reserved"
+            f"torch found no memory left {format_count(use.retries, 'time')} in {steps}, gave its "
+            f"cache back and asked again, with {format_bytes(use.reserved_bytes)} reserved"
         )
-        if own.split_bytes < _FRAGMENTED * own.reserved_bytes:
+        if use.split_bytes < _FRAGMENTED * use.reserved_bytes:
             return clause, (
                 "need less memory: a smaller batch, activation checkpointing, sharded or offloaded "
                 "optimizer states; nothing else on the card"
             )
-        return f"{clause}, of which {format_bytes(own.split_bytes)} are unused fragments", (
+        return f"{clause}, of which {format_bytes(use.split_bytes)} are unused fragments", (
             f"{_EXPANDABLE}, or max_split_size_mb:512 where the driver has no virtual memory; "
             "then a smaller batch"
         )
-    if own.emptied and own.segments_freed:
+    if use.emptied and use.segments_freed:
         return (
-            f"torch.cuda.empty_cache() is called {format_count(own.emptied, 'time')} in {steps}, "
-            f"and {format_count(own.segments, 'segment')} of "
-            f"{format_bytes(own.segment_bytes)} are taken anew"
+            f"torch.cuda.empty_cache() is called {format_count(use.emptied, 'time')} in {steps}, "
+            f"and {format_count(use.segments, 'segment')} of "
+            f"{format_bytes(use.segment_bytes)} are taken anew"
         ), "no torch.cuda.empty_cache() in the loop: what it gives back is needed again"
-    if own.segments:
+    if use.segments:
         return (
-            f"torch takes {format_count(own.segments, 'new segment')} of "
-            f"{format_bytes(own.segment_bytes)} in {steps}: none of those it has fits"
+            f"torch takes {format_count(use.segments, 'new segment')} of "
+            f"{format_bytes(use.segment_bytes)} in {steps}: none of those it has fits"
         ), (
             "give inputs few shapes: pad them to the longest or to some lengths, drop the last "
             f"batch; {_EXPANDABLE}"
@@ -273,8 +277,8 @@ def _launches_of_sync_bound(facts: Facts) -> int:
     after its calls, if a host that does not wait would gain more than one that launches sooner.
     Pauses of the host have a cause of their own, and are told as well.
     """
-    found = None if _waits_are_long(facts) else next(sync_bound(facts), None)
-    if found is None or found.impact_ns < _NEARLY_ALL * facts.mean("launch"):
+    finding = None if _waits_are_long(facts) else next(sync_bound(facts), None)
+    if finding is None or finding.impact_ns < _NEARLY_ALL * facts.mean("launch"):
         return 0
     return _launches_after_waits(facts)
 
@@ -305,16 +309,16 @@ def _late_after_waits(gpu: GpuShardView, time: Intervals) -> int:
         return 0
     issued_by = calls.issued_by(gpu.operations.events)
     feeders = distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist()
-    waits = [calls.of_thread(one, Call.SYNC, Call.COPY) for one in feeders]
+    waits = [calls.of_thread(thread, Call.SYNC, Call.COPY) for thread in feeders]
     waits += calls_held_by_copies(gpu.operations, calls).values()
     blocked = reduce(merge_touching, waits, EMPTY).intersection(time)
-    idle = {name: own.intersection(time) for name, own in causes.items() if name != "sync"}
-    moments = np.concatenate([blocked.end, *(own.start for own in idle.values())])
+    idle = {name: times.intersection(time) for name, times in causes.items() if name != "sync"}
+    moments = np.concatenate([blocked.end, *(times.start for times in idle.values())])
     gained = blocked.lengths - causes["sync"].within(blocked.start, blocked.end)
-    change = np.concatenate([gained, *(-own.lengths for own in idle.values())])
+    change = np.concatenate([gained, *(-times.lengths for times in idle.values())])
     is_launch = np.repeat(
         [False, *(name == "launch" for name in idle)],
-        [len(blocked), *(len(own) for own in idle.values())],
+        [len(blocked), *(len(times) for times in idle.values())],
     )
     order = np.argsort(moments, kind="stable")
     total = np.cumsum(change[order])
@@ -338,14 +342,14 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         clause = f", {format_ns(between)} of it between kernels that follow each other" + clause
     if _waits_are_long(facts):
         clause += f", mostly in pauses of over {format_ns(_LONG_GAP_NS)}"
-    found = facts.costly(
+    findings = facts.costly(
         "launch-bound",
         "launch",
         "the GPUs wait {cost} for the host to launch work" + clause,
         _advice_on_launches(facts),
         beside=between - _launches_of_sync_bound(facts),
     )
-    for finding in found:
+    for finding in findings:
         evidence = {**finding.evidence, "long_waits_ns": _long_waits(facts)[0]}
         yield replace(finding, evidence=evidence)
 
@@ -448,8 +452,8 @@ def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
     """Return the nanoseconds of unexplained idle time before operations without a known call."""
     causes = gpu.lane.causes
     idle = causes.of["other_idle"].intersection(time)
-    place = np.minimum(np.searchsorted(causes.ends, idle.end), max(len(causes.ends) - 1, 0))
-    return int(idle.lengths[causes.feeder[place] == NOBODY].sum()) if len(idle) else 0
+    cause = np.minimum(np.searchsorted(causes.ends, idle.end), max(len(causes.ends) - 1, 0))
+    return int(idle.lengths[causes.feeder[cause] == NOBODY].sum()) if len(idle) else 0
 
 
 def _calls_each_step(facts: Facts, sort: Call) -> int:
@@ -550,10 +554,10 @@ def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     loader = max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
     if loader is None:
         return None
-    told = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
-    if not told:
+    reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
+    if not reasons:
         return None
-    clauses, cures = zip(*told, strict=True)
+    clauses, cures = zip(*reasons, strict=True)
     evidence: dict[str, float | int | str | None] = {
         "workers": loader.workers,
         "batch_ns": loader.batch_ns,

@@ -261,9 +261,9 @@ def _mixture(facts: Facts, late: Straggler) -> str:
         "with a host as quick as theirs": gains.host_ns,
     }
     most = max(gains)
-    told = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _PART * most]
-    worth = most >= _CONFIRMED * late.cost_ns and len(told) > 1
-    return f"; a step is shorter by {' and by '.join(told)}" if worth else ""
+    reasons = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _PART * most]
+    worth = most >= _CONFIRMED * late.cost_ns and len(reasons) > 1
+    return f"; a step is shorter by {' and by '.join(reasons)}" if worth else ""
 
 
 def _kernels(facts: Facts, late: Straggler) -> _Kernels:

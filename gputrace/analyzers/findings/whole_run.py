@@ -210,8 +210,8 @@ def _host_took(facts: Facts, rank: int, steps: Sequence[Step]) -> tuple[int, int
     state, process = facts.per_gpu.whole.once(read_host_state), facts.processes.get(rank, -1)
     time = union([step.start_ns for step in steps], [step.end_ns for step in steps])
     collected, compiled = (
-        own.get(process, EMPTY).intersection(time).total // len(steps)
-        for own in (state.collections, state.compilations)
+        times.get(process, EMPTY).intersection(time).total // len(steps)
+        for times in (state.collections, state.compilations)
     )
     return collected, compiled
 
@@ -575,14 +575,14 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     A GPU may have had queued work meanwhile, so it is not shown to have idled.
     """
-    found = facts.costly(
+    findings = facts.costly(
         "data-feeding",
         "host_data",
         "the program waits {cost} for the next batch; no GPU was seen: this is the most that one "
         "can have idled for it",
         how_to_feed_faster(facts),
     )
-    yield from explained(facts, found)
+    yield from explained(facts, findings)
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:

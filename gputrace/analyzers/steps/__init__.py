@@ -256,32 +256,26 @@ class Marks(Struct, frozen=True, dict=True):
 
 def read_marks(trace: Trace) -> list[Marks]:
     """All families of ranges that may be steps: markers first, then NVTX ranges named so."""
-    found = []
-    for kind in (Kind.STEP, Kind.RANGE):
-        if kind in trace.kinds:
-            found += list(_families(trace, kind))
-    return found
-
-
-def _families(trace: Trace, kind: Kind) -> Iterator[Marks]:
-    """Return the marker families of each process, in order of its own name ids."""
+    marks: list[Marks] = []
     columns = ("start", "end", "name", "process", "thread", "correlation")
-    events = trace.events([kind], columns)
-    ids = distinct_ids(events.name)
-    text = trace.names(ids) if kind == Kind.STEP else trace.search(ids, _STEP)
-    families = {
-        id: re.sub(r"\d+", "#", name)
-        for id, name in text.items()
-        if kind == Kind.STEP or not _NOT_STEP.search(name)
-    }
-    events = events.select(np.isin(events.name, list(families)))
-    for process in distinct_ids(events.process).tolist():
-        mine = events.select(events.process == process)
-        own: dict[str, list[int]] = {}
-        for id in distinct_ids(mine.name).tolist():
-            own.setdefault(families[id], []).append(id)
-        for family, members in own.items():
-            yield from _by_thread(mine.select(np.isin(mine.name, members)), kind, family)
+    for kind in (kind for kind in (Kind.STEP, Kind.RANGE) if kind in trace.kinds):
+        events = trace.events([kind], columns)
+        ids = distinct_ids(events.name)
+        text = trace.names(ids) if kind == Kind.STEP else trace.search(ids, _STEP)
+        families = {
+            id: re.sub(r"\d+", "#", name)
+            for id, name in text.items()
+            if kind == Kind.STEP or not _NOT_STEP.search(name)
+        }
+        events = events.select(np.isin(events.name, list(families)))
+        for process in distinct_ids(events.process).tolist():
+            mine = events.select(events.process == process)
+            members: dict[str, list[int]] = {}
+            for id in distinct_ids(mine.name).tolist():
+                members.setdefault(families[id], []).append(id)
+            for family, names in members.items():
+                marks += _by_thread(mine.select(np.isin(mine.name, names)), kind, family)
+    return marks
 
 
 def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:

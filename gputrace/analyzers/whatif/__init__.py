@@ -68,11 +68,11 @@ def prepare_replay(facts: Facts) -> Replay | None:
 
 def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:
     """Return, by rank that is late in all steps, what a step gains without each reason for it."""
-    late = {own.lane.gpu.rank for own in facts.late if own.pattern == "constant"}
+    late = {straggler.lane.gpu.rank for straggler in facts.late if straggler.pattern == "constant"}
     if run is None or not late or replay_error(run.graph) > MOST_ERROR:
         return {}
-    found = {rank: attribute(run.graph, rank, run.recorded.mean_ns) for rank in sorted(late)}
-    return {rank: gains for rank, gains in found.items() if gains is not None}
+    by_rank = {rank: attribute(run.graph, rank, run.recorded.mean_ns) for rank in sorted(late)}
+    return {rank: gains for rank, gains in by_rank.items() if gains is not None}
 
 
 def what_if(facts: Facts, findings: Sequence[Finding], run: Replay | None) -> tuple[WhatIf, ...]:

@@ -379,7 +379,7 @@ def walk(graph: Graph) -> Times:  # noqa: C901 (one loop over plain integers: ca
     missing = np.bincount(graph.group[graph.group >= 0]).tolist()
     arrived = [LONG_AGO] * len(missing)
     members: list[list[tuple[int, int, int]]] = [[] for _ in missing]
-    for item, thread, gap, hand, hand_lag, own, slot, *on_gpu in zip(
+    for item, thread, gap, hand, hand_lag, duration, slot, *on_gpu in zip(
         graph.order.tolist(), *columns, strict=True
     ):
         stream, latency, spacing, residual, ns, group = on_gpu
@@ -388,7 +388,7 @@ def walk(graph: Graph) -> Times:  # noqa: C901 (one loop over plain integers: ca
             begin = thread_free[thread] + gap
             if hand >= 0:
                 begin = max(begin, returned[hand] + hand_lag)
-            end = begin + own
+            end = begin + duration
         if stream >= 0:
             start = max(begin + latency, stream_free[stream] + spacing)
             for cause, lag in graph.after.get(item, ()):
@@ -569,18 +569,20 @@ def _compare_kernels(graph: Graph, ranks: Index, rank: int) -> tuple[Mask, Times
     mean = np.divide(spent, count, out=np.full(shape, np.inf), where=count > 0)
     middle = np.sort(mean, axis=0)[(len(ranks) - 1) // 2]
     mine = of_rank == int(np.searchsorted(ranks, rank))
-    own, name = rows[mine], name[mine]
-    order = np.lexsort((own, graph.step[own], name))
-    key = name[order] * (graph.steps + 2) + graph.step[own][order] + 1
+    launched, name = rows[mine], name[mine]
+    order = np.lexsort((launched, graph.step[launched], name))
+    key = name[order] * (graph.steps + 2) + graph.step[launched][order] + 1
     first = np.flatnonzero(np.diff(key, prepend=-1))
-    place = np.arange(len(key)) - np.repeat(first, np.diff(first, append=len(key)))
+    nth = np.arange(len(key)) - np.repeat(first, np.diff(first, append=len(key)))
     extra = np.zeros(len(graph), np.bool_)
-    extra[own[order]] = place >= usual[name[order]]
+    extra[launched[order]] = nth >= usual[name[order]]
     here = mean[int(np.searchsorted(ranks, rank))]
     known = np.isfinite(middle) & np.isfinite(here) & (here > 0)
     factor = np.minimum(np.divide(middle, here, out=np.ones_like(here), where=known), 1.0)
     shorter = graph.ns.copy()
-    shorter[own] = np.where(extra[own], graph.ns[own], np.rint(graph.ns[own] * factor[name]))
+    shorter[launched] = np.where(
+        extra[launched], graph.ns[launched], np.rint(graph.ns[launched] * factor[name])
+    )
     return extra, shorter
 
 

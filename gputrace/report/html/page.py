@@ -234,6 +234,7 @@ def _content(material: Material) -> SimpleNamespace:
             )
         ),
         kernels=kernels_table(analysis, _MOST_KERNELS),
+        modules=modules_table(analysis),
         links=(
             *(_matrix(host, analysis) for host in hosts),
             *filter(None, (links_table(analysis, _MOST_LINKS), collectives_table(analysis))),
@@ -241,7 +242,7 @@ def _content(material: Material) -> SimpleNamespace:
             *map(experts_table, analysis.experts),
             *filter(None, (sharded_table(analysis), tensor_table(analysis))),
         ),
-        extra=tuple(filter(None, (modules_table(analysis), *map(extra_table, analysis.tables)))),
+        extra=tuple(map(extra_table, analysis.tables)),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
         source=analysis.source,
         summary=_summary(material),

@@ -636,9 +636,9 @@ _MODELS = {"channels-last": _channels_last, "bf16": _autocast, "compile": _compi
 
 def settings(torch: "Any") -> None:
     """Set torch's switches now, and again after the first step, should the program set them."""
-    if "non-blocking" in cures:
-        for name in ("to", "cuda"):
-            _guarded("non-blocking", _non_blocking, torch.Tensor, name)
+    for cure, change in (("non-blocking", _non_blocking), ("defer-item", _defer_item)):
+        if cure in cures:
+            _guarded(cure, change, torch)
 
     def apply(count: int) -> None:
         if count > 1:
@@ -677,11 +677,16 @@ def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
             _trial.skip(cure, f"torch.{path} is {new} already")
 
 
-def _non_blocking(tensor: "Any", name: str) -> None:
+def _non_blocking(torch: "Any") -> None:
     """Have copies to a GPU return at once; those from pageable memory wait as before."""
     if not _has_gpu():
         _trial.skip("non-blocking", "torch sees no GPU")
         return
+    for name in ("to", "cuda"):
+        _without_waiting(torch.Tensor, name)
+
+
+def _without_waiting(tensor: "Any", name: str) -> None:
     copy = getattr(tensor, name)
 
     @wraps(copy)
@@ -695,6 +700,44 @@ def _non_blocking(tensor: "Any", name: str) -> None:
         return copy(self, *args, **keywords)
 
     setattr(tensor, name, copied)
+
+
+def _defer_item(torch: "Any") -> None:
+    """Have each line of the program that reads a number from a GPU get that of the step before.
+
+    It was copied meanwhile. The first step of all reads, and torch itself, read what they ask for.
+    """
+    if not _has_gpu():
+        _trial.skip("defer-item", "torch sees no GPU")
+        return
+    _trial.skip("defer-item", "no line of the program reads from a GPU by .item()")
+    item, home = torch.Tensor.item, os.path.dirname(torch.__file__) + os.sep
+    copies: dict[tuple[str, int, int], tuple[Any, Any]] = {}
+    counts: dict[tuple[str, int], tuple[int, int]] = {}
+
+    @wraps(item)
+    def item_before(self: "Any") -> "Any":
+        code = sys._getframe(1)
+        line = code.f_code.co_filename, code.f_lineno
+        if not _on or not self.is_cuda or line[0].startswith(home):
+            return item(self)
+        step, count = counts.get(line, (-1, 0))
+        # Reads of one line in a step are told apart by their number.
+        count = count + 1 if step == len(_trial.ends) else 0
+        counts[line] = len(_trial.ends), count
+        copy = torch.empty_like(self, device="cpu", pin_memory=True)
+        copy.copy_(self.detach(), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        before = copies.get((*line, count))
+        copies[(*line, count)] = copy, event
+        if before is None:
+            return item(self)
+        _trial.change("defer-item", "item", "", -1, "", "")
+        before[1].synchronize()
+        return item(before[0])
+
+    torch.Tensor.item = item_before
 
 
 def _collect_between(count: int) -> None:
@@ -721,16 +764,60 @@ def _switch_collector(on: bool) -> None:
 
 
 def _pin_cores() -> None:
-    """Give each rank of this machine cores of its own, next to each other by number."""
+    """Give each rank of this machine cores of its own, of the NUMA node of its GPU."""
     rank = _number("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
     ranks = _number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-    cores = sorted(os.sched_getaffinity(0))
+    cores = os.sched_getaffinity(0)
     if rank is None or ranks is None or ranks < _TWICE or len(cores) < ranks:
         _trial.skip("pin-cores", "there is one rank, or more ranks than cores")
         return
-    share = len(cores) // ranks
-    os.sched_setaffinity(0, cores[rank * share : (rank + 1) * share])
-    _trial.change("pin-cores", "", "cores", -1, len(cores), share)
+    share = _cores_of(rank, _gpu_nodes(ranks), sorted(_layout(core) for core in cores))
+    os.sched_setaffinity(0, share)
+    _trial.change("pin-cores", "", "cores", -1, len(cores), len(share))
+
+
+_SYSTEM = "/sys"
+
+
+def _cores_of(rank: int, gpus: "list[int]", layout: "list[tuple[int, int, int]]") -> "list[int]":
+    """Return the cores of a rank: its part of those of its GPU's node, or of all of them.
+
+    ``gpus`` are the nodes of the ranks' GPUs, -1 where one is unknown. Neighbours in the layout
+    share a node, and threads of one core.
+    """
+    beside = [other for other, node in enumerate(gpus) if node == gpus[rank]]
+    near = [core for node, _, core in layout if node == gpus[rank]]
+    if -1 in gpus or len(near) < len(beside):
+        beside, near = list(range(len(gpus))), [core for _, _, core in layout]
+    share, at = len(near) // len(beside), beside.index(rank)
+    return near[at * share : (at + 1) * share]
+
+
+def _layout(core: int) -> "tuple[int, int, int]":
+    """Return the NUMA node of a core, the first of the threads that share it, and its number."""
+    folder = f"{_SYSTEM}/devices/system/cpu/cpu{core}"
+    try:
+        nodes = [int(name[4:]) for name in os.listdir(folder) if name[:4] == "node"]
+        with open(f"{folder}/topology/thread_siblings_list") as file:
+            first = int(file.read().replace("-", ",").partition(",")[0])
+    except (OSError, ValueError):
+        return 0, core, core
+    return min(nodes, default=0), first, core
+
+
+def _gpu_nodes(ranks: int) -> "list[int]":
+    """Return the NUMA nodes of the GPUs that ranks see, in the order of the bus; -1 if unknown."""
+    try:
+        buses = sorted(os.listdir("/proc/driver/nvidia/gpus"))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        order = list(map(int, visible.split(","))) if visible else list(range(len(buses)))
+        nodes = []
+        for gpu in order[:ranks]:
+            with open(f"{_SYSTEM}/bus/pci/devices/{buses[gpu].lower()}/numa_node") as file:
+                nodes.append(int(file.read()))
+    except (OSError, ValueError, IndexError):
+        nodes = []
+    return nodes if len(nodes) == ranks else [-1] * ranks
 
 
 # ---- plugins ----

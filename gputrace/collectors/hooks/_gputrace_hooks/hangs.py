@@ -47,8 +47,8 @@ _COLLECTIVES = """
     broadcast_object_list gather gather_object monitored_barrier reduce reduce_scatter
     reduce_scatter_tensor scatter scatter_object_list send recv isend irecv
     """.split()  # noqa: SIM905 (as a list, it is a line each)
-_GROUP_AT = {"barrier": 0, "monitored_barrier": 0, "all_reduce": 2, "broadcast": 2, "all_gather": 2}
-"""Where a group may stand among the positional arguments."""
+_parameters: "dict[str, tuple[str, ...]]" = {}
+"""Names of the parameters of each of them."""
 _PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 _standard = os.path.dirname(os.__file__) + os.sep
 _package = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -161,6 +161,11 @@ def collectives(module: "ModuleType") -> None:
 
 
 def _noted(module: "Any", name: str, function: "Any") -> "Any":
+    inner = function
+    while hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    _parameters[name] = inner.__code__.co_varnames[: inner.__code__.co_argcount]
+
     @wraps(function)
     def call(*args: "Any", **keywords: "Any") -> "Any":
         if _inside:
@@ -184,8 +189,8 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
         ring = _rings[0] if _rings else _ring()
         if ring is None:
             return None
-        group = _given("group", _GROUP_AT.get(name), args, keywords)
-        other = _given(_PEER[name], 1, args, keywords) if name in _PEER else None
+        group = _given("group", name, args, keywords)
+        other = _given(_PEER[name], name, args, keywords) if name in _PEER else None
         frame = program_frame(sys._getframe(2))
         # What stays the same from call to call is put into words once.
         of_group = None if group is None else getattr(group, "group_name", "") or id(group)
@@ -203,10 +208,12 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
         return None
 
 
-def _given(name: str, at: "int | None", args: "Any", keywords: "Any") -> "Any":
+def _given(argument: str, name: str, args: "Any", keywords: "Any") -> "Any":
     """Return an argument that may be given by its name or its place; None if it is not."""
-    value = keywords.get(name)
-    return args[at] if value is None and at is not None and len(args) > at else value
+    if argument in keywords:
+        return keywords[argument]
+    here = _parameters[name][: len(args)]
+    return args[here.index(argument)] if argument in here else None
 
 
 _MOST_TEXTS = 2000

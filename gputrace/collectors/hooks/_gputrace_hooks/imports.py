@@ -39,6 +39,7 @@ PATCHES = {
     "keras.src.optimizers.legacy.optimizer_v2": "others.tensorflow_optimizers",
     "keras.src.optimizers.optimizer": "others.tensorflow_optimizers",
     "keras.src.trainers.epoch_iterator": "others.keras_epoch_iterator",
+    "lightning.pytorch.strategies.strategy": "pytorch.lightning_strategy",
     "multiprocessing.util": "recorder.finish_with",
     "mxnet.gluon.data.dataloader": "others.mxnet_dataloader",
     "mxnet.gluon.trainer": "others.marked_steps",
@@ -48,6 +49,7 @@ PATCHES = {
     "nvidia.dali.plugin.mxnet": "wrappers.iterators",
     "nvidia.dali.plugin.paddle": "wrappers.iterators",
     "nvidia.dali.plugin.pytorch": "wrappers.iterators",
+    "pytorch_lightning.strategies.strategy": "pytorch.lightning_strategy",
     "tensorflow.python.data.ops.iterator_ops": "others.tensorflow_iterators",
     "tensorflow.python.distribute.input_lib": "others.tensorflow_iterators",
     "tensorflow.python.eager.polymorphic_function.concrete_function": "others.tensorflow_functions",
@@ -70,11 +72,14 @@ PATCHES = {
     "torch.nn.utils": "pytorch.clipping",
     "torch.nn.utils.clip_grad": "pytorch.clipping",
     "torch.optim.optimizer": "pytorch.optimizer",
+    "torch.profiler._cupti.monitor": "pytorch.cupti_monitor",
+    "torch.profiler._cupti_monitor": "pytorch.cupti_monitor",
     "torch.utils.data._utils.fetch": "loader.fetchers",
     "torch.utils.data._utils.worker": "loader.worker_loop",
     "torch.utils.data.dataloader": "loader.dataloader",
     "torchdata.nodes.loader": "pytorch.torchdata_loader",
     "torchdata.stateful_dataloader.stateful_dataloader": "wrappers.iterators",
+    "transformers.trainer": "pytorch.transformers_trainer",
 }
 
 

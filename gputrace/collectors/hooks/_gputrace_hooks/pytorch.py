@@ -1,7 +1,8 @@
 """PyTorch: steps of its optimizers, phases of a step, its memory, its profiler.
 
 Its data loader is an iterator like others. Of phases, backward, the optimizer's step and what is
-done to gradients between the two are timed; a forward pass calls nothing of torch's as a whole.
+done to gradients between the two are timed; a forward pass calls nothing of torch's as a whole, but
+one function of Lightning's, or of transformers' trainer.
 
 What its allocator counts (``torch.cuda.memory_stats``) is read at the beginning and the end of some
 steps and of their phases, as many as take 0.3 % of the time. Nothing is reset: the peak is the
@@ -164,6 +165,26 @@ def backward(module: "Any") -> None:
     phase(module, "backward", "backward", _is_compiling, _memory.look)
 
 
+def lightning_strategy(module: "Any") -> None:
+    """Time the forward passes that Lightning has its module make."""
+    phase(module.Strategy, "training_step", "forward", _is_compiling, _memory.look)
+
+
+def transformers_trainer(module: "Any") -> None:
+    """Time the forward passes of transformers' trainer, or those by which a subclass replaces
+    them.
+    """
+    function = defined(module.Trainer, "__init__")
+    if function is not None:
+        module.Trainer.__init__ = after(function, lambda self: _time_loss(type(self)))
+
+
+def _time_loss(cls: type) -> None:
+    holder = next((base for base in cls.__mro__ if "compute_loss" in vars(base)), None)
+    if holder is not None:
+        phase(holder, "compute_loss", "forward", _is_compiling, _memory.look)
+
+
 def clipping(module: "Any") -> None:
     """Time clipping in its module and in the package that imports it, whichever comes first."""
     phase(module, "clip_grad_norm_", "gradient clipping", _is_compiling, _memory.look)
@@ -293,6 +314,13 @@ def profiler(module: "Any") -> None:
     """Wrap torch.profiler, which records the GPU through CUPTI itself."""
     begin = "_prepare_trace" if hasattr(module.profile, "_prepare_trace") else "__enter__"
     makes_way(module.profile, begin, "__exit__", "torch.profiler", _records_gpu)
+
+
+def cupti_monitor(module: "Any") -> None:
+    """Make way for torch's own monitor, which would take over CUPTI's buffers and clock."""
+    monitor = getattr(module, "CuptiMonitor", None)
+    if monitor is not None:
+        makes_way(monitor, "start", "stop", "torch's CUPTI monitor")
 
 
 def _records_gpu(profile: "Any") -> bool:
