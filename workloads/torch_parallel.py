@@ -122,7 +122,7 @@ def build():
 
 
 def cross_entropy(scores, tokens):
-    """Of predicting the token at each place from those before it."""
+    """Loss of predicting the token at each place from those before it."""
     return F.cross_entropy(scores[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 

@@ -631,7 +631,7 @@ class TensorParallel(Struct, frozen=True):
 
 
 class ModuleUse(Struct, frozen=True):
-    """What modules of one class launched at one place of a network, in a mean measured step."""
+    """Launches by modules of one class at one place of a network, in a mean measured step."""
 
     rank: int
     path: str

@@ -35,7 +35,7 @@ class Call(NamedTuple):
     """Arguments of a call, in order."""
 
     shapes: Sequence[Shape]
-    """Of each tensor; empty for anything else."""
+    """One for each tensor; empty for anything else."""
     types: Sequence[str]
     values: Sequence[str]
     """Text of each argument that is no tensor."""
