@@ -115,7 +115,7 @@ def test_a_ready_study_is_short_and_asks_something(path: Path) -> None:
 
 
 def test_there_are_ready_studies() -> None:
-    assert len(STUDIES) == 9
+    assert len(STUDIES) == 10
 
 
 def test_a_study_may_be_called_as_the_list_of_frameworks_is(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_findings_kernels_and_steps_are_shown_in_place_of_the_gaps(
     starved: Path, size: tuple[int, int]
 ) -> None:
     shown = {
-        "2": ("data-feeding The GPUs wait", "Give the DataLoader"),
+        "2": ("data-feeding The GPUs wait", "A loader that keeps up"),
         "3": ("Kernels that take most time", "share"),
         "4": ("steady steps, mean of 4 GPUs; the longest takes",),
         "1": ("length▾", "nothing for 25."),

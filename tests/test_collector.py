@@ -132,8 +132,8 @@ def test_only_the_calls_that_matter_are_there_with_their_thread(sample: Database
 def test_cupti_makes_no_records_of_other_calls_where_it_can_choose(
     machine: Machine, tmp_path: Path, library: str, calls: int
 ) -> None:
-    script = "inject sample capture 0 sleep 50 sample capture 1 sample "
-    script += "pause 1 sample pause 0 sample calls"
+    script = "inject sample capture 0 sleep 50 sample capture 1 sleep 5 sample "
+    script += "pause 1 sample pause 0 sleep 5 sample calls"
     done = machine.run(tmp_path, script, {"GPUTRACE_CUPTI": str(machine.folder / library)})
     assert done.stdout == f"{calls}\n"
     assert len(only(tmp_path).records[b"API "]) == 3 * 2
@@ -473,7 +473,8 @@ def test_in_a_control_stretch_cupti_is_idle_or_taken_out(
     machine: Machine, tmp_path: Path, stays: bool
 ) -> None:
     out = "sleep 1500" if stays else "released 1 0"
-    script = f"inject plain sleep 5 rest {stays:d} {out} plain sleep 300 finalized capture 1 plain"
+    script = f"inject plain sleep 5 rest {stays:d} {out} plain sleep 300 finalized capture 1 "
+    script += "sleep 5 plain"
     assert said(machine, tmp_path, script, {}) == [not stays]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (2, 4)
