@@ -292,8 +292,8 @@ def test_nothing_that_runs_what_it_reads_is_imported_or_called() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found += [f"{path}: {word}" for word in _suspicious(node)]
     # A notebook's cell is the user's own code, which the magic runs as IPython does; what a client
-    # and its Dask workers send each other is pickled by Dask, too. A function to try is the caller's,
-    # and goes to its process in a folder that nobody else can write to.
+    # and its Dask workers send each other is pickled by Dask, too. A function to try is the
+    # caller's, and goes to its process in a folder that nobody else can write to.
     allowed = ("notebook_magic.py: exec", "distributed/worker.py: pickle", "trials/runs.py: pickle")
     assert [one for one in found if not one.endswith(allowed)] == []
 
