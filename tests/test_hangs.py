@@ -319,6 +319,32 @@ def test_a_ring_holds_large_groups_and_has_its_space_on_disk(tmp_path: Path) -> 
     assert state.collectives[0].line.endswith("train.py:8 <module>")
 
 
+def test_a_group_that_torch_does_not_know_fails_where_the_program_has_it_fail(
+    tmp_path: Path,
+) -> None:
+    modules = tmp_path / "modules" / "torch" / "distributed"
+    modules.mkdir(parents=True)
+    for package in (modules, modules.parent):
+        (package / "__init__.py").touch()
+    (modules / "distributed_c10d.py").write_text(
+        "def all_reduce(tensor, group): print('reduced')\n"
+        "def is_initialized(): return True\n"
+        "def get_rank(): return 0\n"
+        "def get_world_size(): return 2\n"
+        "def get_process_group_ranks(group): raise ValueError('no such group')\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import sys\n"
+        "sys.path.insert(0, 'modules')\n"
+        "import torch.distributed.distributed_c10d as dist\n"
+        "dist.all_reduce(0, group=object())\n"
+    )
+    options = "--backend", "host", "--no-nvml", "--hang", "60s", "-o", "t.sqlite"
+    with chdir(tmp_path):
+        ran = command.gputrace("record", *options, "--", sys.executable, "train.py")
+    assert (ran.code, ran.out) == (0, "reduced\n"), ran.err
+
+
 def test_descriptors_of_the_program_stay_its(tmp_path: Path) -> None:
     """It closes all that it has not opened itself, opens others, and forks."""
     (tmp_path / "train.py").write_text(
