@@ -342,7 +342,7 @@ def _under_way(traces: tuple[Path, ...]) -> Path | None:
 )
 @options.keep_going
 def log(traces: tuple[Path, ...], trackers: tuple[str, ...], keep_going: bool) -> int:
-    """Send what became of TRACE to an experiment tracker.
+    """Send the results of TRACE to an experiment tracker.
 
     It gets the time of each step and of each class in it, the verdict, the report and the page.
     TRACE is whatever `gputrace analyze` takes; several are the parts of one run. What the training
