@@ -33,7 +33,7 @@ LIBRARIES: Final = {
     f"gputrace/{name}.so"
     for name in (
         *("collectors/_collector", "collectors/_ticker"),
-        *("store/_native", "analyzers/whatif/_replay"),
+        *("readers/_events", "store/_native", "analyzers/whatif/_replay"),
     )
 }
 MISSING_HERE: Final = 4

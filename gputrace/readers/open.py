@@ -20,13 +20,14 @@ from gputrace.readers.gzip_io import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
 from gputrace.store import LARGE, cache_folder
+from gputrace.store.table_scan import count_cores
 
 if TYPE_CHECKING:
     from gputrace.model.trace import Progress
 
 Opened = Trace | GputraceError
 Opening = Callable[..., Iterator[Opened]]
-"""Signature of `gputrace.readers.decode_pool.open_each`."""
+"""Signature of `open_each`."""
 
 
 def open_traces(
@@ -46,7 +47,7 @@ def open_traces(
         paths: files and folders.
         keep_going: continue without files that cannot be read or belong to another run than most;
             they are listed in the trace's ``quality.left_out``.
-        workers: number of decoding processes; chosen by the file sizes if not given.
+        workers: number of threads that decode files; chosen by the file sizes if not given.
         windows: only windows will be read: long text is then not held, unless there are logs,
             which are aligned in time by the whole run.
         opening: function that opens files, such as on a cluster; this machine if not given.
@@ -62,7 +63,7 @@ def open_traces(
     if windows:
         readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
         windows = not logs and text_size(readable) > LARGE
-    opening = opening or _open_each
+    opening = opening or open_each
     opened = opening(_distinct(files, keep_going), keep_going, workers, windows)
     errors_allowed = keep_going and (errors or len(files) > 1)
     with ExitStack() as stack:
@@ -82,16 +83,56 @@ def open_traces(
     return run
 
 
-def _open_each(
-    files: Sequence[Path], keep_going: bool, workers: int | None, windows: bool
-) -> Iterator[Opened]:
-    """Open each file; a single one without importing the worker pool."""
-    if len(files) != 1:
-        from gputrace.readers.decode_pool import open_each
+_WORTH: Final = 8 << 20
+"""Bytes of text worth a second thread."""
+_MOST: Final = 8
+"""Maximum number of threads, each of which holds the columns of a file."""
 
-        yield from open_each(files, keep_going, workers, windows)
-    else:
-        yield try_open(files[0], keep_going, windows)
+
+def open_each(
+    files: Sequence[Path],
+    keep_going: bool = False,
+    workers: int | None = None,
+    windows: bool = False,
+) -> Iterator[Opened]:
+    """Yield the trace of each file, or the error, in order; stop at an error unless ``keep_going``.
+
+    ``workers`` threads read the files that must be decoded completely; how many depends on their
+    sizes by default. The results do not depend on it.
+    """
+    decoded = {file for file in files if _is_decoded(file)} if len(files) > 1 else set()
+    if workers is None:
+        workers = min(count_cores(), _MOST) if text_size(decoded) >= _WORTH else 1
+    if len(decoded) < 2 or workers < 2:
+        decoded.clear()
+    with ExitStack() as stack:
+        if decoded:
+            from concurrent.futures import ThreadPoolExecutor
+
+            pool = ThreadPoolExecutor(workers)
+            stack.callback(pool.shutdown, cancel_futures=True)
+            opening = {
+                file: pool.submit(try_open, file, keep_going, windows)
+                for file in files
+                if file in decoded
+            }
+        for file in files:
+            is_opening = file in decoded
+            opened = (
+                opening.pop(file).result() if is_opening else try_open(file, keep_going, windows)
+            )
+            yield opened
+            if not keep_going and not isinstance(opened, Trace):
+                return
+
+
+def _is_decoded(file: Path) -> bool:
+    try:
+        with closing(Candidate(file)) as candidate:
+            reader = reader_of(candidate)
+    except InputError:
+        return False
+    return reader is not None and reader.decodes
 
 
 def _files(paths: Sequence[Path | str], errors: list[GputraceError] | None) -> Iterator[Path]:

@@ -370,9 +370,13 @@ def _values(
 
 def count_threads(rows: int) -> int:
     """Return by how many threads so many rows are best read."""
+    return max(1, min(count_cores(), rows // _ROWS_WORTH_A_THREAD, 16))
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
     has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-    return max(1, min(cores or 1, rows // _ROWS_WORTH_A_THREAD, 16))
+    return (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()) or 1
 
 
 def map_in_threads(work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:
