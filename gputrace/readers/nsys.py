@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -30,6 +29,7 @@ from gputrace.model.events import (
 from gputrace.model.names import bounded
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 from gputrace.model.trace import (
     FROM_THE_START,
     Device,
@@ -459,8 +459,7 @@ _ROWS: Final = 1 << 12
 """Rows of a zone."""
 
 
-@dataclass(frozen=True)
-class Zones:
+class Zones(Struct, frozen=True):
     """The earliest start and the latest end in each stretch of `_ROWS` rows of a table."""
 
     first: int
