@@ -66,6 +66,11 @@ class HostState(Struct, frozen=True, dict=True):
             took = of_process.get(process, EMPTY).clip(start, end).total
             if took >= _WORTH_TELLING * (end - start):
                 yield f"{what} {format_ns(took)}"
+        if len(self.locks) or len(self.queued):
+            yield from self._waits(process, number, start, end)
+
+    def _waits(self, process: int, number: int, start: int, end: int) -> Iterator[str]:
+        """Yield what a thread waits for: Python's lock, a core."""
         held = self.locks
         held = held.select((held.process == process) & (held.thread != number))
         held = held.select((held.end > start) & (held.start < end))

@@ -71,7 +71,7 @@ def analyze(
     if all(map(is_hang_report, traces)):
         click.echo(_hang(traces, form), nl=False)
         return ExitCode.DONE
-    console.keep_freed_memory(traces)
+    console.keep_freed_memory()
     with (
         reading(_named(traces)) as progress,
         gputrace.open(

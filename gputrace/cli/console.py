@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,30 +85,22 @@ def reading(name: str) -> AbstractContextManager[Progress | None]:
     return progress_bar(f"reading {name}")
 
 
-def keep_freed_memory(traces: Sequence[Path]) -> None:
-    """Have malloc keep freed columns for the next ones; the system clears all pages it gives.
+def keep_freed_memory() -> None:
+    """Have malloc keep freed columns for the next ones; the system clears all pages it gives."""
+    import ctypes
 
-    Only for files whose columns are few: a large trace could lack what is kept.
-    """
     with suppress(OSError, AttributeError):  # musl has no mallopt.
-        files = [file for path in traces for file in (path.iterdir() if path.is_dir() else [path])]
-        if sum(map(_column_bytes, files)) < _FEW_BYTES:
-            import ctypes
-
-            mallopt = ctypes.CDLL(None).mallopt
-            mallopt(_M_ARENA_MAX, 1)  # Threads that decode files share what is kept.
-            for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-                mallopt(option, _LARGEST_KEPT)
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in _KEPT.items():
+            mallopt(option, value)
 
 
-def _column_bytes(file: Path) -> int:
-    """Estimate the size of a trace's columns, a fourth of what they take as text."""
-    return file.stat().st_size // (4 if file.suffix == ".json" else 1)
-
-
-_FEW_BYTES = 1 << 28
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_LARGEST_KEPT = 1 << 28
+_KEPT = {
+    _M_ARENA_MAX: 1,  # Threads that decode files share what is kept.
+    _M_TRIM_THRESHOLD: 1 << 26,
+    _M_MMAP_THRESHOLD: 1 << 25,
+}
 
 
 class _LateBar:
