@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Final
 
@@ -322,10 +323,14 @@ def _explain_all(
     view: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
 ) -> list[_Explained]:
     edges = [edge for gap in gaps for edge in gap]
-    ranges = read_ranges(view.trace, Window(min(edges), max(edges))) if edges else None
+
+    @cache
+    def ranges_of(process: int) -> Events | None:
+        return read_ranges(view.trace, process, Window(min(edges), max(edges)))
+
     causes = view.lane.causes.within(edges[::2], edges[1::2]).argmax(1).tolist()
     return [
-        _explain(view, start, end, IDLE_CAUSES[cause], has_calls, has_waits, ranges)
+        _explain(view, start, end, IDLE_CAUSES[cause], has_calls, has_waits, ranges_of)
         for (start, end), cause in zip(gaps, causes, strict=True)
     ]
 
@@ -337,7 +342,7 @@ def _explain(
     cause: str,
     has_calls: bool,
     has_waits: bool,
-    ranges: Events | None,
+    ranges_of: Callable[[int], Events | None],
 ) -> _Explained:
     lane, calls = view.lane, view.calls
     feeder = lane.causes.feeder_of(end)
@@ -345,7 +350,7 @@ def _explain(
     evidence = NO_ISSUER if has_calls else ""
     if calls is not None and pair is not None:
         evidence = evidence_of(view.trace, calls, feeder, start, end)
-        evidence += range_of(view.trace, ranges, pair, start, end)
+        evidence += range_of(view.trace, ranges_of(pair[0]), pair, start, end)
     if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
         evidence = "CUDA calls were not recorded then"
     if has_waits and lane.host_data is not None:
@@ -387,11 +392,12 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
 
 
-def read_ranges(trace: Trace, window: Window) -> Events | None:
-    """Read the named ranges of the code, such as NVTX's; None where none were recorded."""
+def read_ranges(trace: Trace, process: int, window: Window) -> Events | None:
+    """Read the named ranges of a process, such as NVTX's; None where none were recorded."""
     if Kind.RANGE not in trace.kinds:
         return None
-    return trace.events([Kind.RANGE], ("start", "end", "name", "process", "thread"), window)
+    columns = "start", "end", "name", "process", "thread"
+    return trace.events_of(process, [Kind.RANGE], columns, window)
 
 
 def range_of(

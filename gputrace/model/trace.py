@@ -299,6 +299,12 @@ class Trace(ABC):
         events = self.read(frozenset(kinds), base_columns(columns), window, progress)
         return add_derived_columns(self, events, columns)
 
+    def events_of(
+        self, process: int, kinds: Iterable[Kind], columns: Sequence[str], window: Window
+    ) -> Events:
+        """Return rows as `events` does; those of other processes than one may be lacking."""
+        return self.events(kinds, columns, window)
+
     def parts(
         self, kinds: Iterable[Kind], columns: Sequence[str], progress: Progress | None = None
     ) -> Iterator[Events]:

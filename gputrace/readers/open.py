@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.errors import GputraceError, InputError, LeftOut, MissingError
+from gputrace.errors import GputraceError, InputError, LeftOut, MissingError, UsageError
 from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
 from gputrace.store import LARGE, cache_folder
+from gputrace.store.sqlite_reader import MAGIC, open_input
 from gputrace.store.table_scan import count_cores
 
 if TYPE_CHECKING:
@@ -63,7 +65,9 @@ def open_traces(
     if windows:
         readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
         windows = not logs and text_size(readable) > LARGE
-    opening = opening or open_each
+    if opening is None:
+        opening = open_each
+        _allow_open_files(len(files))
     opened = opening(_distinct(files, keep_going), keep_going, workers, windows)
     errors_allowed = keep_going and (errors or len(files) > 1)
     with ExitStack() as stack:
@@ -81,6 +85,25 @@ def open_traces(
             _join(run, logs, keep_going)
         stack.pop_all()
     return run
+
+
+_FEW_FILES, _OTHER_FILES = 200, 100
+"""Files of a run that any limit allows, and open ones that are none of a run."""
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise the limit of open files, 1024 on many systems, as far as the system allows."""
+    if count < _FEW_FILES or sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if soft < needed <= hard or hard == resource.RLIM_INFINITY > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    elif soft < needed:
+        problem = f"{count:,} files are {needed:,} open ones, and this system allows {hard:,}"
+        raise UsageError(f"{problem}; raise `ulimit -Hn`, or analyze on a cluster (--scheduler)")
 
 
 _WORTH: Final = 8 << 20
@@ -128,6 +151,9 @@ def open_each(
 
 def _is_decoded(file: Path) -> bool:
     try:
+        with open_input(file) as opened:
+            if opened.read(len(MAGIC)) == MAGIC:
+                return False
         with closing(Candidate(file)) as candidate:
             reader = reader_of(candidate)
     except InputError:

@@ -27,7 +27,16 @@ from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Progress, Quality, Session, Trace
+from gputrace.model.trace import (
+    Device,
+    Process,
+    Progress,
+    Quality,
+    Session,
+    Trace,
+    add_derived_columns,
+    base_columns,
+)
 from gputrace.units import format_ranges
 
 _Span = tuple[int, int] | None
@@ -158,6 +167,14 @@ class MergedTrace(Trace):
         if everything and {"start", "end"} <= set(columns):
             self._check_overlap([_span(events) for events in parts])
         return concatenate(parts, columns)
+
+    def events_of(
+        self, process: int, kinds: Iterable[Kind], columns: Sequence[str], window: Window
+    ) -> Events:
+        """Read the file of the process alone."""
+        part, read = self._part_of[process], base_columns(columns)
+        events = part.trace.read(frozenset(kinds), read, part.to_local_clock(window), None)
+        return add_derived_columns(self, self._translated(part, events, read), columns)
 
     def read_parts(
         self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None

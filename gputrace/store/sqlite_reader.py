@@ -79,8 +79,6 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
-        if (scanner := self.__dict__.get("scanner")) is not None:
-            scanner.close()
 
     @cached_property
     def scanner(self) -> Scanner | None:
