@@ -268,7 +268,7 @@ class NsysTrace(SqliteTrace[Table]):
             self.processes.append(Process(pid, key >> 24, member.rank, name, member.host))
         return self._process_keys[key]
 
-    @property
+    @cached_property
     def session(self) -> Session:
         return read_session(self._database)
 
