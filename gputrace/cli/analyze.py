@@ -66,7 +66,7 @@ def analyze(
     of PyTorch's flight recorder, one a rank, say which rank the others wait for.
     """
     import gputrace
-    from gputrace.readers.registry import is_hang_report
+    from gputrace.readers.flight_recorder import is_hang_report
 
     if all(map(is_hang_report, traces)):
         click.echo(_hang(traces, form), nl=False)

@@ -17,8 +17,8 @@ from pyarrow import parquet
 
 from gputrace.analyzers.hangs import find_cause
 from gputrace.analyzers.timeline_model import Scene, read_scene
-from gputrace.readers.flight_recorder import read_ranks
-from gputrace.readers.registry import is_hang_report, open_trace
+from gputrace.readers.flight_recorder import is_hang_report, read_ranks
+from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
 from gputrace.studies.database import FILE, Configuration, Database, Run, StudyHeader, StudyPlan
