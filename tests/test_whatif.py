@@ -110,7 +110,7 @@ def test_no_prediction_is_shorter_than_the_compute_that_stays(name: str, tmp_pat
     check_compute(analysis)
 
 
-@pytest.mark.parametrize("seed", [20, 23, 26, 50, 56, 59, 71, 77, 80, 86])
+@pytest.mark.parametrize("seed", [20, 26, 50, 56, 59, 71, 77, 80, 86, 787])
 def test_no_prediction_of_any_run_is_shorter_than_its_compute(seed: int) -> None:
     """They are quick, and have every cure between them but `peer-access`."""
     found = bounded(seed)

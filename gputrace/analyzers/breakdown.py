@@ -13,7 +13,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.host_state import read_host_state
-from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary
+from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
@@ -213,6 +213,7 @@ NO_ISSUER: Final = "no row tells which thread issued the operation that ends it"
 
 def find_gaps(
     gpus: PerGpu,
+    lanes: Sequence[LaneSummary],
     all_steps: FoundSteps,
     measured: Sequence[Step],
     most: int,
@@ -220,16 +221,16 @@ def find_gaps(
     *,
     is_python: bool,
 ) -> Gaps:
-    """Count all gaps, and list the ``most`` largest with their evidence."""
+    """Count all gaps of some lanes, and list the ``most`` largest with their evidence."""
     steps_of = StepsOf(measured)
     steps = [
         union([step.start_ns for step in mine], [step.end_ns for step in mine])
-        for mine in map(steps_of, (lane.gpu for lane in gpus.lanes))
+        for mine in map(steps_of, (lane.gpu for lane in lanes))
     ]
-    by_gpu = gpus.each(_gaps_of, gpus.lanes, steps, same=(most,))
+    by_gpu = gpus.each(_gaps_of, lanes, steps, same=(most,))
     longest = [_longest([gaps.anywhere for gaps in by_gpu], most)]
     longest.append(_longest([gaps.in_steps for gaps in by_gpu], most))
-    rows = iter(_rows(gpus, all_steps, lines, [gap for some in longest for gap in some]))
+    rows = iter(_rows(gpus, lanes, all_steps, lines, [gap for some in longest for gap in some]))
     anywhere, in_steps = (tuple(islice(rows, len(some))) for some in longest)
     by_cause = {cause: sum(gaps.by_cause[cause] for gaps in by_gpu) for cause in IDLE_CAUSES}
     total, count = sum(gaps.total for gaps in by_gpu), sum(gaps.count for gaps in by_gpu)
@@ -288,6 +289,7 @@ def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]
 
 def _rows(
     gpus: PerGpu,
+    lanes: Sequence[LaneSummary],
     all_steps: FoundSteps,
     lines: PythonLines | None,
     gaps: Sequence[tuple[int, int, int]],
@@ -296,12 +298,12 @@ def _rows(
     by_lane: dict[int, list[tuple[int, int]]] = {}
     for index, start, end in gaps:
         by_lane.setdefault(index, []).append((start, end))
-    lanes = [gpus.lanes[index] for index in by_lane]
+    having = [lanes[index] for index in by_lane]
     has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
-    answers = gpus.each(_explain_all, lanes, by_lane.values(), same=has)
+    answers = gpus.each(_explain_all, having, by_lane.values(), same=has)
     explained = {index: iter(rows) for index, rows in zip(by_lane, answers, strict=True)}
     for index, start, end in gaps:
-        gpu, known = gpus.lanes[index].gpu, next(explained[index])
+        gpu, known = lanes[index].gpu, next(explained[index])
         evidence = known.evidence
         if lines is not None and known.feeder is not None:
             evidence += line_of(lines, known.feeder, start, end)

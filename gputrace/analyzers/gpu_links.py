@@ -611,7 +611,9 @@ def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence
     windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
     mine = [
         copies.select(
-            window.contains(copies.start) & window.contains(copies.end - 1) & _on(copies, lane.gpu)
+            window.contains(copies.start)
+            & window.contains(copies.end - 1)
+            & is_on(copies, lane.gpu)
         )
         for lane, window in zip(lanes, windows, strict=False)
     ]
@@ -630,7 +632,8 @@ def _alone(view: GpuShardView, copies: Intervals) -> int:
     return copies.intersection(view.lane.timeline.of_class(OperationClass.H2D)).total
 
 
-def _on(copies: Events, gpu: Gpu) -> Mask:
+def is_on(copies: Events, gpu: Gpu) -> Mask:
+    """Return a mask of the rows on a GPU."""
     on_gpu = np.zeros(len(copies), bool)
     for process, device in gpu.pairs:
         on_gpu |= (copies.process == process) & (copies.device == device)

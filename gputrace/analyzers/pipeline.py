@@ -112,10 +112,20 @@ def analyze(
             steps=summarize(all_steps, facts.timed or steady(facts.steps)),
             step_list=tuple(facts.steps),
             phases=facts.phases,
-            breakdown=facts.breakdown,
+            breakdown=facts.listed,
             collectives=facts.collective_totals,
             gaps=find_gaps(
-                gpus, all_steps, chosen, options.gaps, facts.lines, is_python=bool(facts.framework)
+                gpus,
+                [
+                    lane
+                    for lane, row in zip(gpus.lanes, facts.breakdown, strict=False)
+                    if row in facts.listed
+                ],
+                all_steps,
+                chosen,
+                options.gaps,
+                facts.lines,
+                is_python=bool(facts.framework),
             ),
             balance=balance,
             links=links.rows if links is not None else (),

@@ -25,6 +25,7 @@ from gputrace.model.events import (
     Events,
     Kind,
     Memory,
+    distinct_ids,
     number_ids,
 )
 from gputrace.model.names import bounded
@@ -44,6 +45,7 @@ from gputrace.readers.nsys_schema import (
     KIND_OF,
     MEMORY_OF,
     MESSAGE_KINDS,
+    MIGRATIONS,
     NOBODY,
     TABLES,
     DeviceMap,
@@ -78,7 +80,7 @@ from gputrace.store.table_scan import (
     quote_identifier,
     within,
 )
-from gputrace.units import format_window
+from gputrace.units import format_count, format_window
 
 
 def is_nsys(database: Database) -> bool:
@@ -93,6 +95,8 @@ def is_nsys(database: Database) -> bool:
     )
 
 
+_GIVES_WORK: Final = re.compile("Launch|Memcpy|Memset")
+"""Calls that give a GPU something to run."""
 _MOST_TEXTS: Final = 1 << 14
 """Texts that are kept; kernels and calls have thousands of names at most."""
 
@@ -117,10 +121,29 @@ class NsysTrace(SqliteTrace[Table]):
 
     def _without_gpu(self) -> NoGpu:
         """Return the reason for the absence of GPU activity; raise InputError if none is known."""
-        problem = "an nsys export without CUDA tables"
+        problem, remedy = "an nsys export without CUDA tables", "record with nsys -t cuda"
         if self.kinds:
             problem = "no GPU activity in this nsys export, only the host's"
-        raise InputError(self.path, f"{problem}; record with nsys -t cuda")
+        names = self.events([Kind.API], ["name"]).name if Kind.API in self.kinds else _NO_IDS
+        if len(names) and self.search(distinct_ids(names), _GIVES_WORK):
+            problem += ", though CUDA calls gave a GPU work"
+            remedy = "the recorder got nothing of it from the driver: see the messages in the "
+            remedy += "report; virtual GPUs, WSL and other profilers of the card can be why"
+        elif len(names):
+            problem += f", and none of its {format_count(len(names), 'CUDA call')} gives a GPU work"
+            remedy = "record while the GPU works"
+        elif self._traced_cuda:
+            problem += ", and not a CUDA call, though nsys traced them: the program used no GPU"
+            remedy = "record one that does, or the process of it that does"
+        raise InputError(self.path, f"{problem}; {remedy}")
+
+    @property
+    def _traced_cuda(self) -> bool:
+        """Return whether nsys was to trace CUDA, by what it wrote about the capture."""
+        if not self._database.has("META_DATA_CAPTURE", "name", "value"):
+            return False
+        sql = "SELECT 1 FROM META_DATA_CAPTURE WHERE name LIKE '%COLLECT_CUDA_TRACE' AND value = "
+        return bool(list(self._database.query(sql + "'true'")))
 
     @property
     def tables(self) -> SqliteTables:
@@ -220,7 +243,9 @@ class NsysTrace(SqliteTrace[Table]):
         if window is not None and (zones := self._zones.get(table.name)) is not None:
             rows = zones.rows(window)
         partial = not kinds >= set(table.kinds)
-        needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if partial else [])])
+        # Pages of managed memory are known by the kind of the copy.
+        by_kind = partial or "source_memory" in columns or "destination_memory" in columns
+        needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if by_kind else [])])
         query = build_query(self._database, table, needed, window)
         raw = read_integers(self._database, query, progress, rows)
         if window is None:
@@ -245,7 +270,7 @@ class NsysTrace(SqliteTrace[Table]):
                 return np.full(rows, table.kinds[0], np.int8)
             return _lookup(KIND_OF[table.name], raw, "kind", rows, table.kinds[-1])
         if column in ("source_memory", "destination_memory"):
-            return _lookup(MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
+            return _memory(raw, column, rows)
         if column == "thread" and "thread" in table.columns and "process" in raw:
             return raw["process"] & 0xFFFFFF
         if column not in raw:
@@ -386,6 +411,14 @@ def _lookup(
         values[number] = meaning
     numbers = raw[column]
     return values[np.where((numbers < 0) | (numbers > max(known)), max(known) + 1, numbers)]
+
+
+def _memory(raw: dict[str, Integers], column: str, rows: int) -> NDArray[np.int8]:
+    """Return the memory kind of one end of each copy."""
+    memory = _lookup(MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
+    if "kind" in raw:
+        memory[np.isin(raw["kind"], MIGRATIONS)] = Memory.MANAGED
+    return memory
 
 
 INLINE_TEXT: Final = -2

@@ -118,6 +118,8 @@ TABLES: Final = (
 _COPIES: Final = "H2D D2H H2D D2H D2D D2D D2D D2D OTHER PEER H2D D2H D2D"
 """Kinds by ENUM_CUDA_MEMCPY_OPER, from 1; arrays are the device's memory, unified memory moves
 pages."""
+MIGRATIONS: Final = (11, 12, 13)
+"""Numbers of ENUM_CUDA_MEMCPY_OPER for pages of unified memory, whose ends are left unknown."""
 KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": {
         number: Kind[f"COPY_{kind}"] for number, kind in enumerate(_COPIES.split(), 1)

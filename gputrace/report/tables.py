@@ -106,7 +106,7 @@ def needs_ranks(rows: Sequence[GpuTotals] | Sequence[SceneLane]) -> bool:
     return len({row.rank for row in rows}) > 1 and any(row.gpu != row.rank for row in rows)
 
 
-def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
+def gpu_label(row: Breakdown | Gap | GpuTotals, analysis: Analysis) -> str:
     """Return the name of a GPU; with the rank where it differs."""
     known = all(t.gpu_known for t in analysis.gpus if (t.gpu, t.rank) == (row.gpu, row.rank))
     ranked = row.gpu is not None and row.gpu >= 0 and needs_ranks(analysis.gpus)
@@ -201,7 +201,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
         )
         for gap in shown[:most]
     )
-    on = " on all GPUs" if len(analysis.gpus) > 1 else ""
+    on = " on all GPUs" if len(analysis.breakdown) > 1 else ""
     every = f"the whole trace has {gaps.count:,}, {format_ns(gaps.total_ns)}{on}"
     title = f"Largest gaps{where} ({every})"
     return Table(title, ("", "length", "from", "step", "cause", "evidence"), body)
@@ -773,7 +773,7 @@ def links_table(analysis: Analysis, most: int) -> Table | None:
     if not used:
         return None
     several = len({row.host for row in used}) > 1
-    labels = {(gpu.gpu, gpu.rank): gpu_label(gpu, analysis) for gpu in analysis.breakdown}
+    labels = {(gpu.gpu, gpu.rank): gpu_label(gpu, analysis) for gpu in analysis.gpus}
 
     def ends(row: GpuLink) -> str:
         pairs = ((row.from_, row.from_rank), (row.to, row.to_rank))
@@ -832,11 +832,11 @@ def savings(analysis: Analysis, finding: Finding) -> str:
     now, gain = format_ns(cure.now_ns), format_ns(cure.gain_ns)
     least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
     why = ""
-    if cure.beyond and cure.now_ns - cure.low_ns > _MORE * finding.impact_ns:
+    if cure.beyond and cure.gain_ns > _MORE * finding.impact_ns:
         why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
-    if cure.high_ns >= cure.now_ns:
-        return f" {cure.what} might save up to {most} of {now} a step{why}."
     basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
+    if cure.high_ns >= cure.now_ns:
+        return f" {cure.what} might save up to {most} of {now} a step{basis}{why}."
     between = "" if least == most else f" ({format_range(least, most)}{basis})"
     return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
 

@@ -445,6 +445,11 @@ _COMPILED: Final = re.compile(r"triton_[a-z]{3}_fused_")
 def _how_to_compute_less(facts: Facts) -> str:
     """Return what the kernels show that the program does not do yet."""
     kernels, is_torch = facts.kernels, facts.framework == "pytorch"
+    if not facts.framework and kernels is not None and not kernels.products:
+        return (
+            "single precision where it suffices, fewer passes over memory (Nsight Compute says "
+            "what limits a kernel), faster cards, or more of them"
+        )
     advice = []
     if kernels is None or _in_low_precision(kernels) < _MOSTLY_ON_THEM * kernels.total_ns:
         advice.append("mixed precision")
