@@ -8,7 +8,7 @@ import pytest
 
 import gputrace
 from tests import kineto
-from tests.exports import MEMCPY, RUNTIME, UNIFIED_D2H, UNIFIED_H2D
+from tests.exports import MEMCPY, RUNTIME, UNIFIED_D2H, UNIFIED_H2D, global_id
 from tests.handmade import MS, US, Run, analyze, ids
 
 
@@ -162,6 +162,33 @@ def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:
     report = analyze(run, tmp_path)
     found = next(finding for finding in report.findings if finding.id == "idle-unexplained")
     assert "the calls that issued what follows are not in it" in found.message
+
+
+@pytest.mark.parametrize(
+    ("call", "id", "cause"),
+    [("MPI_Sendrecv", "sync-bound", "sync"), ("MPI_Isend", "launch-bound", "launch")],
+)
+def test_a_host_that_waits_in_mpi_is_said_to(
+    tmp_path: Path, call: str, id: str, cause: str
+) -> None:
+    """Not one that is in a call which returns at once."""
+    run = Run()
+    table = "MPI_P2P_EVENTS"
+    run.export.give(table, "start", "end", "globalTid", "textId")
+    name = run.export.string(call)
+    for _ in range(30):
+        run.kernel(500 * US, "jacobi_kernel")
+        run.synchronize()
+        start = run.now
+        run.wait(2 * MS)
+        values = {"globalTid": global_id(100, thread=100), "textId": name}
+        run.export.add(table, start=start, end=run.now, **values)
+    report = analyze(run, tmp_path)
+    found, gap = report.findings[0], report.gaps.largest[0]
+    assert found.id == id
+    assert ("of it in MPI, for other ranks" in found.message) == (cause == "sync")
+    assert gap.cause == cause
+    assert f"in the range {call}" in gap.evidence
 
 
 @pytest.mark.parametrize("kind", [UNIFIED_H2D, UNIFIED_D2H])

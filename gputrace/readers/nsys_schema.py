@@ -87,6 +87,10 @@ TABLES: Final = (
         {**_ON_HOST, "kind": ("eventType",), "name": ("textId",)},
         RANGE_TYPES + MARK_TYPES,
     ),
+    *(
+        Table(f"MPI_{name}_EVENTS", (Kind.RANGE,), {**_ON_HOST, "name": ("textId",)})
+        for name in ("P2P", "COLLECTIVES", "START_WAIT", "OTHER")
+    ),
     Table("PROFILER_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
     # gputrace's own, in its traces and in exports that it has added to:
     Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),

@@ -72,6 +72,10 @@ _RUN_AHEAD: Final = {
     "streams in place of cudaDeviceSynchronize, results that are read more rarely",
 }
 """Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
+_EXCHANGE_MEANWHILE: Final = (
+    "exchange while the GPU works: MPI_Isend and MPI_Irecv before kernels that need nothing of it; "
+    "between GPUs by NCCL or an MPI that knows CUDA; look at all ranks for the one that comes last"
+)
 
 _LONG_GAP_NS: Final = 1_000_000
 """Gaps longer than this are no late launches: the host did something else."""
@@ -266,8 +270,9 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
-    """The host is still in a synchronising call when the GPU has run out of work, or launches late
-    because it waited in one: with nothing to wait for, it would have been ahead of the GPU.
+    """The host is still in a synchronising call, of CUDA or MPI, when the GPU has run out of work,
+    or launches late because it waited in one: with nothing to wait for, it would have been ahead of
+    the GPU.
 
     Cost: idle time with that cause, and the waits for launches after such calls, up to the time
     that the host was in them.
@@ -278,13 +283,24 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
     clause = ""
     if late >= _WORTH_SAYING * (late + facts.mean("sync")):
         clause = f", {format_ns(late)} of it before launches that come late after the call"
+    advice = _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"])
+    in_mpi = facts.mean_over_gpus(_in_mpi)
+    if in_mpi >= _WORTH_SAYING * (late + facts.mean("sync")):
+        clause += f", {format_ns(in_mpi)} of it in MPI, for other ranks"
+    if 2 * in_mpi > late + facts.mean("sync"):
+        advice = _EXCHANGE_MEANWHILE
     yield from facts.costly(
         "sync-bound",
         "sync",
         "the GPUs idle {cost} because the host waits in a synchronising call first" + clause,
-        _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"]),
+        advice,
         beside=late,
     )
+
+
+def _in_mpi(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the nanoseconds of some time that a GPU idles while its host waits in MPI."""
+    return gpu.lane.causes.in_mpi.intersection(time).total
 
 
 def _launches_of_sync_bound(facts: Facts) -> int:
