@@ -361,3 +361,24 @@ def test_compilation_is_no_advice_to_who_compiles(tmp_path: Path, name: str, adv
         run.kernel(500 * US, name)
     (finding,) = analyze(run, tmp_path).findings
     assert ("compiled or fused operations" in finding.advice) == advised
+
+
+@pytest.mark.parametrize(("kernel", "is_measured"), [(50 * US, True), (20 * MS, False)])
+def test_iterations_after_a_start_with_little_to_compute_are_measured(
+    tmp_path: Path, kernel: int, is_measured: bool
+) -> None:
+    """A start that computes is a part of the run, of which iterations are not the most."""
+    run = Run()
+    for index in range(20):
+        run.wait(100 * MS)
+        run.kernel(kernel, f"start_{index}")
+    for _ in range(24):
+        run.wait(5 * MS)
+        run.input_copy()
+        for index in range(60):
+            run.kernel(50 * US, f"k{index}")
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "iterations"
+    assert (report.breakdown[0].steps > 0) == is_measured
+    assert report.findings[0].id == ("data-feeding" if is_measured else "launch-bound")

@@ -95,10 +95,10 @@ def _class_times(row: Sequence[int], waited: int | None) -> dict[str, int | None
 _FEWEST_ITERATIONS: Final = 10
 _MOST_OF_THE_RUN: Final = 0.5
 """Minimum number of steady iterations of each GPU, and part that they have of its time since its
-first kernel that computes, to be measured like steps of training."""
+first kernel that computes, or since the first of them, to be measured like steps of training."""
 _START_UP: Final = 0.1
-"""Minimum part of a GPU's time before that kernel: without a start-up to leave out, iterations may
-as well be layers, and the whole span is the better measure."""
+"""Minimum part of a GPU's time before that kernel, or of little computation: without a start-up
+to leave out, iterations may as well be layers, and the whole span is the better measure."""
 
 
 def measured(
@@ -116,7 +116,8 @@ def measured(
     if all_steps.kind == "training" or not gpus.lanes:
         return chosen if all_steps.kind == "training" else ()
     steps_of = StepsOf(chosen)
-    for lane, running in zip(lanes, gpus.each(_running, gpus.lanes), strict=True):
+    starts = [[step.start_ns for step in steps_of(lane.gpu)] for lane in gpus.lanes]
+    for lane, running in zip(lanes, gpus.each(_running, gpus.lanes, starts), strict=True):
         mine = steps_of(lane.gpu)
         covered = sum(step.end_ns - step.start_ns for step in mine)
         window = lane.window.end - lane.window.start
@@ -127,11 +128,22 @@ def measured(
     return chosen
 
 
-def _running(gpu: GpuShardView) -> int:
-    """Return the nanoseconds from the first kernel that computes to the end; 0 without any."""
+def _running(gpu: GpuShardView, iterations: Sequence[int]) -> int:
+    """Return the nanoseconds from the first kernel that computes to the end; 0 without any.
+
+    Count from the first of the iterations, given by their starts, if hardly anything computes
+    before, and the host feeds each of them: layers are not fed.
+    """
     computing = gpu.operations.classes == OperationClass.COMPUTE
     first = int(np.argmax(computing))
-    return max(0, gpu.lane.window.end - int(gpu.operations.start[first])) * bool(computing[first])
+    start, (_, end) = int(gpu.operations.start[first]), gpu.lane.window
+    begin = min(iterations, default=0)
+    copies = gpu.operations.start[gpu.operations.events.kind == Kind.COPY_H2D]
+    is_fed = np.count_nonzero(copies >= begin) >= len(iterations)
+    computes = gpu.lane.timeline.of_class(OperationClass.COMPUTE)
+    if is_fed and begin > start and computes.clip(start, begin).total < _START_UP * (begin - start):
+        start = begin
+    return max(0, end - start) * bool(computing[first])
 
 
 def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
