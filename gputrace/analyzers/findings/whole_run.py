@@ -335,6 +335,8 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     """A recording without steps has less than ten kernels, within 5 % of the host's recorded time.
 
     Cost: the rest of that time.
+
+    Wrong if: `nvidia-smi` shows the card in use for longer than the kernels take.
     """
     kernels = sum(lane.kernels for lane in facts.working)
     if facts.measured or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
@@ -576,6 +578,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The program waits for the next batch, and perhaps a GPU with it.
 
     A GPU may have had queued work meanwhile, so it is not shown to have idled.
+
+    Wrong if: the program is as slow with one batch used again and again.
     """
     findings = facts.costly(
         "data-feeding",
