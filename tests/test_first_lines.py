@@ -382,3 +382,19 @@ def test_iterations_after_a_start_with_little_to_compute_are_measured(
     assert report.steps.kind == "iterations"
     assert (report.breakdown[0].steps > 0) == is_measured
     assert report.findings[0].id == ("data-feeding" if is_measured else "launch-bound")
+
+
+def test_work_that_does_not_start_while_the_host_waits_for_it_is_no_late_launch(
+    tmp_path: Path,
+) -> None:
+    """It was launched in time: both wait for something that is not recorded."""
+    run = Run()
+    run.kernels(20, "decode")
+    run.synchronize()
+    run.wait(100 * US)
+    run.gpu_free[0] = run.now + 400 * MS
+    run.kernel(50 * US, "void at::native::sample")
+    run.synchronize()
+    name, message = first(run, tmp_path)
+    assert name == "sync-bound"
+    assert "400 ms" in message

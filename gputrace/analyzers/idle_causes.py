@@ -41,7 +41,7 @@ _MPI_WAITS: Final = re.compile(
 _LATENCY_NS: Final = 100_000
 """Maximum time from the issue of an operation to its start that is the launch's own."""
 _HELD_NS: Final = 1_000_000
-"""Minimum time for which issued work does not start while its host is in a copy that blocks, as a
+"""Minimum time for which issued work does not start while its host is in a call that blocks, as a
 sign that both wait for the same thing."""
 _NO_WAIT_NS: Final = 20_000
 """Maximum duration of a synchronisation that had nothing to wait for."""
@@ -168,10 +168,13 @@ def _proofs(
         )
         proofs["sync"].append(waiting.intersection(blocked))
         proofs["sync"].append(waiting.intersection(evidence.mpi.get(pair, EMPTY)))
-        copying = calls.of_thread(thread, Call.COPY)
-        held = _after(mine, issued[rows] + _LATENCY_NS).intersection(copying)
-        long = held.lengths > _HELD_NS
-        proofs["sync"].append(Intervals(held.start[long], held.end[long]))
+        stuck, queued = issued[rows] + _LATENCY_NS, issued[rows] <= mine.start
+        # Work that was queued before the gap may wait for another stream or GPU.
+        fresh = Intervals(mine.start[~queued], mine.end[~queued])
+        for times, since, sort in ((mine, stuck, Call.COPY), (fresh, stuck[~queued], Call.SYNC)):
+            held = _after(times, since).intersection(calls.of_thread(thread, sort))
+            long = held.lengths > _HELD_NS
+            proofs["sync"].append(Intervals(held.start[long], held.end[long]))
         proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
     late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
     proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))

@@ -122,13 +122,18 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     share = saving / total
     rate = pageable.bytes / max(pageable.copy_ns, 1)
     pinned = pageable.pinned_rate
-    comparison = f" instead of {pinned / 1e9:.1f} GB/s from pinned memory" if pinned else ""
+    spent = f"{format_ns(saving // count)} of {facts.per} ({share:.0%})"
+    message = (
+        f"copies from pageable memory, at {rate:.1f} GB/s, take {spent} with nothing beside them"
+    )
+    if pinned:
+        message = f"copies from pageable memory run at {rate:.1f} GB/s instead of "
+        message += f"{pinned / 1e9:.1f} GB/s from pinned memory: that costs {spent}"
     yield facts.finding(
         "h2d-pageable",
         severity_of(share) or "low",
         saving // count,
-        f"copies from pageable memory run at {rate:.1f} GB/s{comparison}: that costs "
-        f"{format_ns(saving // count)} of {facts.per} ({share:.0%})",
+        message,
         f"copy from pinned memory ({_PINNED.get(facts.framework, 'cudaHostAlloc')}): it is faster, "
         "the host need not wait, and copies can run beside kernels",
         {
