@@ -41,8 +41,10 @@ _MPI_WAITS: Final = re.compile(
 _LATENCY_NS: Final = 100_000
 """Maximum time from the issue of an operation to its start that is the launch's own."""
 _HELD_NS: Final = 1_000_000
-"""Minimum time for which issued work does not start while its host is in a call that blocks, as a
-sign that both wait for the same thing."""
+_LONG_HELD_NS: Final = 50_000_000
+"""Minimum times for which issued work does not start while its host is in a copy that blocks, and
+in a synchronising call, as a sign that both wait for the same thing: other GPUs hold up work, too,
+but not for so long."""
 _NO_WAIT_NS: Final = 20_000
 """Maximum duration of a synchronisation that had nothing to wait for."""
 
@@ -171,9 +173,12 @@ def _proofs(
         stuck, queued = issued[rows] + _LATENCY_NS, issued[rows] <= mine.start
         # Work that was queued before the gap may wait for another stream or GPU.
         fresh = Intervals(mine.start[~queued], mine.end[~queued])
-        for times, since, sort in ((mine, stuck, Call.COPY), (fresh, stuck[~queued], Call.SYNC)):
+        for times, since, sort, least in (
+            (mine, stuck, Call.COPY, _HELD_NS),
+            (fresh, stuck[~queued], Call.SYNC, _LONG_HELD_NS),
+        ):
             held = _after(times, since).intersection(calls.of_thread(thread, sort))
-            long = held.lengths > _HELD_NS
+            long = held.lengths > least
             proofs["sync"].append(Intervals(held.start[long], held.end[long]))
         proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
     late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
