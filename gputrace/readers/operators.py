@@ -17,7 +17,7 @@ from msgspec import DecodeError
 from msgspec.json import decode
 from numpy.typing import NDArray
 
-from gputrace.model.events import Kind
+from gputrace.model.events import UNKNOWN, Kind
 from gputrace.readers.in_memory import Names
 
 Shape = Sequence[int]
@@ -261,16 +261,16 @@ class Operators:
         """
         path_of = _paths(self._modules)
         calls = [(at, path_of[name], False) for at, name in self._modules]
-        ran = list(_innermost(calls))
+        ran = list(innermost(calls))
         keys = [at[:3] for at, *_ in ran]
         for at, sequence in self._backward if ran else ():
             if (made := self._forward.get(sequence)) is not None:
-                inside, path, _, _ = ran[max(bisect_right(keys, made[:3]) - 1, 0)]
+                inside, path, _ = ran[max(bisect_right(keys, made[:3]) - 1, 0)]
                 if inside[:2] == made[:2] and inside.start <= made.start < inside.end:
                     calls.append((at, path, True))
         return [
-            (*at, int(backward), int(begins), self._names.number(path), Kind.MODULE)
-            for at, path, backward, begins in _innermost(calls)
+            (*at, int(backward), UNKNOWN, self._names.number(path), Kind.MODULE)
+            for at, path, backward in innermost(calls)
         ]
 
 
@@ -289,23 +289,20 @@ def _paths(modules: Sequence[tuple[Place, str]]) -> dict[str, str]:
     return paths
 
 
-def _innermost(
-    calls: Sequence[tuple[Place, str, bool]],
-) -> Iterator[tuple[Place, str, bool, bool]]:
+def innermost(calls: Iterable[tuple[Place, str, bool]]) -> Iterator[tuple[Place, str, bool]]:
     """Yield the stretches in which each call is the innermost of its thread, in order.
 
-    Yields the stretch, the call's path, whether it or one around it is of a backward pass, and
-    whether the call begins with it.
+    Yields the stretch, the call's path, and whether it or one around it is of a backward pass.
     """
     around: list[tuple[Place, str, bool]] = []
-    done, begins = 0, False
+    done = 0
 
-    def until(time: int) -> Iterator[tuple[Place, str, bool, bool]]:
-        nonlocal done, begins
+    def until(time: int) -> Iterator[tuple[Place, str, bool]]:
+        nonlocal done
         at, path, backward = around[-1]
         if time > done:
-            yield at._replace(start=done, end=time), path, backward, begins
-            done, begins = time, False
+            yield at._replace(start=done, end=time), path, backward
+            done = time
 
     for at, path, backward in sorted(calls, key=_outer_first):
         while around and (around[-1][0][:2] != at[:2] or around[-1][0].end <= at.start):
@@ -316,7 +313,7 @@ def _innermost(
             at = at._replace(end=min(at.end, around[-1][0].end))
             backward |= around[-1][2]
         around.append((at, path, backward))
-        done, begins = at.start, True
+        done = at.start
     while around:
         yield from until(around[-1][0].end)
         around.pop()
