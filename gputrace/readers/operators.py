@@ -1,8 +1,8 @@
 """PyTorch's operators and modules: the work of operators, by their shapes, and calls of modules.
 
-Counted is the work of matrix products, convolutions and attention, forward and backward, as
-PyTorch's `torch.utils.flop_counter.FlopCounterMode` does: 2 for a multiplication with an addition,
-all of the scores where attention is causal, and those that a fused backward pass computes again.
+FLOPs are those of matrix products, convolutions and attention, forward and backward, as PyTorch's
+`torch.utils.flop_counter.FlopCounterMode` counts them: 2 for a multiplication with an addition, all
+of the scores where attention is causal, and those that a fused backward pass computes again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class Call(NamedTuple):
 
 
 def work_of(name: str, call: Call) -> Work | None:
-    """Return the work of an operator of `COUNTED`; None where its arguments do not say."""
+    """Return the work of an operator of `SHAPED`; None where its arguments do not say."""
     try:
+        if name in MOVED:
+            return Work(0, _moved(call, *MOVED[name]))
         flop, results = COUNTED[name](call)
         sizes = [_size(text) for text in call.types]
         tensors = [n for n, shape in enumerate(call.shapes) if len(shape)]
@@ -59,6 +61,22 @@ def work_of(name: str, call: Call) -> Work | None:
     traffic = read + results * max(2, sizes[tensors[-1]]) if known else 0
     is_possible = 0 < flop < 1 << 62 and 0 <= traffic < 1 << 62
     return Work(flop, traffic) if is_possible else None
+
+
+def _moved(call: Call, first: int, written: int) -> int:
+    """Return the least bytes of an operator that computes next to nothing with each element.
+
+    It reads the tensors from the ``first`` on once, and writes so many of the largest shape;
+    raises ValueError where a type is unknown.
+    """
+    tensors = [n for n, shape in enumerate(call.shapes) if len(shape)]
+    sizes = {n: _size(call.types[n]) for n in tensors}
+    elements = {n: prod(call.shapes[n]) for n in tensors}
+    moved = sum(elements[n] * sizes[n] for n in tensors if n >= first)
+    moved += written * max(elements.values()) * sizes[tensors[0]]
+    if not all(sizes.values()) or not 0 < moved < 1 << 62:
+        raise ValueError("no sizes")
+    return moved
 
 
 _SIZES: Final = (
@@ -177,6 +195,31 @@ COUNTED: Final = {
 """Counter of the FLOPs, and of the elements of the results, by operator. Of operators within each
 other the outer one counts."""
 
+_POINTWISE: Final = (
+    "add sub mul div neg abs exp log sqrt rsqrt pow tanh sigmoid relu gelu silu clamp clamp_min "
+    "where masked_fill addcmul addcdiv lerp"
+)
+_PASSES: Final = (
+    "native_layer_norm _fused_rms_norm native_group_norm native_batch_norm cudnn_batch_norm "
+    "miopen_batch_norm native_dropout"
+)
+_OTHERS: Final = (
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data threshold_backward "
+    "gelu_backward silu_backward tanh_backward sigmoid_backward"
+)
+MOVED: Final = {
+    **{f"aten::{name}{place}": (0, 1) for name in _POINTWISE.split() for place in ("", "_")},
+    **{f"aten::{name}{way}": (0, 1) for name in _PASSES.split() for way in ("", "_backward")},
+    **{f"aten::{name}": (0, 1) for name in _OTHERS.split()},
+    **{f"aten::{name}": (0, 0) for name in ("sum", "mean")},
+    **{f"aten::{name}": (1, 1) for name in ("copy_", "fill_", "zero_")},
+}
+"""The first tensor that is read, and the number of tensors written, by operator whose time is that
+of moving its operands."""
+
+SHAPED: Final = COUNTED.keys() | MOVED.keys()
+"""Operators whose work their arguments say."""
+
 
 class Place(NamedTuple):
     """Process, thread and times of a call."""
@@ -204,7 +247,7 @@ class Operators:
         self._backward: list[tuple[Place, int]] = []
 
     def add_work(self, name: str, shapes: bytes, types: bytes, values: bytes, at: Place) -> None:
-        """Add a call of an operator of `COUNTED`, with its arguments as JSON."""
+        """Add a call of an operator of `SHAPED`, with its arguments as JSON."""
         key = name, shapes, types, values
         if key not in self._works:
             try:
