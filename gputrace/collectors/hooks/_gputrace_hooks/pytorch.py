@@ -36,7 +36,7 @@ from .wrappers import after, classes, defined, iterator, makes_way, ours, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -161,7 +161,8 @@ class _Walk:
     A path is a ``word``; 0, which is no module's, stands for outside of modules.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
         self.path = self.since = self.is_backward = self.before = 0
         self.around: list[tuple[int, int]] = []
         # The path in which the thread made nodes of autograd's graph, from each number on.
@@ -288,9 +289,9 @@ class _Modules:
 
     def backward_ended(self) -> None:
         """Return threads to where they were before the backward pass; those of autograd wait."""
-        for thread, walk in list(self.walks.items()):
+        for walk in list(self.walks.values()):
             if walk.is_backward:
-                self._move(walk, walk.before, 0, thread)
+                self._move(walk, walk.before, 0, walk.thread == thread_id())
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, RecursionError):
@@ -302,9 +303,10 @@ class _Modules:
         self.end()
 
     def _walk(self) -> _Walk:
-        walk = self.walks.get(thread_id())
+        thread = thread_id()
+        walk = self.walks.get(thread)
         if walk is None:
-            walk = self.walks[thread_id()] = _Walk()
+            walk = self.walks[thread] = _Walk(thread)
         return walk
 
     def _path(self, around: int, module: object) -> int:
@@ -323,13 +325,13 @@ class _Modules:
             self.path_of.setdefault(id(module), path)
         return path
 
-    def _move(self, walk: _Walk, path: int, is_backward: int, thread: int = 0) -> None:
+    def _move(self, walk: _Walk, path: int, is_backward: int, is_here: bool = True) -> None:
         now = time_ns()
         if walk.path and now > walk.since:
             kind = MODULE | walk.is_backward << 16
-            record_of(thread or thread_id(), walk.since, now, walk.path, kind)
+            record_of(walk.thread, walk.since, now, walk.path, kind)
         walk.path, walk.since, walk.is_backward = path, now, is_backward
-        if not thread or thread == thread_id():
+        if is_here:
             walk.first.append(self.sequence())
             walk.made.append(path)
 
@@ -341,12 +343,14 @@ class _Modules:
         torch: Any = sys.modules["torch"]
         # A program may count what is asked of tensors.
         with torch._C.DisableTorchFunction():
-            for tensor in _tensors(values, torch.Tensor):
+            for tensor in _tensors(values, torch.Tensor, []):
                 node = tensor.grad_fn
                 number = -1 if node is None else node._sequence_nr()
+                if number in walk.watched or number < 0:
+                    continue
+                walk.watched.add(number)
                 index = bisect_right(walk.first, number) - 1
-                if index >= 0 and number not in walk.watched:
-                    walk.watched.add(number)
+                if index >= 0:
                     self.handles.append(node.register_prehook(self._marker(walk.made[index])))
 
     def _marker(self, path: int) -> "Callable[[Any], None]":
@@ -387,17 +391,18 @@ def _steps_of_modules() -> int:
     return 3 if cuda is not None and getattr(cuda, "is_initialized", bool)() else 0
 
 
-def _tensors(values: object, cls: type, depth: int = 4) -> "Iterator[Any]":
-    """Yield the tensors in nested tuples, lists and dictionaries, of each the first few."""
+def _tensors(values: object, cls: type, tensors: "list[Any]", depth: int = 4) -> "list[Any]":
+    """Add the tensors in nested tuples, lists and dictionaries, of each the first few."""
     kind = type(values)
     if issubclass(kind, cls):
-        yield values
-        return
-    holder: Any = next((base for base in (tuple, list, dict) if issubclass(kind, base)), None)
-    if holder is not None and depth:
-        items: Any = dict.values if holder is dict else holder.__iter__
+        tensors.append(values)
+    elif depth and issubclass(kind, (tuple, list, dict)):
+        items: Any = dict.values if issubclass(kind, dict) else None
+        if items is None:
+            items = tuple.__iter__ if issubclass(kind, tuple) else list.__iter__
         for item in islice(items(values), 64):
-            yield from _tensors(item, cls, depth - 1)
+            _tensors(item, cls, tensors, depth - 1)
+    return tensors
 
 
 modules = _Modules()
