@@ -29,7 +29,7 @@ MM_FLOP: Final = 2 * 4096**3
 def test_flops_of_a_training_step_are_those_of_pytorchs_flop_counter(
     model: str, tmp_path: Path
 ) -> None:
-    """The operators are PyTorch 2.13's own, with their shapes, nested as it nests them."""
+    """The operators are PyTorch 2.14's own, with their shapes, nested as it nests them."""
     events = COUNTED[model]["events"]
     path = write(tmp_path / "run.pt.trace.json", *events, kernel(events[0]["ts"], 1000))
     with open_trace(path) as trace:

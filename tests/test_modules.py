@@ -18,7 +18,7 @@ from tests.recordings import DATA
 from tests.test_hooks import TORCH, Program, torch_python
 
 REAL: Final = json.loads((DATA / "torch_modules.json").read_text())
-"""Two steps of Sequential(Mlp, Mlp, Linear) under PyTorch 2.13's profiler with stacks; an Mlp has
+"""Two steps of Sequential(Mlp, Mlp, Linear) under PyTorch 2.14's profiler with stacks; an Mlp has
 two Linears. The times are of a CPU: each product is given a kernel here."""
 BACKWARD: Final = "autograd::engine::evaluate_function: AddmmBackward0"
 
