@@ -667,7 +667,7 @@ class CopyUse(Struct, frozen=True):
     """Sum of their durations."""
     bytes_per_s: int
     limit_bytes_per_s: int | None
-    """What the slot of the card carries, or its memory, which is read and written; None if
+    """Rate of the card's slot, or half of that of its memory, which is read and written; None if
     unknown."""
 
 
