@@ -637,7 +637,7 @@ _DIRECTIONS: Final = {
     Kind.COPY_D2D: "d2d",
     Kind.COPY_PEER: "peer",
 }
-_OF_HOST: Final = {
+_OF_HOST: Final[Mapping[int, str]] = {
     Memory.PAGEABLE: "pageable",
     Memory.PINNED: "pinned",
     Memory.MANAGED: "managed",
@@ -668,7 +668,7 @@ def find_copies(gpus: PerGpu, measured: Sequence[Step]) -> tuple[CopyUse, ...]:
                     gpu.gpu,
                     gpu.rank,
                     _DIRECTIONS[kind],
-                    _OF_HOST.get(Memory(number & 0xFF), ""),
+                    _OF_HOST.get(number & 0xFF, ""),
                     len(steps),
                     count=len(mine),
                     bytes=int(mine.bytes.sum()),
