@@ -63,7 +63,7 @@ def graph_of(path: Path) -> Graph:
         assert window is not None
         calls = gpus.calls_within(window)
         assert calls is not None
-        rows = read_rows(gpus, calls, found, steps, match_collectives(gpus))
+        rows = read_rows(gpus, calls, found, steps, match_collectives(gpus), ())
         return build_graph(trace, rows, calls, {})
 
 

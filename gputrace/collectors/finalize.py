@@ -359,7 +359,7 @@ def global_tids(
 
 
 _RANGES: Final = {"data_wait": 1, "annotation": 2, "gc": 3, "phase": 4, "compilation": 6}
-_LOADER: Final = 5
+_LOADER, _MODULE = 5, 7
 """Values of ``kind`` in GPUTRACE_HOST_RANGE."""
 
 
@@ -399,6 +399,9 @@ def write_host(
     for name, kind in _RANGES.items():
         rows = host.records[name]
         writer.add("GPUTRACE_HOST_RANGE", spans(rows) | {"kind": [kind] * len(rows)})
+    rows = host.records["module"]
+    modules = {"kind": [_MODULE] * len(rows), "number": rows["rank"]}
+    writer.add("GPUTRACE_HOST_RANGE", spans(rows) | modules)
     rows = host.records["loader"]
     numbers = rows["rank"].astype(np.int64) << 32 | rows["number"]
     loader = {"kind": [_LOADER] * len(rows), "number": numbers}

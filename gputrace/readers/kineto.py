@@ -34,7 +34,7 @@ from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trac
 from gputrace.readers.chrome_json import BadJson, Document
 from gputrace.readers.gzip_io import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
-from gputrace.readers.operators import COUNTED, Operators, Place
+from gputrace.readers.operators import SHAPED, Operators, Place
 
 Value = int | float | str | None
 """Value of a field that should be an integer."""
@@ -468,7 +468,7 @@ class Rows:
             ):
                 on_host.append(event)
             elif event.cat in _OPERATORS and (args := event.args) is not None:
-                if args.sequence != UNKNOWN or event.name in COUNTED:
+                if args.sequence != UNKNOWN or event.name in SHAPED:
                     operators.append(event)
             elif event.cat == _PYTHON and str(event.name).startswith(_MODULE):
                 modules.append(event)
@@ -601,7 +601,7 @@ class Rows:
                 continue
             is_backward = integer(args.forward) > 0
             self._program.add_operator(name, integer(args.sequence), is_backward, at)
-            if name in COUNTED and shown[row]:
+            if name in SHAPED and shown[row]:
                 shapes, types, values = map(bytes, (args.shapes, args.types, args.values))
                 self._program.add_work(name, shapes, types, values, at)
 

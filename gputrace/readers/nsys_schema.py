@@ -96,7 +96,10 @@ TABLES: Final = (
     Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
     Table(
         "GPUTRACE_HOST_RANGE",
-        (Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.PHASE, Kind.COLLECTION, Kind.COMPILATION),
+        (
+            *(Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.PHASE, Kind.COLLECTION),
+            *(Kind.COMPILATION, Kind.MODULE),
+        ),
         {**_ON_HOST, "kind": ("kind",), "correlation": ("number",)},
     ),
     Table(
@@ -135,6 +138,7 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
         4: Kind.PHASE,
         5: Kind.LOADER,
         6: Kind.COMPILATION,
+        7: Kind.MODULE,
     },
     "GPUTRACE_MESSAGE": {1: Kind.MESSAGE, 2: Kind.COMMUNICATOR},
     "NVTX_EVENTS": {

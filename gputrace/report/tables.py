@@ -16,6 +16,7 @@ from gputrace.model.results import (
     Analysis,
     Breakdown,
     CollectiveTotals,
+    CopyUse,
     Experts,
     ExtraTable,
     Finding,
@@ -325,6 +326,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         sharded_table(analysis),
         tensor_table(analysis),
         links_table(analysis, limits.links),
+        copies_table(analysis),
         cards_table(analysis),
         throughput_table(analysis),
         energy_table(analysis),
@@ -672,7 +674,7 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {row[2] for row in rows} & {"yes", "no"}:
         of += "; tc: on tensor cores"
-    head = ("", "family", "tc", "times", "median", "time", "share", "TFLOP/s", "of limit")
+    head = ("", "family", "tc", "times", "median", "time", "share", "achieved", "of limit")
     return Table(f"Kernels that take most time ({of})", head, tuple(rows))
 
 
@@ -717,7 +719,9 @@ def _speed_cells(line: Roofline | None) -> tuple[str, str]:
     """Return the speed of a kernel, and its share of what the cards can do."""
     if line is None:
         return "", ""
-    speed = f"{line.flop_per_s / 1e12:.3g}"
+    speed = f"{line.flop_per_s / 1e12:.3g} TFLOP/s"
+    if not line.flop_per_s:
+        speed = f"{(line.bytes_per_s or 0) / 1e9:,.4g} GB/s"
     return speed, "" if line.of_limit is None else f"{line.of_limit:.0%} {line.limit}"
 
 
@@ -757,6 +761,45 @@ def _distinct(labels: Mapping[str, str], short: Mapping[str, str], longest: int)
         }
         apart |= parted | _distinct(parted, short, longest)
     return apart
+
+
+def copies_table(analysis: Analysis) -> Table | None:
+    """Tabulate the copies of all GPUs by direction; None where they take next to no time."""
+    total = sum(row.total_ns for row in analysis.breakdown)
+    sums: dict[tuple[str, str], list[CopyUse]] = {}
+    for row in analysis.copies:
+        sums.setdefault((row.kind, row.memory), []).append(row)
+    each = max(sum(row.steps for row in analysis.breakdown), 1)
+    body = []
+    for (kind, memory), rows in sums.items():
+        spent, moved = sum(row.total_ns for row in rows), sum(row.bytes for row in rows)
+        limits = {row.limit_bytes_per_s for row in rows}
+        limit, rate = limits.pop() if len(limits) == 1 else None, moved * 1e9 / spent
+        if spent >= _WORTH * total:
+            body.append(
+                (
+                    f"{_COPIES[kind]}{f', {memory}' if memory else ''}",
+                    f"{sum(row.count for row in rows) / each:,.1f}",
+                    format_bytes(round(moved / each)),
+                    format_ns(round(spent / each)),
+                    f"{rate / 1e9:,.4g}",
+                    "" if limit is None else f"{limit / 1e9:,.4g}",
+                    "" if limit is None else f"{rate / limit:.0%}",
+                )
+            )
+    if not body:
+        return None
+    loop = "a step" if any(row.steps for row in analysis.breakdown) else "in all"
+    head = ("", "copies", "bytes", "time", "GB/s", "limit", "of limit")
+    return Table(f"Copies ({loop}, on a GPU)", head, tuple(body))
+
+
+_COPIES: Final = {
+    "h2d": "host to device",
+    "d2h": "device to host",
+    "d2d": "within the device",
+    "peer": "between GPUs",
+}
 
 
 def _cut(name: str, longest: int) -> str:

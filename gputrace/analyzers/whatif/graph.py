@@ -91,6 +91,8 @@ class Graph(Struct, frozen=True, dict=True):
     process: Index
     step: Index
     """Step in which the operation runs, counted from 0, or `NONE`."""
+    gathers: NDArray[np.bool_]
+    """True for a gather of sharded parameters."""
     start: Times
     """Recorded start of the operation, or of the call where there is none."""
     end: Times

@@ -84,6 +84,8 @@ _window: "list[int | None]" = [None, None]
 # Where windows come again: after how many steps, for how many, and the step that ends them all.
 _again: "list[int | None]" = [None, None, None]
 _begin = [0]
+# The step from which on is recorded; None outside of a window.
+_since: "list[int | None]" = [0]
 _stretches = Stretches()
 
 
@@ -122,6 +124,14 @@ def calls(rank: int) -> int:
     return source.calls if source else 0
 
 
+def recorded() -> "tuple[int, int | None]":
+    """Return how many steps of the window have ended, -1 outside of it, and of how many it is."""
+    since, end = _since[0], _window[1]
+    if since is None or not _sources:
+        return -1, None
+    return _sources[max(_sources)].count - since, None if end is None else end - since
+
+
 def step_by_user(samples: int = 0, tokens: int = 0, flop: float = 0) -> None:
     """Mark the end of a step, for ``gputrace.step()``, and record the work that it did."""
     step_ended(_by_user, USER, step_by_user)
@@ -136,11 +146,12 @@ def _apply_window(source: _Source) -> None:
     if first is not None and source.count >= first:
         _window[0] = None
         control.capture(True)
+        _since[0] = source.count
         # What a recorder takes to begin is no part of a step.
         source.last = time_ns()
         _note_window(f"recording from step {first}")
     if end is not None and source.count >= end:
-        _window[1] = None
+        _window[1] = _since[0] = None
         control.capture(False)
         _note_window(f"recorded to the end of step {end - 1}")
         _set_next(source.count)
@@ -177,6 +188,7 @@ def read_window() -> None:
             _set_next(_begin[0])
     except ValueError:
         note(f"GPUTRACE_STEPS={text} names no steps")
+    _since[0] = None if _window[0] else 0
     if _window[0] == 0:
         # No note: a process that trains nothing should leave no file.
         _window[0] = None
