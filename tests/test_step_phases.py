@@ -129,6 +129,13 @@ def test_an_optimizer_that_calls_a_closure_counts_for_the_rest(tmp_path: Path) -
     assert host_ms(row) == {"data": 1, "forward": 4, "backward": 3, "optimizer": 2}
 
 
+def test_a_closure_that_is_timed_itself_is_no_part_of_the_optimizer(tmp_path: Path) -> None:
+    """As Lightning's, which zeroes gradients and calls the program's hooks."""
+    calls: Calls = [("optimizer", 1, 10), ("other", 2, 9), ("forward", 3, 5), ("backward", 5, 8)]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"forward": 2, "backward": 3, "optimizer": 2, "other": 3}
+
+
 def test_optimizers_within_a_backward_pass_are_no_part_of_it(tmp_path: Path) -> None:
     calls: Calls = [(WAIT, 0, 1), ("backward", 3, 9), ("optimizer", 4, 5), ("optimizer", 6, 7)]
     row = the(analyze(Host().trains(*calls).export, tmp_path))
@@ -259,11 +266,31 @@ class Optimizer:
     "lightning/pytorch/strategies/strategy.py": """
 class Strategy:
     def training_step(self, batch): return 2 * batch
+    def optimizer_step(self, optimizer, call):
+        result = call()
+        optimizer.step()
+        return result
+""",
+    "pytorch_lightning/plugins/precision/precision.py": """
+class Precision:
+    def _clip_gradients(self, most): return most
+    def _wrap_closure(self, call): return self._clip_gradients(call())
 """,
     "transformers/trainer.py": """
 class Trainer:
     def __init__(self, scale=2): self.scale = scale
     def compute_loss(self, batch): return self.scale * batch
+    def _clip_grad_norm(self, most): return most
+""",
+    "accelerate/accelerator.py": """
+class Accelerator:
+    def backward(self, loss): return loss
+    def clip_grad_norm_(self, parameters, most): return most
+""",
+    "accelerate/optimizer.py": """
+class AcceleratedOptimizer:
+    def __init__(self, optimizer): self.optimizer = optimizer
+    def step(self): return self.optimizer.step()
 """,
 }
 OLDER: Final = """
@@ -329,6 +356,32 @@ def test_a_forward_pass_that_a_framework_calls_is_timed(torch: Program, call: st
     out = torch.quietly(f"{USES}{call}\nbackward(); optimizer.step()\n")
     assert out == "42\n"
     assert phases(torch.events()) == ["forward", "backward", "optimizer"]
+
+
+def test_phases_have_what_accelerate_does_around_torch_s_calls(torch: Program) -> None:
+    out = torch.quietly(
+        f"{USES}from accelerate.accelerator import Accelerator\n"
+        "from accelerate.optimizer import AcceleratedOptimizer\n"
+        "from transformers.trainer import Trainer\n"
+        "both = Accelerator()\n"
+        "print(both.backward(1), both.clip_grad_norm_([], 2), Trainer()._clip_grad_norm(3))\n"
+        "print(AcceleratedOptimizer(optimizer).step())\n"
+    )
+    assert out == "1 2 3\nstepped\n"
+    clipping = ["gradient clipping"] * 2
+    assert phases(torch.events()) == ["backward", *clipping, "optimizer", "optimizer"]
+
+
+def test_lightning_s_closure_is_no_part_of_its_optimizer_s_step(torch: Program) -> None:
+    out = torch.quietly(
+        f"{USES}from lightning.pytorch.strategies.strategy import Strategy\n"
+        "from pytorch_lightning.plugins.precision.precision import Precision\n"
+        "closure = lambda: Precision()._wrap_closure(lambda: 42)\n"
+        "print(Strategy().optimizer_step(optimizer, closure))\n"
+    )
+    assert out == "42\n"
+    inner = ["gradient clipping", "other", "optimizer"]
+    assert phases(torch.events()) == [*inner, "optimizer"]
 
 
 def test_optimizers_without_hooks_are_timed_too(torch: Program) -> None:

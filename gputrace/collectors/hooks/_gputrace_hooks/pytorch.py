@@ -166,14 +166,34 @@ def backward(module: "Any") -> None:
 
 
 def lightning_strategy(module: "Any") -> None:
-    """Time the forward passes that Lightning has its module make."""
+    """Time the forward passes that Lightning has its module make, and steps of optimizers."""
     phase(module.Strategy, "training_step", "forward", _is_compiling, _memory.look)
+    phase(module.Strategy, "optimizer_step", "optimizer", _is_compiling, _memory.look)
+
+
+def lightning_precision(module: "Any") -> None:
+    """Time clipping, and what Lightning has the optimizer call, which is none of its step."""
+    phase(module.Precision, "_clip_gradients", "gradient clipping", _is_compiling, _memory.look)
+    phase(module.Precision, "_wrap_closure", "other", _is_compiling, _memory.look)
+
+
+def accelerate_optimizer(module: "Any") -> None:
+    """Time steps with what Accelerate does around them: it looks for packages at each."""
+    phase(module.AcceleratedOptimizer, "step", "optimizer", _is_compiling, _memory.look)
+
+
+def accelerator(module: "Any") -> None:
+    """Time clipping and backward passes with what Accelerate does around them."""
+    clip = "clip_grad_norm_", "gradient clipping"
+    for name, called in (clip, ("backward", "backward")):
+        phase(module.Accelerator, name, called, _is_compiling, _memory.look)
 
 
 def transformers_trainer(module: "Any") -> None:
-    """Time the forward passes of transformers' trainer, or those by which a subclass replaces
-    them.
+    """Time clipping and forward passes of transformers' trainer, or those by which a subclass
+    replaces them.
     """
+    phase(module.Trainer, "_clip_grad_norm", "gradient clipping", _is_compiling, _memory.look)
     function = defined(module.Trainer, "__init__")
     if function is not None:
         module.Trainer.__init__ = after(function, lambda self: _time_loss(type(self)))
