@@ -134,6 +134,10 @@ def patch(module: "ModuleType") -> None:
 
     from . import recorder
 
+    if os.environ.get("GPUTRACE_LINES") and module.__name__ != "multiprocessing.util":
+        from . import sampler
+
+        sampler.install_for_steps(os.environ["GPUTRACE_LINES"])
     for name in names.split():
         try:
             home, function = name.split(".")
