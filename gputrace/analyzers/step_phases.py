@@ -105,7 +105,7 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
         calls(OPTIMIZER),
     )
     inner = backward.contains(optimizer.start)
-    inside, around = optimizer.select(inner), optimizer.select(~inner)
+    inside, around = optimizer.select(inner), optimizer.select(~inner).difference(calls(OTHER))
     between = {UNSCALING: calls(UNSCALING), CLIPPING: calls(CLIPPING)}
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
     ends.append(events.end[events.kind == Kind.STEP])

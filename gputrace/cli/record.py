@@ -38,7 +38,12 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     help="The trace to write; %h is the host, %p the process id, %q{VAR} a variable.",
 )
 @options.force
-@click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
+@click.option(
+    "--python/--no-python",
+    default=None,
+    help="Sample which line of the program the host is at, 100 times a second from its start; if "
+    "neither is given, 20 times from the first step.",
+)
 @click.option("--live", is_flag=True, help="Show steps, GPUs and clocks while COMMAND runs.")
 @click.option("--steps", metavar="A:B", help="Record only these training steps, from 0, without B.")
 @click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
@@ -258,7 +263,7 @@ def _plan(
     no_control: bool,
     profiler_api: bool,
     no_nvml: bool,
-    python: bool,
+    python: bool | None,
 ) -> Plan:
     """Parse the options; raises UsageError if one is invalid, or they contradict each other."""
     from gputrace.collectors.backend import Plan

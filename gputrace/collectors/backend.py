@@ -93,8 +93,9 @@ class Plan:
     profiler_api: bool = False
     """Record from cudaProfilerStart to cudaProfilerStop."""
     nvml: bool = True
-    python: bool = False
-    """Sample the lines that Python programs are at."""
+    python: bool | None = False
+    """Sample the lines that Python programs are at; None: five times less often, of those that
+    import a framework, from their first step on."""
     every: RepeatedWindow | None = None
     limits: Limits = NONE
     api: str = "all"

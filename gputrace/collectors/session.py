@@ -273,8 +273,10 @@ def _is_of(output: Path, job: str) -> bool:
 def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment with what loads the hooks into the program's Python."""
     changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
+    library = built_library("_ticker") if plan.python is not False else None
+    if plan.python is None and library is not None:
+        changed["GPUTRACE_LINES"] = str(library)
     if plan.python:
-        library = built_library("_ticker")
         if library is None:
             raise MissingError(
                 "--python needs a part of gputrace that was not built for want of a C compiler; "

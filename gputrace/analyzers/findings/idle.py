@@ -558,6 +558,8 @@ def _idle_in(gpu: GpuShardView, steps: Sequence[tuple[int, int]]) -> int:
 
 _DOMINATES: Final = 0.4
 """Share of the workers' time from which a part is named."""
+_GAINS: Final = 0.95
+"""Predicted part of a step below which a cheaper part of a batch is worth telling."""
 _OF_THE_WAIT: Final = 0.5
 """Share of the wait from which receiving is named."""
 _ADVICE: Final = {
@@ -633,12 +635,27 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     name = what.get(first.name, first.name.removeprefix("transform "))
     whose = "the workers' time" if loader.workers else "the loader's time"
     clause = f"{name} is {first.share:.0%} of {whose}"
+    if first.name == READING and loader.from_disk:
+        clause += f", and {loader.from_disk:.0%} of what it reads comes from a disk"
     cure = _ADVICE.get(first.name)
     if cure is None:
         cure = f"make {name} cheaper, or do it once and keep the result"
-        if loader.half_step_ns is not None and not loader.workers:
-            cure += f" (a step of {format_ns(loader.half_step_ns)} if it took half as long)"
-    yield clause, cure
+    yield clause, cure + _if_cheaper(loader)
+
+
+def _if_cheaper(loader: Loader) -> str:
+    """Return the steps to expect where a batch's longest part costs less; those that gain 5 %."""
+    steps = {"with samples kept in memory": loader.cached_step_ns}
+    if loader.parts[0].name == READING:
+        steps["if no disk were waited for"] = loader.no_disk_step_ns
+    elif loader.parts[0].name != COLLATING:
+        steps["if it took half as long"] = loader.half_step_ns
+    gains = [
+        f"of {format_ns(step)} {how}"
+        for how, step in reversed(steps.items())
+        if step is not None and step < _GAINS * loader.step_ns
+    ]
+    return f" (a step {', '.join(gains)})" if gains else ""
 
 
 def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:

@@ -456,14 +456,38 @@ def _around_backward() -> None:
 
 
 def lightning_strategy(module: "Any") -> None:
-    """Time the forward passes that Lightning has its module make."""
+    """Time the forward passes that Lightning has its module make, and steps of optimizers."""
     phase(module.Strategy, "training_step", "forward", _is_compiling, _memory.look)
+    phase(module.Strategy, "optimizer_step", "optimizer", _is_compiling, _memory.look)
+
+
+def lightning_precision(module: "Any") -> None:
+    """Time clipping, by norm or by value."""
+    phase(module.Precision, "clip_gradients", "gradient clipping", _is_compiling, _memory.look)
+
+
+def lightning_closure(module: "Any") -> None:
+    """Time what Lightning has the optimizer call, which is none of its step."""
+    phase(module.Closure, "closure", "other", _is_compiling, _memory.look)
+
+
+def accelerate_optimizer(module: "Any") -> None:
+    """Time steps with what Accelerate does around them: it looks for packages at each."""
+    phase(module.AcceleratedOptimizer, "step", "optimizer", _is_compiling, _memory.look)
+
+
+def accelerator(module: "Any") -> None:
+    """Time clipping and backward passes with what Accelerate does around them."""
+    clip = "clip_grad_norm_", "gradient clipping"
+    for name, called in (clip, ("backward", "backward")):
+        phase(module.Accelerator, name, called, _is_compiling, _memory.look)
 
 
 def transformers_trainer(module: "Any") -> None:
-    """Time the forward passes of transformers' trainer, or those by which a subclass replaces
-    them.
+    """Time clipping and forward passes of transformers' trainer, or those by which a subclass
+    replaces them.
     """
+    phase(module.Trainer, "_clip_grad_norm", "gradient clipping", _is_compiling, _memory.look)
     function = defined(module.Trainer, "__init__")
     if function is not None:
         module.Trainer.__init__ = after(function, lambda self: _time_loss(type(self)))
@@ -501,9 +525,11 @@ def _step(optimizer: object) -> None:
     if not _quiet and not _is_compiling():
         start = _begun.pop(id(optimizer), 0)
         if start:
-            record(start, time_ns(), _optimizer, PHASE)
             _memory.look()
         step_ended(_what, OPTIMIZER, optimizer)
+        if start:
+            # With what recording took: the program waits for it in this call.
+            record(start, time_ns(), _optimizer, PHASE)
 
 
 def _is_compiling() -> bool:
