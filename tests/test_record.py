@@ -498,7 +498,7 @@ def test_it_says_so_where_the_gpus_cannot_be_sampled(tmp_path: Path) -> None:
     assert len([line for line in ran.err.splitlines() if "no GPU sampling: " in line]) == 1
 
 
-@pytest.mark.parametrize("name", ["click", "numpy", "msgspec", "select", "typing"])
+@pytest.mark.parametrize("name", ["numpy", "select"])
 def test_a_module_of_the_program_reaches_it_and_never_the_recorder(
     tmp_path: Path, name: str
 ) -> None:
@@ -512,3 +512,12 @@ def test_a_module_of_the_program_reaches_it_and_never_the_recorder(
     )
     assert (ran.code, ran.out) == (0, "True\n")
     assert "Traceback" not in ran.err
+
+
+def test_a_program_imports_the_sitecustomize_that_it_would_have_without(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("")
+    program = tmp_path / "program.py"
+    program.write_text("import sitecustomize; print(sitecustomize.__file__)")
+    recorded = ["record", "-o", tmp_path / "t.sqlite", "--no-nvml", "--", sys.executable, program]
+    ran, without = command.gputrace(*recorded), command.python(str(program))
+    assert (ran.code, ran.out) == (0, without.out)
