@@ -518,6 +518,6 @@ def test_a_program_imports_the_sitecustomize_that_it_would_have_without(tmp_path
     (tmp_path / "sitecustomize.py").write_text("")
     program = tmp_path / "program.py"
     program.write_text("import sitecustomize; print(sitecustomize.__file__)")
-    recorded = ["record", "-o", tmp_path / "t.sqlite", "--no-nvml", "--", sys.executable, program]
-    ran, without = command.gputrace(*recorded), command.python(str(program))
+    recorded = ["record", "-o", str(tmp_path / "t.sqlite"), "--no-nvml", "--", sys.executable]
+    ran, without = command.gputrace(*recorded, program), command.python(str(program))
     assert (ran.code, ran.out) == (0, without.out)
