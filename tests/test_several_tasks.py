@@ -5,6 +5,7 @@ The variables are set by hand and the recorders are real; no launcher is needed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -353,3 +354,15 @@ class TestTeam:
                 first.kill()
                 assert second.stdout.readline() == b"begins\n"
                 second.kill()
+
+
+def test_a_full_disk_at_the_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UsageError, match=r"cannot be made \(No space left on device\)"):
+        Team(tmp_path / "trace.sqlite.spool", None)
+    assert list(tmp_path.iterdir()) == []

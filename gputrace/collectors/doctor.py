@@ -143,7 +143,7 @@ ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(version))
 print(version.value)
 """
     ran = subprocess.run(
-        [sys.executable, "-c", program, path], capture_output=True, text=True, check=False
+        [sys.executable, "-I", "-c", program, path], capture_output=True, text=True, check=False
     )
     if ran.returncode or not ran.stdout.strip().isdecimal():
         return "cannot be loaded"

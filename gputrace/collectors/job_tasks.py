@@ -219,6 +219,7 @@ def _make(folder: Path, job: str) -> tuple[bool, int]:
         # On a network file system, root may be mapped to another user.
         owner = new.lstat().st_uid
     except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
     try:
         new.rename(folder)

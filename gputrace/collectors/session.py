@@ -352,16 +352,17 @@ _NO_TOKENS: Final = "".join(
     for word in ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "image", "video", "audio")
 )
 _OF_MODELS: Final = (
-    r"[-_](?:ids?|types?|dim|len|length|size|index|idx|count|limit|drop\w{0,9}|per)\b"
+    r"[-_](?:ids?|types?|dim|len|length|size|index|idx|count|limit|drop\w{0,9}|per|weights?)\b"
 )
 """Language models have tokens that are no secrets: ``--pad-token``, ``--token-type``."""
+_NO_KEYS: Final = r"(?<!sort[-_])(?<!by[-_])(?<!group[-_])(?<!partition[-_])"
 _NAME: Final = (
-    r"(?:(?:pass(?:words?|wd|phrase)?|passcode|pwd|secrets?(?:[-_]?key)?"
-    rf"|{_NO_TOKENS}token(?!{_OF_MODELS})|api.?keys?"
-    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook|signature)(?![a-z])"
+    r"(?:(?:pass(?:words?|wd|phrase|code)|(?<!by)(?<!com)pass|pwd|secrets?(?:[-_]?key)?"
+    rf"|(?:{_NO_TOKENS}token|signature)(?!{_OF_MODELS})|(?:api|access|account|private|shared).?keys?"
+    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook)(?![a-z])"
     r"(?![-_](?:file|path|dir)\b)[\w-]{0,40}"
     r"|(?<=--)tokens(?![\w-])"
-    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|pw|sig|sas|jwt)(?![\w-]))"
+    rf"|(?<![a-z]){_NO_KEYS}(?:key(?:[-_]?id)?|pat|pw|sig|sas|jwt|otp)(?![\w-]))"
 )
 """Bounds keep the time linear in the length of a word."""
 _ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")
@@ -375,7 +376,10 @@ _WITHIN: Final = (
     re.compile(rf"(?i)(?P<shown>(?<!\S)-[\w.-]{{0,40}}?{_NAME}\s+){_VALUE}"),
     re.compile(rf"(?i)(?P<shown>\bbearer\s+){_VALUE}"),
     # of curl: -u user:password, but not docker's -u 1000:1000
-    re.compile(rf"(?P<shown>(?<!\S)(?:-u|--user)\s+(?!\d+:\d+(?!\S))[^\s:/]{{1,80}}:){_VALUE}"),
+    re.compile(
+        rf"(?P<shown>(?<!\S)(?:-u\s*|--(?:proxy-)?user[\s=]+)(?!\d+:\d+(?!\S))[^\s:/]{{1,80}}:)"
+        rf"{_VALUE}"
+    ),
     # of an address: scheme://user:password@host
     re.compile(r"(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#]+(?=@)"),
     re.compile(r"(?P<shown>\bhooks\.slack\.com/(?:services|workflows)/)[\w/-]+"),
@@ -394,7 +398,7 @@ def masked(command: Sequence[str]) -> list[str]:
         HIDDEN
         if before.startswith("-") and _ENDS_SECRET.search(before)
         else _masked_word(f"{before} {word}").partition(" ")[2]
-        if before in ("-u", "--user")
+        if before in ("-u", "--user", "--proxy-user")
         else _masked_word(word)
         for before, word in zip(["", *command], command, strict=False)
     ]

@@ -124,7 +124,7 @@ class Worker:
             if self._process is None:
                 self._pipe, theirs = Pipe()
                 end = theirs.fileno()
-                command = [sys.executable, "-c", _PROGRAM, json.dumps(sys.path), str(end)]
+                command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), str(end)]
                 # What a reader may print is not part of this process's output.
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[end]

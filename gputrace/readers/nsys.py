@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,10 +64,8 @@ from gputrace.store.sqlite_reader import (
     Database,
     SqliteTables,
     SqliteTrace,
-    read_batches,
     read_integers,
     row_chunks,
-    row_ranges,
     sqlite_error,
 )
 from gputrace.store.table_scan import (
@@ -76,9 +74,7 @@ from gputrace.store.table_scan import (
     Query,
     Rows,
     Value,
-    map_in_threads,
     quote_identifier,
-    within,
 )
 from gputrace.units import format_count, format_window
 
@@ -532,8 +528,10 @@ _ZERO_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 class Texts:
     """Distinct texts of a column, numbered from 0, and the text number of each row."""
 
-    def __init__(self, rowids: NDArray[np.int64], numbers: Integers, distinct: Any) -> None:
-        """Take distinct texts as bytes, a list or an Arrow array; ``rowids`` are in any order."""
+    def __init__(
+        self, rowids: NDArray[np.int64], numbers: Integers, distinct: Sequence[bytes]
+    ) -> None:
+        """Take rowids in any order; texts are bytes, since they need not be UTF-8."""
         if (np.diff(rowids) < 0).any():
             order = np.argsort(rowids, kind="stable")
             rowids, numbers = rowids[order], numbers[order]
@@ -553,20 +551,15 @@ class Texts:
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return texts by number, skipping unknown numbers."""
         known = [number for number in numbers if 0 <= number < len(self._distinct)]
-        if isinstance(self._distinct, list):
-            return {number: _decoded(self._distinct[number]) for number in known}
-        import pyarrow
-
-        # pyarrow.array() would import pandas.
-        buffer = pyarrow.py_buffer(np.array(known, np.int64))
-        rows = pyarrow.Array.from_buffers(pyarrow.int64(), len(known), [None, buffer])
-        texts = self._distinct.take(rows)
-        return dict(zip(known, map(_decoded, texts.to_pylist()), strict=True))
+        return {number: _decoded(self._distinct[number]) for number in known}
 
     def matching(self, pattern: re.Pattern[str], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers whose texts match a pattern, which must treat all digits alike."""
         if self._shape_of is None:
-            self._shape_of, self._shapes = _shapes(self._distinct)
+            shapes = dict[bytes, int]()
+            texts = (text.translate(_ZERO_DIGITS) for text in self._distinct)
+            self._shape_of = np.array(_number(texts, shapes), np.int32)
+            self._shapes = list(map(_decoded, shapes))
         matches = np.array([pattern.search(shape) is not None for shape in self._shapes], bool)
         numbers = numbers[(numbers >= 0) & (numbers < len(self._distinct))]
         return np.asarray(numbers[matches[self._shape_of[numbers]]])
@@ -575,84 +568,31 @@ class Texts:
 def read_texts(database: Database, table: str, column: str, where: str) -> Texts:
     """Read the non-NULL texts of a column in the rows that meet an SQL condition."""
     sql = (
-        f"SELECT rowid, CAST({quote_identifier(column)} AS TEXT) FROM {quote_identifier(table)} "
-        f"WHERE {quote_identifier(column)} IS NOT NULL AND {where}"
+        f"SELECT ifnull(CAST(rowid AS INTEGER), {NULL}), CAST({quote_identifier(column)} AS TEXT) "
+        f"FROM {quote_identifier(table)} WHERE {quote_identifier(column)} IS NOT NULL AND {where}"
     )
-    bounds = database.row_bounds(table)
-    if bounds is not None and bounds[1] - bounds[0] < _FEW_TEXTS:
-        return _read_few_texts(database, sql)
-    import pyarrow
-
-    ranges = row_ranges(database, table)
-    parts = map_in_threads(lambda rows: _read_text_range(database, sql, rows), ranges)
-    batches = list(chain.from_iterable(parts))
-    rowids = [np.frombuffer(ids.buffers()[1], np.int64, len(ids)) for ids, _ in batches]
-    texts = pyarrow.chunked_array([texts for _, texts in batches], pyarrow.large_binary())
-    return Texts(np.concatenate([np.empty(0, np.int64), *rowids]), *_encode(texts))
-
-
-_FEW_TEXTS: Final = 50_000
-"""Rows for whose texts pyarrow, which takes a tenth of a second to import, is not worth it."""
-
-
-def _read_few_texts(database: Database, sql: str) -> Texts:
+    rowids, distinct = array("q"), dict[bytes, int]()
+    numbers = array("i")
     try:
         with closing(sqlite_security.connect(database.uri)) as connection:
             connection.text_factory = bytes
-            rows = connection.execute(sql).fetchmany(_FEW_TEXTS)
+            cursor = connection.execute(sql)
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                rowids.extend(rowid for rowid, _ in rows)
+                numbers.extend(_number((text for _, text in rows), distinct))
+                if len(rowids) > database.most_rows:
+                    raise database.endless()
     except (*sqlite_security.ERRORS, MemoryError) as error:
         raise sqlite_error(database.path, error) from error
-    rowids = np.array([rowid for rowid, _ in rows], np.int64)
-    return Texts(rowids, *_numbered([text for _, text in rows]))
+    return Texts(np.array(rowids, np.int64), np.array(numbers, np.int32), list(distinct))
 
 
-def _numbered(texts: Sequence[bytes]) -> tuple[Integers, list[bytes]]:
-    """Return the number of each text, and the distinct texts."""
-    numbers: dict[bytes, int] = {}
-    number_of = [numbers.setdefault(text, len(numbers)) for text in texts]
-    return np.array(number_of, np.int32), list(numbers)
+_ROWS_AT_ONCE: Final = 16_384
 
 
-def _read_text_range(database: Database, sql: str, rows: Rows) -> list[tuple[Any, Any]]:
-    """Read batches of rowids and texts; texts are bytes, since they need not be UTF-8."""
-    import adbc_driver_manager
-    import pyarrow
-
-    try:
-        return [
-            (batch.column(0).cast(pyarrow.int64()), batch.column(1).cast(pyarrow.large_binary()))
-            for batch in read_batches(database, sql + within(rows))
-            if batch.num_rows
-        ]
-    except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
-        raise sqlite_error(database.path, error) from error
-
-
-def _encode(texts: Any) -> tuple[Integers, Any]:
-    """Dictionary-encode a chunked array; return the number of each text and the distinct texts."""
-    import pyarrow
-
-    chunks = texts.dictionary_encode().chunks
-    if not chunks:
-        return np.empty(0, np.int32), pyarrow.array([], pyarrow.large_binary())
-    parts = [np.frombuffer(c.indices.buffers()[1], np.int32, len(c)) for c in chunks]
-    return np.concatenate(parts), chunks[-1].dictionary
-
-
-def _shapes(texts: Any) -> tuple[Integers, list[str]]:
-    """Dictionary-encode texts with every digit replaced by 0."""
-    if isinstance(texts, list):
-        numbers, shapes = _numbered([text.translate(_ZERO_DIGITS) for text in texts])
-        return numbers, list(map(_decoded, shapes))
-    import pyarrow
-
-    if len(texts):
-        _, offsets, data = texts.buffers()
-        letters = pyarrow.py_buffer(data.to_pybytes().translate(_ZERO_DIGITS))
-        buffers = [None, offsets, letters]
-        texts = pyarrow.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
-    numbers, distinct = _encode(pyarrow.chunked_array([texts]))
-    return numbers, list(map(_decoded, distinct.to_pylist()))
+def _number(texts: Iterable[bytes], distinct: dict[bytes, int]) -> list[int]:
+    """Return the number of each text; those that are not among the distinct texts get the next."""
+    return [distinct.setdefault(text, len(distinct)) for text in texts]
 
 
 def _decoded(text: bytes) -> str:
