@@ -210,7 +210,7 @@ def _steps_without_work(gpus: PerGpu, all_steps: FoundSteps) -> Iterator[Missing
         if operations.calls_recorded is not None:
             continue
         marked = int(numbers[-1]) + 1
-        lacking = marked - len(numbers)
+        lacking = marked - len(numbers) - windows.with_nodes
         if marked >= _FEWEST_STEPS and lacking >= WORTH * marked:
             edges = int(windows.start[0]), int(windows.end[-1])
             text = "steps without any work"

@@ -220,8 +220,16 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
 
 
-_NOT_BY_HOST: Final = ("--steps", "--delay", "--duration", "--profiler-api", "--every", "--api")
-_LONG: Final = ("--every", "--keep", "--max-size", "--api")
+_NOT_BY_HOST: Final = (
+    "--steps",
+    "--delay",
+    "--duration",
+    "--profiler-api",
+    "--every",
+    "--api",
+    "--graph-nodes",
+)
+_LONG: Final = ("--every", "--keep", "--max-size", "--api", "--graph-nodes")
 
 
 def _given(plan: Plan, *options: str) -> str:
@@ -235,6 +243,7 @@ def _given(plan: Plan, *options: str) -> str:
         "--keep": plan.limits.segment_ns > 0,
         "--max-size": plan.limits.max_bytes > 0,
         "--api": plan.api != "all",
+        "--graph-nodes": plan.graph_nodes > 0,
     }
     return ", ".join(option for option in options if given[option])
 

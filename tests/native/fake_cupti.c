@@ -19,7 +19,8 @@
 #include <unistd.h>
 
 enum { INVALID = 1, TAKEN = 39, NO_MORE = 12, KINDS = 64, CALLS = 2048, PARTS = 256 };
-enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10 };
+enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10,
+       GRAPH_TRACE = 51 };
 enum { CU_PROFILER_START = 308, CU_PROFILER_STOP = 309, CU_GRAPH_INSTANTIATE = 509 };
 
 typedef void (*requested_t)(uint8_t **, size_t *, size_t *);
@@ -166,6 +167,9 @@ int fake_calls(void) { return calls; }
 
 /* Whether it records kernels. */
 int fake_records(void) { return on[KERNEL]; }
+
+/* Whether it records replays of graphs as a whole, and so no node of them. */
+int fake_graphs(void) { return on[GRAPH_TRACE]; }
 
 /* How often it was asked to record other calls, or none. */
 int fake_choices(void) { return choices; }

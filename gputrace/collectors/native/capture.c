@@ -29,6 +29,8 @@ static int over;
 static atomic_int wanted, paused, ready, recording;
 /* Whether calls are kept while the rest is recorded, as the file says: without a word, yes. */
 static int with_calls = 1;
+/* The nodes of CUDA graphs are recorded, each by itself. */
+static int by_node;
 /* CUPTI is to be let go of, and was. */
 static atomic_int leaving, left;
 static int had_window, stopped, stays;
@@ -119,6 +121,17 @@ static int set_up(void) {
     return 0;
 }
 
+/* CUPTI has a record of each replay while GRAPH_TRACE is on, else one of each node (its documentation,
+ * 'CUDA Graphs'). The former come only of graphs that were instantiated while it was on: so it is off for
+ * some steps, later, and never from the start. */
+static void set_by_node(int on) {
+    if (on) tell_now("nodes_on");
+    if (on) cupti_check(cupti.disable(KIND_GRAPH_TRACE), "cuptiActivityDisable");
+    else cupti_check(cupti.enable(KIND_GRAPH_TRACE), "cuptiActivityEnable");
+    if (!on) tell_now("nodes_off");
+    by_node = on;
+}
+
 static void turn_on(void) {
     leave(0);
     hold_now = hold;
@@ -144,6 +157,8 @@ static void turn_on(void) {
 static void turn_off(void) {
     uint64_t moment = clock_ns(CLOCK_REALTIME);
     leave_out_calls(moment);
+    if (by_node) tell_moment("nodes_off", moment);
+    by_node = 0;
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.disable(gpu_kinds[i]);
     flush_all(0);
     /* Before calls were recorded, what is chosen must stay so, or could not be turned on again: then
@@ -199,6 +214,20 @@ int capture_rest(uint64_t hold_ns, int is_to_stay) {
     }
     pthread_mutex_unlock(&lock);
     buffers_wake(); /* to look when the time to hold CUPTI is over */
+    return status;
+}
+
+int capture_nodes(int on) {
+    sigset_t before;
+    int status = -1;
+    pthread_mutex_lock(&lock);
+    if (recording && on != by_node && (!on || decode_has_unknown_graphs())) {
+        hold_signals(&before);
+        set_by_node(on);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        status = 0;
+    }
+    pthread_mutex_unlock(&lock);
     return status;
 }
 
@@ -263,6 +292,7 @@ void capture_goes_on(void) {
     with_calls = 1; /* what a file says without a word */
     if (recording) keep_calls(on);
     if (recording) tell_now("capture_on");
+    if (by_node) tell_now("nodes_on");
     pthread_mutex_unlock(&lock);
 }
 

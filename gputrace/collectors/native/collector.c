@@ -55,6 +55,11 @@ EXPORTED int gputrace_rest(uint64_t hold, int stays) {
     return started_ok && !in_child ? capture_rest(hold, stays) : -1;
 }
 
+/* Records the nodes of CUDA graphs, or no longer: the hooks call it for --graph-nodes. See capture_nodes. */
+EXPORTED int gputrace_nodes(int on) {
+    return started_ok && !in_child ? capture_nodes(on) : -1;
+}
+
 /* Makes way for another user of CUPTI (torch.profiler), and comes back. */
 EXPORTED void gputrace_pause(int pause) {
     if (started_ok && !in_child) capture_pause(pause);

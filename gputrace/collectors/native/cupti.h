@@ -81,8 +81,9 @@ void decode(const void *record);
  * at 1 again, and are made to go on from those before. */
 void decode_numbers_anew(void);
 
-/* Whether a graph was in any record. */
+/* Whether a graph was in any record; and whether one was replayed of which no node was. */
 int decode_has_seen_graphs(void);
+int decode_has_unknown_graphs(void);
 
 #define CALLS 2048
 /* Names of API functions by domain and id, as spool ids; filled before records come. */
