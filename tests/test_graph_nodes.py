@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +26,7 @@ from gputrace.model.events import GPU_KINDS, Kind
 from gputrace.model.options import Window
 from gputrace.readers.graph_nodes import GraphNodes
 from gputrace.readers.registry import open_trace
+from tests.command import ROOT
 from tests.exports import GRAPH_TRACE, KERNEL, STEP, Export, global_id
 from tests.handmade import US, analyze
 from tests.native.build import Machine
@@ -145,6 +148,53 @@ def test_they_begin_at_a_power_of_two_and_last_for_four_steps(
             nodes.look(step)
     begin = 16 if not seen_at else 64
     assert turns == [(begin, True), (begin + 4, False)]
+
+
+PROGRAM: Final = """
+import ctypes, os, struct, time
+import gputrace
+
+collector = ctypes.CDLL(os.environ["GPUTRACE_LIBRARY"])
+collector.InitializeInjection()
+cupti = ctypes.CDLL(os.environ["GPUTRACE_CUPTI"])
+name = ctypes.create_string_buffer(b"gemm")
+
+def emit(end, *values):
+    record = bytearray(256)
+    for at, form, value in values:
+        struct.pack_into(form, record, at, value)
+    cupti.fake_emit(bytes(record), ctypes.c_uint64(end))
+
+for step in range(30):
+    now, graph = time.time_ns(), 7
+    emit(now, (0, "<I", 5), (4, "<I", 311), (8, "<Q", now), (16, "<Q", now + 900),
+         (24, "<I", os.getpid()), (32, "<I", step + 1))
+    if cupti.fake_graphs():
+        emit(now, (0, "<I", 51), (4, "<I", step + 1), (8, "<Q", now), (16, "<Q", now + 5000),
+             (28, "<I", graph))
+    else:
+        emit(now, (0, "<I", 10), (16, "<Q", now), (24, "<Q", now + 6000), (92, "<I", step + 1),
+             (104, "<Q", ctypes.addressof(name)), (156, "<I", graph))
+    if step == 8:
+        collector.gputrace_write()
+    gputrace.step()
+"""
+
+
+def test_marks_of_steps_decide_when(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "spools").mkdir()
+    env = machine.environment(tmp_path / "spools", {"GPUTRACE_GRAPH_NODES": "4"})
+    env |= {"GPUTRACE_LIBRARY": str(machine.folder / "collector.so")}
+    env |= {"PYTHONPATH": os.pathsep.join([str(HOOKS), str(ROOT)])}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    merge(tmp_path / "spools", tmp_path / "t.sqlite", {})
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as rows:
+        sql = f"SELECT correlationId - 1, graphId FROM {KERNEL} ORDER BY 1"
+        assert rows.execute(sql).fetchall() == [(step, 7) for step in range(16, 20)]
+        assert rows.execute(f"SELECT count(*) FROM {GRAPH_TRACE}").fetchone() == (26,)
 
 
 # ---- the analysis ----

@@ -94,6 +94,11 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     is_flag=True,
     help="Record what CUDA graphs run, of a few steps; other replays are taken to run the same.",
 )
+@click.option(
+    "--hw-trace",
+    is_flag=True,
+    help="Times of kernels by hardware events: Blackwell and newer, CUPTI 13.4 Update 1; untried.",
+)
 # The type lets the shell complete arguments as files.
 @click.argument("command", nargs=-1, type=click.Path(readable=False), required=True)
 def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> int:
@@ -263,6 +268,7 @@ def _plan(
     sample: str | None,
     no_control: bool,
     graph_nodes: bool,
+    hw_trace: bool,
     profiler_api: bool,
     no_nvml: bool,
     python: bool,
@@ -290,6 +296,7 @@ def _plan(
         control=not (
             no_control or profiler_api or delay_ns or duration_ns or steps or every or keep
         ),
+        hw_trace=hw_trace,
         graph_nodes=_NODE_STEPS * graph_nodes,
         when_slow=_when_slow(when_slow, keep) if when_slow is not None else 0.0,
         hang_ns=_hang(hang) if hang is not None else 0,

@@ -87,9 +87,11 @@ def read_graph_nodes(
         key = process_index(process >> 24), call
         graphs[key].add(graph)
         replays[key].append((Kind.KERNEL, *node, UNKNOWN))
+    launches = f"SELECT correlationId FROM {_KERNELS} WHERE graphId > 0"
+    in_graphs = f"{known} AND correlationId IN ({launches})"
     copied = ("globalPid", "correlationId", "start", "end", "deviceId", "streamId", "bytes")
     for table, *kinds in (("MEMCPY", "copyKind"), ("MEMSET",)):
-        rows = database.select(f"CUPTI_ACTIVITY_KIND_{table}", *copied, *kinds, where=known)
+        rows = database.select(f"CUPTI_ACTIVITY_KIND_{table}", *copied, *kinds, where=in_graphs)
         for process, call, *node in filter(_are_whole, rows):
             of = copy_kinds.get(node.pop(), Kind.COPY_OTHER) if kinds else Kind.MEMSET
             if (key := (process_index(process >> 24), call)) in replays:

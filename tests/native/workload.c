@@ -32,6 +32,7 @@
  *   released NUMBER RATE          RATE kernels a millisecond until it was called so often, or a minute
  *   graphs COUNT THREADS          instantiates as many graphs in each thread, for two milliseconds each
  *   at_once                       says how many of these calls were under way at once, at most
+ *   hardware                      says whether the hardware takes the times of kernels
  *   taken                         says whether somebody subscribed to CUPTI's callbacks
  *   attended                      waits until somebody is told of cudaProfilerStart, a minute at most
  *   line                          waits for a line on stdin
@@ -68,6 +69,7 @@ static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
 static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), (*fake_attended)(void);
 static int (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void);
+static int (*fake_hardware)(void);
 static void (*fake_instantiate)(int);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void), (*gputrace_write)(void);
 static int (*gputrace_rest)(uint64_t, int), (*gputrace_nodes)(int);
@@ -520,6 +522,7 @@ static void find(void) {
         *(void **)&fake_at_once = dlsym(cupti, "fake_at_once");
         *(void **)&fake_taken = dlsym(cupti, "fake_taken");
         *(void **)&fake_graphs = dlsym(cupti, "fake_graphs");
+        *(void **)&fake_hardware = dlsym(cupti, "fake_hardware");
     }
     if (collector) {
         *(void **)&gputrace_capture = dlsym(collector, "gputrace_capture");
@@ -667,6 +670,7 @@ int main(int count, char **words) {
         else if (!strcmp(what, "finalized")) say(fake_finalized);
         else if (!strcmp(what, "at_once")) say(fake_at_once);
         else if (!strcmp(what, "taken")) say(fake_taken);
+        else if (!strcmp(what, "hardware")) say(fake_hardware);
         else if (!strcmp(what, "calls")) say(fake_calls);
         else if (!strcmp(what, "choices")) say(fake_choices);
         else if (!strcmp(what, "fork")) fork_child(*++w);

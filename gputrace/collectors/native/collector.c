@@ -11,7 +11,7 @@
  * out of each GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window (10 s if it is not
  * told); GPUTRACE_SEGMENT_NS, to begin a new file so often, and GPUTRACE_SEGMENTS, how many older ones stay;
  * GPUTRACE_MAX_BYTES, what the folder may hold; GPUTRACE_API, of which parts calls are kept, see sampling.h;
- * GPUTRACE_SERIAL_GRAPHS, see graphs.h.
+ * GPUTRACE_SERIAL_GRAPHS, see graphs.h; GPUTRACE_HW_TRACE, to use hardware events, see capture.c.
  */
 #define _GNU_SOURCE
 #include "buffers.h"

@@ -62,6 +62,7 @@ struct cupti {
     int (*register_timestamp)(uint64_t (*)(void));
     int (*callback_name)(int, uint32_t, const char **);
     int (*finalize)(void);
+    int (*enable_hw_trace)(uint8_t);
     int (*result_string)(int, const char **);
 };
 extern struct cupti cupti;
