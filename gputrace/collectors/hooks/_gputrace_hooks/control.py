@@ -175,10 +175,8 @@ def _loaded_library() -> "ctypes.CDLL | None":
 
 
 def _pass_on(error: Exception) -> None:
-    """Raise an error again if a signal handler of the program, and not ctypes, raised it."""
-    import ctypes
-
-    if is_handlers(error, ctypes.__file__):
+    """Raise an error again if a signal handler of the program raised it."""
+    if is_handlers(error):
         raise error
 
 
