@@ -117,18 +117,20 @@ class HostFile:
         """Open the file unless it is open; a new one begins with the process's identity."""
         if self._is_open():
             return
-        host = os.uname().nodename
-        if self._path:
-            self._open_as(self._path, 0)
-        else:
-            self._create(host)
+        self._identity = (0, 0)
         try:
+            host = os.uname().nodename
+            if self._path:
+                self._open_as(self._path, 0)
+            else:
+                self._create(host)
             if not os.fstat(self._file).st_size:
                 self.append(_beginning(self.pid, self._began, host))
         except BaseException:
             # Begun again next time: without its beginning it is no file of ours.
-            self._identity = (0, 0)
-            os.close(self._file)
+            if self._identity != (0, 0):
+                self._identity = (0, 0)
+                os.close(self._file)
             raise
 
     def rotate(self, keep: int) -> None:
@@ -144,17 +146,18 @@ class HostFile:
             self._open_as(f"{path}.new", os.O_CREAT | os.O_TRUNC)
             self.append(_beginning(self.pid, both_clocks(), os.uname().nodename))
             os.rename(self._path, path)
-        except OSError as error:
-            if self._file != before[0]:
-                os.close(self._file)
-                _remove(f"{path}.new")
+        except BaseException as error:
+            begun = self._file
             self._file, self._identity, self._path = before
-            if is_handlers(error):
+            if begun != before[0]:
+                os.close(begun)
+            _remove(f"{path}.new")
+            if not isinstance(error, OSError) or is_handlers(error):
                 raise
             return
-        os.close(before[0])
         self._path = path
         self._segment += 1
+        os.close(before[0])
 
     def append(self, data: bytes, holds: int = 0) -> None:
         """Append complete chunks to the open file, all or none of them.
