@@ -362,12 +362,13 @@ static void use_hardware_events(void) {
     spool_unlock();
 }
 
-static void tell_cupti(const char *found) {
+static void tell_cupti(const char *found, const char *why) {
     char text[16];
     cupti.version(&cupti_version);
     snprintf(text, sizeof text, "%u", cupti_version);
     spool_lock();
     spool_info("cupti", found);
+    spool_info("cupti_why", why);
     spool_info("cupti_version", text);
     calls_name();
     hazards = hazards_of(cupti_version);
@@ -393,10 +394,11 @@ static void begin(void) {
 
 static void find_and_begin(void) {
     char found[PATH_MAX] = "";
-    void *library = find_cupti(found);
+    const char *why;
+    void *library = find_cupti(found, &why);
     if (!library) { stand_down("no libcupti was found"); return; }
     if (cupti_load(library)) { stand_down("libcupti lacks functions"); return; }
-    tell_cupti(found);
+    tell_cupti(found, why);
     if (subscriber_take()) stand_down("another tool in the process holds CUPTI");
     else begin();
 }

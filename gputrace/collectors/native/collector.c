@@ -18,6 +18,7 @@
 #include "capture.h"
 #include "cupti.h"
 #include "devices.h"
+#include "library.h"
 #include "sampling.h"
 #include "spool.h"
 #include "threads.h"
@@ -67,6 +68,13 @@ EXPORTED void gputrace_pause(int pause) {
 
 /* The hooks call it as a step ends. */
 EXPORTED void gputrace_step(void) { sampling_step(); }
+
+/* Puts the path of the libcupti that this process would take into FOUND, of PATH_MAX bytes, and returns why
+ * that one; empty and NULL where there is none. For `gputrace doctor`. */
+EXPORTED const char *gputrace_find_cupti(char *found) {
+    const char *why;
+    return find_cupti(found, &why) ? why : NULL;
+}
 
 static int tend(int flush) {
     pthread_mutex_lock(&tending);
