@@ -271,6 +271,17 @@ def test_a_part_of_a_trace_has_the_nodes_too(tmp_path: Path) -> None:
         assert sorted(in_parts.tolist()) == sorted(every.start.tolist())
 
 
+def test_replays_with_too_many_nodes_to_hold_stay_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gputrace.readers.graph_nodes._MOST_NODES", 223)
+    report = analyze(training(), tmp_path)
+    assert "graph-opaque" in {finding.id for finding in report.findings}
+    assert not any("is taken from" in text for text in report.warnings)
+    monkeypatch.setattr("gputrace.readers.graph_nodes._MOST_NODES", 224)
+    assert "graph-opaque" not in {f.id for f in analyze(training(), tmp_path).findings}
+
+
 # ---- the fit ----
 
 

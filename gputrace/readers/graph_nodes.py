@@ -25,6 +25,8 @@ _KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MOST_ROWS: Final = 1 << 18
 """Nodes that are read; those of the first stretches."""
 _BEYOND: Final = 1 << 62
+_MOST_NODES: Final = 1 << 25
+"""Nodes of all replays together, which are held in memory."""
 _TIMES: Final = ("start", "end")
 _NODE: Final = ("kind", "name", "device", "stream", "bytes")
 """Columns of the nodes that all replays share."""
@@ -164,6 +166,16 @@ def _column(
     if name in ("process", "correlation"):
         return np.repeat(getattr(replays, name), count)
     return np.full(len(replays) * count, UNKNOWN, COLUMN_TYPES[name])
+
+
+def that_fit(
+    known: Mapping[Graph, GraphNodes], replays: Mapping[Graph, int]
+) -> dict[Graph, GraphNodes]:
+    """Return the graphs whose replays have few enough nodes to hold, those with fewest first."""
+    sizes = {graph: replays.get(graph, 0) * len(nodes.busy[0]) for graph, nodes in known.items()}
+    order = sorted(sizes, key=sizes.__getitem__)
+    held = np.cumsum([sizes[graph] for graph in order]) <= _MOST_NODES
+    return {graph: known[graph] for graph, fits in zip(order, held.tolist(), strict=True) if fits}
 
 
 def describe(known: Mapping[Graph, GraphNodes], replays: Mapping[Graph, int]) -> str:

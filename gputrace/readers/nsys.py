@@ -46,6 +46,7 @@ from gputrace.readers.graph_nodes import (
     STRETCHES,
     describe,
     read_graph_nodes,
+    that_fit,
     with_nodes,
 )
 from gputrace.readers.nsys_schema import (
@@ -341,15 +342,16 @@ class OwnTrace(NsysTrace):
         )
         if not self._graphs:
             return
-        self._tables = [
-            replace(table, kinds=(Kind.GRAPH, *_NODES)) if table.name == REPLAYS else table
-            for table in self._tables
-        ]
         sql = (
             f"SELECT globalPid, graphId, count(*) FROM {REPLAYS} WHERE typeof(globalPid) = "
             "'integer' GROUP BY globalPid, graphId"
         )
         counts = {(self._process_index(p >> 24), g): n for p, g, n in database.query(sql)}
+        self._graphs = that_fit(self._graphs, counts)
+        self._tables = [
+            replace(table, kinds=(Kind.GRAPH, *_NODES)) if table.name == REPLAYS else table
+            for table in self._tables
+        ]
         self.quality.notes += filter(None, [describe(self._graphs, counts)])
 
     def on(self, database: Database) -> Self:
