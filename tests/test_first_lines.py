@@ -72,6 +72,23 @@ def test_capturing_a_graph_is_a_start_and_no_loss_of_records(tmp_path: Path) -> 
     assert "capturing CUDA graphs" in report.findings[0].message
 
 
+def test_what_another_thread_launches_into_a_capture_is_no_loss_either(tmp_path: Path) -> None:
+    """As the thread of the backward pass does; what it launches later without a kernel is one."""
+    for late in (False, True):
+        run = Run()
+        run.kernels(4, "before")
+        run.allocate(2 * US, "cudaStreamBeginCapture_v10000")
+        backward = Run(run.export, thread=101)
+        backward.now = run.now + late * 10 * MS
+        for _ in range(400):
+            backward.allocate(5 * US, "cudaLaunchKernel")
+        run.wait(5 * MS)
+        run.allocate(2 * US, "cudaStreamEndCapture_v10000")
+        for _ in range(40):
+            run.kernels(20, "after", 10 * US)
+        assert bool(analyze(run, tmp_path).missing) is late
+
+
 def test_a_host_that_waits_each_step_launches_late_for_that(tmp_path: Path) -> None:
     """It would be ahead: it takes 1.4 ms of a step of 3.3, and the GPU 2.4."""
     run = Run()

@@ -292,6 +292,16 @@ class TestTeam:
         teams[2].dissolve()
         assert list(tmp_path.iterdir()) == []
 
+    def test_what_killed_recorders_left_goes_with_the_next_one(self, tmp_path: Path) -> None:
+        """One that was killed while it removed its folder had given it a name of its own."""
+        with subprocess.Popen(["true"]) as ended:
+            pass
+        for pid in (ended.pid, os.getppid()):
+            (tmp_path / f".x.spool.{pid}").mkdir()
+            (tmp_path / f".x.spool.{pid}" / "h.1.spool").touch()
+        Team(tmp_path / "x.spool").dissolve()
+        assert [path.name for path in tmp_path.iterdir()] == [f".x.spool.{os.getppid()}"]
+
     @pytest.mark.parametrize("job", ["j", ""])
     def test_patience_ends(self, job: str, tmp_path: Path) -> None:
         team = Team(tmp_path / "x.spool", job, 0, 2, patience=0.2)

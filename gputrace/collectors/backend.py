@@ -103,6 +103,10 @@ class Plan:
     steps."""
     control: bool = False
     """Leave some steps unrecorded, to know what recording costs."""
+    hw_trace: bool = False
+    """Take the times of kernels from hardware events, where GPU and CUPTI have them."""
+    graph_nodes: int = 0
+    """Number of steps, now and then, of which to record the nodes of CUDA graphs."""
     sample: float | None = None
     """Part by which recording may lengthen the run; 0 to record all of it, None for all of a run
     that is short, or that recording hardly lengthens."""

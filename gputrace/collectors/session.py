@@ -220,8 +220,9 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
 
 
-_NOT_BY_HOST: Final = ("--steps", "--delay", "--duration", "--profiler-api", "--every", "--api")
-_LONG: Final = ("--every", "--keep", "--max-size", "--api")
+_OF_GPUS: Final = ("--api", "--graph-nodes", "--hw-trace")
+_NOT_BY_HOST: Final = ("--steps", "--delay", "--duration", "--profiler-api", "--every", *_OF_GPUS)
+_LONG: Final = ("--every", "--keep", "--max-size", *_OF_GPUS)
 
 
 def _given(plan: Plan, *options: str) -> str:
@@ -235,6 +236,8 @@ def _given(plan: Plan, *options: str) -> str:
         "--keep": plan.limits.segment_ns > 0,
         "--max-size": plan.limits.max_bytes > 0,
         "--api": plan.api != "all",
+        "--graph-nodes": plan.graph_nodes > 0,
+        "--hw-trace": plan.hw_trace,
     }
     return ", ".join(option for option in options if given[option])
 

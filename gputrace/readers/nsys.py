@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
@@ -40,6 +42,14 @@ from gputrace.model.trace import (
     Quality,
     Session,
     drop_invalid_rows,
+)
+from gputrace.readers.graph_nodes import (
+    REPLAYS,
+    STRETCHES,
+    describe,
+    read_graph_nodes,
+    that_fit,
+    with_nodes,
 )
 from gputrace.readers.nsys_schema import (
     KIND_OF,
@@ -349,6 +359,50 @@ class OwnTrace(NsysTrace):
         self.quality.notes += [
             f"the stretch around a slow step: {why}" for (why,) in database.query(sql)
         ]
+        self._graphs = read_graph_nodes(
+            database, self._process_index, KIND_OF["CUPTI_ACTIVITY_KIND_MEMCPY"]
+        )
+        if not self._graphs:
+            return
+        sql = (
+            f"SELECT globalPid, graphId, count(*) FROM {REPLAYS} WHERE typeof(globalPid) = "
+            "'integer' GROUP BY globalPid, graphId"
+        )
+        counts = {(self._process_index(p >> 24), g): n for p, g, n in database.query(sql)}
+        self._graphs = that_fit(self._graphs, counts)
+        self._tables = [
+            replace(table, kinds=(Kind.GRAPH, *_NODES)) if table.name == REPLAYS else table
+            for table in self._tables
+        ]
+        self.quality.notes += filter(None, [describe(self._graphs, counts)])
+
+    def on(self, database: Database) -> Self:
+        part = super().on(database)
+        names = {int(id) for nodes in self._graphs.values() for id in nodes.columns["name"]}
+        part._texts = self.names(names - {UNKNOWN})  # A slice may have no row of a node.
+        return part
+
+    def _read_table(
+        self,
+        table: Table,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+        rows: Rows = None,
+        quality: Quality | None = None,
+    ) -> Events:
+        """Read rows; replays of graphs whose nodes are known elsewhere are rows of their nodes."""
+        if table.name != REPLAYS or not self._graphs:
+            return super()._read_table(table, kinds, columns, window, progress, rows, quality)
+        wanted = list(dict.fromkeys([*columns, "start", "end", "kind", "process", "name"]))
+        every = frozenset(table.kinds)
+        replays = super()._read_table(table, every, wanted, window, progress, rows, quality)
+        events = with_nodes(replays, self._graphs, GRAPHS, wanted)
+        chosen = np.isin(events.kind, sorted(kinds))
+        if window is not None:
+            chosen &= (events.start < window.end) & (events.end >= window.start)
+        return events.select(chosen).having(*columns)
 
     def recorded(self, process: int) -> Sequence[Window]:
         return self._windows("GPUTRACE_WINDOW").get(process, ())
@@ -359,6 +413,9 @@ class OwnTrace(NsysTrace):
 
     def control_stretches(self, process: int) -> Sequence[Window]:
         return self._windows("GPUTRACE_CONTROL").get(process, ())
+
+    def node_stretches(self) -> Sequence[Window]:
+        return sorted(chain.from_iterable(self._windows(STRETCHES).values()))
 
     def _windows(self, table: str) -> dict[int, list[Window]]:
         """Return the windows of each process in a table."""
@@ -422,6 +479,8 @@ INLINE_TEXT: Final = -2
 
 In what a query reads, this minus the rowid; in event columns, this minus the number of the text.
 """
+_NODES: Final = (Kind.KERNEL, *COPY_KINDS, Kind.MEMSET)
+"""Kinds of the nodes of CUDA graphs."""
 GRAPHS: Final = -(1 << 30)
 """Name ids from here down stand for CUDA graphs: this minus the graph's id."""
 
@@ -458,7 +517,7 @@ def _adapt(
     database: Database, table: Table, names: Mapping[str, str], values: dict[str, Value]
 ) -> None:
     """Replace the values that are not a column's alone."""
-    if table.kinds == (Kind.GRAPH,) and "name" in names:
+    if table.kinds[0] == Kind.GRAPH and "name" in names:
         values["name"] = Value.subtracted(GRAPHS, names["name"])
     if table.name == "NVTX_EVENTS":
         # Marks have no end; texts that were not registered have no id and stand for themselves.

@@ -379,7 +379,7 @@ def graph_opaque(facts: Facts) -> Iterator[Finding]:
         0,
         f"{graphs:,} CUDA graphs are recorded as a whole: what runs in them counts as compute, "
         "their copies and collectives included",
-        "record the nodes of graphs (nsys --cuda-graph-trace=node)",
+        "record the nodes of graphs (gputrace record --graph-nodes, nsys --cuda-graph-trace=node)",
         {"graphs": graphs},
     )
 

@@ -109,7 +109,7 @@ class _Memory:
             self.peak, self.at = peak, start
             return stats
         except Exception as error:
-            if is_handlers(error, _torch_folder()):
+            if is_handlers(error):
                 raise
             self.read = None
             note_failure("reading what torch's allocator counts")
@@ -144,10 +144,6 @@ def _count(stats: "Any", *keys: str) -> int:
     for key in keys:
         stats = stats.get(key, {})
     return stats if isinstance(stats, int) else 0
-
-
-def _torch_folder() -> str:
-    return os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
 
 
 _memory = _Memory()
@@ -297,7 +293,7 @@ class _Modules:
         if isinstance(error, RecursionError):
             too_deep[:] = [True]
             return
-        if is_handlers(error, _torch_folder()):
+        if is_handlers(error):
             raise error
         note_failure("recording modules")
         self.end()

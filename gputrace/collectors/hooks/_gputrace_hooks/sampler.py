@@ -23,7 +23,7 @@ import fcntl  # noqa: F401 (so that what we do in the midst of the program need 
 import os
 import sys
 
-from . import control, host_file, load, recorder, steps, stretches
+from . import control, host_file, load, recorder, steps
 from .host_file import time_ns
 from .recorder import COUNTER, SAMPLE, note, record, record_of, word
 
@@ -50,7 +50,7 @@ _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__fil
 _BEGUN = 8 if sys.version_info >= (3, 11) else 0
 
 _sides = dict.fromkeys(
-    [m.__file__ for m in (recorder, host_file, control, load, steps, stretches)],
+    [m.__file__ for m in (recorder, host_file, control, load, steps)],
     _RECORDING,
 )
 _lines: "dict[tuple[str, int, str], int]" = {}

@@ -13,7 +13,6 @@ import os
 from . import control, load
 from .host_file import is_handlers, time_ns
 from .recorder import STEP, note, note_failure, on_fork, record, too_deep, word
-from .stretches import Stretches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +85,8 @@ _again: "list[int | None]" = [None, None, None]
 _begin = [0]
 # The step from which on is recorded; None outside of a window.
 _since: "list[int | None]" = [0]
-_stretches = Stretches()
+_stretches = control.Stretches()
+_nodes = control.NodeSteps()
 
 
 def step_ended(what: int, rank: int, owner: object) -> None:
@@ -101,7 +101,9 @@ def step_ended(what: int, rank: int, owner: object) -> None:
             source.add(what, proven)
             if rank == max(_sources):
                 _counted(rank, proven)
-        if rank == max(_sources) and (source.count >= _stretches.at or _window != [None, None]):
+        if rank == max(_sources) and (
+            source.count >= min(_stretches.at, _nodes.at) or _window != [None, None]
+        ):
             _apply_window(source)
     except RecursionError:
         too_deep[:] = [True]
@@ -142,6 +144,9 @@ def step_by_user(samples: int = 0, tokens: int = 0, flop: float = 0) -> None:
 def _apply_window(source: _Source) -> None:
     if source.count >= _stretches.at:
         source.last = _stretches.look(source.count, source.last)
+    if source.count >= _nodes.at:
+        _nodes.look(source.count)
+        source.last = time_ns()
     first, end = _window
     if first is not None and source.count >= first:
         _window[0] = None
@@ -196,8 +201,8 @@ def read_window() -> None:
 
 
 def _restart_stretches() -> None:
-    global _stretches
-    _stretches = Stretches()
+    global _stretches, _nodes
+    _stretches, _nodes = control.Stretches(), control.NodeSteps()
 
 
 def restart() -> None:
