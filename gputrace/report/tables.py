@@ -769,7 +769,7 @@ def copies_table(analysis: Analysis) -> Table | None:
     sums: dict[tuple[str, str], list[CopyUse]] = {}
     for row in analysis.copies:
         sums.setdefault((row.kind, row.memory), []).append(row)
-    each = max(sum(row.steps for row in analysis.breakdown), 1)
+    each = sum(row.steps for row in analysis.breakdown) or len(analysis.breakdown)
     body = []
     for (kind, memory), rows in sums.items():
         spent, moved = sum(row.total_ns for row in rows), sum(row.bytes for row in rows)
@@ -779,7 +779,7 @@ def copies_table(analysis: Analysis) -> Table | None:
             body.append(
                 (
                     f"{_COPIES[kind]}{f', {memory}' if memory else ''}",
-                    f"{sum(row.count for row in rows) / each:,.1f}",
+                    f"{round(sum(row.count for row in rows) / each, 1):,g}",
                     format_bytes(round(moved / each)),
                     format_ns(round(spent / each)),
                     f"{rate / 1e9:,.4g}",
