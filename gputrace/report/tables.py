@@ -779,7 +779,7 @@ def copies_table(analysis: Analysis) -> Table | None:
             body.append(
                 (
                     f"{_COPIES[kind]}{f', {memory}' if memory else ''}",
-                    f"{round(sum(row.count for row in rows) / each, 1):,g}",
+                    f"{sum(row.count for row in rows) / each:,.1f}".removesuffix(".0"),
                     format_bytes(round(moved / each)),
                     format_ns(round(spent / each)),
                     f"{rate / 1e9:,.4g}",
