@@ -211,7 +211,8 @@ class Counters:
             process_cores=self._sum(mine, "process on core") / covered,
             threads=len(wanting),
             wanted_cores=float(sum(wanting)),
-            cores=int(self._usual(inside, "cores") or 0),
+            # Of a short run, they were noted once, at its first step.
+            cores=int(self._usual(inside, "cores") or self._usual(events.end > 0, "cores") or 0),
             quota_cores=None if quota is None else quota / 1000,
             runnable=self._usual(inside, "runnable"),
             openmp=openmp if team else None,

@@ -243,6 +243,13 @@ class Trace(ABC):
         """
         return ()
 
+    def node_stretches(self) -> Sequence[Window]:
+        """Return the ordered stretches in which any process had the nodes of CUDA graphs recorded.
+
+        Replays take longer there.
+        """
+        return ()
+
     def read_nvml(self) -> Nvml:
         """Return the NVML data in the trace file; empty unless a reader overrides it."""
         return Nvml()

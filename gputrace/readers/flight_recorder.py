@@ -216,6 +216,15 @@ def plain_pickle(data: bytes) -> Any:
 
     Raises Refused for one that holds more, ValueError for what is no pickle.
     """
+    import warnings
+
+    with warnings.catch_warnings():
+        # Of texts with a backslash before what it does not escape.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _unpickle(data)
+
+
+def _unpickle(data: bytes) -> Any:
     import pickletools
 
     stack: list[Any] = []

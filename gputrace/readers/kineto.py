@@ -45,7 +45,7 @@ from gputrace.readers.kineto_events import (
     properties,
     tabulate,
 )
-from gputrace.readers.operators import COUNTED, Operators, Place
+from gputrace.readers.operators import SHAPED, Operators, Place
 
 
 class Copy(NamedTuple):
@@ -257,7 +257,7 @@ class Rows:
             named = events.select(operators)
             annotates = named.map("name", lambda name: str(name).startswith(_ANNOTATIONS)) == 1
             on_host[operators[annotates]] = True
-            counts = named.map("name", lambda name: name in COUNTED) == 1
+            counts = named.map("name", lambda name: name in SHAPED) == 1
             counts |= named["sequence"] != UNKNOWN
             operators = operators[counts & (named["args_end"] > 0) & ~annotates]
         if len(modules):
@@ -393,7 +393,7 @@ class Rows:
                 self._program.add_module(name.removeprefix(_MODULE), at)
                 continue
             self._program.add_operator(name, sequence, is_backward, at)
-            if is_shown and name in COUNTED:
+            if is_shown and name in SHAPED:
                 args = known_events.args(row) or NO_ARGS
                 shapes, types, values = map(bytes, (args.shapes, args.types, args.values))
                 self._program.add_work(name, shapes, types, values, at)

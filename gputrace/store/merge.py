@@ -16,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, zip_longest
+from itertools import chain, combinations, zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -297,6 +297,10 @@ class MergedTrace(Trace):
     def control_stretches(self, process: int) -> Sequence[Window]:
         part = self._part_of[process]
         return part.to_merged_clock(part.trace.control_stretches(part.local_process[process]))
+
+    def node_stretches(self) -> Sequence[Window]:
+        parts = (part.to_merged_clock(part.trace.node_stretches()) for part in self._parts)
+        return sorted(chain.from_iterable(parts))
 
     def read_nvml(self) -> Nvml:
         for part in self._parts:
