@@ -50,7 +50,7 @@ USUAL = st.fixed_dictionaries(
         "ph": st.sampled_from("XXXMi"),
         "cat": st.sampled_from(["kernel", "cpu_op", "Trace"]),
         "name": TEXTS,
-        "ts": st.integers(-(10**14), 10**14) | st.decimals(0, 10**12, places=3).map(float),
+        "ts": st.integers(-(10**15), 9 * 10**15) | st.decimals(0, 10**12, places=3).map(float),
         "dur": st.integers(0, 10**9),
     },
     optional={

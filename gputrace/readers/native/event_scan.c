@@ -25,6 +25,7 @@ enum column {
 enum { HAS_GROUP = 1, HAS_ELEMENT = 2 };
 
 static const int64_t UNKNOWN = -1, NO_NAME = -2;
+static const int64_t LARGEST_US = 9000000000000000;  // Is nanoseconds of 64 bits.
 static const int64_t POWERS[] = {1, 10, 100, 1000};
 
 // A distinct text: a string with its quotes, or a number.
@@ -284,8 +285,7 @@ static int read_time(struct scan *s, int64_t *time) {
     int is_negative = *numeral.begin == '-';
     const uint8_t *point = numeral.point ? numeral.point : s->at;
     int64_t whole, part = 0;
-    if (point - numeral.begin > MAX_DIGITS - DECIMALS) return 0;
-    if (!read_digits(numeral.begin + is_negative, point, &whole)) return 0;
+    if (!read_digits(numeral.begin + is_negative, point, &whole) || whole > LARGEST_US) return 0;
     *time = whole * POWERS[DECIMALS];
     if (numeral.point) {
         const uint8_t *first = point + 1, *rest = first + DECIMALS < s->at ? first + DECIMALS : s->at;
