@@ -314,6 +314,81 @@ def test_every_exception_of_a_signal_handler_reaches_the_program(tmp_path: Path)
     assert own_messages(found.ran.err) == []
 
 
+@pytest.mark.parametrize("version", ["3.8", "3.11", "3.12"])
+def test_a_program_near_the_limit_of_recursion_meets_it_where_it_did(
+    tmp_path: Path, version: str
+) -> None:
+    found = record(
+        tmp_path,
+        "import sys, time\n"
+        "def work():\n"
+        "    end = time.perf_counter() + 0.05\n"
+        "    while time.perf_counter() < end: pass\n"
+        "def descend(calls): descend(calls - 1) if calls else work()\n"
+        "for left in range(2, 14): descend(sys.getrecursionlimit() - 3 - left)\n"
+        "for _ in range(5): descend(100)\n"
+        "def overflow():\n"
+        "    work()\n"
+        "    try: descend(100)\n"
+        "    except RecursionError: print('met')\n"
+        "def approach(calls): approach(calls - 1) if calls else overflow()\n"
+        "approach(sys.getrecursionlimit() - 10)\n",
+        python=find_python(version),
+    )
+    assert found.ran.out == "met\n"
+    assert own_messages(found.ran.err) == []
+    assert found.functions["work"]
+
+
+def test_a_follower_of_calls_sees_those_of_the_program_alone(tmp_path: Path) -> None:
+    found = record(
+        tmp_path,
+        "import sys, time\n"
+        "def work():\n"
+        "    end = time.perf_counter() + 0.2\n"
+        "    while time.perf_counter() < end: pass\n"
+        "seen = set()\n"
+        "def follow(frame, *_): seen.add(frame.f_code.co_name)\n"
+        "sys.setprofile(follow); work(); sys.setprofile(None)\n"
+        "sys.settrace(follow); work(); sys.settrace(None)\n"
+        "watch = getattr(sys, 'monitoring', None)\n"
+        "if watch:\n"
+        "    watch.use_tool_id(3, 'tool')\n"
+        "    begins = watch.events.PY_START\n"
+        "    watch.register_callback(3, begins, lambda code, _: seen.add(code.co_name))\n"
+        "    watch.set_events(3, begins); work(); watch.set_events(3, 0); watch.free_tool_id(3)\n"
+        "print(*seen - {'<module>'})\n"
+        "work()\n",
+        python=find_python("3.13"),
+    )
+    assert found.ran.out == "work\n"
+    assert set(found.lines) & {"train.py:4 work"}
+
+
+HOLDS_NAMES: Final = """
+import faulthandler, sys
+sys.path.insert(0, {hooks!r})
+faulthandler.dump_traceback_later(20, exit=True)
+from _gputrace_hooks import recorder, sampler
+source = "with recorder._names_lock: sampler._look(1, 1, 1)"
+known = dict(recorder=recorder, sampler=sampler)
+exec(compile(source, recorder.__file__, "exec"), known)
+print(recorder._events)
+# A signal handler of the program's that came then.
+exec(compile(source, "train.py", "exec"), known)
+print(len(recorder._events) // 4)
+"""
+
+
+def test_a_tick_in_the_midst_of_the_recorder_waits_for_no_lock(tmp_path: Path) -> None:
+    hooks = str(command.ROOT / "gputrace" / "collectors" / "hooks")
+    (tmp_path / "train.py").write_text(HOLDS_NAMES.format(hooks=hooks))
+    # Where hangs are looked for, samples wait in the list.
+    env = {"GPUTRACE_DIR": str(tmp_path), "GPUTRACE_HANG": "1"}
+    ran = command.python(str(tmp_path / "train.py"), env=env)
+    assert ran.out == "[]\n2\n", ran.err
+
+
 @pytest.mark.parametrize(
     ("ending", "code"),
     [("import sys; sys.exit(7)", 7), ("import os; os._exit(8)", 8), ("1 / 0", 1)],

@@ -89,7 +89,8 @@ _events: "list[int]" = []
 # Those that each file of a ring repeats.
 _lasting: "list[int]" = []
 _names: "dict[str, int]" = {}
-_names_lock = _thread.allocate_lock()
+# A signal handler or finalizer of the program may come back here from within.
+_names_lock = _thread.RLock()
 _thread_ids = _thread._local()
 # Those met since the last write, by the system's id and that of pthreads, which nvprof knows.
 _pthreads: "list[tuple[int, int]]" = []
@@ -350,7 +351,7 @@ def _in_forked_child() -> None:
     global _state, _names_lock, _written, _due, _wait_due
     left = _state
     _state = _State()
-    _names_lock = _thread.allocate_lock()
+    _names_lock = _thread.RLock()
     _written = _due = _wait_due = 0
     del _events[:], _lasting[:]
     try:

@@ -36,6 +36,8 @@ _PERIOD, _PERIOD_IN_STEPS = 10000000, 50000000
 _MOST_TICKS = 6000
 _MOST_WAITING = 4 * 10000
 _MOST_FRAMES = 200
+_ROOM = 40
+"""Calls within one another that a look may take."""
 _MOST_THREADS = 64
 _MOST_LINES = 8000
 """Leaves room in the recorder's table of names."""
@@ -113,18 +115,30 @@ def _prepare(clock: "ctypes.PyDLL", period: int) -> bool:
     from ctypes import c_longlong, c_size_t, c_void_p, cast, py_object, pythonapi
 
     names = ["Py_AddPendingCall", "PyObject_CallFunction", "Py_DecRef"]
-    functions = [cast(getattr(pythonapi, name), c_void_p) for name in names]
-    # The clock keeps it; it must outlive this module.
-    pythonapi.Py_IncRef(py_object(_look))
+    names += ["PyErr_Fetch", "PyErr_Restore"]
+    if sys.version_info < (3, 10):
+        names += ["Py_GetRecursionLimit", "Py_SetRecursionLimit"]
+    functions = (c_void_p * 7)(*[cast(getattr(pythonapi, name), c_void_p) for name in names])
+    get_tool = getattr(getattr(sys, "monitoring", None), "get_tool", None)
+    objects = (c_void_p * 5)(id(None), id(sys.getprofile), id(sys.gettrace), None, id(_look))
+    if get_tool is not None:
+        objects[3] = id(get_tool)
+    # The clock keeps them; they must outlive their modules.
+    for kept in sys.getprofile, sys.gettrace, get_tool, _look:
+        pythonapi.Py_IncRef(py_object(kept))
     received = interpreter = None
-    if (3, 9) <= sys.version_info < (3, 13):
-        received = cast(pythonapi._PyEval_SignalReceived, c_void_p)
-        main = pythonapi.PyInterpreterState_Main
-        main.restype = c_void_p
+    if sys.version_info >= (3, 9):
+        main, present = pythonapi.PyInterpreterState_Main, pythonapi.PyInterpreterState_Get
+        main.restype = present.restype = c_void_p
         interpreter = main()
+        # The main one makes the calls: an object of another must not get there.
+        if interpreter != present():
+            return False
+        if sys.version_info < (3, 13):
+            received = cast(pythonapi._PyEval_SignalReceived, c_void_p)
     prepare = clock.gputrace_ticker_prepare
-    prepare.argtypes = [c_void_p] * 4 + [c_longlong] + [c_void_p] * 3 + [c_size_t]
-    known = *functions, id(_look), period, received, interpreter, *_runtime()
+    prepare.argtypes = [c_void_p] * 2 + [c_longlong] + [c_void_p] * 3 + [c_size_t]
+    known = functions, objects, period, received, interpreter, *_runtime()
     return any(not prepare(*known) for _ in range(_TRIES))
 
 
@@ -180,24 +194,37 @@ def _look(ticks: int, since: int, waits: int) -> None:
     interpreter's lock at those ticks that met a wait for it.
     """
     try:
+        _need_room(_ROOM)
+    except RecursionError:
+        return
+    try:
         now = time_ns()
-        if waits:
-            _record_holder(since, now, waits)
         frame, inner = _user_frame(sys._getframe(1))
-        if frame is None or inner is None:
-            return
-        what, kind = _line(frame) << 32, SAMPLE | _line(inner) << 32
-        count = min(ticks, _MOST_TICKS)
-        for tick in range(count):
-            start = since + (now - since) * tick // count
-            if not _IS_WATCHED:
-                record(start, now, what, kind)
-            elif len(recorder._events) < _MOST_WAITING:
-                # No write: a file that grows says that the program gets on.
-                record_of(recorder.thread_id(), start, now, what, kind)
+        # Nothing in the midst of the recorder, which may have locked its names.
+        if frame is not None and inner is not None:
+            if waits:
+                _record_holder(since, now, waits)
+            _record_line(frame, inner, min(ticks, _MOST_TICKS), since, now)
     except Exception as error:
         if host_file.is_handlers(error):
             raise
+
+
+def _need_room(calls: int) -> None:
+    """Raise RecursionError now if so many calls would: what follows then meets none of ours."""
+    if calls:
+        _need_room(calls - 1)
+
+
+def _record_line(frame: "FrameType", inner: "FrameType", count: int, since: int, now: int) -> None:
+    what, kind = _line(frame) << 32, SAMPLE | _line(inner) << 32
+    for tick in range(count):
+        start = since + (now - since) * tick // count
+        if not _IS_WATCHED:
+            record(start, now, what, kind)
+        elif len(recorder._events) < _MOST_WAITING:
+            # No write: a file that grows says that the program gets on.
+            record_of(recorder.thread_id(), start, now, what, kind)
 
 
 def _record_holder(since: int, now: int, waits: int) -> None:

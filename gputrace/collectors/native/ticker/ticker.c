@@ -14,6 +14,9 @@
  * and its condition are parts of the variable _PyRuntime from 3.7 on, and /proc/self/task/ID/syscall
  * (proc(5)) has the futex in which a thread waits: if it is in that variable, it is the lock's.
  *
+ * A program that follows its calls (sys.setprofile, sys.settrace, sys.monitoring) would be shown ours:
+ * ticks that meet such a follower are dropped.
+ *
  * hooks/_gputrace_hooks/sampler.py uses this; CPython's functions come from there. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -30,6 +33,8 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define SECOND 1000000000LL
+#define ROOM 100 /* more than sampler.py asks for */
+#define TOOLS 6 /* numbers of sys.monitoring */
 
 typedef int (*pending)(void *);
 
@@ -37,6 +42,11 @@ static struct {
     int (*add)(pending, void *);
     void *(*call)(void *callable, const char *format, ...);
     void (*release)(void *object);
+    void (*fetch)(void **type, void **value, void **traceback);
+    void (*restore)(void *type, void *value, void *traceback);
+    int (*get_limit)(void); /* of recursion; this and the next may be null */
+    void (*set_limit)(int limit);
+    void *none, *get_profile, *get_trace, *get_tool; /* the last one may be null */
     void *callable;
     long long period;
     int *breaker;
@@ -63,8 +73,47 @@ static long long read_clock(clockid_t clock) {
     return time.tv_sec * SECOND + time.tv_nsec;
 }
 
-/* On the main thread, which holds the interpreter's lock; -1 says that an exception is set, which
- * only a signal handler of the program can have raised. */
+/* Drops the exception that is set if the call itself failed, for want of room or memory: that has no
+ * traceback. Any other is from a signal handler of the program, which ran meanwhile: -1 passes it on. */
+static int judge(void) {
+    void *type, *value, *traceback;
+    python.fetch(&type, &value, &traceback);
+    if (traceback) {
+        python.restore(type, value, traceback);
+        return -1;
+    }
+    python.release(type);
+    python.release(value);
+    return 0;
+}
+
+/* 1 if a call of FUNCTION, one of C, returns anything but None; no follower sees a call from here. */
+static int returns_something(void *function, const char *format, int argument) {
+    void *result = python.call(function, format, argument);
+    if (!result) {
+        judge();
+        return 1;
+    }
+    python.release(result);
+    return result != python.none;
+}
+
+static int is_followed(void) {
+    int followed = returns_something(python.get_profile, NULL, 0);
+    followed = followed || returns_something(python.get_trace, NULL, 0);
+    for (int tool = 0; python.get_tool && !followed && tool < TOOLS; tool++)
+        followed = returns_something(python.get_tool, "i", tool);
+    return followed;
+}
+
+static int look(long count, long long first, long waited) {
+    void *result = python.call(python.callable, "lLl", count, first, waited);
+    if (!result) return judge();
+    python.release(result);
+    return 0;
+}
+
+/* On the main thread, which holds the interpreter's lock; -1 says that an exception is set. */
 static int serve(void *unused) {
     (void)unused;
     long long first = since;
@@ -72,10 +121,13 @@ static int serve(void *unused) {
     long count = __atomic_exchange_n(&ticks, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&queued, 0, __ATOMIC_SEQ_CST);
     if (!count || !ticker.runs || ticker.process != getpid()) return 0;
-    void *result = python.call(python.callable, "lLl", count, first, waited);
-    if (!result) return -1;
-    python.release(result);
-    return 0;
+    /* Before 3.10, a RecursionError of ours would take the next from a program that is as deep, and
+     * the interpreter abort. There, the limit is but a number. */
+    int limit = python.get_limit ? python.get_limit() : 0;
+    if (limit) python.set_limit(limit + ROOM);
+    int failed = is_followed() ? 0 : look(count, first, waited);
+    if (limit && python.get_limit() == limit + ROOM) python.set_limit(limit);
+    return failed;
 }
 
 /* Whether the main thread, whose id is the process's, waits for the interpreter's lock. */
@@ -132,27 +184,36 @@ static int *find_breaker(void (*signal_received)(void *), void *interpreter) {
     return count == 1 ? (int *)interpreter + found : NULL;
 }
 
-/* Takes what is used of CPython, and what to call with the number of ticks and the moment of the
- * first and how many of them met the main thread waiting for the lock. SIGNAL_RECEIVED is null where
- * pending calls are seen without it; RUNTIME is _PyRuntime, of SIZE bytes, 0 if unknown. To be called
- * on the main thread and with the interpreter's lock; 0 when all is well, else it may be tried again. */
-EXPORTED int gputrace_ticker_prepare(void *add, void *call, void *release, void *callable,
+/* Takes what is used of CPython, in the order of the declarations above, and what to call with the
+ * number of ticks and the moment of the first and how many of them met the main thread waiting for the
+ * lock. SIGNAL_RECEIVED is null where pending calls are seen without it; RUNTIME is _PyRuntime, of SIZE
+ * bytes, 0 if unknown. To be called on the main thread and with the interpreter's lock, again after
+ * the interpreter was finalized and initialized anew; 0 when all is well, else it may be tried again. */
+EXPORTED int gputrace_ticker_prepare(void *const functions[7], void *const objects[5],
                                      long long period, void *signal_received, void *interpreter,
                                      void *runtime, size_t size) {
     int *breaker = NULL;
-    if (python.callable) return 0;
+    if (ticker.runs && ticker.process == getpid()) return 0;
     if (signal_received) {
         breaker = find_breaker((void (*)(void *))signal_received, interpreter);
         if (!breaker) return -1;
     }
-    python.add = (int (*)(pending, void *))add;
-    python.call = (void *(*)(void *, const char *, ...))call;
-    python.release = (void (*)(void *))release;
+    python.add = (int (*)(pending, void *))functions[0];
+    python.call = (void *(*)(void *, const char *, ...))functions[1];
+    python.release = (void (*)(void *))functions[2];
+    python.fetch = (void (*)(void **, void **, void **))functions[3];
+    python.restore = (void (*)(void *, void *, void *))functions[4];
+    python.get_limit = (int (*)(void))functions[5];
+    python.set_limit = (void (*)(int))functions[6];
+    python.none = objects[0];
+    python.get_profile = objects[1];
+    python.get_trace = objects[2];
+    python.get_tool = objects[3];
+    python.callable = objects[4];
     python.period = period;
     python.breaker = breaker;
     python.runtime = (uintptr_t)runtime;
     python.runtime_size = size;
-    python.callable = callable;
     return 0;
 }
 
