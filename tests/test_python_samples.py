@@ -348,6 +348,8 @@ def test_a_follower_of_calls_sees_those_of_the_program_alone(tmp_path: Path) -> 
         "    end = time.perf_counter() + 0.2\n"
         "    while time.perf_counter() < end: pass\n"
         "seen = set()\n"
+        "def hear(event, _): seen.add(event) if 'frame' in event else None\n"
+        "sys.addaudithook(hear); work()\n"
         "def follow(frame, *_): seen.add(frame.f_code.co_name)\n"
         "sys.setprofile(follow); work(); sys.setprofile(None)\n"
         "sys.settrace(follow); work(); sys.settrace(None)\n"
@@ -370,8 +372,8 @@ import faulthandler, sys
 sys.path.insert(0, {hooks!r})
 faulthandler.dump_traceback_later(20, exit=True)
 from _gputrace_hooks import recorder, sampler
-source = "with recorder._names_lock: sampler._look(1, 1, 1)"
-known = dict(recorder=recorder, sampler=sampler)
+source = "with recorder._names_lock: sampler._look(1, 1, 1, sys._getframe())"
+known = dict(recorder=recorder, sampler=sampler, sys=sys)
 exec(compile(source, recorder.__file__, "exec"), known)
 print(recorder._events)
 # A signal handler of the program's that came then.

@@ -115,10 +115,10 @@ def _prepare(clock: "ctypes.PyDLL", period: int) -> bool:
     from ctypes import c_longlong, c_size_t, c_void_p, cast, py_object, pythonapi
 
     names = ["Py_AddPendingCall", "PyObject_CallFunction", "Py_DecRef"]
-    names += ["PyErr_Fetch", "PyErr_Restore"]
+    names += ["PyErr_Fetch", "PyErr_Restore", "PyEval_GetFrame"]
     if sys.version_info < (3, 10):
         names += ["Py_GetRecursionLimit", "Py_SetRecursionLimit"]
-    functions = (c_void_p * 7)(*[cast(getattr(pythonapi, name), c_void_p) for name in names])
+    functions = (c_void_p * 8)(*[cast(getattr(pythonapi, name), c_void_p) for name in names])
     get_tool = getattr(getattr(sys, "monitoring", None), "get_tool", None)
     objects = (c_void_p * 5)(id(None), id(sys.getprofile), id(sys.gettrace), None, id(_look))
     if get_tool is not None:
@@ -189,7 +189,7 @@ def _wake_up() -> None:
         _start()
 
 
-def _look(ticks: int, since: int, waits: int) -> None:
+def _look(ticks: int, since: int, waits: int, interrupted: "FrameType") -> None:
     """Record the current line of the program for each tick since the first one, and who had the
     interpreter's lock at those ticks that met a wait for it.
     """
@@ -199,7 +199,7 @@ def _look(ticks: int, since: int, waits: int) -> None:
         return
     try:
         now = time_ns()
-        frame, inner = _user_frame(sys._getframe(1))
+        frame, inner = _user_frame(interrupted)
         # Nothing in the midst of the recorder, which may have locked its names.
         if frame is not None and inner is not None:
             if waits:

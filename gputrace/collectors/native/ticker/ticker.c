@@ -44,6 +44,7 @@ static struct {
     void (*release)(void *object);
     void (*fetch)(void **type, void **value, void **traceback);
     void (*restore)(void *type, void *value, void *traceback);
+    void *(*get_frame)(void); /* no audit hook of the program's sees it, as it would sys._getframe */
     int (*get_limit)(void); /* of recursion; this and the next may be null */
     void (*set_limit)(int limit);
     void *none, *get_profile, *get_trace, *get_tool; /* the last one may be null */
@@ -107,7 +108,9 @@ static int is_followed(void) {
 }
 
 static int look(long count, long long first, long waited) {
-    void *result = python.call(python.callable, "lLl", count, first, waited);
+    void *frame = python.get_frame();
+    if (!frame) return 0;
+    void *result = python.call(python.callable, "lLlO", count, first, waited, frame);
     if (!result) return judge();
     python.release(result);
     return 0;
@@ -185,11 +188,12 @@ static int *find_breaker(void (*signal_received)(void *), void *interpreter) {
 }
 
 /* Takes what is used of CPython, in the order of the declarations above, and what to call with the
- * number of ticks and the moment of the first and how many of them met the main thread waiting for the
- * lock. SIGNAL_RECEIVED is null where pending calls are seen without it; RUNTIME is _PyRuntime, of SIZE
- * bytes, 0 if unknown. To be called on the main thread and with the interpreter's lock, again after
- * the interpreter was finalized and initialized anew; 0 when all is well, else it may be tried again. */
-EXPORTED int gputrace_ticker_prepare(void *const functions[7], void *const objects[5],
+ * number of ticks, the moment of the first, how many of them met the main thread waiting for the lock,
+ * and the frame it is in. SIGNAL_RECEIVED is null where pending calls are seen without it; RUNTIME is
+ * _PyRuntime, of SIZE bytes, 0 if unknown. To be called on the main thread and with the interpreter's
+ * lock, again after the interpreter was finalized and initialized anew; 0 when all is well, else it
+ * may be tried again. */
+EXPORTED int gputrace_ticker_prepare(void *const functions[8], void *const objects[5],
                                      long long period, void *signal_received, void *interpreter,
                                      void *runtime, size_t size) {
     int *breaker = NULL;
@@ -203,8 +207,9 @@ EXPORTED int gputrace_ticker_prepare(void *const functions[7], void *const objec
     python.release = (void (*)(void *))functions[2];
     python.fetch = (void (*)(void **, void **, void **))functions[3];
     python.restore = (void (*)(void *, void *, void *))functions[4];
-    python.get_limit = (int (*)(void))functions[5];
-    python.set_limit = (void (*)(int))functions[6];
+    python.get_frame = (void *(*)(void))functions[5];
+    python.get_limit = (int (*)(void))functions[6];
+    python.set_limit = (void (*)(int))functions[7];
     python.none = objects[0];
     python.get_profile = objects[1];
     python.get_trace = objects[2];
