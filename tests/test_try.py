@@ -350,6 +350,37 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
     assert {change["cure"] for change in hooks._trial.changes} == {"defer-item"}
 
 
+def test_a_model_is_captured_at_its_second_call_and_other_shapes_go_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+
+    class Tensor:
+        is_cuda = True
+
+        def __init__(self, *shape: int) -> None:
+            self.shape = shape
+
+    def capture(model: Any, sample: tuple[Tensor, ...]) -> Any:
+        model.forward = lambda *_: "captured"
+        return model
+
+    graphs = SimpleNamespace(make_graphed_callables=capture)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=graphs))
+    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
+    monkeypatch.setattr(hooks, "cures", {"graphs": True})
+    models = [SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2)]
+    for model in models:
+        hooks._graph("graphs", model)
+    assert models[0].forward(Tensor(8, 3)) == models[0].forward(Tensor(8, 3)) == "captured"
+    assert models[0].forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
+    assert models[0].forward(Tensor(8, 3), mask=None) == "as it is"
+    assert [change["cure"] for change in hooks._trial.changes] == ["graphs"]
+    assert models[1].forward(Tensor(8, 3), mask=None) == "as it is"
+    assert "other arguments than tensors" in hooks._trial.reasons["graphs"]
+
+
 def test_ranks_get_whole_cores_of_the_node_of_their_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,10 +440,11 @@ class Simulated:
         self.changes: dict[str, Change] = {}
         self.made: list[str] = []
         self.trace: Path | None = None
-        self.seconds, self.noise = 0.0, 0.002
+        self.seconds, self.spent, self.noise = 0.0, 0.0, 0.002
         self.random = np.random.default_rng(5)
         self.path = path
         monkeypatch.setattr(ProgramToTry, "run", lambda _, *given: self.run(*given))
+        monkeypatch.setattr(trials._Trial, "_spent", lambda _: self.spent)
 
     def run(
         self,
@@ -424,6 +456,7 @@ class Simulated:
     ) -> Measured:
         names = [str(setting) for setting in candidate.settings]
         self.made.append(str(candidate))
+        self.spent += self.seconds
         if record is not None and self.trace is not None:
             shutil.copy(self.trace, record)
         for name in names:
@@ -556,6 +589,36 @@ def test_a_spent_budget_leaves_what_is_not_decided_open(
     assert "a round takes 200 s; --budget" in " ".join(ran.out.split())
 
 
+def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
+    simulated: Simulated,
+) -> None:
+    """A run takes 10 s here: three rounds of all cures would take 160 s."""
+    simulated.factors, simulated.seconds = {"fused": 0.7}, 10.0
+    cures = "persistent,foreach,fused,bucket-view"
+    outcome = gputrace.try_cures(["x"], cures, budget="110s")
+    rounds = {row.cure: row.rounds for row in outcome.rows}
+    assert outcome.best == "fused"
+    assert rounds == {"persistent": 1, "foreach": 1, "fused": 3, "bucket-view": 1}
+    assert simulated.spent <= 110
+
+
+def test_to_choose_by_the_first_round_makes_no_cure_faster_that_is_not(
+    simulated: Simulated,
+) -> None:
+    simulated.noise, simulated.seconds = 0.02, 10.0
+    faster = 0
+    for _ in range(40):
+        simulated.spent = 0.0
+        outcome = gputrace.try_cures(["x"], "persistent,foreach,fused,bucket-view", budget="110s")
+        faster += outcome.best is not None
+    assert faster <= 2
+
+
+def test_what_takes_long_to_start_has_its_turn_after_the_others(simulated: Simulated) -> None:
+    gputrace.try_cures(["x"], "compile,foreach")
+    assert simulated.made.index("compile=default") > simulated.made.index("foreach") + 2
+
+
 def test_a_recordings_findings_are_tried_and_its_predictions_are_kept(
     simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -576,7 +639,10 @@ def test_a_recordings_findings_are_tried_and_its_predictions_are_kept(
 
 
 def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
-    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated: Simulated,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     simulated.factors = {"tf32": 0.5}
     assert gputrace.try_cures(["x"], "tf32").best == "tf32"
@@ -586,6 +652,9 @@ def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
     outcome = gputrace.try_cures(["x"], recording=recording)
     assert [(row.verdict, row.numerics) for row in outcome.rows] == [("faster", True)]
     assert outcome.best is None
+    ran = gputrace_try(capsys, "--recording", recording, "--", "x")
+    assert "but for what changes numerics" in ran.out
+    assert "gputrace try tf32" in " ".join(ran.out.split())
 
 
 def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: Simulated) -> None:
@@ -957,6 +1026,19 @@ def test_the_ledger_says_how_far_predictions_were_off(tmp_path: Path) -> None:
     assert (workers.trials, workers.predicted, workers.ranged, workers.within) == (2, 2, 2, 1)
     assert workers.mean_error == pytest.approx(-0.05)
     assert workers.mean_size == pytest.approx(0.15)
+
+
+def test_the_history_has_the_pairs_that_ship_with_gputrace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    shipped = json.loads(gputrace_try(capsys, "--history", "--ledger", path, "--json").out)
+    graphs = next(each for each in shipped["shipped"] if each["cure"] == "graphs")
+    assert graphs["trials"] >= 2
+    assert graphs["mean_error"] < -0.2, "launches are not all that such a step waits for"
+    shown = gputrace_try(capsys, "--history", "--ledger", path).out
+    assert "holds nothing yet" in shown
+    assert "Pairs that ship with gputrace" in shown
 
 
 def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:

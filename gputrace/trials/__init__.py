@@ -165,6 +165,16 @@ class _Row:
     ratio: Ratio | None = None
     over: bool = False
 
+    @property
+    def late(self) -> bool:
+        """True if its turn comes when the others have had theirs, as it takes long to start."""
+        return not self.cured and any(setting.cure.slow for setting in self.candidate.settings)
+
+    @property
+    def so_far(self) -> float:
+        """Return the steps with the cures to those without, in the rounds so far; 1 if none."""
+        return sum(self.cured) / sum(self.bare) if self.cured else 1.0
+
     def __post_init__(self) -> None:
         self.within = self.candidate.switched
 
@@ -370,15 +380,11 @@ class _Trial:
         """Run rounds of what is not decided, until the budget is spent.
 
         A round is the program as it is and with each cure; or a run within which a cure is off and
-        on by turns. The very first round is made whatever the budget.
+        on by turns. The very first round is made whatever the budget; where that cannot pay for an
+        answer to all, the cures that were faster so far have theirs first.
         """
-        while active := [row for row in rows if not row.over]:
-            assert self._pilot is not None
-            last = (self._bare or [self._pilot])[-1].seconds
-            needed = last + sum(row.seconds or last for row in active)
+        while active := self._affordable([row for row in rows if not row.over], until_s):
             begun = any(row.cured for row in self._rows)
-            if begun and self._spent() + needed > until_s:
-                return
             try:
                 for row in active:
                     if row.within:
@@ -392,6 +398,24 @@ class _Trial:
                 # It ran before: what is known by then is the answer.
                 self._notes.append(f"no more rounds were made: {error}")
                 return
+
+    def _affordable(self, rows: Sequence[_Row], until_s: float) -> list[_Row]:
+        """Return the rows that the next round is for, in their order."""
+        assert self._pilot is not None
+        begun = any(row.cured for row in self._rows)
+        last = (self._bare or [self._pilot])[-1].seconds
+        left, chosen, bare_s = until_s - self._spent(), list[_Row](), 0.0
+        for row in sorted(rows, key=lambda row: (row.late, row.so_far)):
+            if row.late and any(len(each.cured) < FEWEST for each in chosen):
+                break
+            rounds = 1 if row.within else max(FEWEST - len(row.cured), 1)
+            # One run of the program as it is serves all cures of a round.
+            more_s = 0.0 if row.within else max(rounds * last - bare_s, 0.0)
+            needed = rounds * (row.seconds or last) + more_s
+            if needed <= left or not begun:
+                chosen.append(row)
+                left, bare_s = left - needed, bare_s + more_s
+        return [row for row in rows if row in chosen]
 
     def _switch(self, row: _Row) -> None:
         """Make a run in which a cure is off and on by turns.

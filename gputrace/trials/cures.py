@@ -49,6 +49,7 @@ class Cure:
             ``workers``.
         group: cures of one group exclude each other.
         switched: whether the hooks can switch it off and on within a run.
+        slow: whether a program starts much later with it; it has its turn after the others.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
 
@@ -66,6 +67,7 @@ class Cure:
     needs: str = ""
     group: str = ""
     switched: bool = False
+    slow: bool = False
     hook: Path | None = None
 
 
@@ -162,6 +164,7 @@ CURES: Final = (
         findings=_COMPUTE,
         line="torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
         needs="gpu",
+        switched=True,
     ),
     Cure(
         "bf16",
@@ -170,6 +173,7 @@ CURES: Final = (
         numerics=True,
         findings=_COMPUTE,
         advice='with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
+        switched=True,
     ),
     Cure(
         "fused",
@@ -227,6 +231,16 @@ CURES: Final = (
         findings=("launch-bound", "compute-bound"),
         predictions=("graphs",),
         advice="model = torch.compile(model)",
+        slow=True,
+    ),
+    Cure(
+        "graphs",
+        "forward and backward of each model that is trained as CUDA graphs",
+        _TORCH,
+        findings=("launch-bound",),
+        predictions=("graphs",),
+        advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape",
+        needs="gpu",
     ),
     Cure(
         "cudnn-benchmark",

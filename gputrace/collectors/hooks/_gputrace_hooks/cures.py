@@ -620,6 +620,8 @@ def _autocast(cure: str, model: "Any") -> None:
 
     @wraps(forward)
     def cast(*args: "Any", **keywords: "Any") -> "Any":
+        if not _on:
+            return forward(*args, **keywords)
         with torch.autocast(kind, dtype=torch.bfloat16):
             result = forward(*args, **keywords)
         return _each_tensor(torch, result, widen)
@@ -628,7 +630,37 @@ def _autocast(cure: str, model: "Any") -> None:
     _trial.change(cure, "forward", "", -1, "", "")
 
 
-_MODELS = {"channels-last": _channels_last, "bf16": _autocast, "compile": _compile}
+def _graph(cure: str, model: "Any") -> None:
+    """Capture its passes at the next call; a call with other shapes goes without the graphs."""
+    torch: Any = sys.modules["torch"]
+    forward = model.forward
+
+    def shapes(args: "Any") -> "list[Any]":
+        return [isinstance(arg, torch.Tensor) and arg.is_cuda and arg.shape for arg in args]
+
+    @wraps(forward)
+    def capture(*args: "Any", **keywords: "Any") -> "Any":
+        model.forward = forward
+        sample = shapes(args)
+        if keywords or not sample or not all(sample):
+            _trial.skip(cure, "the model takes other arguments than tensors on a GPU, by position")
+        elif _guarded(cure, torch.cuda.make_graphed_callables, model, args) is not None:
+            captured = model.forward
+            model.forward = lambda *now, **more: (
+                forward(*now, **more) if more or shapes(now) != sample else captured(*now)
+            )
+            _trial.change(cure, "forward", "", -1, "", "")
+        return model.forward(*args, **keywords)
+
+    model.forward = capture
+
+
+_MODELS = {
+    "channels-last": _channels_last,
+    "bf16": _autocast,
+    "graphs": _graph,
+    "compile": _compile,
+}
 
 
 # ---- settings ----
@@ -647,9 +679,7 @@ def settings(torch: "Any") -> None:
             if cure in cures:
                 _guarded(cure, _switch, cure, torch, path)
 
-    if "cudnn-benchmark" in cures and _has_gpu():
-        cudnn, asked_for = torch.backends.cudnn, bool(cures["cudnn-benchmark"])
-        _switched.append(lambda on: setattr(cudnn, "benchmark", on == asked_for))
+    _switched.append(_switch_settings)
     apply(0)
     _between.append(apply)
 
@@ -672,9 +702,19 @@ def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
         old, new = getattr(holder, name), bool(cures[cure])
         if old != new:
             setattr(holder, name, new)
+            _set[path] = holder, name, old, new
             _trial.change(cure, "", f"torch.{path}", -1, old, new)
         elif not any(change["cure"] == cure for change in _trial.changes):
             _trial.skip(cure, f"torch.{path} is {new} already")
+
+
+_set: "dict[str, tuple[Any, str, bool, bool]]" = {}
+"""Switches that were set: what holds them, their name, the value before and that since."""
+
+
+def _switch_settings(on: bool) -> None:
+    for holder, name, old, new in _set.values():
+        setattr(holder, name, new if on else old)
 
 
 def _non_blocking(torch: "Any") -> None:
