@@ -381,6 +381,41 @@ def test_a_model_is_captured_at_its_second_call_and_other_shapes_go_without(
     assert "other arguments than tensors" in hooks._trial.reasons["graphs"]
 
 
+def test_a_function_of_jax_donates_what_it_returns_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
+    monkeypatch.setattr(hooks, "cures", {"donate": True})
+    donated: list[tuple[int, ...]] = []
+
+    def jit(function: Any, **keywords: Any) -> Any:
+        def compiled(*args: Any) -> Any:
+            donated.append(keywords.get("donate_argnums", ()))
+            return function(*args)
+
+        compiled.eval_shape = function  # type: ignore[attr-defined]
+        return compiled
+
+    def leaves(value: Any) -> list[Any]:
+        if not isinstance(value, tuple):
+            return [value]
+        return [leaf for part in value for leaf in leaves(part)]
+
+    tree = SimpleNamespace(tree_leaves=leaves)
+    jax: Any = SimpleNamespace(jit=jit, Array=np.ndarray, tree_util=tree)
+    hooks.jitted(jax)
+    weights, batch = np.zeros((2, 3)), np.zeros((8, 2))
+
+    step = jax.jit()(lambda state, batch: ((state[0] + 1, state[1]), batch.sum()))
+    loss = jax.jit(lambda weights, batch: (batch @ weights).sum())
+    for _ in range(2):
+        step((weights, weights), batch)
+    loss(weights, batch)
+    jax.jit(lambda x: x, static_argnums=1)(batch)
+    assert donated == [(0,), (0,), (), ()]
+    assert [change["new"] for change in hooks._trial.changes] == ["(0,)"]
+
+
 def test_ranks_get_whole_cores_of_the_node_of_their_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -683,7 +718,7 @@ def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
     ("words", "said"),
     [
         (["worker=8"], "did you mean workers?"),
-        (["workers"], "say how many, as workers=8"),
+        (["workers"], "give its value, as workers=8"),
         (["workers=many"], "is no number"),
         (["pinned=1"], "takes no value"),
         (["compile=fast"], "it takes default, reduce-overhead, max-autotune"),
@@ -808,6 +843,7 @@ def test_variables_join_what_the_environment_has_where_they_should() -> None:
         ("h2d-pageable", "torch", ["gpu"], "pinned,non-blocking"),
         ("data-feeding", "tensorflow", ["gpu"], "tf-parallel,tf-prefetch"),
         ("communication-exposed", "jax", [], "xla-latency"),
+        ("launch-bound", "jax", ["gpu"], "xla-graphs"),
         ("compute-bound", "chainer", ["gpu"], ""),
     ],
 )

@@ -336,6 +336,38 @@ CURES: Final = (
         variables=(Variable("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=true", " "),),
     ),
     Cure(
+        "xla-graphs",
+        "XLA launches CUDA graphs, however short",
+        (*_JAX, *_TF),
+        findings=("launch-bound",),
+        predictions=("graphs",),
+        variables=(Variable("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=1", " "),),
+        needs="gpu",
+    ),
+    Cure(
+        "xla-triton",
+        "XLA's matrix products by Triton",
+        (*_JAX, *_TF),
+        findings=("compute-bound",),
+        variables=(Variable("XLA_FLAGS", "--xla_gpu_triton_gemm_any=true", " "),),
+        needs="gpu",
+    ),
+    Cure(
+        "xla-flag",
+        "a flag of XLA, as xla-flag=xla_gpu_all_reduce_combine_threshold_bytes=134217728",
+        (*_JAX, *_TF),
+        takes="NAME=VALUE",
+        value=None,
+        variables=(Variable("XLA_FLAGS", "--{}", " "),),
+    ),
+    Cure(
+        "donate",
+        "functions under jax.jit donate what they return anew: parameters, optimizer's state",
+        _JAX,
+        findings=("alloc-stall", "compute-bound"),
+        advice="jax.jit(step, donate_argnums=...) for the state that the step returns",
+    ),
+    Cure(
         "jax-matmul",
         "precision of JAX's matrix products",
         _JAX,
@@ -432,7 +464,8 @@ def _read_setting(word: str) -> Setting:
         raise UsageError(f"no cure is called {id!r}; {hint}")
     if not equals:
         if cure.value is None:
-            raise UsageError(f"{id}: say how many, as {id}=8")
+            example = "8" if cure.takes == "N" else cure.takes
+            raise UsageError(f"{id}: give its value, as {id}={example}")
         return Setting(cure, cure.value)
     if not cure.takes:
         raise UsageError(f"{id} takes no value; leave out ={text}")

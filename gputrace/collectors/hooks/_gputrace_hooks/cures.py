@@ -48,6 +48,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SIGTERM = 15
 
 MODULES = {
+    "jax": "jitted",
     "tensorboard.summary.writer.event_file_writer": "event_files",
     "tensorboardX.event_file_writer": "event_files",
     "tensorflow.python.data.ops.dataset_ops": "tf_datasets",
@@ -661,6 +662,65 @@ _MODELS = {
     "graphs": _graph,
     "compile": _compile,
 }
+
+
+def jitted(jax: "Any") -> None:
+    """Have compiled functions of JAX give up what they return anew."""
+    jit = jax.jit
+    if "donate" not in cures:
+        return
+
+    @wraps(jit)
+    def donating(*args: "Any", **keywords: "Any") -> "Any":
+        if not args:
+            return lambda function: donating(function, **keywords)
+        function = jit(*args, **keywords)
+        if any(name.startswith(("donate", "static")) for name in keywords):
+            _trial.skip("donate", "its functions say which arguments are donated, or static")
+            return function
+        return _Donating(jax, function, lambda numbers: jit(*args, donate_argnums=numbers))
+
+    jax.jit = ours(donating)
+
+
+class _Donating:
+    """Compiled function that donates each argument of which it returns all arrays anew."""
+
+    def __init__(self, jax: "Any", function: "Any", donate: "Callable[[Any], Any]") -> None:
+        self.jax, self.function, self.donate = jax, function, donate
+        self.chosen: Any = None
+        self.__wrapped__ = function
+
+    def __getattr__(self, name: str) -> "Any":
+        return getattr(self.function, name)
+
+    def __get__(self, instance: "Any", owner: "Any" = None) -> "Any":
+        return self if instance is None else self.function.__get__(instance, owner)
+
+    def __call__(self, *args: "Any", **keywords: "Any") -> "Any":
+        if self.chosen is None:
+            numbers = _guarded("donate", self.renewed, args, keywords)
+            self.chosen = self.donate(numbers) if numbers else self.function
+            if numbers:
+                _trial.change("donate", "jit", "donate_argnums", -1, "", numbers, ("jax", "flax"))
+        return self.chosen(*args, **keywords)
+
+    def renewed(self, args: "Any", keywords: "Any") -> "tuple[int, ...]":
+        """Return the numbers of arguments whose shapes the results have, as a state's have."""
+        leaves = self.jax.tree_util.tree_leaves
+
+        def arrays(value: "Any") -> "list[Any]":
+            return [(leaf.shape, leaf.dtype) for leaf in leaves(value)]
+
+        left, numbers = arrays(self.function.eval_shape(*args, **keywords)), []
+        for number, arg in enumerate(args):
+            if leaves(arg) and all(isinstance(leaf, self.jax.Array) for leaf in leaves(arg)):
+                needed = arrays(arg)
+                if all(needed.count(each) <= left.count(each) for each in needed):
+                    numbers.append(number)
+                    for each in needed:
+                        left.remove(each)
+        return tuple(numbers)
 
 
 # ---- settings ----
