@@ -380,7 +380,7 @@ class _Trial:
         """Run rounds of what is not decided, until the budget is spent.
 
         A round is the program as it is and with each cure; or a run within which a cure is off and
-        on by turns. The very first round is made whatever the budget; where that cannot pay for an
+        on by turns. The very first one is made whatever the budget; where that cannot pay for an
         answer to all, the cures that were faster so far have theirs first.
         """
         while active := self._affordable([row for row in rows if not row.over], until_s):
@@ -403,6 +403,9 @@ class _Trial:
         """Return the rows that the next round is for, in their order."""
         assert self._pilot is not None
         begun = any(row.cured for row in self._rows)
+        first = [row for row in rows if not row.late and not row.within]
+        if first and not begun:
+            return first
         last = (self._bare or [self._pilot])[-1].seconds
         left, chosen, bare_s = until_s - self._spent(), list[_Row](), 0.0
         for row in sorted(rows, key=lambda row: (row.late, row.so_far)):
