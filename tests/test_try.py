@@ -29,9 +29,11 @@ from gputrace.trials import ALIKE, MOST, Verdict, compare, ledger, losses_differ
 from gputrace.trials.cures import (
     CURES,
     Candidate,
+    Prediction,
     all_cures,
     combine,
     cures_for,
+    predict,
     read_candidates,
 )
 from gputrace.trials.patch import apply, make_patch
@@ -862,6 +864,15 @@ def test_every_finding_and_prediction_that_a_cure_names_is_one() -> None:
     for cure in all_cures().values():
         assert findings.issuperset(cure.findings)
         assert {effect.id for effect in EFFECTS}.issuperset(cure.predictions)
+
+
+def test_a_finding_that_a_cure_removes_foretells_its_step() -> None:
+    finding = SimpleNamespace(id="layout-transposes", impact_ns=25)
+    steps = SimpleNamespace(mean_ns=100)
+    analysis: Any = SimpleNamespace(loader=(), what_if=(), findings=(finding,), steps=steps)
+    layout, precision = read_candidates("channels-last,bf16")
+    assert predict(layout, analysis) == Prediction(0.75)
+    assert predict(precision, analysis) is None
 
 
 # ---- the patch ----

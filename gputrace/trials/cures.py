@@ -6,7 +6,7 @@ To add one, give it an entry in `CURES`. What it does in the program is an entry
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -42,6 +42,7 @@ class Cure:
         numerics: whether results of the training change.
         findings: ids of findings that it may cure.
         predictions: ids of predictions (`WhatIf`) that foretell it.
+        removes: id of the finding whose cost it saves, where no prediction foretells it.
         variables: environment that it sets.
         line: statement that does the same in the program; empty where arguments of a call do.
         advice: how to do the same by hand, where neither says it.
@@ -61,6 +62,7 @@ class Cure:
     numerics: bool = False
     findings: tuple[str, ...] = ()
     predictions: tuple[str, ...] = ()
+    removes: str = ""
     variables: tuple[Variable, ...] = ()
     line: str = ""
     advice: str = ""
@@ -154,6 +156,7 @@ CURES: Final = (
         "weights and images in the memory format NHWC",
         _TORCH,
         findings=("layout-transposes", "compute-bound"),
+        removes="layout-transposes",
         advice="model = model.to(memory_format=torch.channels_last), and its input",
     ),
     Cure(
@@ -162,6 +165,7 @@ CURES: Final = (
         _TORCH,
         numerics=True,
         findings=_COMPUTE,
+        removes="no-tensor-cores",
         line="torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
         needs="gpu",
         switched=True,
@@ -172,6 +176,7 @@ CURES: Final = (
         _TORCH,
         numerics=True,
         findings=_COMPUTE,
+        removes="no-tensor-cores",
         advice='with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
         switched=True,
     ),
@@ -375,6 +380,7 @@ CURES: Final = (
         value="tensorfloat32",
         numerics=True,
         findings=_COMPUTE,
+        removes="no-tensor-cores",
         variables=(Variable("JAX_DEFAULT_MATMUL_PRECISION", "{}"),),
     ),
 )
@@ -546,14 +552,21 @@ def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
     if len(candidate.settings) != 1:
         return None
     setting = candidate.settings[0]
-    if setting.cure.id == "workers":
-        loaders = [loader for loader in analysis.loader if loader.now is not None]
-        for loader in loaders:
+    if setting.cure.id == "workers" and isinstance(setting.value, int):
+        for loader in analysis.loader:
             for choice in loader.predictions:
-                if choice.workers == setting.value and loader.now is not None:
+                if loader.now is not None and choice.workers == setting.value:
                     return Prediction(choice.step_ns / max(loader.now.step_ns, 1))
+    return next(_foretold(setting.cure, analysis), None)
+
+
+def _foretold(cure: Cure, analysis: Analysis) -> Iterator[Prediction]:
+    """Yield what the replay says of a cure, then what findings that it removes cost."""
     for effect in analysis.what_if:
-        if effect.id in setting.cure.predictions:
+        if effect.id in cure.predictions:
             now = max(effect.now_ns, 1)
-            return Prediction(effect.step_ns / now, effect.low_ns / now, effect.high_ns / now)
-    return None
+            yield Prediction(effect.step_ns / now, effect.low_ns / now, effect.high_ns / now)
+    step_ns = analysis.steps.mean_ns
+    for finding in analysis.findings:
+        if finding.id == cure.removes and step_ns:
+            yield Prediction(max(step_ns - finding.impact_ns, 1) / step_ns)
