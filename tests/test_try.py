@@ -637,6 +637,10 @@ def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
     assert outcome.best == "fused"
     assert rounds == {"persistent": 1, "foreach": 1, "fused": 3, "bucket-view": 1}
     assert simulated.spent <= 110
+    simulated.spent = 0.0
+    outcome = gputrace.try_cures(["x"], "fused," + cures, budget="70s")
+    assert [row.rounds for row in outcome.rows] == [3, 0, 0, 0, 0]
+    assert (outcome.best, simulated.spent) == ("fused", 70)
 
 
 def test_to_choose_by_the_first_round_makes_no_cure_faster_that_is_not(

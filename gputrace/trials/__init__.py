@@ -380,8 +380,9 @@ class _Trial:
         """Run rounds of what is not decided, until the budget is spent.
 
         A round is the program as it is and with each cure; or a run within which a cure is off and
-        on by turns. The very first one is made whatever the budget; where that cannot pay for an
-        answer to all, the cures that were faster so far have theirs first.
+        on by turns. The very first one begins with the cures that are foretold to bring most, and
+        has as many as the budget can pay an answer for; those that were faster so far have theirs
+        first.
         """
         while active := self._affordable([row for row in rows if not row.over], until_s):
             begun = any(row.cured for row in self._rows)
@@ -405,7 +406,7 @@ class _Trial:
         begun = any(row.cured for row in self._rows)
         first = [row for row in rows if not row.late and not row.within]
         if first and not begun:
-            return first
+            return sorted(first, key=lambda row: row.prediction.ratio if row.prediction else 1.0)
         last = (self._bare or [self._pilot])[-1].seconds
         left, chosen, bare_s = until_s - self._spent(), list[_Row](), 0.0
         for row in sorted(rows, key=lambda row: (row.late, row.so_far)):
@@ -448,6 +449,11 @@ class _Trial:
                 bare = self._go(Candidate(), "as it is")
                 self._bare.append(bare)
                 continue
+            if bare is not None and cured and not row.cured:
+                # To begin with all would leave too little to answer for any.
+                answer_s = (2 * FEWEST - 1) * bare.seconds
+                if self._spent() + answer_s > self._request.budget_s:
+                    continue
             try:
                 cured.append((row, self._go(row.candidate, str(row.candidate))))
             except Failed as error:
