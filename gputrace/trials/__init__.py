@@ -172,8 +172,10 @@ class _Row:
 
     @property
     def so_far(self) -> float:
-        """Return the steps with the cures to those without, in the rounds so far; 1 if none."""
-        return sum(self.cured) / sum(self.bare) if self.cured else 1.0
+        """Return the steps with the cures to those without, as foretold before the first round."""
+        if self.cured:
+            return sum(self.cured) / sum(self.bare)
+        return self.prediction.ratio if self.prediction else 1.0
 
     def __post_init__(self) -> None:
         self.within = self.candidate.switched
@@ -404,11 +406,11 @@ class _Trial:
         """Return the rows that the next round is for, in their order."""
         assert self._pilot is not None
         begun = any(row.cured for row in self._rows)
-        first = [row for row in rows if not row.late and not row.within]
-        if first and not begun:
-            return sorted(first, key=lambda row: row.prediction.ratio if row.prediction else 1.0)
         last = (self._bare or [self._pilot])[-1].seconds
         left, chosen, bare_s = until_s - self._spent(), list[_Row](), 0.0
+        first = [row for row in rows if not row.late and not row.within]
+        if first and not begun and left >= 2 * FEWEST * last:
+            return sorted(first, key=lambda row: row.so_far)
         for row in sorted(rows, key=lambda row: (row.late, row.so_far)):
             if row.late and any(len(each.cured) < FEWEST for each in chosen):
                 break
@@ -416,10 +418,10 @@ class _Trial:
             # One run of the program as it is serves all cures of a round.
             more_s = 0.0 if row.within else max(rounds * last - bare_s, 0.0)
             needed = rounds * (row.seconds or last) + more_s
-            if needed <= left or not begun:
+            if needed <= left or not (begun or chosen):
                 chosen.append(row)
                 left, bare_s = left - needed, bare_s + more_s
-        return [row for row in rows if row in chosen]
+        return chosen
 
     def _switch(self, row: _Row) -> None:
         """Make a run in which a cure is off and on by turns.

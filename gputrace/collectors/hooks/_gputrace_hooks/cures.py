@@ -18,7 +18,7 @@ import atexit
 import json
 import os
 import sys
-from functools import wraps
+from functools import partial, wraps
 from types import FunctionType
 
 from . import recorder, steps
@@ -470,17 +470,20 @@ def _stage(module: "Any") -> None:
     @wraps(following)
     def next_batch(self: "Any") -> "Any":
         held = self.__dict__
-        if "_gputrace_stream" not in held:
-            held["_gputrace_stream"] = torch.cuda.Stream()
-            held["_gputrace_ahead"] = _ahead(torch, held["_gputrace_stream"], following, self)
+        if "_gputrace_ahead" not in held:
+            if not _on:
+                return following(self)
+            stream = held.setdefault("_gputrace_stream", torch.cuda.Stream())
+            held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
             _trial.change("staging", "next", "", -1, "", "")
-        stream, (batch, error) = held["_gputrace_stream"], held["_gputrace_ahead"]
+        stream, (batch, error) = held["_gputrace_stream"], held.pop("_gputrace_ahead")
         if error is not None:
             raise error
         current = torch.cuda.current_stream()
         current.wait_stream(stream)
         _each_tensor(torch, batch, lambda tensor: tensor.record_stream(current))
-        held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
+        if _on:
+            held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
         return batch
 
     base.__next__ = ours(next_batch)
@@ -537,6 +540,8 @@ def tf_datasets(module: "Any") -> None:
 def optimizers(module: "Any") -> None:
     """Change how torch's optimizers are made, and how they forget gradients."""
     chosen = [cure for cure in ("fused", "foreach") if cure in cures]
+    if chosen or "channels-last" in cures:
+        _keep_optimizers(module.Optimizer)
     for cls in list(vars(module).values()):
         begin = vars(cls).get("__init__") if isinstance(cls, type) else None
         if not chosen or not isinstance(begin, FunctionType):
@@ -545,10 +550,47 @@ def optimizers(module: "Any") -> None:
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for cure in chosen:
             if cure in names:
-                change_call(cls, "__init__", lambda _, cure=cure: {cure: (cure, True)})  # type: ignore[misc]
+                change_call(cls, "__init__", partial(_faster, cure))
     if "set-to-none" in cures:
         forget = {"set_to_none": ("set-to-none", True)}
         change_call(module.Optimizer, "zero_grad", lambda _: forget if _on else {})
+
+
+def _faster(cure: str, present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
+    before = present(cure)
+    if not before and cure not in _asked_before:
+        _asked_before[cure] = before
+        _switched.append(partial(_switch_optimizers, cure))
+    return {cure: (cure, True)}
+
+
+_optimizers: "list[Any]" = []
+_asked_before: "dict[str, Any]" = {}
+"""Arguments of optimizers as the program gave them."""
+
+
+def _keep_optimizers(base: "Any") -> None:
+    begin = vars(base).get("__init__")
+    if not isinstance(begin, FunctionType):
+        return
+
+    @wraps(begin)
+    def begin_kept(self: "Any", *args: "Any", **keywords: "Any") -> None:
+        _optimizers.append(self)
+        begin(self, *args, **keywords)
+
+    base.__init__ = begin_kept
+
+
+def _switch_optimizers(cure: str, on: bool) -> None:
+    """Have optimizers work in one way or the other; fused ones count their steps on the GPU."""
+    for optimizer in _optimizers:
+        for group in optimizer.param_groups:
+            if cure in group:
+                group[cure] = on or _asked_before[cure]
+        for parameter, state in optimizer.state.items() if cure == "fused" else ():
+            if hasattr(state.get("step"), "to"):
+                state["step"] = state["step"].to(parameter.device if on else "cpu")
 
 
 def distributed(module: "Any") -> None:
@@ -588,6 +630,8 @@ def _compile(cure: str, model: "Any") -> None:
     """Compile it in its place, from the next call on."""
     mode = cures[cure]
     model.compile(**{} if mode is True else {"mode": mode})
+    call = model._compiled_call_impl
+    _switched.append(lambda on: setattr(model, "_compiled_call_impl", call if on else None))
     _trial.change(cure, "forward", "", -1, "", "")
 
 
@@ -597,16 +641,25 @@ def _channels_last(cure: str, model: "Any") -> None:
     if not any(parameter.dim() == 4 for parameter in model.parameters()):
         _trial.skip(cure, "the model has no convolution in two dimensions")
         return
-    model.to(memory_format=torch.channels_last)
+    formats = {True: torch.channels_last, False: torch.contiguous_format}
 
-    def laid_out(_: "Any", inputs: "Any") -> "Any":
-        def lay_out(tensor: "Any") -> "Any":
-            four = tensor.dim() == 4
-            return tensor.contiguous(memory_format=torch.channels_last) if four else None
+    def laid_out(value: "Any") -> "Any":
+        def laid(tensor: "Any") -> "Any":
+            return tensor.contiguous(memory_format=formats[_on]) if tensor.dim() == 4 else tensor
 
-        return _each_tensor(torch, inputs, lay_out)
+        return _each_tensor(torch, value, laid)
 
-    model.register_forward_pre_hook(laid_out)
+    def switch(on: bool) -> None:
+        model.to(memory_format=formats[on])
+        for optimizer in _optimizers:
+            for state in optimizer.state.values():
+                laid_out(state)
+        for parameter in model.parameters():
+            parameter.grad = laid_out(parameter.grad)
+
+    switch(True)
+    _switched.append(switch)
+    model.register_forward_pre_hook(lambda _, inputs: laid_out(inputs))
     _trial.change(cure, "forward", "", -1, "", "")
 
 
@@ -648,7 +701,9 @@ def _graph(cure: str, model: "Any") -> None:
         elif _guarded(cure, torch.cuda.make_graphed_callables, model, args) is not None:
             captured = model.forward
             model.forward = lambda *now, **more: (
-                forward(*now, **more) if more or shapes(now) != sample else captured(*now)
+                captured(*now)
+                if _on and not more and shapes(now) == sample
+                else forward(*now, **more)
             )
             _trial.change(cure, "forward", "", -1, "", "")
         return model.forward(*args, **keywords)
@@ -791,8 +846,8 @@ def _without_waiting(tensor: "Any", name: str) -> None:
 
     @wraps(copy)
     def copied(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
-        waits = not keywords.get("non_blocking") and not any(arg is True for arg in args)
-        if _on and waits and not self.is_cuda:
+        said = "non_blocking" in keywords or any(isinstance(arg, bool) for arg in args)
+        if _on and not said and not self.is_cuda:
             result = copy(self, *args, **dict(keywords, non_blocking=True))
             if result.is_cuda and len(_trial.changes) < _MOST_CALLS:
                 _trial.change("non-blocking", name, "non_blocking", -1, False, True)
