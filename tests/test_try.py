@@ -352,7 +352,7 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
     assert {change["cure"] for change in hooks._trial.changes} == {"defer-item"}
 
 
-def test_a_model_is_captured_at_its_second_call_and_other_shapes_go_without(
+def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(HOOKS)
@@ -372,14 +372,16 @@ def test_a_model_is_captured_at_its_second_call_and_other_shapes_go_without(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=graphs))
     monkeypatch.setattr(hooks, "_trial", hooks._Trial())
     monkeypatch.setattr(hooks, "cures", {"graphs": True})
-    models = [SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2)]
-    for model in models:
-        hooks._graph("graphs", model)
-    assert models[0].forward(Tensor(8, 3)) == models[0].forward(Tensor(8, 3)) == "captured"
-    assert models[0].forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
-    assert models[0].forward(Tensor(8, 3), mask=None) == "as it is"
+    model, other = (SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2))
+    hooks._graph("graphs", model, (Tensor(8, 3),))
+    assert model.forward(Tensor(8, 3)) == "captured"
+    assert model.forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
+    assert model.forward(Tensor(8, 3), mask=None) == "as it is"
+    monkeypatch.setattr(hooks, "_on", False)
+    assert model.forward(Tensor(8, 3)) == "as it is", "it is switched off"
     assert [change["cure"] for change in hooks._trial.changes] == ["graphs"]
-    assert models[1].forward(Tensor(8, 3), mask=None) == "as it is"
+    hooks._graph("graphs", other, ())
+    assert other.forward() == "as it is"
     assert "other arguments than tensors" in hooks._trial.reasons["graphs"]
 
 
@@ -475,6 +477,7 @@ class Simulated:
         self.factors: dict[str, float] = {}
         self.failing: dict[str, str] = {}
         self.changes: dict[str, Change] = {}
+        self.reasons: dict[str, str] = {}
         self.made: list[str] = []
         self.trace: Path | None = None
         self.seconds, self.spent, self.noise = 0.0, 0.0, 0.002
@@ -512,7 +515,7 @@ class Simulated:
             ranks=1,
             losses=(),
             changes=tuple(changes),
-            reasons={},
+            reasons=self.reasons,
             main=str(self.path),
             versions={"torch": "2.13.0"},
             gpu="",
@@ -579,6 +582,16 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
     assert simulated.path.read_text() == PROGRAM.replace("num_workers=1", "num_workers=4")
     kept = json.loads(gputrace_try(capsys, "--history", "--json").out)
     assert kept["trials"] == result["rows"]
+
+
+def test_a_cure_whose_hook_raised_has_failed(simulated: Simulated) -> None:
+    simulated.factors = {"graphs": 0, "pinned": 0}
+    simulated.reasons = {"graphs": "failed: RuntimeError('capture')", "pinned": "torch sees no GPU"}
+    outcome = gputrace.try_cures(["x"], "graphs,pinned")
+    assert [(row.verdict, row.why) for row in outcome.rows] == [
+        ("failed", "graphs: failed: RuntimeError('capture')"),
+        ("changes nothing", "pinned: torch sees no GPU"),
+    ]
 
 
 def test_a_program_that_fails_later_leaves_what_is_known_by_then(
@@ -702,7 +715,7 @@ def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: S
     """Runs differ by a tenth here, which hides a gain of 4 % from whole runs."""
     simulated.factors, simulated.noise = {"gc": 0.96, "pinned": 0.96}, 0.1
     within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "pinned"))
-    assert (within.best, within.runs, within.rows[0].rounds) == ("gc", 2, 8)
+    assert (within.best, within.runs, within.rows[0].rounds) == ("gc", 2, 11)
     assert within.rows[0].ratio == pytest.approx(0.96, rel=0.02)
     assert (whole.best, whole.runs) == (None, 1 + 2 * MOST)
 

@@ -36,7 +36,7 @@ from gputrace.trials.cures import (
 )
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.runs import Change, Measured, Program, call_command, why_idle
+from gputrace.trials.runs import FAILURE, Change, Measured, Program, call_command, why_idle
 from gputrace.units import parse_duration
 
 __all__ = ["Outcome", "Request", "try_cures", "try_out"]
@@ -51,7 +51,7 @@ _BEYOND: Final = 5
 _STRETCH_NS: Final = 250_000_000
 _STRETCH: Final = (5, 50)
 """Fewest and most steps of a stretch within a run."""
-_PAIRS: Final = 8
+_PAIRS: Final = 11
 """Pairs of stretches in a run."""
 _ALONE: Final = 0.7
 """Part of the budget for cures by themselves; the rest is for the best together."""
@@ -189,7 +189,9 @@ class _Row:
             self.losses.append(run.losses)
         why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
         if why:
-            self._end(Verdict.NOTHING, why)
+            reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
+            failed = any(reason.startswith(FAILURE) for reason in reasons)
+            self._end(Verdict.FAILED if failed else Verdict.NOTHING, why)
             return
         # Stretches come several at a time; to look at other numbers of them would be one more look.
         count = len(self.cured)

@@ -619,14 +619,14 @@ def modules(module: "Any") -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return None
         for cure in chosen:
-            _guarded(cure, _MODELS[cure], cure, model)
+            _guarded(cure, _MODELS[cure], cure, model, inputs)
         return None
 
     handle = module.register_module_forward_pre_hook(meet)
     _between.append(lambda count: handle.remove() if count == 1 else None)
 
 
-def _compile(cure: str, model: "Any") -> None:
+def _compile(cure: str, model: "Any", _: "Any") -> None:
     """Compile it in its place, from the next call on."""
     mode = cures[cure]
     model.compile(**{} if mode is True else {"mode": mode})
@@ -635,7 +635,7 @@ def _compile(cure: str, model: "Any") -> None:
     _trial.change(cure, "forward", "", -1, "", "")
 
 
-def _channels_last(cure: str, model: "Any") -> None:
+def _channels_last(cure: str, model: "Any", _: "Any") -> None:
     """Have weights and inputs of four dimensions in the memory format NHWC."""
     torch: Any = sys.modules["torch"]
     if not any(parameter.dim() == 4 for parameter in model.parameters()):
@@ -659,11 +659,11 @@ def _channels_last(cure: str, model: "Any") -> None:
 
     switch(True)
     _switched.append(switch)
-    model.register_forward_pre_hook(lambda _, inputs: laid_out(inputs))
+    model.register_forward_pre_hook(lambda _model, inputs: laid_out(inputs))
     _trial.change(cure, "forward", "", -1, "", "")
 
 
-def _autocast(cure: str, model: "Any") -> None:
+def _autocast(cure: str, model: "Any", _: "Any") -> None:
     """Run it under autocast to bfloat16; results are float32 again."""
     torch: Any = sys.modules["torch"]
     forward = model.forward
@@ -684,31 +684,27 @@ def _autocast(cure: str, model: "Any") -> None:
     _trial.change(cure, "forward", "", -1, "", "")
 
 
-def _graph(cure: str, model: "Any") -> None:
-    """Capture its passes at the next call; a call with other shapes goes without the graphs."""
+def _graph(cure: str, model: "Any", inputs: "Any") -> None:
+    """Capture its passes before its first call; a call with other shapes goes without the graphs.
+
+    Later, what autograd keeps of an earlier pass would tie the capture to that pass's stream.
+    """
     torch: Any = sys.modules["torch"]
     forward = model.forward
 
     def shapes(args: "Any") -> "list[Any]":
         return [isinstance(arg, torch.Tensor) and arg.is_cuda and arg.shape for arg in args]
 
-    @wraps(forward)
-    def capture(*args: "Any", **keywords: "Any") -> "Any":
-        model.forward = forward
-        sample = shapes(args)
-        if keywords or not sample or not all(sample):
-            _trial.skip(cure, "the model takes other arguments than tensors on a GPU, by position")
-        elif _guarded(cure, torch.cuda.make_graphed_callables, model, args) is not None:
-            captured = model.forward
-            model.forward = lambda *now, **more: (
-                captured(*now)
-                if _on and not more and shapes(now) == sample
-                else forward(*now, **more)
-            )
-            _trial.change(cure, "forward", "", -1, "", "")
-        return model.forward(*args, **keywords)
-
-    model.forward = capture
+    sample = shapes(inputs)
+    if not sample or not all(sample):
+        _trial.skip(cure, "the model takes other arguments than tensors on a GPU, by position")
+        return
+    torch.cuda.make_graphed_callables(model, inputs)
+    captured = model.forward
+    model.forward = lambda *now, **more: (
+        captured(*now) if _on and not more and shapes(now) == sample else forward(*now, **more)
+    )
+    _trial.change(cure, "forward", "", -1, "", "")
 
 
 _MODELS = {
