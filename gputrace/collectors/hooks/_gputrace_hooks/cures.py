@@ -584,11 +584,12 @@ def _keep_optimizers(base: "Any") -> None:
 
 def _switch_optimizers(cure: str, on: bool) -> None:
     """Have optimizers work in one way or the other; fused ones count their steps on the GPU."""
-    for optimizer in _optimizers:
-        for group in optimizer.param_groups:
-            if cure in group:
-                group[cure] = on or _asked_before[cure]
-        for parameter, state in optimizer.state.items() if cure == "fused" else ():
+    for group, optimizer in [(group, each) for each in _optimizers for group in each.param_groups]:
+        if cure in group:
+            group[cure] = on or _asked_before[cure]
+        counted = cure == "fused" and not group.get("capturable")
+        for parameter in group["params"] if counted else ():
+            state = optimizer.state.get(parameter, {})
             if hasattr(state.get("step"), "to"):
                 state["step"] = state["step"].to(parameter.device if on else "cpu")
 
