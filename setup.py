@@ -78,6 +78,7 @@ setup(
         library("collectors._collector", NATIVE),
         library("collectors._ticker", NATIVE / "ticker"),
         library("store._native", Path("gputrace/store/native")),
+        library("readers._events", Path("gputrace/readers/native")),
         library("analyzers.whatif._replay", Path("gputrace/analyzers/whatif/native")),
     ],
     cmdclass={"bdist_wheel": Wheel, "build": Build, "build_ext": Libraries},

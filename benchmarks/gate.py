@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from benchmarks import commands
-from benchmarks.inputs import USUAL, nsys_export
+from benchmarks.inputs import USUAL, kineto_folder, nsys_export
 from benchmarks.measure import alternate_all
 from benchmarks.options import Options
 from benchmarks.tables import show
@@ -25,10 +25,12 @@ class Bound(NamedTuple):
 
 
 BOUNDS: Final = {
-    "analyze: time / floor's time": Bound(7.5, 0.5),
-    "analyze: processor time / floor's": Bound(7.5, 0.25),
+    "analyze: time / floor's time": Bound(6.5, 0.5),
+    "analyze: processor time / floor's": Bound(7.0, 0.25),
     "analyze: peak memory / size of the file": Bound(2.1, 0.2),
-    "analyze: time of 3 M / of 0.8 M, a kernel": Bound(0.82, 0.4),
+    "analyze, Kineto: processor time / nsys's": Bound(1.9, 0.25),
+    "analyze, 0.1 M: processor time / numpy's import": Bound(4.0, 0.25),
+    "analyze: time of 3 M / of 0.8 M, a kernel": Bound(0.65, 0.4),
     "--help: time / Python's start": Bound(3.0, 0.4),
 }
 """Lower one when gputrace has become better, so that it stays so."""
@@ -88,6 +90,9 @@ def _ratios(turns: int) -> tuple[float, ...]:
         [
             commands.analyze(usual, "usual"),
             commands.floor(usual, "floor"),
+            commands.analyze(kineto_folder(USUAL), "Kineto"),
+            commands.analyze(nsys_export("0.1 M"), "small"),
+            commands.python("import numpy", "numpy"),
             commands.analyze(larger, "larger"),
             commands.floor(larger, "larger floor"),
             commands.usage("help"),
@@ -96,11 +101,14 @@ def _ratios(turns: int) -> tuple[float, ...]:
         turns,
     )
     kernels = [commands.rows(series[name])[0] for name in ("floor", "larger floor")]
-    commands.require_right(series["usual"], kernels[0])
+    for name in ("usual", "Kineto"):
+        commands.require_right(series[name], kernels[0])
     return (
         series["usual"].times(series["floor"]),
         series["usual"].cpu_s / series["floor"].cpu_s,
         series["usual"].peak_bytes / usual.stat().st_size,
+        series["Kineto"].cpu_s / series["usual"].cpu_s,
+        series["small"].cpu_s / series["numpy"].cpu_s,
         series["larger"].times(series["usual"]) * kernels[0] / kernels[1],
         series["help"].times(series["start"]),
     )

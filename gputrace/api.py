@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -421,7 +420,7 @@ def open(
         path: a file, or a folder, which stands for all traces in it.
         more: further files of the same run; logs of nvidia-smi add GPU clocks and utilization.
         keep_going: whether to skip what cannot be read; `OpenTrace.left_out` lists it.
-        workers: how many processes decode text files; chosen by file size if not given.
+        workers: how many threads decode text files; chosen by file size if not given.
         windows: whether only windows will be analyzed (``time``): text of over 512 MiB is then
             not held in memory, but scanned again for each window.
         scheduler: a Dask cluster that analyzes the files: an address, ``local:N`` or ``slurm:N``
@@ -443,8 +442,7 @@ def open(
     )
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ComparisonReport(Comparison):
+class ComparisonReport(Comparison, frozen=True):
     """Comparison that can render itself."""
 
     def render(self, form: str = "text") -> str:

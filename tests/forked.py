@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Final
 
 _IMPORTED: Final = (
-    "adbc_driver_sqlite",
     "cloudpickle",
     "gputrace.analyzers.pipeline",
     "gputrace.api",

@@ -507,6 +507,35 @@ def test_cupti_stays_once_there_was_a_graph(machine: Machine, tmp_path: Path) ->
     assert said(machine, tmp_path, script, MANUAL) == [0]
 
 
+HARDWARE: Final = {"GPUTRACE_HW_TRACE": "1", "FAKE_CUPTI_VERSION": "130401"}
+
+
+def test_hardware_events_are_used_where_asked_for_and_cupti_stays(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """It cannot be let go of once it uses them: the stand-in ends the program."""
+    script = "inject plain capture 1 sleep 5 plain capture 0 sleep 1500 plain hardware finalized"
+    env = MANUAL | HARDWARE | {"FAKE_CUPTI_HW_TRACE": "1"}
+    assert said(machine, tmp_path, script, env) == [1, 0]
+    assert only(tmp_path).info["hw_trace"] == "on"
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({}, "cuptiActivityEnableHWTrace failed (27)"),
+        ({"FAKE_CUPTI_VERSION": "130400"}, "no hardware event tracing, which takes CUPTI 13.4"),
+    ],
+)
+def test_where_there_are_no_hardware_events_kernels_are_recorded_as_ever(
+    machine: Machine, tmp_path: Path, env: dict[str, str], why: str
+) -> None:
+    spool = recorded(machine, tmp_path, "inject plain", HARDWARE | env)
+    assert kernels(spool) == 1
+    ((_, _, text),) = spool.losses
+    assert text.startswith(why)
+
+
 def test_cupti_is_held_between_windows_where_that_is_asked_for(
     machine: Machine, tmp_path: Path
 ) -> None:

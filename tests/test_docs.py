@@ -16,6 +16,8 @@ import gputrace
 from docs.site import findings as made_findings
 from docs.site import names
 from gputrace import errors
+from gputrace.analyzers.findings import ALL_RULES
+from gputrace.analyzers.findings.context import Rule
 from gputrace.analyzers.whatif import calibration
 from gputrace.api import ComparisonReport, OpenTrace, Report
 from gputrace.studies.framework_environments import read_frameworks, read_needs
@@ -203,3 +205,8 @@ def test_every_extra_is_documented() -> None:
     with (DOCS.parent / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
     assert [name for name in extras if f"`{name}`" not in rows] == []
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: str(rule.__name__))
+def test_every_rule_says_what_would_prove_it_wrong(rule: Rule) -> None:
+    assert "Wrong if: " in (rule.__doc__ or "")

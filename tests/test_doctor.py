@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -107,6 +108,27 @@ def test_each_libcupti_has_its_version(machine: Machine, tmp_path: Path) -> None
     for library, version in ((machine.folder / "libcupti.so.13", "13.0.0"), (broken, "cannot be")):
         found = line(examine({"GPUTRACE_CUPTI": str(library)}), "libcupti")
         assert re.search(rf"{version}[^,]* \({re.escape(str(library))}\)", found)
+
+
+def test_the_libcupti_that_programs_take_is_named_with_the_reason(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """Of two, that beside the CUDA runtime of the wheels, unless a variable names another."""
+    folder = tmp_path / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    for name, source in (("libcudart.so.13", "libcuda.so.1"), ("libcupti.so.13", "old_cupti.so")):
+        shutil.copy(machine.folder / source, folder / name)
+    for env, taken, why in (
+        ({}, folder / "libcupti.so.13", "it is beside the CUDA runtime of the program"),
+        (
+            {"GPUTRACE_CUPTI": str(machine.folder / "libcupti.so.13")},
+            machine.folder / "libcupti.so.13",
+            "GPUTRACE_CUPTI names it",
+        ),
+    ):
+        found = line(examine({"PYTHONPATH": str(tmp_path), **env}), "libcupti")
+        start = f"ok      libcupti: 13.0.0 ({taken}); programs of this Python take it, since {why}"
+        assert found.startswith(start)
 
 
 def test_an_nsys_that_cannot_be_run_is_a_note(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 import gputrace
+from gputrace.errors import MissingError
 from tests import command
 from tests.handmade import MS, Run, train
 
@@ -69,6 +70,24 @@ def test_csv_has_the_same_rows(training: Path, tmp_path: Path) -> None:
             if column.endswith("_ns") or column in ("start", "end", "name"):
                 known = ["" if v is None else str(v) for v in table[column].to_pylist()]
                 assert [row[index] for row in rows[1:]] == known
+
+
+def test_without_pyarrow_csv_is_written_and_others_say_what_they_need(
+    training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with gputrace.open(training) as trace:
+        trace.export("csv", tmp_path / "csv")
+        with pytest.raises(MissingError, match=r"install gputrace\[arrow\], or write --to csv"):
+            trace.export("parquet", tmp_path / "parquet")
+        with pytest.raises(MissingError, match=r"to_arrow.*install gputrace\[arrow\]"):
+            trace.analyze().to_arrow()
+    assert {path.name for path in (tmp_path / "csv").iterdir()} == {f"{name}.csv" for name in NAMES}
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "CUPTI_ACTIVITY_KIND_KERNEL.parquet").touch()
+    with pytest.raises(MissingError, match=r"gputrace\[arrow\], or export with --type sqlite"):
+        gputrace.open(tables)
 
 
 def test_a_folder_with_other_files_is_not_replaced(training: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import gputrace
 from tests import kineto
-from tests.exports import RUNTIME
+from tests.exports import MEMCPY, RUNTIME, UNIFIED_D2H, UNIFIED_H2D, global_id
 from tests.handmade import MS, US, Run, analyze, ids
 
 
@@ -70,6 +70,23 @@ def test_capturing_a_graph_is_a_start_and_no_loss_of_records(tmp_path: Path) -> 
     report = analyze(run, tmp_path)
     assert not report.missing
     assert "capturing CUDA graphs" in report.findings[0].message
+
+
+def test_what_another_thread_launches_into_a_capture_is_no_loss_either(tmp_path: Path) -> None:
+    """As the thread of the backward pass does; what it launches later without a kernel is one."""
+    for late in (False, True):
+        run = Run()
+        run.kernels(4, "before")
+        run.allocate(2 * US, "cudaStreamBeginCapture_v10000")
+        backward = Run(run.export, thread=101)
+        backward.now = run.now + late * 10 * MS
+        for _ in range(400):
+            backward.allocate(5 * US, "cudaLaunchKernel")
+        run.wait(5 * MS)
+        run.allocate(2 * US, "cudaStreamEndCapture_v10000")
+        for _ in range(40):
+            run.kernels(20, "after", 10 * US)
+        assert bool(analyze(run, tmp_path).missing) is late
 
 
 def test_a_host_that_waits_each_step_launches_late_for_that(tmp_path: Path) -> None:
@@ -152,16 +169,8 @@ def test_pauses_of_the_host_are_said_to_be_some(tmp_path: Path) -> None:
     assert "mostly in pauses of over 1.00 ms" in message
 
 
-@pytest.mark.parametrize(
-    ("allocates", "said"),
-    [
-        ("cudaMalloc", "the calls that issued what follows are not in it"),
-        ("cudaMallocManaged", "pages of managed memory, which move when they are touched"),
-    ],
-)
-def test_work_without_calls_is_said_to_lack_them(tmp_path: Path, allocates: str, said: str) -> None:
+def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:
     run = Run()
-    run.allocate(US, allocates)
     for _ in range(30):
         run.wait(2 * MS)
         run.kernel(100 * US, "void at::native::op")
@@ -169,7 +178,51 @@ def test_work_without_calls_is_said_to_lack_them(tmp_path: Path, allocates: str,
     run.export.rows[RUNTIME] = kept
     report = analyze(run, tmp_path)
     found = next(finding for finding in report.findings if finding.id == "idle-unexplained")
-    assert said in found.message
+    assert "the calls that issued what follows are not in it" in found.message
+
+
+@pytest.mark.parametrize(
+    ("call", "id", "cause"),
+    [("MPI_Sendrecv", "sync-bound", "sync"), ("MPI_Isend", "launch-bound", "launch")],
+)
+def test_a_host_that_waits_in_mpi_is_said_to(
+    tmp_path: Path, call: str, id: str, cause: str
+) -> None:
+    """Not one that is in a call which returns at once."""
+    run = Run()
+    table = "MPI_P2P_EVENTS"
+    run.export.give(table, "start", "end", "globalTid", "textId")
+    name = run.export.string(call)
+    for _ in range(30):
+        run.kernel(500 * US, "jacobi_kernel")
+        run.synchronize()
+        start = run.now
+        run.wait(2 * MS)
+        values = {"globalTid": global_id(100, thread=100), "textId": name}
+        run.export.add(table, start=start, end=run.now, **values)
+    report = analyze(run, tmp_path)
+    found, gap = report.findings[0], report.gaps.largest[0]
+    assert found.id == id
+    assert ("of it in MPI, for other ranks" in found.message) == (cause == "sync")
+    assert gap.cause == cause
+    assert f"in the range {call}" in gap.evidence
+
+
+@pytest.mark.parametrize("kind", [UNIFIED_H2D, UNIFIED_D2H])
+def test_pages_of_managed_memory_are_named_where_they_end_gaps(tmp_path: Path, kind: int) -> None:
+    """The driver moves them: no call of the program did."""
+    run = Run()
+    run.kernel(100 * US, "add")
+    for _ in range(30):
+        run.wait(2 * MS)
+        run.copy(8 * US, to_host=True)
+    for row in run.export.rows[MEMCPY]:
+        row |= {"copyKind": kind, "correlationId": 0, "srcKind": 7, "dstKind": 7}
+    run.export.rows[RUNTIME] = run.export.rows[RUNTIME][:1]
+    found = analyze(run, tmp_path).findings[0]
+    assert found.id == "idle-unexplained"
+    assert "before pages of managed memory" in found.message
+    assert "cudaMemPrefetchAsync" in found.advice
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -325,3 +378,40 @@ def test_compilation_is_no_advice_to_who_compiles(tmp_path: Path, name: str, adv
         run.kernel(500 * US, name)
     (finding,) = analyze(run, tmp_path).findings
     assert ("compiled or fused operations" in finding.advice) == advised
+
+
+@pytest.mark.parametrize(("kernel", "is_measured"), [(50 * US, True), (20 * MS, False)])
+def test_iterations_after_a_start_with_little_to_compute_are_measured(
+    tmp_path: Path, kernel: int, is_measured: bool
+) -> None:
+    """A start that computes is a part of the run, of which iterations are not the most."""
+    run = Run()
+    for index in range(20):
+        run.wait(100 * MS)
+        run.kernel(kernel, f"start_{index}")
+    for _ in range(24):
+        run.wait(5 * MS)
+        run.input_copy()
+        for index in range(60):
+            run.kernel(50 * US, f"k{index}")
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "iterations"
+    assert (report.breakdown[0].steps > 0) == is_measured
+    assert report.findings[0].id == ("data-feeding" if is_measured else "launch-bound")
+
+
+def test_work_that_does_not_start_while_the_host_waits_for_it_is_no_late_launch(
+    tmp_path: Path,
+) -> None:
+    """It was launched in time: both wait for something that is not recorded."""
+    run = Run()
+    run.kernels(20, "decode")
+    run.synchronize()
+    run.wait(100 * US)
+    run.gpu_free[0] = run.now + 400 * MS
+    run.kernel(50 * US, "void at::native::sample")
+    run.synchronize()
+    name, message = first(run, tmp_path)
+    assert name == "sync-bound"
+    assert "400 ms" in message

@@ -29,7 +29,7 @@ MM_FLOP: Final = 2 * 4096**3
 def test_flops_of_a_training_step_are_those_of_pytorchs_flop_counter(
     model: str, tmp_path: Path
 ) -> None:
-    """The operators are PyTorch 2.13's own, with their shapes, nested as it nests them."""
+    """The operators are PyTorch 2.14's own, with their shapes, nested as it nests them."""
     events = COUNTED[model]["events"]
     path = write(tmp_path / "run.pt.trace.json", *events, kernel(events[0]["ts"], 1000))
     with open_trace(path) as trace:
@@ -60,6 +60,13 @@ def test_flops_of_a_training_step_are_those_of_pytorchs_flop_counter(
         ),
         # Experts: each of 6 rows meets one of the 3 matrices.
         ("aten::_grouped_mm", [[6, 4], [3, 4, 5]], [], [], Work(2 * 6 * 4 * 5, 0)),
+        # Both are read, the row for all: 8 x 4 and 4 elements of 4 bytes, and 8 x 4 written.
+        ("aten::add", [[8, 4], [4], []], ["float", "float", "Scalar"], [], Work(0, 272)),
+        # What is overwritten is not read: 8 x 4 of 4 bytes read, as many of 2 bytes written.
+        ("aten::copy_", [[8, 4], [8, 4]], ["c10::BFloat16", "float"], [], Work(0, 192)),
+        ("aten::sum", [[8, 4]], ["float"], [], Work(0, 128)),
+        ("aten::add", [[8, 4], [4]], ["float", "a type of 2031"], [], None),
+        ("aten::add", [[], []], ["Scalar", "Scalar"], [], None),
         ("aten::mm", [[2, 3]], [], [], None),
         ("aten::mm", "no list", [], [], None),
         ("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3]], [], [], None),
@@ -110,6 +117,35 @@ def test_mfu_is_the_flops_of_a_step_by_its_time_and_the_peak(tmp_path: Path) -> 
     # 2 * 4096^3 operations for three matrices of 2 bytes: 1365 each byte, far above 989 / 3.35.
     assert (use.roofline.flop_per_byte, use.roofline.limit) == (1365.33, "compute")
     assert "by the shapes of operators" in report.render("text")
+
+
+def test_kernels_that_only_move_their_operands_have_a_bandwidth(tmp_path: Path) -> None:
+    events = []
+    shapes = {"Input Dims": [[1 << 28], [1 << 28]], "Input type": ["float", "float"]}
+    for step in range(12):
+        at, link = 10_000.0 * step, {"args": {"correlation": step + 1}}
+        events.append(event("user_annotation", f"ProfilerStep#{step}", at, 9_990))
+        events.append(event("cpu_op", "aten::add", at, 60, args=shapes))
+        events.append(event("cuda_runtime", "cudaLaunchKernel", at + 20, 5, **link))
+        events.append(kernel(at + 100, 2_000, "elementwise_kernel", correlation=step + 1))
+    path = write(
+        tmp_path / "run.pt.trace.json", *events, deviceProperties=[{"id": 0, "name": H100}]
+    )
+    with gputrace.open(path) as trace:
+        report = trace.analyze()
+    assert report.kernels is not None
+    line = report.kernels.top[0].roofline
+    assert line is not None
+    # 3 GiB in 2 ms, of 3.35 TB/s.
+    assert line.bytes_per_s == pytest.approx(3 * (1 << 30) / 2e-3)
+    assert (line.flop_per_s, line.limit) == (0, "memory")
+    assert line.of_limit == pytest.approx(1.61 / 3.35, abs=0.001)
+    shown = report.render("markdown")
+    assert "| 1,611 GB/s | 48% memory |" in shown
+    told = command.gputrace("kernel", path, "1")
+    assert "1,611 GB/s at least" in told.out
+    assert "48% of the memory's peak" in told.out
+    assert report.throughput == (), "moving makes no FLOPs"
 
 
 def test_without_the_shapes_of_all_products_there_is_no_mfu(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from tests import command
 
 HOOKS: Final = command.ROOT / "gputrace" / "collectors" / "hooks"
 EVENTS: Final = 7
+MAGIC: Final = b"GPUTRHST"
 INTERRUPTED: Final = """
 import dis, os, sys
 from functools import lru_cache
 from itertools import count
-hooks, folder = sys.argv[1:]
+hooks, folder, where = sys.argv[1:]
 sys.path.insert(0, hooks)
 os.environ["GPUTRACE_DIR"] = folder
 from _gputrace_hooks import recorder
@@ -53,39 +54,50 @@ for at in count(1):
     os.environ["GPUTRACE_DIR"] = os.path.join(folder, str(at))
     os.mkdir(os.environ["GPUTRACE_DIR"])
     recorder._state, recorder._written, recorder._due = recorder._State(), 0, 0
+    recorder._segment_ns = 0
     what = recorder.word("step")
+    recorder._due = 1 << 62 if where == "first" else 0
     mark()
     recorder._due = 1 << 62
     for _ in range(%d): mark()
     recorder._due = 0
+    if where == "ring":
+        recorder._segment_ns, recorder._segments, recorder._state.segment_began = 1, 100, 1
     sys.settrace(interrupt(at))
     try:
         mark()
         sys.settrace(None)
         break
     except SystemExit:
-        pass
+        recorder._segment_ns = 0
     recorder.finish()
 print(at)
 """
 
 
 def steps_of(folder: Path) -> list[int]:
-    """The start of each event of the one file of a folder, in order of writing."""
-    (path,) = folder.iterdir()
-    file = ChunkFile(0, "", 0, path.read_bytes())
-    bodies = [bytes(body) for tag, body, whole in file.chunks() if whole and tag == b"EVNT"]
+    """The start of each event of the files of a folder that are read, in order of writing."""
+    files = [ChunkFile(0, "", 0, path.read_bytes()) for path in sorted(folder.glob("*.host"))]
+    parts = [part for file in files for part in file.chunks()]
+    bodies = [bytes(body) for tag, body, whole in parts if whole and tag == b"EVNT"]
     return [start for body in bodies for start, *_ in struct.iter_unpack("<QQQQ", body)]
 
 
+@pytest.mark.parametrize("where", ["first", "later", "ring"])
 @pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="Python 3.12 does not trace these")
-def test_each_event_is_written_once_wherever_a_handler_ends_the_program(tmp_path: Path) -> None:
-    ran = command.python("-c", INTERRUPTED % (EVENTS - 2), str(HOOKS), str(tmp_path))
+def test_each_event_is_written_once_wherever_a_handler_ends_the_program(
+    tmp_path: Path, where: str
+) -> None:
+    """As the file is opened, as it goes on, and as a ring begins a new one."""
+    ran = command.python("-c", INTERRUPTED % (EVENTS - 2), str(HOOKS), str(tmp_path), where)
     assert (ran.code, ran.err) == (0, "")
     places = int(ran.out)
     assert places > 30
     for at in range(1, places + 1):
-        starts = steps_of(tmp_path / str(at))
+        folder = tmp_path / str(at)
+        assert {path.suffix for path in folder.iterdir()} == {".host"}, at
+        assert all(path.read_bytes()[:8] == MAGIC for path in folder.iterdir()), at
+        starts = steps_of(folder)
         assert len(set(starts)) == len(starts), at
         # The last one may be interrupted before it is anything.
         assert EVENTS - 1 <= len(starts) <= EVENTS, at

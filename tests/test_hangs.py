@@ -218,6 +218,11 @@ def test_what_is_no_dump_is_an_error_of_input(data: bytes) -> None:
         plain_pickle(b"\x80\x02" + data)
 
 
+def test_a_backslash_before_what_it_does_not_escape_is_refused_without_a_warning() -> None:
+    with pytest.raises(ValueError, match="ascii"):
+        plain_pickle(b"\x80\x02S'\\\xaf'\n.")
+
+
 LAUNCH: Final = """
 import os, subprocess, sys
 ranks = [

@@ -1393,6 +1393,57 @@ def test_what_a_handler_raises_reaches_the_program_from_within_the_hooks(
     assert numbers(program.events(), "step") == [0, 1, 2]
 
 
+RAISERS: Final = """
+import functools, os, signal
+from _gputrace_hooks.host_file import is_handlers
+
+def plain(number, frame): raise OSError
+def rest(*_): raise OSError
+def named(number, frame, *, hard=True, **more): raise OSError
+def deep(number, frame): os.stat("/none/such")
+def leading(what, number, frame): raise OSError
+def gone(number, frame):
+    del number, frame
+    raise OSError
+def passing(number, frame):
+    signal.signal(number, signal.SIG_IGN)
+    raise OSError
+
+class Handler:
+    def __call__(self, number, frame): raise OSError
+    def method(self, number, frame): raise OSError
+    @classmethod
+    def of_class(cls, number, frame): raise OSError
+
+def library(path, frame=None): return os.fsdecode(path)
+
+def is_seen(handler, argument):
+    signal.signal(signal.SIGUSR1, handler)
+    try:
+        # Python runs the handler within the library.
+        before = os.fsdecode
+        os.fsdecode = lambda path: os.kill(os.getpid(), signal.SIGUSR1) or before(path)
+        try:
+            library(argument)
+        finally:
+            os.fsdecode = before
+    except Exception as error:
+        return is_handlers(error)
+
+handlers = [plain, rest, named, deep, functools.partial(leading, "x"), Handler(), Handler().method,
+            Handler.of_class, lambda number, frame: plain(number, frame), gone, passing]
+print(*(is_seen(handler, "x") for handler in handlers))
+print(is_seen(signal.SIG_IGN, 1), is_seen(lambda *_: None, 1))
+"""
+
+
+def test_errors_of_handlers_and_of_libraries_are_told_apart(program: Program) -> None:
+    """A handler is a program's, however it is made; what a library raises in a hook is not."""
+    handlers, libraries = program.quietly(RAISERS).splitlines()
+    assert handlers.split() == ["True"] * 11
+    assert libraries.split() == ["False"] * 2
+
+
 def test_a_program_that_closes_all_files_keeps_its_own_to_itself(torch: Program) -> None:
     torch.quietly(
         LOOP + "import os\noptimizer = Optimizer(); optimizer.step()\n"
@@ -1667,11 +1718,12 @@ def test_a_call_costs_about_a_microsecond(
 def test_what_a_signal_handler_raises_while_a_step_is_counted_reaches_the_program(
     torch: Program,
 ) -> None:
-    script = LOOP + "from _gputrace_hooks import steps\n"
+    script = LOOP + "import signal\nfrom _gputrace_hooks import steps\n"
     script += "class Alarm(Exception): pass\n"
-    script += "def handler(): raise Alarm\n"
+    script += "def handler(number, frame): raise Alarm\n"
+    script += "signal.signal(signal.SIGALRM, handler)\n"
     script += "optimizer = Optimizer(); optimizer.step()\n"
-    script += "steps.time_ns = handler\n"
+    script += "steps.time_ns = lambda: signal.raise_signal(signal.SIGALRM)\n"
     script += "try: optimizer.step()\nexcept Alarm: print('rung')\n"
     assert torch.quietly(script) == "rung\n"
 

@@ -131,14 +131,6 @@ def test_a_connection_to_a_trace_reads_and_nothing_else(sql: str, path: Path) ->
     assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
-def test_what_adbc_is_to_run_is_looked_at_before(path: Path) -> None:
-    changed(path, "CREATE VIEW aside AS SELECT 1 AS x")
-    with closing(Database(path)) as database:
-        database.check(f"SELECT start FROM {KERNEL}")
-        with pytest.raises(InputError, match="has a view or code"):
-            database.check("SELECT x FROM aside")
-
-
 def test_a_text_that_is_far_too_long_is_refused(path: Path) -> None:
     size = sqlite_security.LONGEST_VALUE + 1
     changed(path, f"UPDATE StringIds SET value = CAST(zeroblob({size}) AS TEXT) WHERE id = 100")

@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 from tests import command
+from tests.kineto import kernel, write
 
 HEAVY: Final = (
     "numpy",
@@ -38,6 +39,16 @@ def imported(program: str, *arguments: str) -> set[str]:
     ran = command.python("-c", f"{program}\n{tail}", *arguments)
     assert ran.code == 0
     return set(ran.err.split())
+
+
+def test_an_analysis_that_is_cached_needs_no_numpy(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json", kernel(1, 1), kernel(3, 1))
+    program = (
+        "import os, sys; os.environ['GPUTRACE_CACHE'] = sys.argv[2]\n"
+        "from gputrace.cli import run; run(['analyze', sys.argv[1], '--json'])"
+    )
+    assert "numpy" in imported(program, str(path), str(tmp_path / "cache"))
+    assert "numpy" not in imported(program, str(path), str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,8 @@ def test_collectives_that_are_not_nccls_are_communication(name: str) -> None:
 
 def test_a_hadamard_transform_ends_no_step() -> None:
     assert not is_optimizer("void transformer_engine::HadamardTransformKernel<16>(T1)")
+    gathers = "multi_tensor_apply_kernel<UnaryOpFunctor<T, 2>, at::native::Copy<T, float>>"
+    assert not is_optimizer(f"{AT}<unnamed>::{gathers}(T1)")
 
 
 @pytest.mark.parametrize(

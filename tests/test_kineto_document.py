@@ -17,7 +17,7 @@ from gputrace.readers import chrome_json as documents
 from gputrace.readers import gzip_io
 from gputrace.readers.chrome_json import Document
 from gputrace.readers.gzip_io import Content
-from gputrace.readers.kineto import DecodedEvents
+from gputrace.readers.kineto_events import DecodedEvents, tabulate
 from gputrace.readers.registry import open_trace
 from tests import command
 from tests.kineto import kernel, write
@@ -28,14 +28,16 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NASTY, inner, max_size=3),
     max_leaves=6,
 )
-EVENTS = st.lists(st.fixed_dictionaries({"name": NASTY, "args": st.dictionaries(NASTY, VALUES)}))
+ARGS = st.dictionaries(NASTY, VALUES)
+EVENTS = st.lists(st.fixed_dictionaries({"ph": st.just("X"), "name": NASTY, "args": ARGS}))
 
 
 def read(path: Path) -> tuple[list[Any], Any]:
     """Names of all events, and what stands around them."""
     with Content(path) as text:
         document = Document(text, DecodedEvents().decode)
-        names = [event.name for part in document.parts() for event in part]
+        tables = (tabulate(p) if isinstance(p, list) else p for p in document.parts())
+        names = [t.value("name", row) for t in tables for row in range(len(t))]
     return names, json.loads(document.around)
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from gputrace.model.events import UNKNOWN, Events, Kind, Memory
 from gputrace.model.trace import Device, Session, Trace
-from gputrace.readers.kineto import Copy, copy_of, nanoseconds
+from gputrace.readers.kineto import Copy, copy_of
+from gputrace.readers.kineto_events import nanoseconds
 from gputrace.readers.registry import open_trace
 from tests.kineto import PID, event, kernel, write
 from tests.memory import rows

@@ -187,6 +187,27 @@ def test_predictions_reach_from_no_worker_to_one_a_core(loading: Loading, tmp_pa
     assert loader.half_step_ns == pytest.approx(19 * MS, rel=0.03)
 
 
+def test_a_disk_and_a_cache_are_predicted(loading: Loading, tmp_path: Path) -> None:
+    """Of a batch of 60 ms, 18 are processor time; all that workers read comes from a disk."""
+    loading.parts = {"fetch": 54, "transform Decode": 4, "collate": 4, "send": 2}
+    loading.parts["processor time"] = 18 - 2
+    loading.parts["KiB read"] = loading.parts["KiB read from disk"] = 0
+    found = feeding(report := loading.report(tmp_path))
+    loader = the(report)
+    # Training outlasts 16 ms, and 4 to collate, of two workers.
+    assert loader.no_disk_step_ns == pytest.approx(11 * MS, rel=0.03)
+    assert loader.cached_step_ns == pytest.approx(11 * MS, rel=0.03)
+    assert "100% of what it reads comes from a disk" in found.message
+    assert "(a step of 11.0 ms if no disk were waited for, of 11.0 ms with" in found.advice
+
+
+def test_less_to_compute_is_less_processor_time(loading: Loading, tmp_path: Path) -> None:
+    loading.parts["processor time"] = 58
+    loader = the(loading.report(tmp_path))
+    assert loader.half_step_ns == pytest.approx(20 * MS, rel=0.03)
+    assert loader.no_disk_step_ns == pytest.approx(30 * MS, rel=0.03)
+
+
 def test_nothing_is_predicted_where_threads_are_queued_for_cores(
     loading: Loading, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -12,7 +11,6 @@ from gputrace.errors import InputError
 from gputrace.model.events import UNKNOWN, Events, Kind
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process
-from gputrace.readers.decode_pool import pack, unpack
 from gputrace.readers.in_memory import MemoryTrace, Names
 
 PATH = Path("made up")
@@ -67,21 +65,9 @@ def test_without_gpu_activity_it_says_so() -> None:
         trace(STEPS)
 
 
-def test_it_can_be_handed_from_one_process_to_another() -> None:
-    copy = unpack(pack(trace(KERNELS, STEPS)))
-    assert isinstance(copy, MemoryTrace)
-    assert copy.events([Kind.STEP], ["start", "rank"]).rank.tolist() == [3]
-    assert (copy.names([1]), copy.device(0, 1).gpu) == ({1: "step"}, 5)
-
-
 def test_halves_of_letters_are_replaced_so_that_all_can_be_written() -> None:
     opened = MemoryTrace(PATH, "kineto", [KERNELS], ["a\ud800b", "c"], [Process(7)])
     assert opened.names([0, 1]) == {0: "a?b", 1: "c"}
-
-
-def test_what_is_sent_is_of_known_types_or_refused() -> None:
-    with pytest.raises(ValueError, match="Expected `object`"):
-        unpack(msgspec.msgpack.encode(["os.system", "true"]))
 
 
 def test_equal_texts_share_a_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.api import Report
-from gputrace.errors import InputError
+from gputrace.errors import InputError, UsageError
+from gputrace.readers import open as opening
 from gputrace.store.merge import Numbering
 from gputrace.units import format_ranges
 from tests import command
@@ -260,3 +262,20 @@ def test_ranges_name_every_number_once(numbers: set[int]) -> None:
         first, _, last = part.partition("-")
         named += range(int(first), int(last or first) + 1)
     assert named == sorted(numbers)
+
+
+def test_a_run_of_many_files_may_open_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(64, 1024)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr(opening, "_FEW_FILES", 2)
+    paths = [tmp_path / f"{number}.sqlite" for number in range(3)]
+    for path in paths:
+        path.write_text("no trace")
+    for _ in range(2):
+        with pytest.raises(InputError, match="not a trace"):
+            gputrace.open(*paths)
+        assert limits[-1] == (103, 1024)
+    limits.append((64, 80))
+    with pytest.raises(UsageError, match=r"3 files are 103 open ones, and this system allows 80"):
+        gputrace.open(*paths)

@@ -10,11 +10,15 @@ import pytest
 
 import gputrace
 from gputrace.api import Report
+from gputrace.collectors.spool.host_events import HostEvents
+from tests.exports import STEP, global_id
+from tests.handmade import MS, US, Run, analyze
 from tests.kineto import event, kernel, real, write
 from tests.recordings import DATA
+from tests.test_hooks import TORCH, Program, torch_python
 
 REAL: Final = json.loads((DATA / "torch_modules.json").read_text())
-"""Two steps of Sequential(Mlp, Mlp, Linear) under PyTorch 2.13's profiler with stacks; an Mlp has
+"""Two steps of Sequential(Mlp, Mlp, Linear) under PyTorch 2.14's profiler with stacks; an Mlp has
 two Linears. The times are of a CPU: each product is given a kernel here."""
 BACKWARD: Final = "autograd::engine::evaluate_function: AddmmBackward0"
 
@@ -88,3 +92,219 @@ def test_a_real_vision_transformer_has_its_twelve_layers() -> None:
     assert report.kernels is not None
     assert whole == sum(use.total_ns for use in report.kernels.top) + report.kernels.rest_ns
     assert 0.8 * whole < layers.forward_ns < whole
+
+
+# ---- of a recording ----
+
+
+def rows_of(report: Report) -> dict[str, tuple[int, int, int, float]]:
+    return {
+        row.path: (row.instances, row.forward_ns, row.backward_ns, row.launches)
+        for row in report.modules
+    }
+
+
+def test_modules_are_means_of_the_steps_in_which_they_were_recorded(tmp_path: Path) -> None:
+    run = Run()
+    thread, ranges = global_id(100, thread=100), "GPUTRACE_HOST_RANGE"
+    run.export.give("GPUTRACE_META", "name", "value").rows["GPUTRACE_META"] = []
+    run.export.give(ranges, "start", "end", "globalTid", "nameId", "kind", "number")
+
+    def inside(path: str, backward: int, recorded: bool, name: str, length: int) -> None:
+        start = run.now
+        run.kernel(length, name)
+        name_id = run.export.string(path)
+        more = {"globalTid": thread, "nameId": name_id, "kind": 7, "number": backward}
+        if recorded:
+            run.export.add(ranges, start=start, end=run.now, **more)
+
+    for step in range(20):
+        begin, recorded = run.now, step in (12, 13)
+        run.input_copy()
+        for layer in range(2):
+            inside(f"Net_0/Mlp_{layer}", 0, recorded, "forward", 40 * US)
+        for layer in (1, 0):
+            inside(f"Net_0/Mlp_{layer}", 1, recorded, "backward", 70 * US)
+        run.optimizer(1)
+        run.synchronize()
+        step_row = {"globalTid": thread, "nameId": run.export.string("step"), "step": step}
+        run.export.add(STEP, start=begin, end=run.now, **step_row)
+    assert rows_of(analyze(run, tmp_path)) == {
+        "": (0, 30 * US, 0, 1),
+        "Net": (1, 80 * US, 140 * US, 4),
+        "Net/Mlp": (2, 80 * US, 140 * US, 4),
+    }
+
+
+@pytest.mark.parametrize("form", ["{}", "{{'Module': '{}', 'TrainableParams': 12}}"])
+def test_ranges_named_as_modules_are_modules(tmp_path: Path, form: str) -> None:
+    run = Run()
+    for step in range(20):
+        begin_of_step = run.now
+        run.input_copy()
+        outer, spans = run.now, []
+        for layer in range(3):
+            begin = run.now
+            run.kernel(10 * US, "norm")
+            inner = run.now
+            run.kernel(20 * US, "gemm")
+            spans += [(inner, run.now, f"model.layers.{layer}.mlp")]
+            spans += [(begin, run.now, f"model.layers.{layer}")]
+        run.kernel(5 * US, "head")
+        for start, end, name in (*spans, (outer, run.now, "model")):
+            run.range(start, end, form.format(name))
+        run.optimizer(1)
+        run.synchronize()
+        run.range(begin_of_step, run.now, f"step {step}")
+    assert rows_of(analyze(run, tmp_path)) == {
+        "": (0, 30 * US, 0, 1),
+        "model": (1, 95 * US, 0, 7),
+        "model/layers": (3, 90 * US, 0, 6),
+        "model/layers/mlp": (3, 60 * US, 0, 3),
+    }
+
+
+# ---- the hooks, with a stand-in that has a graph of nodes and runs it in a thread of its own ----
+
+NETWORK: Final = {
+    "torch/__init__.py": """
+from . import _C
+class Tensor:
+    def __init__(self, node=None): self.grad_fn = node
+""",
+    "torch/_C.py": """
+class DisableTorchFunction:
+    def __enter__(self): pass
+    def __exit__(self, *error): pass
+""",
+    "torch/autograd.py": """
+import threading
+local = threading.local()
+def _get_sequence_nr(): return getattr(local, 'next', 0)
+class Handle:
+    def __init__(self, hooks, hook): self.hooks, self.hook = hooks, hook
+    def remove(self): self.hooks.remove(self.hook)
+class Node:
+    def __init__(self, before, work):
+        self.before, self.work, self.hooks = before, work, []
+        self.number = _get_sequence_nr()
+        local.next = self.number + 1
+    def _sequence_nr(self): return self.number
+    def register_prehook(self, hook):
+        self.hooks.append(hook)
+        return Handle(self.hooks, hook)
+def backward(tensor):
+    def run():
+        node = tensor.grad_fn
+        while node is not None:
+            for hook in node.hooks: assert hook(()) is None
+            node.work()
+            node = node.before
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+""",
+    "torch/nn.py": """
+class Module:
+    def _call_impl(self, *args, **keywords): return self.forward(*args, **keywords)
+    __call__ = _call_impl
+""",
+    "torch/cuda/__init__.py": "def is_initialized(): return True",
+}
+TRAINING: Final = """
+import pickle, sys, threading, time, torch.autograd, torch.cuda
+from torch.autograd import Node
+from torch.nn import Module
+from torch.optim import Optimizer
+original, seen, raised = Module.__call__, [], []
+class Linear(Module):
+    def forward(self, x, fails=False):
+        seen.append(Module.__call__ is not original)
+        time.sleep(0.001)
+        if fails: raise KeyError("the program's")
+        return torch.Tensor(Node(x.grad_fn, lambda: time.sleep(0.001)))
+class Net(Module):
+    def __init__(self): self.layers = [Linear(), Linear()]
+    def forward(self, x):
+        for layer in self.layers: x = layer(x)
+        try: self.layers[0](x, fails=True)
+        except KeyError as error: raised.append(error.args)
+        return {"loss": [torch.Tensor(Node(x.grad_fn, lambda: time.sleep(0.002)))]}
+net, optimizer, graphs = Net(), Optimizer(), []
+plain = pickle.dumps(net), set(vars(net))
+for step in range(20):
+    loss = net(x=torch.Tensor())["loss"][0]
+    assert (pickle.dumps(net), set(vars(net))) == plain
+    torch.autograd.backward(loss)
+    graphs.append(loss)
+    optimizer.step()
+assert Module.__call__ is original and not any(loss.grad_fn.hooks for loss in graphs)
+print(raised == [("the program's",)] * 20, [step for step in range(20) if seen[3 * step]])
+"""
+
+
+def stretches_of(events: HostEvents) -> list[tuple[str, int]]:
+    """Modules in which threads were for half a millisecond or more, in order of their starts."""
+    rows = events.records["module"]
+    rows = rows[rows["end"] - rows["start"] > MS // 2]
+    rows = rows[rows["start"].argsort()]
+    return [(events.names[int(row["name"])], int(row["rank"])) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("window", "steps"),
+    [({}, [16, 17, 18]), ({"GPUTRACE_STEPS": "4:8"}, [6, 7]), ({"GPUTRACE_MODULES": "0"}, [])],
+)
+def test_modules_are_recorded_in_a_few_steps_and_leave_nothing(
+    tmp_path: Path, window: dict[str, str], steps: list[int]
+) -> None:
+    program = Program(tmp_path)
+    program.write(TORCH)
+    program.write(NETWORK)
+    for name, source in NETWORK.items():
+        (program.modules / name).write_text(source, encoding="utf-8")
+    assert program.quietly(TRAINING, **window) == f"True {steps}\n"
+    forward = [("Net_0/Linear_0", 0), ("Net_0/Linear_1", 0), ("Net_0/Linear_0", 0)]
+    backward = [("Net_0", 1), ("Net_0/Linear_1", 1), ("Net_0/Linear_0", 1)]
+    assert stretches_of(program.events()) == (forward + backward) * len(steps)
+
+
+COMPILED: Final = """
+import sys, warnings, torch
+from torch._dynamo import utils
+warnings.filterwarnings("error", message=".*hook.*")
+class Broken(torch.nn.Linear):
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return super().forward(x)
+torch.manual_seed(0)
+eager = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+net = torch.nn.Sequential(eager, torch.nn.Sequential(Broken(4, 4), torch.nn.Linear(4, 2)))
+net[1] = torch.compile(net[1], backend="eager")
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+original = torch.nn.Module.__call__
+for step in range(24):
+    if step == 17: net[0] = torch.compile(eager, backend="eager")
+    loss = net(torch.randn(3, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item())
+assert torch.nn.Module.__call__ is original
+print(dict(utils.counters["frames"]), dict(utils.counters["stats"]))
+"""
+
+
+def test_torch_compiles_as_often_as_without_modules(tmp_path: Path) -> None:
+    program, python = Program(tmp_path), torch_python()
+    outputs = [
+        program.run(COMPILED, python=python, GPUTRACE_MODULES=number).out for number in ("0", "3")
+    ]
+    assert outputs[0] == outputs[1] != ""
+    without, recorded = (
+        {events.names[int(row["name"])] for row in events.records["module"]}
+        for events in program.all_events()
+    )
+    assert not without
+    assert "Sequential_0/OptimizedModule_0" in recorded
+    assert not any("OptimizedModule_0/" in path for path in recorded)

@@ -33,7 +33,7 @@ LIBRARIES: Final = {
     f"gputrace/{name}.so"
     for name in (
         *("collectors/_collector", "collectors/_ticker"),
-        *("store/_native", "analyzers/whatif/_replay"),
+        *("readers/_events", "store/_native", "analyzers/whatif/_replay"),
     )
 }
 MISSING_HERE: Final = 4
@@ -117,7 +117,8 @@ def package_files() -> set[str]:
 def test_the_wheel_adds_one_package_to_site_packages(wheel: dict[str, bytes]) -> None:
     assert {PurePosixPath(name).parts[0] for name in wheel} == {"gputrace", METADATA, DATA}
     beside = {name for name in wheel if name.startswith(DATA)}
-    assert {name for name in beside if not name.startswith(f"{DATA}/data/share/")} == set()
+    shared = {name for name in beside if name.startswith(f"{DATA}/data/share/")}
+    assert beside - shared == {f"{DATA}/scripts/gputrace"}
 
 
 def test_an_installation_adds_one_package_to_site_packages(installed: Installed) -> None:
@@ -151,9 +152,33 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: dict[str, bytes]) -> 
     assert package_files() <= wheel.keys()
 
 
-def test_the_wheel_installs_the_command(wheel: dict[str, bytes]) -> None:
-    entry_points = wheel[f"{METADATA}/entry_points.txt"].decode()
-    assert "gputrace = gputrace.__main__:main" in entry_points.splitlines()
+@pytest.mark.parametrize("name", ["gputrace", "pathlib", "json", "enum", "numpy", "sitecustomize"])
+def test_a_module_on_the_pythonpath_reaches_the_program_and_never_the_recorder(
+    installed: Installed, tmp_path: Path, name: str
+) -> None:
+    """Even one that would end our Python, or is called as the package is."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / f"{name}.py").write_text("ours = True")
+    # As in an environment whose `site-packages` has the wheel, and no path to this checkout.
+    paths = [theirs, installed.site, sysconfig.get_path("purelib")]
+    plain = str(getattr(sys, "_base_executable", sys.executable))
+    script = str(installed.prefix / "bin" / "gputrace")
+    trace = tmp_path / "trace.sqlite"
+    ran = subprocess.run(
+        [
+            *(plain, script, "record", "--no-nvml", "-o", trace, "--"),
+            *(plain, "-c", f"import {name}; print({name}.ours)"),
+        ],
+        env=installed.env | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert trace.exists()
 
 
 def test_the_wheel_tells_its_licence_and_python(wheel: dict[str, bytes]) -> None:

@@ -31,6 +31,33 @@ def test_the_traces_own_pinned_copies_tell_how_fast_it_could_be(tmp_path: Path) 
     assert finding.evidence["pinned_bandwidth"] == pytest.approx(BATCH_BYTES / 300e-6, rel=0.01)
 
 
+def test_copies_have_their_rate_by_direction_and_memory(tmp_path: Path) -> None:
+    run = Run()
+    run.export.card(0, "0000:01:00.0", "NVIDIA H100 80GB HBM3").ordinal(100, 0, 0)
+    for _ in range(20):
+        run.input_copy()
+        run.input_copy(length=900 * US, pageable=True)
+        run.model()
+        run.copy(50 * US, to_host=False)
+        run.optimizer()
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    rows = {(row.kind, row.memory): row for row in report.copies}
+    (measured,) = report.breakdown
+    lengths = {("h2d", "pageable"): 900, ("h2d", "pinned"): 300, ("d2d", ""): 50}
+    assert list(rows) == list(lengths), "most time first"
+    for key, row in rows.items():
+        assert row.count == row.steps == measured.steps
+        assert row.total_ns == row.count * lengths[key] * US
+        assert row.bytes_per_s == round(BATCH_BYTES * 1e6 / lengths[key])
+    # What is written was read before: half of the 3.35 TB/s of the memory.
+    assert rows["d2d", ""].limit_bytes_per_s == 1_675_000_000_000
+    assert rows["h2d", "pinned"].limit_bytes_per_s is None, "the slot is unknown"
+    table = " ".join(report.render("text").split())
+    assert "GB/s limit of limit host to device, pageable 1.0 38 MB 900 µs 42.22 host" in table
+    assert "within the device 1.0 38 MB 50.0 µs 760 1,675 45%" in table
+
+
 @pytest.mark.parametrize("nvml", [True, False])
 def test_else_the_cards_slot_does_if_it_is_known(tmp_path: Path, nvml: bool) -> None:
     path = tmp_path / "run.sqlite"
@@ -46,6 +73,7 @@ def test_else_the_cards_slot_does_if_it_is_known(tmp_path: Path, nvml: bool) -> 
         report = trace.analyze()
     # PCIe 5 with 16 lanes carries these bytes in a millisecond.
     cost = 3 * MS if nvml else 4 * MS
+    assert {row.limit_bytes_per_s for row in report.copies} == {63_015_384_608 if nvml else None}
     assert found(report).impact_ns == pytest.approx(cost, rel=0.01)
     # What is told there is not told again.
     assert "h2d-exposed" not in ids(report)

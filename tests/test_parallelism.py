@@ -439,6 +439,37 @@ def test_prefetched_parameters_are_not_to_be_prefetched(tmp_path: Path) -> None:
     assert sharded.hideable_ns == 0
 
 
+def test_prefetching_parameters_brings_what_it_brings(tmp_path: Path) -> None:
+    """Hosts run ahead; then each gather begins beside the compute of the layer before."""
+    plain, ahead = World(4, ahead=True), World(4, ahead=True)
+    groups = plain.group(range(4)), ahead.group(range(4))
+    passes = [False] * LAYERS + [True] * LAYERS
+
+    def prefetched(_: int) -> None:
+        ahead.collective(groups[1], "AllGather", 16 << 20, 50 * US)
+        for layer, backward in enumerate(passes):
+            gathered = ahead.now
+            if layer + 1 < len(passes):
+                ahead.collective(groups[1], "AllGather", 16 << 20, 50 * US, waits=False)
+                gathered = [groups[1].free[rank] for rank in range(4)]
+            for rank in range(4):
+                ahead.compute(rank, (200 if backward else 100) * US)
+            if backward:
+                ahead.collective(groups[1], "ReduceScatter", 16 << 20, 60 * US, waits=False)
+            ahead.now = [max(pair) for pair in zip(ahead.now, gathered, strict=True)]
+        ahead.join(groups[1])
+
+    report = analyzed(trained(plain, lambda _: sharded_step(plain, groups[:1])), tmp_path)
+    (tmp_path / "cured").mkdir()
+    truth = analyzed(trained(ahead, prefetched), tmp_path / "cured").steps.mean_ns
+    assert truth is not None
+    (found,) = [row for row in report.what_if if row.id == "gathers"]
+    assert found.step_ns == pytest.approx(truth, rel=0.02)
+    assert found.low_ns <= truth <= found.high_ns
+    # Four layers of 100 and 200 µs compute whatever is gathered when.
+    assert found.low_ns >= 4 * 300 * US
+
+
 def routed(path: Path, busy: Callable[[int], int], factor: float = 1.5) -> Report:
     """Eight ranks with experts, of which in each layer one has more tokens than the others."""
     world = World(8)

@@ -48,6 +48,13 @@ def planted(recording: Recording, name: str, rank: int = 0) -> int:
 class TestValidation:
     plan = replace(RANKS, validation_after=(7, 15), validation_batches=12, validation_on_all=False)
 
+    def test_kernels_between_two_steps_of_warm_up_are_part_of_it(self, tmp_path: Path) -> None:
+        """XLA tries kernels between the first two steps."""
+        plan = replace(PLAN, warmup_steps=3, validation_after=(0, 15), validation_batches=12)
+        _, report = run(tmp_path, plan)
+        assert report.steps.warmup_count >= 2
+        assert [phase.step for phase in of(report, "validation")] == [15]
+
     def test_the_ranks_that_wait_are_named_with_the_one_they_wait_for(self, tmp_path: Path) -> None:
         recording, report = run(tmp_path, self.plan)
         found = of(report, "validation")

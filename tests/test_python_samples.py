@@ -125,6 +125,47 @@ def test_a_sample_has_the_users_line_and_the_innermost_one(tmp_path: Path) -> No
     assert {pid for pid, *_ in found.rows if pid != found.rows[0][0]} == set()
 
 
+STEPS: Final = """
+import time, gputrace
+def prepare(end):
+    while time.perf_counter() < end: pass
+def train(end):
+    while time.perf_counter() < end: pass
+prepare(time.perf_counter() + 0.3)
+for _ in range(20):
+    train(time.perf_counter() + 0.06)
+    gputrace.step()
+"""
+FRAMEWORK: Final = "import accelerate.optimizer\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "is_sampled"),
+    [
+        (FRAMEWORK + STEPS, (), True),
+        (FRAMEWORK + STEPS, ("--no-python",), False),
+        (STEPS, (), False),
+    ],
+    ids=["a framework", "not wanted", "no framework"],
+)
+def test_steps_of_a_framework_are_sampled_without_being_asked(
+    tmp_path: Path, source: str, options: tuple[str, ...], is_sampled: bool
+) -> None:
+    """Less often than with the option, and nothing before them."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "optimizer.py").write_text("class AcceleratedOptimizer: pass\n")
+    (tmp_path / "train.py").write_text(source)
+    trace, program = tmp_path / "t.sqlite", tmp_path / "train.py"
+    words = ["record", "-o", str(trace), "--no-nvml", "--backend", "host", *options]
+    ran = command.gputrace(*words, "--", sys.executable, str(program))
+    assert "20 steps" in ran.err, ran.err
+    lines = [line for _, line, _ in samples(trace)]
+    assert not [line for line in lines if line.endswith(" prepare")]
+    assert bool(lines) == is_sampled
+    # 1.2 s, 20 times a second.
+    assert len(lines) < 60
+
+
 def test_a_long_call_has_all_the_samples_of_its_time(tmp_path: Path) -> None:
     found = record(tmp_path, "import time\ntime.sleep(0.5)\nsorted(map(str, range(2000)))\n")
     assert 10 < found.lines["train.py:2 <module>"] < 120

@@ -15,7 +15,18 @@ from gputrace.model.events import Kind
 from gputrace.readers.nsys import is_nsys
 from gputrace.readers.registry import open_trace
 from gputrace.store.sqlite_reader import Database
-from tests.exports import D2H, GRAPH_TRACE, H2D, KERNEL, MEMCPY, MEMSET, RUNTIME, Export, insert
+from tests.exports import (
+    D2H,
+    GRAPH_TRACE,
+    H2D,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    RUNTIME,
+    Export,
+    global_id,
+    insert,
+)
 from tests.recordings import shared
 
 FOLDER: Final = shared("schemas")
@@ -178,3 +189,24 @@ def test_a_database_of_nvprof_is_not_taken_for_one_of_nsys(name: str, tmp_path: 
         database.executescript(schema(name))
     with closing(Database(path)) as found:
         assert not is_nsys(found)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("cudaLaunchKernel_v7000", "though CUDA calls gave a GPU work; .*got nothing of it"),
+        ("cudaStreamCreate_v3020", "none of its 1 CUDA call gives a GPU work; record while"),
+        (None, "not a CUDA call, though nsys traced them: the program used no GPU"),
+    ],
+)
+def test_an_export_of_calls_alone_says_what_they_show(
+    call: str | None, said: str, tmp_path: Path
+) -> None:
+    """Not that CUDA was not traced: it was."""
+    export = Export()
+    if call is not None:
+        export.call(10, 20, call)
+    export.add("META_DATA_CAPTURE", name="PROCESS_0:COLLECT_CUDA_TRACE", value="true")
+    export.add("OSRT_API", start=1, end=5, globalTid=global_id(100), nameId=export.string("poll"))
+    with pytest.raises(InputError, match=said):
+        gputrace.open(export.write(tmp_path / "trace.sqlite"))

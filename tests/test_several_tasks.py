@@ -5,6 +5,7 @@ The variables are set by hand and the recorders are real; no launcher is needed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -291,6 +292,16 @@ class TestTeam:
         teams[2].dissolve()
         assert list(tmp_path.iterdir()) == []
 
+    def test_what_killed_recorders_left_goes_with_the_next_one(self, tmp_path: Path) -> None:
+        """One that was killed while it removed its folder had given it a name of its own."""
+        with subprocess.Popen(["true"]) as ended:
+            pass
+        for pid in (ended.pid, os.getppid()):
+            (tmp_path / f".x.spool.{pid}").mkdir()
+            (tmp_path / f".x.spool.{pid}" / "h.1.spool").touch()
+        Team(tmp_path / "x.spool").dissolve()
+        assert [path.name for path in tmp_path.iterdir()] == [f".x.spool.{os.getppid()}"]
+
     @pytest.mark.parametrize("job", ["j", ""])
     def test_patience_ends(self, job: str, tmp_path: Path) -> None:
         team = Team(tmp_path / "x.spool", job, 0, 2, patience=0.2)
@@ -353,3 +364,15 @@ class TestTeam:
                 first.kill()
                 assert second.stdout.readline() == b"begins\n"
                 second.kill()
+
+
+def test_a_full_disk_at_the_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UsageError, match=r"cannot be made \(No space left on device\)"):
+        Team(tmp_path / "trace.sqlite.spool", None)
+    assert list(tmp_path.iterdir()) == []

@@ -129,6 +129,13 @@ def test_an_optimizer_that_calls_a_closure_counts_for_the_rest(tmp_path: Path) -
     assert host_ms(row) == {"data": 1, "forward": 4, "backward": 3, "optimizer": 2}
 
 
+def test_a_closure_that_is_timed_itself_is_no_part_of_the_optimizer(tmp_path: Path) -> None:
+    """As Lightning's, which zeroes gradients and calls the program's hooks."""
+    calls: Calls = [("optimizer", 1, 10), ("other", 2, 9), ("forward", 3, 5), ("backward", 5, 8)]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"forward": 2, "backward": 3, "optimizer": 2, "other": 3}
+
+
 def test_optimizers_within_a_backward_pass_are_no_part_of_it(tmp_path: Path) -> None:
     calls: Calls = [(WAIT, 0, 1), ("backward", 3, 9), ("optimizer", 4, 5), ("optimizer", 6, 7)]
     row = the(analyze(Host().trains(*calls).export, tmp_path))
@@ -259,11 +266,35 @@ class Optimizer:
     "lightning/pytorch/strategies/strategy.py": """
 class Strategy:
     def training_step(self, batch): return 2 * batch
+    def optimizer_step(self, optimizer, call):
+        result = call()
+        optimizer.step()
+        return result
+""",
+    "pytorch_lightning/plugins/precision/precision.py": """
+class Precision:
+    def clip_gradients(self, optimizer, most): return most
+""",
+    "pytorch_lightning/loops/optimization/automatic.py": """
+class Closure:
+    def closure(self): return 42
+    def __call__(self): return self.closure()
 """,
     "transformers/trainer.py": """
 class Trainer:
     def __init__(self, scale=2): self.scale = scale
     def compute_loss(self, batch): return self.scale * batch
+    def _clip_grad_norm(self, most): return most
+""",
+    "accelerate/accelerator.py": """
+class Accelerator:
+    def backward(self, loss): return loss
+    def clip_grad_norm_(self, parameters, most): return most
+""",
+    "accelerate/optimizer.py": """
+class AcceleratedOptimizer:
+    def __init__(self, optimizer): self.optimizer = optimizer
+    def step(self): return self.optimizer.step()
 """,
 }
 OLDER: Final = """
@@ -306,11 +337,11 @@ def test_calls_are_timed_and_do_what_they_did(torch: Program) -> None:
     ]
     rows, steps = events.records["phase"], events.records["step"]
     assert 20 * MS <= rows["end"][0] - rows["start"][0] < 500 * MS
-    # The step ends after its optimizer, and within what the scaler does around it.
+    # A step ends as its optimizer has stepped, within what the scaler does around it.
     assert len(steps) == 2
-    assert rows["end"][3] <= steps["end"][0] <= rows["end"][4]
+    assert rows["start"][3] <= steps["end"][0] <= rows["end"][3] <= rows["end"][4]
     assert rows["start"][4] <= rows["start"][2] <= rows["start"][3]
-    assert rows["end"][5] <= steps["end"][1]
+    assert rows["start"][5] <= steps["end"][1] <= rows["end"][5]
 
 
 @pytest.mark.parametrize(
@@ -329,6 +360,33 @@ def test_a_forward_pass_that_a_framework_calls_is_timed(torch: Program, call: st
     out = torch.quietly(f"{USES}{call}\nbackward(); optimizer.step()\n")
     assert out == "42\n"
     assert phases(torch.events()) == ["forward", "backward", "optimizer"]
+
+
+def test_phases_have_what_accelerate_does_around_torch_s_calls(torch: Program) -> None:
+    out = torch.quietly(
+        f"{USES}from accelerate.accelerator import Accelerator\n"
+        "from accelerate.optimizer import AcceleratedOptimizer\n"
+        "from transformers.trainer import Trainer\n"
+        "both = Accelerator()\n"
+        "print(both.backward(1), both.clip_grad_norm_([], 2), Trainer()._clip_grad_norm(3))\n"
+        "print(AcceleratedOptimizer(optimizer).step())\n"
+    )
+    assert out == "1 2 3\nstepped\n"
+    clipping = ["gradient clipping"] * 2
+    assert phases(torch.events()) == ["backward", *clipping, "optimizer", "optimizer"]
+
+
+def test_lightning_s_closure_is_no_part_of_its_optimizer_s_step(torch: Program) -> None:
+    out = torch.quietly(
+        f"{USES}from lightning.pytorch.strategies.strategy import Strategy\n"
+        "from pytorch_lightning.loops.optimization.automatic import Closure\n"
+        "from pytorch_lightning.plugins.precision.precision import Precision\n"
+        "call = lambda: Precision().clip_gradients(optimizer, Closure()())\n"
+        "print(Strategy().optimizer_step(optimizer, call))\n"
+    )
+    assert out == "42\n"
+    inner = ["other", "gradient clipping", "optimizer"]
+    assert phases(torch.events()) == [*inner, "optimizer"]
 
 
 def test_optimizers_without_hooks_are_timed_too(torch: Program) -> None:

@@ -22,7 +22,7 @@ def stretches(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Module
     monkeypatch.syspath_prepend(str(HOOKS))
     monkeypatch.setenv("GPUTRACE_DIR", str(tmp_path))
     before = set(sys.modules)
-    yield importlib.import_module("_gputrace_hooks.stretches")
+    yield importlib.import_module("_gputrace_hooks.control")
     for name in set(sys.modules) - before:
         if name.startswith("_gputrace_hooks"):
             del sys.modules[name]
@@ -48,8 +48,8 @@ class Training:
 
     def run(self, count: int, jumps: dict[int, int] | None = None) -> None:
         module: Any = self._module
-        module.control.capture = lambda on: self._record()
-        module.control.rest = lambda hold, stays: self._rest(stays)
+        module.capture = lambda on: self._record()
+        module.rest = lambda hold, stays: self._rest(stays)
         module.time_ns = lambda: self.now
         stretches = module.Stretches()
         for step in range(1, count + 1):

@@ -126,9 +126,9 @@ def test_a_mean_over_gpus_that_work_for_different_times_is_said(report: Report) 
     assert "(each GPU from its first to its last operation, 646 ms on average;" in title
 
 
-def predicted(report: Report, low_ns: int, high_ns: int) -> Report:
-    """The report with a prediction of the step for its first finding, which costs 1 ms."""
-    first = replace(report.findings[0], impact_ns=1_000_000)
+def predicted(report: Report, low_ns: int, high_ns: int, cost_ns: int = 1_000_000) -> Report:
+    """The report with a prediction of the step for its first finding, which gains 1 ms."""
+    first = replace(report.findings[0], impact_ns=cost_ns)
     cure = WhatIf(
         "pinned", first.id, "Pinned memory", 10_000_000, 9_000_000, low_ns, high_ns, 1_000_000,
         "", "launches come sooner", 0.0, 8, 4,
@@ -137,10 +137,14 @@ def predicted(report: Report, low_ns: int, high_ns: int) -> Report:
 
 
 def test_a_saving_larger_than_the_cost_says_why(report: Report) -> None:
-    more = predicted(report, 8_000_000, 9_500_000)
+    more = predicted(report, 8_000_000, 9_500_000, cost_ns=500_000)
     assert tables.savings(more, more.findings[0]) == (
         " Pinned memory would save about 1.00 ms of 10.0 ms a step (500 µs to 2.00 ms, from 4 "
-        "measured pairs); more than 1.00 ms because launches come sooner."
+        "measured pairs); more than 500 µs because launches come sooner."
+    )
+    wide = predicted(report, 8_000_000, 10_000_000)
+    assert tables.savings(wide, wide.findings[0]) == (
+        " Pinned memory might save up to 2.00 ms of 10.0 ms a step, from 4 measured pairs."
     )
     less = predicted(report, 9_000_000, 9_000_000)
     assert tables.savings(less, less.findings[0]) == (

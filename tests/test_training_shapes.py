@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,24 @@ class TestAfterTheOptimizer:
             before, after = report.step_list[step : step + 2]
             assert before.end_ns <= phase.start_ns < phase.end_ns <= after.start_ns
             assert phase.end_ns - phase.start_ns == pytest.approx(13 * MS, rel=0.01)
+
+    @pytest.mark.parametrize(
+        "before", [lambda step: 40 if step in (9, 15) else 25, lambda step: 37 * step % 70]
+    )
+    def test_a_batch_that_comes_amid_the_kernels_is_no_validation(
+        self, before: Callable[[int], int], tmp_path: Path
+    ) -> None:
+        """A prefetched one comes now after few kernels of a step, now after many."""
+        run = Run()
+        for step in range(24):
+            run.kernels(before(step), "gemm_forward")
+            run.input_copy()
+            run.kernels(100 - before(step), "gemm_forward")
+            run.optimizer()
+            run.item()
+        report = analyze(run, tmp_path)
+        assert_training(report, 24)
+        assert not {phase.phase for phase in report.phases} - {"warmup"}
 
     @pytest.mark.parametrize("pause", [0, 300 * US])
     def test_metrics_in_every_step_are_no_validation(self, pause: int, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def graph_of(path: Path) -> Graph:
         assert window is not None
         calls = gpus.calls_within(window)
         assert calls is not None
-        rows = read_rows(gpus, calls, found, steps, match_collectives(gpus))
+        rows = read_rows(gpus, calls, found, steps, match_collectives(gpus), ())
         return build_graph(trace, rows, calls, {})
 
 
@@ -110,7 +110,7 @@ def test_no_prediction_is_shorter_than_the_compute_that_stays(name: str, tmp_pat
     check_compute(analysis)
 
 
-@pytest.mark.parametrize("seed", [20, 23, 26, 50, 56, 59, 71, 77, 80, 86])
+@pytest.mark.parametrize("seed", [20, 26, 50, 56, 59, 71, 77, 80, 86, 787])
 def test_no_prediction_of_any_run_is_shorter_than_its_compute(seed: int) -> None:
     """They are quick, and have every cure between them but `peer-access`."""
     found = bounded(seed)

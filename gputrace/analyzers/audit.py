@@ -94,7 +94,14 @@ def _unmatched(shard: Shard) -> list[Missing]:
         return []
     has = np.zeros(len(calls.start), np.bool_)
     for begin, end in find_captures(shard.trace, calls).tolist():
-        has[begin:end] = True
+        process = calls.threads[calls.thread[begin]][0]
+        for thread, (of, _) in enumerate(calls.threads):
+            # What other threads launch meanwhile, as the backward pass, may be captured too.
+            if of == process:
+                first, last = calls.first[thread : thread + 2]
+                edges = calls.start[begin], calls.end[end]
+                meanwhile = first + np.searchsorted(calls.start[first:last], edges)
+                has[slice(*meanwhile)] = True
     missing: list[Missing] = []
     by_process: dict[int, list[GpuOperations]] = {}
     for operations in shard.operations:
@@ -210,7 +217,7 @@ def _steps_without_work(gpus: PerGpu, all_steps: FoundSteps) -> Iterator[Missing
         if operations.calls_recorded is not None:
             continue
         marked = int(numbers[-1]) + 1
-        lacking = marked - len(numbers)
+        lacking = marked - len(numbers) - windows.with_nodes
         if marked >= _FEWEST_STEPS and lacking >= WORTH * marked:
             edges = int(windows.start[0]), int(windows.end[-1])
             text = "steps without any work"

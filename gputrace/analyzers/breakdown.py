@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Final
 
@@ -13,7 +14,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.host_state import read_host_state
-from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary
+from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
@@ -95,10 +96,10 @@ def _class_times(row: Sequence[int], waited: int | None) -> dict[str, int | None
 _FEWEST_ITERATIONS: Final = 10
 _MOST_OF_THE_RUN: Final = 0.5
 """Minimum number of steady iterations of each GPU, and part that they have of its time since its
-first kernel that computes, to be measured like steps of training."""
+first kernel that computes, or since the first of them, to be measured like steps of training."""
 _START_UP: Final = 0.1
-"""Minimum part of a GPU's time before that kernel: without a start-up to leave out, iterations may
-as well be layers, and the whole span is the better measure."""
+"""Minimum part of a GPU's time before that kernel, or of little computation: without a start-up
+to leave out, iterations may as well be layers, and the whole span is the better measure."""
 
 
 def measured(
@@ -116,7 +117,8 @@ def measured(
     if all_steps.kind == "training" or not gpus.lanes:
         return chosen if all_steps.kind == "training" else ()
     steps_of = StepsOf(chosen)
-    for lane, running in zip(lanes, gpus.each(_running, gpus.lanes), strict=True):
+    starts = [[step.start_ns for step in steps_of(lane.gpu)] for lane in gpus.lanes]
+    for lane, running in zip(lanes, gpus.each(_running, gpus.lanes, starts), strict=True):
         mine = steps_of(lane.gpu)
         covered = sum(step.end_ns - step.start_ns for step in mine)
         window = lane.window.end - lane.window.start
@@ -127,11 +129,22 @@ def measured(
     return chosen
 
 
-def _running(gpu: GpuShardView) -> int:
-    """Return the nanoseconds from the first kernel that computes to the end; 0 without any."""
+def _running(gpu: GpuShardView, iterations: Sequence[int]) -> int:
+    """Return the nanoseconds from the first kernel that computes to the end; 0 without any.
+
+    Count from the first of the iterations, given by their starts, if hardly anything computes
+    before, and the host feeds each of them: layers are not fed.
+    """
     computing = gpu.operations.classes == OperationClass.COMPUTE
     first = int(np.argmax(computing))
-    return max(0, gpu.lane.window.end - int(gpu.operations.start[first])) * bool(computing[first])
+    start, (_, end) = int(gpu.operations.start[first]), gpu.lane.window
+    begin = min(iterations, default=0)
+    copies = gpu.operations.start[gpu.operations.events.kind == Kind.COPY_H2D]
+    is_fed = np.count_nonzero(copies >= begin) >= len(iterations)
+    computes = gpu.lane.timeline.of_class(OperationClass.COMPUTE)
+    if is_fed and begin > start and computes.clip(start, begin).total < _START_UP * (begin - start):
+        start = begin
+    return max(0, end - start) * bool(computing[first])
 
 
 def steady(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -213,6 +226,7 @@ NO_ISSUER: Final = "no row tells which thread issued the operation that ends it"
 
 def find_gaps(
     gpus: PerGpu,
+    lanes: Sequence[LaneSummary],
     all_steps: FoundSteps,
     measured: Sequence[Step],
     most: int,
@@ -220,16 +234,16 @@ def find_gaps(
     *,
     is_python: bool,
 ) -> Gaps:
-    """Count all gaps, and list the ``most`` largest with their evidence."""
+    """Count all gaps of some lanes, and list the ``most`` largest with their evidence."""
     steps_of = StepsOf(measured)
     steps = [
         union([step.start_ns for step in mine], [step.end_ns for step in mine])
-        for mine in map(steps_of, (lane.gpu for lane in gpus.lanes))
+        for mine in map(steps_of, (lane.gpu for lane in lanes))
     ]
-    by_gpu = gpus.each(_gaps_of, gpus.lanes, steps, same=(most,))
+    by_gpu = gpus.each(_gaps_of, lanes, steps, same=(most,))
     longest = [_longest([gaps.anywhere for gaps in by_gpu], most)]
     longest.append(_longest([gaps.in_steps for gaps in by_gpu], most))
-    rows = iter(_rows(gpus, all_steps, lines, [gap for some in longest for gap in some]))
+    rows = iter(_rows(gpus, lanes, all_steps, lines, [gap for some in longest for gap in some]))
     anywhere, in_steps = (tuple(islice(rows, len(some))) for some in longest)
     by_cause = {cause: sum(gaps.by_cause[cause] for gaps in by_gpu) for cause in IDLE_CAUSES}
     total, count = sum(gaps.total for gaps in by_gpu), sum(gaps.count for gaps in by_gpu)
@@ -288,6 +302,7 @@ def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]
 
 def _rows(
     gpus: PerGpu,
+    lanes: Sequence[LaneSummary],
     all_steps: FoundSteps,
     lines: PythonLines | None,
     gaps: Sequence[tuple[int, int, int]],
@@ -296,12 +311,12 @@ def _rows(
     by_lane: dict[int, list[tuple[int, int]]] = {}
     for index, start, end in gaps:
         by_lane.setdefault(index, []).append((start, end))
-    lanes = [gpus.lanes[index] for index in by_lane]
+    having = [lanes[index] for index in by_lane]
     has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
-    answers = gpus.each(_explain_all, lanes, by_lane.values(), same=has)
+    answers = gpus.each(_explain_all, having, by_lane.values(), same=has)
     explained = {index: iter(rows) for index, rows in zip(by_lane, answers, strict=True)}
     for index, start, end in gaps:
-        gpu, known = gpus.lanes[index].gpu, next(explained[index])
+        gpu, known = lanes[index].gpu, next(explained[index])
         evidence = known.evidence
         if lines is not None and known.feeder is not None:
             evidence += line_of(lines, known.feeder, start, end)
@@ -322,10 +337,14 @@ def _explain_all(
     view: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
 ) -> list[_Explained]:
     edges = [edge for gap in gaps for edge in gap]
-    ranges = read_ranges(view.trace, Window(min(edges), max(edges))) if edges else None
+
+    @cache
+    def ranges_of(process: int) -> Events | None:
+        return read_ranges(view.trace, process, Window(min(edges), max(edges)))
+
     causes = view.lane.causes.within(edges[::2], edges[1::2]).argmax(1).tolist()
     return [
-        _explain(view, start, end, IDLE_CAUSES[cause], has_calls, has_waits, ranges)
+        _explain(view, start, end, IDLE_CAUSES[cause], has_calls, has_waits, ranges_of)
         for (start, end), cause in zip(gaps, causes, strict=True)
     ]
 
@@ -337,7 +356,7 @@ def _explain(
     cause: str,
     has_calls: bool,
     has_waits: bool,
-    ranges: Events | None,
+    ranges_of: Callable[[int], Events | None],
 ) -> _Explained:
     lane, calls = view.lane, view.calls
     feeder = lane.causes.feeder_of(end)
@@ -345,7 +364,7 @@ def _explain(
     evidence = NO_ISSUER if has_calls else ""
     if calls is not None and pair is not None:
         evidence = evidence_of(view.trace, calls, feeder, start, end)
-        evidence += range_of(view.trace, ranges, pair, start, end)
+        evidence += range_of(view.trace, ranges_of(pair[0]), pair, start, end)
     if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
         evidence = "CUDA calls were not recorded then"
     if has_waits and lane.host_data is not None:
@@ -387,11 +406,12 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
 
 
-def read_ranges(trace: Trace, window: Window) -> Events | None:
-    """Read the named ranges of the code, such as NVTX's; None where none were recorded."""
+def read_ranges(trace: Trace, process: int, window: Window) -> Events | None:
+    """Read the named ranges of a process, such as NVTX's; None where none were recorded."""
     if Kind.RANGE not in trace.kinds:
         return None
-    return trace.events([Kind.RANGE], ("start", "end", "name", "process", "thread"), window)
+    columns = "start", "end", "name", "process", "thread"
+    return trace.events_of(process, [Kind.RANGE], columns, window)
 
 
 def range_of(

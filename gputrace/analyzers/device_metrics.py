@@ -345,15 +345,21 @@ def memory_peak_of(card: str) -> float | None:
 def roofline(
     flop: float, traffic: float | None, time_ns: int, precision: str, card: str
 ) -> Roofline:
-    """Set the speed of a kernel beside the peaks of a card in a precision."""
+    """Set the speed of a kernel beside the peaks of a card in a precision.
+
+    One that has no FLOPs counted moves what it computes with, and its memory is its limit.
+    """
     speed = flop * 1e9 / time_ns
+    moved = traffic * 1e9 / time_ns if traffic else None
     intensity = flop / traffic if traffic else None
     peak, memory = peak_of(card, "bf16" if precision == "half" else precision), memory_peak_of(card)
-    if peak is None or memory is None or intensity is None:
-        return Roofline(speed, intensity, None, None, None)
+    if not flop and moved and memory:
+        return Roofline(speed, 0.0, "memory", None, round(moved / memory, 4), moved)
+    if not flop or peak is None or memory is None or intensity is None:
+        return Roofline(speed, intensity, None, None, None, moved)
     limit = min(peak, intensity * memory)
     bound = "compute" if limit == peak else "memory"
-    return Roofline(speed, round(intensity, 2), bound, limit, round(speed / limit, 4))
+    return Roofline(speed, round(intensity, 2), bound, limit, round(speed / limit, 4), moved)
 
 
 def _split(view: GpuShardView, starts: Times, ends: Times) -> tuple[NDArray[np.int64], Times]:

@@ -14,6 +14,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import PEER_COPY, Collectives
+from gputrace.analyzers.device_metrics import memory_peak_of
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.lanes import LaneSummary
@@ -21,7 +22,7 @@ from gputrace.analyzers.operations import Gpu, GpuSummary, OperationClass
 from gputrace.model.events import Events, Kind, Mask, Memory
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.nvml import Card, Link, Nvml, Samples
-from gputrace.model.results import GpuLink, Step
+from gputrace.model.results import CopyUse, GpuLink, Step
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
@@ -611,7 +612,9 @@ def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence
     windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
     mine = [
         copies.select(
-            window.contains(copies.start) & window.contains(copies.end - 1) & _on(copies, lane.gpu)
+            window.contains(copies.start)
+            & window.contains(copies.end - 1)
+            & is_on(copies, lane.gpu)
         )
         for lane, window in zip(lanes, windows, strict=False)
     ]
@@ -630,7 +633,57 @@ def _alone(view: GpuShardView, copies: Intervals) -> int:
     return copies.intersection(view.lane.timeline.of_class(OperationClass.H2D)).total
 
 
-def _on(copies: Events, gpu: Gpu) -> Mask:
+_DIRECTIONS: Final = {
+    Kind.COPY_H2D: "h2d",
+    Kind.COPY_D2H: "d2h",
+    Kind.COPY_D2D: "d2d",
+    Kind.COPY_PEER: "peer",
+}
+_OF_HOST: Final[Mapping[int, str]] = {
+    Memory.PAGEABLE: "pageable",
+    Memory.PINNED: "pinned",
+    Memory.MANAGED: "managed",
+}
+
+
+def find_copies(gpus: PerGpu, measured: Sequence[Step]) -> tuple[CopyUse, ...]:
+    """Return the copies of each GPU, by direction and the host's memory, most time first."""
+    columns = ("start", "end", "kind", "bytes", "source_memory", "destination_memory")
+    copies = gpus.trace.events(list(_DIRECTIONS), (*columns, "process", "device"))
+    copies = copies.select((copies.bytes > 0) & (copies.end > copies.start))
+    memory = np.where(copies.kind == Kind.COPY_H2D, copies.source_memory, copies.destination_memory)
+    memory = np.where(copies.kind <= Kind.COPY_D2H, memory, Memory.UNKNOWN)
+    sort = copies.kind.astype(np.int64) << 8 | (memory & 0xFF)
+    steps_of, rows = StepsOf(measured), []
+    for lane in gpus.lanes if len(copies) else ():
+        steps, gpu = steps_of(lane.gpu), lane.gpu
+        inside = is_on(copies, gpu) & stretches(steps, lane.window).contains(copies.start)
+        card = gpus.trace.nvml.card(gpu.host, gpu.gpu) if gpu.gpu_known else None
+        slot, peak = None if card is None else pcie_rate(card), memory_peak_of(gpu.name)
+        for number in np.unique(sort[inside]).tolist():
+            mine = copies.select(inside & (sort == number))
+            kind, total = Kind(number >> 8), int((mine.end - mine.start).sum())
+            within = None if peak is None else peak / 2
+            limit = {Kind.COPY_D2D: within, Kind.COPY_PEER: None}.get(kind, slot)
+            rows.append(
+                CopyUse(
+                    gpu.gpu,
+                    gpu.rank,
+                    _DIRECTIONS[kind],
+                    _OF_HOST.get(number & 0xFF, ""),
+                    len(steps),
+                    count=len(mine),
+                    bytes=int(mine.bytes.sum()),
+                    total_ns=total,
+                    bytes_per_s=round(int(mine.bytes.sum()) * 1e9 / total),
+                    limit_bytes_per_s=None if limit is None else round(limit),
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))
+
+
+def is_on(copies: Events, gpu: Gpu) -> Mask:
+    """Return a mask of the rows on a GPU."""
     on_gpu = np.zeros(len(copies), bool)
     for process, device in gpu.pairs:
         on_gpu |= (copies.process == process) & (copies.device == device)

@@ -66,6 +66,11 @@ class HostState(Struct, frozen=True, dict=True):
             took = of_process.get(process, EMPTY).clip(start, end).total
             if took >= _WORTH_TELLING * (end - start):
                 yield f"{what} {format_ns(took)}"
+        if len(self.locks) or len(self.queued):
+            yield from self._waits(process, number, start, end)
+
+    def _waits(self, process: int, number: int, start: int, end: int) -> Iterator[str]:
+        """Yield what a thread waits for: Python's lock, a core."""
         held = self.locks
         held = held.select((held.process == process) & (held.thread != number))
         held = held.select((held.end > start) & (held.start < end))
@@ -206,7 +211,8 @@ class Counters:
             process_cores=self._sum(mine, "process on core") / covered,
             threads=len(wanting),
             wanted_cores=float(sum(wanting)),
-            cores=int(self._usual(inside, "cores") or 0),
+            # Of a short run, they were noted once, at its first step.
+            cores=int(self._usual(inside, "cores") or self._usual(events.end > 0, "cores") or 0),
             quota_cores=None if quota is None else quota / 1000,
             runnable=self._usual(inside, "runnable"),
             openmp=openmp if team else None,

@@ -33,12 +33,18 @@ _DATA_RANGE: Final = re.compile(
 )
 """Names of NVTX ranges that wait for the next batch, or make it."""
 
-
+_MPI_WAITS: Final = re.compile(
+    r"P?MPI_(Wait|Barrier|S?[Ss]end(?!_init)|M?[Rr]ecv(?!_init)|M?[Pp]robe|All(?!oc)|Reduce"
+    r"|Bcast|Gather|Scatter|Scan|Exscan|Neighbor|Win_(fence|wait|lock|unlock|flush))"
+)
+"""Names of MPI's calls that return when other ranks have come, or have taken what is sent."""
 _LATENCY_NS: Final = 100_000
 """Maximum time from the issue of an operation to its start that is the launch's own."""
 _HELD_NS: Final = 1_000_000
-"""Minimum time for which issued work does not start while its host is in a copy that blocks, as a
-sign that both wait for the same thing."""
+_LONG_HELD_NS: Final = 50_000_000
+"""Minimum times for which issued work does not start while its host is in a copy that blocks, and
+in a synchronising call, as a sign that both wait for the same thing: other GPUs hold up work, too,
+but not for so long."""
 _NO_WAIT_NS: Final = 20_000
 """Maximum duration of a synchronisation that had nothing to wait for."""
 
@@ -50,6 +56,8 @@ class HostEvidence(Struct, frozen=True, dict=True):
     """Recorded waits for data: hooks in loaders, NVTX ranges named so."""
     recorder: Mapping[tuple[int, int], Intervals]
     """Work of the recorder."""
+    mpi: Mapping[tuple[int, int], Intervals]
+    """Calls of MPI that wait for other ranks."""
 
 
 class Causes(Struct, frozen=True, dict=True):
@@ -61,6 +69,8 @@ class Causes(Struct, frozen=True, dict=True):
     """Ends of the gaps of the GPU, in order."""
     feeder: NDArray[np.int32]
     """Thread that fed the GPU at the end of each, as an index in `CudaApiCalls.threads`."""
+    in_mpi: Intervals
+    """Part of ``sync`` in which the process waits in MPI."""
 
     def feeder_of(self, end: int) -> int:
         """Return the feeding thread of the gap that ends at a moment, or `NOBODY`."""
@@ -73,15 +83,16 @@ class Causes(Struct, frozen=True, dict=True):
 
 
 def read_evidence(trace: Trace) -> HostEvidence:
-    """Reads recorded data waits and recorder overhead."""
+    """Read recorded data waits, recorder overhead and waits in MPI."""
     columns = ("start", "end", "name", "process", "thread")
     waits = trace.events([Kind.DATA_WAIT], columns)
-    ranges = _named(trace, trace.events([Kind.RANGE], columns), _DATA_RANGE)
+    every = trace.events([Kind.RANGE], columns)
+    ranges, mpi = _named(trace, every, _DATA_RANGE), _named(trace, every, _MPI_WAITS)
     overhead = _named(trace, trace.events([Kind.OVERHEAD], columns), _RECORDER)
     data = _by_thread(waits)
     for thread, intervals in _by_thread(ranges).items():
         data[thread] = merge_touching(data.get(thread, EMPTY), intervals)
-    return HostEvidence(data, _by_thread(overhead))
+    return HostEvidence(data, _by_thread(overhead), _by_thread(mpi))
 
 
 def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
@@ -102,7 +113,7 @@ def _by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
 def without_calls(gaps: Intervals) -> Causes:
     """Return the causes without CUDA calls: nothing can be proven."""
     of = dict.fromkeys(IDLE_CAUSES, EMPTY) | {"other_idle": gaps}
-    return Causes(of, gaps.end, np.full(len(gaps), NOBODY, np.int32))
+    return Causes(of, gaps.end, np.full(len(gaps), NOBODY, np.int32), EMPTY)
 
 
 def find_causes(
@@ -122,7 +133,10 @@ def find_causes(
         waits: of the threads that feed this GPU's process, from `waits_for_data`.
     """
     proofs, feeder = _proofs(operations, gaps, calls, evidence, waits)
-    return Causes(_first_proven(proofs), gaps.end, feeder)
+    of, process = _first_proven(proofs), operations.gpu.process
+    mpi = [time for (caller, _), time in evidence.mpi.items() if caller == process]
+    in_mpi = of["sync"].intersection(reduce(merge_touching, mpi, EMPTY))
+    return Causes(of, gaps.end, feeder, in_mpi)
 
 
 def _proofs(
@@ -155,10 +169,17 @@ def _proofs(
             calls.of_thread(thread, Call.SYNC, Call.COPY), held_calls.get(thread, EMPTY)
         )
         proofs["sync"].append(waiting.intersection(blocked))
-        copying = calls.of_thread(thread, Call.COPY)
-        held = _after(mine, issued[rows] + _LATENCY_NS).intersection(copying)
-        long = held.lengths > _HELD_NS
-        proofs["sync"].append(Intervals(held.start[long], held.end[long]))
+        proofs["sync"].append(waiting.intersection(evidence.mpi.get(pair, EMPTY)))
+        stuck, queued = issued[rows] + _LATENCY_NS, issued[rows] <= mine.start
+        # Work that was queued before the gap may wait for another stream or GPU.
+        fresh = Intervals(mine.start[~queued], mine.end[~queued])
+        for times, since, sort, least in (
+            (mine, stuck, Call.COPY, _HELD_NS),
+            (fresh, stuck[~queued], Call.SYNC, _LONG_HELD_NS),
+        ):
+            held = _after(times, since).intersection(calls.of_thread(thread, sort))
+            long = held.lengths > least
+            proofs["sync"].append(Intervals(held.start[long], held.end[long]))
         proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
     late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
     proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))

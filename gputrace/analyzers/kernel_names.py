@@ -57,7 +57,7 @@ _OPTIMIZER: Final = re.compile(
 """Kernels of optimizers: PyTorch's foreach and fused ones, Inductor's, apex, DeepSpeed,
 TensorFlow's Apply…, MXNet's …_update, Chainer's."""
 
-_NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|ZeroFunctor|LpNorm|_copy_|zero_|_l2norm")
+_NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|::Copy<|ZeroFunctor|LpNorm|_copy_|zero_|_l2norm")
 """Optimizer-like kernels that end no step: gathering shards, zeroing gradients, their norm."""
 
 _CONVERSION: Final = re.compile(

@@ -185,7 +185,8 @@ def _add_work(
         traffic = sum(on.traffic_bytes or 0 for on in by_gpu)
         known = sum(int(work.known[code]) for work in done)
         # Of launches by other operators neither work nor time counts.
-        line = roofline(flop, traffic, known, precision_of(use.name), card) if flop else None
+        is_known = known and (flop or traffic)
+        line = roofline(flop, traffic, known, precision_of(use.name), card) if is_known else None
         added.append(replace(use, by_gpu=tuple(by_gpu), roofline=line))
     return added, tuple(
         CountedFlop(

@@ -219,7 +219,7 @@ def find_lanes(
         cost: cost of recording the steps, if known.
     """
     has_calls = has_calls or calls is not None
-    evidence = read_evidence(trace) if has_calls else HostEvidence({}, {})
+    evidence = read_evidence(trace) if has_calls else HostEvidence({}, {}, {})
     waits = _waits(trace, operations, calls, scratch) if calls is not None else {}
     lanes = []
     for of_gpu in operations:

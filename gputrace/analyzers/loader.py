@@ -179,7 +179,9 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         step_ns=round(pace.step_ns),
         wait_ns=round(pace.wait_ns),
         predictions=() if pace.is_crowded else loader.choices(),
-        half_step_ns=None if pace.is_crowded else loader.with_half(batches),
+        half_step_ns=None if pace.is_crowded else loader.with_half(),
+        no_disk_step_ns=None if pace.is_crowded else loader.without_waits(),
+        cached_step_ns=None if pace.is_crowded else loader.with_cache(),
     )
 
 
@@ -225,11 +227,12 @@ class _Batches:
             if name.startswith(_TRANSFORM)
         }
         self._fill_in(fetch)
-        read = np.maximum(fetch - sum(self.transforms.values(), np.zeros(len(fetch))), 0)
+        self.fetch = fetch
+        self.read = np.maximum(fetch - sum(self.transforms.values(), np.zeros(len(fetch))), 0)
         collate, self.send = self._sums(events.of("collate")), self._sums(events.of("send"))
         self.work = fetch + collate
         self.processor = self._sums(events.of("processor time")) + self.send
-        columns = {READING: read, COLLATING: collate, SENDING: self.send}
+        columns = {READING: self.read, COLLATING: collate, SENDING: self.send}
         columns |= {_TRANSFORM + name: times for name, times in self.transforms.items()}
         total = max(float(sum(column.sum() for column in columns.values())), 1.0)
         parts = [
@@ -311,12 +314,24 @@ class _Prediction:
             if count <= max(_MOST_WORKERS, self._workers)
         )
 
-    def with_half(self, batches: _Batches) -> int | None:
+    def with_half(self) -> int | None:
         """Return the step if the longest transform took half as long."""
-        longest = max(batches.transforms.values(), key=lambda t: float(t.sum()), default=None)
-        if longest is None:
-            return None
-        feed = self._feed().without(batches.rows(longest / 2))
+        transforms = self._batches.transforms.values()
+        longest = max(transforms, key=lambda t: float(t.sum()), default=None)
+        return None if longest is None else self._without(longest / 2)
+
+    def without_waits(self) -> int:
+        """Return the step if reading samples took processor time alone, as of files in memory."""
+        batches = self._batches
+        waited = np.maximum(batches.work + batches.send - batches.processor, 0)
+        return self._without(np.minimum(batches.read, waited), is_computed=False)
+
+    def with_cache(self) -> int:
+        """Return the step if samples were there as the last transform leaves them."""
+        return self._without(self._batches.fetch)
+
+    def _without(self, part: Floats, is_computed: bool = True) -> int:
+        feed = self._feed().without(self._batches.rows(part), is_computed)
         return self._choice(feed, self._workers).step_ns
 
     def _choice(self, feed: Feed, workers: int) -> LoaderChoice:
@@ -376,10 +391,20 @@ class Feed(Struct, frozen=True, dict=True):
     cores: float
     busy: float
 
-    def without(self, part: Sequence[NDArray[np.float64]]) -> Feed:
-        """Return the feed with some of the work left out."""
-        work = [np.maximum(all - less, 0) for all, less in zip(self.work, part, strict=True)]
-        return replace(self, work=work)
+    def without(self, part: Sequence[NDArray[np.float64]], is_computed: bool) -> Feed:
+        """Return the feed with some of the work left out, and its share of the processor time,
+        unless it is a part that waits.
+        """
+        rows = list(zip(self.work, part, strict=True))
+        work = [np.maximum(all - less, 0) for all, less in rows]
+        if not is_computed:
+            return replace(self, work=work)
+        shares = [np.minimum(less / np.maximum(all, 1), 1) for all, less in rows]
+        processor = [
+            used - np.maximum(used - send, 0) * share
+            for used, send, share in zip(self.processor, self.send, shares, strict=True)
+        ]
+        return replace(self, work=work, processor=processor)
 
 
 def batch_ns(feed: Feed, workers: int) -> float:

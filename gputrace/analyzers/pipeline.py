@@ -24,6 +24,7 @@ from gputrace.analyzers.collectives import (
 from gputrace.analyzers.device_metrics import find_energy, find_utilization
 from gputrace.analyzers.findings import find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
+from gputrace.analyzers.gpu_links import find_copies
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY
@@ -112,10 +113,20 @@ def analyze(
             steps=summarize(all_steps, facts.timed or steady(facts.steps)),
             step_list=tuple(facts.steps),
             phases=facts.phases,
-            breakdown=facts.breakdown,
+            breakdown=facts.listed,
             collectives=facts.collective_totals,
             gaps=find_gaps(
-                gpus, all_steps, chosen, options.gaps, facts.lines, is_python=bool(facts.framework)
+                gpus,
+                [
+                    lane
+                    for lane, row in zip(gpus.lanes, facts.breakdown, strict=False)
+                    if row in facts.listed
+                ],
+                all_steps,
+                chosen,
+                options.gaps,
+                facts.lines,
+                is_python=bool(facts.framework),
             ),
             balance=balance,
             links=links.rows if links is not None else (),
@@ -143,6 +154,7 @@ def analyze(
             throughput=facts.throughput,
             energy=find_energy(facts.nvml, gpus, chosen, facts.throughput),
             modules=find_modules(gpus, chosen),
+            copies=find_copies(gpus, chosen),
         )
 
 

@@ -73,11 +73,15 @@ def _phases(
     waits: Mapping[int, int],
     warmup: int,
 ) -> list[Phase]:
-    """List the phases of one rank; ``waits``: nanoseconds of each step waiting for data."""
+    """List the phases of one rank; ``waits``: nanoseconds of each step waiting for data.
+
+    Work between two steps of warm-up is part of it: compilers try kernels there.
+    """
     lane = view.any_lane
+    interludes = [i for i in windows.interludes if not 0 <= i.after < warmup - 1]
     return [
         *_warmup(lane, windows, warmup, causes),
-        *(_interlude(lane, windows, interlude) for interlude in windows.interludes),
+        *(_interlude(lane, windows, interlude) for interlude in interludes),
         *(_blocked(lane, steps) for steps in blocked),
         *_epochs(lane, windows, warmup, waits),
     ]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY, by_thread
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
@@ -36,6 +36,7 @@ from gputrace.model.host import (
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
+from gputrace.readers.operators import Place, innermost
 
 ALL: Final = "all"
 """All idle time, beside the causes of it."""
@@ -104,7 +105,7 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
         calls(OPTIMIZER),
     )
     inner = backward.contains(optimizer.start)
-    inside, around = optimizer.select(inner), optimizer.select(~inner)
+    inside, around = optimizer.select(inner), optimizer.select(~inner).difference(calls(OTHER))
     between = {UNSCALING: calls(UNSCALING), CLIPPING: calls(CLIPPING)}
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
     ends.append(events.end[events.kind == Kind.STEP])
@@ -223,27 +224,31 @@ _INSTANCE: Final = re.compile(r"_\d+(?=/|$)")
 def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...]:
     """Return what each class of modules launched in a mean measured step, by rank.
 
-    Modules of one class at the same place of the tree, such as equal layers, are summed.
+    Modules of one class at the same place of the tree, such as equal layers, are summed. Of the
+    steps, those count in which modules were recorded.
     """
-    if Kind.MODULE not in gpus.trace.kinds or not gpus.has_calls:
+    if not gpus.trace.kinds & {Kind.MODULE, Kind.RANGE} or not gpus.has_calls:
         return ()
     steps_of = StepsOf(measured)
-    steps = [steps_of(lane.gpu) for lane in gpus.lanes]
-    windows = [stretches(mine, lane.window) for lane, mine in zip(gpus.lanes, steps, strict=True)]
-    launched = gpus.each(_launched_by, gpus.lanes, windows)
+    times = [
+        [(step.start_ns, step.end_ns) for step in steps_of(lane.gpu)]
+        or [(lane.window.start, lane.window.end)]
+        for lane in gpus.lanes
+    ]
+    launched = gpus.each(_launched_by, gpus.lanes, times)
     found: list[ModuleUse] = []
     for rank in sorted({lane.gpu.rank for lane in gpus.lanes}):
         sums: dict[str, NDArray[np.int64]] = {}
         modules: dict[str, set[str]] = {}
         parts = [n for n, lane in enumerate(gpus.lanes) if lane.gpu.rank == rank]
-        for path, figures in (pair for n in parts for pair in launched[n].items()):
+        for path, figures in (pair for n in parts for pair in launched[n][0].items()):
             places = _INSTANCE.sub("", path).split("/") if path else [""]
             instances = path.split("/")
             for depth in range(1, len(places) + 1):
                 key = "/".join(places[:depth])
                 sums[key] = sums.get(key, 0) + figures
                 modules.setdefault(key, set()).add("/".join(instances[:depth]))
-        count = max(sum(len(steps[n]) for n in parts), 1)
+        count = max(sum(launched[n][1] for n in parts), 1)
         if sums.keys() - {""}:
             found += [
                 ModuleUse(
@@ -260,18 +265,27 @@ def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...
     return tuple(found)
 
 
-def _launched_by(view: GpuShardView, time: Intervals) -> dict[str, NDArray[np.int64]]:
-    """Return what each module itself launched on a GPU, by path; empty for what none did.
+def _launched_by(
+    view: GpuShardView, steps: Sequence[tuple[int, int]]
+) -> tuple[dict[str, NDArray[np.int64]], int]:
+    """Return what each module itself launched on a GPU, by path, and in how many of some steps.
 
     The figures are nanoseconds of kernels of the forward and of the backward pass, nanoseconds of
-    exposed communication, and the number of kernels.
+    exposed communication, and the number of kernels; under no path those of what no module
+    launched. Steps count that have at least half as many launches by modules as any.
     """
-    ops, ranges = view.operations, view.once(_read_modules)
-    rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & time.contains(ops.start))
+    ops, (ranges, paths) = view.operations, view.once(_read_modules)
+    starts, ends = np.array(sorted(steps), np.int64).reshape(-1, 2).T
+    step = np.searchsorted(starts, ops.start, "right") - 1
+    inside = (step >= 0) & (ops.start < ends[np.maximum(step, 0)])
+    rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & inside)
     if view.calls is None or not len(rows) or not len(ranges):
-        return {}
+        return {}, 0
     issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))
     around = view.calls.ranges_around(issued_by, ranges)
+    launches = np.bincount(step[rows[around != NOBODY]], minlength=len(starts))
+    counted = launches >= max(launches.max() / 2, 1)
+    around, rows = around[counted[step[rows]]], rows[counted[step[rows]]]
     in_one = around != NOBODY
     name = np.where(in_one, ranges.name[np.maximum(around, 0)], UNKNOWN)
     is_backward = in_one & (ranges.correlation[np.maximum(around, 0)] == 1)
@@ -284,12 +298,42 @@ def _launched_by(view: GpuShardView, time: Intervals) -> dict[str, NDArray[np.in
     columns = (lengths * ~is_backward, lengths * is_backward, exposed, np.ones(len(rows), np.int64))
     ids, index = np.unique(name, return_inverse=True)
     figures = np.stack([np.bincount(index, column, len(ids)) for column in columns], axis=-1)
-    texts = view.trace.names(ids[ids != UNKNOWN])
     by_id = zip(ids.tolist(), figures.astype(np.int64), strict=True)
-    return {texts.get(id, ""): row for id, row in by_id}
+    return {paths.get(id, ""): row for id, row in by_id}, int(counted.sum())
 
 
-def _read_modules(shard: Shard) -> Events:
-    """Read the stretches of host threads in each module, in order of thread and start."""
+_NAMED: Final = re.compile(
+    r"^(?:\{'Module': ')?(?!(?i:step|iter|epoch|batch|train|micro))([A-Za-z_]\w*(?:\.\w+)*)(?:'|$)"
+)
+"""Name of a module in that of an NVTX range, or of a dictionary as layer-wise markers push it."""
+_REPEATED: Final = re.compile(r"\.(\d+)(?=\.|$)")
+"""Number of a layer in a module's name."""
+
+
+def _read_modules(shard: Shard) -> tuple[Events, dict[int, str]]:
+    """Read the stretches of host threads in each module, in order of thread and start, and paths.
+
+    Where none were recorded, ranges of NVTX are taken whose names are those of modules: dotted, of
+    a network of which some have a number within (``model.layers.3.mlp``).
+    """
     columns = ("start", "end", "name", "process", "thread", "correlation")
-    return by_thread(shard.trace.events([Kind.MODULE], columns))
+    ranges = by_thread(shard.trace.events([Kind.MODULE], columns))
+    if len(ranges):
+        return ranges, shard.trace.names(distinct_ids(ranges.name))
+    ranges = shard.trace.events([Kind.RANGE], columns[:5])
+    texts = shard.trace.search(distinct_ids(ranges.name), _NAMED)
+    named = {id: match[1] for id, text in texts.items() if (match := _NAMED.match(text))}
+    networks = {name.split(".")[0] for name in named.values() if _REPEATED.search(name)}
+    paths = {
+        id: _REPEATED.sub(r"_\1", name).replace(".", "/")
+        for id, name in named.items()
+        if name.split(".")[0] in networks
+    }
+    ranges = ranges.select(np.isin(ranges.name, list(paths)))
+    order = (*Place._fields, "name")
+    rows = zip(*(getattr(ranges, column).tolist() for column in order), strict=True)
+    calls = ((Place(*at), str(name), False) for *at, name in rows)
+    parts = [(*at, int(name), 0) for at, name, _ in innermost(calls)]
+    table = np.array(parts, np.int64).reshape(-1, len(order) + 1).T
+    found = Events(dict(zip((*order, "correlation"), table, strict=True)))
+    return by_thread(found), paths

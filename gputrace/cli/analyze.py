@@ -66,12 +66,12 @@ def analyze(
     of PyTorch's flight recorder, one a rank, say which rank the others wait for.
     """
     import gputrace
-    from gputrace.readers.registry import is_hang_report
+    from gputrace.readers.flight_recorder import is_hang_report
 
     if all(map(is_hang_report, traces)):
         click.echo(_hang(traces, form), nl=False)
         return ExitCode.DONE
-    console.keep_freed_memory(traces)
+    console.keep_freed_memory()
     with (
         reading(_named(traces)) as progress,
         gputrace.open(
@@ -457,7 +457,11 @@ def _launches_text(launches: Launches) -> str:
 
 
 def _roofline(line: Roofline) -> str:
-    """Say how fast a kernel multiplies, and what bounds it."""
+    """Say how fast a kernel multiplies, or moves what it computes with, and what bounds it."""
+    if not line.flop_per_s:
+        text = f"{(line.bytes_per_s or 0) / 1e9:,.0f} GB/s at least, by the shapes of its operators"
+        share = "" if line.of_limit is None else f": {line.of_limit:.0%} of the memory's peak"
+        return f"{text}{share}."
     text = f"{line.flop_per_s / 1e12:,.3g} TFLOP/s by the shapes of its operators"
     if line.flop_per_byte is not None:
         text += f", {line.flop_per_byte:,.3g} FLOP for each byte"

@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,23 +85,22 @@ def reading(name: str) -> AbstractContextManager[Progress | None]:
     return progress_bar(f"reading {name}")
 
 
-def keep_freed_memory(traces: Sequence[Path]) -> None:
-    """Have malloc keep freed columns for the next ones; the system clears all pages it gives.
+def keep_freed_memory() -> None:
+    """Have malloc keep freed columns for the next ones; the system clears all pages it gives."""
+    import ctypes
 
-    Only for files whose columns are few: a large trace could lack what is kept.
-    """
-    if all(map(Path.is_file, traces)) and sum(t.stat().st_size for t in traces) < _FEW_BYTES:
-        import ctypes
-
-        with suppress(OSError, AttributeError):  # musl has no mallopt.
-            mallopt = ctypes.CDLL(None).mallopt
-            for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-                mallopt(option, _LARGEST_KEPT)
+    with suppress(OSError, AttributeError):  # musl has no mallopt.
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in _KEPT.items():
+            mallopt(option, value)
 
 
-_FEW_BYTES = 1 << 28
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST_KEPT = 1 << 28
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_KEPT = {
+    _M_ARENA_MAX: 1,  # Threads that decode files share what is kept.
+    _M_TRIM_THRESHOLD: 1 << 26,
+    _M_MMAP_THRESHOLD: 1 << 25,
+}
 
 
 class _LateBar:

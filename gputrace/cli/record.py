@@ -38,7 +38,12 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     help="The trace to write; %h is the host, %p the process id, %q{VAR} a variable.",
 )
 @options.force
-@click.option("--python", is_flag=True, help="Sample which line of the program the host is at.")
+@click.option(
+    "--python/--no-python",
+    default=None,
+    help="Sample which line of the program the host is at, 100 times a second from its start; if "
+    "neither is given, 20 times from the first step.",
+)
 @click.option("--live", is_flag=True, help="Show steps, GPUs and clocks while COMMAND runs.")
 @click.option("--steps", metavar="A:B", help="Record only these training steps, from 0, without B.")
 @click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
@@ -88,6 +93,16 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     "--no-control",
     is_flag=True,
     help="Leave no steps unrecorded, by which the cost of recording is known.",
+)
+@click.option(
+    "--graph-nodes",
+    is_flag=True,
+    help="Record what CUDA graphs run, of a few steps; other replays are taken to run the same.",
+)
+@click.option(
+    "--hw-trace",
+    is_flag=True,
+    help="Times of kernels by hardware events: Blackwell and newer, CUPTI 13.4 Update 1; untried.",
 )
 # The type lets the shell complete arguments as files.
 @click.argument("command", nargs=-1, type=click.Path(readable=False), required=True)
@@ -237,6 +252,7 @@ def _fail(message: str, code: int = 0) -> int:
     return code
 
 
+_NODE_STEPS: Final = 4
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT])B", re.IGNORECASE)
 _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _FACTOR: Final = re.compile(r"(\d+(?:\.\d+)?)x")
@@ -256,9 +272,11 @@ def _plan(
     api: str,
     sample: str | None,
     no_control: bool,
+    graph_nodes: bool,
+    hw_trace: bool,
     profiler_api: bool,
     no_nvml: bool,
-    python: bool,
+    python: bool | None,
 ) -> Plan:
     """Parse the options; raises UsageError if one is invalid, or they contradict each other."""
     from gputrace.collectors.backend import Plan
@@ -283,6 +301,8 @@ def _plan(
         control=not (
             no_control or profiler_api or delay_ns or duration_ns or steps or every or keep
         ),
+        hw_trace=hw_trace,
+        graph_nodes=_NODE_STEPS * graph_nodes,
         when_slow=_when_slow(when_slow, keep) if when_slow is not None else 0.0,
         hang_ns=_hang(hang) if hang is not None else 0,
     )

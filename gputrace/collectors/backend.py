@@ -93,8 +93,9 @@ class Plan:
     profiler_api: bool = False
     """Record from cudaProfilerStart to cudaProfilerStop."""
     nvml: bool = True
-    python: bool = False
-    """Sample the lines that Python programs are at."""
+    python: bool | None = False
+    """Sample the lines that Python programs are at; None: five times less often, of those that
+    import a framework, from their first step on."""
     every: RepeatedWindow | None = None
     limits: Limits = NONE
     api: str = "all"
@@ -102,6 +103,10 @@ class Plan:
     steps."""
     control: bool = False
     """Leave some steps unrecorded, to know what recording costs."""
+    hw_trace: bool = False
+    """Take the times of kernels from hardware events, where GPU and CUPTI have them."""
+    graph_nodes: int = 0
+    """Number of steps, now and then, of which to record the nodes of CUDA graphs."""
     sample: float | None = None
     """Part by which recording may lengthen the run; 0 to record all of it, None for all of a run
     that is short, or that recording hardly lengthens."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.backend import HOW_TO_BUILD, has_driver
-from gputrace.collectors.backends.cupti import collector_library, libcuptis
+from gputrace.collectors.backends.cupti import collector_library, cupti_folders, libcuptis
 from gputrace.collectors.backends.nvprof import find_nvprof
 from gputrace.collectors.ncu import find_ncu
 from gputrace.collectors.nvml.queries import ask
@@ -27,6 +27,7 @@ _VERSION_FILE: Final = Path("/proc/driver/nvidia/version")
 _PARAMETERS: Final = Path("/proc/driver/nvidia/params")
 _NVPROF_ENDS: Final = (8, 0)
 """Compute capability from which on nvprof refuses cards."""
+_RUNTIME: Final = "nvidia/*/lib/libcudart.so.1?"
 _CUPTI_PLACES: Final = (
     "/usr/local/cuda*/extras/CUPTI/lib64/libcupti.so.1?",
     "/usr/local/cuda*/targets/*/lib/libcupti.so.1?",
@@ -120,18 +121,57 @@ def _collector() -> Iterator[Check]:
         cupti |= {str(path) for path in Path("/").glob(pattern.lstrip("/"))}
     if named := os.environ.get("GPUTRACE_CUPTI"):
         cupti.add(str(Path(named)))
-    if cupti:
-        files = {Path(path).resolve(): path for path in sorted(cupti)}
-        versions = ", ".join(f"{_cupti_version(path)} ({path})" for path in files.values())
-        yield Check(
-            "libcupti", "ok", versions, "a program takes that beside its CUDA runtime first"
-        )
+    taken, why = _taken_cupti(library) if library is not None else ("", "")
+    if cupti or taken:
+        files = {Path(path).resolve(): path for path in sorted(cupti | {taken} - {""})}
+        first = files.pop(Path(taken).resolve(), taken)
+        others = ", ".join(f"{_cupti_version(path)} ({path})" for path in files.values())
+        if first:
+            also = f"; also there: {others}" if others else ""
+            advice = f"programs of this Python take it, since {why}{also}"
+            yield Check("libcupti", "ok", f"{_cupti_version(first)} ({first})", advice)
+        else:
+            advice = "a program takes that beside its CUDA runtime first"
+            yield Check("libcupti", "note", others, advice)
     else:
         advice = "PyTorch and JAX bring their own; else pip install 'gputrace[cuda13]', or cuda12"
         yield Check("libcupti", "note", "none in this Python or the usual places", advice)
     if other := os.environ.get("CUDA_INJECTION64_PATH"):
         advice = "unset it to record: CUDA has room for one recorder"
         yield Check("CUDA_INJECTION64_PATH", "note", other, advice)
+
+
+_FIND_CUPTI: Final = """
+import ctypes, sys
+for path in sys.argv[2:]:
+    ctypes.CDLL(path)
+find = ctypes.CDLL(sys.argv[1]).gputrace_find_cupti
+find.restype = ctypes.c_char_p
+found = ctypes.create_string_buffer(4096)
+why = find(found)
+if why:
+    found = found.value.decode()
+    with open("/proc/self/maps") as maps:
+        files = [line.split()[-1] for line in maps if "/libcupti.so" in line]
+    print(found if "/" in found else files[0], why.decode(), sep="\\n")
+"""
+
+
+def _taken_cupti(collector: Path) -> tuple[str, str]:
+    """Return which libcupti the collector takes in a program with the CUDA runtime of this Python's
+    wheels, and why; both empty if none, or if it cannot say.
+    """
+    runtimes = (path for folder in sys.path for path in Path(folder).glob(_RUNTIME))
+    newest = sorted(map(str, runtimes), key=lambda path: path[-2:])[-1:]
+    ran = subprocess.run(
+        [sys.executable, "-c", _FIND_CUPTI, str(collector), *newest],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ) | cupti_folders(),
+    )
+    taken, _, why = ran.stdout.strip().partition("\n")
+    return (taken, why) if not ran.returncode else ("", "")
 
 
 def _cupti_version(path: str) -> str:
@@ -143,7 +183,7 @@ ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(version))
 print(version.value)
 """
     ran = subprocess.run(
-        [sys.executable, "-c", program, path], capture_output=True, text=True, check=False
+        [sys.executable, "-I", "-c", program, path], capture_output=True, text=True, check=False
     )
     if ran.returncode or not ran.stdout.strip().isdecimal():
         return "cannot be loaded"

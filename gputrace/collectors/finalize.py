@@ -19,6 +19,7 @@ from gputrace.collectors.spool.activity import (
     call_windows_of,
     control_stretches_of,
     join_spools,
+    node_stretches_of,
     read_spool,
     windows_of,
 )
@@ -173,6 +174,7 @@ class _Activity:
             ("GPUTRACE_WINDOW", windows_of(spool)),
             ("GPUTRACE_API_WINDOW", calls),
             ("GPUTRACE_CONTROL", control_stretches_of(spool)),
+            ("GPUTRACE_GRAPH_NODES", node_stretches_of(spool)),
         ):
             starts, ends = np.array(stretches, np.uint64).reshape(-1, 2).T
             span = {"start": self._time(starts), "end": self._time(ends)}
@@ -198,6 +200,7 @@ class _Activity:
             # CUPTI counts from regular, nsys from unknown.
             "launchType": np.where(types < _LAUNCH_TYPES, types + 1, 0),
             "gridId": rows["grid_id"],
+            "graphId": _where(rows["graph"] != 0, rows["graph"]),
         }
         for i, axis in enumerate("XYZ"):
             columns |= {f"grid{axis}": rows["grid"][:, i], f"block{axis}": rows["block"][:, i]}
@@ -359,7 +362,7 @@ def global_tids(
 
 
 _RANGES: Final = {"data_wait": 1, "annotation": 2, "gc": 3, "phase": 4, "compilation": 6}
-_LOADER: Final = 5
+_LOADER, _MODULE = 5, 7
 """Values of ``kind`` in GPUTRACE_HOST_RANGE."""
 
 
@@ -399,6 +402,9 @@ def write_host(
     for name, kind in _RANGES.items():
         rows = host.records[name]
         writer.add("GPUTRACE_HOST_RANGE", spans(rows) | {"kind": [kind] * len(rows)})
+    rows = host.records["module"]
+    modules = {"kind": [_MODULE] * len(rows), "number": rows["rank"]}
+    writer.add("GPUTRACE_HOST_RANGE", spans(rows) | modules)
     rows = host.records["loader"]
     numbers = rows["rank"].astype(np.int64) << 32 | rows["number"]
     loader = {"kind": [_LOADER] * len(rows), "number": numbers}
@@ -660,6 +666,7 @@ def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
     process.captures = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.captures]
     process.calls = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.calls]
     process.control = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.control]
+    process.nodes = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.nodes]
     process.losses = [_corrected(loss, clock) for loss in process.losses]
 
 

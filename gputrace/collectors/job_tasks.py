@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -211,6 +212,7 @@ def assert_ours(folder: Path) -> None:
 
 def _make(folder: Path, job: str) -> tuple[bool, int]:
     """Make the folder with its team.json atomically; return whether it is new, and our user id."""
+    _remove_abandoned(folder)
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         new.mkdir(mode=0o700)
@@ -219,6 +221,7 @@ def _make(folder: Path, job: str) -> tuple[bool, int]:
         # On a network file system, root may be mapped to another user.
         owner = new.lstat().st_uid
     except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
         raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
     try:
         new.rename(folder)
@@ -228,6 +231,14 @@ def _make(folder: Path, job: str) -> tuple[bool, int]:
             raise UsageError(f"{folder}: cannot be made") from None
         return False, owner
     return True, owner
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what recorders that were killed left as they made the folder, or removed it."""
+    for abandoned in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        pid = abandoned.name.rpartition(".")[2]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(abandoned, ignore_errors=True)
 
 
 def _is_open_to(folder: Path, job: str, owner: int) -> bool:

@@ -220,8 +220,9 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     return Prepared(plan, tuple(command), backend, team, launch, task, name.pattern)
 
 
-_NOT_BY_HOST: Final = ("--steps", "--delay", "--duration", "--profiler-api", "--every", "--api")
-_LONG: Final = ("--every", "--keep", "--max-size", "--api")
+_OF_GPUS: Final = ("--api", "--graph-nodes", "--hw-trace")
+_NOT_BY_HOST: Final = ("--steps", "--delay", "--duration", "--profiler-api", "--every", *_OF_GPUS)
+_LONG: Final = ("--every", "--keep", "--max-size", *_OF_GPUS)
 
 
 def _given(plan: Plan, *options: str) -> str:
@@ -235,6 +236,8 @@ def _given(plan: Plan, *options: str) -> str:
         "--keep": plan.limits.segment_ns > 0,
         "--max-size": plan.limits.max_bytes > 0,
         "--api": plan.api != "all",
+        "--graph-nodes": plan.graph_nodes > 0,
+        "--hw-trace": plan.hw_trace,
     }
     return ", ".join(option for option in options if given[option])
 
@@ -273,8 +276,10 @@ def _is_of(output: Path, job: str) -> bool:
 def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment with what loads the hooks into the program's Python."""
     changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
+    library = built_library("_ticker") if plan.python is not False else None
+    if plan.python is None and library is not None:
+        changed["GPUTRACE_LINES"] = str(library)
     if plan.python:
-        library = built_library("_ticker")
         if library is None:
             raise MissingError(
                 "--python needs a part of gputrace that was not built for want of a C compiler; "
@@ -350,16 +355,17 @@ _NO_TOKENS: Final = "".join(
     for word in ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "image", "video", "audio")
 )
 _OF_MODELS: Final = (
-    r"[-_](?:ids?|types?|dim|len|length|size|index|idx|count|limit|drop\w{0,9}|per)\b"
+    r"[-_](?:ids?|types?|dim|len|length|size|index|idx|count|limit|drop\w{0,9}|per|weights?)\b"
 )
 """Language models have tokens that are no secrets: ``--pad-token``, ``--token-type``."""
+_NO_KEYS: Final = r"(?<!sort[-_])(?<!by[-_])(?<!group[-_])(?<!partition[-_])"
 _NAME: Final = (
-    r"(?:(?:pass(?:words?|wd|phrase)?|passcode|pwd|secrets?(?:[-_]?key)?"
-    rf"|{_NO_TOKENS}token(?!{_OF_MODELS})|api.?keys?"
-    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook|signature)(?![a-z])"
+    r"(?:(?:pass(?:words?|wd|phrase|code)|(?<!by)(?<!com)pass|pwd|secrets?(?:[-_]?key)?"
+    rf"|(?:{_NO_TOKENS}token|signature)(?!{_OF_MODELS})|(?:api|access|account|private|shared).?keys?"
+    r"|auth(?:orization)?|credentials?|bearer|cookie|webhook)(?![a-z])"
     r"(?![-_](?:file|path|dir)\b)[\w-]{0,40}"
     r"|(?<=--)tokens(?![\w-])"
-    r"|(?<![a-z])(?:key(?:[-_]?id)?|pat|pw|sig|sas|jwt)(?![\w-]))"
+    rf"|(?<![a-z]){_NO_KEYS}(?:key(?:[-_]?id)?|pat|pw|sig|sas|jwt|otp)(?![\w-]))"
 )
 """Bounds keep the time linear in the length of a word."""
 _ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")
@@ -373,7 +379,10 @@ _WITHIN: Final = (
     re.compile(rf"(?i)(?P<shown>(?<!\S)-[\w.-]{{0,40}}?{_NAME}\s+){_VALUE}"),
     re.compile(rf"(?i)(?P<shown>\bbearer\s+){_VALUE}"),
     # of curl: -u user:password, but not docker's -u 1000:1000
-    re.compile(rf"(?P<shown>(?<!\S)(?:-u|--user)\s+(?!\d+:\d+(?!\S))[^\s:/]{{1,80}}:){_VALUE}"),
+    re.compile(
+        rf"(?P<shown>(?<!\S)(?:-u\s*|--(?:proxy-)?user[\s=]+)(?!\d+:\d+(?!\S))[^\s:/]{{1,80}}:)"
+        rf"{_VALUE}"
+    ),
     # of an address: scheme://user:password@host
     re.compile(r"(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#]+(?=@)"),
     re.compile(r"(?P<shown>\bhooks\.slack\.com/(?:services|workflows)/)[\w/-]+"),
@@ -392,7 +401,7 @@ def masked(command: Sequence[str]) -> list[str]:
         HIDDEN
         if before.startswith("-") and _ENDS_SECRET.search(before)
         else _masked_word(f"{before} {word}").partition(" ")[2]
-        if before in ("-u", "--user")
+        if before in ("-u", "--user", "--proxy-user")
         else _masked_word(word)
         for before, word in zip(["", *command], command, strict=False)
     ]

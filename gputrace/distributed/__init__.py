@@ -107,7 +107,7 @@ class Cluster:
         workers: int | None = None,
         windows: bool = False,
     ) -> Iterator[Trace | GputraceError]:
-        """Open files as `gputrace.readers.decode_pool.open_each` does, on the cluster's workers."""
+        """Open files as `gputrace.readers.open.open_each` does, on the cluster's workers."""
         asked = [File(self._run, str(file), keep_going, windows) for file in files]
         tickets = [self.ask(Request(file, worker.about)) for file in asked]
         for file, ticket in zip(asked, tickets, strict=True):

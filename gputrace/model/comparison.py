@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gputrace.model.results import Breakdown
+from gputrace.model.struct import Struct
 
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
+class RunSummary(Struct, frozen=True):
     """Summary of a run."""
 
     label: str
@@ -42,8 +40,7 @@ class RunSummary:
     """Samples per second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """Figure in both runs, with bounds of the difference."""
 
     a_ns: int
@@ -56,8 +53,7 @@ class Change:
     """True if it differs by more than noise and by enough to matter; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Worst:
+class Worst(Struct, frozen=True):
     """GPU that has most of a class."""
 
     gpu: int | None
@@ -65,8 +61,7 @@ class Worst:
     ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClassChange(Change):
+class ClassChange(Change, frozen=True):
     """Class of time, mean over the GPUs."""
 
     name: str
@@ -78,8 +73,7 @@ class ClassChange(Change):
     b_worst: Worst | None
 
 
-@dataclass(frozen=True, slots=True)
-class KernelChange(Change):
+class KernelChange(Change, frozen=True):
     """All kernels of one name."""
 
     name: str
@@ -94,8 +88,7 @@ class KernelChange(Change):
     """Duration of one kernel; None where there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPair:
+class GpuPair(Struct, frozen=True):
     """Rows of ``breakdown`` of a GPU in each run; None where a run lacks it."""
 
     gpu: int | None
@@ -104,8 +97,7 @@ class GpuPair:
     b: Breakdown | None
 
 
-@dataclass(frozen=True, slots=True)
-class FindingChange:
+class FindingChange(Struct, frozen=True):
     """Finding in one run or both."""
 
     id: str
@@ -119,8 +111,7 @@ class FindingChange:
     """Message of B where it has the finding, else of A."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """Comparison of two runs: A, then B."""
 
     step: Change | None
@@ -140,8 +131,7 @@ class Pair:
     findings: tuple[FindingChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Struct, frozen=True):
     """Time that a class adds to the ideal step."""
 
     name: str
@@ -151,8 +141,7 @@ class Loss:
     changed: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingRow:
+class ScalingRow(Struct, frozen=True):
     """Run compared with the one with the fewest GPUs."""
 
     label: str
@@ -170,8 +159,7 @@ class ScalingRow:
     """Losses by class, which sum to ``mean_ns - ideal_ns``; largest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scaling:
+class Scaling(Struct, frozen=True):
     """Runs by their number of GPUs."""
 
     kind: str
@@ -182,8 +170,7 @@ class Scaling:
     rows: tuple[ScalingRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """Comparison of two or more runs."""
 
     schema_version: int

@@ -77,7 +77,7 @@ class Kind(IntEnum):
     MODULE = 35
     """A stretch of a host thread within a module of a network and none of its parts; the name has
     the modules around it, parted by slashes. 1 in ``correlation`` is a stretch of the backward
-    pass, 1 in ``bytes`` one that begins a call."""
+    pass."""
 
 
 GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)

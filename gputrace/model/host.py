@@ -217,6 +217,17 @@ class Loader(Struct, frozen=True):
     half_step_ns: int | None
     """Predicted step if the longest transform took half as long; None without transforms, and where
     nothing is predicted."""
+    no_disk_step_ns: int | None = None
+    """Predicted step if reading samples waited for nothing, as of files in memory."""
+    cached_step_ns: int | None = None
+    """Predicted step if samples were kept as the transforms leave them."""
+
+    @property
+    def from_disk(self) -> float | None:
+        """Fraction of what workers read that was not in memory, 0 to 1; None where unknown."""
+        seen = [(w.disk_bytes or 0, w.read_bytes) for w in self.by_worker if w.read_bytes]
+        # Files that are mapped are in the first number alone.
+        return min(sum(d for d, _ in seen) / sum(r for _, r in seen), 1.0) if seen else None
 
     def keeps_up(self, choice: LoaderChoice) -> bool:
         """Return whether next to nothing of the step waits, beside receiving batches."""

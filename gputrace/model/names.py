@@ -158,7 +158,7 @@ def _demangle_limited(names: list[str]) -> list[str]:
     import subprocess
 
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(sys.path), str(MEMORY), str(SECONDS)],
+        [sys.executable, "-I", "-c", PROGRAM, json.dumps(sys.path), str(MEMORY), str(SECONDS)],
         input=json.dumps(names),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -650,6 +650,27 @@ class ModuleUse(Struct, frozen=True):
     """Number of kernels."""
 
 
+class CopyUse(Struct, frozen=True):
+    """Copies of one direction in the measured steps of a GPU, or in its span without any."""
+
+    gpu: int
+    rank: int
+    kind: str
+    """``h2d``, ``d2h``, ``d2d`` (within the GPU's memory) or ``peer``."""
+    memory: str
+    """Memory of the host: ``pinned``, ``pageable``, ``managed``; empty if unknown, or not the
+    host's."""
+    steps: int
+    count: int
+    bytes: int
+    total_ns: int
+    """Sum of their durations."""
+    bytes_per_s: int
+    limit_bytes_per_s: int | None
+    """Rate of the card's slot, or half of that of its memory, which is read and written; None if
+    unknown."""
+
+
 class ExtraTable(Struct, frozen=True):
     """Table that a report shows after its own."""
 
@@ -674,9 +695,10 @@ class KernelOnGpu(Struct, frozen=True):
 
 
 class Roofline(Struct, frozen=True):
-    """Speed of a kernel that multiplies matrices, of known shapes, beside what its cards can do."""
+    """Speed of a kernel whose operands are of known shapes, beside what its cards can do."""
 
     flop_per_s: float
+    """0 for kernels that multiply no matrices."""
     flop_per_byte: float | None
     """Arithmetic intensity, if each operand is read once and each result written once."""
     limit: str | None
@@ -685,7 +707,9 @@ class Roofline(Struct, frozen=True):
     limit_flop_per_s: float | None
     """Speed at that bound."""
     of_limit: float | None
-    """``flop_per_s`` as a fraction of it."""
+    """``flop_per_s`` as a fraction of it; without FLOPs, ``bytes_per_s`` of the memory's peak."""
+    bytes_per_s: float | None = None
+    """Least bytes moved, each operand read once and each result written once, by the time."""
 
 
 class KernelUse(Struct, frozen=True):
@@ -938,6 +962,8 @@ class Analysis(Struct, frozen=True):
     """Allocator of torch on each rank in the measured steps; empty where it was not read."""
     modules: tuple[ModuleUse, ...] = ()
     """Modules of the network in order of their tree, by rank; empty where none were recorded."""
+    copies: tuple[CopyUse, ...] = ()
+    """Copies in the measured steps, by GPU and direction, most time first."""
 
     def unrecorded(self, step_ns: int | None) -> int | None:
         """Return the length of a recorded step without the measured cost of recording."""

@@ -243,6 +243,13 @@ class Trace(ABC):
         """
         return ()
 
+    def node_stretches(self) -> Sequence[Window]:
+        """Return the ordered stretches in which any process had the nodes of CUDA graphs recorded.
+
+        Replays take longer there.
+        """
+        return ()
+
     def read_nvml(self) -> Nvml:
         """Return the NVML data in the trace file; empty unless a reader overrides it."""
         return Nvml()
@@ -298,6 +305,12 @@ class Trace(ABC):
         """
         events = self.read(frozenset(kinds), base_columns(columns), window, progress)
         return add_derived_columns(self, events, columns)
+
+    def events_of(
+        self, process: int, kinds: Iterable[Kind], columns: Sequence[str], window: Window
+    ) -> Events:
+        """Return rows as `events` does; those of other processes than one may be lacking."""
+        return self.events(kinds, columns, window)
 
     def parts(
         self, kinds: Iterable[Kind], columns: Sequence[str], progress: Progress | None = None

@@ -12,6 +12,7 @@ import json
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -215,6 +216,15 @@ def plain_pickle(data: bytes) -> Any:
 
     Raises Refused for one that holds more, ValueError for what is no pickle.
     """
+    import warnings
+
+    with warnings.catch_warnings():
+        # Of texts with a backslash before what it does not escape.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _unpickle(data)
+
+
+def _unpickle(data: bytes) -> Any:
     import pickletools
 
     stack: list[Any] = []
@@ -265,3 +275,17 @@ def _checked(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise ValueError(f"no {kind.__name__}")
     return value
+
+
+def is_hang_report(path: Path) -> bool:
+    """Return True for a report of a hang, or a dump of PyTorch's flight recorder, of one rank."""
+    if not path.is_file():  # A pipe would be waited for.
+        return False
+    with suppress(OSError), path.open("rb") as file:
+        head = file.read(4096)
+        if head[:1] == b"\x80":
+            return b"pg_config" in head or b"entries" in head or b"comm_lib_version" in head
+        text = head.lstrip()
+        known = (b'"gputrace_hang"', b'"pg_config"', b'"comm_lib_version"', b'"collective_seq_id"')
+        return text[:1] == b"{" and any(word in head for word in known)
+    return False

@@ -6,9 +6,10 @@ import gzip
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.store.sqlite_reader import open_input
@@ -51,6 +52,14 @@ def text_size(files: Iterable[Path]) -> int:
     return size
 
 
+def _quick_gzip() -> Any:
+    """Return isal's or zlib-ng's module in place of `gzip`, if installed: they take a fifth."""
+    for name in ("isal.igzip", "zlib_ng.gzip_ng"):
+        with suppress(ImportError):
+            return import_module(name)
+    return gzip
+
+
 class Content:
     """Block reader of the uncompressed content of a file; use it as a context manager."""
 
@@ -59,7 +68,9 @@ class Content:
         self._file = open_input(path)
         self._packed = self._file.read(2) == GZIP
         self._file.seek(0)
-        unpacked = gzip.GzipFile(fileobj=self._file) if self._packed else self._file
+        gzip_ = _quick_gzip() if self._packed else None
+        self._is_quick = gzip_ not in (None, gzip)
+        unpacked = gzip_.GzipFile(fileobj=self._file) if gzip_ else self._file
         self._unpacked = cast(BufferedReader, unpacked)
         self._length = 0
         self._broken: InputError | None = None
@@ -68,22 +79,39 @@ class Content:
         """Return the next block, empty at the end; raise InputError at the first broken one."""
         if self._broken is not None:
             raise self._broken
-        block = bytearray()
+        pieces: list[bytes] = []
+        start = self._length
         try:
-            while len(block) < _BLOCK and (piece := self._unpacked.read1(_BLOCK)):
-                block += piece
+            while self._length < start + _BLOCK and (piece := self._unpacked.read1(_BLOCK)):
+                pieces.append(piece)
                 self._length += len(piece)
-        except (EOFError, OSError, zlib.error) as error:
-            where = f"after {self._length:,} bytes of content"
-            problem = f"broken gzip data {where} ({error})"
-            if isinstance(error, EOFError):
-                problem = f"cut off: its gzip data end {where}"
-            self._broken = InputError(self.path, f"{problem}; copy it again")
+        except Exception as error:  # Each library raises its own.
+            if self._is_quick:
+                return self._read_by_gzip(start)
+            self._broken = self._broken_by(error)
         if self._packed:
             check_ratio(self.path, self._length, self._file.tell())
-        if self._broken is not None and not block:
+        if self._broken is not None and not pieces:
             raise self._broken
-        return bytes(block)
+        return b"".join(pieces)
+
+    def _read_by_gzip(self, start: int) -> bytes:
+        """Read a block again by `gzip`, which gives all that there is before a break."""
+        self._file.seek(0)
+        unpacked = gzip.GzipFile(fileobj=self._file)
+        unpacked.seek(start)
+        self._is_quick, self._length = False, start
+        self._unpacked = cast(BufferedReader, unpacked)
+        return self.read()
+
+    def _broken_by(self, error: Exception) -> InputError:
+        if not isinstance(error, EOFError | OSError | zlib.error):
+            raise error
+        where = f"after {self._length:,} bytes of content"
+        problem = f"broken gzip data {where} ({error})"
+        if isinstance(error, EOFError):
+            problem = f"cut off: its gzip data end {where}"
+        return InputError(self.path, f"{problem}; copy it again")
 
     def __enter__(self) -> Content:
         return self

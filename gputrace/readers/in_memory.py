@@ -86,10 +86,6 @@ class MemoryTrace(Trace):
         if no_gpu is None:
             raise InputError(path, f"no GPU activity in this {source} trace, only the host's")
 
-    def held_columns(self) -> tuple[Sequence[Events], Sequence[str], Collection[Device]]:
-        """Return the columns, the names and the devices, for transfer to another process."""
-        return self._parts, self._names, self._devices.values()
-
     @property
     def session(self) -> Session:
         return self._session

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from decimal import Decimal, InvalidOperation
+from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256
-from itertools import compress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple
 
 import numpy as np
-from msgspec import DecodeError, Raw, Struct, ValidationError, field, structs
-from msgspec.json import Decoder
-from numpy.typing import NDArray
 
 from gputrace.errors import STOP, ErrorPolicy, UsageError
 from gputrace.model.events import (
@@ -34,197 +30,22 @@ from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trac
 from gputrace.readers.chrome_json import BadJson, Document
 from gputrace.readers.gzip_io import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
-from gputrace.readers.operators import COUNTED, Operators, Place
-
-Value = int | float | str | None
-"""Value of a field that should be an integer."""
-
-_BYTE: Final = re.compile(r" \(byte (\d+)\)")
-_NO_NUMBER: Final = re.compile(rb"([:\[,]\s*)(-?(?:inf(?:inity)?|nan))(?=\s*[,}\]])", re.IGNORECASE)
-"""Not-a-number as C++ prints it, for which JSON has no word."""
-
-
-class Args(Struct, gc=False):
-    """Arguments of an event that are read."""
-
-    device: Value = UNKNOWN
-    stream: Value = UNKNOWN
-    correlation: Value = UNKNOWN
-    bytes: Value = UNKNOWN
-    source: Value = field(default=UNKNOWN, name="fromDevice")
-    destination: Value = field(default=UNKNOWN, name="toDevice")
-    taken: Value = field(default=UNKNOWN, name="In msg nelems")
-    given: Value = field(default=UNKNOWN, name="Out msg nelems")
-    element: Value = field(default="", name="dtype")
-    group: Value = field(default=None, name="Process Group Name")
-    description: Value = field(default="", name="Process Group Description")
-    ranks: Raw = field(default=Raw(b""), name="Process Group Ranks")
-    size: Value = field(default=UNKNOWN, name="Group size")
-    first: Value = field(default=UNKNOWN, name="Global rank start")
-    stride: Value = field(default=UNKNOWN, name="Global rank stride")
-    operation: Value = field(default="", name="Collective name")
-    sender: Value = field(default=UNKNOWN, name="Src Rank")
-    receiver: Value = field(default=UNKNOWN, name="Dst Rank")
-    sequence: Value = field(default=UNKNOWN, name="Sequence number")
-    forward: Value = field(default=0, name="Fwd thread id")
-    shapes: Raw = field(default=Raw(b""), name="Input Dims")
-    types: Raw = field(default=Raw(b""), name="Input type")
-    values: Raw = field(default=Raw(b""), name="Concrete Inputs")
-
-
-NO_ARGS: Final = Args()
-
-
-class Event(Struct, gc=False):
-    """One event."""
-
-    ph: str = ""
-    cat: str | None = None
-    name: Value = ""
-    pid: Value = None
-    tid: Value = None
-    ts: Raw = Raw(b"")
-    dur: Raw = Raw(b"")
-    args: Args | None = None
-
-    def copied(self) -> Event:
-        """Return a copy that does not keep the decoded text alive."""
-        return structs.replace(self, ts=self.ts.copy(), dur=self.dur.copy())
-
-
-class CardProperties(Struct):
-    """A GPU that the process could see."""
-
-    id: Value = UNKNOWN
-    name: Value = ""
-
-
-class Distributed(Struct):
-    """The process in its distributed run."""
-
-    rank: Value = None
-    world_size: Value = None
-
-
-class Properties(Struct):
-    """Properties around the list of events."""
-
-    cards: list[CardProperties] = field(default_factory=list, name="deviceProperties")
-    distributed: Distributed | None = field(default=None, name="distributedInfo")
-    base: Value = field(default=None, name="baseTimeNanoseconds")
-    host: Value = field(default="", name="host_name")
-
-
-_EVENTS: Final = Decoder(list[Event])
-_EACH: Final = Decoder(list[Raw])
-_EVENT: Final = Decoder(Event)
-_PROPERTIES: Final = Decoder(Properties)
-
-
-class DecodedEvents:
-    """Decoder of lists of events."""
-
-    def __init__(self) -> None:
-        self.odd = 0
-        """Number of items that are no event."""
-
-    def decode(self, text: bytes) -> list[Event]:
-        """Return the events of a JSON list; raise BadJson."""
-        try:
-            return self._decode(text)
-        except (DecodeError, UnicodeDecodeError, RecursionError):
-            pass
-        try:
-            return self._decode(_repair(text))
-        except (DecodeError, RecursionError) as error:
-            raise _bad(error) from error
-
-    def _decode(self, text: bytes) -> list[Event]:
-        try:
-            return _EVENTS.decode(text)
-        except ValidationError:
-            return list(filter(None, map(self._one, _EACH.decode(text))))
-
-    def _one(self, text: Raw) -> Event | None:
-        try:
-            return _EVENT.decode(text)
-        except ValidationError:
-            self.odd += 1
-            return None
-
-
-def properties(text: bytes) -> Properties:
-    """Return the properties of a document without its events, if they have the known form."""
-    try:
-        return _PROPERTIES.decode(_repair(text))
-    except ValidationError:
-        return Properties()
-    except (DecodeError, RecursionError) as error:
-        raise _bad(error) from error
-
-
-def _repair(text: bytes) -> bytes:
-    """Replace not-a-numbers by 0, and bytes that are not UTF-8, keeping the length."""
-    text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
-    return _NO_NUMBER.sub(lambda match: match[1] + b"0".ljust(len(match[2])), text)
-
-
-def _bad(error: DecodeError | RecursionError) -> BadJson:
-    if isinstance(error, RecursionError):
-        return BadJson("nested too deep", 0)
-    match = _BYTE.search(str(error))
-    problem = _BYTE.sub("", str(error)).removeprefix("JSON is malformed: ")
-    return BadJson(problem, int(match[1]) if match else None)
-
-
-def integer(value: Any) -> int:
-    """Return an integer of 64 bits, given as such or in a text (``stream 7``), or `UNKNOWN`."""
-    if isinstance(value, str):
-        match = re.search(r"-?\d{1,19}(?!\d)", value)
-        value = int(match[0]) if match else UNKNOWN
-    if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-        return UNKNOWN
-    return value
-
-
-_PLAIN: Final = b"0123456789.,"
-_DECIMALS: Final = 3
-"""Decimals of microseconds in nanoseconds."""
-_DIGITS: Final = 19
-"""Digits of the largest integer of 64 bits, whose first one is 9."""
-_LARGEST: Final = Decimal((1 << 63) - 1).scaleb(-_DECIMALS)
-"""In microseconds."""
-
-
-def nanoseconds(texts: Sequence[bytes]) -> NDArray[np.int64]:
-    """Convert microseconds, rounded to 3 decimals; `UNKNOWN` if no number or beyond 64 bits."""
-    joined = b",".join(texts)
-    if not joined or joined.translate(None, _PLAIN) or b",," in b",%b," % joined:
-        return _one_by_one(texts)
-    characters = np.frombuffer(joined, np.uint8)
-    ends = np.append(np.flatnonzero(characters == ord(",")), len(joined))
-    points = np.flatnonzero(characters == ord("."))
-    owner = np.searchsorted(ends, points)
-    decimals = np.zeros(len(texts), np.int64)
-    decimals[owner] = ends[owner] - points - 1
-    starts = np.append(0, ends[:-1] + 1)
-    digits = ends - starts - decimals + _DECIMALS
-    digits[owner] -= 1
-    large = (digits > _DIGITS) | (digits == _DIGITS) & (characters[starts] == ord("9"))
-    if (large | (decimals > _DECIMALS)).any() or (np.diff(owner) == 0).any():
-        return _one_by_one(texts)
-    numbers = np.fromstring(joined.replace(b".", b""), np.int64, sep=",")
-    return numbers * 10 ** (_DECIMALS - decimals)
-
-
-def _one_by_one(texts: Sequence[bytes]) -> NDArray[np.int64]:
-    exact = np.full(len(texts), UNKNOWN, np.int64)
-    for row, text in enumerate(texts):
-        with suppress(InvalidOperation, UnicodeDecodeError):
-            number = Decimal(bytes(text).decode().strip('" '))
-            if number.is_finite() and abs(number) < _LARGEST:
-                exact[row] = round(number * 10**_DECIMALS)
-    return exact
+from gputrace.readers.kineto_events import (
+    HAS_ELEMENT,
+    HAS_GROUP,
+    NO_ARGS,
+    Args,
+    DecodedEvents,
+    EventTable,
+    Ints,
+    Pairs,
+    Properties,
+    Value,
+    integer,
+    properties,
+    tabulate,
+)
+from gputrace.readers.operators import SHAPED, Operators, Place
 
 
 class Copy(NamedTuple):
@@ -303,44 +124,6 @@ MOST_RANKS: Final = 1 << 15
 _RANK: Final = re.compile(rb"\b\d{1,5}\b")
 
 
-class Pairs:
-    """Matching of beginnings with ends, which nest within a thread, across parts of a file."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[Value, Value], list[Event]] = {}
-        self._unbegun = 0
-
-    @property
-    def odd(self) -> int:
-        """Number of events without a partner so far."""
-        return self._unbegun + sum(map(len, self._open.values()))
-
-    def whole(self, events: Sequence[Event]) -> list[Event]:
-        """Return the events with a duration (``ph`` X), and those made of a pair (B and E)."""
-        if {event.ph for event in events}.isdisjoint("BE"):
-            return [event for event in events if event.ph == "X"]
-        return list(self._paired(events))
-
-    def _paired(self, events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
-            if event.ph == "X":
-                yield event
-            elif event.ph == "B":
-                self._open.setdefault((event.pid, event.tid), []).append(event.copied())
-            elif event.ph != "E":
-                continue
-            elif begun := self._open.get((event.pid, event.tid)):
-                pair = begun.pop()
-                try:
-                    start, end = (Decimal(bytes(at.ts).decode()) for at in (pair, event))
-                    pair.dur = Raw(str(end - start))
-                except (InvalidOperation, UnicodeDecodeError):
-                    pair.dur = Raw(b"")
-                yield pair
-            else:
-                self._unbegun += 1
-
-
 FAR: Final = 3_600 * 1_000_000_000
 """A time of 0 so far before all others, in nanoseconds, is none."""
 
@@ -356,14 +139,12 @@ class RowSelection:
     def __init__(self, window: Window = NOTHING, first: int = 0) -> None:
         """``window`` is of the file's own times, of which ``first`` is the earliest."""
         self._window, self._zero_is_lost = window, first > FAR
-        self._nearest: dict[tuple[object, ...], tuple[int, Event]] = {}
+        self._nearest: dict[tuple[object, ...], tuple[int, EventTable]] = {}
         """Distance and event by side of the window, category, process and thread."""
         self.touched = False
         """True if any row touches the window."""
 
-    def choose(
-        self, events: Sequence[Event], start: NDArray[np.int64], end: NDArray[np.int64]
-    ) -> Mask:
+    def choose(self, events: EventTable, start: Ints, end: Ints) -> Mask:
         """Return the mask of the rows to keep, apart from those of `nearest`."""
         window = self._window
         odd = (start == UNKNOWN) | (end == UNKNOWN) | (end < start)
@@ -377,35 +158,31 @@ class RowSelection:
         touching |= odd
         return touching
 
-    def touching(self, start: NDArray[np.int64], end: NDArray[np.int64]) -> Mask:
+    def touching(self, start: Ints, end: Ints) -> Mask:
         """Return the mask of the rows that touch the window."""
         touching: Mask = (start < self._window.end) & (end > self._window.start)
         return touching
 
-    def _note(
-        self, after: bool, events: Sequence[Event], closeness: NDArray[np.int64], rows: Mask
-    ) -> None:
+    def _note(self, after: bool, events: EventTable, closeness: Ints, rows: Mask) -> None:
         """Keep the closest of some rows on one side of the window."""
         here = np.flatnonzero(rows)
         here = here[np.argsort(closeness[here], kind="stable")]
-        last = {}
-        for row, close in zip(here.tolist(), closeness[here].tolist(), strict=True):
-            event = events[row]
-            last[after, event.cat, event.pid, event.tid] = close, event
-        for key, (close, event) in last.items():
+        numbers = (events[name][here].tolist() for name in ("cat", "pid", "tid"))
+        last = dict(zip(zip(*numbers, strict=True), here.tolist(), strict=True))
+        for of_key, row in last.items():
+            key = after, *(events.values[number] for number in of_key)
+            close = int(closeness[row])
             if key not in self._nearest or self._nearest[key][0] < close:
-                self._nearest[key] = close, event.copied()
+                self._nearest[key] = close, events.copied(row)
 
-    def nearest(self) -> list[Event]:
-        """Return the rows nearest to the window, which do not touch it."""
+    def nearest(self) -> list[EventTable]:
+        """Return the rows nearest to the window, which do not touch it, in a table each."""
         return [event for _, event in self._nearest.values()]
 
 
-T = TypeVar("T")
-Ints = NDArray[np.int64]
 Columns = dict[str, Ints]
 
-_GPU: Final = {
+_GPU: Final[dict[Value, Kind]] = {
     "kernel": Kind.KERNEL,
     "Kernel": Kind.KERNEL,
     "gpu_memcpy": Kind.COPY_OTHER,
@@ -413,7 +190,7 @@ _GPU: Final = {
     "gpu_memset": Kind.MEMSET,
     "Memset": Kind.MEMSET,
 }
-_HOST: Final = {
+_HOST: Final[dict[Value, Kind]] = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "Driver"), Kind.API),
     **dict.fromkeys(("user_annotation", "cpu_op", "Operator"), Kind.RANGE),
     **dict.fromkeys(("overhead", "Overhead"), Kind.OVERHEAD),
@@ -434,6 +211,20 @@ _HALF: Final = 1 << 31
 _NEVER: Final = np.iinfo(np.int64).max
 
 _DATA: Final = re.compile(r"enumerate\(DataLoader\)#.*__next__")
+
+
+class _Group(IntEnum):
+    """Categories that are read alike."""
+
+    NONE, GPU, HOST, OPERATOR, PYTHON = range(5)
+
+
+def _group_of(cat: Value) -> _Group:
+    if cat in _OPERATORS:
+        return _Group.OPERATOR
+    if cat == _PYTHON:
+        return _Group.PYTHON
+    return _Group.GPU if cat in _GPU else _Group.HOST if cat in _HOST else _Group.NONE
 
 
 class Rows:
@@ -457,37 +248,36 @@ class Rows:
         self._seen: dict[ProcessGroup, int] = {}
         """First moment of each process group."""
 
-    def add(self, events: Iterable[Event]) -> None:
-        """Add events with a start and a duration, if of `_GPU` or `_HOST`."""
-        on_gpu, on_host, operators, modules = [], [], [], []
-        for event in events:
-            if event.cat in _GPU:
-                on_gpu.append(event)
-            elif event.cat in _HOST and (
-                event.cat not in _OPERATORS or str(event.name).startswith(_ANNOTATIONS)
-            ):
-                on_host.append(event)
-            elif event.cat in _OPERATORS and (args := event.args) is not None:
-                if args.sequence != UNKNOWN or event.name in COUNTED:
-                    operators.append(event)
-            elif event.cat == _PYTHON and str(event.name).startswith(_MODULE):
-                modules.append(event)
-        self._add_calls(operators, modules)
-        self.has_gpu |= bool(on_gpu)
-        self._take(on_gpu, on_host, self._kept)
+    def add(self, events: EventTable) -> None:
+        """Add events with a duration, if of `_GPU` or `_HOST`, and operators and modules."""
+        group = events.map("cat", _group_of)
+        on_gpu, on_host = group == _Group.GPU, group == _Group.HOST
+        operators, modules = (np.flatnonzero(group == g) for g in (_Group.OPERATOR, _Group.PYTHON))
+        if len(operators):
+            named = events.select(operators)
+            annotates = named.map("name", lambda name: str(name).startswith(_ANNOTATIONS)) == 1
+            on_host[operators[annotates]] = True
+            counts = named.map("name", lambda name: name in SHAPED) == 1
+            counts |= named["sequence"] != UNKNOWN
+            operators = operators[counts & (named["args_end"] > 0) & ~annotates]
+        if len(modules):
+            called = events.select(modules)
+            modules = modules[called.map("name", lambda name: str(name).startswith(_MODULE)) == 1]
+        self._add_calls(events.select(np.concatenate([operators, modules])))
+        self.has_gpu |= bool(on_gpu.any())
+        self._take(events.select(on_gpu), events.select(on_host), self._kept)
 
-    def _take(self, on_gpu: list[Event], on_host: list[Event], kept: RowSelection | None) -> None:
-        if on_gpu and (timed := self._times(on_gpu, kept))[0]:
+    def _take(self, on_gpu: EventTable, on_host: EventTable, kept: RowSelection | None) -> None:
+        if len(on_gpu) and len((timed := self._times(on_gpu, kept))[0]):
             self._on_gpu.append(self._gpu_rows(*timed))
             self._on_gpu += self._message_rows(*timed)
-        if on_host:
+        if len(on_host):
             # The calls of all rows count, not of those kept alone.
-            pairs = Counter([(event.cat, event.pid) for event in on_host])
-            for (cat, pid), count in pairs.items():
-                process = self._process(pid)
-                if _HOST[cat or ""] == Kind.API:
-                    self._calls[process] += count
-            if (timed := self._times(on_host, kept))[0]:
+            processes = on_host.map("pid", self._process)
+            is_call = on_host.map("cat", lambda cat: _HOST[cat] == Kind.API) == 1
+            for process, count in enumerate(np.bincount(processes[is_call]).tolist()):
+                self._calls[process] += count
+            if len((timed := self._times(on_host, kept))[0]):
                 self._on_host.append(self._host_rows(*timed))
 
     @property
@@ -502,10 +292,9 @@ class Rows:
         # A GPU's rows do not say whose they are: the process that makes most CUDA calls.
         main = min(self._calls, key=lambda process: (-self._calls[process], process), default=0)
         if self._kept is not None:
-            nearest = self._kept.nearest()
-            self._take(
-                [e for e in nearest if e.cat in _GPU], [e for e in nearest if e.cat in _HOST], None
-            )
+            for event in self._kept.nearest():
+                is_gpu = event.map("cat", _group_of) == _Group.GPU
+                self._take(event.select(is_gpu), event.select(~is_gpu), None)
         if self._seen:
             self._on_gpu.append(self._group_rows(rank))
         for columns in self._on_gpu:
@@ -513,21 +302,21 @@ class Rows:
         program = self._program.columns(self.first) if self._on_gpu else []
         return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host + program]
 
-    def _gpu_rows(self, events: Sequence[Event], columns: Columns) -> Columns:
-        args = [event.args or NO_ARGS for event in events]
-        columns["kind"] = _mapped([event.cat for event in events], lambda cat: _GPU[cat or ""])
+    def _gpu_rows(self, events: EventTable, columns: Columns) -> Columns:
+        columns["kind"] = events.map("cat", _GPU.__getitem__)
         columns["name"] = self._names(events)
-        columns["device"] = _either([a.device for a in args], lambda: [e.pid for e in events])
-        columns["stream"] = _either([a.stream for a in args], lambda: [e.tid for e in events])
-        columns["correlation"] = _integers([a.correlation for a in args])
-        columns["bytes"] = _either(
-            [a.bytes for a in args],
-            lambda: [message_bytes(a) if a.element else UNKNOWN for a in args],
-        )
+        for name, other in (("device", "pid"), ("stream", "tid")):
+            columns[name] = _filled(events[name], lambda: events.map(other, integer))  # noqa: B023
+        columns["correlation"], columns["bytes"] = events["correlation"], events["bytes"]
+        messages = (events["flags"] & HAS_ELEMENT > 0) & (columns["bytes"] == UNKNOWN)
+        for row in np.flatnonzero(messages).tolist():
+            args = events.args(row)
+            if args is not None and args.element:
+                columns["bytes"][row] = message_bytes(args)
         rows = np.flatnonzero(columns["kind"] == Kind.COPY_OTHER)
         if len(rows):
-            columns["source_device"] = _integers([a.source for a in args])
-            columns["destination_device"] = _integers([a.destination for a in args])
+            columns["source_device"] = events["source"]
+            columns["destination_device"] = events["destination"]
             ids, index = np.unique(columns["name"][rows], return_inverse=True)
             copies = np.array([copy_of(self.names.texts[id]) for id in ids.tolist()])
             for column, values in zip(("kind", *_COPY_ENDS), copies.T, strict=True):
@@ -535,12 +324,12 @@ class Rows:
                 whole[rows] = values[index]
         return columns
 
-    def _message_rows(self, events: Sequence[Event], columns: Columns) -> list[Columns]:
+    def _message_rows(self, events: EventTable, columns: Columns) -> list[Columns]:
         """Return a row for each operation of a process group."""
-        rows = [n for n, event in enumerate(events) if (event.args or NO_ARGS).group is not None]
-        if not rows:
+        chosen = np.flatnonzero(events["flags"] & HAS_GROUP)
+        if not len(chosen):
             return []
-        args = [cast(Args, events[row].args) for row in rows]
+        args = [events.args(row) or NO_ARGS for row in chosen.tolist()]
         groups = [
             self._groups.setdefault((a.group, bytes(a.ranks), a.size), group_of(a)) for a in args
         ]
@@ -548,10 +337,10 @@ class Rows:
             _place(group, integer(a.receiver if integer(a.receiver) >= 0 else a.sender))
             for a, group in zip(args, groups, strict=True)
         ]
-        chosen = np.array(rows)
+        names = {a.operation: self.names.number(str(a.operation)) for a in args}
         messages = {name: columns[name][chosen] for name in ("start", "end", "stream", "bytes")} | {
-            "kind": np.full(len(rows), Kind.MESSAGE),
-            "name": _mapped([a.operation for a in args], lambda text: self.names.number(str(text))),
+            "kind": np.full(len(chosen), Kind.MESSAGE),
+            "name": np.array([names[a.operation] for a in args]),
             "correlation": np.array([group.id for group in groups]),
             "device": np.array(peers),
         }
@@ -573,53 +362,55 @@ class Rows:
             "kind": np.full(len(rows), Kind.COMMUNICATOR),
         }
 
-    def _host_rows(self, events: Sequence[Event], columns: Columns) -> Columns:
-        columns["kind"] = _mapped([event.cat for event in events], lambda cat: _HOST[cat or ""])
+    def _host_rows(self, events: EventTable, columns: Columns) -> Columns:
+        columns["kind"] = events.map("cat", _HOST.__getitem__)
         columns["name"] = self._names(events)
-        ranges = np.flatnonzero(columns["kind"] == Kind.RANGE)
-        texts = [self.names.texts[id] for id in columns["name"][ranges].tolist()]
-        columns["kind"][ranges] = _mapped(texts, _kind_of)
-        columns["process"] = _mapped([event.pid for event in events], self._process)
-        columns["thread"] = _mapped([event.tid for event in events], self._thread)
-        columns["correlation"] = _integers([(e.args or NO_ARGS).correlation for e in events])
+        ranges = columns["kind"] == Kind.RANGE
+        if ranges.any():
+            columns["kind"][ranges] = events.select(ranges).map("name", _kind_of)
+        columns["process"] = events.map("pid", self._process)
+        columns["thread"] = events.map("tid", self._thread)
+        columns["correlation"] = events["correlation"]
         return columns
 
-    def _add_calls(self, operators: Sequence[Event], modules: Sequence[Event]) -> None:
+    def _add_calls(self, events: EventTable) -> None:
         """Add calls of operators and of modules to `Operators`."""
-        events = [*operators, *modules]
-        start = nanoseconds([event.ts for event in events])
-        end = start + nanoseconds([event.dur for event in events])
+        start, end = events["start"], events["start"] + events["length"]
         known = (start != UNKNOWN) & (end > start)
         shown = known if self._kept is None else known & self._kept.touching(start, end)
-        for row in np.flatnonzero(known).tolist():
-            event = events[row]
-            name, args = str(event.name), event.args or NO_ARGS
-            thread = self._process(event.pid), self._thread(event.tid)
-            at = Place(*thread, int(start[row]), int(end[row]))
-            if event.cat == _PYTHON:
+        rows = np.flatnonzero(known)
+        known_events = events.select(rows)
+        columns = (
+            *(shown[rows], events.map("cat", lambda cat: cat == _PYTHON)[rows]),
+            *(known_events["name"], known_events.map("pid", self._process)),
+            *(known_events.map("tid", self._thread), start[rows], end[rows]),
+            *(known_events["sequence"], known_events["forward"] > 0),
+        )
+        listed = zip(*(column.tolist() for column in columns), strict=True)
+        for row, (is_shown, is_module, name_, *place, sequence, is_backward) in enumerate(listed):
+            name, at = str(events.values[name_]), Place(*place)
+            if is_module:
                 self._program.add_module(name.removeprefix(_MODULE), at)
                 continue
-            is_backward = integer(args.forward) > 0
-            self._program.add_operator(name, integer(args.sequence), is_backward, at)
-            if name in COUNTED and shown[row]:
+            self._program.add_operator(name, sequence, is_backward, at)
+            if is_shown and name in SHAPED:
+                args = known_events.args(row) or NO_ARGS
                 shapes, types, values = map(bytes, (args.shapes, args.types, args.values))
                 self._program.add_work(name, shapes, types, values, at)
 
-    def _times(self, events: list[Event], kept: RowSelection | None) -> tuple[list[Event], Columns]:
+    def _times(self, events: EventTable, kept: RowSelection | None) -> tuple[EventTable, Columns]:
         """Return the events to keep, and their times."""
-        start = nanoseconds([event.ts for event in events])
-        length = nanoseconds([event.dur for event in events])
+        start, length = events["start"], events["length"]
         known = (start != UNKNOWN) & (length != UNKNOWN)
         self._first = int(start[known & (start != 0)].min(initial=self._first))
         self._from_zero |= bool((known & (start == 0)).any())
         end = np.where(known, start + length, UNKNOWN)
         if kept is not None and not (rows := kept.choose(events, start, end)).all():
-            events = list(compress(events, rows.tolist()))
-            start, end = start[rows], end[rows]
+            events, start, end = events.select(rows), start[rows], end[rows]
         return events, {"start": start, "end": end}
 
-    def _names(self, events: Sequence[Event]) -> Ints:
-        return _mapped([event.name for event in events], lambda name: self.names.number(str(name)))
+    def _names(self, events: EventTable) -> Ints:
+        return events.map("name", lambda name: self.names.number(str(name)))
 
     def _process(self, pid: Value) -> int:
         return self.pids.setdefault(pid, len(self.pids))
@@ -639,29 +430,15 @@ def _place(group: ProcessGroup, rank: int) -> int:
     return group.ranks.index(rank) if rank in group.ranks else UNKNOWN
 
 
-def _kind_of(name: str) -> Kind:
-    if _STEP.match(name):
+def _kind_of(name: Value) -> Kind:
+    if _STEP.match(str(name)):
         return Kind.STEP
-    return Kind.DATA_WAIT if _DATA.match(name) else Kind.RANGE
+    return Kind.DATA_WAIT if _DATA.match(str(name)) else Kind.RANGE
 
 
-def _mapped(values: Sequence[T], function: Callable[[T], int]) -> Ints:
-    """Map each value to a number, calling the function once for equal values."""
-    known = {value: function(value) for value in dict.fromkeys(values)}
-    return np.fromiter(map(known.__getitem__, values), np.int64, len(values))
-
-
-def _either(values: list[Value], others: Callable[[], Sequence[Value]]) -> Ints:
-    numbers = _integers(values)
+def _filled(numbers: Ints, others: Callable[[], Ints]) -> Ints:
     lacking = numbers == UNKNOWN
-    return np.where(lacking, _integers(others()), numbers) if lacking.any() else numbers
-
-
-def _integers(values: Sequence[Value]) -> Ints:
-    if set(map(type, values)) == {int}:
-        with suppress(OverflowError):
-            return np.fromiter(cast(Sequence[int], values), np.int64, len(values))
-    return np.array([integer(value) for value in values], np.int64)
+    return np.where(lacking, others(), numbers) if lacking.any() else numbers
 
 
 def _shifted(columns: Columns, shift: int) -> Events:
@@ -700,7 +477,7 @@ def decode(
     with Content(path) as text:
         document = Document(text, decoder.decode, breaks)
         for part in document.parts():
-            rows.add(pairs.whole(part))
+            rows.add(tabulate(pairs.whole(part)) if isinstance(part, list) else part)
     try:
         about = properties(document.around)
     except BadJson as error:
@@ -759,23 +536,12 @@ class LargeKineto(Trace):
 
     held = False
 
-    def __init__(
-        self,
-        path: Path,
-        breaks: ErrorPolicy = STOP,
-        look: MemoryTrace | None = None,
-        first: int = 0,
-    ) -> None:
-        """Scan the file, unless another process has and gives `look` and `first`.
-
-        Raises InputError if the file is broken.
-        """
+    def __init__(self, path: Path, breaks: ErrorPolicy = STOP) -> None:
+        """Scan the file; raise InputError if it is broken."""
         super().__init__(path)
-        if look is None:
-            look, rows = decode(path, breaks, RowSelection())
-            look.no_gpu = None if rows.has_gpu else look.no_gpu
-            first = rows.first
-        self.allowed, self.first, self.look = breaks.allowed, first, look
+        look, rows = decode(path, breaks, RowSelection())
+        look.no_gpu = None if rows.has_gpu else look.no_gpu
+        self.allowed, self.first, self.look = breaks.allowed, rows.first, look
         self.source, self.origin, self.quality = look.source, look.origin, look.quality
         self.processes, self.no_gpu = look.processes, look.no_gpu
 

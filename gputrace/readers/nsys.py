@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
@@ -25,11 +26,13 @@ from gputrace.model.events import (
     Events,
     Kind,
     Memory,
+    distinct_ids,
     number_ids,
 )
 from gputrace.model.names import bounded
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
+from gputrace.model.struct import Struct
 from gputrace.model.trace import (
     FROM_THE_START,
     Device,
@@ -40,10 +43,19 @@ from gputrace.model.trace import (
     Session,
     drop_invalid_rows,
 )
+from gputrace.readers.graph_nodes import (
+    REPLAYS,
+    STRETCHES,
+    describe,
+    read_graph_nodes,
+    that_fit,
+    with_nodes,
+)
 from gputrace.readers.nsys_schema import (
     KIND_OF,
     MEMORY_OF,
     MESSAGE_KINDS,
+    MIGRATIONS,
     NOBODY,
     TABLES,
     DeviceMap,
@@ -62,10 +74,8 @@ from gputrace.store.sqlite_reader import (
     Database,
     SqliteTables,
     SqliteTrace,
-    read_batches,
     read_integers,
     row_chunks,
-    row_ranges,
     sqlite_error,
 )
 from gputrace.store.table_scan import (
@@ -74,11 +84,9 @@ from gputrace.store.table_scan import (
     Query,
     Rows,
     Value,
-    map_in_threads,
     quote_identifier,
-    within,
 )
-from gputrace.units import format_window
+from gputrace.units import format_count, format_window
 
 
 def is_nsys(database: Database) -> bool:
@@ -93,6 +101,8 @@ def is_nsys(database: Database) -> bool:
     )
 
 
+_GIVES_WORK: Final = re.compile("Launch|Memcpy|Memset")
+"""Calls that give a GPU something to run."""
 _MOST_TEXTS: Final = 1 << 14
 """Texts that are kept; kernels and calls have thousands of names at most."""
 
@@ -117,10 +127,29 @@ class NsysTrace(SqliteTrace[Table]):
 
     def _without_gpu(self) -> NoGpu:
         """Return the reason for the absence of GPU activity; raise InputError if none is known."""
-        problem = "an nsys export without CUDA tables"
+        problem, remedy = "an nsys export without CUDA tables", "record with nsys -t cuda"
         if self.kinds:
             problem = "no GPU activity in this nsys export, only the host's"
-        raise InputError(self.path, f"{problem}; record with nsys -t cuda")
+        names = self.events([Kind.API], ["name"]).name if Kind.API in self.kinds else _NO_IDS
+        if len(names) and self.search(distinct_ids(names), _GIVES_WORK):
+            problem += ", though CUDA calls gave a GPU work"
+            remedy = "the recorder got nothing of it from the driver: see the messages in the "
+            remedy += "report; virtual GPUs, WSL and other profilers of the card can be why"
+        elif len(names):
+            problem += f", and none of its {format_count(len(names), 'CUDA call')} gives a GPU work"
+            remedy = "record while the GPU works"
+        elif self._traced_cuda:
+            problem += ", and not a CUDA call, though nsys traced them: the program used no GPU"
+            remedy = "record one that does, or the process of it that does"
+        raise InputError(self.path, f"{problem}; {remedy}")
+
+    @property
+    def _traced_cuda(self) -> bool:
+        """Return whether nsys was to trace CUDA, by what it wrote about the capture."""
+        if not self._database.has("META_DATA_CAPTURE", "name", "value"):
+            return False
+        sql = "SELECT 1 FROM META_DATA_CAPTURE WHERE name LIKE '%COLLECT_CUDA_TRACE' AND value = "
+        return bool(list(self._database.query(sql + "'true'")))
 
     @property
     def tables(self) -> SqliteTables:
@@ -220,7 +249,9 @@ class NsysTrace(SqliteTrace[Table]):
         if window is not None and (zones := self._zones.get(table.name)) is not None:
             rows = zones.rows(window)
         partial = not kinds >= set(table.kinds)
-        needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if partial else [])])
+        # Pages of managed memory are known by the kind of the copy.
+        by_kind = partial or "source_memory" in columns or "destination_memory" in columns
+        needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if by_kind else [])])
         query = build_query(self._database, table, needed, window)
         raw = read_integers(self._database, query, progress, rows)
         if window is None:
@@ -245,7 +276,7 @@ class NsysTrace(SqliteTrace[Table]):
                 return np.full(rows, table.kinds[0], np.int8)
             return _lookup(KIND_OF[table.name], raw, "kind", rows, table.kinds[-1])
         if column in ("source_memory", "destination_memory"):
-            return _lookup(MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
+            return _memory(raw, column, rows)
         if column == "thread" and "thread" in table.columns and "process" in raw:
             return raw["process"] & 0xFFFFFF
         if column not in raw:
@@ -268,7 +299,7 @@ class NsysTrace(SqliteTrace[Table]):
             self.processes.append(Process(pid, key >> 24, member.rank, name, member.host))
         return self._process_keys[key]
 
-    @property
+    @cached_property
     def session(self) -> Session:
         return read_session(self._database)
 
@@ -328,6 +359,50 @@ class OwnTrace(NsysTrace):
         self.quality.notes += [
             f"the stretch around a slow step: {why}" for (why,) in database.query(sql)
         ]
+        self._graphs = read_graph_nodes(
+            database, self._process_index, KIND_OF["CUPTI_ACTIVITY_KIND_MEMCPY"]
+        )
+        if not self._graphs:
+            return
+        sql = (
+            f"SELECT globalPid, graphId, count(*) FROM {REPLAYS} WHERE typeof(globalPid) = "
+            "'integer' GROUP BY globalPid, graphId"
+        )
+        counts = {(self._process_index(p >> 24), g): n for p, g, n in database.query(sql)}
+        self._graphs = that_fit(self._graphs, counts)
+        self._tables = [
+            replace(table, kinds=(Kind.GRAPH, *_NODES)) if table.name == REPLAYS else table
+            for table in self._tables
+        ]
+        self.quality.notes += filter(None, [describe(self._graphs, counts)])
+
+    def on(self, database: Database) -> Self:
+        part = super().on(database)
+        names = {int(id) for nodes in self._graphs.values() for id in nodes.columns["name"]}
+        part._texts = self.names(names - {UNKNOWN})  # A slice may have no row of a node.
+        return part
+
+    def _read_table(
+        self,
+        table: Table,
+        kinds: frozenset[Kind],
+        columns: Sequence[str],
+        window: Window | None,
+        progress: Progress | None,
+        rows: Rows = None,
+        quality: Quality | None = None,
+    ) -> Events:
+        """Read rows; replays of graphs whose nodes are known elsewhere are rows of their nodes."""
+        if table.name != REPLAYS or not self._graphs:
+            return super()._read_table(table, kinds, columns, window, progress, rows, quality)
+        wanted = list(dict.fromkeys([*columns, "start", "end", "kind", "process", "name"]))
+        every = frozenset(table.kinds)
+        replays = super()._read_table(table, every, wanted, window, progress, rows, quality)
+        events = with_nodes(replays, self._graphs, GRAPHS, wanted)
+        chosen = np.isin(events.kind, sorted(kinds))
+        if window is not None:
+            chosen &= (events.start < window.end) & (events.end >= window.start)
+        return events.select(chosen).having(*columns)
 
     def recorded(self, process: int) -> Sequence[Window]:
         return self._windows("GPUTRACE_WINDOW").get(process, ())
@@ -338,6 +413,9 @@ class OwnTrace(NsysTrace):
 
     def control_stretches(self, process: int) -> Sequence[Window]:
         return self._windows("GPUTRACE_CONTROL").get(process, ())
+
+    def node_stretches(self) -> Sequence[Window]:
+        return sorted(chain.from_iterable(self._windows(STRETCHES).values()))
 
     def _windows(self, table: str) -> dict[int, list[Window]]:
         """Return the windows of each process in a table."""
@@ -388,11 +466,21 @@ def _lookup(
     return values[np.where((numbers < 0) | (numbers > max(known)), max(known) + 1, numbers)]
 
 
+def _memory(raw: dict[str, Integers], column: str, rows: int) -> NDArray[np.int8]:
+    """Return the memory kind of one end of each copy."""
+    memory = _lookup(MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
+    if "kind" in raw:
+        memory[np.isin(raw["kind"], MIGRATIONS)] = Memory.MANAGED
+    return memory
+
+
 INLINE_TEXT: Final = -2
 """Names from here down stand for NVTX text that is not in StringIds.
 
 In what a query reads, this minus the rowid; in event columns, this minus the number of the text.
 """
+_NODES: Final = (Kind.KERNEL, *COPY_KINDS, Kind.MEMSET)
+"""Kinds of the nodes of CUDA graphs."""
 GRAPHS: Final = -(1 << 30)
 """Name ids from here down stand for CUDA graphs: this minus the graph's id."""
 
@@ -429,7 +517,7 @@ def _adapt(
     database: Database, table: Table, names: Mapping[str, str], values: dict[str, Value]
 ) -> None:
     """Replace the values that are not a column's alone."""
-    if table.kinds == (Kind.GRAPH,) and "name" in names:
+    if table.kinds[0] == Kind.GRAPH and "name" in names:
         values["name"] = Value.subtracted(GRAPHS, names["name"])
     if table.name == "NVTX_EVENTS":
         # Marks have no end; texts that were not registered have no id and stand for themselves.
@@ -459,8 +547,7 @@ _ROWS: Final = 1 << 12
 """Rows of a zone."""
 
 
-@dataclass(frozen=True)
-class Zones:
+class Zones(Struct, frozen=True):
     """The earliest start and the latest end in each stretch of `_ROWS` rows of a table."""
 
     first: int
@@ -499,8 +586,10 @@ _ZERO_DIGITS: Final = bytes.maketrans(b"123456789", b"0" * 9)
 class Texts:
     """Distinct texts of a column, numbered from 0, and the text number of each row."""
 
-    def __init__(self, rowids: NDArray[np.int64], numbers: Integers, distinct: Any) -> None:
-        """Take distinct texts as bytes, a list or an Arrow array; ``rowids`` are in any order."""
+    def __init__(
+        self, rowids: NDArray[np.int64], numbers: Integers, distinct: Sequence[bytes]
+    ) -> None:
+        """Take rowids in any order; texts are bytes, since they need not be UTF-8."""
         if (np.diff(rowids) < 0).any():
             order = np.argsort(rowids, kind="stable")
             rowids, numbers = rowids[order], numbers[order]
@@ -520,20 +609,15 @@ class Texts:
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return texts by number, skipping unknown numbers."""
         known = [number for number in numbers if 0 <= number < len(self._distinct)]
-        if isinstance(self._distinct, list):
-            return {number: _decoded(self._distinct[number]) for number in known}
-        import pyarrow
-
-        # pyarrow.array() would import pandas.
-        buffer = pyarrow.py_buffer(np.array(known, np.int64))
-        rows = pyarrow.Array.from_buffers(pyarrow.int64(), len(known), [None, buffer])
-        texts = self._distinct.take(rows)
-        return dict(zip(known, map(_decoded, texts.to_pylist()), strict=True))
+        return {number: _decoded(self._distinct[number]) for number in known}
 
     def matching(self, pattern: re.Pattern[str], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers whose texts match a pattern, which must treat all digits alike."""
         if self._shape_of is None:
-            self._shape_of, self._shapes = _shapes(self._distinct)
+            shapes = dict[bytes, int]()
+            texts = (text.translate(_ZERO_DIGITS) for text in self._distinct)
+            self._shape_of = np.array(_number(texts, shapes), np.int32)
+            self._shapes = list(map(_decoded, shapes))
         matches = np.array([pattern.search(shape) is not None for shape in self._shapes], bool)
         numbers = numbers[(numbers >= 0) & (numbers < len(self._distinct))]
         return np.asarray(numbers[matches[self._shape_of[numbers]]])
@@ -542,84 +626,31 @@ class Texts:
 def read_texts(database: Database, table: str, column: str, where: str) -> Texts:
     """Read the non-NULL texts of a column in the rows that meet an SQL condition."""
     sql = (
-        f"SELECT rowid, CAST({quote_identifier(column)} AS TEXT) FROM {quote_identifier(table)} "
-        f"WHERE {quote_identifier(column)} IS NOT NULL AND {where}"
+        f"SELECT ifnull(CAST(rowid AS INTEGER), {NULL}), CAST({quote_identifier(column)} AS TEXT) "
+        f"FROM {quote_identifier(table)} WHERE {quote_identifier(column)} IS NOT NULL AND {where}"
     )
-    bounds = database.row_bounds(table)
-    if bounds is not None and bounds[1] - bounds[0] < _FEW_TEXTS:
-        return _read_few_texts(database, sql)
-    import pyarrow
-
-    ranges = row_ranges(database, table)
-    parts = map_in_threads(lambda rows: _read_text_range(database, sql, rows), ranges)
-    batches = list(chain.from_iterable(parts))
-    rowids = [np.frombuffer(ids.buffers()[1], np.int64, len(ids)) for ids, _ in batches]
-    texts = pyarrow.chunked_array([texts for _, texts in batches], pyarrow.large_binary())
-    return Texts(np.concatenate([np.empty(0, np.int64), *rowids]), *_encode(texts))
-
-
-_FEW_TEXTS: Final = 50_000
-"""Rows for whose texts pyarrow, which takes a tenth of a second to import, is not worth it."""
-
-
-def _read_few_texts(database: Database, sql: str) -> Texts:
+    rowids, distinct = array("q"), dict[bytes, int]()
+    numbers = array("i")
     try:
         with closing(sqlite_security.connect(database.uri)) as connection:
             connection.text_factory = bytes
-            rows = connection.execute(sql).fetchmany(_FEW_TEXTS)
+            cursor = connection.execute(sql)
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                rowids.extend(rowid for rowid, _ in rows)
+                numbers.extend(_number((text for _, text in rows), distinct))
+                if len(rowids) > database.most_rows:
+                    raise database.endless()
     except (*sqlite_security.ERRORS, MemoryError) as error:
         raise sqlite_error(database.path, error) from error
-    rowids = np.array([rowid for rowid, _ in rows], np.int64)
-    return Texts(rowids, *_numbered([text for _, text in rows]))
+    return Texts(np.array(rowids, np.int64), np.array(numbers, np.int32), list(distinct))
 
 
-def _numbered(texts: Sequence[bytes]) -> tuple[Integers, list[bytes]]:
-    """Return the number of each text, and the distinct texts."""
-    numbers: dict[bytes, int] = {}
-    number_of = [numbers.setdefault(text, len(numbers)) for text in texts]
-    return np.array(number_of, np.int32), list(numbers)
+_ROWS_AT_ONCE: Final = 16_384
 
 
-def _read_text_range(database: Database, sql: str, rows: Rows) -> list[tuple[Any, Any]]:
-    """Read batches of rowids and texts; texts are bytes, since they need not be UTF-8."""
-    import adbc_driver_manager
-    import pyarrow
-
-    try:
-        return [
-            (batch.column(0).cast(pyarrow.int64()), batch.column(1).cast(pyarrow.large_binary()))
-            for batch in read_batches(database, sql + within(rows))
-            if batch.num_rows
-        ]
-    except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError) as error:
-        raise sqlite_error(database.path, error) from error
-
-
-def _encode(texts: Any) -> tuple[Integers, Any]:
-    """Dictionary-encode a chunked array; return the number of each text and the distinct texts."""
-    import pyarrow
-
-    chunks = texts.dictionary_encode().chunks
-    if not chunks:
-        return np.empty(0, np.int32), pyarrow.array([], pyarrow.large_binary())
-    parts = [np.frombuffer(c.indices.buffers()[1], np.int32, len(c)) for c in chunks]
-    return np.concatenate(parts), chunks[-1].dictionary
-
-
-def _shapes(texts: Any) -> tuple[Integers, list[str]]:
-    """Dictionary-encode texts with every digit replaced by 0."""
-    if isinstance(texts, list):
-        numbers, shapes = _numbered([text.translate(_ZERO_DIGITS) for text in texts])
-        return numbers, list(map(_decoded, shapes))
-    import pyarrow
-
-    if len(texts):
-        _, offsets, data = texts.buffers()
-        letters = pyarrow.py_buffer(data.to_pybytes().translate(_ZERO_DIGITS))
-        buffers = [None, offsets, letters]
-        texts = pyarrow.Array.from_buffers(texts.type, len(texts), buffers, offset=texts.offset)
-    numbers, distinct = _encode(pyarrow.chunked_array([texts]))
-    return numbers, list(map(_decoded, distinct.to_pylist()))
+def _number(texts: Iterable[bytes], distinct: dict[bytes, int]) -> list[int]:
+    """Return the number of each text; those that are not among the distinct texts get the next."""
+    return [distinct.setdefault(text, len(distinct)) for text in texts]
 
 
 def _decoded(text: bytes) -> str:

@@ -165,8 +165,13 @@ def convert_folder(folder: Path) -> Path:
 
 
 def _convert(folder: Path, target: Path) -> None:
-    import adbc_driver_manager as adbc
-    import adbc_driver_sqlite
+    try:
+        import adbc_driver_manager as adbc
+        import adbc_driver_sqlite
+        import pyarrow  # noqa: F401
+    except ImportError:
+        hint = "install gputrace[arrow], or export with --type sqlite"
+        raise MissingError(f"{folder}: Parquet and Arrow tables need pyarrow; {hint}") from None
 
     target.unlink(missing_ok=True)
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -87,12 +87,19 @@ TABLES: Final = (
         {**_ON_HOST, "kind": ("eventType",), "name": ("textId",)},
         RANGE_TYPES + MARK_TYPES,
     ),
+    *(
+        Table(f"MPI_{name}_EVENTS", (Kind.RANGE,), {**_ON_HOST, "name": ("textId",)})
+        for name in ("P2P", "COLLECTIVES", "START_WAIT", "OTHER")
+    ),
     Table("PROFILER_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
     # gputrace's own, in its traces and in exports that it has added to:
     Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
     Table(
         "GPUTRACE_HOST_RANGE",
-        (Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.PHASE, Kind.COLLECTION, Kind.COMPILATION),
+        (
+            *(Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.PHASE, Kind.COLLECTION),
+            *(Kind.COMPILATION, Kind.MODULE),
+        ),
         {**_ON_HOST, "kind": ("kind",), "correlation": ("number",)},
     ),
     Table(
@@ -118,6 +125,8 @@ TABLES: Final = (
 _COPIES: Final = "H2D D2H H2D D2H D2D D2D D2D D2D OTHER PEER H2D D2H D2D"
 """Kinds by ENUM_CUDA_MEMCPY_OPER, from 1; arrays are the device's memory, unified memory moves
 pages."""
+MIGRATIONS: Final = (11, 12, 13)
+"""Numbers of ENUM_CUDA_MEMCPY_OPER for pages of unified memory, whose ends are left unknown."""
 KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": {
         number: Kind[f"COPY_{kind}"] for number, kind in enumerate(_COPIES.split(), 1)
@@ -129,6 +138,7 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
         4: Kind.PHASE,
         5: Kind.LOADER,
         6: Kind.COMPILATION,
+        7: Kind.MODULE,
     },
     "GPUTRACE_MESSAGE": {1: Kind.MESSAGE, 2: Kind.COMMUNICATOR},
     "NVTX_EVENTS": {

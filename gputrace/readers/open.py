@@ -9,24 +9,27 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.errors import GputraceError, InputError, LeftOut, MissingError
+from gputrace.errors import GputraceError, InputError, LeftOut, MissingError, UsageError
 from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
 from gputrace.store import LARGE, cache_folder
+from gputrace.store.sqlite_reader import MAGIC, open_input
+from gputrace.store.table_scan import count_cores
 
 if TYPE_CHECKING:
     from gputrace.model.trace import Progress
 
 Opened = Trace | GputraceError
 Opening = Callable[..., Iterator[Opened]]
-"""Signature of `gputrace.readers.decode_pool.open_each`."""
+"""Signature of `open_each`."""
 
 
 def open_traces(
@@ -46,7 +49,7 @@ def open_traces(
         paths: files and folders.
         keep_going: continue without files that cannot be read or belong to another run than most;
             they are listed in the trace's ``quality.left_out``.
-        workers: number of decoding processes; chosen by the file sizes if not given.
+        workers: number of threads that decode files; chosen by the file sizes if not given.
         windows: only windows will be read: long text is then not held, unless there are logs,
             which are aligned in time by the whole run.
         opening: function that opens files, such as on a cluster; this machine if not given.
@@ -62,7 +65,9 @@ def open_traces(
     if windows:
         readable = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
         windows = not logs and text_size(readable) > LARGE
-    opening = opening or _open_each
+    if opening is None:
+        opening = open_each
+        _allow_open_files(len(files))
     opened = opening(_distinct(files, keep_going), keep_going, workers, windows)
     errors_allowed = keep_going and (errors or len(files) > 1)
     with ExitStack() as stack:
@@ -82,16 +87,78 @@ def open_traces(
     return run
 
 
-def _open_each(
-    files: Sequence[Path], keep_going: bool, workers: int | None, windows: bool
-) -> Iterator[Opened]:
-    """Open each file; a single one without importing the worker pool."""
-    if len(files) != 1:
-        from gputrace.readers.decode_pool import open_each
+_FEW_FILES, _OTHER_FILES = 200, 100
+"""Files of a run that any limit allows, and open ones that are none of a run."""
 
-        yield from open_each(files, keep_going, workers, windows)
-    else:
-        yield try_open(files[0], keep_going, windows)
+
+def _allow_open_files(count: int) -> None:
+    """Raise the limit of open files, 1024 on many systems, as far as the system allows."""
+    if count < _FEW_FILES or sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if soft < needed <= hard or hard == resource.RLIM_INFINITY > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    elif soft < needed:
+        problem = f"{count:,} files are {needed:,} open ones, and this system allows {hard:,}"
+        raise UsageError(f"{problem}; raise `ulimit -Hn`, or analyze on a cluster (--scheduler)")
+
+
+_WORTH: Final = 8 << 20
+"""Bytes of text worth a second thread."""
+_MOST: Final = 8
+"""Maximum number of threads, each of which holds the columns of a file."""
+
+
+def open_each(
+    files: Sequence[Path],
+    keep_going: bool = False,
+    workers: int | None = None,
+    windows: bool = False,
+) -> Iterator[Opened]:
+    """Yield the trace of each file, or the error, in order; stop at an error unless ``keep_going``.
+
+    ``workers`` threads read the files that must be decoded completely; how many depends on their
+    sizes by default. The results do not depend on it.
+    """
+    decoded = {file for file in files if _is_decoded(file)} if len(files) > 1 else set()
+    if workers is None:
+        workers = min(count_cores(), _MOST) if text_size(decoded) >= _WORTH else 1
+    if len(decoded) < 2 or workers < 2:
+        decoded.clear()
+    with ExitStack() as stack:
+        if decoded:
+            from concurrent.futures import ThreadPoolExecutor
+
+            pool = ThreadPoolExecutor(workers)
+            stack.callback(pool.shutdown, cancel_futures=True)
+            opening = {
+                file: pool.submit(try_open, file, keep_going, windows)
+                for file in files
+                if file in decoded
+            }
+        for file in files:
+            is_opening = file in decoded
+            opened = (
+                opening.pop(file).result() if is_opening else try_open(file, keep_going, windows)
+            )
+            yield opened
+            if not keep_going and not isinstance(opened, Trace):
+                return
+
+
+def _is_decoded(file: Path) -> bool:
+    try:
+        with open_input(file) as opened:
+            if opened.read(len(MAGIC)) == MAGIC:
+                return False
+        with closing(Candidate(file)) as candidate:
+            reader = reader_of(candidate)
+    except InputError:
+        return False
+    return reader is not None and reader.decodes
 
 
 def _files(paths: Sequence[Path | str], errors: list[GputraceError] | None) -> Iterator[Path]:

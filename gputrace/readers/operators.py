@@ -1,8 +1,8 @@
 """PyTorch's operators and modules: the work of operators, by their shapes, and calls of modules.
 
-Counted is the work of matrix products, convolutions and attention, forward and backward, as
-PyTorch's `torch.utils.flop_counter.FlopCounterMode` does: 2 for a multiplication with an addition,
-all of the scores where attention is causal, and those that a fused backward pass computes again.
+FLOPs are those of matrix products, convolutions and attention, forward and backward, as PyTorch's
+`torch.utils.flop_counter.FlopCounterMode` counts them: 2 for a multiplication with an addition, all
+of the scores where attention is causal, and those that a fused backward pass computes again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import DecodeError
 from msgspec.json import decode
 from numpy.typing import NDArray
 
-from gputrace.model.events import Kind
+from gputrace.model.events import UNKNOWN, Kind
 from gputrace.readers.in_memory import Names
 
 Shape = Sequence[int]
@@ -46,8 +46,10 @@ class Call(NamedTuple):
 
 
 def work_of(name: str, call: Call) -> Work | None:
-    """Return the work of an operator of `COUNTED`; None where its arguments do not say."""
+    """Return the work of an operator of `SHAPED`; None where its arguments do not say."""
     try:
+        if name in MOVED:
+            return Work(0, _moved(call, *MOVED[name]))
         flop, results = COUNTED[name](call)
         sizes = [_size(text) for text in call.types]
         tensors = [n for n, shape in enumerate(call.shapes) if len(shape)]
@@ -59,6 +61,22 @@ def work_of(name: str, call: Call) -> Work | None:
     traffic = read + results * max(2, sizes[tensors[-1]]) if known else 0
     is_possible = 0 < flop < 1 << 62 and 0 <= traffic < 1 << 62
     return Work(flop, traffic) if is_possible else None
+
+
+def _moved(call: Call, first: int, written: int) -> int:
+    """Return the least bytes of an operator that computes next to nothing with each element.
+
+    It reads the tensors from the ``first`` on once, and writes so many of the largest shape;
+    raises ValueError where a type is unknown.
+    """
+    tensors = [n for n, shape in enumerate(call.shapes) if len(shape)]
+    sizes = {n: _size(call.types[n]) for n in tensors}
+    elements = {n: prod(call.shapes[n]) for n in tensors}
+    moved = sum(elements[n] * sizes[n] for n in tensors if n >= first)
+    moved += written * max(elements.values()) * sizes[tensors[0]]
+    if not all(sizes.values()) or not 0 < moved < 1 << 62:
+        raise ValueError("no sizes")
+    return moved
 
 
 _SIZES: Final = (
@@ -177,6 +195,31 @@ COUNTED: Final = {
 """Counter of the FLOPs, and of the elements of the results, by operator. Of operators within each
 other the outer one counts."""
 
+_POINTWISE: Final = (
+    "add sub mul div neg abs exp log sqrt rsqrt pow tanh sigmoid relu gelu silu clamp clamp_min "
+    "where masked_fill addcmul addcdiv lerp"
+)
+_PASSES: Final = (
+    "native_layer_norm _fused_rms_norm native_group_norm native_batch_norm cudnn_batch_norm "
+    "miopen_batch_norm native_dropout"
+)
+_OTHERS: Final = (
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data threshold_backward "
+    "gelu_backward silu_backward tanh_backward sigmoid_backward"
+)
+MOVED: Final = {
+    **{f"aten::{name}{place}": (0, 1) for name in _POINTWISE.split() for place in ("", "_")},
+    **{f"aten::{name}{way}": (0, 1) for name in _PASSES.split() for way in ("", "_backward")},
+    **{f"aten::{name}": (0, 1) for name in _OTHERS.split()},
+    **{f"aten::{name}": (0, 0) for name in ("sum", "mean")},
+    **{f"aten::{name}": (1, 1) for name in ("copy_", "fill_", "zero_")},
+}
+"""The first tensor that is read, and the number of tensors written, by operator whose time is that
+of moving its operands."""
+
+SHAPED: Final = COUNTED.keys() | MOVED.keys()
+"""Operators whose work their arguments say."""
+
 
 class Place(NamedTuple):
     """Process, thread and times of a call."""
@@ -204,7 +247,7 @@ class Operators:
         self._backward: list[tuple[Place, int]] = []
 
     def add_work(self, name: str, shapes: bytes, types: bytes, values: bytes, at: Place) -> None:
-        """Add a call of an operator of `COUNTED`, with its arguments as JSON."""
+        """Add a call of an operator of `SHAPED`, with its arguments as JSON."""
         key = name, shapes, types, values
         if key not in self._works:
             try:
@@ -261,16 +304,16 @@ class Operators:
         """
         path_of = _paths(self._modules)
         calls = [(at, path_of[name], False) for at, name in self._modules]
-        ran = list(_innermost(calls))
+        ran = list(innermost(calls))
         keys = [at[:3] for at, *_ in ran]
         for at, sequence in self._backward if ran else ():
             if (made := self._forward.get(sequence)) is not None:
-                inside, path, _, _ = ran[max(bisect_right(keys, made[:3]) - 1, 0)]
+                inside, path, _ = ran[max(bisect_right(keys, made[:3]) - 1, 0)]
                 if inside[:2] == made[:2] and inside.start <= made.start < inside.end:
                     calls.append((at, path, True))
         return [
-            (*at, int(backward), int(begins), self._names.number(path), Kind.MODULE)
-            for at, path, backward, begins in _innermost(calls)
+            (*at, int(backward), UNKNOWN, self._names.number(path), Kind.MODULE)
+            for at, path, backward in innermost(calls)
         ]
 
 
@@ -289,23 +332,20 @@ def _paths(modules: Sequence[tuple[Place, str]]) -> dict[str, str]:
     return paths
 
 
-def _innermost(
-    calls: Sequence[tuple[Place, str, bool]],
-) -> Iterator[tuple[Place, str, bool, bool]]:
+def innermost(calls: Iterable[tuple[Place, str, bool]]) -> Iterator[tuple[Place, str, bool]]:
     """Yield the stretches in which each call is the innermost of its thread, in order.
 
-    Yields the stretch, the call's path, whether it or one around it is of a backward pass, and
-    whether the call begins with it.
+    Yields the stretch, the call's path, and whether it or one around it is of a backward pass.
     """
     around: list[tuple[Place, str, bool]] = []
-    done, begins = 0, False
+    done = 0
 
-    def until(time: int) -> Iterator[tuple[Place, str, bool, bool]]:
-        nonlocal done, begins
+    def until(time: int) -> Iterator[tuple[Place, str, bool]]:
+        nonlocal done
         at, path, backward = around[-1]
         if time > done:
-            yield at._replace(start=done, end=time), path, backward, begins
-            done, begins = time, False
+            yield at._replace(start=done, end=time), path, backward
+            done = time
 
     for at, path, backward in sorted(calls, key=_outer_first):
         while around and (around[-1][0][:2] != at[:2] or around[-1][0].end <= at.start):
@@ -316,7 +356,7 @@ def _innermost(
             at = at._replace(end=min(at.end, around[-1][0].end))
             backward |= around[-1][2]
         around.append((at, path, backward))
-        done, begins = at.start, True
+        done = at.start
     while around:
         yield from until(around[-1][0].end)
         around.pop()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -58,20 +57,6 @@ class Candidate:
         """Close the database, if it was opened."""
         if (database := self.__dict__.get("database")) is not None:
             database.close()
-
-
-def is_hang_report(path: Path) -> bool:
-    """Return True for a report of a hang, or a dump of PyTorch's flight recorder, of one rank."""
-    if not path.is_file():  # A pipe would be waited for.
-        return False
-    with suppress(OSError), path.open("rb") as file:
-        head = file.read(4096)
-        if head[:1] == b"\x80":
-            return b"pg_config" in head or b"entries" in head or b"comm_lib_version" in head
-        text = head.lstrip()
-        known = (b'"gputrace_hang"', b'"pg_config"', b'"comm_lib_version"', b'"collective_seq_id"')
-        return text[:1] == b"{" and any(word in head for word in known)
-    return False
 
 
 class Reader(Struct, frozen=True):

@@ -151,8 +151,8 @@ def frame(analysis: Analysis, table: str, library: str) -> Any:
         module = import_module(library)
     except ImportError:
         method = f"to_{library.removeprefix('py')}()"
-        extra = "" if library == "pyarrow" else f"; install gputrace[{library}]"
-        raise MissingError(f"{method} needs {library}{extra}") from None
+        extra = library.removeprefix("py")
+        raise MissingError(f"{method} needs {library}; install gputrace[{extra}]") from None
     columns, types = _columns(analysis, table)
     if library == "pandas":
         return module.DataFrame(columns)

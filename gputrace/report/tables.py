@@ -16,6 +16,7 @@ from gputrace.model.results import (
     Analysis,
     Breakdown,
     CollectiveTotals,
+    CopyUse,
     Experts,
     ExtraTable,
     Finding,
@@ -106,7 +107,7 @@ def needs_ranks(rows: Sequence[GpuTotals] | Sequence[SceneLane]) -> bool:
     return len({row.rank for row in rows}) > 1 and any(row.gpu != row.rank for row in rows)
 
 
-def gpu_label(row: Breakdown | Gap, analysis: Analysis) -> str:
+def gpu_label(row: Breakdown | Gap | GpuTotals, analysis: Analysis) -> str:
     """Return the name of a GPU; with the rank where it differs."""
     known = all(t.gpu_known for t in analysis.gpus if (t.gpu, t.rank) == (row.gpu, row.rank))
     ranked = row.gpu is not None and row.gpu >= 0 and needs_ranks(analysis.gpus)
@@ -201,7 +202,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
         )
         for gap in shown[:most]
     )
-    on = " on all GPUs" if len(analysis.gpus) > 1 else ""
+    on = " on all GPUs" if len(analysis.breakdown) > 1 else ""
     every = f"the whole trace has {gaps.count:,}, {format_ns(gaps.total_ns)}{on}"
     title = f"Largest gaps{where} ({every})"
     return Table(title, ("", "length", "from", "step", "cause", "evidence"), body)
@@ -325,6 +326,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         sharded_table(analysis),
         tensor_table(analysis),
         links_table(analysis, limits.links),
+        copies_table(analysis),
         cards_table(analysis),
         throughput_table(analysis),
         energy_table(analysis),
@@ -672,7 +674,7 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {row[2] for row in rows} & {"yes", "no"}:
         of += "; tc: on tensor cores"
-    head = ("", "family", "tc", "times", "median", "time", "share", "TFLOP/s", "of limit")
+    head = ("", "family", "tc", "times", "median", "time", "share", "achieved", "of limit")
     return Table(f"Kernels that take most time ({of})", head, tuple(rows))
 
 
@@ -717,7 +719,9 @@ def _speed_cells(line: Roofline | None) -> tuple[str, str]:
     """Return the speed of a kernel, and its share of what the cards can do."""
     if line is None:
         return "", ""
-    speed = f"{line.flop_per_s / 1e12:.3g}"
+    speed = f"{line.flop_per_s / 1e12:.3g} TFLOP/s"
+    if not line.flop_per_s:
+        speed = f"{(line.bytes_per_s or 0) / 1e9:,.4g} GB/s"
     return speed, "" if line.of_limit is None else f"{line.of_limit:.0%} {line.limit}"
 
 
@@ -759,6 +763,45 @@ def _distinct(labels: Mapping[str, str], short: Mapping[str, str], longest: int)
     return apart
 
 
+def copies_table(analysis: Analysis) -> Table | None:
+    """Tabulate the copies of all GPUs by direction; None where they take next to no time."""
+    total = sum(row.total_ns for row in analysis.breakdown)
+    sums: dict[tuple[str, str], list[CopyUse]] = {}
+    for row in analysis.copies:
+        sums.setdefault((row.kind, row.memory), []).append(row)
+    each = sum(row.steps for row in analysis.breakdown) or len(analysis.breakdown)
+    body = []
+    for (kind, memory), rows in sums.items():
+        spent, moved = sum(row.total_ns for row in rows), sum(row.bytes for row in rows)
+        limits = {row.limit_bytes_per_s for row in rows}
+        limit, rate = limits.pop() if len(limits) == 1 else None, moved * 1e9 / spent
+        if spent >= _WORTH * total:
+            body.append(
+                (
+                    f"{_COPIES[kind]}{f', {memory}' if memory else ''}",
+                    f"{sum(row.count for row in rows) / each:,.1f}".removesuffix(".0"),
+                    format_bytes(round(moved / each)),
+                    format_ns(round(spent / each)),
+                    f"{rate / 1e9:,.4g}",
+                    "" if limit is None else f"{limit / 1e9:,.4g}",
+                    "" if limit is None else f"{rate / limit:.0%}",
+                )
+            )
+    if not body:
+        return None
+    loop = "a step" if any(row.steps for row in analysis.breakdown) else "in all"
+    head = ("", "copies", "bytes", "time", "GB/s", "limit", "of limit")
+    return Table(f"Copies ({loop}, on a GPU)", head, tuple(body))
+
+
+_COPIES: Final = {
+    "h2d": "host to device",
+    "d2h": "device to host",
+    "d2d": "within the device",
+    "peer": "between GPUs",
+}
+
+
 def _cut(name: str, longest: int) -> str:
     if len(name) <= longest:
         return name
@@ -773,7 +816,7 @@ def links_table(analysis: Analysis, most: int) -> Table | None:
     if not used:
         return None
     several = len({row.host for row in used}) > 1
-    labels = {(gpu.gpu, gpu.rank): gpu_label(gpu, analysis) for gpu in analysis.breakdown}
+    labels = {(gpu.gpu, gpu.rank): gpu_label(gpu, analysis) for gpu in analysis.gpus}
 
     def ends(row: GpuLink) -> str:
         pairs = ((row.from_, row.from_rank), (row.to, row.to_rank))
@@ -832,11 +875,11 @@ def savings(analysis: Analysis, finding: Finding) -> str:
     now, gain = format_ns(cure.now_ns), format_ns(cure.gain_ns)
     least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
     why = ""
-    if cure.beyond and cure.now_ns - cure.low_ns > _MORE * finding.impact_ns:
+    if cure.beyond and cure.gain_ns > _MORE * finding.impact_ns:
         why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
-    if cure.high_ns >= cure.now_ns:
-        return f" {cure.what} might save up to {most} of {now} a step{why}."
     basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
+    if cure.high_ns >= cure.now_ns:
+        return f" {cure.what} might save up to {most} of {now} a step{basis}{why}."
     between = "" if least == most else f" ({format_range(least, most)}{basis})"
     return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
 

@@ -16,7 +16,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, zip_longest
+from itertools import chain, combinations, zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,16 @@ from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Progress, Quality, Session, Trace
+from gputrace.model.trace import (
+    Device,
+    Process,
+    Progress,
+    Quality,
+    Session,
+    Trace,
+    add_derived_columns,
+    base_columns,
+)
 from gputrace.units import format_ranges
 
 _Span = tuple[int, int] | None
@@ -159,6 +168,14 @@ class MergedTrace(Trace):
             self._check_overlap([_span(events) for events in parts])
         return concatenate(parts, columns)
 
+    def events_of(
+        self, process: int, kinds: Iterable[Kind], columns: Sequence[str], window: Window
+    ) -> Events:
+        """Read the file of the process alone."""
+        part, read = self._part_of[process], base_columns(columns)
+        events = part.trace.read(frozenset(kinds), read, part.to_local_clock(window), None)
+        return add_derived_columns(self, self._translated(part, events, read), columns)
+
     def read_parts(
         self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
     ) -> Iterator[Events]:
@@ -280,6 +297,10 @@ class MergedTrace(Trace):
     def control_stretches(self, process: int) -> Sequence[Window]:
         part = self._part_of[process]
         return part.to_merged_clock(part.trace.control_stretches(part.local_process[process]))
+
+    def node_stretches(self) -> Sequence[Window]:
+        parts = (part.to_merged_clock(part.trace.node_stretches()) for part in self._parts)
+        return sorted(chain.from_iterable(parts))
 
     def read_nvml(self) -> Nvml:
         for part in self._parts:

@@ -89,6 +89,9 @@ class RedactedTrace(Trace):
     def control_stretches(self, process: int) -> Sequence[Window]:
         return self._trace.control_stretches(process)
 
+    def node_stretches(self) -> Sequence[Window]:
+        return self._trace.node_stretches()
+
     def read_nvml(self) -> Nvml:
         nvml, redacted = self._trace.nvml, self._redaction.text
         cards = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Sequence
 from copy import copy
@@ -48,6 +47,8 @@ class SpillFile:
         folder = cache_folder()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            import tempfile
+
             with tempfile.TemporaryFile(dir=folder) as file:
                 self._descriptor = os.dup(file.fileno())
         except OSError as error:

@@ -4,11 +4,8 @@ Files are opened read-only and immutable: no lock is taken and nothing is writte
 SQLite then ignores locks and journals, so these are checked here first. `sqlite_security` prevents
 anything in the file from being executed.
 
-Integer columns are read by `table_scan` where that can be. Else they are read as Arrow batches over
-ADBC, several row ranges at a time with one
-connection each (SQLite takes no lock that would serialize read-only connections, and ADBC releases
-the GIL), and copied into preallocated numpy arrays. Where a column defeats ADBC (text among
-integers, floats), the row range is read again through the standard library with casts.
+Integer columns are read by `table_scan` where that can be, else through SQLite, a batch of rows at
+a time, and with casts where a value is no integer.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ from gputrace.store.table_scan import (
     Scanner,
     TableLayout,
     count_threads,
-    map_in_threads,
     quote_identifier,
 )
 
@@ -67,7 +63,6 @@ class Database:
         self.uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
         self.most_rows = path.stat().st_size // LEAST_BYTES_A_ROW
         """Upper bound of the rows of any table."""
-        self._checking = Lock()
         self._layouts: dict[str, TableLayout | None] = {}
         try:
             self._connection = sqlite_security.connect(self.uri, check_same_thread=False)
@@ -79,8 +74,6 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
-        if (scanner := self.__dict__.get("scanner")) is not None:
-            scanner.close()
 
     @cached_property
     def scanner(self) -> Scanner | None:
@@ -121,14 +114,6 @@ class Database:
         """Return column ``value`` of a string table by id."""
         sql = f"SELECT {id}, value FROM {table} WHERE {id} IN (SELECT value FROM json_each(?))"
         return dict(self.query(sql, (json.dumps(list(ids)),)))
-
-    def check(self, sql: str) -> None:
-        """Raise InputError for a statement that must not run on any connection; thread-safe."""
-        try:
-            with self._checking:
-                self._connection.execute(f"EXPLAIN {sql}").close()
-        except sqlite_security.ERRORS as error:
-            raise sqlite_error(self.path, error) from error
 
     def endless(self) -> InputError:
         """Return the error for a table with more rows than the file can hold."""
@@ -278,32 +263,18 @@ def _fitting(values: Any, kind: np.dtype[Any]) -> Any:
     return np.where((values > limits.max) | (values < limits.min), NULL, values)
 
 
-def _plain_values(chunk: Any) -> Any:
-    """Convert an Arrow array of integers, or raise ValueError; pyarrow's way imports pandas."""
-    import pyarrow
-
-    if pyarrow.types.is_null(chunk.type):
+def _integer(value: object) -> int:
+    """Convert what SQLite has in a column of integers; raise ValueError if that takes a cast."""
+    if value is None:
         return NULL
-    if not len(chunk):
-        return ()
-    if pyarrow.types.is_binary(chunk.type):
-        # BLOBs of four bytes are little-endian integers.
-        offsets = np.frombuffer(chunk.buffers()[1], np.int32, len(chunk) + 1, 4 * chunk.offset)
-        if chunk.null_count or (np.diff(offsets) != 4).any():
-            raise ValueError("BLOBs that are no 32-bit numbers in an integer column")
-        return np.frombuffer(chunk.buffers()[2], "<u4", len(chunk), int(offsets[0]))
-    if not pyarrow.types.is_int64(chunk.type):
-        raise ValueError(f"{chunk.type} in an integer column")
-    known, values = chunk.buffers()
-    full = np.frombuffer(values, np.int64, len(chunk), 8 * chunk.offset)
-    if not chunk.null_count:
-        return full
-    bits = np.unpackbits(np.frombuffer(known, np.uint8), bitorder="little")
-    return np.where(bits[chunk.offset : chunk.offset + len(chunk)], full, NULL)
+    if isinstance(value, bytes) and len(value) == _INT32.itemsize:
+        return int.from_bytes(value, "little")  # As nvprof keeps the ids of processes.
+    raise ValueError(f"{type(value).__name__} in an integer column")
 
 
+_INT32: Final = np.dtype(np.int32)
 _BATCH_ROWS: Final = 16_384
-"""Rows of an Arrow batch: 128 KiB a column, so that malloc reuses the previous batch."""
+"""Rows that SQLite hands over at once."""
 ROWS_AT_ONCE: Final = 1 << 21
 """Rows of a chunk; a multiple of the rows of a zone."""
 
@@ -314,29 +285,39 @@ def read_integers(
     """Read the columns of a query in order of rowid, if there is any, with -1 for NULL."""
     if (scanned := scan_integers(database, query, progress, rows)) is not None:
         return scanned
-    ranges = _split(*rows) if rows else row_ranges(database, query.table)
-    first = ranges[0][0] if ranges[0] else 0
-    total = ranges[-1][1] - first if ranges[-1] else 0
-    columns: dict[str, Integers] = {
-        name: np.empty(total or _BATCH_ROWS, query.types[name]) for name in query.values
+    bounds = rows or database.row_bounds(query.table) or (0, 0)
+    count = _counter(progress, bounds[1] - bounds[0])
+    try:
+        return _read_rows(database, query, query.sql(rows), count)
+    except (ValueError, OverflowError):
+        return _read_rows(database, query, query.sql(rows, cast=True), count)
+
+
+def _read_rows(
+    database: Database, query: Query, sql: str, count: Callable[[int], None]
+) -> dict[str, Integers]:
+    """Read rows over a connection of its own, since several threads may read at once."""
+    width, left = len(query.values), database.most_rows
+    batches = [np.empty((0, width), np.int64)]
+    try:
+        with closing(sqlite_security.connect(database.uri)) as connection:
+            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            cursor = connection.execute(sql)
+            while rows := cursor.fetchmany(_BATCH_ROWS):
+                left -= len(rows)
+                if left < 0:
+                    raise database.endless()
+                values = (v if type(v) is int else _integer(v) for v in chain.from_iterable(rows))
+                flat = np.fromiter(values, np.int64, width * len(rows))
+                batches.append(flat.reshape(-1, width))
+                count(len(rows))
+    except (sqlite3.Error, MemoryError) as error:
+        raise sqlite_error(database.path, error) from error
+    table = np.concatenate(batches)
+    return {
+        name: _fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
+        for i, name in enumerate(query.values)
     }
-    count = _counter(progress, total)
-
-    def read(rows: Rows) -> dict[str, Integers]:
-        # Adjacent ranges fill one array, to save a copy.
-        region = slice(rows[0] - first, rows[1] - first) if rows else slice(None)
-        views = {name: column[region] for name, column in columns.items()}
-        return _read_range(database, query, rows, views, count)
-
-    if len(ranges) == 1:
-        return _read_range(database, query, ranges[0], columns, count)
-    parts = map_in_threads(read, ranges)
-    for name, column in columns.items():
-        pieces = [part.pop(name) for part in parts]
-        inside = all(values.base is column for values in pieces)
-        filled = inside and sum(map(len, pieces)) == len(column)
-        columns[name] = column if filled else np.concatenate(pieces)
-    return columns
 
 
 def scan_integers(
@@ -394,76 +375,6 @@ def _split(first: int, end: int) -> list[tuple[int, int]]:
     parts = count_threads(end - first)
     # Integer arithmetic, since rowids may exceed the precision of a float.
     return list(pairwise(first + (end - first) * at // parts for at in range(parts + 1)))
-
-
-def _read_range(
-    database: Database,
-    query: Query,
-    rows: Rows,
-    columns: dict[str, Integers],
-    count: Callable[[int], None],
-) -> dict[str, Integers]:
-    """Read rows into columns, which grow if the number of rows is unknown."""
-    import adbc_driver_manager
-    import pyarrow
-
-    length = 0
-    try:
-        for batch in read_batches(database, query.sql(rows)):
-            end = length + batch.num_rows
-            for index, (name, values) in enumerate(columns.items()):
-                if end > len(values):
-                    values = columns[name] = np.resize(values, max(end, 2 * len(values)))
-                values[length:end] = _fitting(_plain_values(batch.column(index)), values.dtype)
-            length = end
-            count(batch.num_rows)
-    except (adbc_driver_manager.Error, pyarrow.ArrowException, OSError, ValueError):
-        return _read_casting(database, query, rows)
-    return {name: values[:length] for name, values in columns.items()}
-
-
-def read_batches(database: Database, sql: str) -> Iterator[Any]:
-    """Yield the rows of a statement as Arrow record batches, over a separate connection."""
-    import adbc_driver_manager as adbc
-    import adbc_driver_sqlite
-    import pyarrow
-
-    database.check(sql)
-    with (
-        adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=database.uri) as opened,
-        adbc.AdbcConnection(opened) as connection,
-        adbc.AdbcStatement(connection) as statement,
-    ):
-        for setting in sqlite_security.SETTINGS:
-            statement.set_sql_query(f"PRAGMA {setting}")
-            statement.execute_update()
-        left = database.most_rows
-        statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-        statement.set_sql_query(sql)
-        stream, _ = statement.execute_query()
-        with pyarrow.RecordBatchReader.from_stream(stream) as reader:
-            for batch in reader:
-                left -= batch.num_rows
-                if left < 0:
-                    raise database.endless()
-                yield batch
-
-
-def _read_casting(database: Database, query: Query, rows: Rows) -> dict[str, Integers]:
-    try:
-        with closing(sqlite_security.connect(database.uri)) as connection:
-            cursor = connection.execute(query.sql(rows, cast=True))
-            values = chain.from_iterable(islice(cursor, database.most_rows))
-            flat = np.fromiter((NULL if value is None else value for value in values), np.int64)
-            if next(cursor, None) is not None:
-                raise database.endless()
-    except (sqlite3.Error, OverflowError, MemoryError) as error:
-        raise sqlite_error(database.path, error) from error
-    table = flat.reshape(-1, len(query.values))
-    return {
-        name: _fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
-        for i, name in enumerate(query.values)
-    }
 
 
 class TimedTable(Struct, frozen=True):

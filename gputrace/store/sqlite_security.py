@@ -2,8 +2,7 @@
 
 SQLite consults the schema of a file when it prepares a statement: views, triggers, checks and
 generated columns. Each statement therefore passes an authorizer
-(sqlite.org/c3ref/set_authorizer.html), which costs nothing while rows are read. A connection
-without an authorizer, such as ADBC's, runs only statements that `Database.check` has approved.
+(sqlite.org/c3ref/set_authorizer.html), which costs nothing while rows are read.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import ctypes
 import os
 import re
 import struct
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -246,27 +246,29 @@ def _absence(type_: str, default: object) -> tuple[int, int]:
 
 
 class Scanner:
-    """An open SQLite file whose tables are scanned; it must not change."""
+    """An SQLite file whose tables are scanned; it must not change.
+
+    It is open during reads alone, since the traces of a run may be as many as a process may open.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open a file; raise OSError if that fails, and ValueError if it cannot be scanned."""
+        """Look at a file; raise OSError if that fails, and ValueError if it cannot be scanned."""
         loaded = library()
         if loaded is None:
             raise ValueError("the package was built without a compiler")
-        self._library = loaded
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.close = weakref.finalize(self, os.close, self._descriptor)
-        head = os.pread(self._descriptor, 100, 0)
+        self._library, self._path = loaded, path
+        with path.open("rb") as file:
+            head, self._about = file.read(100), os.fstat(file.fileno())
         size, reserved, fractions, changes, pages, valid_for = struct.unpack(
             ">16xH2xB3sII60xI4x", head
         )
         size = 65536 if size == 1 else size
-        in_file, rest = divmod(os.fstat(self._descriptor).st_size, size or 1)
+        in_file, rest = divmod(self._about.st_size, size or 1)
         # Old writers leave the page count stale.
         pages = pages if pages and changes == valid_for else in_file
         if rest or pages > in_file or fractions != b"\x40\x20\x20":
             raise ValueError("a header that SQLite has to judge")
-        self._file = _File(pages, self._descriptor, size, size - reserved)
+        self._file = pages, size, size - reserved
 
     def read(
         self, layout: TableLayout, query: Query, first: int, end: int, count: Callable[[int], None]
@@ -278,11 +280,27 @@ class Scanner:
         positions = layout.select(query)
         if not positions or len(positions) > _MOST_COLUMNS or end > _INT64.max:
             return None
-        pages = np.empty(self._file.pages, np.uint32)
-        highs = np.empty(self._file.pages, np.int64)
+        with suppress(OSError), self._path.open("rb") as opened:
+            if os.path.samestat(os.fstat(opened.fileno()), self._about):
+                file = _File(self._file[0], opened.fileno(), *self._file[1:])
+                return self._read(file, positions, layout, query, first, end, count)
+        return None  # It has gone, or another has its name.
+
+    def _read(
+        self,
+        file: _File,
+        positions: Mapping[str, int],
+        layout: TableLayout,
+        query: Query,
+        first: int,
+        end: int,
+        count: Callable[[int], None],
+    ) -> dict[str, Integers] | None:
+        pages = np.empty(file.pages, np.uint32)
+        highs = np.empty(file.pages, np.int64)
         low = ctypes.c_int64()
         leaves = self._library.gputrace_list_leaves(
-            self._file,
+            file,
             layout.root,
             first,
             end - 1,
@@ -312,7 +330,7 @@ class Scanner:
                 size = min(_LEAVES_AT_ONCE, edges[part + 1] - leaf)
                 before = row
                 row = self._library.gputrace_scan_leaves(
-                    self._file,
+                    file,
                     pages[leaf:].ctypes.data,
                     highs[leaf:].ctypes.data,
                     size,
@@ -370,9 +388,13 @@ def _values(
 
 def count_threads(rows: int) -> int:
     """Return by how many threads so many rows are best read."""
+    return max(1, min(count_cores(), rows // _ROWS_WORTH_A_THREAD, 16))
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
     has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-    return max(1, min(cores or 1, rows // _ROWS_WORTH_A_THREAD, 16))
+    return (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()) or 1
 
 
 def map_in_threads(work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:

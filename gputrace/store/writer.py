@@ -111,7 +111,7 @@ TABLES: Final[Mapping[str, str]] = {
     "blockZ INTEGER NOT NULL, staticSharedMemory INTEGER NOT NULL, "
     "dynamicSharedMemory INTEGER NOT NULL, localMemoryPerThread INTEGER NOT NULL, "
     "localMemoryTotal INTEGER NOT NULL, gridId INTEGER NOT NULL, sharedMemoryExecuted INTEGER, "
-    "graphNodeId INTEGER, sharedMemoryLimitConfig INTEGER",
+    "graphNodeId INTEGER, sharedMemoryLimitConfig INTEGER, graphId INTEGER",
     "CUPTI_ACTIVITY_KIND_MEMCPY": f"{_ON_GPU}, bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL, "
     "deprecatedSrcId INTEGER, srcKind INTEGER, dstKind INTEGER, srcDeviceId INTEGER, "
     "srcContextId INTEGER, dstDeviceId INTEGER, dstContextId INTEGER, migrationCause INTEGER, "
@@ -161,6 +161,8 @@ TABLES: Final[Mapping[str, str]] = {
     "GPUTRACE_API_WINDOW": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
     "globalPid INTEGER NOT NULL",
     "GPUTRACE_CONTROL": "start INTEGER NOT NULL, end INTEGER NOT NULL, globalPid INTEGER NOT NULL",
+    "GPUTRACE_GRAPH_NODES": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
+    "globalPid INTEGER NOT NULL",
     "GPUTRACE_CLOCK": "globalPid INTEGER NOT NULL, realtimeNs INTEGER NOT NULL, "
     "monotonicNs INTEGER NOT NULL, monotonicRawNs INTEGER NOT NULL",
     "GPUTRACE_NOTE": "globalPid INTEGER, timeNs INTEGER, text TEXT NOT NULL",

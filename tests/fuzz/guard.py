@@ -123,8 +123,8 @@ class Guard:
 
 def _demangles(event: str, arguments: tuple[Any, ...]) -> bool:
     """Return true for the one process that readers start, with limited memory and time."""
-    own = [sys.executable, "-c", names.PROGRAM]
-    return event == "subprocess.Popen" and list(arguments[1][:3]) == own
+    own = [sys.executable, "-I", "-c", names.PROGRAM]
+    return event == "subprocess.Popen" and list(arguments[1][:4]) == own
 
 
 def _file_of(database: str) -> str:

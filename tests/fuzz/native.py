@@ -1,5 +1,5 @@
-"""The C libraries under sanitizers: the decoder with libFuzzer, the scan of SQLite's pages on
-changed ones, the collector's tests with ASan and UBSan.
+"""The C libraries under sanitizers: the decoder with libFuzzer, the scans of SQLite's pages
+and of Kineto's events on changed ones, the collector's tests with ASan and UBSan.
 
 ``python -m tests.fuzz.native`` does all. AddressSanitizer and UndefinedBehaviorSanitizer are part
 of gcc and clang; libFuzzer is clang's alone, and left out where there is no clang.
@@ -8,6 +8,7 @@ of gcc and clang; libFuzzer is clang's alone, and left out where there is no cla
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -94,6 +95,30 @@ def scan_pages(folder: Path, runs: int, seed: int = 1) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+def scan_events(folder: Path, runs: int, seed: int = 1) -> tuple[int, int]:
+    """Scan changed lists of Kineto's events, under sanitizers; how many gave rows, and none.
+
+    Raises CalledProcessError where a scan reads or writes what it may not.
+    """
+    program, text = folder / "scan_events", folder / "events.json"
+    source = ROOT / "tests" / "native" / "scan_events.c"
+    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", *SANITIZED]
+    subprocess.run(["cc", *options, "-o", str(program), str(source)], check=True, timeout=300)
+    events = [
+        {"ph": "X", "cat": "kernel", "name": f"gemm {n % 9} \u00e9", "pid": 0, "tid": f"stream {n}",
+         "ts": n * 1000.25, "dur": 7, "args": {"device": 0, "correlation": n, "grid": [1, {}]}}
+        for n in range(60)
+    ]  # fmt: skip
+    text.write_text(json.dumps([*events, {"ph": "M", "args": {"dtype": "Half", "bytes": -1}}]))
+    command = [str(program), str(text), str(runs), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr[-6000:])
+        raise subprocess.CalledProcessError(done.returncode, command)
+    scanned, left = map(int, done.stdout.split())
+    return scanned, left
+
+
 def run_tests() -> int:
     """The tests of the C library, compiled with sanitizers; pytest's exit code."""
     environment = os.environ | {
@@ -118,6 +143,8 @@ def main() -> int:
         sys.stdout.write(f"fuzz: decoder: {inputs:,} inputs, none failed\n")
     scanned, refused = scan_pages(folder, SCANS)
     sys.stdout.write(f"fuzz: scans of pages: {scanned:,} gave rows, {refused:,} none\n")
+    scanned, left = scan_events(folder, SCANS)
+    sys.stdout.write(f"fuzz: scans of Kineto's events: {scanned:,} gave rows, {left:,} none\n")
     return 0 if options.without_tests else run_tests()
 
 

@@ -12,13 +12,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import pyarrow
-from pyarrow import parquet
 
 from gputrace.analyzers.hangs import find_cause
 from gputrace.analyzers.timeline_model import Scene, read_scene
-from gputrace.readers.flight_recorder import read_ranks
-from gputrace.readers.registry import is_hang_report, open_trace
+from gputrace.readers.flight_recorder import is_hang_report, read_ranks
+from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
 from gputrace.studies.database import FILE, Configuration, Database, Run, StudyHeader, StudyPlan
@@ -79,6 +77,9 @@ def dumps() -> list[bytes]:
 
 def kernels() -> list[bytes]:
     """A table of kernels as nsys exports it to Parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
     columns: dict[str, Any] = {"start": [10, 200, 400], "end": [110, 300, 500]}
     columns |= {"deviceId": [0] * 3, "contextId": [1] * 3, "streamId": [7] * 3}
     columns |= {"correlationId": [1, 2, 3], "globalPid": [281487744172032] * 3}

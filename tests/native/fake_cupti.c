@@ -4,7 +4,8 @@
  *
  * Environment: FAKE_CUPTI_TAKEN, another tool subscribed before; FAKE_CUPTI_DROPPED, a number of
  * records lost; FAKE_CUPTI_LATE_MS, how long it keeps a buffer back that is to be handed over, but for a
- * forced flush; FAKE_CUPTI_FLUSH_MS, how long a flush takes; FAKE_CUPTI_REAL, the path of a libcupti of NVIDIA's that walks buffers and names
+ * forced flush; FAKE_CUPTI_FLUSH_MS, how long a flush takes; FAKE_CUPTI_VERSION, what it says of itself;
+ * FAKE_CUPTI_HW_TRACE, a GPU with hardware events; FAKE_CUPTI_REAL, the path of a libcupti of NVIDIA's that walks buffers and names
  * calls in place of this one. Misuse that would crash the program with the real one ends it here.
  */
 #define _GNU_SOURCE
@@ -18,8 +19,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { INVALID = 1, TAKEN = 39, NO_MORE = 12, KINDS = 64, CALLS = 2048, PARTS = 256 };
-enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10 };
+enum { INVALID = 1, NOT_SUPPORTED = 27, TAKEN = 39, NO_MORE = 12, KINDS = 64, CALLS = 2048, PARTS = 256 };
+enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10,
+       GRAPH_TRACE = 51 };
 enum { CU_PROFILER_START = 308, CU_PROFILER_STOP = 309, CU_GRAPH_INSTANTIATE = 509 };
 
 typedef void (*requested_t)(uint8_t **, size_t *, size_t *);
@@ -59,7 +61,7 @@ static uint64_t dropped, late;
 static volatile int forced;
 static uint32_t thread_ids;
 static uint64_t (*timestamp)(void);
-static int finalized, at_once;
+static int finalized, at_once, by_hardware;
 /* Calls are numbered from 1 on again after cuptiFinalize: the largest number so far, and at that time. */
 static uint32_t numbered, numbered_before;
 /* Whether a record was made while single calls were chosen: such a choice can be made again. */
@@ -167,6 +169,9 @@ int fake_calls(void) { return calls; }
 /* Whether it records kernels. */
 int fake_records(void) { return on[KERNEL]; }
 
+/* Whether it records replays of graphs as a whole, and so no node of them. */
+int fake_graphs(void) { return on[GRAPH_TRACE]; }
+
 /* How often it was asked to record other calls, or none. */
 int fake_choices(void) { return choices; }
 
@@ -255,7 +260,8 @@ int fake_attended(void) { return callback && profiler[CU_PROFILER_START]; }
 /* ---- what CUPTI offers ---- */
 
 int cuptiGetVersion(uint32_t *version) {
-    *version = 130000;
+    const char *told = getenv("FAKE_CUPTI_VERSION");
+    *version = told ? (uint32_t)atoi(told) : 130000;
     return 0;
 }
 
@@ -292,6 +298,7 @@ int cuptiFinalize(void) {
     check(1, "");
     pthread_mutex_lock(&lock);
     check(!current.used, "finalized before it was flushed");
+    check(!by_hardware, "finalized with hardware events");
     callback = NULL;
     watched[1] = watched[2] = lasting = 0;
     memset(profiler, 0, sizeof profiler);
@@ -351,6 +358,17 @@ int cuptiActivityEnableRuntimeApi(uint32_t id, uint8_t value) {
     return choose(RUNTIME_DOMAIN, id, value);
 }
 #endif
+
+#ifndef OLD
+int cuptiActivityEnableHWTrace(uint8_t enable) {
+    check(!used, "hardware events after there is a context");
+    by_hardware = enable && getenv("FAKE_CUPTI_HW_TRACE");
+    return by_hardware ? 0 : NOT_SUPPORTED;
+}
+#endif
+
+/* Whether the hardware takes the times. */
+int fake_hardware(void) { return by_hardware; }
 
 /* Without force only buffers whose records are all complete. Returns when they are handed over, unless
  * they are kept back. */

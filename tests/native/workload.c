@@ -20,6 +20,10 @@
  *   exec, spawn                   this program again, for the rest of the arguments; spawn: as a child
  *   profiler, capture, pause 0|1  cudaProfilerStart and Stop, gputrace_capture, gputrace_pause
  *   rest 0|1                      gputrace_rest, in which CUPTI stays or not
+ *   replays COUNT                 of a CUDA graph of two kernels, NCCL's and a copy, 5 us with pauses; 9 where
+ *                                 CUPTI records its nodes; the first one instantiates it
+ *   nodes 0|1                     gputrace_nodes; says what it gives
+ *   write                         gputrace_write
  *   train STEPS LAUNCHES US       steps in NVTX ranges: an input copy, and launches with so long between
  *   step                          gputrace_step
  *   calls                         says how many calls CUPTI made records of
@@ -28,6 +32,7 @@
  *   released NUMBER RATE          RATE kernels a millisecond until it was called so often, or a minute
  *   graphs COUNT THREADS          instantiates as many graphs in each thread, for two milliseconds each
  *   at_once                       says how many of these calls were under way at once, at most
+ *   hardware                      says whether the hardware takes the times of kernels
  *   taken                         says whether somebody subscribed to CUPTI's callbacks
  *   attended                      waits until somebody is told of cudaProfilerStart, a minute at most
  *   line                          waits for a line on stdin
@@ -53,7 +58,8 @@
 
 enum { MEMCPY = 1, MEMSET = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10, OVERHEAD = 17, PEER = 22,
        SYNC = 38, GRAPH = 51 };
-enum { LAUNCH = 211, COPY = 41, GET_DEVICE = 17, GET_CONTEXT = 304, LAUNCH_DRIVER = 307 };
+enum { LAUNCH = 211, COPY = 41, GET_DEVICE = 17, GET_CONTEXT = 304, LAUNCH_DRIVER = 307,
+       LAUNCH_GRAPH = 311 };
 enum { THREADS = 16 };
 
 typedef struct { uint8_t bytes[256]; } record_t;
@@ -62,10 +68,11 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
 static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), (*fake_attended)(void);
-static int (*fake_at_once)(void), (*fake_taken)(void);
+static int (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void);
+static int (*fake_hardware)(void);
 static void (*fake_instantiate)(int);
-static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void);
-static int (*gputrace_rest)(uint64_t, int);
+static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void), (*gputrace_write)(void);
+static int (*gputrace_rest)(uint64_t, int), (*gputrace_nodes)(int);
 static uint32_t correlations;
 static long numbers[THREADS];
 
@@ -120,6 +127,10 @@ static void on_gpu(record_t *r, int at, uint32_t device, uint32_t context, uint3
     put32(r, at + 8, stream);
 }
 
+/* What the kernels that follow are called, and the graph that they are nodes of. */
+static const char *kernel_name;
+static uint32_t kernel_graph;
+
 static void kernel(uint64_t start, uint64_t end, uint32_t stream, uint32_t correlation, uint32_t x) {
     record_t r = record(KERNEL, 16, start, end);
     on_gpu(&r, 40, 1, 7, stream);
@@ -135,8 +146,9 @@ static void kernel(uint64_t start, uint64_t end, uint32_t stream, uint32_t corre
     put64(&r, 96, 1 + x);
     put8(&r, 136, 1); /* cooperative */
     put32(&r, 92, correlation);
-    put64(&r, 104, (uint64_t)(uintptr_t)(stream % 2 ? "_ZN3net5scaleIfEEvPT_f" : "sgemm_128x64"));
-    put32(&r, 156, 0);
+    const char *name = stream % 2 ? "_ZN3net5scaleIfEEvPT_f" : "sgemm_128x64";
+    put64(&r, 104, (uint64_t)(uintptr_t)(kernel_name ? kernel_name : name));
+    put32(&r, 156, kernel_graph);
     send(&r, end);
 }
 
@@ -175,14 +187,14 @@ static void fill(uint64_t start, uint32_t correlation) {
     send(&r, start + 700);
 }
 
-static void graph(uint64_t start, uint32_t correlation) {
-    record_t r = record(GRAPH, 8, start, start + 800);
+static void graph(uint64_t start, uint64_t end, uint32_t correlation) {
+    record_t r = record(GRAPH, 8, start, end);
     put32(&r, 4, correlation);
     put32(&r, 24, 1);
     put32(&r, 28, 99);
     put32(&r, 32, 7);
     put32(&r, 36, 17);
-    send(&r, start + 800);
+    send(&r, end);
 }
 
 static void synchronization(uint64_t start, uint32_t correlation) {
@@ -221,7 +233,7 @@ static void plain(uint64_t start) {
 static void sample(void) {
     uint64_t start = now_ns() - 1000000;
     plain(start);
-    graph(start + 6000, 108);
+    graph(start + 6000, start + 6800, 108);
 }
 
 static void work(int thread) {
@@ -229,6 +241,33 @@ static void work(int thread) {
     uint64_t now = now_ns();
     call(RUNTIME, LAUNCH, now - 3000, correlation, 0);
     kernel(now - 2000, now - 500, (uint32_t)thread, correlation, (uint32_t)numbers[thread]++);
+}
+
+/* A record of each node of the replay of graph 99, which begins then; the copy takes half a microsecond. */
+static void nodes(uint64_t start, uint32_t correlation) {
+    static const char *const names[] = {"sgemm_128x64", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "adam"};
+    copy(start, correlation);
+    kernel_graph = 99;
+    for (uint32_t i = 0; i < 3; i++) {
+        kernel_name = names[i];
+        kernel(start + 2000 + i * 2500, start + 3000 + i * 2500, 14, correlation, i);
+    }
+    kernel_graph = 0;
+    kernel_name = NULL;
+}
+
+/* CUPTI has no record of the whole of a replay whose graph was instantiated while it recorded nodes. */
+static void replays(int count) {
+    static int is_whole = -1;
+    if (is_whole < 0) is_whole = fake_graphs && fake_graphs();
+    for (int i = 0; i < count; i++) {
+        uint32_t correlation = __atomic_add_fetch(&correlations, 1, __ATOMIC_RELAXED);
+        uint64_t start = now_ns();
+        call(RUNTIME, LAUNCH_GRAPH, start, correlation, 0);
+        if (fake_graphs && !fake_graphs()) nodes(start + 1000, correlation);
+        else if (is_whole) graph(start + 1000, start + 6000, correlation);
+        sleep_us(20);
+    }
 }
 
 static void *run(void *argument) {
@@ -482,12 +521,16 @@ static void find(void) {
         *(void **)&fake_instantiate = dlsym(cupti, "fake_instantiate");
         *(void **)&fake_at_once = dlsym(cupti, "fake_at_once");
         *(void **)&fake_taken = dlsym(cupti, "fake_taken");
+        *(void **)&fake_graphs = dlsym(cupti, "fake_graphs");
+        *(void **)&fake_hardware = dlsym(cupti, "fake_hardware");
     }
     if (collector) {
         *(void **)&gputrace_capture = dlsym(collector, "gputrace_capture");
         *(void **)&gputrace_rest = dlsym(collector, "gputrace_rest");
+        *(void **)&gputrace_nodes = dlsym(collector, "gputrace_nodes");
         *(void **)&gputrace_pause = dlsym(collector, "gputrace_pause");
         *(void **)&gputrace_step = dlsym(collector, "gputrace_step");
+        *(void **)&gputrace_write = dlsym(collector, "gputrace_write");
     }
 }
 
@@ -614,6 +657,7 @@ int main(int count, char **words) {
         else if (!strcmp(what, "plain")) plain(now_ns() - 1000000);
         else if (!strcmp(what, "copies")) copies();
         else if (!strcmp(what, "step")) { if (gputrace_step) gputrace_step(); }
+        else if (!strcmp(what, "write")) { if (gputrace_write) gputrace_write(); }
         else if (!strcmp(what, "ranges")) ranges();
         else if (!strcmp(what, "payloads")) payloads();
         else if (!strcmp(what, "attended")) attended();
@@ -626,6 +670,7 @@ int main(int count, char **words) {
         else if (!strcmp(what, "finalized")) say(fake_finalized);
         else if (!strcmp(what, "at_once")) say(fake_at_once);
         else if (!strcmp(what, "taken")) say(fake_taken);
+        else if (!strcmp(what, "hardware")) say(fake_hardware);
         else if (!strcmp(what, "calls")) say(fake_calls);
         else if (!strcmp(what, "choices")) say(fake_choices);
         else if (!strcmp(what, "fork")) fork_child(*++w);
@@ -639,6 +684,8 @@ int main(int count, char **words) {
             if (!strcmp(what, "profiler") && fake_profiler) fake_profiler(number);
             if (!strcmp(what, "capture") && gputrace_capture) gputrace_capture(number);
             if (!strcmp(what, "pause") && gputrace_pause) gputrace_pause(number);
+            if (!strcmp(what, "replays")) replays(number);
+            if (!strcmp(what, "nodes")) printf("%d\n", gputrace_nodes ? gputrace_nodes(number) : 0);
             if (!strcmp(what, "rest") && gputrace_rest) gputrace_rest(0, number);
             if (!strcmp(what, "meanwhile")) meanwhile(number);
             if (!strcmp(what, "deep")) deep(number);

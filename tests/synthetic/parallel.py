@@ -47,11 +47,18 @@ class Group:
 
 
 class World:
-    """Ranks with a GPU each."""
+    """Ranks with a GPU each.
 
-    def __init__(self, ranks: int, *, hosts: int = 1, payloads: bool = True) -> None:
+    Their hosts issue work just before it starts; or ``ahead``, 10 µs apart, and wait for the GPU
+    at the end of each step.
+    """
+
+    def __init__(
+        self, ranks: int, *, hosts: int = 1, payloads: bool = True, ahead: bool = False
+    ) -> None:
         self.export = Export()
         self.now = [1_000_000] * ranks
+        self._host = list(self.now) if ahead else []
         self.ranks, self.payloads = ranks, payloads
         self._correlation = 1_000
         self._groups = 0
@@ -119,11 +126,19 @@ class World:
             streamId=stream, correlationId=self._correlation,
         )  # fmt: skip
 
+    def _issue(self, rank: int, start: int) -> int:
+        """Return when the host issues what starts at a moment."""
+        if not self._host:
+            return start - 6_000
+        self._host[rank] += 10_000
+        return self._host[rank] - 10_000
+
     def compute(self, rank: int, ns: int, name: str = "sm90_xmma_gemm_bf16") -> None:
         """Compute for so long, in two kernels."""
         start = self.now[rank]
         for part in (ns // 2, ns - ns // 2):
-            self._kernel(rank, start, start + part, name, COMPUTE)
+            lead = start - self._issue(rank, start)
+            self._kernel(rank, start, start + part, name, COMPUTE, lead)
             start += part
         self.now[rank] = start
 
@@ -143,9 +158,10 @@ class World:
         for rank, start in starts.items():
             name = f"ncclDevKernel_{operation}_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)"
             payload = (group.id, size) + (0,) * (operation != "AllGather")
+            at = self._issue(rank, start)
             if not kernel:
-                self._range(rank, f"nccl{operation}", start - 7_000, 5_000, payload)
-            self._kernel(rank, start, end, kernel or name, COMMUNICATION)
+                self._range(rank, f"nccl{operation}", at - 1_000, 5_000, payload)
+            self._kernel(rank, start, end, kernel or name, COMMUNICATION, start - at)
             group.free[rank] = end
             if waits:
                 self.now[rank] = end
@@ -184,6 +200,18 @@ class World:
         """Mark a step that began on each rank at some moment, and ends now."""
         for rank, begin in enumerate(begins):
             self._range(rank, f"step {number}", begin - 9_000, self.now[rank] - begin)
+            if self._host:
+                self._wait(rank)
+
+    def _wait(self, rank: int) -> None:
+        """Let a host wait for its GPU, which has nothing to do until the host goes on."""
+        self.export.add(
+            RUNTIME, start=self._host[rank], end=self.now[rank], eventClass=0,
+            globalTid=self._thread(rank), correlationId=0,
+            nameId=self.export.string("cudaDeviceSynchronize"),
+        )  # fmt: skip
+        self._host[rank] = self.now[rank] + 5_000
+        self.now[rank] += 15_000
 
     def write(self, path: Path) -> Path:
         return self.export.write(path)

@@ -122,13 +122,18 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     share = saving / total
     rate = pageable.bytes / max(pageable.copy_ns, 1)
     pinned = pageable.pinned_rate
-    comparison = f" instead of {pinned / 1e9:.1f} GB/s from pinned memory" if pinned else ""
+    spent = f"{format_ns(saving // count)} of {facts.per} ({share:.0%})"
+    message = (
+        f"copies from pageable memory, at {rate:.1f} GB/s, take {spent} with nothing beside them"
+    )
+    if pinned:
+        message = f"copies from pageable memory run at {rate:.1f} GB/s instead of "
+        message += f"{pinned / 1e9:.1f} GB/s from pinned memory: that costs {spent}"
     yield facts.finding(
         "h2d-pageable",
         severity_of(share) or "low",
         saving // count,
-        f"copies from pageable memory run at {rate:.1f} GB/s{comparison}: that costs "
-        f"{format_ns(saving // count)} of {facts.per} ({share:.0%})",
+        message,
         f"copy from pinned memory ({_PINNED.get(facts.framework, 'cudaHostAlloc')}): it is faster, "
         "the host need not wait, and copies can run beside kernels",
         {
@@ -445,6 +450,11 @@ _COMPILED: Final = re.compile(r"triton_[a-z]{3}_fused_")
 def _how_to_compute_less(facts: Facts) -> str:
     """Return what the kernels show that the program does not do yet."""
     kernels, is_torch = facts.kernels, facts.framework == "pytorch"
+    if not facts.framework and kernels is not None and not kernels.products:
+        return (
+            "single precision where it suffices, fewer passes over memory (Nsight Compute says "
+            "what limits a kernel), faster cards, or more of them"
+        )
     advice = []
     if kernels is None or _in_low_precision(kernels) < _MOSTLY_ON_THEM * kernels.total_ns:
         advice.append("mixed precision")

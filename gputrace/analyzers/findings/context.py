@@ -301,7 +301,7 @@ class Known(Struct, frozen=True, dict=True):
         for framework, parts in _FRAMEWORKS:
             if any(part in name for name in text for part in parts):
                 return framework
-        return ""
+        return "pytorch" if "kineto" in self.trace.source.split("+") else ""
 
     @cached_property
     def nvml(self) -> Nvml:
@@ -332,12 +332,24 @@ class Known(Struct, frozen=True, dict=True):
         return {}
 
     @cached_property
+    def listed(self) -> tuple[Breakdown, ...]:
+        """Rows of the breakdown without GPUs that appear only as an end of another's copies: what
+        they do meanwhile is unknown.
+        """
+        ends = {
+            (summary.gpu.gpu, summary.gpu.rank)
+            for summary in self.per_gpu.operations
+            if summary.kinds == {Kind.COPY_PEER}
+        }
+        rows = tuple(row for row in self.breakdown if (row.gpu, row.rank) not in ends)
+        return rows or self.breakdown
+
+    @cached_property
     def rows(self) -> tuple[Breakdown, ...]:
         """Rows of the breakdown that count: those of the GPUs that do the work.
 
         If some rows have steps, only those. GPUs that do next to nothing beside the others of their
-        rank, such as those that only hold a context, are left out, and those that appear only as an
-        end of another GPU's copies.
+        rank, such as those that only hold a context, are left out.
         """
         busiest: dict[int, int] = {}
         for lane in self.per_gpu.lanes:
@@ -347,14 +359,7 @@ class Known(Struct, frozen=True, dict=True):
             for lane in self.per_gpu.lanes
             if lane.operations < _STRAY * busiest[lane.gpu.rank]
         }
-        ends = {
-            (summary.gpu.gpu, summary.gpu.rank)
-            for summary in self.per_gpu.operations
-            if summary.kinds == {Kind.COPY_PEER}
-        }
-        if len(ends) < len(self.per_gpu.operations):
-            stray |= ends
-        rows = [row for row in self.breakdown if (row.gpu, row.rank) not in stray]
+        rows = [row for row in self.listed if (row.gpu, row.rank) not in stray]
         return tuple([row for row in rows if row.steps] or rows)
 
     @cached_property

@@ -12,10 +12,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.gpu_links import is_on
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.idle_causes import calls_held_by_copies
-from gputrace.model.events import distinct_ids
+from gputrace.model.events import Kind, Memory, distinct_ids
 from gputrace.model.host import COLLATING, READING, SENDING, Allocator, Loader
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Evidence, Finding
@@ -31,7 +32,6 @@ _EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 _IN_ORDER: Final = re.compile("Async")
 """Names of stream-ordered allocations, which do not block."""
-_MANAGED: Final = re.compile(r"MallocManaged|AllocManaged")
 _CUDNN: Final = re.compile(r"cudnn|(?<![a-z])conv(?!ert)|convol", re.IGNORECASE)
 
 _LAUNCH_LESS: Final = {
@@ -59,6 +59,24 @@ ONE_PROCESS_ELSE: Final = (
 )
 """Advice where one process feeds several GPUs, by framework."""
 
+_RUN_AHEAD: Final = {
+    "pytorch": "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
+    "non_blocking copies, no cudaDeviceSynchronize",
+    "tensorflow": "let the host run ahead: no .numpy() or print of a loss in every step; several "
+    "steps in one tf.function (steps_per_execution)",
+    "jax": "let the host run ahead: no float(), print or block_until_ready of a result in every "
+    "step",
+    "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
+    "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
+    "": "let the host run ahead: cudaMemcpyAsync from and into pinned memory, events and "
+    "streams in place of cudaDeviceSynchronize, results that are read more rarely",
+}
+"""Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
+_EXCHANGE_MEANWHILE: Final = (
+    "exchange while the GPU works: MPI_Isend and MPI_Irecv before kernels that need nothing of it; "
+    "between GPUs by NCCL or an MPI that knows CUDA; look at all ranks for the one that comes last"
+)
+
 _LONG_GAP_NS: Final = 1_000_000
 """Gaps longer than this are no late launches: the host did something else."""
 
@@ -68,6 +86,8 @@ _HANDOVER_NS: Final = 5_000
 """Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
 from kernel to kernel."""
 
+_WORTH_SAYING: Final = 0.05
+"""Share of a cost from which a clause says it."""
 _MOSTLY_TINY: Final = 0.5
 """Share of the kernels that must be tiny for the finding about launches to say so."""
 
@@ -229,8 +249,8 @@ def _allocating_calls(facts: Facts) -> list[str]:
     """Return the names of the allocating calls that take most of the time in which GPUs idle for
     them, most first.
     """
-    times = [facts.time_of(lane) for lane in facts.working]
-    spent = sum(map(Counter, facts.per_gpu.each(_in_allocations, facts.working, times)), Counter())
+    each = facts.per_gpu.each(_in_allocations, facts.working, _times(facts))
+    spent = sum(map(Counter, each), Counter())
     least = _ALLOC_NAMED * spent.total()
     return [name for name, ns in spent.most_common() if ns >= least]
 
@@ -250,8 +270,9 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
-    """The host is still in a synchronising call when the GPU has run out of work, or launches late
-    because it waited in one: with nothing to wait for, it would have been ahead of the GPU.
+    """The host is still in a synchronising call, of CUDA or MPI, when the GPU has run out of work,
+    or launches late because it waited in one: with nothing to wait for, it would have been ahead of
+    the GPU.
 
     Cost: idle time with that cause, and the waits for launches after such calls, up to the time
     that the host was in them.
@@ -260,16 +281,26 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
     """
     late = _launches_after_waits(facts)
     clause = ""
-    if late:
+    if late >= _WORTH_SAYING * (late + facts.mean("sync")):
         clause = f", {format_ns(late)} of it before launches that come late after the call"
+    advice = _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"])
+    in_mpi = facts.mean_over_gpus(_in_mpi)
+    if in_mpi >= _WORTH_SAYING * (late + facts.mean("sync")):
+        clause += f", {format_ns(in_mpi)} of it in MPI, for other ranks"
+    if 2 * in_mpi > late + facts.mean("sync"):
+        advice = _EXCHANGE_MEANWHILE
     yield from facts.costly(
         "sync-bound",
         "sync",
         "the GPUs idle {cost} because the host waits in a synchronising call first" + clause,
-        "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
-        "non_blocking copies, no cudaDeviceSynchronize",
+        advice,
         beside=late,
     )
+
+
+def _in_mpi(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the nanoseconds of some time that a GPU idles while its host waits in MPI."""
+    return gpu.lane.causes.in_mpi.intersection(time).total
 
 
 def _launches_of_sync_bound(facts: Facts) -> int:
@@ -384,8 +415,7 @@ def _waits_are_long(facts: Facts) -> bool:
 
 def _long_waits(facts: Facts) -> tuple[int, int]:
     """Return the nanoseconds per step that the GPUs wait for launches, in long gaps and in all."""
-    times = [facts.time_of(lane) for lane in facts.working]
-    waits = facts.per_gpu.each(_launch_waits, facts.working, times)
+    waits = facts.per_gpu.each(_launch_waits, facts.working, _times(facts))
     steps = max(1, sum(max(row.steps, 1) for row in facts.rows))
     return sum(long for long, _ in waits) // steps, sum(total for _, total in waits) // steps
 
@@ -400,7 +430,7 @@ def _advice_on_launches(facts: Facts) -> str:
     """Return the advice: threads of one process hold each other up, and few long gaps have another
     remedy than many short ones.
     """
-    if _feeds_several(facts):
+    if _feeds_several(facts) and (facts.trains or facts.mean("communication")):
         return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
     if _waits_are_long(facts):
         return (
@@ -412,40 +442,50 @@ def _advice_on_launches(facts: Facts) -> str:
 
 
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
-    """The GPUs are idle and nothing in the trace explains why.
+    """The GPUs are idle and nothing in the trace explains why, or pages of managed memory that move
+    as they are touched end most of that.
 
     Cost: idle time with that cause, less what `launch-bound` has of it.
 
-    Wrong if: a recording of more (`--python`, all calls) names another cause.
+    Wrong if: a recording of more (`--python`, all calls) names another cause, or the step is no
+    shorter with managed memory prefetched.
     """
-    if not facts.per_gpu.has_calls:
-        why = "no CUDA API calls were recorded of it"
+    why = ", and the trace does not show why: "
+    if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, _times(facts))) > sum(
+        row.of("other_idle") for row in facts.rows
+    ):
+        why = " before pages of managed memory, which move one after another as they are touched"
+        advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
+        advice += "the GPU; or cudaMalloc and copies"
+    elif not facts.per_gpu.has_calls:
+        why += "no CUDA API calls were recorded of it"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
     elif 2 * facts.mean_over_gpus(_before_unknown_calls) > facts.mean("other_idle"):
-        why = "the calls that issued what follows are not in it"
+        why += "the calls that issued what follows are not in it"
         advice = "record CUDA API calls from the start on (gputrace record, or nsys -t cuda)"
-        if any(facts.per_gpu.in_each_place(_manages_memory)):
-            why = (
-                "what follows are mostly pages of managed memory, which move when they are touched"
-            )
-            advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
-            advice += "the GPU; or cudaMalloc and copies"
     else:
-        why = "its work had been issued and waited"
+        why += "its work had been issued and waited"
         advice = "look at events and streams that the work waits for, and at the other GPUs"
     yield from facts.costly(
         "idle-unexplained",
         "other_idle",
-        "the GPUs run nothing for {cost}, and the trace does not show why: " + why,
+        "the GPUs run nothing for {cost}" + why,
         advice,
         beside=-_between_kernels(facts),
     )
 
 
-def _manages_memory(shard: Shard) -> bool:
-    """Return whether a process allocates memory that moves by itself."""
-    calls = shard.calls
-    return calls is not None and bool(shard.trace.search(distinct_ids(calls.name), _MANAGED))
+def _times(facts: Facts) -> list[Intervals]:
+    return [facts.time_of(lane) for lane in facts.working]
+
+
+def _before_pages(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the nanoseconds of unexplained idle time that end with a page of managed memory."""
+    columns = ("start", "end", "source_memory", "process", "device")
+    moved = gpu.trace.events([Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D], columns)
+    pages = moved.select(is_on(moved, gpu.operations.gpu) & (moved.source_memory == Memory.MANAGED))
+    idle = gpu.lane.causes.of["other_idle"].intersection(time)
+    return int(idle.lengths[np.isin(idle.end, pages.start)].sum())
 
 
 def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
@@ -518,6 +558,8 @@ def _idle_in(gpu: GpuShardView, steps: Sequence[tuple[int, int]]) -> int:
 
 _DOMINATES: Final = 0.4
 """Share of the workers' time from which a part is named."""
+_GAINS: Final = 0.95
+"""Predicted part of a step below which a cheaper part of a batch is worth telling."""
 _OF_THE_WAIT: Final = 0.5
 """Share of the wait from which receiving is named."""
 _ADVICE: Final = {
@@ -593,12 +635,27 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     name = what.get(first.name, first.name.removeprefix("transform "))
     whose = "the workers' time" if loader.workers else "the loader's time"
     clause = f"{name} is {first.share:.0%} of {whose}"
+    if first.name == READING and loader.from_disk:
+        clause += f", and {loader.from_disk:.0%} of what it reads comes from a disk"
     cure = _ADVICE.get(first.name)
     if cure is None:
         cure = f"make {name} cheaper, or do it once and keep the result"
-        if loader.half_step_ns is not None and not loader.workers:
-            cure += f" (a step of {format_ns(loader.half_step_ns)} if it took half as long)"
-    yield clause, cure
+    yield clause, cure + _if_cheaper(loader)
+
+
+def _if_cheaper(loader: Loader) -> str:
+    """Return the steps to expect where a batch's longest part costs less; those that gain 5 %."""
+    steps = {"with samples kept in memory": loader.cached_step_ns}
+    if loader.parts[0].name == READING:
+        steps["if no disk were waited for"] = loader.no_disk_step_ns
+    elif loader.parts[0].name != COLLATING:
+        steps["if it took half as long"] = loader.half_step_ns
+    gains = [
+        f"of {format_ns(step)} {how}"
+        for how, step in reversed(steps.items())
+        if step is not None and step < _GAINS * loader.step_ns
+    ]
+    return f" (a step {', '.join(gains)})" if gains else ""
 
 
 def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:

@@ -182,14 +182,15 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     elif compiled >= _MOSTLY * excess / len(numbers):
         reason = f": parts of the program are compiled for {format_ns(compiled)} of each"
         advice = COMPILE_ONCE
+    take, have = ("take", "they have") if len(numbers) > 1 else ("takes", "it has")
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
         "slow-steps",
         _severity(facts, excess / float(lengths.sum()), name, advice),
         excess // len(longest),
-        f"{len(numbers)} of {len(longest)} steps ({shown}) take "
-        f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what they "
-        f"have more of is {_NAMES[name]} ({format_ns(more)}){reason}",
+        f"{len(numbers)} of {len(longest)} steps ({shown}) {take} "
+        f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what {have} "
+        f"more of is {_NAMES[name]} ({format_ns(more)}){reason}",
         advice,
         {
             "slow_steps": len(numbers),
@@ -334,6 +335,8 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     """A recording without steps has less than ten kernels, within 5 % of the host's recorded time.
 
     Cost: the rest of that time.
+
+    Wrong if: `nvidia-smi` shows the card in use for longer than the kernels take.
     """
     kernels = sum(lane.kernels for lane in facts.working)
     if facts.measured or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
@@ -347,7 +350,8 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         recorded - facts.mean_ns,
         f"hardly anything runs on the GPUs: {kernels} kernel{'s' * (kernels != 1)} within "
         f"{format_ns(facts.mean_ns)} of the {format_ns(recorded)} that the host was recorded for",
-        "record while the GPUs work, and what the kernels of CUDA graphs do, not their capture",
+        "record while the GPUs work; of a program with CUDA graphs what they run, not their "
+        "capture",
         {"kernels": kernels, "recorded_ns": recorded},
     )
 
@@ -375,7 +379,7 @@ def graph_opaque(facts: Facts) -> Iterator[Finding]:
         0,
         f"{graphs:,} CUDA graphs are recorded as a whole: what runs in them counts as compute, "
         "their copies and collectives included",
-        "record the nodes of graphs (nsys --cuda-graph-trace=node)",
+        "record the nodes of graphs (gputrace record --graph-nodes, nsys --cuda-graph-trace=node)",
         {"graphs": graphs},
     )
 
@@ -574,6 +578,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The program waits for the next batch, and perhaps a GPU with it.
 
     A GPU may have had queued work meanwhile, so it is not shown to have idled.
+
+    Wrong if: the program is as slow with one batch used again and again.
     """
     findings = facts.costly(
         "data-feeding",

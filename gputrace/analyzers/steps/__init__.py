@@ -35,7 +35,7 @@ from gputrace.analyzers.steps.windows import (
     estimate_cost,
 )
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
-from gputrace.model.intervals import Intervals, Times
+from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
@@ -77,6 +77,7 @@ def steps_by_rank(
         windows = _of_rank(trace, own, marks, calls)
         if windows is not None:
             whole = within(until_written(trace, windows, own[0].gpu.process), own[0].recorded)
+            whole = _without_nodes(trace, whole, own[0].recorded)
             if len(whole):
                 found[rank] = whole
     return found
@@ -97,6 +98,11 @@ def agree(
         note = told(windows, next(gpu.recorded for gpu in gpus if gpu.gpu.rank == rank))
         if note and note not in trace.quality.notes:
             trace.quality.notes.append(note)
+    if with_nodes := max((windows.with_nodes for windows in found.values()), default=0):
+        trace.quality.notes.append(
+            f"{with_nodes:,} steps in which the nodes of CUDA graphs were recorded, which lengthens"
+            " them, count nowhere"
+        )
     warmup = max((count_warmup(w.lengths) for w in found.values()), default=0)
     cost = estimate_cost([windows.marked for windows in found.values()])
     marks = len(trace.events([Kind.STEP], ["start"])) if Kind.STEP in trace.kinds else 0
@@ -388,6 +394,17 @@ def within(windows: StepWindows, recorded: Intervals) -> StepWindows:
     place = np.maximum(np.searchsorted(recorded.start, windows.busy_from, "right") - 1, 0)
     whole = (windows.start >= recorded.start[place]) & (windows.end <= recorded.end[place])
     return _select(windows, whole, recorded)
+
+
+def _without_nodes(trace: Trace, windows: StepWindows, recorded: Intervals) -> StepWindows:
+    """The steps that no recording of the nodes of CUDA graphs made longer, on any rank."""
+    stretches = trace.node_stretches()
+    if not stretches:
+        return windows
+    nodes = union(*np.array(stretches, np.int64).T)
+    longer = nodes.within(windows.start, windows.end) > 0
+    kept = _select(windows, ~longer, recorded)
+    return replace(kept, with_nodes=int(np.count_nonzero(longer)))
 
 
 def _select(windows: StepWindows, kept: Mask, recorded: Intervals) -> StepWindows:

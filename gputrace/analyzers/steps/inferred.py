@@ -26,6 +26,8 @@ _WHOLE: Final = 0.95
 """A first stretch with fewer operations than this part of a usual step is a step cut off."""
 _FAR_MORE: Final = 1.2
 """A stretch with this many times the operations of a usual step holds more than the step."""
+_SCATTER: Final = 0.1
+"""Usual deviation of that distance, as a part of a step, from which the copies follow no step."""
 _SOON: Final = 0.5
 """An input copy later than this part of a step after the optimizer is for the step after next."""
 
@@ -142,12 +144,14 @@ def _is_cut_off(cuts: Cuts) -> bool:
 
 
 def _start_after_end(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> bool:
-    """Return whether input copies come after the optimizer, not beside the step before
-    (prefetched).
+    """Return whether input copies come at one distance after the optimizer, not beside the step
+    before (prefetched), nor whenever a loader is done.
     """
     place = np.searchsorted(inputs, bursts.last, "right")[:-1]
     waiting = inputs[np.minimum(place, len(inputs) - 1)] - bursts.last[:-1]
-    return float(np.median(waiting)) <= _SOON * float(np.median(np.diff(bursts.last)))
+    usual, step = float(np.median(waiting)), float(np.median(np.diff(bursts.last)))
+    scatter = float(np.median(np.abs(waiting - usual)))
+    return usual <= _SOON * step and scatter <= _SCATTER * step
 
 
 def _first_after(operations: GpuOperations, last: Rows) -> Rows:
@@ -530,7 +534,10 @@ def part_interludes(
         return ends, ()
     between = first[1:] - last[:-1] - 1
     size, length = np.median(last - first + 1), np.median(np.diff(starts))
-    many = between > np.median(between) + max(3.0, _FOREIGN_PART * float(size))
+    more = max(3.0, _FOREIGN_PART * float(size))
+    # A first operation that comes late in its own step leaves more between, and adds none.
+    apart = np.diff(last)
+    many = (between > np.median(between) + more) & (apart > np.median(apart) + more)
     pause = starts[1:] - ends[:-1]
     long = pause > np.median(pause) + _LONG_PART * float(length)
     to_host = np.cumsum(np.append(0, operations.events.kind == Kind.COPY_D2H))

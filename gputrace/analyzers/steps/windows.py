@@ -65,6 +65,8 @@ class StepWindows(Struct, frozen=True, dict=True):
     """Numbers of the steps as the program counted; None if it did not."""
     marked: MarkedSteps | None = None
     """All steps that the host marked; None without control stretches."""
+    with_nodes: int = 0
+    """Number of steps left out because the nodes of CUDA graphs were recorded in them."""
 
     def __len__(self) -> int:
         return len(self.start)

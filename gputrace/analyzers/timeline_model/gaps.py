@@ -159,7 +159,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
     if issued is not None:
         thread = int(issued.calls.thread[issued.call])
         evidence = evidence_of(trace, issued.calls, thread, start, end)
-        ranges = read_ranges(trace, Window(start, end))
+        ranges = read_ranges(trace, issued.pair[0], Window(start, end))
         evidence += range_of(trace, ranges, issued.pair, start, end)
         shard = Shard(trace)
         state = read_host_state(shard).during(issued.pair, start, end)

@@ -58,7 +58,7 @@ def prepare_replay(facts: Facts) -> Replay | None:
     calls = None if window is None else gpus.calls_within(window)
     if window is None or calls is None:
         return None
-    rows = read_rows(gpus, calls, all_steps, steps, facts.collectives)
+    rows = read_rows(gpus, calls, all_steps, steps, facts.collectives, facts.roles)
     graph = build_graph(facts.trace, rows, calls, data_within(gpus, window))
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     graph = without_recorder(graph, facts.unrecorded)
@@ -291,6 +291,33 @@ def overlap(graph: Graph, effect: Effect) -> Graph | None:
         for i, edges in graph.after.items()
     }
     return moved_aside(graph.changed(after=after), talks, joined=False)
+
+
+def gathers(graph: Graph, effect: Effect) -> Graph | None:
+    """Gather parameters as early as the gather before them; at most, as the one before that.
+
+    At least, every second time. Nothing is gathered before the step begins, which needs what the
+    optimizer has written.
+    """
+    rows = np.flatnonzero(graph.gathers)
+    if not len(rows):
+        return None
+    rows = rows[np.lexsort((graph.start[rows], graph.step[rows], graph.gpu[rows]))]
+    turn = graph.gpu[rows] * (graph.steps + 1) + graph.step[rows]
+    first = np.searchsorted(turn, turn)
+    number = np.arange(len(rows)) - first
+    earlier = number % 2 if effect is Effect.LEAST else 1 + (effect is Effect.MOST)
+    cause = rows[first + np.maximum(number - earlier, 0)]
+    moved = rows[cause != rows]
+    after, gap, thread = dict(graph.after), graph.gap.copy(), graph.thread.copy()
+    following = {int(i): n for n, i in enumerate(before_on(graph.thread)) if i >= 0}
+    for item, before in zip(moved.tolist(), cause[cause != rows].tolist(), strict=True):
+        after[item] = graph.after.get(before, ())
+        # The host's time stays, but for when it asks for the gather.
+        if item in following:
+            gap[following[item]] += gap[item] + graph.own[item]
+        thread[item] = NONE
+    return moved_aside(graph.changed(after=after, gap=gap, thread=thread), graph.gathers)
 
 
 def peer_access(graph: Graph, effect: Effect) -> Graph | None:
@@ -707,6 +734,16 @@ CURES: Final = (
         "nothing waits for communication but communication, and it slows nothing down; at the "
         "least, each step's last exchange stays exposed",
         "work that follows the wait begins sooner, too",
+    ),
+    Cure(
+        "gathers",
+        ("communication-exposed",),
+        gathers,
+        "Prefetching the next layer's parameters",
+        "the parameters of a layer are gathered while the one before it computes, which slows "
+        "nothing down and holds one layer more in memory; at the least, those of every second "
+        "layer, at the most two layers ahead",
+        "later gathers no longer wait for the computation, either",
     ),
     Cure(
         "graphs",

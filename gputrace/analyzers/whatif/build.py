@@ -93,6 +93,7 @@ def build_graph(
         gpu=gpu,
         process=items.process,
         step=step,
+        gathers=some & np.isin(rows.collective[op], rows.gathers),
         start=items.start,
         end=items.end,
     )

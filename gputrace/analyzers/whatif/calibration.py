@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from gputrace.model.struct import Struct
+
+_PAIRS: Final = Path(__file__).parents[2] / "data" / "pairs.csv"
 _ENOUGH: Final = 3
 """Pairs of an optimization from which its range is made of them alone."""
 _MANY: Final = 10
@@ -23,8 +25,7 @@ _MANY: Final = 10
 _TAIL: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """Prediction, and what came. Times are milliseconds a step."""
 
     cure: str
@@ -57,7 +58,7 @@ class Pair:
 @cache
 def pairs() -> tuple[Pair, ...]:
     """Return all pairs, from the file ``gputrace/data/pairs.csv``."""
-    text = files("gputrace.data").joinpath("pairs.csv").read_text(encoding="utf-8")
+    text = _PAIRS.read_text(encoding="utf-8")
 
     def number(cell: str) -> float | None:
         return float(cell) if cell else None
@@ -78,8 +79,7 @@ def pairs() -> tuple[Pair, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(Struct, frozen=True):
     """Factors of a predicted step between which measured ones lay."""
 
     below: float

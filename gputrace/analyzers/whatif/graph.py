@@ -91,6 +91,8 @@ class Graph(Struct, frozen=True, dict=True):
     process: Index
     step: Index
     """Step in which the operation runs, counted from 0, or `NONE`."""
+    gathers: NDArray[np.bool_]
+    """True for a gather of sharded parameters."""
     start: Times
     """Recorded start of the operation, or of the call where there is none."""
     end: Times
@@ -487,8 +489,8 @@ class Recorded(Struct, frozen=True, dict=True):
     def floor(self, graph: Graph, edit: Graph, shortens: Collection[str] = ()) -> int:
         """Return the nanoseconds of a step that an edit of the graph leaves.
 
-        The busiest GPU's compute stays, as far as the edit leaves it, and so does what the edit
-        cannot shorten, if that is known.
+        The busiest GPU's compute stays, as far as the edit leaves it: no less than the GPU with
+        least has now. So does what the edit cannot shorten, if that is known.
 
         Args:
             graph: dependency graph of some steps.
@@ -496,7 +498,10 @@ class Recorded(Struct, frozen=True, dict=True):
             shortens: classes of time that the edit can shorten at most; empty for any.
         """
         left = self.compute * _part_left(graph, edit, len(self.compute))
-        least = math.ceil(float(left.max(initial=0.0)))
+        # The graph has not all steps, and may end within one.
+        computing = self.compute[self.compute > 0]
+        fewest = float(computing.min()) if len(computing) else 0.0
+        least = math.ceil(max(float(left.max(initial=0.0)), fewest))
         if shortens:
             parts = [sum(map(row.of, shortens)) // max(row.steps, 1) for row in self.rows]
             least = max(least, self.mean_ns - max(parts, default=0))

@@ -13,9 +13,10 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import rows_by
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.operations import Gpu, GpuSummary, classify
+from gputrace.analyzers.parallelism import SHARDED
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import GPU_KINDS, Events
+from gputrace.model.events import GPU_KINDS, Events, distinct_ids
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.options import Window
 from gputrace.model.results import Step
@@ -48,6 +49,8 @@ class Rows(Struct, frozen=True, dict=True):
     """Index of the call that issued each, in the calls of the trace, or `NOBODY`."""
     collective: NDArray[np.int64]
     """Number of the matched collective that each belongs to, or -1."""
+    gathers: NDArray[np.int64]
+    """Numbers of the collectives that gather sharded parameters."""
     steps: range
 
 
@@ -153,7 +156,12 @@ def _most_usual(all_steps: FoundSteps, steps: range, count: int) -> range:
 
 
 def read_rows(
-    gpus: PerGpu, calls: CudaApiCalls, all_steps: FoundSteps, steps: range, collectives: Collectives
+    gpus: PerGpu,
+    calls: CudaApiCalls,
+    all_steps: FoundSteps,
+    steps: range,
+    collectives: Collectives,
+    roles: Sequence[str],
 ) -> Rows:
     """Read the operations of the chosen steps.
 
@@ -163,7 +171,10 @@ def read_rows(
         all_steps: windows of all steps.
         steps: chosen steps.
         collectives: collectives of all GPUs.
+        roles: role of each of their groups.
     """
+    sharded = [index for index, role in enumerate(roles) if role == SHARDED]
+    gathers = collectives.of("AllGather") & np.isin(collectives.group, sharded)
     spans = {rank: _span(windows, steps) for rank, windows in all_steps.by_rank.items()}
     window = Window(min(s.start for s in spans.values()), max(s.end for s in spans.values()))
     events = gpus.trace.events(GPU_KINDS, _COLUMNS, window)
@@ -190,6 +201,7 @@ def read_rows(
         step=step[rows],
         call=issued,
         collective=_collectives(collectives, events, gpu[rows], len(known)),
+        gathers=distinct_ids(collectives.instance[gathers]).astype(np.int64),
         steps=steps,
     )
 

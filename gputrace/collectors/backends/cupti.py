@@ -55,6 +55,8 @@ def _launch(
         "GPUTRACE_API": plan.api,
         "GPUTRACE_CAPTURE": "profiler" * plan.profiler_api or "manual" * from_step,
         "GPUTRACE_CONTROL": "1" * plan.control,
+        "GPUTRACE_GRAPH_NODES": plan.graph_nodes,
+        "GPUTRACE_HW_TRACE": "1" * plan.hw_trace,
         "GPUTRACE_SAMPLE": "all" if plan.sample == 0 else plan.sample,
         "GPUTRACE_DELAY_NS": plan.delay_ns,
         "GPUTRACE_DURATION_NS": plan.duration_ns,

@@ -41,7 +41,8 @@ def _run_next():
     finder = __import__("_frozen_importlib_external").PathFinder
     spec = finder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
-        return
+        # As without this file, and so that the program may still import one of its folder.
+        raise ImportError("no other sitecustomize", name="sitecustomize")
     from importlib.util import module_from_spec
 
     # The import under way hands out what stands here at its end.

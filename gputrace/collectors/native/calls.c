@@ -4,11 +4,12 @@
 
 #include <string.h>
 
-/* Starts of the names of calls that issue work, wait for it, or take memory. */
+/* Starts of the names of calls that issue work, have it captured, wait for it, or take memory. */
 static const char *const calls[] = {
     "cudaLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset", "cudaMalloc", "cudaFree",
     "cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister", "cudaDeviceSynchronize",
     "cudaStreamSynchronize", "cudaEventSynchronize", "cudaThreadSynchronize", "cudaMemPrefetch",
+    "cudaStreamBeginCapture", "cudaStreamEndCapture", "cuStreamBeginCapture", "cuStreamEndCapture",
     "cuLaunch", "cuGraphLaunch", "cuMemcpy", "cuMemset", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc",
     "cuMemHostRegister", "cuMemHostUnregister", "cuMemCreate", "cuMemMap", "cuMemUnmap",
     "cuMemRelease", "cuMemSetAccess", "cuCtxSynchronize", "cuStreamSynchronize",

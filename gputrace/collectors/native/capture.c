@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 /* Without KIND_SYNCHRONIZATION: that one alone doubles what recording costs (measured on an H200), and
@@ -29,10 +30,13 @@ static int over;
 static atomic_int wanted, paused, ready, recording;
 /* Whether calls are kept while the rest is recorded, as the file says: without a word, yes. */
 static int with_calls = 1;
+/* The nodes of CUDA graphs are recorded, each by itself. */
+static int by_node;
 /* CUPTI is to be let go of, and was. */
 static atomic_int leaving, left;
 static int had_window, stopped, stays;
 static int hazards;
+static uint32_t cupti_version;
 /* CUPTI is held for so long after each window: what the GPU is still at then comes with its times, and for
  * a window that follows no calls need be chosen anew, which costs more. Then it is let go of, since even
  * an idle CUPTI costs something. In a few control stretches it stays: idle it costs a step too little to
@@ -119,6 +123,17 @@ static int set_up(void) {
     return 0;
 }
 
+/* CUPTI has a record of each replay while GRAPH_TRACE is on, else one of each node (its documentation,
+ * 'CUDA Graphs'). The former come only of graphs that were instantiated while it was on: so it is off for
+ * some steps, later, and never from the start. */
+static void set_by_node(int on) {
+    if (on) tell_now("nodes_on");
+    if (on) cupti_check(cupti.disable(KIND_GRAPH_TRACE), "cuptiActivityDisable");
+    else cupti_check(cupti.enable(KIND_GRAPH_TRACE), "cuptiActivityEnable");
+    if (!on) tell_now("nodes_off");
+    by_node = on;
+}
+
 static void turn_on(void) {
     leave(0);
     hold_now = hold;
@@ -144,6 +159,8 @@ static void turn_on(void) {
 static void turn_off(void) {
     uint64_t moment = clock_ns(CLOCK_REALTIME);
     leave_out_calls(moment);
+    if (by_node) tell_moment("nodes_off", moment);
+    by_node = 0;
     for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.disable(gpu_kinds[i]);
     flush_all(0);
     /* Before calls were recorded, what is chosen must stay so, or could not be turned on again: then
@@ -199,6 +216,20 @@ int capture_rest(uint64_t hold_ns, int is_to_stay) {
     }
     pthread_mutex_unlock(&lock);
     buffers_wake(); /* to look when the time to hold CUPTI is over */
+    return status;
+}
+
+int capture_nodes(int on) {
+    sigset_t before;
+    int status = -1;
+    pthread_mutex_lock(&lock);
+    if (recording && on != by_node && (!on || decode_has_unknown_graphs())) {
+        hold_signals(&before);
+        set_by_node(on);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        status = 0;
+    }
+    pthread_mutex_unlock(&lock);
     return status;
 }
 
@@ -263,6 +294,7 @@ void capture_goes_on(void) {
     with_calls = 1; /* what a file says without a word */
     if (recording) keep_calls(on);
     if (recording) tell_now("capture_on");
+    if (by_node) tell_now("nodes_on");
     pthread_mutex_unlock(&lock);
 }
 
@@ -312,16 +344,34 @@ static void stand_down(const char *why) {
     spool_unlock();
 }
 
-static void tell_cupti(const char *found) {
-    uint32_t version = 0;
+/* GPUs from Blackwell on take the times of kernels themselves, which CUPTI reads in place of its own
+ * semaphores where it is asked to before there is a context (its documentation, 'Hardware Event System').
+ * That cannot be undone, so CUPTI is not let go of. Before 13.4 Update 1 it crashed in cudaGraphInstantiate
+ * and leaked a hundred bytes a kernel, by its release notes. Not tried on such a GPU. */
+enum { HW_TRACE_SINCE = 130401 };
+
+static void use_hardware_events(void) {
+    const char *asked = getenv("GPUTRACE_HW_TRACE");
+    if (!asked || !*asked) return;
+    int is_there = cupti.enable_hw_trace && cupti_version >= HW_TRACE_SINCE;
+    if (is_there && !cupti_check(cupti.enable_hw_trace(1), "cuptiActivityEnableHWTrace"))
+        hazards |= HAZARD_LETTING_GO;
+    spool_lock();
+    if (!is_there) spool_loss(0, "no hardware event tracing, which takes CUPTI 13.4 Update 1");
+    else if (hazards & HAZARD_LETTING_GO) spool_info("hw_trace", "on");
+    spool_unlock();
+}
+
+static void tell_cupti(const char *found, const char *why) {
     char text[16];
-    cupti.version(&version);
-    snprintf(text, sizeof text, "%u", version);
+    cupti.version(&cupti_version);
+    snprintf(text, sizeof text, "%u", cupti_version);
     spool_lock();
     spool_info("cupti", found);
+    spool_info("cupti_why", why);
     spool_info("cupti_version", text);
     calls_name();
-    hazards = hazards_of(version);
+    hazards = hazards_of(cupti_version);
     if (hazards & HAZARD_PEER_COPIES)
         spool_info("left_out", "copies between GPUs: this CUPTI crashes programs of XLA that have them recorded");
     spool_unlock();
@@ -330,6 +380,7 @@ static void tell_cupti(const char *found) {
 
 static void begin(void) {
     pthread_mutex_lock(&lock);
+    use_hardware_events();
     subscriber_release(0);
     ready = 1;
     if (!paused) calls_make_last();
@@ -343,10 +394,11 @@ static void begin(void) {
 
 static void find_and_begin(void) {
     char found[PATH_MAX] = "";
-    void *library = find_cupti(found);
+    const char *why;
+    void *library = find_cupti(found, &why);
     if (!library) { stand_down("no libcupti was found"); return; }
     if (cupti_load(library)) { stand_down("libcupti lacks functions"); return; }
-    tell_cupti(found);
+    tell_cupti(found, why);
     if (subscriber_take()) stand_down("another tool in the process holds CUPTI");
     else begin();
 }

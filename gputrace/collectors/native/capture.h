@@ -23,6 +23,11 @@ void capture_want(int on);
  * has changed. */
 int capture_rest(uint64_t hold, int stays);
 
+/* From now on, or no longer, the nodes of CUDA graphs are recorded in place of whole replays. Returns 0, or
+ * -1 where nothing is recorded, or no replay of a graph was seen whose nodes are not known, and nothing has
+ * changed. */
+int capture_nodes(int on);
+
 /* Makes way for another user of CUPTI, and comes back. */
 void capture_pause(int pause);
 

@@ -11,13 +11,14 @@
  * out of each GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window (10 s if it is not
  * told); GPUTRACE_SEGMENT_NS, to begin a new file so often, and GPUTRACE_SEGMENTS, how many older ones stay;
  * GPUTRACE_MAX_BYTES, what the folder may hold; GPUTRACE_API, of which parts calls are kept, see sampling.h;
- * GPUTRACE_SERIAL_GRAPHS, see graphs.h.
+ * GPUTRACE_SERIAL_GRAPHS, see graphs.h; GPUTRACE_HW_TRACE, to use hardware events, see capture.c.
  */
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "capture.h"
 #include "cupti.h"
 #include "devices.h"
+#include "library.h"
 #include "sampling.h"
 #include "spool.h"
 #include "threads.h"
@@ -55,6 +56,11 @@ EXPORTED int gputrace_rest(uint64_t hold, int stays) {
     return started_ok && !in_child ? capture_rest(hold, stays) : -1;
 }
 
+/* Records the nodes of CUDA graphs, or no longer: the hooks call it for --graph-nodes. See capture_nodes. */
+EXPORTED int gputrace_nodes(int on) {
+    return started_ok && !in_child ? capture_nodes(on) : -1;
+}
+
 /* Makes way for another user of CUPTI (torch.profiler), and comes back. */
 EXPORTED void gputrace_pause(int pause) {
     if (started_ok && !in_child) capture_pause(pause);
@@ -62,6 +68,13 @@ EXPORTED void gputrace_pause(int pause) {
 
 /* The hooks call it as a step ends. */
 EXPORTED void gputrace_step(void) { sampling_step(); }
+
+/* Puts the path of the libcupti that this process would take into FOUND, of PATH_MAX bytes, and returns why
+ * that one; empty and NULL where there is none. For `gputrace doctor`. */
+EXPORTED const char *gputrace_find_cupti(char *found) {
+    const char *why;
+    return find_cupti(found, &why) ? why : NULL;
+}
 
 static int tend(int flush) {
     pthread_mutex_lock(&tending);

@@ -27,6 +27,7 @@ int cupti_load(void *library) {
         {&cupti.register_timestamp, "cuptiActivityRegisterTimestampCallback"},
         {&cupti.callback_name, "cuptiGetCallbackName"},
         {&cupti.finalize, "cuptiFinalize"},
+        {&cupti.enable_hw_trace, "cuptiActivityEnableHWTrace"},
         {&cupti.result_string, "cuptiGetResultString"},
     };
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {

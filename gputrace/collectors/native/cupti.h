@@ -62,6 +62,7 @@ struct cupti {
     int (*register_timestamp)(uint64_t (*)(void));
     int (*callback_name)(int, uint32_t, const char **);
     int (*finalize)(void);
+    int (*enable_hw_trace)(uint8_t);
     int (*result_string)(int, const char **);
 };
 extern struct cupti cupti;
@@ -81,8 +82,9 @@ void decode(const void *record);
  * at 1 again, and are made to go on from those before. */
 void decode_numbers_anew(void);
 
-/* Whether a graph was in any record. */
+/* Whether a graph was in any record; and whether one was replayed of which no node was. */
 int decode_has_seen_graphs(void);
+int decode_has_unknown_graphs(void);
 
 #define CALLS 2048
 /* Names of API functions by domain and id, as spool ids; filled before records come. */

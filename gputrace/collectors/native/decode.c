@@ -26,7 +26,20 @@ static uint32_t correlation_at(const void *r, size_t offset) {
 
 static atomic_int graphs;
 
+/* By id, of which a thousand are told apart: graphs that were replayed as a whole, and those of which nodes
+ * are known. */
+enum { GRAPHS = 1024 };
+static uint8_t is_replayed[GRAPHS], is_known[GRAPHS];
+
 int decode_has_seen_graphs(void) { return graphs; }
+
+int decode_has_unknown_graphs(void) {
+    int any = 0;
+    spool_lock();
+    for (size_t i = 0; i < GRAPHS; i++) any |= is_replayed[i] && !is_known[i];
+    spool_unlock();
+    return any;
+}
 
 static uint32_t thread_of(uint32_t thread, uint64_t when) {
     return threads_by_self ? threads_id(thread, when) : thread;
@@ -44,7 +57,7 @@ static void decode_kernel(const void *r) {
         k.grid[i] = (int32_t)u32_at(r, 52 + 4 * i);
         k.block[i] = (int32_t)u32_at(r, 64 + 4 * i);
     }
-    if (k.graph) graphs = 1;
+    if (k.graph) graphs = is_known[k.graph % GRAPHS] = 1;
     k.name = spool_name(name);
     spool_add(TAG_KERNEL, &k, sizeof k);
 }
@@ -90,7 +103,7 @@ static void decode_graph(const void *r) {
     graph_t g = {.start = u64_at(r, 8), .end = u64_at(r, 16), .device = u32_at(r, 24),
                  .context = u32_at(r, 32), .stream = u32_at(r, 36), .correlation = correlation_at(r, 4),
                  .graph = u32_at(r, 28)};
-    graphs = 1;
+    graphs = is_replayed[g.graph % GRAPHS] = 1;
     spool_add(TAG_GRAPH, &g, sizeof g);
 }
 

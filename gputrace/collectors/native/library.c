@@ -77,18 +77,23 @@ static void *of_major(int major, char *found) {
     return brought_along(major, found);
 }
 
-void *find_cupti(char *found) {
+void *find_cupti(char *found, const char **why) {
     const char *named = getenv("GPUTRACE_CUPTI");
     char folder[PATH_MAX] = "", name[64];
     void *library;
+    *why = "GPUTRACE_CUPTI names it";
     if (named && *named) return try_path(named, RTLD_NOW | RTLD_GLOBAL, found);
+    *why = "the program has it loaded";
     for (size_t i = 0; i < sizeof majors / sizeof *majors; i++) {
         snprintf(name, sizeof name, "libcupti.so.%d", majors[i]);
         if ((library = try_path(name, RTLD_NOW | RTLD_NOLOAD, found))) return library;
     }
     int major = loaded_runtime(folder);
+    *why = "it is beside the CUDA runtime of the program";
     if (major && (library = beside(folder, major, found))) return library;
+    *why = "it is the first of the major version of the program's CUDA runtime";
     if (major && (library = of_major(major, found))) return library;
+    *why = "no CUDA runtime is loaded, and it is the first of the newest major version";
     for (size_t i = 0; !major && i < sizeof majors / sizeof *majors; i++)
         if ((library = of_major(majors[i], found))) return library;
     return NULL;

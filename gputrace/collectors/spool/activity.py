@@ -75,6 +75,7 @@ _MOMENT: Final = re.compile(r"[0-9]{1,19}")
 _CAPTURES: Final = {"capture_on": True, "capture_off": False}
 _CALLS: Final = {"calls_on": True, "calls_off": False}
 _CONTROL: Final = {"let_go": True, "idle": True, "capture_on": False, "paused": False}
+_NODES: Final = {"nodes_on": True, "nodes_off": False}
 _DOMAIN: Final = 3
 """NVTX_DOMAIN of native/spool.h: creation of a domain, repeated in each file."""
 
@@ -95,6 +96,7 @@ class Spool:
         captures: starts and ends of recording, in the order written.
         calls: starts and ends of recording CUDA calls, if not always recorded with the GPUs.
         control: starts and ends of stretches without CUPTI.
+        nodes: starts and ends of recording the nodes of CUDA graphs.
         losses: dropped records, including the end of writing.
         stopped: True if writing failed before the process ended.
         seen_until: last time that the process read its clocks.
@@ -113,6 +115,7 @@ class Spool:
     captures: list[Switch] = field(default_factory=list)
     calls: list[Switch] = field(default_factory=list)
     control: list[Switch] = field(default_factory=list)
+    nodes: list[Switch] = field(default_factory=list)
     losses: list[chunks.Loss] = field(default_factory=list)
     began: int = 0
     seen_until: int = 0
@@ -185,6 +188,7 @@ def join_spools(parts: Sequence[Spool]) -> Spool:
         joined.captures = joined.captures + [(at, on, n + before) for at, on, n in part.captures]
         joined.calls = joined.calls + [(at, on, n + before) for at, on, n in part.calls]
         joined.control = joined.control + [(at, on, n + before) for at, on, n in part.control]
+        joined.nodes = joined.nodes + [(at, on, n + before) for at, on, n in part.nodes]
         joined.losses = joined.losses + part.losses
     return joined
 
@@ -199,10 +203,15 @@ def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
         key, _, value = body.decode("utf-8", "replace").partition("=")
         spool.info[key] = value
         moment = int(value) if _MOMENT.fullmatch(value) else chunks.LATEST + 1
-        switched = (_CAPTURES, spool.captures), (_CALLS, spool.calls), (_CONTROL, spool.control)
-        for switches, moments in switched:
+        switched = {
+            "captures": _CAPTURES,
+            "calls": _CALLS,
+            "control": _CONTROL,
+            "nodes": _NODES,
+        }
+        for name, switches in switched.items():
             if key in switches and moment <= chunks.LATEST:
-                moments.append((moment, switches[key], looks))
+                getattr(spool, name).append((moment, switches[key], looks))
     elif tag == b"FULL" and (stop := chunks.read_stop(body)):
         spool.losses.append(stop)
         spool.stopped = True
@@ -229,6 +238,21 @@ def control_stretches_of(spool: Spool) -> list[tuple[int, int]]:
     They follow a window: nothing is known of the time before the first one.
     """
     return _stretches(spool.control, _latest(spool))
+
+
+def node_stretches_of(spool: Spool) -> list[tuple[int, int]]:
+    """Return the ordered stretches in which the nodes of CUDA graphs were recorded.
+
+    Each lasts until the GPU is done with the replays that were launched in it.
+    """
+    calls, kernels = spool.records[b"API "], spool.records[b"KERN"]
+    nodes = kernels[kernels["graph"] != 0]
+    stretches = []
+    for begin, end in _stretches(spool.nodes, _latest(spool)):
+        launches = calls["correlation"][(calls["start"] >= begin) & (calls["start"] < end)]
+        ends = nodes["end"][np.isin(nodes["correlation"], launches)]
+        stretches.append((begin, max(end, int(ends.max(initial=0)))))
+    return stretches
 
 
 def call_windows_of(spool: Spool) -> list[tuple[int, int]] | None:

@@ -35,6 +35,7 @@ KINDS: Final = {
     "loader": 8,
     "counter": 9,
     "compilation": 10,
+    "module": 11,
 }
 """Kinds of events by the number in their records."""
 
@@ -67,6 +68,8 @@ class HostEvents:
             later than its end. Samples: at start; name is the user's line, number the name of the
             innermost line. Garbage collections (``gc``): by generation. Compilations: of what, and
             why again. Phases: parts of a step, which may be nested. Counters: see ``counts``.
+            Modules: stretches of a thread in one and none of its parts; rank is 1 in a backward
+            pass.
         events: all events, in the order written.
         names: text by id.
         info: key-value pairs that the process wrote.

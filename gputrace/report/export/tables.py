@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow
 
+from gputrace.errors import MissingError
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind
 from gputrace.model.results import Breakdown, Finding, Gap, Step
 from gputrace.model.trace import Trace
@@ -23,30 +25,37 @@ MOST_GAPS: Final = 10_000
 """Number of gaps listed, the largest ones."""
 
 _ROWS_AT_ONCE: Final = 1 << 17
-_TYPES: Final[Mapping[str, Any]] = {"int": pyarrow.int64(), "bool": pyarrow.bool_()}
-EVENTS: Final = pyarrow.schema(
-    [("kind", pyarrow.string()), ("name", pyarrow.string()), ("pid", pyarrow.int64())]
-    + [(name, pyarrow.int64()) for name in COLUMN_TYPES if name not in ("kind", "name")]
-)
+_TYPES: Final = {"int": "int64", "bool": "bool"}
+EVENTS: Final = {"kind": "string", "name": "string", "pid": "int64"} | {
+    name: "int64" for name in COLUMN_TYPES if name not in ("kind", "name")
+}
+"""Arrow's name for the type of each column of the events."""
+
+_Columns = Mapping[str, Any]
+"""Columns of a table, masked where a value is unknown."""
+_Open = Callable[[Path, Mapping[str, str]], AbstractContextManager[Callable[[_Columns], object]]]
+"""Opens a file with columns of these types for writing; gives what adds rows."""
 
 
 def write_csv(job: Job) -> None:
     """Write a folder of CSV files with header lines; unknown values are empty."""
-    from pyarrow.csv import CSVWriter
-
-    _write_tables(job, "csv", lambda path, schema: CSVWriter(path, schema))
+    _write_tables(job, "csv", _open_csv)
 
 
 def write_parquet(job: Job) -> None:
-    """Write a folder of Parquet files; nanoseconds are integers, unknown values null."""
-    from pyarrow.parquet import ParquetWriter
+    """Write a folder of Parquet files; nanoseconds are integers, unknown values null.
 
-    _write_tables(
-        job, "parquet", lambda path, schema: ParquetWriter(path, schema, compression="zstd")
-    )
+    Raises MissingError without pyarrow.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        hint = "install gputrace[arrow], or write --to csv"
+        raise MissingError(f"Parquet files need pyarrow; {hint}") from None
+    _write_tables(job, "parquet", _open_parquet)
 
 
-def _write_tables(job: Job, suffix: str, open_writer: Callable[[Path, Any], Any]) -> None:
+def _write_tables(job: Job, suffix: str, open_file: _Open) -> None:
     """Write a folder with a file for each of `TABLES`."""
     analysis = job.analyze(MOST_GAPS)
     results: dict[str, tuple[type, Sequence[Any]]] = {
@@ -57,24 +66,65 @@ def _write_tables(job: Job, suffix: str, open_writer: Callable[[Path, Any], Any]
     }
     with unfinished_folder(job.target, [f"{table}.{suffix}" for table in TABLES]) as folder:
         for table in TABLES:
-            made = [_batch(*results[table])] if table in results else []
-            schema = made[0].schema if made else EVENTS
-            with open_writer(folder / f"{table}.{suffix}", schema) as writer:
-                for batch in made or _events(job):
-                    writer.write_batch(_harmless(batch) if suffix == "csv" else batch)
+            types, batches = EVENTS, _events(job)
+            if table in results:
+                kind, rows = results[table]
+                types = _types(kind)
+                batches = iter([_columns(types, rows)])
+            with open_file(folder / f"{table}.{suffix}", types) as write:
+                for columns in batches:
+                    write(columns)
 
 
-def _batch(kind: type, rows: Sequence[Any]) -> Any:
-    """Return results as a batch; values other than numbers and strings become JSON."""
-    types = {
-        field.name: _TYPES.get(str(field.type).partition(" ")[0], pyarrow.string())
-        for field in fields(kind)
-    }
-    columns = [
-        pyarrow.array([_plain(getattr(row, name)) for row in rows], type_)
-        for name, type_ in types.items()
-    ]
-    return pyarrow.record_batch(columns, schema=pyarrow.schema(types))
+@contextmanager
+def _open_csv(path: Path, types: Mapping[str, str]) -> Iterator[Callable[[_Columns], object]]:
+    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(types)
+
+        def write(columns: _Columns) -> None:
+            values = [column.tolist() for column in columns.values()]
+            for index, type_ in enumerate(types.values()):
+                if type_ == "string":  # A spreadsheet would take some for formulas.
+                    values[index] = list(map(cell, values[index]))
+                elif type_ == "bool":
+                    values[index] = [{True: "true", False: "false"}[v] for v in values[index]]
+            writer.writerows(zip(*values, strict=True))
+
+        yield write
+
+
+@contextmanager
+def _open_parquet(path: Path, types: Mapping[str, str]) -> Iterator[Callable[[_Columns], object]]:
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    schema = pyarrow.schema(list(types.items()))
+    with ParquetWriter(path, schema, compression="zstd") as writer:
+
+        def write(columns: _Columns) -> None:
+            arrays = [
+                pyarrow.array(column.data, field.type, mask=np.ma.getmaskarray(column))
+                for column, field in zip(columns.values(), schema, strict=True)
+            ]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+
+        yield write
+
+
+def _types(kind: type) -> dict[str, str]:
+    """Return the type of each field of a result; other than numbers are strings."""
+    annotations = {field.name: str(field.type).partition(" ")[0] for field in fields(kind)}
+    return {name: _TYPES.get(annotation, "string") for name, annotation in annotations.items()}
+
+
+def _columns(types: Mapping[str, str], rows: Sequence[Any]) -> _Columns:
+    """Return results as columns; values other than numbers and strings become JSON."""
+    return {name: _column([_plain(getattr(row, name)) for row in rows]) for name in types}
+
+
+def _column(values: Sequence[object]) -> Any:
+    return np.ma.array(np.array(values, object), mask=[value is None for value in values])
 
 
 def _plain(value: object) -> object:
@@ -83,7 +133,7 @@ def _plain(value: object) -> object:
     return json.dumps(value) if isinstance(value, tuple) else value
 
 
-def _events(job: Job) -> Iterator[Any]:
+def _events(job: Job) -> Iterator[_Columns]:
     """Yield all rows that overlap the window, one kind of events after another."""
     for done, kind in enumerate(Kind):
         if job.progress is not None:
@@ -92,34 +142,21 @@ def _events(job: Job) -> Iterator[Any]:
             events = job.trace.events([kind], tuple(COLUMN_TYPES), job.window)
             for first in range(0, len(events), _ROWS_AT_ONCE):
                 part = events.select(slice(first, first + _ROWS_AT_ONCE))
-                yield _event_batch(job.trace, kind, part)
+                yield _event_columns(job.trace, kind, part)
 
 
-def _event_batch(trace: Trace, kind: Kind, events: Events) -> Any:
+def _event_columns(trace: Trace, kind: Kind, events: Events) -> _Columns:
     ids, inverse = np.unique(events.name, return_inverse=True)
     texts = trace.names(ids[ids != UNKNOWN])
-    exported_names = [cut(texts[id]) if id in texts else None for id in ids.tolist()]
-    names = pyarrow.array(exported_names, pyarrow.string())
+    names = _column([cut(texts[id]) if id in texts else None for id in ids.tolist()])
     pids = np.array([process.pid for process in trace.processes])
-    arrays = {
-        "kind": pyarrow.array([kind.name.lower()] * len(events)),
-        "name": names.take(pyarrow.array(inverse)),
-        "pid": pyarrow.array(pids[events.process], pyarrow.int64()),
+    columns = {
+        "kind": np.ma.array(np.full(len(events), kind.name.lower(), object)),
+        "name": names[inverse],
+        "pid": np.ma.array(pids[events.process]),
     }
-    for name in EVENTS.names[3:]:
+    for name in list(EVENTS)[3:]:
         values = getattr(events, name).astype(np.int64)
         timed = name in ("start", "end")
-        arrays[name] = pyarrow.array(values, mask=None if timed else values == UNKNOWN)
-    return pyarrow.record_batch([arrays[name] for name in EVENTS.names], schema=EVENTS)
-
-
-def _harmless(batch: Any) -> Any:
-    """Escape strings that a spreadsheet would take for formulas."""
-
-    def escape(texts: Any) -> Any:
-        coded = texts.dictionary_encode()
-        shown = pyarrow.array([cell(text) for text in coded.dictionary.to_pylist()], texts.type)
-        return shown.take(coded.indices)
-
-    columns = [escape(column) if column.type == pyarrow.string() else column for column in batch]
-    return pyarrow.RecordBatch.from_arrays(columns, schema=batch.schema)
+        columns[name] = np.ma.array(values, mask=False if timed else values == UNKNOWN)
+    return columns

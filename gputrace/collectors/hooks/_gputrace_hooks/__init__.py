@@ -8,8 +8,7 @@ wrappers         time a wait, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``
 load             records how threads spend their time, what else wants cores, and collections
 hangs            shows steps and collectives to a recorder that looks for hangs
-stretches        leaves steps unrecorded, to know and to bound what recording costs
-control          reaches the collector's library in this process
+control          reaches the collector's library in this process, leaves steps unrecorded
 cures            changes the program as `gputrace try` asks, and measures its steps
 recorder         keeps the events and writes them now and then
 host_file        the file that they are written to

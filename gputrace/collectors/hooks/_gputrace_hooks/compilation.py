@@ -20,12 +20,16 @@ _begun: "dict[int, int]" = {}
 
 def dynamo_frames(module: "Any") -> None:
     """Time the compiling of functions, and of the rest of one after a graph break."""
+    from .pytorch import modules
+
     compile_frame = defined(module, "_compile")
     if compile_frame is None:
         return
 
     @wraps(compile_frame)
     def frame(code: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        # Compiled code would hold what times the calls of modules.
+        modules.end()
         thread, start = thread_id(), time_ns()
         if thread in _running:
             return compile_frame(code, *args, **keywords)

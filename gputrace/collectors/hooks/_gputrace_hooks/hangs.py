@@ -202,7 +202,7 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
             known = _texts[at_line] = _describe(module, ring, name, group, other, frame)
         return ring.enter(*known)
     except Exception as error:
-        if is_handlers(error, os.path.dirname(module.__file__) + os.sep):
+        if is_handlers(error):
             raise
         note_failure("noting collectives")
         return None
@@ -257,7 +257,7 @@ def _leave(module: "Any", slot: "tuple[Any, ...]") -> None:
             ring.rank, ring.ranks = module.get_rank(), module.get_world_size()
         ring.leave(*slot)
     except Exception as error:
-        if is_handlers(error, os.path.dirname(module.__file__) + os.sep):
+        if is_handlers(error):
             raise
         note_failure("noting collectives")
 

@@ -25,6 +25,7 @@ from . import FOLDER
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
     from typing import Any, TypeVar
 
     _T = TypeVar("_T")
@@ -37,11 +38,12 @@ TOO_LARGE = 5000
 _PLACE = 40
 """Offset of the body of FULL: after the header, a tag and a length."""
 _HIGH = 200
-_FOLDER = os.path.dirname(__file__) + os.sep
 _NOT_OPEN = 9
 """EBADF."""
 _TOO_LONG = 25
 """SIGXFSZ."""
+_HAS_REST = 4
+"""CO_VARARGS."""
 _VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
     "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS SLURM_LOCALID "
@@ -57,17 +59,44 @@ else:
         return int(time.time() * 1e9)
 
 
-def is_handlers(error: BaseException, used: str = "") -> bool:
+def is_handlers(error: BaseException) -> bool:
     """Return whether a signal handler of the program raised it, which Python ran while we were at
     work.
 
-    ``used`` is the file, or the folder, of what we call and that may raise by itself.
+    A handler is known by its code, or, where it has made way for another meanwhile, by what Python
+    gives it: the number of the signal and the frame that it interrupts.
     """
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    file = _FOLDER if last is None else last.tb_frame.f_code.co_filename
-    return not file.startswith((_FOLDER, used or _FOLDER))
+    trace, interrupted, codes = error.__traceback__, None, _codes_of_handlers()
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code in codes or (interrupted and _got_frame(frame, interrupted)):
+            return True
+        trace, interrupted = trace.tb_next, frame
+    return False
+
+
+def _got_frame(frame: "FrameType", interrupted: "FrameType") -> bool:
+    """Return whether a number and the interrupted frame are arguments of a call, side by side."""
+    code, values = frame.f_code, frame.f_locals
+    given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & _HAS_REST:
+        given += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount]) or ()
+    return any(isinstance(n, int) and f is interrupted for n, f in zip(given, given[1:]))
+
+
+def _codes_of_handlers() -> "set[object]":
+    import _signal  # type: ignore[import-not-found]
+
+    codes: set[object] = set()
+    for number in range(1, _signal.NSIG):
+        handler = _signal.getsignal(number)
+        if not callable(handler):
+            continue
+        handler = getattr(handler, "func", handler)  # of a functools.partial
+        if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
+            handler = type(handler).__call__
+        codes.add(getattr(getattr(handler, "__func__", handler), "__code__", None))
+    return codes - {None}
 
 
 class HostFile:
@@ -88,18 +117,20 @@ class HostFile:
         """Open the file unless it is open; a new one begins with the process's identity."""
         if self._is_open():
             return
-        host = os.uname().nodename
-        if self._path:
-            self._open_as(self._path, 0)
-        else:
-            self._create(host)
+        self._identity = (0, 0)
         try:
+            host = os.uname().nodename
+            if self._path:
+                self._open_as(self._path, 0)
+            else:
+                self._create(host)
             if not os.fstat(self._file).st_size:
                 self.append(_beginning(self.pid, self._began, host))
         except BaseException:
             # Begun again next time: without its beginning it is no file of ours.
-            self._identity = (0, 0)
-            os.close(self._file)
+            if self._identity != (0, 0):
+                self._identity = (0, 0)
+                os.close(self._file)
             raise
 
     def rotate(self, keep: int) -> None:
@@ -115,17 +146,18 @@ class HostFile:
             self._open_as(f"{path}.new", os.O_CREAT | os.O_TRUNC)
             self.append(_beginning(self.pid, both_clocks(), os.uname().nodename))
             os.rename(self._path, path)
-        except OSError as error:
-            if self._file != before[0]:
-                os.close(self._file)
-                _remove(f"{path}.new")
+        except BaseException as error:
+            begun = self._file
             self._file, self._identity, self._path = before
-            if is_handlers(error):
+            if begun != before[0]:
+                os.close(begun)
+            _remove(f"{path}.new")
+            if not isinstance(error, OSError) or is_handlers(error):
                 raise
             return
-        os.close(before[0])
         self._path = path
         self._segment += 1
+        os.close(before[0])
 
     def append(self, data: bytes, holds: int = 0) -> None:
         """Append complete chunks to the open file, all or none of them.
@@ -194,7 +226,7 @@ class HostFile:
 
 def quietly(write: "Callable[..., _T]", *arguments: "Any") -> "_T":
     """Write; the signal of a limit on the size of files is for those of the program, not ours."""
-    import _signal  # type: ignore[import-not-found]
+    import _signal
 
     if _signal.getsignal(_TOO_LONG) == _signal.SIG_IGN:
         # As Python sets it at its start.

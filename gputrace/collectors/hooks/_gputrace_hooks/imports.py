@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PATCHES = {
+    "accelerate.accelerator": "pytorch.accelerator",
+    "accelerate.optimizer": "pytorch.accelerate_optimizer",
     "chainer.iterators.dali_iterator": "wrappers.iterators",
     "chainer.iterators.multiprocess_iterator": "wrappers.iterators",
     "chainer.iterators.multithread_iterator": "wrappers.iterators",
@@ -39,6 +41,8 @@ PATCHES = {
     "keras.src.optimizers.legacy.optimizer_v2": "others.tensorflow_optimizers",
     "keras.src.optimizers.optimizer": "others.tensorflow_optimizers",
     "keras.src.trainers.epoch_iterator": "others.keras_epoch_iterator",
+    "lightning.pytorch.loops.optimization.automatic": "pytorch.lightning_closure",
+    "lightning.pytorch.plugins.precision.precision": "pytorch.lightning_precision",
     "lightning.pytorch.strategies.strategy": "pytorch.lightning_strategy",
     "multiprocessing.util": "recorder.finish_with",
     "mxnet.gluon.data.dataloader": "others.mxnet_dataloader",
@@ -49,6 +53,8 @@ PATCHES = {
     "nvidia.dali.plugin.mxnet": "wrappers.iterators",
     "nvidia.dali.plugin.paddle": "wrappers.iterators",
     "nvidia.dali.plugin.pytorch": "wrappers.iterators",
+    "pytorch_lightning.loops.optimization.automatic": "pytorch.lightning_closure",
+    "pytorch_lightning.plugins.precision.precision": "pytorch.lightning_precision",
     "pytorch_lightning.strategies.strategy": "pytorch.lightning_strategy",
     "tensorflow.python.data.ops.iterator_ops": "others.tensorflow_iterators",
     "tensorflow.python.distribute.input_lib": "others.tensorflow_iterators",
@@ -130,6 +136,10 @@ def patch(module: "ModuleType") -> None:
 
     from . import recorder
 
+    if os.environ.get("GPUTRACE_LINES") and module.__name__ != "multiprocessing.util":
+        from . import sampler
+
+        sampler.install_for_steps(os.environ["GPUTRACE_LINES"])
     for name in names.split():
         try:
             home, function = name.split(".")

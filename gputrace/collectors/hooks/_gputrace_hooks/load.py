@@ -1,9 +1,10 @@
 """Load of the host: time of the thread that trains on a core or queued for one; collections.
 
 Counters of the kernel are read at the end of a step, but at most every 10 ms, since a read takes
-15 µs. Each is recorded as the difference since the last read. Once a second or later, such that it
-takes 0.3 % of the time, the counters of the other threads of the process are read, and the limits
-of its cores and its cgroup; once, with the second of these, whether a library of OpenMP is loaded.
+15 µs, and less often where it takes longer, as in a sandbox that emulates /proc. Each is recorded
+as the difference since the last read. Once a second or later, such that it takes 0.3 % of the time,
+the counters of the other threads of the process are read, and the limits of its cores and its
+cgroup; once, with the second of these, whether a library of OpenMP is loaded.
 
 Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``. A program
 that empties that list is left alone.
@@ -27,7 +28,8 @@ _LEAST_COLLECTION_NS = 200000
 _BETWEEN_LOOKS = 10000000
 _BETWEEN_SCANS = 1000000000
 _PATIENCE = 300
-"""Between two scans so many times what a scan takes."""
+"""Between two looks, and between two scans, so many times what one takes."""
+_USUAL_LOOK = 30000
 _WORTH_NS = 1000000
 _MOST_THREADS = 1000
 
@@ -41,6 +43,7 @@ class _Looks:
 
     def __init__(self) -> None:
         self.due = self.scan_due = 0
+        self.took = _USUAL_LOOK
         self.at, self.scanned = 0, 0
         self.thread = 0
         self.counts: tuple[int, ...] = ()
@@ -62,6 +65,7 @@ def step_ended(now: int) -> None:
     if not looks.at and _watch_collection not in gc.callbacks:
         gc.callbacks.append(_watch_collection)
     looks.due = now + _BETWEEN_LOOKS
+    begun = time_ns()
     try:
         thread, counts = recorder.thread_id(), _count()
     except OSError as error:
@@ -75,6 +79,9 @@ def step_ended(now: int) -> None:
             if count > then:
                 record_of(thread, looks.at, now, word(name), counter(count - then))
     looks.at, looks.thread, looks.counts = now, thread, counts
+    # One that lost its core to others says nothing of the next.
+    looks.took = max(0, min(time_ns() - begun, 2 * looks.took))
+    looks.due = now + max(_BETWEEN_LOOKS, _PATIENCE * looks.took)
 
 
 def _watch_collection(phase: str, info: "dict[str, Any]") -> None:

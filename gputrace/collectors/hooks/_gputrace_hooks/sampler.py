@@ -1,8 +1,9 @@
 """Sampler of the line that the program's main thread is at.
 
 On where GPUTRACE_PYTHON names the library of the clock, native/ticker, which says how it is that
-``_look`` runs on the main thread. A sample names the line that the program's own code has come to,
-and the innermost line of all, in a library mostly: file, number, function; no values.
+``_look`` runs on the main thread; less often, and from when the process writes its first events,
+where GPUTRACE_LINES does. A sample names the line that the program's own code has come to, and the
+innermost line of all, in a library mostly: file, number, function; no values.
 
 The clock is a thread, which a program should not notice: it runs no Python, no signal reaches it,
 and it is gone while the process forks, so that nothing warns of a thread. A child gets one of its
@@ -22,7 +23,7 @@ import fcntl  # noqa: F401 (so that what we do in the midst of the program need 
 import os
 import sys
 
-from . import control, host_file, load, recorder, steps, stretches
+from . import control, host_file, load, recorder, steps
 from .host_file import time_ns
 from .recorder import COUNTER, SAMPLE, note, record, record_of, word
 
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
     import ctypes
     from types import FrameType
 
-_PERIOD = 10000000
+_PERIOD, _PERIOD_IN_STEPS = 10000000, 50000000
 _MOST_TICKS = 6000
+_MOST_WAITING = 4 * 10000
 _MOST_FRAMES = 200
 _MOST_THREADS = 64
 _MOST_LINES = 8000
 """Leaves room in the recorder's table of names."""
 _TRIES = 5
+_IS_WATCHED = "GPUTRACE_HANG" in os.environ
 
 _USER, _LIBRARY, _STANDARD, _OURS, _RECORDING = range(5)
 _TYPED_IN = ("<string>", "<stdin>", "<ipython-input")
@@ -47,7 +50,7 @@ _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__fil
 _BEGUN = 8 if sys.version_info >= (3, 11) else 0
 
 _sides = dict.fromkeys(
-    [m.__file__ for m in (recorder, host_file, control, load, steps, stretches)],
+    [m.__file__ for m in (recorder, host_file, control, load, steps)],
     _RECORDING,
 )
 _lines: "dict[tuple[str, int, str], int]" = {}
@@ -58,31 +61,55 @@ _clock: "ctypes.CDLL | None" = None
 _held: "list[None]" = []
 """One for each fork under way and for the end of the process: no thread may be there."""
 _asleep = False
-"""True in a forked child that has done nothing yet."""
+"""True in a process that has done nothing yet."""
+_tried: "list[None]" = []
 
 
 def install(path: str) -> None:
     """Start sampling, or add a note if that is impossible; never raises."""
-    global _clock
     try:
-        import ctypes
-
-        if not _prepare(ctypes.PyDLL(path)):
+        if not _get_ready(path, _PERIOD):
             note("this Python cannot be sampled")
             return
-        _clock = ctypes.CDLL(path)
-        recorder.on_fork.append(_in_forked_child)
         recorder.on_worker.append(_wake_up)
-        recorder.on_write.append(_wake_up)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=_hold, after_in_parent=_let_go)
-        atexit.register(_hold)
         _start()
     except Exception:
         recorder.note_failure("starting to sample")
 
 
-def _prepare(clock: "ctypes.PyDLL") -> bool:
+def install_for_steps(path: str) -> None:
+    """Start sampling when first events are written, as at a step's end; raises nothing of ours."""
+    global _asleep
+    if _clock is not None or "GPUTRACE_PYTHON" in os.environ or _tried:
+        return
+    _tried.append(None)
+    try:
+        _asleep = True
+        # What it asks of the interpreter is asked on the main thread.
+        if recorder.thread_id() == os.getpid():
+            _get_ready(path, _PERIOD_IN_STEPS)
+    except Exception as error:
+        if host_file.is_handlers(error):
+            raise
+
+
+def _get_ready(path: str, period: int) -> bool:
+    """Return whether the clock may start."""
+    global _clock
+    import ctypes
+
+    if not _prepare(ctypes.PyDLL(path), period):
+        return False
+    _clock = ctypes.CDLL(path)
+    recorder.on_fork.append(_in_forked_child)
+    recorder.on_write.append(_wake_up)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_hold, after_in_parent=_let_go)
+    atexit.register(_hold)
+    return True
+
+
+def _prepare(clock: "ctypes.PyDLL", period: int) -> bool:
     from ctypes import c_longlong, c_size_t, c_void_p, cast, py_object, pythonapi
 
     names = ["Py_AddPendingCall", "PyObject_CallFunction", "Py_DecRef"]
@@ -97,7 +124,7 @@ def _prepare(clock: "ctypes.PyDLL") -> bool:
         interpreter = main()
     prepare = clock.gputrace_ticker_prepare
     prepare.argtypes = [c_void_p] * 4 + [c_longlong] + [c_void_p] * 3 + [c_size_t]
-    known = *functions, id(_look), _PERIOD, received, interpreter, *_runtime()
+    known = *functions, id(_look), period, received, interpreter, *_runtime()
     return any(not prepare(*known) for _ in range(_TRIES))
 
 
@@ -143,7 +170,7 @@ def _in_forked_child() -> None:
 
 def _wake_up() -> None:
     global _asleep
-    if _asleep:
+    if _asleep and not _held:
         _asleep = False
         _start()
 
@@ -162,7 +189,12 @@ def _look(ticks: int, since: int, waits: int) -> None:
         what, kind = _line(frame) << 32, SAMPLE | _line(inner) << 32
         count = min(ticks, _MOST_TICKS)
         for tick in range(count):
-            record(since + (now - since) * tick // count, now, what, kind)
+            start = since + (now - since) * tick // count
+            if not _IS_WATCHED:
+                record(start, now, what, kind)
+            elif len(recorder._events) < _MOST_WAITING:
+                # No write: a file that grows says that the program gets on.
+                record_of(recorder.thread_id(), start, now, what, kind)
     except Exception as error:
         if host_file.is_handlers(error):
             raise

@@ -13,7 +13,6 @@ import os
 from . import control, load
 from .host_file import is_handlers, time_ns
 from .recorder import STEP, note, note_failure, on_fork, record, too_deep, word
-from .stretches import Stretches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,7 +83,10 @@ _window: "list[int | None]" = [None, None]
 # Where windows come again: after how many steps, for how many, and the step that ends them all.
 _again: "list[int | None]" = [None, None, None]
 _begin = [0]
-_stretches = Stretches()
+# The step from which on is recorded; None outside of a window.
+_since: "list[int | None]" = [0]
+_stretches = control.Stretches()
+_nodes = control.NodeSteps()
 
 
 def step_ended(what: int, rank: int, owner: object) -> None:
@@ -99,7 +101,9 @@ def step_ended(what: int, rank: int, owner: object) -> None:
             source.add(what, proven)
             if rank == max(_sources):
                 _counted(rank, proven)
-        if rank == max(_sources) and (source.count >= _stretches.at or _window != [None, None]):
+        if rank == max(_sources) and (
+            source.count >= min(_stretches.at, _nodes.at) or _window != [None, None]
+        ):
             _apply_window(source)
     except RecursionError:
         too_deep[:] = [True]
@@ -122,6 +126,14 @@ def calls(rank: int) -> int:
     return source.calls if source else 0
 
 
+def recorded() -> "tuple[int, int | None]":
+    """Return how many steps of the window have ended, -1 outside of it, and of how many it is."""
+    since, end = _since[0], _window[1]
+    if since is None or not _sources:
+        return -1, None
+    return _sources[max(_sources)].count - since, None if end is None else end - since
+
+
 def step_by_user(samples: int = 0, tokens: int = 0, flop: float = 0) -> None:
     """Mark the end of a step, for ``gputrace.step()``, and record the work that it did."""
     step_ended(_by_user, USER, step_by_user)
@@ -132,15 +144,19 @@ def step_by_user(samples: int = 0, tokens: int = 0, flop: float = 0) -> None:
 def _apply_window(source: _Source) -> None:
     if source.count >= _stretches.at:
         source.last = _stretches.look(source.count, source.last)
+    if source.count >= _nodes.at:
+        _nodes.look(source.count)
+        source.last = time_ns()
     first, end = _window
     if first is not None and source.count >= first:
         _window[0] = None
         control.capture(True)
+        _since[0] = source.count
         # What a recorder takes to begin is no part of a step.
         source.last = time_ns()
         _note_window(f"recording from step {first}")
     if end is not None and source.count >= end:
-        _window[1] = None
+        _window[1] = _since[0] = None
         control.capture(False)
         _note_window(f"recorded to the end of step {end - 1}")
         _set_next(source.count)
@@ -177,6 +193,7 @@ def read_window() -> None:
             _set_next(_begin[0])
     except ValueError:
         note(f"GPUTRACE_STEPS={text} names no steps")
+    _since[0] = None if _window[0] else 0
     if _window[0] == 0:
         # No note: a process that trains nothing should leave no file.
         _window[0] = None
@@ -184,8 +201,8 @@ def read_window() -> None:
 
 
 def _restart_stretches() -> None:
-    global _stretches
-    _stretches = Stretches()
+    global _stretches, _nodes
+    _stretches, _nodes = control.Stretches(), control.NodeSteps()
 
 
 def restart() -> None:

@@ -1,0 +1,423 @@
+"""Events of PyTorch's profiler: scanned in C or decoded from JSON, into columns of integers."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from msgspec import DecodeError, Raw, Struct, ValidationError, field, structs
+from msgspec.json import Decoder
+from numpy.typing import NDArray
+
+from gputrace.model.events import UNKNOWN, Mask
+from gputrace.readers.chrome_json import BadJson
+
+Value = int | float | str | None
+"""Value of a field that should be an integer."""
+
+_BYTE: Final = re.compile(r" \(byte (\d+)\)")
+_NO_NUMBER: Final = re.compile(rb"([:\[,]\s*)(-?(?:inf(?:inity)?|nan))(?=\s*[,}\]])", re.IGNORECASE)
+"""Not-a-number as C++ prints it, for which JSON has no word."""
+
+
+class Args(Struct, gc=False):
+    """Arguments of an event that are read."""
+
+    device: Value = UNKNOWN
+    stream: Value = UNKNOWN
+    correlation: Value = UNKNOWN
+    bytes: Value = UNKNOWN
+    source: Value = field(default=UNKNOWN, name="fromDevice")
+    destination: Value = field(default=UNKNOWN, name="toDevice")
+    taken: Value = field(default=UNKNOWN, name="In msg nelems")
+    given: Value = field(default=UNKNOWN, name="Out msg nelems")
+    element: Value = field(default="", name="dtype")
+    group: Value = field(default=None, name="Process Group Name")
+    description: Value = field(default="", name="Process Group Description")
+    ranks: Raw = field(default=Raw(b""), name="Process Group Ranks")
+    size: Value = field(default=UNKNOWN, name="Group size")
+    first: Value = field(default=UNKNOWN, name="Global rank start")
+    stride: Value = field(default=UNKNOWN, name="Global rank stride")
+    operation: Value = field(default="", name="Collective name")
+    sender: Value = field(default=UNKNOWN, name="Src Rank")
+    receiver: Value = field(default=UNKNOWN, name="Dst Rank")
+    sequence: Value = field(default=UNKNOWN, name="Sequence number")
+    forward: Value = field(default=0, name="Fwd thread id")
+    shapes: Raw = field(default=Raw(b""), name="Input Dims")
+    types: Raw = field(default=Raw(b""), name="Input type")
+    values: Raw = field(default=Raw(b""), name="Concrete Inputs")
+
+
+NO_ARGS: Final = Args()
+_ARGS: Final = Decoder(Args)
+_VALUE: Final = Decoder(Value)
+
+
+class Event(Struct, gc=False):
+    """One event."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: Value = ""
+    pid: Value = None
+    tid: Value = None
+    ts: Raw = Raw(b"")
+    dur: Raw = Raw(b"")
+    args: Args | None = None
+
+    def copied(self) -> Event:
+        """Return a copy that does not keep the decoded text alive."""
+        return structs.replace(self, ts=self.ts.copy(), dur=self.dur.copy())
+
+
+class CardProperties(Struct):
+    """A GPU that the process could see."""
+
+    id: Value = UNKNOWN
+    name: Value = ""
+
+
+class Distributed(Struct):
+    """The process in its distributed run."""
+
+    rank: Value = None
+    world_size: Value = None
+
+
+class Properties(Struct):
+    """Properties around the list of events."""
+
+    cards: list[CardProperties] = field(default_factory=list, name="deviceProperties")
+    distributed: Distributed | None = field(default=None, name="distributedInfo")
+    base: Value = field(default=None, name="baseTimeNanoseconds")
+    host: Value = field(default="", name="host_name")
+
+
+LIBRARY: Final = Path(__file__).with_name("_events.so")
+Ints = NDArray[np.int64]
+
+COLUMNS: Final = (
+    *("cat", "name", "pid", "tid", "start", "length"),
+    *("device", "stream", "correlation", "bytes", "source", "destination", "sequence", "forward"),
+    *("flags", "args_begin", "args_end"),
+)
+"""Columns of a scan, in the order of `native/event_scan.c`."""
+HAS_GROUP, HAS_ELEMENT = 1, 2
+"""Flags of events whose arguments name a process group, and a type of elements."""
+_NOT_TEXTS: Final = COLUMNS.index("start")
+"""Position of the first column that is not of numbers in `EventTable.values`."""
+_SHORTEST: Final = 32
+"""Bytes of the shortest event that profilers write; a list with shorter ones is decoded."""
+
+
+class EventTable:
+    """Columns of events that have a duration, from one part of a file.
+
+    ``cat``, ``name``, ``pid`` and ``tid`` are positions in ``values``, ``start`` and ``length`` are
+    nanoseconds, and the rest are arguments; what is lacking or no integer is `UNKNOWN`.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Ints],
+        values: Sequence[Value],
+        args: Callable[[int], Args | None],
+        rows: Ints | None = None,
+    ) -> None:
+        """``args`` decodes the arguments of a row of the columns; ``rows`` selects some rows."""
+        self.values = values
+        self._columns, self._args, self._rows = columns, args, rows
+
+    def __len__(self) -> int:
+        return len(self._columns["cat"] if self._rows is None else self._rows)
+
+    def __getitem__(self, column: str) -> Ints:
+        whole = self._columns[column]
+        return whole if self._rows is None else whole[self._rows]
+
+    def select(self, rows: Mask | Ints) -> EventTable:
+        """Return a table of some of the rows."""
+        all_rows = np.arange(len(self)) if self._rows is None else self._rows
+        return EventTable(self._columns, self.values, self._args, all_rows[rows])
+
+    def args(self, row: int) -> Args | None:
+        """Return the arguments of a row; None where it has none."""
+        return self._args(row if self._rows is None else int(self._rows[row]))
+
+    def value(self, column: str, row: int) -> Value:
+        """Return the value behind a position in ``cat``, ``name``, ``pid`` or ``tid``."""
+        return self.values[int(self[column][row])]
+
+    def copied(self, row: int) -> EventTable:
+        """Return a table of one row that does not keep the text of the others alive."""
+        columns = {name: self[name][row : row + 1].copy() for name in COLUMNS}
+        values = [self.value(name, row) for name in COLUMNS[:_NOT_TEXTS]]
+        args = self.args(row)
+        for position, name in enumerate(COLUMNS[:_NOT_TEXTS]):
+            columns[name][:] = position
+        return EventTable(columns, values, lambda _: args)
+
+    def map(self, column: str, function: Callable[[Value], int]) -> Ints:
+        """Map each value of a column to a number, calling the function once for equal positions.
+
+        It is called in the order in which the values come.
+        """
+        numbers = self[column]
+        first = np.full(len(self.values), len(numbers))
+        first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
+        used = np.flatnonzero(first < len(numbers))
+        mapped = np.zeros(len(self.values), np.int64)
+        for position in used[np.argsort(first[used])].tolist():
+            mapped[position] = function(self.values[position])
+        return mapped[numbers]
+
+
+def tabulate(events: Sequence[Event]) -> EventTable:
+    """Return the columns of decoded events: the twin of the scan."""
+    numbers: dict[tuple[type, Value], int] = {}
+    columns = {
+        name: np.array(
+            [
+                numbers.setdefault((type(value), value), len(numbers))
+                for value in (getattr(event, name) for event in events)
+            ],
+            np.int64,
+        )
+        for name in COLUMNS[:4]
+    }
+    args = [event.args or NO_ARGS for event in events]
+    columns |= {
+        "start": nanoseconds([event.ts for event in events]),
+        "length": nanoseconds([event.dur for event in events]),
+        "flags": np.array(
+            [HAS_GROUP * (a.group is not None) | HAS_ELEMENT * (a.element != "") for a in args],
+            np.int64,
+        ),
+        "args_begin": np.zeros(len(events), np.int64),
+        "args_end": np.array([event.args is not None for event in events], np.int64),
+    }
+    for name in COLUMNS[6:14]:
+        columns[name] = _integers([getattr(a, name) for a in args])
+    return EventTable(columns, [value for _, value in numbers], lambda row: events[row].args)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """Return the C library; None where the package was built without a compiler."""
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError:
+        return None
+    int64, pointer = ctypes.c_int64, ctypes.c_void_p
+    scan = library.gputrace_scan_events
+    scan.argtypes = [pointer, int64, pointer, int64, pointer, int64, ctypes.POINTER(int64)]
+    scan.restype = int64
+    return library
+
+
+class EventScanner:
+    """Scan in C of JSON lists of events; a table is valid until the next scan."""
+
+    def __init__(self) -> None:
+        self._columns = np.empty((len(COLUMNS), 0), np.int64)
+        self._spans = np.empty((0, 2), np.int64)
+
+    def scan(self, text: bytes) -> EventTable | None:
+        """Return the events with a duration; None where the list has to be decoded.
+
+        That is so without the library, and where anything is not usual: beginnings and ends in
+        place of durations, text that is not JSON to the letter, numbers of unusual size.
+        """
+        library = _library()
+        if library is None:
+            return None
+        most = len(text) // _SHORTEST + 1
+        if most > len(self._spans):
+            # Kept for the next list: the system clears each page of new memory.
+            self._columns = np.empty((len(COLUMNS), most), np.int64)
+            self._spans = np.empty((most, 2), np.int64)
+        columns, spans, count = self._columns, self._spans, ctypes.c_int64()
+        memory = columns.ctypes.data, len(spans), spans.ctypes.data, len(spans), count
+        rows = library.gputrace_scan_events(text, len(text), *memory)
+        try:
+            if rows < 0 or not (text.isascii() or text.decode()):
+                return None
+            texts = (text[begin:end] for begin, end in spans[: count.value].tolist())
+            values = [_VALUE.decode(value) for value in texts]
+        except (UnicodeDecodeError, DecodeError):
+            return None
+        named = {name: column[:rows] for name, column in zip(COLUMNS, columns, strict=True)}
+        begins, ends = named["args_begin"], named["args_end"]
+
+        def args(row: int) -> Args | None:
+            begin, end = int(begins[row]), int(ends[row])
+            return _ARGS.decode(text[begin:end]) if end else None
+
+        return EventTable(named, [*values, "", None], args)
+
+
+_EVENTS: Final = Decoder(list[Event])
+_EACH: Final = Decoder(list[Raw])
+_EVENT: Final = Decoder(Event)
+_PROPERTIES: Final = Decoder(Properties)
+
+
+class DecodedEvents:
+    """Decoder of lists of events."""
+
+    def __init__(self) -> None:
+        self.odd = 0
+        """Number of items that are no event."""
+        self._scanner = EventScanner()
+
+    def decode(self, text: bytes) -> EventTable | list[Event]:
+        """Return the events of a JSON list, or those with a duration as a table; raise BadJson."""
+        if (table := self._scanner.scan(text)) is not None:
+            return table
+        try:
+            return self._decode(text)
+        except (DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        try:
+            return self._decode(_repair(text))
+        except (DecodeError, RecursionError) as error:
+            raise _bad(error) from error
+
+    def _decode(self, text: bytes) -> list[Event]:
+        try:
+            return _EVENTS.decode(text)
+        except ValidationError:
+            return list(filter(None, map(self._one, _EACH.decode(text))))
+
+    def _one(self, text: Raw) -> Event | None:
+        try:
+            return _EVENT.decode(text)
+        except ValidationError:
+            self.odd += 1
+            return None
+
+
+def properties(text: bytes) -> Properties:
+    """Return the properties of a document without its events, if they have the known form."""
+    try:
+        return _PROPERTIES.decode(_repair(text))
+    except ValidationError:
+        return Properties()
+    except (DecodeError, RecursionError) as error:
+        raise _bad(error) from error
+
+
+def _repair(text: bytes) -> bytes:
+    """Replace not-a-numbers by 0, and bytes that are not UTF-8, keeping the length."""
+    text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
+    return _NO_NUMBER.sub(lambda match: match[1] + b"0".ljust(len(match[2])), text)
+
+
+def _bad(error: DecodeError | RecursionError) -> BadJson:
+    if isinstance(error, RecursionError):
+        return BadJson("nested too deep", 0)
+    match = _BYTE.search(str(error))
+    problem = _BYTE.sub("", str(error)).removeprefix("JSON is malformed: ")
+    return BadJson(problem, int(match[1]) if match else None)
+
+
+def integer(value: Any) -> int:
+    """Return an integer of 64 bits, given as such or in a text (``stream 7``), or `UNKNOWN`."""
+    if isinstance(value, str):
+        match = re.search(r"-?\d{1,19}(?!\d)", value)
+        value = int(match[0]) if match else UNKNOWN
+    if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+        return UNKNOWN
+    return value
+
+
+_PLAIN: Final = b"0123456789.,"
+_DECIMALS: Final = 3
+"""Decimals of microseconds in nanoseconds."""
+_DIGITS: Final = 19
+"""Digits of the largest integer of 64 bits, whose first one is 9."""
+_LARGEST: Final = Decimal((1 << 63) - 1).scaleb(-_DECIMALS)
+"""In microseconds."""
+
+
+def nanoseconds(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    """Convert microseconds, rounded to 3 decimals; `UNKNOWN` if no number or beyond 64 bits."""
+    joined = b",".join(texts)
+    if not joined or joined.translate(None, _PLAIN) or b",," in b",%b," % joined:
+        return _one_by_one(texts)
+    characters = np.frombuffer(joined, np.uint8)
+    ends = np.append(np.flatnonzero(characters == ord(",")), len(joined))
+    points = np.flatnonzero(characters == ord("."))
+    owner = np.searchsorted(ends, points)
+    decimals = np.zeros(len(texts), np.int64)
+    decimals[owner] = ends[owner] - points - 1
+    starts = np.append(0, ends[:-1] + 1)
+    digits = ends - starts - decimals + _DECIMALS
+    digits[owner] -= 1
+    large = (digits > _DIGITS) | (digits == _DIGITS) & (characters[starts] == ord("9"))
+    if (large | (decimals > _DECIMALS)).any() or (np.diff(owner) == 0).any():
+        return _one_by_one(texts)
+    numbers = np.fromstring(joined.replace(b".", b""), np.int64, sep=",")
+    return numbers * 10 ** (_DECIMALS - decimals)
+
+
+def _one_by_one(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    exact = np.full(len(texts), UNKNOWN, np.int64)
+    for row, text in enumerate(texts):
+        with suppress(InvalidOperation, UnicodeDecodeError):
+            number = Decimal(bytes(text).decode().strip('" '))
+            if number.is_finite() and abs(number) < _LARGEST:
+                exact[row] = round(number * 10**_DECIMALS)
+    return exact
+
+
+def _integers(values: Sequence[Value]) -> NDArray[np.int64]:
+    if set(map(type, values)) == {int}:
+        with suppress(OverflowError):
+            return np.fromiter(cast(Sequence[int], values), np.int64, len(values))
+    return np.array([integer(value) for value in values], np.int64)
+
+
+class Pairs:
+    """Matching of beginnings with ends, which nest within a thread, across parts of a file."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Value, Value], list[Event]] = {}
+        self._unbegun = 0
+
+    @property
+    def odd(self) -> int:
+        """Number of events without a partner so far."""
+        return self._unbegun + sum(map(len, self._open.values()))
+
+    def whole(self, events: Sequence[Event]) -> list[Event]:
+        """Return the events with a duration (``ph`` X), and those made of a pair (B and E)."""
+        if {event.ph for event in events}.isdisjoint("BE"):
+            return [event for event in events if event.ph == "X"]
+        return list(self._paired(events))
+
+    def _paired(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            if event.ph == "X":
+                yield event
+            elif event.ph == "B":
+                self._open.setdefault((event.pid, event.tid), []).append(event.copied())
+            elif event.ph != "E":
+                continue
+            elif begun := self._open.get((event.pid, event.tid)):
+                pair = begun.pop()
+                try:
+                    start, end = (Decimal(bytes(at.ts).decode()) for at in (pair, event))
+                    pair.dur = Raw(str(end - start))
+                except (InvalidOperation, UnicodeDecodeError):
+                    pair.dur = Raw(b"")
+                yield pair
+            else:
+                self._unbegun += 1
