@@ -307,6 +307,12 @@ for x, y in DataLoader(data, 8):
     assert len(run.losses) == run.steps == 8
     if not run.gpu:
         assert {run.reasons[cure] for cure in skipped.split(",")} == {"torch sees no GPU"}
+    switched = combine(read_candidates("fused,channels-last,bf16,set-to-none"))
+    assert switched.switched
+    program = ProgramToTry((python, str(real.script)))
+    by_turns = program.run(switched, warmup=2, steps=8 * 6, stretch=6)
+    assert len(by_turns.turns) == 4
+    assert {change.cure for change in by_turns.changes} == {s.cure.id for s in switched.settings}
 
 
 def test_a_number_of_the_step_before_is_read_without_waiting(
