@@ -34,6 +34,8 @@ TRACKERS: Final = {
     "WANDB_DIR": "{folder}",
 }
 """Variables that keep trackers of experiments from counting a trial as a run."""
+FAILURE: Final = "failed: "
+"""Beginning of the reason of a cure whose hook raised an error."""
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
 """Seconds that a program has to end after its last step, before it is ended."""
