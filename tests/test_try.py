@@ -196,6 +196,16 @@ def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
     assert run.changes[0].file == run.main == str(work / "train.py")
 
 
+def test_a_run_is_recorded_whatever_gputrace_py_its_folder_has(real: Real) -> None:
+    work, trace = real.folder / "work", real.folder / "trace.sqlite"
+    work.mkdir()
+    (work / "gputrace.py").write_text("ours = True")
+    (work / "train.py").write_text(f"import gputrace\nassert gputrace.ours\n{PROGRAM}")
+    program = ProgramToTry((sys.executable, "train.py"), workdir=work)
+    assert program.run(combine(read_candidates("gc")), 2, 8, record=trace).steps == 8
+    assert trace.exists()
+
+
 def test_a_folder_that_has_the_temporary_folder_in_it_is_copied_without_that(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
