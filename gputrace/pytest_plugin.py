@@ -201,10 +201,11 @@ def _pytest_words(item: pytest.Item) -> Iterator[str]:
 def _gputrace(words: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
     """Run a gputrace command; return its exit code and the output of it and its program."""
     import subprocess
-    import sys
+
+    from gputrace.collectors.launch import gputrace_command
 
     run = subprocess.run(
-        [sys.executable, "-m", "gputrace", *words],
+        gputrace_command(*words),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

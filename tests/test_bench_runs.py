@@ -63,6 +63,21 @@ def test_a_log_holds_the_command_and_all_that_it_said(bench: Bench) -> None:
     assert run.trace is None
 
 
+def test_a_run_is_recorded_whatever_gputrace_py_the_script_has(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "gputrace.py").write_text("ours = True")
+    monkeypatch.chdir(theirs)
+    bench.framework("shadowed", "import gputrace; print(gputrace.ours)")
+    study = ONE.replace("stub", "shadowed")
+    bench.write(f"record = true\n{study}").run("--backend", "host", env={"PYTHONPATH": str(theirs)})
+    (run,) = bench.runs()
+    assert (run.state, run.recorded) == ("done", True)
+    assert run.trace is not None
+
+
 def test_a_recorded_run_has_a_trace(bench: Bench) -> None:
     bench.write(f"record = true\n{ONE}").run("--backend", "host")
     (run,) = bench.runs()

@@ -183,7 +183,11 @@ def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("call", "id", "cause"),
-    [("MPI_Sendrecv", "sync-bound", "sync"), ("MPI_Isend", "launch-bound", "launch")],
+    [
+        ("MPI_Sendrecv", "sync-bound", "sync"),
+        ("MPI_Isend", "launch-bound", "launch"),
+        ("MPI_Reduce_local", "launch-bound", "launch"),
+    ],
 )
 def test_a_host_that_waits_in_mpi_is_said_to(
     tmp_path: Path, call: str, id: str, cause: str

@@ -65,6 +65,9 @@ def test_flops_of_a_training_step_are_those_of_pytorchs_flop_counter(
         # What is overwritten is not read: 8 x 4 of 4 bytes read, as many of 2 bytes written.
         ("aten::copy_", [[8, 4], [8, 4]], ["c10::BFloat16", "float"], [], Work(0, 192)),
         ("aten::sum", [[8, 4]], ["float"], [], Work(0, 128)),
+        # A mask of one byte chooses among two of four: 13 bytes an element.
+        ("aten::where", [[8, 4]] * 3, ["bool", "float", "float"], [], Work(0, 13 * 32)),
+        ("aten::mul", [[1], [8, 4]], ["double", "float"], [], Work(0, 8 + 128 + 128)),
         ("aten::add", [[8, 4], [4]], ["float", "a type of 2031"], [], None),
         ("aten::add", [[], []], ["Scalar", "Scalar"], [], None),
         ("aten::mm", [[2, 3]], [], [], None),

@@ -1274,6 +1274,14 @@ def test_the_sitecustomize_of_the_user_does_what_it_did(torch: Program, kind: st
     assert len(torch.files()) == (kind != "exits")
 
 
+def test_a_program_may_look_for_a_sitecustomize_that_it_lacks(torch: Program) -> None:
+    source = "for again in range(2):\n    try: import sitecustomize\n"
+    source += "    except ModuleNotFoundError as error: print(error, error.name)\n"
+    source += LOOP + "print(Optimizer().step())\n"
+    assert torch.quietly(source) == torch.quietly(source, hooked=False)
+    assert numbers(torch.events(), "step") == [0]
+
+
 @pytest.mark.parametrize(
     "ending",
     [

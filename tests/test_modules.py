@@ -15,7 +15,7 @@ from tests.exports import STEP, global_id
 from tests.handmade import MS, US, Run, analyze
 from tests.kineto import event, kernel, real, write
 from tests.recordings import DATA
-from tests.test_hooks import TORCH, Program, torch_python
+from tests.test_hooks import TORCH, Program, event_names, torch_python
 
 REAL: Final = json.loads((DATA / "torch_modules.json").read_text())
 """Two steps of Sequential(Mlp, Mlp, Linear) under PyTorch 2.14's profiler with stacks; an Mlp has
@@ -243,6 +243,15 @@ print(raised == [("the program's",)] * 20, [step for step in range(20) if seen[3
 """
 
 
+def network(folder: Path) -> Program:
+    program = Program(folder)
+    program.write(TORCH)
+    program.write(NETWORK)
+    for name, source in NETWORK.items():
+        (program.modules / name).write_text(source, encoding="utf-8")
+    return program
+
+
 def stretches_of(events: HostEvents) -> list[tuple[str, int]]:
     """Modules in which threads were for half a millisecond or more, in order of their starts."""
     rows = events.records["module"]
@@ -258,15 +267,84 @@ def stretches_of(events: HostEvents) -> list[tuple[str, int]]:
 def test_modules_are_recorded_in_a_few_steps_and_leave_nothing(
     tmp_path: Path, window: dict[str, str], steps: list[int]
 ) -> None:
-    program = Program(tmp_path)
-    program.write(TORCH)
-    program.write(NETWORK)
-    for name, source in NETWORK.items():
-        (program.modules / name).write_text(source, encoding="utf-8")
+    program = network(tmp_path)
     assert program.quietly(TRAINING, **window) == f"True {steps}\n"
     forward = [("Net_0/Linear_0", 0), ("Net_0/Linear_1", 0), ("Net_0/Linear_0", 0)]
     backward = [("Net_0", 1), ("Net_0/Linear_1", 1), ("Net_0/Linear_0", 1)]
     assert stretches_of(program.events()) == (forward + backward) * len(steps)
+
+
+LOOP: Final = """
+import sys, torch.autograd, torch.cuda
+from torch.nn import Module
+from torch.optim import Optimizer
+class Layer(Module):
+    def forward(self, x): return x
+class Other(Layer): pass
+{}
+optimizer, original, limit = Optimizer(), Module.__call__, sys.getrecursionlimit()
+for step in range(24):
+    {}
+    optimizer.step()
+assert Module.__call__ is original and sys.getrecursionlimit() == limit
+"""
+PROGRAMS: Final = {
+    "makes modules in its forward pass": (
+        """
+class Net(Module):
+    def forward(self, x): return Other()(Layer()(x))
+net = Net()
+""",
+        "net(1)",
+        {"Net_0", "Net_0/Layer_0", "Net_0/Other_0"},
+    ),
+    "puts back later what it saved": (
+        "layer, saved = Layer(), None",
+        """
+    if step == 17: saved = Module.__call__
+    if step == 20: Module.__call__ = saved
+    layer(1)
+""",
+        {"Layer_0"},
+    ),
+    "has a view that autograd cannot follow": (
+        """
+class Stale(torch.Tensor):
+    def __init__(self): pass
+    @property
+    def grad_fn(self): raise RuntimeError("output of a function that returns multiple views")
+layer, other = Layer(), Other()
+""",
+        "layer([Stale()]), other(1)",
+        {"Layer_0", "Other_0"},
+    ),
+    "takes all of Python's stack": (
+        """
+class Deep(Module):
+    def forward(self, depth): return depth and self(depth - 1)
+def deepest():
+    for depth in range(10_000):
+        try: deep(depth)
+        except RecursionError: return depth - 1
+deep = Deep()
+sys.setrecursionlimit(600)
+room = deepest()
+""",
+        "deep(room)",
+        {"/".join(["Deep_0"] * depth) for depth in range(1, 64)},
+    ),
+}
+
+
+@pytest.mark.parametrize("does", PROGRAMS)
+def test_a_program_runs_in_recorded_steps_as_in_others(tmp_path: Path, does: str) -> None:
+    program = network(tmp_path)
+    before, step, paths = PROGRAMS[does]
+    assert program.quietly(LOOP.format(before, step)) == ""
+    events = program.events()
+    assert {events.names[int(row["name"])] for row in events.records["module"]} == paths
+    deep = ["modules are timed no longer: over 64 lie within each other"]
+    assert event_names(events, "note") == deep * (len(paths) == 63)
 
 
 COMPILED: Final = """

@@ -29,6 +29,7 @@ LEFT_OUT: Final = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "*.s
 NAME: Final = f"gputrace-{gputrace.__version__}"
 METADATA: Final = f"{NAME}.dist-info"
 DATA: Final = f"{NAME}.data"
+START: Final = "_gputrace_start.py"
 LIBRARIES: Final = {
     f"gputrace/{name}.so"
     for name in (
@@ -114,15 +115,14 @@ def package_files() -> set[str]:
     }
 
 
-def test_the_wheel_adds_one_package_to_site_packages(wheel: dict[str, bytes]) -> None:
-    assert {PurePosixPath(name).parts[0] for name in wheel} == {"gputrace", METADATA, DATA}
+def test_the_wheel_adds_one_package_and_its_start_to_site_packages(wheel: dict[str, bytes]) -> None:
+    assert {PurePosixPath(name).parts[0] for name in wheel} == {"gputrace", START, METADATA, DATA}
     beside = {name for name in wheel if name.startswith(DATA)}
-    shared = {name for name in beside if name.startswith(f"{DATA}/data/share/")}
-    assert beside - shared == {f"{DATA}/scripts/gputrace"}
+    assert {name for name in beside if not name.startswith(f"{DATA}/data/share/")} == set()
 
 
-def test_an_installation_adds_one_package_to_site_packages(installed: Installed) -> None:
-    assert {path.name for path in installed.site.iterdir()} == {"gputrace", METADATA}
+def test_an_installation_adds_the_same_to_site_packages(installed: Installed) -> None:
+    assert {path.name for path in installed.site.iterdir()} == {"gputrace", START, METADATA}
     assert {path.name for path in installed.prefix.iterdir()} == {"bin", "lib", "share"}
     assert [path.name for path in (installed.prefix / "bin").iterdir()] == ["gputrace"]
 
@@ -179,6 +179,58 @@ def test_a_module_on_the_pythonpath_reaches_the_program_and_never_the_recorder(
     assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
     assert "Traceback" not in ran.stderr
     assert trace.exists()
+
+
+@pytest.fixture(scope="module")
+def spaced(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, whose path has a space; the libraries it needs are ours."""
+    folder = tmp_path_factory.mktemp("in a space")
+    run("-m", "venv", "--without-pip", folder)
+    pip = ("-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet", "--no-deps")
+    run(*pip, "--no-index", "--no-compile", built)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"))
+    return folder
+
+
+def test_the_command_starts_where_the_environments_path_has_a_space(
+    spaced: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "gputrace.py").write_text("ours = True")
+    link = tmp_path / "gputrace"
+    link.symlink_to(spaced / "bin" / "gputrace")
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run([link, "--version"], env=env, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout == f"gputrace, version {gputrace.__version__}\n"
+
+
+def test_a_python_that_sets_pythonpath_itself_starts_twice_at_most(
+    spaced: Path, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\necho >> {tmp_path}/starts\n"
+        f"export PYTHONPATH=/site:$PYTHONPATH\nexec '{spaced}/bin/python' \"$@\"\n"
+    )
+    python.chmod(0o755)
+    script = (
+        f"import sys; from _gputrace_start import main\nsys.executable = {str(python)!r}\nmain()\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    words = ["record", "--no-nvml", "-o", "t.sqlite", "--", sys.executable, "-S", "-c"]
+    ran = subprocess.run(
+        [python, "script.py", *words, "import os; print(os.environ['PYTHONPATH'])"],
+        env=os.environ | {"PYTHONPATH": "/mine"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith("/site:/mine\n")
+    assert len((tmp_path / "starts").read_text()) == 2
 
 
 def test_the_wheel_tells_its_licence_and_python(wheel: dict[str, bytes]) -> None:

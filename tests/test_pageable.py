@@ -54,8 +54,8 @@ def test_copies_have_their_rate_by_direction_and_memory(tmp_path: Path) -> None:
     assert rows["d2d", ""].limit_bytes_per_s == 1_675_000_000_000
     assert rows["h2d", "pinned"].limit_bytes_per_s is None, "the slot is unknown"
     table = " ".join(report.render("text").split())
-    assert "GB/s limit of limit host to device, pageable 1.0 38 MB 900 µs 42.22 host" in table
-    assert "within the device 1.0 38 MB 50.0 µs 760 1,675 45%" in table
+    assert "GB/s limit of limit host to device, pageable 1 38 MB 900 µs 42.22 host" in table
+    assert "within the device 1 38 MB 50.0 µs 760 1,675 45%" in table
 
 
 @pytest.mark.parametrize("nvml", [True, False])

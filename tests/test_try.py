@@ -29,9 +29,11 @@ from gputrace.trials import ALIKE, MOST, Verdict, compare, ledger, losses_differ
 from gputrace.trials.cures import (
     CURES,
     Candidate,
+    Prediction,
     all_cures,
     combine,
     cures_for,
+    predict,
     read_candidates,
 )
 from gputrace.trials.patch import apply, make_patch
@@ -194,6 +196,16 @@ def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
     assert run.changes[0].file == run.main == str(work / "train.py")
 
 
+def test_a_run_is_recorded_whatever_gputrace_py_its_folder_has(real: Real) -> None:
+    work, trace = real.folder / "work", real.folder / "trace.sqlite"
+    work.mkdir()
+    (work / "gputrace.py").write_text("ours = True")
+    (work / "train.py").write_text(f"import gputrace\nassert gputrace.ours\n{PROGRAM}")
+    program = ProgramToTry((sys.executable, "train.py"), workdir=work)
+    assert program.run(combine(read_candidates("gc")), 2, 8, record=trace).steps == 8
+    assert trace.exists()
+
+
 def test_a_folder_that_has_the_temporary_folder_in_it_is_copied_without_that(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +317,12 @@ for x, y in DataLoader(data, 8):
     assert len(run.losses) == run.steps == 8
     if not run.gpu:
         assert {run.reasons[cure] for cure in skipped.split(",")} == {"torch sees no GPU"}
+    switched = combine(read_candidates("fused,channels-last,bf16,set-to-none"))
+    assert switched.switched
+    program = ProgramToTry((python, str(real.script)))
+    by_turns = program.run(switched, warmup=2, steps=8 * 6, stretch=6)
+    assert len(by_turns.turns) == 4
+    assert {change.cure for change in by_turns.changes} == {s.cure.id for s in switched.settings}
 
 
 def test_a_number_of_the_step_before_is_read_without_waiting(
@@ -348,6 +366,74 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
     assert waited == [0, 1], "only the first step waits"
     assert Tensor(7, is_cuda=False).item() == 7
     assert {change["cure"] for change in hooks._trial.changes} == {"defer-item"}
+
+
+def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+
+    class Tensor:
+        is_cuda = True
+
+        def __init__(self, *shape: int) -> None:
+            self.shape = shape
+
+    def capture(model: Any, sample: tuple[Tensor, ...]) -> Any:
+        model.forward = lambda *_: "captured"
+        return model
+
+    graphs = SimpleNamespace(make_graphed_callables=capture)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=graphs))
+    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
+    monkeypatch.setattr(hooks, "cures", {"graphs": True})
+    model, other = (SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2))
+    hooks._graph("graphs", model, (Tensor(8, 3),))
+    assert model.forward(Tensor(8, 3)) == "captured"
+    assert model.forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
+    assert model.forward(Tensor(8, 3), mask=None) == "as it is"
+    monkeypatch.setattr(hooks, "_on", False)
+    assert model.forward(Tensor(8, 3)) == "as it is", "it is switched off"
+    assert [change["cure"] for change in hooks._trial.changes] == ["graphs"]
+    hooks._graph("graphs", other, ())
+    assert other.forward() == "as it is"
+    assert "other arguments than tensors" in hooks._trial.reasons["graphs"]
+
+
+def test_a_function_of_jax_donates_what_it_returns_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
+    monkeypatch.setattr(hooks, "cures", {"donate": True})
+    donated: list[tuple[int, ...]] = []
+
+    def jit(function: Any, **keywords: Any) -> Any:
+        def compiled(*args: Any) -> Any:
+            donated.append(keywords.get("donate_argnums", ()))
+            return function(*args)
+
+        compiled.eval_shape = function  # type: ignore[attr-defined]
+        return compiled
+
+    def leaves(value: Any) -> list[Any]:
+        if not isinstance(value, tuple):
+            return [value]
+        return [leaf for part in value for leaf in leaves(part)]
+
+    tree = SimpleNamespace(tree_leaves=leaves)
+    jax: Any = SimpleNamespace(jit=jit, Array=np.ndarray, tree_util=tree)
+    hooks.jitted(jax)
+    weights, batch = np.zeros((2, 3)), np.zeros((8, 2))
+
+    step = jax.jit()(lambda state, batch: ((state[0] + 1, state[1]), batch.sum()))
+    loss = jax.jit(lambda weights, batch: (batch @ weights).sum())
+    for _ in range(2):
+        step((weights, weights), batch)
+    loss(weights, batch)
+    jax.jit(lambda x: x, static_argnums=1)(batch)
+    assert donated == [(0,), (0,), (), ()]
+    assert [change["new"] for change in hooks._trial.changes] == ["(0,)"]
 
 
 def test_ranks_get_whole_cores_of_the_node_of_their_gpu(
@@ -407,12 +493,14 @@ class Simulated:
         self.factors: dict[str, float] = {}
         self.failing: dict[str, str] = {}
         self.changes: dict[str, Change] = {}
+        self.reasons: dict[str, str] = {}
         self.made: list[str] = []
         self.trace: Path | None = None
-        self.seconds, self.noise = 0.0, 0.002
+        self.seconds, self.spent, self.noise = 0.0, 0.0, 0.002
         self.random = np.random.default_rng(5)
         self.path = path
         monkeypatch.setattr(ProgramToTry, "run", lambda _, *given: self.run(*given))
+        monkeypatch.setattr(trials._Trial, "_spent", lambda _: self.spent)
 
     def run(
         self,
@@ -424,6 +512,7 @@ class Simulated:
     ) -> Measured:
         names = [str(setting) for setting in candidate.settings]
         self.made.append(str(candidate))
+        self.spent += self.seconds
         if record is not None and self.trace is not None:
             shutil.copy(self.trace, record)
         for name in names:
@@ -442,7 +531,7 @@ class Simulated:
             ranks=1,
             losses=(),
             changes=tuple(changes),
-            reasons={},
+            reasons=self.reasons,
             main=str(self.path),
             versions={"torch": "2.13.0"},
             gpu="",
@@ -511,6 +600,16 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
     assert kept["trials"] == result["rows"]
 
 
+def test_a_cure_whose_hook_raised_has_failed(simulated: Simulated) -> None:
+    simulated.factors = {"graphs": 0, "pinned": 0}
+    simulated.reasons = {"graphs": "failed: RuntimeError('capture')", "pinned": "torch sees no GPU"}
+    outcome = gputrace.try_cures(["x"], "graphs,pinned")
+    assert [(row.verdict, row.why) for row in outcome.rows] == [
+        ("failed", "graphs: failed: RuntimeError('capture')"),
+        ("changes nothing", "pinned: torch sees no GPU"),
+    ]
+
+
 def test_a_program_that_fails_later_leaves_what_is_known_by_then(
     simulated: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,9 +628,9 @@ def test_a_program_that_fails_later_leaves_what_is_known_by_then(
 
 def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -> None:
     simulated.noise, simulated.factors = 0.03, {"persistent": 0.5}
-    outcome = gputrace.try_cures(["x"], "persistent,foreach")
-    persistent, foreach = outcome.rows
-    assert (persistent.verdict, persistent.rounds < foreach.rounds) == ("faster", True)
+    outcome = gputrace.try_cures(["x"], "persistent,pinned")
+    persistent, pinned = outcome.rows
+    assert (persistent.verdict, persistent.rounds < pinned.rounds) == ("faster", True)
 
 
 def test_rounds_run_forwards_and_backwards_in_turn(simulated: Simulated) -> None:
@@ -556,6 +655,40 @@ def test_a_spent_budget_leaves_what_is_not_decided_open(
     assert "a round takes 200 s; --budget" in " ".join(ran.out.split())
 
 
+def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
+    simulated: Simulated,
+) -> None:
+    """A run takes 10 s here: three rounds of all cures would take 160 s."""
+    simulated.factors, simulated.seconds = {"pinned": 0.7}, 10.0
+    cures = "persistent,prefetch,pinned,bucket-view"
+    outcome = gputrace.try_cures(["x"], cures, budget="110s")
+    rounds = {row.cure: row.rounds for row in outcome.rows}
+    assert outcome.best == "pinned"
+    assert rounds == {"persistent": 1, "prefetch=4": 1, "pinned": 3, "bucket-view": 1}
+    assert simulated.spent <= 110
+    simulated.spent = 0.0
+    outcome = gputrace.try_cures(["x"], "pinned," + cures, budget="70s")
+    assert [row.rounds for row in outcome.rows] == [3, 0, 0, 0, 0]
+    assert (outcome.best, simulated.spent) == ("pinned", 70)
+
+
+def test_to_choose_by_the_first_round_makes_no_cure_faster_that_is_not(
+    simulated: Simulated,
+) -> None:
+    simulated.noise, simulated.seconds = 0.02, 10.0
+    faster = 0
+    for _ in range(40):
+        simulated.spent = 0.0
+        outcome = gputrace.try_cures(["x"], "persistent,prefetch,pinned,bucket-view", budget="110s")
+        faster += outcome.best is not None
+    assert faster <= 2
+
+
+def test_what_takes_long_to_start_has_its_turn_after_the_others(simulated: Simulated) -> None:
+    gputrace.try_cures(["x"], "compile,foreach")
+    assert simulated.made == ["as it is", "foreach", "compile=default"]
+
+
 def test_a_recordings_findings_are_tried_and_its_predictions_are_kept(
     simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -576,7 +709,10 @@ def test_a_recordings_findings_are_tried_and_its_predictions_are_kept(
 
 
 def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
-    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    simulated: Simulated,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     simulated.factors = {"tf32": 0.5}
     assert gputrace.try_cures(["x"], "tf32").best == "tf32"
@@ -586,13 +722,16 @@ def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
     outcome = gputrace.try_cures(["x"], recording=recording)
     assert [(row.verdict, row.numerics) for row in outcome.rows] == [("faster", True)]
     assert outcome.best is None
+    ran = gputrace_try(capsys, "--recording", recording, "--", "x")
+    assert "but for what changes numerics" in ran.out
+    assert "gputrace try tf32" in " ".join(ran.out.split())
 
 
 def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: Simulated) -> None:
     """Runs differ by a tenth here, which hides a gain of 4 % from whole runs."""
-    simulated.factors, simulated.noise = {"gc": 0.96, "foreach": 0.96}, 0.1
-    within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "foreach"))
-    assert (within.best, within.runs, within.rows[0].rounds) == ("gc", 2, 8)
+    simulated.factors, simulated.noise = {"gc": 0.96, "pinned": 0.96}, 0.1
+    within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "pinned"))
+    assert (within.best, within.runs, within.rows[0].rounds) == ("gc", 2, 11)
     assert within.rows[0].ratio == pytest.approx(0.96, rel=0.02)
     assert (whole.best, whole.runs) == (None, 1 + 2 * MOST)
 
@@ -614,7 +753,7 @@ def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
     ("words", "said"),
     [
         (["worker=8"], "did you mean workers?"),
-        (["workers"], "say how many, as workers=8"),
+        (["workers"], "give its value, as workers=8"),
         (["workers=many"], "is no number"),
         (["pinned=1"], "takes no value"),
         (["compile=fast"], "it takes default, reduce-overhead, max-autotune"),
@@ -736,9 +875,10 @@ def test_variables_join_what_the_environment_has_where_they_should() -> None:
             ["workers"],
             "workers=6,workers=8,workers=16,prefetch=4,persistent",
         ),
-        ("h2d-pageable", "torch", ["gpu"], "pinned,non-blocking"),
+        ("h2d-pageable", "torch", ["gpu"], "pinned,staging,non-blocking"),
         ("data-feeding", "tensorflow", ["gpu"], "tf-parallel,tf-prefetch"),
         ("communication-exposed", "jax", [], "xla-latency"),
+        ("launch-bound", "jax", ["gpu"], "xla-graphs"),
         ("compute-bound", "chainer", ["gpu"], ""),
     ],
 )
@@ -757,6 +897,15 @@ def test_every_finding_and_prediction_that_a_cure_names_is_one() -> None:
     for cure in all_cures().values():
         assert findings.issuperset(cure.findings)
         assert {effect.id for effect in EFFECTS}.issuperset(cure.predictions)
+
+
+def test_a_finding_that_a_cure_removes_foretells_its_step() -> None:
+    finding = SimpleNamespace(id="layout-transposes", impact_ns=25)
+    steps = SimpleNamespace(mean_ns=100)
+    analysis: Any = SimpleNamespace(loader=(), what_if=(), findings=(finding,), steps=steps)
+    layout, precision = read_candidates("channels-last,bf16")
+    assert predict(layout, analysis) == Prediction(0.75)
+    assert predict(precision, analysis) is None
 
 
 # ---- the patch ----
@@ -957,6 +1106,19 @@ def test_the_ledger_says_how_far_predictions_were_off(tmp_path: Path) -> None:
     assert (workers.trials, workers.predicted, workers.ranged, workers.within) == (2, 2, 2, 1)
     assert workers.mean_error == pytest.approx(-0.05)
     assert workers.mean_size == pytest.approx(0.15)
+
+
+def test_the_history_has_the_pairs_that_ship_with_gputrace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    shipped = json.loads(gputrace_try(capsys, "--history", "--ledger", path, "--json").out)
+    graphs = next(each for each in shipped["shipped"] if each["cure"] == "graphs")
+    assert graphs["trials"] >= 2
+    assert graphs["mean_error"] < -0.2, "launches are not all that such a step waits for"
+    shown = gputrace_try(capsys, "--history", "--ledger", path).out
+    assert "holds nothing yet" in shown
+    assert "Pairs that ship with gputrace" in shown
 
 
 def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -676,7 +676,7 @@ def find_copies(gpus: PerGpu, measured: Sequence[Step]) -> tuple[CopyUse, ...]:
                     bytes=int(mine.bytes.sum()),
                     total_ns=total,
                     bytes_per_s=round(int(mine.bytes.sum()) * 1e9 / total),
-                    limit_bytes_per_s=None if limit is None else round(limit),
+                    limit_bytes_per_s=round(limit) if limit else None,
                 )
             )
     return tuple(sorted(rows, key=lambda row: -row.total_ns))

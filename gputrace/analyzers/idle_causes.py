@@ -34,7 +34,7 @@ _DATA_RANGE: Final = re.compile(
 """Names of NVTX ranges that wait for the next batch, or make it."""
 
 _MPI_WAITS: Final = re.compile(
-    r"P?MPI_(Wait|Barrier|S?[Ss]end(?!_init)|M?[Rr]ecv(?!_init)|M?[Pp]robe|All(?!oc)|Reduce"
+    r"P?MPI_(?!\w*_(init|local)\b)(Wait|Barrier|S?[Ss]end|M?[Rr]ecv|M?[Pp]robe|All(?!oc)|Reduce"
     r"|Bcast|Gather|Scatter|Scan|Exscan|Neighbor|Win_(fence|wait|lock|unlock|flush))"
 )
 """Names of MPI's calls that return when other ranks have come, or have taken what is sent."""
@@ -133,8 +133,9 @@ def find_causes(
         waits: of the threads that feed this GPU's process, from `waits_for_data`.
     """
     proofs, feeder = _proofs(operations, gaps, calls, evidence, waits)
-    of, process = _first_proven(proofs), operations.gpu.process
-    mpi = [time for (caller, _), time in evidence.mpi.items() if caller == process]
+    of = _first_proven(proofs)
+    feeding = [calls.threads[thread] for thread in distinct_ids(feeder[feeder != NOBODY]).tolist()]
+    mpi = [evidence.mpi.get(pair, EMPTY) for pair in feeding]
     in_mpi = of["sync"].intersection(reduce(merge_touching, mpi, EMPTY))
     return Causes(of, gaps.end, feeder, in_mpi)
 

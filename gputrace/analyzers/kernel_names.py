@@ -213,7 +213,7 @@ _TEMPLATE: Final = re.compile(r"\w+(?=<)")
 _INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
 """Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
-_LENGTH: Final = re.compile(r"\d+")
+_LENGTH: Final = re.compile(r"\d{1,9}")
 _LONGEST: Final = 200
 
 

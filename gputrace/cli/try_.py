@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from gputrace.units import format_ns, parse_duration
 if TYPE_CHECKING:
     from gputrace.report.tables import Table
     from gputrace.trials import Outcome, Progress, Request
-    from gputrace.trials.ledger import Entry
+    from gputrace.trials.ledger import Entry, Record
 
 _PROGRAM: Final = "gputrace.program"
 _STEPS: Final = click.IntRange(min=5)
@@ -177,12 +177,21 @@ def _verdict(outcome: Outcome) -> str:
     if outcome.best is not None:
         best = next(row for row in reversed(outcome.rows) if row.cure == outcome.best)
         return f"{outcome.best}: {said(best)}"
+    if any(row.verdict == "faster" for row in outcome.rows):
+        return "Nothing that was tried is proven to be faster, but for what changes numerics."
     if outcome.rows:
         return "Nothing that was tried is proven to be faster."
     return "Nothing was tried."
 
 
 def _remarks(outcome: Outcome) -> Iterator[str]:
+    proven = [row for row in outcome.rows if row.verdict == "faster" and row.ratio is not None]
+    fastest = min(proven, key=lambda row: row.ratio or 1.0, default=None)
+    if fastest is not None and fastest.numerics and fastest.cure != outcome.best:
+        yield (
+            f"{fastest.cure} is the fastest, but changes numerics; have it in the best set by "
+            f"naming it: gputrace try {','.join(filter(None, (outcome.best, fastest.cure)))}"
+        )
     for row in outcome.rows:
         if row.why:
             yield f"{row.cure}: {row.verdict}: {row.why}"
@@ -281,17 +290,17 @@ def _history(path: Path | None, as_json: bool) -> int:
     from gputrace.report import to_json
     from gputrace.report.tables import Table
     from gputrace.report.text import open_console, print_table, without_blanks
-    from gputrace.trials.ledger import default_ledger, read, records
+    from gputrace.trials.ledger import default_ledger, read, records, shipped
 
     path = path or default_ledger()
     entries = read(path)
-    by_cure = records(entries)
+    by_cure, pairs = records(entries), shipped()
     if as_json:
-        click.echo(to_json({"ledger": str(path), "trials": entries, "cures": by_cure}), nl=False)
+        shown = {"ledger": str(path), "trials": entries, "cures": by_cure, "shipped": pairs}
+        click.echo(to_json(shown), nl=False)
         return ExitCode.DONE
     if not entries:
         click.echo(f"{path} holds nothing yet; `gputrace try -- COMMAND` begins it")
-        return ExitCode.DONE
     console = open_console(options.width(), options.use_color())
     rows = tuple(
         (
@@ -303,10 +312,20 @@ def _history(path: Path | None, as_json: bool) -> int:
         )
         for entry in entries
     )
-    print_table(
-        console, Table("Trials", ("when", "program", "cure", "measured", "predicted"), rows)
-    )
-    sizes = tuple(
+    if rows:
+        names = ("when", "program", "cure", "measured", "predicted")
+        print_table(console, Table("Trials", names, rows))
+        print_table(console, _records("Predictions, in % of a step as it is", "trials", by_cure))
+    title = "Pairs that ship with gputrace, by prediction, in % of a step as it is"
+    print_table(console, _records(title, "pairs", pairs))
+    click.echo(without_blanks(console), nl=False, color=True)
+    return ExitCode.DONE
+
+
+def _records(title: str, counted: str, records: Sequence[Record]) -> Table:
+    from gputrace.report.tables import Table
+
+    rows = tuple(
         (
             each.cure,
             str(each.trials),
@@ -316,9 +335,7 @@ def _history(path: Path | None, as_json: bool) -> int:
             "–" if each.mean_size is None else f"{100 * each.mean_size:.1f}",
             f"{each.within} of {each.ranged}" if each.ranged else "–",
         )
-        for each in by_cure
+        for each in records
     )
-    header = ("", "trials", "faster", "predicted", "error", "size of error", "in the range")
-    print_table(console, Table("Predictions, in % of a step as it is", header, sizes))
-    click.echo(without_blanks(console), nl=False, color=True)
-    return ExitCode.DONE
+    header = ("", counted, "faster", "predicted", "error", "size of error", "in the range")
+    return Table(title, header, rows)

@@ -66,14 +66,16 @@ def work_of(name: str, call: Call) -> Work | None:
 def _moved(call: Call, first: int, written: int) -> int:
     """Return the least bytes of an operator that computes next to nothing with each element.
 
-    It reads the tensors from the ``first`` on once, and writes so many of the largest shape;
-    raises ValueError where a type is unknown.
+    It reads the tensors from the ``first`` on once, and writes so many of the largest shape, of the
+    type of the largest tensor that is no mask; raises ValueError where a type is unknown.
     """
     tensors = [n for n, shape in enumerate(call.shapes) if len(shape)]
     sizes = {n: _size(call.types[n]) for n in tensors}
     elements = {n: prod(call.shapes[n]) for n in tensors}
     moved = sum(elements[n] * sizes[n] for n in tensors if n >= first)
-    moved += written * max(elements.values()) * sizes[tensors[0]]
+    values = [n for n in tensors if "bool" not in call.types[n].lower()] or tensors
+    largest = max(values, key=lambda n: elements[n])
+    moved += written * max(elements.values()) * sizes[largest]
     if not all(sizes.values()) or not 0 < moved < 1 << 62:
         raise ValueError("no sizes")
     return moved

@@ -769,7 +769,7 @@ def copies_table(analysis: Analysis) -> Table | None:
     sums: dict[tuple[str, str], list[CopyUse]] = {}
     for row in analysis.copies:
         sums.setdefault((row.kind, row.memory), []).append(row)
-    each = sum(row.steps for row in analysis.breakdown) or len(analysis.breakdown)
+    each = sum(row.steps for row in analysis.breakdown) or max(len(analysis.breakdown), 1)
     body = []
     for (kind, memory), rows in sums.items():
         spent, moved = sum(row.total_ns for row in rows), sum(row.bytes for row in rows)

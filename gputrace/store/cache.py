@@ -227,7 +227,7 @@ def _read(path: Path) -> Kept:
         mapped = np.asarray(np.memmap(file, np.uint8, "r", _padded(_LENGTH + length)))
     columns = []
     for type_, begin, size in table:
-        if np.dtype(type_).kind not in "iufb" or not 0 <= begin <= begin + size <= len(mapped):
+        if type_[1:2] not in {*"iufb"} or not 0 <= begin <= begin + size <= len(mapped):
             raise ValueError(f"a column of {type_} at {begin}")
         columns.append(mapped[begin : begin + size].view(type_))
     return Kept(text, columns)

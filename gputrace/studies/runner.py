@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gputrace.collectors.launch import orphans_of
+from gputrace.collectors.launch import gputrace_command, orphans_of
 from gputrace.errors import ExitCode, UsageError
 from gputrace.studies.database import Database, Folder, Run, Settings, StudyHeader, StudyPlan
 from gputrace.studies.framework_environments import (
@@ -258,8 +258,8 @@ class _Attempt:
         several = nodes.spreads(planned)
         words = arguments_of(planned, self._images(), nodes.gpus if several else None)
         script = [str(self._python), str(planned.framework.script), *words]
-        record = [sys.executable, "-m", "gputrace", "record", "-o", str(self._trace), "--force"]
-        record = [*record, "--backend", self._work.request.backend, "--"] * planned.recorded
+        output = ("-o", str(self._trace), "--force", "--backend", self._work.request.backend)
+        record = gputrace_command("record", *output, "--") if planned.recorded else []
         self._run(
             nodes.command(planned, record, script) if several else [*record, *script],
             self._work.study.timeout_ns,

@@ -36,7 +36,7 @@ from gputrace.trials.cures import (
 )
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.runs import Change, Measured, Program, call_command, why_idle
+from gputrace.trials.runs import FAILURE, Change, Measured, Program, call_command, why_idle
 from gputrace.units import parse_duration
 
 __all__ = ["Outcome", "Request", "try_cures", "try_out"]
@@ -51,7 +51,7 @@ _BEYOND: Final = 5
 _STRETCH_NS: Final = 250_000_000
 _STRETCH: Final = (5, 50)
 """Fewest and most steps of a stretch within a run."""
-_PAIRS: Final = 8
+_PAIRS: Final = 11
 """Pairs of stretches in a run."""
 _ALONE: Final = 0.7
 """Part of the budget for cures by themselves; the rest is for the best together."""
@@ -165,6 +165,18 @@ class _Row:
     ratio: Ratio | None = None
     over: bool = False
 
+    @property
+    def late(self) -> bool:
+        """True if its turn comes when the others have had theirs, as it takes long to start."""
+        return not self.cured and any(setting.cure.slow for setting in self.candidate.settings)
+
+    @property
+    def so_far(self) -> float:
+        """Return the steps with the cures to those without, as foretold before the first round."""
+        if self.cured:
+            return sum(self.cured) / sum(self.bare)
+        return self.prediction.ratio if self.prediction else 1.0
+
     def __post_init__(self) -> None:
         self.within = self.candidate.switched
 
@@ -177,7 +189,9 @@ class _Row:
             self.losses.append(run.losses)
         why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
         if why:
-            self._end(Verdict.NOTHING, why)
+            reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
+            failed = any(reason.startswith(FAILURE) for reason in reasons)
+            self._end(Verdict.FAILED if failed else Verdict.NOTHING, why)
             return
         # Stretches come several at a time; to look at other numbers of them would be one more look.
         count = len(self.cured)
@@ -370,15 +384,12 @@ class _Trial:
         """Run rounds of what is not decided, until the budget is spent.
 
         A round is the program as it is and with each cure; or a run within which a cure is off and
-        on by turns. The very first round is made whatever the budget.
+        on by turns. The very first one begins with the cures that are foretold to bring most, and
+        has as many as the budget can pay an answer for; those that were faster so far have theirs
+        first.
         """
-        while active := [row for row in rows if not row.over]:
-            assert self._pilot is not None
-            last = (self._bare or [self._pilot])[-1].seconds
-            needed = last + sum(row.seconds or last for row in active)
+        while active := self._affordable([row for row in rows if not row.over], until_s):
             begun = any(row.cured for row in self._rows)
-            if begun and self._spent() + needed > until_s:
-                return
             try:
                 for row in active:
                     if row.within:
@@ -392,6 +403,27 @@ class _Trial:
                 # It ran before: what is known by then is the answer.
                 self._notes.append(f"no more rounds were made: {error}")
                 return
+
+    def _affordable(self, rows: Sequence[_Row], until_s: float) -> list[_Row]:
+        """Return the rows that the next round is for, in their order."""
+        assert self._pilot is not None
+        begun = any(row.cured for row in self._rows)
+        last = (self._bare or [self._pilot])[-1].seconds
+        left, chosen, bare_s = until_s - self._spent(), list[_Row](), 0.0
+        first = [row for row in rows if not row.late and not row.within]
+        if first and not begun and left >= 2 * FEWEST * last:
+            return sorted(first, key=lambda row: row.so_far)
+        for row in sorted(rows, key=lambda row: (row.late, row.so_far)):
+            if row.late and any(len(each.cured) < FEWEST for each in chosen):
+                break
+            rounds = 1 if row.within else max(FEWEST - len(row.cured), 1)
+            # One run of the program as it is serves all cures of a round.
+            more_s = 0.0 if row.within else max(rounds * last - bare_s, 0.0)
+            needed = rounds * (row.seconds or last) + more_s
+            if needed <= left or not (begun or chosen):
+                chosen.append(row)
+                left, bare_s = left - needed, bare_s + more_s
+        return chosen
 
     def _switch(self, row: _Row) -> None:
         """Make a run in which a cure is off and on by turns.
@@ -421,6 +453,11 @@ class _Trial:
                 bare = self._go(Candidate(), "as it is")
                 self._bare.append(bare)
                 continue
+            if bare is not None and cured and not row.cured:
+                # To begin with all would leave too little to answer for any.
+                answer_s = (2 * FEWEST - 1) * bare.seconds
+                if self._spent() + answer_s > self._request.budget_s:
+                    continue
             try:
                 cured.append((row, self._go(row.candidate, str(row.candidate))))
             except Failed as error:

@@ -6,7 +6,7 @@ To add one, give it an entry in `CURES`. What it does in the program is an entry
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -42,6 +42,7 @@ class Cure:
         numerics: whether results of the training change.
         findings: ids of findings that it may cure.
         predictions: ids of predictions (`WhatIf`) that foretell it.
+        removes: id of the finding whose cost it saves, where no prediction foretells it.
         variables: environment that it sets.
         line: statement that does the same in the program; empty where arguments of a call do.
         advice: how to do the same by hand, where neither says it.
@@ -49,6 +50,7 @@ class Cure:
             ``workers``.
         group: cures of one group exclude each other.
         switched: whether the hooks can switch it off and on within a run.
+        slow: whether a program starts much later with it; it has its turn after the others.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
 
@@ -60,12 +62,14 @@ class Cure:
     numerics: bool = False
     findings: tuple[str, ...] = ()
     predictions: tuple[str, ...] = ()
+    removes: str = ""
     variables: tuple[Variable, ...] = ()
     line: str = ""
     advice: str = ""
     needs: str = ""
     group: str = ""
     switched: bool = False
+    slow: bool = False
     hook: Path | None = None
 
 
@@ -122,10 +126,11 @@ CURES: Final = (
         "staging",
         "each next batch is copied to the GPU on a stream of its own, ahead of time",
         _TORCH,
-        findings=(*_FEEDING, "h2d-exposed"),
+        findings=(*_FEEDING, "h2d-exposed", "h2d-pageable"),
         predictions=("pinned",),
         advice="copy the next batch on a second stream while the program trains",
         needs="gpu",
+        switched=True,
     ),
     Cure(
         "non-blocking",
@@ -152,7 +157,9 @@ CURES: Final = (
         "weights and images in the memory format NHWC",
         _TORCH,
         findings=("layout-transposes", "compute-bound"),
+        removes="layout-transposes",
         advice="model = model.to(memory_format=torch.channels_last), and its input",
+        switched=True,
     ),
     Cure(
         "tf32",
@@ -160,8 +167,10 @@ CURES: Final = (
         _TORCH,
         numerics=True,
         findings=_COMPUTE,
+        removes="no-tensor-cores",
         line="torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
         needs="gpu",
+        switched=True,
     ),
     Cure(
         "bf16",
@@ -169,23 +178,35 @@ CURES: Final = (
         _TORCH,
         numerics=True,
         findings=_COMPUTE,
+        removes="no-tensor-cores",
         advice='with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
+        switched=True,
+    ),
+    Cure(
+        "graphs",
+        "forward and backward of each model that is trained as CUDA graphs",
+        _TORCH,
+        findings=("launch-bound",),
+        predictions=("graphs",),
+        advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape",
+        needs="gpu",
+        switched=True,
     ),
     Cure(
         "fused",
         "optimizers with fused=True",
         _TORCH,
         findings=("launch-bound",),
-        predictions=("graphs",),
         group="optimizer",
+        switched=True,
     ),
     Cure(
         "foreach",
         "optimizers with foreach=True",
         _TORCH,
         findings=("launch-bound",),
-        predictions=("graphs",),
         group="optimizer",
+        switched=True,
     ),
     Cure(
         "set-to-none",
@@ -225,8 +246,9 @@ CURES: Final = (
         takes="default|reduce-overhead|max-autotune",
         value="default",
         findings=("launch-bound", "compute-bound"),
-        predictions=("graphs",),
         advice="model = torch.compile(model)",
+        slow=True,
+        switched=True,
     ),
     Cure(
         "cudnn-benchmark",
@@ -322,6 +344,38 @@ CURES: Final = (
         variables=(Variable("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=true", " "),),
     ),
     Cure(
+        "xla-graphs",
+        "XLA launches CUDA graphs, however short",
+        (*_JAX, *_TF),
+        findings=("launch-bound",),
+        predictions=("graphs",),
+        variables=(Variable("XLA_FLAGS", "--xla_gpu_graph_min_graph_size=1", " "),),
+        needs="gpu",
+    ),
+    Cure(
+        "xla-triton",
+        "XLA's matrix products by Triton",
+        (*_JAX, *_TF),
+        findings=("compute-bound",),
+        variables=(Variable("XLA_FLAGS", "--xla_gpu_triton_gemm_any=true", " "),),
+        needs="gpu",
+    ),
+    Cure(
+        "xla-flag",
+        "a flag of XLA, as xla-flag=xla_gpu_all_reduce_combine_threshold_bytes=134217728",
+        (*_JAX, *_TF),
+        takes="NAME=VALUE",
+        value=None,
+        variables=(Variable("XLA_FLAGS", "--{}", " "),),
+    ),
+    Cure(
+        "donate",
+        "functions under jax.jit donate what they return anew: parameters, optimizer's state",
+        _JAX,
+        findings=("alloc-stall", "compute-bound"),
+        advice="jax.jit(step, donate_argnums=...) for the state that the step returns",
+    ),
+    Cure(
         "jax-matmul",
         "precision of JAX's matrix products",
         _JAX,
@@ -329,6 +383,7 @@ CURES: Final = (
         value="tensorfloat32",
         numerics=True,
         findings=_COMPUTE,
+        removes="no-tensor-cores",
         variables=(Variable("JAX_DEFAULT_MATMUL_PRECISION", "{}"),),
     ),
 )
@@ -418,7 +473,8 @@ def _read_setting(word: str) -> Setting:
         raise UsageError(f"no cure is called {id!r}; {hint}")
     if not equals:
         if cure.value is None:
-            raise UsageError(f"{id}: say how many, as {id}=8")
+            example = "8" if cure.takes == "N" else cure.takes
+            raise UsageError(f"{id}: give its value, as {id}={example}")
         return Setting(cure, cure.value)
     if not cure.takes:
         raise UsageError(f"{id} takes no value; leave out ={text}")
@@ -499,14 +555,21 @@ def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
     if len(candidate.settings) != 1:
         return None
     setting = candidate.settings[0]
-    if setting.cure.id == "workers":
-        loaders = [loader for loader in analysis.loader if loader.now is not None]
-        for loader in loaders:
+    if setting.cure.id == "workers" and isinstance(setting.value, int):
+        for loader in analysis.loader:
             for choice in loader.predictions:
-                if choice.workers == setting.value and loader.now is not None:
+                if loader.now is not None and choice.workers == setting.value:
                     return Prediction(choice.step_ns / max(loader.now.step_ns, 1))
+    return next(_foretold(setting.cure, analysis), None)
+
+
+def _foretold(cure: Cure, analysis: Analysis) -> Iterator[Prediction]:
+    """Yield what the replay says of a cure, then what findings that it removes cost."""
     for effect in analysis.what_if:
-        if effect.id in setting.cure.predictions:
+        if effect.id in cure.predictions:
             now = max(effect.now_ns, 1)
-            return Prediction(effect.step_ns / now, effect.low_ns / now, effect.high_ns / now)
-    return None
+            yield Prediction(effect.step_ns / now, effect.low_ns / now, effect.high_ns / now)
+    step_ns = analysis.steps.mean_ns
+    for finding in analysis.findings:
+        if finding.id == cure.removes and step_ns:
+            yield Prediction(max(step_ns - finding.impact_ns, 1) / step_ns)

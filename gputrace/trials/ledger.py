@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gputrace.analyzers.whatif.calibration import pairs
 from gputrace.errors import InputError
 from gputrace.store import sqlite_security
 
@@ -175,18 +176,49 @@ def records(entries: Sequence[Entry]) -> list[Record]:
     for entry in entries:
         words = (word.partition("=")[0] for word in entry.cure.split("+"))
         by_cure["+".join(words)].append(entry)
-    return [_record(cure, by_cure[cure]) for cure in sorted(by_cure)]
+    return [
+        _record(
+            cure,
+            [entry.verdict == "faster" for entry in by_cure[cure]],
+            [entry.error for entry in by_cure[cure]],
+            [entry.within for entry in by_cure[cure]],
+        )
+        for cure in sorted(by_cure)
+    ]
 
 
-def _record(cure: str, entries: Sequence[Entry]) -> Record:
-    errors = [entry.error for entry in entries if entry.error is not None]
+def shipped() -> list[Record]:
+    """Return how well predictions, by their id, came true in the pairs that ship with gputrace.
+
+    Pairs by earlier rules, and those of an unknown step or cause, are left out.
+    """
+    counted = [pair for pair in pairs() if pair.counts and pair.cure and pair.now_ms]
+    return [
+        _record(
+            id,
+            [pair.measured_ms < (pair.now_ms or 0.0) for pair in same],
+            [(pair.predicted_ms - pair.measured_ms) / (pair.now_ms or 1.0) for pair in same],
+            [pair.within for pair in same],
+        )
+        for id in sorted({pair.cure for pair in counted})
+        for same in ([pair for pair in counted if pair.cure == id],)
+    ]
+
+
+def _record(
+    cure: str,
+    faster: Sequence[bool],
+    errors: Sequence[float | None],
+    within: Sequence[bool | None],
+) -> Record:
+    known = [error for error in errors if error is not None]
     return Record(
         cure,
-        len(entries),
-        sum(entry.verdict == "faster" for entry in entries),
-        len(errors),
-        sum(errors) / len(errors) if errors else None,
-        sum(map(abs, errors)) / len(errors) if errors else None,
-        sum(entry.within is not None for entry in entries),
-        sum(entry.within is True for entry in entries),
+        len(faster),
+        sum(faster),
+        len(known),
+        sum(known) / len(known) if known else None,
+        sum(map(abs, known)) / len(known) if known else None,
+        sum(each is not None for each in within),
+        sum(each is True for each in within),
     )

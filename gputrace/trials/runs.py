@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gputrace.collectors.launch import gputrace_command
 from gputrace.collectors.session import HOOKS
 from gputrace.errors import UsageError
 from gputrace.studies.runner import MARK, Failed, end_all, why_failed
@@ -33,6 +34,8 @@ TRACKERS: Final = {
     "WANDB_DIR": "{folder}",
 }
 """Variables that keep trackers of experiments from counting a trial as a run."""
+FAILURE: Final = "failed: "
+"""Beginning of the reason of a cure whose hook raised an error."""
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
 """Seconds that a program has to end after its last step, before it is ended."""
@@ -150,8 +153,8 @@ class Program:
         """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
         command = list(self.command)
         if record is not None:
-            words = ["-m", "gputrace", "record", "--force", "-o", str(record), "--"]
-            command = [sys.executable, *words, *command]
+            recorder = gputrace_command("record", "--force", "-o", str(record), "--")
+            command = [*recorder, *command]
         where = None
         if self.workdir is not None:
             where = folder / "copy"

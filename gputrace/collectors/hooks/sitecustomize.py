@@ -42,7 +42,7 @@ def _run_next():
     spec = finder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         # As without this file, and so that the program may still import one of its folder.
-        raise ImportError("no other sitecustomize", name="sitecustomize")
+        raise ModuleNotFoundError("No module named 'sitecustomize'", name="sitecustomize")
     from importlib.util import module_from_spec
 
     # The import under way hands out what stands here at its end.

@@ -47,6 +47,15 @@ class CannotRun(Exception):
         self.code = code
 
 
+def gputrace_command(*words: str) -> list[str]:
+    """Return the words that run a gputrace command, whatever ``gputrace.py`` the caller has.
+
+    Not ``-m gputrace``, which would look in the working directory and in PYTHONPATH first.
+    """
+    start = Path(__file__).parents[3] / "_gputrace_start.py"
+    return [sys.executable, "-P", str(start), *words]
+
+
 def find_program(name: str) -> str:
     """Return the file of a command's first word; raise CannotRun where a shell would fail."""
     if (program := shutil.which(name)) is not None:

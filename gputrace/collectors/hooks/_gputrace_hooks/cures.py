@@ -18,7 +18,7 @@ import atexit
 import json
 import os
 import sys
-from functools import wraps
+from functools import partial, wraps
 from types import FunctionType
 
 from . import recorder, steps
@@ -48,6 +48,7 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SIGTERM = 15
 
 MODULES = {
+    "jax": "jitted",
     "tensorboard.summary.writer.event_file_writer": "event_files",
     "tensorboardX.event_file_writer": "event_files",
     "tensorflow.python.data.ops.dataset_ops": "tf_datasets",
@@ -469,17 +470,20 @@ def _stage(module: "Any") -> None:
     @wraps(following)
     def next_batch(self: "Any") -> "Any":
         held = self.__dict__
-        if "_gputrace_stream" not in held:
-            held["_gputrace_stream"] = torch.cuda.Stream()
-            held["_gputrace_ahead"] = _ahead(torch, held["_gputrace_stream"], following, self)
+        if "_gputrace_ahead" not in held:
+            if not _on:
+                return following(self)
+            stream = held.setdefault("_gputrace_stream", torch.cuda.Stream())
+            held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
             _trial.change("staging", "next", "", -1, "", "")
-        stream, (batch, error) = held["_gputrace_stream"], held["_gputrace_ahead"]
+        stream, (batch, error) = held["_gputrace_stream"], held.pop("_gputrace_ahead")
         if error is not None:
             raise error
         current = torch.cuda.current_stream()
         current.wait_stream(stream)
         _each_tensor(torch, batch, lambda tensor: tensor.record_stream(current))
-        held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
+        if _on:
+            held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
         return batch
 
     base.__next__ = ours(next_batch)
@@ -536,6 +540,8 @@ def tf_datasets(module: "Any") -> None:
 def optimizers(module: "Any") -> None:
     """Change how torch's optimizers are made, and how they forget gradients."""
     chosen = [cure for cure in ("fused", "foreach") if cure in cures]
+    if chosen or "channels-last" in cures:
+        _keep_optimizers(module.Optimizer)
     for cls in list(vars(module).values()):
         begin = vars(cls).get("__init__") if isinstance(cls, type) else None
         if not chosen or not isinstance(begin, FunctionType):
@@ -544,10 +550,48 @@ def optimizers(module: "Any") -> None:
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for cure in chosen:
             if cure in names:
-                change_call(cls, "__init__", lambda _, cure=cure: {cure: (cure, True)})  # type: ignore[misc]
+                change_call(cls, "__init__", partial(_faster, cure))
     if "set-to-none" in cures:
         forget = {"set_to_none": ("set-to-none", True)}
         change_call(module.Optimizer, "zero_grad", lambda _: forget if _on else {})
+
+
+def _faster(cure: str, present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
+    before = present(cure)
+    if not before and cure not in _asked_before:
+        _asked_before[cure] = before
+        _switched.append(partial(_switch_optimizers, cure))
+    return {cure: (cure, True)}
+
+
+_optimizers: "list[Any]" = []
+_asked_before: "dict[str, Any]" = {}
+"""Arguments of optimizers as the program gave them."""
+
+
+def _keep_optimizers(base: "Any") -> None:
+    begin = vars(base).get("__init__")
+    if not isinstance(begin, FunctionType):
+        return
+
+    @wraps(begin)
+    def begin_kept(self: "Any", *args: "Any", **keywords: "Any") -> None:
+        _optimizers.append(self)
+        begin(self, *args, **keywords)
+
+    base.__init__ = begin_kept
+
+
+def _switch_optimizers(cure: str, on: bool) -> None:
+    """Have optimizers work in one way or the other; fused ones count their steps on the GPU."""
+    for group, optimizer in [(group, each) for each in _optimizers for group in each.param_groups]:
+        if cure in group:
+            group[cure] = on or _asked_before[cure]
+        counted = cure == "fused" and not group.get("capturable")
+        for parameter in group["params"] if counted else ():
+            state = optimizer.state.get(parameter, {})
+            if hasattr(state.get("step"), "to"):
+                state["step"] = state["step"].to(parameter.device if on else "cpu")
 
 
 def distributed(module: "Any") -> None:
@@ -576,40 +620,51 @@ def modules(module: "Any") -> None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return None
         for cure in chosen:
-            _guarded(cure, _MODELS[cure], cure, model)
+            _guarded(cure, _MODELS[cure], cure, model, inputs)
         return None
 
     handle = module.register_module_forward_pre_hook(meet)
     _between.append(lambda count: handle.remove() if count == 1 else None)
 
 
-def _compile(cure: str, model: "Any") -> None:
+def _compile(cure: str, model: "Any", _: "Any") -> None:
     """Compile it in its place, from the next call on."""
     mode = cures[cure]
     model.compile(**{} if mode is True else {"mode": mode})
+    call = model._compiled_call_impl
+    _switched.append(lambda on: setattr(model, "_compiled_call_impl", call if on else None))
     _trial.change(cure, "forward", "", -1, "", "")
 
 
-def _channels_last(cure: str, model: "Any") -> None:
+def _channels_last(cure: str, model: "Any", _: "Any") -> None:
     """Have weights and inputs of four dimensions in the memory format NHWC."""
     torch: Any = sys.modules["torch"]
     if not any(parameter.dim() == 4 for parameter in model.parameters()):
         _trial.skip(cure, "the model has no convolution in two dimensions")
         return
-    model.to(memory_format=torch.channels_last)
+    formats = {True: torch.channels_last, False: torch.contiguous_format}
 
-    def laid_out(_: "Any", inputs: "Any") -> "Any":
-        def lay_out(tensor: "Any") -> "Any":
-            four = tensor.dim() == 4
-            return tensor.contiguous(memory_format=torch.channels_last) if four else None
+    def laid_out(value: "Any") -> "Any":
+        def laid(tensor: "Any") -> "Any":
+            return tensor.contiguous(memory_format=formats[_on]) if tensor.dim() == 4 else tensor
 
-        return _each_tensor(torch, inputs, lay_out)
+        return _each_tensor(torch, value, laid)
 
-    model.register_forward_pre_hook(laid_out)
+    def switch(on: bool) -> None:
+        model.to(memory_format=formats[on])
+        for optimizer in _optimizers:
+            for state in optimizer.state.values():
+                laid_out(state)
+        for parameter in model.parameters():
+            parameter.grad = laid_out(parameter.grad)
+
+    switch(True)
+    _switched.append(switch)
+    model.register_forward_pre_hook(lambda _model, inputs: laid_out(inputs))
     _trial.change(cure, "forward", "", -1, "", "")
 
 
-def _autocast(cure: str, model: "Any") -> None:
+def _autocast(cure: str, model: "Any", _: "Any") -> None:
     """Run it under autocast to bfloat16; results are float32 again."""
     torch: Any = sys.modules["torch"]
     forward = model.forward
@@ -620,6 +675,8 @@ def _autocast(cure: str, model: "Any") -> None:
 
     @wraps(forward)
     def cast(*args: "Any", **keywords: "Any") -> "Any":
+        if not _on:
+            return forward(*args, **keywords)
         with torch.autocast(kind, dtype=torch.bfloat16):
             result = forward(*args, **keywords)
         return _each_tensor(torch, result, widen)
@@ -628,7 +685,94 @@ def _autocast(cure: str, model: "Any") -> None:
     _trial.change(cure, "forward", "", -1, "", "")
 
 
-_MODELS = {"channels-last": _channels_last, "bf16": _autocast, "compile": _compile}
+def _graph(cure: str, model: "Any", inputs: "Any") -> None:
+    """Capture its passes before its first call; a call with other shapes goes without the graphs.
+
+    Later, what autograd keeps of an earlier pass would tie the capture to that pass's stream.
+    """
+    torch: Any = sys.modules["torch"]
+    forward = model.forward
+
+    def shapes(args: "Any") -> "list[Any]":
+        return [isinstance(arg, torch.Tensor) and arg.is_cuda and arg.shape for arg in args]
+
+    sample = shapes(inputs)
+    if not sample or not all(sample):
+        _trial.skip(cure, "the model takes other arguments than tensors on a GPU, by position")
+        return
+    torch.cuda.make_graphed_callables(model, inputs)
+    captured = model.forward
+    model.forward = lambda *now, **more: (
+        captured(*now) if _on and not more and shapes(now) == sample else forward(*now, **more)
+    )
+    _trial.change(cure, "forward", "", -1, "", "")
+
+
+_MODELS = {
+    "channels-last": _channels_last,
+    "bf16": _autocast,
+    "graphs": _graph,
+    "compile": _compile,
+}
+
+
+def jitted(jax: "Any") -> None:
+    """Have compiled functions of JAX give up what they return anew."""
+    jit = jax.jit
+    if "donate" not in cures:
+        return
+
+    @wraps(jit)
+    def donating(*args: "Any", **keywords: "Any") -> "Any":
+        if not args:
+            return lambda function: donating(function, **keywords)
+        function = jit(*args, **keywords)
+        if any(name.startswith(("donate", "static")) for name in keywords):
+            _trial.skip("donate", "its functions say which arguments are donated, or static")
+            return function
+        return _Donating(jax, function, lambda numbers: jit(*args, donate_argnums=numbers))
+
+    jax.jit = ours(donating)
+
+
+class _Donating:
+    """Compiled function that donates each argument of which it returns all arrays anew."""
+
+    def __init__(self, jax: "Any", function: "Any", donate: "Callable[[Any], Any]") -> None:
+        self.jax, self.function, self.donate = jax, function, donate
+        self.chosen: Any = None
+        self.__wrapped__ = function
+
+    def __getattr__(self, name: str) -> "Any":
+        return getattr(self.function, name)
+
+    def __get__(self, instance: "Any", owner: "Any" = None) -> "Any":
+        return self if instance is None else self.function.__get__(instance, owner)
+
+    def __call__(self, *args: "Any", **keywords: "Any") -> "Any":
+        if self.chosen is None:
+            numbers = _guarded("donate", self.renewed, args, keywords)
+            self.chosen = self.donate(numbers) if numbers else self.function
+            if numbers:
+                _trial.change("donate", "jit", "donate_argnums", -1, "", numbers, ("jax", "flax"))
+        return self.chosen(*args, **keywords)
+
+    def renewed(self, args: "Any", keywords: "Any") -> "tuple[int, ...]":
+        """Return the numbers of arguments whose shapes the results have, as a state's have."""
+        leaves = self.jax.tree_util.tree_leaves
+
+        def arrays(value: "Any") -> "list[Any]":
+            return [(leaf.shape, leaf.dtype) for leaf in leaves(value)]
+
+        left, numbers = arrays(self.function.eval_shape(*args, **keywords)), []
+        for number, arg in enumerate(args):
+            if leaves(arg) and all(isinstance(leaf, self.jax.Array) for leaf in leaves(arg)):
+                needed = arrays(arg)
+                if all(needed.count(each) <= left.count(each) for each in needed):
+                    numbers.append(number)
+                    for each in needed:
+                        left.remove(each)
+        return tuple(numbers)
 
 
 # ---- settings ----
@@ -647,9 +791,7 @@ def settings(torch: "Any") -> None:
             if cure in cures:
                 _guarded(cure, _switch, cure, torch, path)
 
-    if "cudnn-benchmark" in cures and _has_gpu():
-        cudnn, asked_for = torch.backends.cudnn, bool(cures["cudnn-benchmark"])
-        _switched.append(lambda on: setattr(cudnn, "benchmark", on == asked_for))
+    _switched.append(_switch_settings)
     apply(0)
     _between.append(apply)
 
@@ -672,9 +814,19 @@ def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
         old, new = getattr(holder, name), bool(cures[cure])
         if old != new:
             setattr(holder, name, new)
+            _set[path] = holder, name, old, new
             _trial.change(cure, "", f"torch.{path}", -1, old, new)
         elif not any(change["cure"] == cure for change in _trial.changes):
             _trial.skip(cure, f"torch.{path} is {new} already")
+
+
+_set: "dict[str, tuple[Any, str, bool, bool]]" = {}
+"""Switches that were set: what holds them, their name, the value before and that since."""
+
+
+def _switch_settings(on: bool) -> None:
+    for holder, name, old, new in _set.values():
+        setattr(holder, name, new if on else old)
 
 
 def _non_blocking(torch: "Any") -> None:
@@ -691,8 +843,8 @@ def _without_waiting(tensor: "Any", name: str) -> None:
 
     @wraps(copy)
     def copied(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
-        waits = not keywords.get("non_blocking") and not any(arg is True for arg in args)
-        if _on and waits and not self.is_cuda:
+        said = "non_blocking" in keywords or any(isinstance(arg, bool) for arg in args)
+        if _on and not said and not self.is_cuda:
             result = copy(self, *args, **dict(keywords, non_blocking=True))
             if result.is_cuda and len(_trial.changes) < _MOST_CALLS:
                 _trial.change("non-blocking", name, "non_blocking", -1, False, True)

@@ -148,8 +148,17 @@ def patch(module: "ModuleType") -> None:
             recorder.note_failure(module.__name__)
 
 
+_installed: "list[None]" = []
+
+
 def install() -> None:
-    """Watch imports from now on, and patch modules that are already imported."""
+    """Watch imports from now on, and patch modules that are already imported.
+
+    A program that looks for a sitecustomize which it does not have comes here again.
+    """
+    if _installed:
+        return
+    _installed.append(None)
     if os.environ.get("GPUTRACE_TRY"):
         from . import cures
 

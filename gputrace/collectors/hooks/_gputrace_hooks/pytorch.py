@@ -16,6 +16,7 @@ import sys
 from bisect import bisect_right
 from functools import wraps
 from itertools import islice
+from weakref import ref
 
 from . import steps
 from .host_file import is_handlers, time_ns
@@ -23,6 +24,7 @@ from .load import counter
 from .recorder import (
     MODULE,
     PHASE,
+    note,
     note_failure,
     on_fork,
     record,
@@ -175,6 +177,9 @@ class _Modules:
     the module in whose call it was made, as its number in the sequence of its thread says. Autograd
     calls us before the nodes that made modules' inputs and outputs: there one module ends and
     another one begins. At the end such calls are taken off.
+
+    A call of ours takes a frame of Python's stack: as many as may be there at a time are added to
+    the interpreter's limit until the step's end, so that the program has as much room as without.
     """
 
     def __init__(self) -> None:
@@ -182,7 +187,10 @@ class _Modules:
         self.sequence: Any = None
         self.compiles: Any = None
         self.is_on = False
+        self.is_too_deep = False
         self.until = 0
+        # The limit of the program, and ours.
+        self.limits = 0, 0
         self.handles: list[Any] = []
         self._forget()
 
@@ -192,11 +200,12 @@ class _Modules:
         self.handles = []
         self.walks: dict[int, _Walk] = {}
         self.texts: dict[int, str] = {}
-        self.paths: dict[tuple[int, int], int] = {}
-        # By id of the module: its first path, and its name, numbered among those of its class.
-        self.path_of: dict[int, int] = {}
-        self.names: dict[int, str] = {}
+        self.paths: dict[tuple[int, str], int] = {}
+        # By id of a module while it lives: its name, numbered among those of its class, and its
+        # first path. Modules that are made in each step take the numbers of those that died.
+        self.known: dict[int, tuple[str, int, object]] = {}
         self.counts: dict[str, int] = {}
+        self.free: dict[str, list[int]] = {}
 
     def step_ended(self, rank: int, end: int) -> None:
         """Begin with the step that follows, or end."""
@@ -205,7 +214,9 @@ class _Modules:
             self.backward_ended()
             if not 0 <= count < self.until:
                 self.end()
+                self._put_back()
             return
+        self._put_back()
         again = count // _AGAIN if count > 0 and count % _AGAIN == 0 else 0
         if count == min(_FIRST, (length or 2 * _FIRST) // 2) or (again and not again & (again - 1)):
             self.until = min(count + _steps_of_modules(), length or sys.maxsize)
@@ -219,14 +230,39 @@ class _Modules:
         # A wrapper that the program has put there may hold ours, which would then call itself.
         if call is None or self.sequence is None or (self.original or call) is not call:
             return
+        if self.is_too_deep or self.limits[1]:
+            return
         if self.original is None:
             self.original = call
             wraps(call)(_call)
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
         if dynamo is not None and not self.skip_compiled(dynamo):
             return
+        limit = sys.getrecursionlimit()
+        self.limits = limit, min(limit + _ROOM, 2**31 - 1)
+        sys.setrecursionlimit(self.limits[1])
         self.is_on = True
         cls.__call__ = _call
+
+    def forked(self) -> None:
+        """Leave modules to the parent."""
+        self.end()
+        self._put_back()
+
+    def _put_back(self) -> None:
+        """Undo what ``end`` cannot, or what the program has saved and put there after it."""
+        if self.original is None:
+            return
+        cls: Any = sys.modules["torch.nn"].Module
+        if vars(cls).get("__call__") is _call:
+            cls.__call__ = self.original
+        before, raised = self.limits
+        if raised and sys.getrecursionlimit() == raised:
+            try:
+                sys.setrecursionlimit(before)
+            except RecursionError:
+                return
+        self.limits = 0, 0
 
     def skip_compiled(self, module: "Any") -> bool:
         """Have torch.compile compile nothing of ours; return False if it cannot say where it is.
@@ -262,10 +298,16 @@ class _Modules:
         try:
             walk = self._walk()
             depth = len(walk.around)
+            if depth >= _DEEPEST:
+                self.is_too_deep = True
+                self.end()
+                note(f"modules are timed no longer: over {_DEEPEST} lie within each other")
+                return sys.maxsize
             self._watch(walk, values)
-            path = self.path_of.get(id(module)) if walk.is_backward else None
+            known = self.known.get(id(module)) if walk.is_backward else None
             walk.around.append((walk.path, walk.is_backward))
-            self._move(walk, path or self._path(walk.path, module), walk.is_backward)
+            path = known[1] if known else self._path(walk.path, module)
+            self._move(walk, path, walk.is_backward)
             return depth
         except Exception as error:
             self._failed(error)
@@ -306,20 +348,33 @@ class _Modules:
         return walk
 
     def _path(self, around: int, module: object) -> int:
-        path = self.paths.get((around, id(module)))
+        known = self.known.get(id(module))
+        name, number = (known[0], 0) if known else self._new_name(type(module).__name__)
+        path = self.paths.get((around, name))
         if path is None:
-            name = self.names.get(id(module))
-            if name is None:
-                name = type(module).__name__
-                number = self.counts[name] = self.counts.get(name, -1) + 1
-                if len(self.texts) < _MOST_PATHS:
-                    name = f"{name}_{number}"
-                self.names[id(module)] = name
             text = f"{self.texts[around]}/{name}" if around in self.texts else name
-            path = self.paths[around, id(module)] = word(text)
+            path = self.paths[around, name] = word(text)
             self.texts[path] = text
-            self.path_of.setdefault(id(module), path)
+        if known is None:
+            dies = self._forgets(id(module), type(module).__name__, number)
+            self.known[id(module)] = name, path, ref(module, dies)
         return path
+
+    def _new_name(self, kind: str) -> "tuple[str, int]":
+        try:
+            number = self.free[kind].pop()
+        except LookupError:
+            number = self.counts[kind] = self.counts.get(kind, -1) + 1
+        return f"{kind}_{number}" if len(self.texts) < _MOST_PATHS else kind, number
+
+    def _forgets(self, key: int, kind: str, number: int) -> "Callable[[Any], None]":
+        known, free = self.known, self.free.setdefault(kind, [])
+
+        def dies(_: object) -> None:
+            known.pop(key, None)
+            free.append(number)
+
+        return dies
 
     def _move(self, walk: _Walk, path: int, is_backward: int, is_here: bool = True) -> None:
         now = time_ns()
@@ -340,7 +395,13 @@ class _Modules:
         # A program may count what is asked of tensors.
         with torch._C.DisableTorchFunction():
             for tensor in _tensors(values, torch.Tensor, []):
-                node = tensor.grad_fn
+                try:
+                    node = tensor.grad_fn
+                except RuntimeError as error:
+                    # Autograd no longer follows a view whose base was changed.
+                    if is_handlers(error):
+                        raise
+                    continue
                 number = -1 if node is None else node._sequence_nr()
                 if number in walk.watched or number < 0:
                     continue
@@ -369,6 +430,10 @@ _FIRST, _AGAIN = 16, 84
 """Steps after which modules are recorded, the second of them also after twice, four times as many:
 not while the cost of recording is measured, around powers of two."""
 _MOST_PATHS = 4000
+_DEEPEST = 64
+"""Modules within each other: where there are more, they are timed no longer."""
+_ROOM = 4 * _DEEPEST
+"""Frames of ours, each counted twice by some versions of Python, and of what they call."""
 _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
 _KEPT = (
     ("torch._dynamo.utils", "unpatched_nn_module_call"),
@@ -402,7 +467,7 @@ def _tensors(values: object, cls: type, tensors: "list[Any]", depth: int = 4) ->
 
 
 modules = _Modules()
-on_fork.append(modules.end)
+on_fork.append(modules.forked)
 steps.on_step.append(modules.step_ended)
 
 
