@@ -275,7 +275,9 @@ def log_recording(*trackers: Any) -> None:
     with _warned(), tempfile.TemporaryDirectory(prefix="gputrace-") as scratch:
         from gputrace.collectors.in_process import save_so_far
 
-        trace = Path(scratch) / "trace.sqlite"
+        # The page names the trace that the recording is to become.
+        name = folder.name.removesuffix(".spool")
+        trace = Path(scratch) / (name if name.endswith(".sqlite") else "trace.sqlite")
         save_so_far(folder, trace)
         with open(trace) as opened, _figures_of(opened) as figures:
             for tracker in trackers or active_trackers():

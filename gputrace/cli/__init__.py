@@ -33,7 +33,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "analyze": (
             "analyze.analyze",
             "gputrace analyze trace.sqlite",
-            "gputrace analyze trace.sqlite --time 12s:14s --gaps 20",
+            "gputrace analyze trace.sqlite --time 12s:14s",
             "gputrace analyze rank0.sqlite rank1.sqlite --format markdown",
         ),
         "browse": (

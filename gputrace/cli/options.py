@@ -97,7 +97,7 @@ most_gaps = click.option(
     default=50,
     show_default=True,
     metavar="N",
-    help="How many of the largest gaps to list.",
+    help="How many of the largest gaps to list; text shows 5 of them, Markdown 10.",
 )
 keep_going = click.option(
     "--keep-going",
