@@ -147,7 +147,7 @@ def staged(batches):
 
 
 class Fixed:
-    """The same batch again and again, which is on the GPU already."""
+    """Yield one batch again and again, which is on the GPU already."""
 
     def __init__(self, *parts):
         self.parts = [part.to(DEVICE) for part in parts]
