@@ -335,5 +335,5 @@ def _read_modules(shard: Shard) -> tuple[Events, dict[int, str]]:
     calls = ((Place(*at), str(name), False) for *at, name in rows)
     parts = [(*at, int(name), 0) for at, name, _ in innermost(calls)]
     table = np.array(parts, np.int64).reshape(-1, len(order) + 1).T
-    found = Events(dict(zip((*order, "correlation"), table, strict=True)))
-    return by_thread(found), paths
+    events = Events(dict(zip((*order, "correlation"), table, strict=True)))
+    return by_thread(events), paths

@@ -147,13 +147,13 @@ for path in sys.argv[2:]:
     ctypes.CDLL(path)
 find = ctypes.CDLL(sys.argv[1]).gputrace_find_cupti
 find.restype = ctypes.c_char_p
-found = ctypes.create_string_buffer(4096)
-why = find(found)
+file = ctypes.create_string_buffer(4096)
+why = find(file)
 if why:
-    found = found.value.decode()
+    file = file.value.decode()
     with open("/proc/self/maps") as maps:
         files = [line.split()[-1] for line in maps if "/libcupti.so" in line]
-    print(found if "/" in found else files[0], why.decode(), sep="\\n")
+    print(file if "/" in file else files[0], why.decode(), sep="\\n")
 """
 
 
