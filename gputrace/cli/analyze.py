@@ -431,10 +431,14 @@ def _launches_text(launches: Launches) -> str:
     use = launches.kernel
     title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
     rows = tuple(
-        (f"gpu {gpu.gpu}", f"{gpu.count:,}", format_ns(gpu.median_ns), format_ns(gpu.total_ns))
+        (
+            f"gpu {gpu.gpu}",
+            f"{gpu.count:,}",
+            *map(format_ns, (gpu.median_ns, gpu.max_ns, gpu.total_ns)),
+        )
         for gpu in use.by_gpu
     )
-    print_table(screen, Table(title, ("", "launches", "median", "total"), rows))
+    print_table(screen, Table(title, ("", "launches", "median", "longest", "total"), rows))
     screen.print(Text(use.name))
     if use.roofline is not None:
         screen.print(Text(_roofline(use.roofline)))
