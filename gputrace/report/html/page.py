@@ -251,13 +251,15 @@ def _content(material: Material) -> SimpleNamespace:
 
 
 def _more_kernels(analysis: Analysis) -> str:
-    """Return how many kernels the table leaves out, and their time."""
+    """Return how many kernels the table leaves out, and their time, in its unit."""
     kernels, table = analysis.kernels, kernels_table(analysis, _MOST_KERNELS)
     if kernels is None or table is None or len(table.rows) == kernels.distinct:
         return ""
     known = sum(use.total_ns for use in kernels.top if use.name in table.names)
     rest = sum(family.total_ns for family in kernels.families) - known
-    return f"{kernels.distinct - len(table.rows)} more take {format_ns(rest)} in all."
+    each = kernels.steps or max(len(analysis.breakdown), 1)
+    per = "a step on a GPU" if kernels.steps else "on a GPU"
+    return f"{kernels.distinct - len(table.rows)} more take {format_ns(rest / each)} {per}."
 
 
 def _places(analysis: Analysis) -> dict[str, tuple[str, str]]:
