@@ -209,7 +209,7 @@ _WRAPPER: Final = re.compile(
 )
 """Wrappers of CUTLASS and AMD's ck_tile, whose kernel proper is a template argument."""
 _CUTLASS: Final = re.compile(r"cutlass\w*_(tensorop|simt|wmma)\w*|cutlass\w*?_\d+_\w+")
-_TEMPLATE: Final = re.compile(r"\w+(?=<)")
+_TEMPLATE: Final = re.compile(r"\w+::\w+(?=::Kernel_traits<)|\w+(?=<)")
 _INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
 """Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
