@@ -35,7 +35,7 @@ from gputrace.report.html.page import hashes
 from tests import command
 from tests.command import assert_refused
 from tests.exports import H2D, NVTX, PUSH_POP_RANGE, Export, global_id
-from tests.handmade import MS
+from tests.handmade import MS, Run
 from tests.synthetic import Plan, simulate, write_nsys
 from tests.synthetic.link_plants import write_switches
 from tests.waiting import wait_until_kept
@@ -188,6 +188,21 @@ def test_of_a_large_trace_names_are_kept_around_the_listed_gaps(
         events = row.track.events
         assert len(events)
         assert (within.within(events.start, events.end) > 0).any()
+
+
+def test_of_a_large_trace_the_longest_kernel_is_kept_wherever_it_is(tmp_path: Path) -> None:
+    run = Run()
+    for step in range(40):
+        run.wait(9 * MS if step == 5 else MS)
+        run.input_copy()
+        run.kernel(3 * MS if step == 30 else MS, "gemm")
+        run.optimizer()
+        run.synchronize()
+    with open_traces([str(run.export.write(tmp_path / "run.sqlite"))]) as trace:
+        page = timeline.read_rows(trace, read_scene(trace, Options()), most=40)
+    packed = json.loads(gzip.decompress(base64.b64decode(page.text)))
+    assert packed["within"] is not None
+    assert any(3 * MS in row["length"] for row in packed["rows"] if row["track"] < 0)
 
 
 @pytest.mark.parametrize(
