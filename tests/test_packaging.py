@@ -34,7 +34,7 @@ LIBRARIES: Final = {
     f"gputrace/{name}.so"
     for name in (
         *("collectors/_collector", "collectors/_ticker"),
-        *("readers/_events", "store/_native", "analyzers/whatif/_replay"),
+        *("readers/_events", "store/_native", "model/_columns", "analyzers/whatif/_replay"),
     )
 }
 MISSING_HERE: Final = 4
