@@ -16,7 +16,7 @@ from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, rows
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
-from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
+from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
@@ -392,7 +392,7 @@ def _waiting_calls(shard: Shard) -> Mask:
     calls = shard.calls
     assert calls is not None
     freeing = shard.trace.search(distinct_ids(calls.name[calls.sort == Call.ALLOC]), _FREE)
-    drains = np.isin(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
+    drains = is_among(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
     waiting: Mask = drains | (calls.sort == Call.SYNC)
     return waiting
 
@@ -405,7 +405,7 @@ def _held(
     The operations are in order of start.
     """
     called = calls.start[issue]
-    done = np.isin(kind, _WITH_HOST) & (calls.end[issue] >= end)
+    done = is_among(kind, _WITH_HOST) & (calls.end[issue] >= end)
     order = np.argsort(called, kind="stable")
     queued = np.empty(len(order), np.int64)
     queued[order] = np.arange(len(order)) - np.searchsorted(start, called[order])
