@@ -216,10 +216,16 @@ def _number_threads(events: Events) -> NDArray[np.signedinteger[Any]]:
 
 
 def _order(thread: NDArray[np.signedinteger[Any]], start: Times) -> NDArray[np.intp]:
-    """Return the rows by thread, then start; sorting by start is quick, as most are in order."""
-    by_start = np.argsort(start, kind="stable")
+    """Return the rows by thread, then start; recorders write those of a thread in order."""
     kind = np.int16 if int(thread.max()) < 1 << 15 else np.int64  # Sixteen bits sort in two passes.
-    return by_start[np.argsort(thread.astype(kind)[by_start], kind="stable")]
+    thread = thread.astype(kind)
+    by_thread = np.argsort(thread, kind="stable")
+    ordered = start[by_thread]
+    earlier = np.flatnonzero(ordered[1:] < ordered[:-1]) + 1
+    if (thread[by_thread[earlier]] != thread[by_thread[earlier - 1]]).all():
+        return by_thread
+    by_start = np.argsort(start, kind="stable")
+    return by_start[np.argsort(thread[by_start], kind="stable")]
 
 
 def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:

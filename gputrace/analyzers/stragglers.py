@@ -564,16 +564,32 @@ def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]
     texts = _renumbered(operations.events.name[rows], names)
     order = np.argsort(step << 32 | texts, kind="stable")  # The rows are in order of start.
     rows, step, texts = rows[order], step[order], texts[order]
-    keys = texts << 32 | _places(step, texts)
+    places = _places(step, texts)
     lengths = operations.end[rows] - operations.start[rows]
     free = _communication(operations).within(operations.start[rows], operations.end[rows]) == 0
-    order = np.lexsort((lengths, keys))
-    keys, lengths, free = keys[order], lengths[order], free[order]
+    keys, lengths, free = _sorted(texts, places, lengths, free)
     distinct, medians = _medians(keys, lengths, count)
     some, unmixed = _medians(keys[free], lengths[free], count)
     alone = np.full(len(distinct), np.nan)
     alone[np.searchsorted(distinct, some)] = unmixed
     return _Launches(distinct, medians, alone)
+
+
+def _sorted(
+    texts: NDArray[np.int64], places: NDArray[np.int64], lengths: Times, free: Mask
+) -> tuple[NDArray[np.int64], Times, Mask]:
+    """Return the keys of launches, their lengths, and which are free, in order of key and length.
+
+    Numbers that hold all three are sorted at once, which takes a tenth of sorting by two.
+    """
+    most, bits = int(places.max(initial=0)) + 1, int(lengths.max(initial=0)).bit_length() + 1
+    if (int(texts.max(initial=0)) + 1) * most << bits > np.iinfo(np.int64).max:
+        keys = texts << 32 | places
+        order = np.lexsort((lengths, keys))
+        return keys[order], lengths[order], free[order]
+    packed = np.sort((texts * most + places) << bits | lengths << 1 | free)
+    text, place = np.divmod(packed >> bits, most)
+    return text << 32 | place, packed >> 1 & (1 << bits - 1) - 1, packed & 1 == 1
 
 
 def _communication(operations: GpuOperations) -> Intervals:
