@@ -273,7 +273,8 @@ def order_items(
     """
     group = group.copy()
     needs = _needs(before, group, after, waits)
-    matters = np.union1d(np.flatnonzero(group >= 0), np.fromiter(needs, np.int64, len(needs)))
+    needed = np.fromiter(needs, np.int64, len(needs))
+    matters = distinct_ids(np.concatenate([np.flatnonzero(group >= 0), needed]))
     missing = np.bincount(group[group >= 0], minlength=1).tolist()
     edges = np.flatnonzero(np.diff(process)) + 1
     bounds = np.concatenate([[0], edges, [len(process)]]).tolist()
