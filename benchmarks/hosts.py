@@ -276,7 +276,7 @@ train(Uneven(), num_workers=4)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was said of one plant.
+    """Result of one recording of a plant.
 
     Attributes:
         wrong: what came first; empty if that is right.

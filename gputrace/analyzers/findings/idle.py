@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.host import why_pipeline_late
 from gputrace.analyzers.gpu_links import is_on
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
@@ -107,7 +108,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     Where the loader's workers were recorded, the message says how many would keep up (a simulation
     of the loader's queue), and names one that takes 1.5 times as long as the others, and the part
-    of a batch that takes 40 % of their time.
+    of a batch that takes 40 % of their time. Of tf.data, Grain, DALI and torchdata's nodes, it
+    names the setting that holds batches up, and the step to expect with a larger one.
 
     Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
     time that a GPU can have idled for it.
@@ -595,7 +597,7 @@ def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     """
     loader = max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
     if loader is None:
-        return None
+        return why_pipeline_late(facts)
     reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
     if not reasons:
         return None

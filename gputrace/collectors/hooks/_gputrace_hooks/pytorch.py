@@ -34,7 +34,7 @@ from .recorder import (
     word,
 )
 from .steps import OPTIMIZER, step_ended
-from .wrappers import after, classes, defined, iterator, makes_way, ours, phase
+from .wrappers import after, classes, defined, makes_way, ours, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -499,11 +499,6 @@ def cuda_memory(module: "Any") -> None:
             record_of(thread_id(), start, time_ns(), word("cache emptied"), counter(1))
 
     module.empty_cache = ours(empty_cache)
-
-
-def torchdata_loader(module: "Any") -> None:
-    """Time the last of a chain of nodes; earlier ones run within it, or in its threads."""
-    iterator(module.LoaderIterator)
 
 
 def backward(module: "Any") -> None:
