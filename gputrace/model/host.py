@@ -73,6 +73,9 @@ class Allocator(Struct, frozen=True):
     """Bytes of a mean one of these."""
     segments_freed: int
     """Segments given back (cudaFree)."""
+    request_bytes: tuple[int, ...]
+    """Sizes of the tensors for which segments were taken, in the few steps in which torch was asked
+    for them: the most frequent first, five at most."""
     emptied: int
     """Calls of `torch.cuda.empty_cache`."""
     emptying_ns: int

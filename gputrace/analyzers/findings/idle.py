@@ -163,7 +163,8 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     waits; `medium` from 2 %. The message names the calls that take most of that.
 
     Where torch's allocator was read, the message says whether it ran out of memory, the program
-    emptied its cache, or segments of which size are new in steady steps.
+    emptied its cache, or segments of which size are new in steady steps, and for tensors of which
+    sizes.
 
     Cost: idle time with that cause.
 
@@ -189,6 +190,11 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     )
     for finding in findings:
         reason = None if worst is None else _why_allocating(worst)
+        if worst is not None and reason is not None and worst.request_bytes:
+            sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_SAID]))
+            more = len(worst.request_bytes) - _SIZES_SAID
+            others = f" (and {more} more sizes)" if more > 0 else ""
+            reason = f"{reason[0]}; segments are taken for tensors of {sizes}{others}", reason[1]
         if worst is None or reason is None:
             yield finding
             continue
@@ -197,6 +203,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
             **{"segments": worst.segments, "segment_bytes": worst.segment_bytes},
             **{"segments_freed": worst.segments_freed, "allocated_bytes": worst.allocated_bytes},
             **{"reserved_bytes": worst.reserved_bytes, "split_bytes": worst.split_bytes},
+            **{"request_bytes": max(worst.request_bytes, default=None)},
         }
         yield replace(
             finding,
@@ -240,6 +247,7 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     return None
 
 
+_SIZES_SAID: Final = 2
 _ALLOC_MEDIUM: Final = 0.02
 _ALLOC_NAMED: Final = 0.25
 """Part of the idle time that allocations take from which one of them is named."""
