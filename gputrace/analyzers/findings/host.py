@@ -32,6 +32,15 @@ COMPILE_ONCE: Final = (
     "have inputs of few shapes (pad, drop the last batch), or mark what varies as dynamic "
     "(torch.compile(dynamic=True), mark_dynamic), and pass no Python number that changes"
 )
+_COMPILE_ONCE: Final = {
+    "Triton": "give kernels few values of constexpr arguments and of the keys of triton.autotune, "
+    "and run each once before the loop",
+    "tf.function": "give a tf.function tensors of few shapes (pad, drop_remainder=True; "
+    "reduce_retracing=True), and tensors in place of Python numbers",
+    "jax": "give jitted functions inputs of few shapes (pad, drop the last batch), make them once "
+    "outside of the loop, and of what is static (static_argnums) let nothing change",
+}
+"""By the first letters of what is compiled, or the framework; else COMPILE_ONCE."""
 _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
 _WAITS_NS: Final = 2_000_000
@@ -386,6 +395,8 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
     most = max(took, key=lambda what: took[what])
     reasons = [text for text in texts.values() if text.startswith(f"{most}: ")]
     reason = reasons[-1].removeprefix(f"{most}: ") if reasons else None
+    cures = (_COMPILE_ONCE[who] for who in _COMPILE_ONCE if most.startswith(who))
+    advice = next(cures, _COMPILE_ONCE.get(facts.framework, COMPILE_ONCE))
     yield facts.finding(
         "recompilation",
         severity_of(share) or "low",
@@ -393,7 +404,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
         f"parts of the program are compiled again for {format_ns(cost)} of {facts.per} "
         f"({share:.0%}): {len(compilations):,} times in {steps:,} steps, mostly {most}"
         + (f", since {reason}" if reason else ""),
-        COMPILE_ONCE,
+        advice,
         {
             "rank": rank,
             "compilations": len(compilations),

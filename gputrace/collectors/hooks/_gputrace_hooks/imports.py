@@ -59,6 +59,7 @@ PATCHES = {
     "tensorflow.python.data.ops.iterator_ops": "others.tensorflow_iterators",
     "tensorflow.python.distribute.input_lib": "others.tensorflow_iterators",
     "tensorflow.python.eager.polymorphic_function.concrete_function": "others.tensorflow_functions",
+    "tensorflow.python.eager.polymorphic_function.tracing_compilation": "compilation.tf_tracing",
     "tensorflow.python.keras.callbacks": "others.keras_callbacks",
     "tensorflow.python.profiler.profiler_v2": "others.tensorflow_profiler",
     "tensorpack.callbacks.group": "others.tensorpack_callbacks",
@@ -87,6 +88,8 @@ PATCHES = {
     "torchdata.stateful_dataloader.stateful_dataloader": "loader.dataloader",
     "torchdata.stateful_dataloader.worker": "loader.worker_loop",
     "transformers.trainer": "pytorch.transformers_trainer",
+    "triton.compiler.compiler": "compilation.triton_compiler",
+    "triton.runtime.autotuner": "compilation.triton_autotuner",
 }
 
 
