@@ -609,6 +609,25 @@ def accelerator(module: "Any") -> None:
         phase(module.Accelerator, name, called, _is_compiling, _memory.look)
 
 
+def deepspeed_engine(module: "Any") -> None:
+    """Time the phases that DeepSpeed's engine has methods for; those of its own optimizers are none
+    of torch's.
+    """
+    for name, called in (
+        ("forward", "forward"),
+        ("backward", "backward"),
+        ("clip_fp32_gradients", "gradient clipping"),
+        ("step", "optimizer"),
+    ):
+        phase(module.DeepSpeedEngine, name, called, _is_compiling, _memory.look)
+
+
+def keras_optimizer(module: "Any") -> None:
+    """Time updates of Keras' optimizers with torch, which are none of torch's."""
+    cls = module.TorchParallelOptimizer
+    phase(cls, "_backend_update_step", "optimizer", _is_compiling, _memory.look)
+
+
 def transformers_trainer(module: "Any") -> None:
     """Time clipping and forward passes of transformers' trainer, or those by which a subclass
     replaces them.
