@@ -31,7 +31,7 @@ CORES_EACH: Final = int(os.environ.get("GPUTRACE_CORES_EACH", "0"))
 OF_THE_HOST: Final = frozenset(
     (
         *("cpu-starved", "cpu-throttled", "page-faults", "garbage-collection", "recompilation"),
-        *("host-blocked", "data-feeding", "gil-wait"),
+        *("host-blocked", "data-feeding", "gil-wait", "slow-cores"),
     )
 )
 

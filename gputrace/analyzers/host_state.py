@@ -200,6 +200,8 @@ class Counters:
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
         starved = [shares for shares in others.tolist() if sum(shares) >= _WANTS_A_CORE]
         quota = self._usual(inside, "quota")
+        clock = self._usual(inside, "core kHz")
+        fastest = self._most(events.end > 0, "core kHz")
         openmp, team = self._team(on_core / covered, queued / covered, others)
         return HostLoad(
             rank,
@@ -221,6 +223,8 @@ class Counters:
             at_once=float(np.prod(team)) if team else 0.0,
             throttled=self._sum(inside, "throttled") / scanned if scanned else 0.0,
             pressure=self._sum(inside, "pressure") / scanned if scanned else 0.0,
+            core_mhz=None if clock is None else round(clock / 1000, 1),
+            fastest_mhz=None if clock is None else round(fastest / 1000, 1),
             minor_faults=self._sum(mine, "minor faults"),
             major_faults=self._sum(mine, "major faults"),
             preemptions=self._sum(mine, "preemptions"),

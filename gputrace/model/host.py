@@ -50,6 +50,10 @@ class HostLoad(Struct, frozen=True):
     """Share of the time for which the control group's quota stopped it, summed over cores."""
     pressure: float
     """Share of the time for which some thread of the machine was queued."""
+    core_mhz: float | None
+    """Mean clock of the cores that the thread was on; None where the kernel does not say."""
+    fastest_mhz: float | None
+    """The fastest that any core was seen at in the whole run."""
     minor_faults: int
     major_faults: int
     preemptions: int

@@ -18,6 +18,8 @@ from gputrace.model.time_class import TIME_CLASSES
 from gputrace.units import format_count, format_ns
 
 _OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
+_SLOWED: Final = 0.85
+"""Part of the fastest clock that was seen below which a core is slow."""
 _STOPPED: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
 _FAULT_NS: Final = 500
@@ -184,6 +186,42 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
         "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
         "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)",
         _evidence(worst, facts.mean_ns),
+    )
+
+
+def slow_cores(facts: Facts) -> Iterator[Finding]:
+    """The core of the thread that trains has less than 85 % of the fastest clock that was seen in
+    the run, and that takes 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
+
+    Cost: the part of its time on a core that the fastest clock would save; with GPUs, at most their
+    idle time that waits for the host.
+
+    Wrong if: the step is as long with that clock: it waits for memory.
+    """
+    clocked = [
+        load
+        for load in facts.host_load
+        if load.core_mhz and load.fastest_mhz and load.core_mhz < _SLOWED * load.fastest_mhz
+    ]
+    worst = min(clocked, key=lambda load: load.core_mhz or 0.0, default=None)
+    if worst is None or not worst.core_mhz or not worst.fastest_mhz:
+        return
+    on_core = worst.of(worst.on_core_ns, facts.mean_ns)
+    cost = min(round(on_core * (1 - worst.core_mhz / worst.fastest_mhz)), _most(facts))
+    share = cost / max(facts.mean_ns, 1)
+    if share < _WORTH_TELLING:
+        return
+    yield facts.finding(
+        "slow-cores",
+        severity_of(share) or "low",
+        cost,
+        f"the core of the thread that trains runs at {worst.core_mhz / 1000:.1f} GHz, and cores at "
+        f"up to {worst.fastest_mhz / 1000:.1f} GHz in the same run: that takes "
+        f"{format_ns(cost)} of {facts.per} ({share:.0%})",
+        "the governor `performance` (cpupower frequency-set -g performance), fewer busy cores "
+        "beside it, better cooling, no limit on the machine's power",
+        _evidence(worst, facts.mean_ns)
+        | {"core_mhz": worst.core_mhz, "fastest_mhz": worst.fastest_mhz},
     )
 
 
