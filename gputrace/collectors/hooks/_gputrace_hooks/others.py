@@ -299,8 +299,13 @@ def tensorflow_iterators(module: "ModuleType") -> None:
                 setattr(cls, method, _outside_graphs(function, name))
     begin = getattr(getattr(module, "OwnedIterator", None), "_create_iterator", None)
     if begin is not None and defined(module.OwnedIterator, "_create_iterator") is not None:
-        then = after(begin, lambda self: _describe(self, "tf.data", _of_tensorflow))
-        module.OwnedIterator._create_iterator = then
+        module.OwnedIterator._create_iterator = after(begin, _describe_if_eager)
+
+
+def _describe_if_eager(iterator: "Any") -> None:
+    # In a graph, settings have no values yet.
+    if _is_eager():
+        _describe(iterator, "tf.data", _of_tensorflow)
 
 
 _MOST_STAGES = 64
@@ -313,7 +318,8 @@ def _of_tensorflow(iterator: "Any") -> "list[tuple[str, str, int]]":
     to (``tf.data.Options``).
     """
     options = iterator._dataset.options()
-    changes, is_tuned = options.experimental_optimization, options.autotune.enabled is not False
+    changes = options.experimental_optimization
+    is_tuned = getattr(getattr(options, "autotune", None), "enabled", None) is not False
     tunes = is_tuned and getattr(changes, "map_parallelization", False) is not False
     prefetches = is_tuned and getattr(changes, "inject_prefetch", False) is not False
     settings: list[tuple[str, str, int]] = []
