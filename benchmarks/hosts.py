@@ -353,6 +353,9 @@ def _finds(plant: Plant) -> Outcome:
             report, said = _record(plant.source + plant.program, plant.options, before)
     except OSError as error:
         return Outcome(missing=str(error))
+    except RuntimeError as error:
+        # Who may make a group may not always move a process into it.
+        return Outcome(missing=str(error)) if plant.quota else Outcome(f"failed: {error}")
     queued = None
     if plant.queues and report.host_load:
         load = report.host_load[0]
@@ -375,14 +378,20 @@ def _of_healthy(seed: int) -> set[str]:
     else:
         idle = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         source = f"{STEPS}{idle}steps({max(30, round(2 / step))}, lambda: hash_for({step}))"
-    report, _ = _record(source, ("--python",) if seed % 4 < 2 else ())
+    try:
+        report, _ = _record(source, ("--python",) if seed % 4 < 2 else ())
+    except RuntimeError as error:
+        return {f"failed: {error}"}
     return {finding.id for finding in report.findings} & OF_THE_HOST
 
 
 def _record(
     source: str, options: tuple[str, ...] = (), before: tuple[str, ...] = ()
 ) -> tuple[Report, str]:
-    """Record a program; return what is found, and what it printed."""
+    """Record a program; return what is found, and what it printed.
+
+    Raises RuntimeError with the last line of its errors where it fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         script, trace = Path(folder) / "train.py", Path(folder) / "run.sqlite"
         script.write_text(source, encoding="utf-8")
@@ -392,7 +401,7 @@ def _record(
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if ran.returncode:
-            raise RuntimeError(f"{source}\n{ran.stderr}")
+            raise RuntimeError((ran.stderr.strip().splitlines() or [f"exit {ran.returncode}"])[-1])
         with gputrace.open(trace) as opened:
             return opened.analyze(), ran.stdout
 
