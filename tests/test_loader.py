@@ -314,6 +314,19 @@ def test_with_a_gpu_its_waits_count(loading: Loading, tmp_path: Path) -> None:
     assert "8 workers would keep up; with 2 the GPU still waits" in message
 
 
+def test_a_loop_that_keeps_a_batch_to_itself_is_told_so(loading: Loading, tmp_path: Path) -> None:
+    """It takes a batch after 1 ms, and does not copy it before 18 ms more have gone by."""
+    run = Run(export=loading.export, pid=PID)
+    for step in range(STEPS):
+        run.now = (step * 30 + 19) * MS
+        run.input_copy(MS)
+        run.kernel(9 * MS, "gemm")
+    found = feeding(loading.report(tmp_path, wait=1))
+    assert "the loader makes it wait" in found.message
+    assert "between taking a batch and copying it" in found.advice
+    assert "num_workers" not in found.advice
+
+
 def test_the_loader_is_in_the_json(loading: Loading, tmp_path: Path) -> None:
     (loader,) = json.loads(loading.report(tmp_path).render("json"))["loader"]
     assert loader["parts"][0] == {

@@ -244,13 +244,18 @@ class Known(Struct, frozen=True, dict=True):
             steps = sum(row.steps for row in rows)
             if not steps:
                 continue
-            waited = "data_feeding" if self.per_gpu.operations else "host_data"
+            waited_ns = sum(row.of("host_data") for row in rows)
+            if self.per_gpu.operations:
+                # A GPU also waits for what the program itself does with a batch before its copy.
+                idle_ns = sum(row.of("data_feeding") for row in rows)
+                is_known = any(row.host_data_ns is not None for row in rows)
+                waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
             step_ns = sum(row.total_ns for row in rows) / steps
             paces[rank] = Pace(
                 union([step.start_ns for step in spans], [step.end_ns for step in spans]),
                 len(spans),
                 step_ns,
-                sum(row.of(waited) for row in rows) / steps,
+                waited_ns / steps,
                 loads[rank].process_cores * step_ns if rank in loads else 0.0,
                 len(processes),
                 rank in loads and loads[rank].others_queued >= MEDIUM,

@@ -103,6 +103,14 @@ _FEED_FASTER: Final = {
 }
 
 
+_READY: Final = 0.2
+"""Part of the wait for input below which waits for the loader do not explain it."""
+_COPY_SOONER: Final = (
+    "see what the loop does between taking a batch and copying it: what changes samples belongs "
+    "into the loader's workers, all else after the copy"
+)
+
+
 def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the next batch; in traces without GPU activity, the program does.
 
@@ -128,6 +136,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 def how_to_feed_faster(facts: Facts) -> str:
     """Return advice on the input pipeline that fits the framework and the loader's settings."""
     loader = _slowest_loader(facts)
+    if loader is not None and _is_ready(facts, loader):
+        return _COPY_SOONER
     is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
     return _FEED_FASTER.get(
         facts.framework, "load and decode batches in parallel, ahead of time"
@@ -140,6 +150,13 @@ def how_to_feed_faster(facts: Facts) -> str:
 def _slowest_loader(facts: Facts) -> Loader | None:
     """Return the loader that its rank waits for most; None where none was recorded."""
     return max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
+
+
+def _is_ready(facts: Facts, loader: Loader) -> bool:
+    """Return whether a GPU waits for input that its loader has ready."""
+    rows = [row for row in facts.rows if row.rank == loader.rank]
+    idle = sum(row.of("data_feeding") for row in rows) / max(sum(row.steps for row in rows), 1)
+    return loader.wait_ns < _READY * idle
 
 
 def autotune_repeated(facts: Facts) -> Iterator[Finding]:
@@ -617,6 +634,10 @@ def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     loader = _slowest_loader(facts)
     if loader is None:
         return why_pipeline_late(facts)
+    if _is_ready(facts, loader):
+        wait = format_ns(loader.wait_ns)
+        clause = f"the loader makes it wait {wait} a step, the rest is what the loop does itself"
+        return clause, _COPY_SOONER, {"loader_wait_ns": loader.wait_ns}
     reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
     if not reasons:
         return None
