@@ -37,7 +37,7 @@ from gputrace.trials.cures import (
     read_candidates,
 )
 from gputrace.trials.patch import apply, make_patch
-from gputrace.trials.runs import Change, Measured
+from gputrace.trials.runs import Change, Measured, Turns
 from gputrace.trials.runs import Program as ProgramToTry
 from tests import command
 from tests.command import Ran, assert_refused
@@ -179,11 +179,30 @@ def test_a_cure_is_switched_off_and_on_within_a_run(real: Real) -> None:
     )
     real.script.write_text(f"import gc\nlog = open({str(log)!r}, 'w')\n{program}")
     trial = ProgramToTry((sys.executable, str(real.script)))
-    run = trial.run(combine(read_candidates("gc")), 2, 6 * 8, stretch=6)
-    assert (len(run.turns), run.ended) == (4, True)
+    [gc] = read_candidates("gc")
+    run = trial.run(gc, 2, 6 * 8, turns=Turns((gc,), 6))
+    assert (len(run.turns[0]), run.ended) == (4, True)
     # The first step begins before any ended. Warm-up is with the cure, as is every other stretch.
     off, on = "1" * 6, "0" * 6
     assert log.read_text() == "10" + off + on + on + off + off + on + on + off
+
+
+def test_turns_are_measured_in_the_order_in_which_they_are_switched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step takes 10 with no cure, 7 with gc, 4 with bf16; the first of a turn takes long."""
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+    turns = Turns(tuple(read_candidates("gc,bf16,gc+bf16")), 5)
+    monkeypatch.setattr(hooks, "asked", {"turns": turns.ids, "warmup": 6})
+    assert [hooks._turn_at(past, 5) for past in range(-6, 0, 2)] == turns.ids
+    ends = list(range(6))
+    for past in range(4 * 4 * 5):
+        saved = {"gc": 3, "bf16": 6}
+        step = 10 - sum(saved[cure] for cure in hooks._turn_at(past // 5 * 5, 5))
+        ends.append(ends[-1] + step + 100 * (past % 5 == 0))
+    left: Any = SimpleNamespace(ends=ends)
+    assert turns.measured([left], 6) == (((10, 7),) * 4, ((10, 4),) * 4, ((10, 1),) * 4)
 
 
 def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
@@ -320,9 +339,11 @@ for x, y in DataLoader(data, 8):
     switched = combine(read_candidates("fused,channels-last,bf16,set-to-none"))
     assert switched.switched
     program = ProgramToTry((python, str(real.script)))
-    by_turns = program.run(switched, warmup=2, steps=8 * 6, stretch=6)
-    assert len(by_turns.turns) == 4
-    assert {change.cure for change in by_turns.changes} == {s.cure.id for s in switched.settings}
+    each = tuple(read_candidates("fused,channels-last,bf16,set-to-none,foreach"))
+    every = Candidate(tuple(setting for turn in each for setting in turn.settings))
+    by_turns = program.run(every, warmup=10, steps=4 * 6 * 3, turns=Turns(each, 3))
+    assert [len(pairs) for pairs in by_turns.turns] == [4] * 5
+    assert {change.cure for change in by_turns.changes} == {s.cure.id for s in every.settings}
 
 
 def test_a_number_of_the_step_before_is_read_without_waiting(
@@ -356,6 +377,7 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
     )
     monkeypatch.setattr(hooks, "_has_gpu", lambda: True)
     monkeypatch.setattr(hooks, "cures", {"defer-item": True})
+    monkeypatch.setattr(hooks, "_active", {"defer-item"})
     monkeypatch.setattr(hooks, "_trial", hooks._Trial())
     hooks._defer_item(torch)
     reads = []
@@ -388,12 +410,13 @@ def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=graphs))
     monkeypatch.setattr(hooks, "_trial", hooks._Trial())
     monkeypatch.setattr(hooks, "cures", {"graphs": True})
+    monkeypatch.setattr(hooks, "_active", {"graphs"})
     model, other = (SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2))
     hooks._graph("graphs", model, (Tensor(8, 3),))
     assert model.forward(Tensor(8, 3)) == "captured"
     assert model.forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
     assert model.forward(Tensor(8, 3), mask=None) == "as it is"
-    monkeypatch.setattr(hooks, "_on", False)
+    monkeypatch.setattr(hooks, "_active", set())
     assert model.forward(Tensor(8, 3)) == "as it is", "it is switched off"
     assert [change["cure"] for change in hooks._trial.changes] == ["graphs"]
     hooks._graph("graphs", other, ())
@@ -502,13 +525,17 @@ class Simulated:
         monkeypatch.setattr(ProgramToTry, "run", lambda _, *given: self.run(*given))
         monkeypatch.setattr(trials._Trial, "_spent", lambda _: self.spent)
 
+    def factor(self, candidate: Candidate) -> float:
+        names = map(str, candidate.settings)
+        return float(np.prod([self.factors.get(name, 1.0) for name in names]))
+
     def run(
         self,
         candidate: Candidate,
         warmup: int,
         steps: int,
         record: Path | None = None,
-        stretch: int = 0,
+        turns: Turns | None = None,
     ) -> Measured:
         names = [str(setting) for setting in candidate.settings]
         self.made.append(str(candidate))
@@ -518,7 +545,7 @@ class Simulated:
         for name in names:
             if name in self.failing:
                 raise Failed(self.failing[name])
-        factor = float(np.prod([self.factors.get(name, 1.0) for name in names]))
+        factor = self.factor(candidate)
         unchanged = Change("", "f", "", -1, "", "", "", 0)
         changes = [
             replace(self.changes.get(name, unchanged), cure=setting.cure.id)
@@ -538,15 +565,20 @@ class Simulated:
             buffered=0,
             seconds=self.seconds,
             ended=True,
-            turns=tuple(
-                self.turns(factor) for _ in range(steps // max(2 * stretch, 1) * bool(stretch))
-            ),
+            turns=self.turns(turns, steps) if turns else (),
         )
 
-    def turns(self, factor: float) -> tuple[float, float]:
-        """A pair of stretches, whose noise is a tenth of that between runs."""
-        noise = self.random.normal(0, self.noise / 10, 2)
-        return 1e7 * float(np.exp(noise[0])), 1e7 * factor * float(np.exp(noise[1]))
+    def turns(self, turns: Turns, steps: int) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """Stretches without and with each cure; their noise is a tenth of that between runs."""
+        rounds = steps // ((len(turns.each) + 1) * turns.stretch)
+        return tuple(
+            tuple(
+                (1e7 * float(np.exp(bare)), 1e7 * factor * float(np.exp(cured)))
+                for bare, cured in self.random.normal(0, self.noise / 10, (rounds, 2))
+            )
+            for candidate in turns.each
+            for factor in [self.factor(candidate)]
+        )
 
 
 @pytest.fixture
@@ -734,6 +766,30 @@ def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: S
     assert (within.best, within.runs, within.rows[0].rounds) == ("gc", 2, 11)
     assert within.rows[0].ratio == pytest.approx(0.96, rel=0.02)
     assert (whole.best, whole.runs) == (None, 1 + 2 * MOST)
+
+
+def test_cures_that_can_be_switched_share_a_run(simulated: Simulated) -> None:
+    simulated.factors = {"tf32": 0.5, "gc": 0.9}
+    outcome = gputrace.try_cures(["x"], "tf32,graphs,gc,cudnn-benchmark=on,cudnn-benchmark=off")
+    assert simulated.made == [
+        "as it is",
+        "tf32+gc+cudnn-benchmark=on",
+        "graphs",
+        "cudnn-benchmark=off",
+        "tf32+gc",
+    ]
+    assert [row.verdict for row in outcome.rows[:3]] == ["faster", "no difference", "faster"]
+    assert outcome.best == "tf32+gc"
+
+
+def test_a_cure_that_ends_a_run_leaves_the_others_of_that_run_their_answers(
+    simulated: Simulated,
+) -> None:
+    simulated.factors = {"gc": 0.9}
+    simulated.failing = {"fused": "exit code 1: RuntimeError: planted"}
+    outcome = gputrace.try_cures(["x"], "fused,gc")
+    assert [row.verdict for row in outcome.rows] == ["failed", "faster"]
+    assert simulated.made == ["as it is", "fused+gc", "fused", "gc"]
 
 
 def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(

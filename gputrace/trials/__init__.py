@@ -29,6 +29,7 @@ from gputrace.trials import ledger
 from gputrace.trials.cures import (
     Candidate,
     Prediction,
+    Value,
     combine,
     cures_for,
     predict,
@@ -36,7 +37,7 @@ from gputrace.trials.cures import (
 )
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.runs import FAILURE, Change, Measured, Program, call_command, why_idle
+from gputrace.trials.runs import FAILURE, Change, Measured, Program, Turns, call_command, why_idle
 from gputrace.units import parse_duration
 
 __all__ = ["Outcome", "Request", "try_cures", "try_out"]
@@ -48,11 +49,9 @@ _STEPS: Final = (20, 200)
 _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
 """Steps of warm-up beyond those whose batches were ready before the first one."""
-_STRETCH_NS: Final = 250_000_000
-_STRETCH: Final = (5, 50)
-"""Fewest and most steps of a stretch within a run."""
-_PAIRS: Final = 11
-"""Pairs of stretches in a run."""
+_TURN_NS: Final = 400_000_000
+_TURN: Final = (5, 80)
+"""Fewest and most steps of a turn within a run."""
 _ALONE: Final = 0.7
 """Part of the budget for cures by themselves; the rest is for the best together."""
 
@@ -62,6 +61,8 @@ LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
 """Rounds after which it is decided whether that was enough. To look more often would make chance
 decide more often; the interval must hold at all of them together."""
 FEWEST: Final = LOOKS[0]
+_WITHIN: Final = LOOKS[4:]
+"""Rounds of turns within a run: as many as take the time that the program takes to start."""
 MOST: Final = LOOKS[-1]
 _TRIMMED: Final = 0.1
 """Part of the rounds left out at each end of the ratios."""
@@ -155,6 +156,8 @@ class _Row:
     prediction: Prediction | None
     within: bool = field(init=False)
     """True if its cures are switched off and on within runs."""
+    apart: bool = field(init=False)
+    """True if no others are switched in those runs."""
     bare: list[float] = field(default_factory=list)
     cured: list[float] = field(default_factory=list)
     losses: list[tuple[float, ...]] = field(default_factory=list)
@@ -178,13 +181,15 @@ class _Row:
         return self.prediction.ratio if self.prediction else 1.0
 
     def __post_init__(self) -> None:
-        self.within = self.candidate.switched
+        self.within, self.apart = self.candidate.switched, self.candidate.alone
 
     def take(self, run: Measured, turns: Sequence[tuple[float, float]]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
         self.bare += [bare for bare, _ in turns]
         self.cured += [cured for _, cured in turns]
-        self.changes, self.seconds = run.changes, run.seconds
+        ids = {setting.cure.id for setting in self.candidate.settings}
+        self.changes = tuple(change for change in run.changes if change.cure in ids)
+        self.seconds = run.seconds
         if not run.turns:
             self.losses.append(run.losses)
         why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
@@ -334,14 +339,14 @@ class _Trial:
         label: str,
         record: Path | None = None,
         steps: int = 0,
-        stretch: int = 0,
+        turns: Turns | None = None,
     ) -> Measured:
         """Make a run; raises InputError where the program as it is fails."""
         self._progress(label, self._spent(), self._request.budget_s)
         self._runs += 1
         try:
             steps = steps or self._steps
-            return self._program.run(candidate, self._warmup, steps, record, stretch)
+            return self._program.run(candidate, self._warmup, steps, record, turns)
         except Failed as error:
             if candidate.settings:
                 raise
@@ -383,7 +388,7 @@ class _Trial:
     def _take_turns(self, rows: Sequence[_Row], until_s: float) -> None:
         """Run rounds of what is not decided, until the budget is spent.
 
-        A round is the program as it is and with each cure; or a run within which a cure is off and
+        A round is the program as it is and with each cure; or a run within which cures are off and
         on by turns. The very first one begins with the cures that are foretold to bring most, and
         has as many as the budget can pay an answer for; those that were faster so far have theirs
         first.
@@ -391,9 +396,8 @@ class _Trial:
         while active := self._affordable([row for row in rows if not row.over], until_s):
             begun = any(row.cured for row in self._rows)
             try:
-                for row in active:
-                    if row.within:
-                        self._switch(row)
+                for rows_of_run in _sharing([row for row in active if row.within]):
+                    self._switch(rows_of_run)
                 whole = [row for row in active if not row.within]
                 if whole:
                     self._round([None, *whole], len(self._bare))
@@ -420,29 +424,50 @@ class _Trial:
             # One run of the program as it is serves all cures of a round.
             more_s = 0.0 if row.within else max(rounds * last - bare_s, 0.0)
             needed = rounds * (row.seconds or last) + more_s
+            if row.within and not row.apart and any(e.within and not e.apart for e in chosen):
+                needed = _WITHIN[0] * self._turn * self._pilot.step_ns / 1e9
             if needed <= left or not (begun or chosen):
                 chosen.append(row)
                 left, bare_s = left - needed, bare_s + more_s
         return chosen
 
-    def _switch(self, row: _Row) -> None:
-        """Make a run in which a cure is off and on by turns.
+    @property
+    def _turn(self) -> int:
+        """Return the steps of a turn within a run."""
+        assert self._pilot is not None
+        least, most = _TURN
+        return 1 + min(max(round(_TURN_NS / self._pilot.step_ns), least), most)
 
-        What differs from run to run, and what changes slowly, is the same for both then.
+    def _switch(self, rows: Sequence[_Row]) -> None:
+        """Make a run in which cures are off and on by turns.
+
+        What differs from run to run, and what changes slowly, is the same for all then.
         """
         assert self._pilot is not None
-        least, most = _STRETCH
-        stretch = 1 + min(max(round(_STRETCH_NS / self._pilot.step_ns), least), most)
+        turns = Turns(tuple(row.candidate for row in rows), self._turn)
+        steps = (len(rows) + 1) * turns.stretch
+        start_ns = self._pilot.seconds * 1e9 - self._pilot.steps * self._pilot.step_ns
+        rounds = next((n for n in _WITHIN if n * steps * self._pilot.step_ns > start_ns), MOST)
+        settings = dict.fromkeys(setting for row in rows for setting in row.candidate.settings)
+        label = f"{', '.join(str(row.candidate) for row in rows)} by turns"
         try:
-            steps, label = 2 * _PAIRS * stretch, f"{row.candidate} by turns"
-            run = self._go(row.candidate, label, None, steps, stretch)
+            run = self._go(Candidate(tuple(settings)), label, None, rounds * steps, turns)
         except Failed as error:
-            row.fail(error)
+            if len(rows) == 1:
+                rows[0].fail(error)
+            for row in rows if len(rows) > 1 else ():
+                # Which of them it was, runs of their own show.
+                row.apart = True
+                self._switch([row])
             return
-        # A program of few steps is run as a whole.
-        row.within = len(run.turns) >= FEWEST
-        if row.within:
-            row.take(run, run.turns)
+        for row, pairs in zip(rows, run.turns, strict=True):
+            if len(pairs) >= FEWEST:
+                row.take(run, pairs)
+            elif len(rows) > 1:
+                row.apart = True
+            else:
+                # A program of few steps is run as a whole.
+                row.within = False
 
     def _round(self, turns: Sequence[_Row | None], number: int) -> None:
         bare: Measured | None = None
@@ -518,8 +543,9 @@ class _Trial:
 
     def _what_was_left(self, rows: Sequence[_Row]) -> str:
         """Say what it would take to go on, to the next look at the rounds."""
-        bare = self._bare[-1].seconds if self._bare else 0.0
-        each = bare + sum(row.seconds for row in rows)
+        last = self._bare[-1] if self._bare else self._pilot
+        start_s = last.seconds if last else 0.0
+        each = start_s + sum(row.seconds or start_s for row in rows)
         rounds = min(len(row.cured) for row in rows)
         more = next((look for look in LOOKS if look > rounds), MOST) - rounds
         minutes = math.ceil((self._spent() + each * more) / 60 / (1 if len(rows) == 1 else _ALONE))
@@ -557,6 +583,22 @@ class _Trial:
             numerics=row.candidate.numerics,
             loss_differs=losses_differ(bare, row.losses),
         )
+
+
+def _sharing(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """Return the rows of each run: those that may be switched in the same, in their order."""
+    runs: list[tuple[dict[str, Value], list[_Row]]] = []
+    for row in rows:
+        values = {setting.cure.id: setting.value for setting in row.candidate.settings}
+        for known, shared in runs:
+            same = all(known.get(id, value) == value for id, value in values.items())
+            if same and not (row.apart or shared[0].apart):
+                known |= values
+                shared.append(row)
+                break
+        else:
+            runs.append((values, [row]))
+    return [shared for _, shared in runs]
 
 
 def _buffered(candidate: Candidate) -> int:

@@ -98,8 +98,39 @@ class Measured:
     seconds: float
     ended: bool
     """True if the program ended by itself after its last step, without a signal of ours."""
-    turns: tuple[tuple[float, float], ...] = ()
-    """Mean step without the cures and with them, in nanoseconds, of stretches within the run."""
+    turns: tuple[tuple[tuple[float, float], ...], ...] = ()
+    """Mean step of stretches without and with the cures of each turn, in nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Cures that hooks switch off and on by turns in a run, in the order of their `_turn_at`."""
+
+    each: tuple[Candidate, ...]
+    stretch: int
+    """Steps of a turn; the first of them is passed over."""
+
+    @property
+    def ids(self) -> list[list[str]]:
+        """Return the turns as the hooks take them."""
+        return [[setting.cure.id for setting in each.settings] for each in self.each]
+
+    def measured(
+        self, left: Sequence[_Left], warmup: int
+    ) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """Return the mean steps without and with each, of the slowest rank, a pair a round."""
+        known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup]
+        count, stretch = len(self.each) + 1, self.stretch
+        whole = min(((len(ends) - 1) // stretch for ends in known), default=0)
+        means = [
+            max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
+            for at in range(0, whole * stretch, stretch)
+        ]
+        rounds = [
+            means[at : at + count][:: 1 if at // count % 2 == 0 else -1]
+            for at in range(0, whole - count + 1, count)
+        ]
+        return tuple(tuple((each[0], each[at]) for each in rounds) for at in range(1, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +150,7 @@ class Program:
         warmup: int,
         steps: int,
         record: Path | None = None,
-        stretch: int = 0,
+        turns: Turns | None = None,
     ) -> Measured:
         """Run it to the end of its last step to measure.
 
@@ -128,7 +159,7 @@ class Program:
             warmup: steps to pass first.
             steps: steps to measure.
             record: trace to write, by `gputrace record`.
-            stretch: steps after which the cures are switched off and on; 0 to leave them on.
+            turns: cures that are on by turns with the program as it is; None to leave all on.
 
         Raises Failed where it fails, or measures no steps.
         """
@@ -138,14 +169,15 @@ class Program:
             asked = {
                 "warmup": warmup,
                 "steps": steps,
-                "stretch": stretch,
+                "turns": turns.ids if turns else [],
+                "stretch": turns.stretch if turns else 0,
                 "folder": str(folder),
                 "recorded": record is not None,
                 "keep": self.keep_trackers,
             }
             code = self._go(folder, candidate, asked, record)
             run = self._read(folder, code, warmup, monotonic() - began)
-            return replace(run, turns=_turns(_left_in(folder), warmup, stretch)) if stretch else run
+            return replace(run, turns=turns.measured(_left_in(folder), warmup)) if turns else run
 
     def _go(
         self, folder: Path, candidate: Candidate, asked: Mapping[str, Any], record: Path | None
@@ -375,22 +407,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _mean(left: _Left, warmup: int) -> float:
     return (left.ends[-1] - left.ends[warmup - 1]) / (len(left.ends) - warmup)
-
-
-def _turns(left: Sequence[_Left], warmup: int, stretch: int) -> tuple[tuple[float, float], ...]:
-    """Return the mean steps of stretches without and with the cures, of the slowest rank of each.
-
-    The first step of a stretch is passed over. Of each four stretches the hooks have the cures on
-    in the second and the third.
-    """
-    known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup + stretch]
-    whole = min((len(ends) - 1) // stretch for ends in known) if known else 0
-    means = [
-        max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
-        for at in range(0, whole * stretch, stretch)
-    ]
-    pairs = zip(means[::2], means[1::2], strict=False)
-    return tuple(pair if at % 2 == 0 else pair[::-1] for at, pair in enumerate(pairs))
 
 
 def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:
