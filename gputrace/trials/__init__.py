@@ -13,7 +13,8 @@ import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -61,8 +62,6 @@ LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
 """Rounds after which it is decided whether that was enough. To look more often would make chance
 decide more often; the interval must hold at all of them together."""
 FEWEST: Final = LOOKS[0]
-_WITHIN: Final = LOOKS[4:]
-"""Rounds of turns within a run: as many as take the time that the program takes to start."""
 MOST: Final = LOOKS[-1]
 _TRIMMED: Final = 0.1
 """Part of the rounds left out at each end of the ratios."""
@@ -185,8 +184,8 @@ class _Row:
 
     def take(self, run: Measured, turns: Sequence[tuple[float, float]]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
-        self.bare += [bare for bare, _ in turns]
-        self.cured += [cured for _, cured in turns]
+        self.bare = [*self.bare, *(bare for bare, _ in turns)]
+        self.cured = [*self.cured, *(cured for _, cured in turns)]
         ids = {setting.cure.id for setting in self.candidate.settings}
         self.changes = tuple(change for change in run.changes if change.cure in ids)
         self.seconds = run.seconds
@@ -198,13 +197,14 @@ class _Row:
             failed = any(reason.startswith(FAILURE) for reason in reasons)
             self._end(Verdict.FAILED if failed else Verdict.NOTHING, why)
             return
-        # Stretches come several at a time; to look at other numbers of them would be one more look.
+        # Turns come several at a time; to look at other numbers of them would be one more look.
         count = len(self.cured)
-        if run.turns:
-            count = max((look for look in LOOKS if look <= count), default=0)
-        self.ratio = compare(self.bare[:count], self.cured[:count])
-        if self.ratio is not None:
-            self.verdict, self.over = self.ratio.verdict, self.ratio.enough
+        for number in [look for look in LOOKS if look <= count] if run.turns else [count]:
+            self.ratio = compare(self.bare[:number], self.cured[:number])
+            if self.ratio is not None:
+                self.verdict, self.over = self.ratio.verdict, self.ratio.enough
+            if self.over:
+                return
 
     def fail(self, error: Failed) -> None:
         self._end(Verdict.FAILED, str(error))
@@ -340,13 +340,14 @@ class _Trial:
         record: Path | None = None,
         steps: int = 0,
         turns: Turns | None = None,
+        enough: Callable[[Measured], bool] = lambda _: False,
     ) -> Measured:
         """Make a run; raises InputError where the program as it is fails."""
         self._progress(label, self._spent(), self._request.budget_s)
         self._runs += 1
         try:
             steps = steps or self._steps
-            return self._program.run(candidate, self._warmup, steps, record, turns)
+            return self._program.run(candidate, self._warmup, steps, record, turns, enough)
         except Failed as error:
             if candidate.settings:
                 raise
@@ -397,7 +398,7 @@ class _Trial:
             begun = any(row.cured for row in self._rows)
             try:
                 for rows_of_run in _sharing([row for row in active if row.within]):
-                    self._switch(rows_of_run)
+                    self._switch(rows_of_run, until_s)
                 whole = [row for row in active if not row.within]
                 if whole:
                     self._round([None, *whole], len(self._bare))
@@ -425,7 +426,7 @@ class _Trial:
             more_s = 0.0 if row.within else max(rounds * last - bare_s, 0.0)
             needed = rounds * (row.seconds or last) + more_s
             if row.within and not row.apart and any(e.within and not e.apart for e in chosen):
-                needed = _WITHIN[0] * self._turn * self._pilot.step_ns / 1e9
+                needed = FEWEST * self._turn * self._pilot.step_ns / 1e9
             if needed <= left or not (begun or chosen):
                 chosen.append(row)
                 left, bare_s = left - needed, bare_s + more_s
@@ -438,27 +439,24 @@ class _Trial:
         least, most = _TURN
         return 1 + min(max(round(_TURN_NS / self._pilot.step_ns), least), most)
 
-    def _switch(self, rows: Sequence[_Row]) -> None:
-        """Make a run in which cures are off and on by turns.
+    def _switch(self, rows: Sequence[_Row], until_s: float) -> None:
+        """Make a run in which cures are off and on by turns, until all are decided.
 
         What differs from run to run, and what changes slowly, is the same for all then.
         """
         assert self._pilot is not None
         turns = Turns(tuple(row.candidate for row in rows), self._turn)
-        steps = (len(rows) + 1) * turns.stretch
-        start_ns = self._pilot.seconds * 1e9 - self._pilot.steps * self._pilot.step_ns
-        rounds = next((n for n in _WITHIN if n * steps * self._pilot.step_ns > start_ns), MOST)
+        steps = MOST * (len(rows) + 1) * turns.stretch
         settings = dict.fromkeys(setting for row in rows for setting in row.candidate.settings)
         label = f"{', '.join(str(row.candidate) for row in rows)} by turns"
+
+        def enough(run: Measured) -> bool:
+            return self._spent() >= until_s or all(_over(rows, run))
+
         try:
-            run = self._go(Candidate(tuple(settings)), label, None, rounds * steps, turns)
+            run = self._go(Candidate(tuple(settings)), label, None, steps, turns, enough)
         except Failed as error:
-            if len(rows) == 1:
-                rows[0].fail(error)
-            for row in rows if len(rows) > 1 else ():
-                # Which of them it was, runs of their own show.
-                row.apart = True
-                self._switch([row])
+            self._switch_apart(rows, until_s, error)
             return
         for row, pairs in zip(rows, run.turns, strict=True):
             if len(pairs) >= FEWEST:
@@ -468,6 +466,15 @@ class _Trial:
             else:
                 # A program of few steps is run as a whole.
                 row.within = False
+
+    def _switch_apart(self, rows: Sequence[_Row], until_s: float, error: Failed) -> None:
+        """Have runs of their own show which cure it is with which the program fails."""
+        if len(rows) == 1:
+            rows[0].fail(error)
+            return
+        for row in rows:
+            row.apart = True
+            self._switch([row], until_s)
 
     def _round(self, turns: Sequence[_Row | None], number: int) -> None:
         bare: Measured | None = None
@@ -583,6 +590,14 @@ class _Trial:
             numerics=row.candidate.numerics,
             loss_differs=losses_differ(bare, row.losses),
         )
+
+
+def _over(rows: Sequence[_Row], run: Measured) -> Iterator[bool]:
+    """Yield for each row whether it would be decided by the turns of a run."""
+    for row, pairs in zip(rows, run.turns, strict=True):
+        later = copy(row)
+        later.take(run, pairs)
+        yield later.over
 
 
 def _sharing(rows: Sequence[_Row]) -> list[list[_Row]]:

@@ -151,6 +151,7 @@ class Program:
         steps: int,
         record: Path | None = None,
         turns: Turns | None = None,
+        enough: Callable[[Measured], bool] = lambda _: False,
     ) -> Measured:
         """Run it to the end of its last step to measure.
 
@@ -160,6 +161,7 @@ class Program:
             steps: steps to measure.
             record: trace to write, by `gputrace record`.
             turns: cures that are on by turns with the program as it is; None to leave all on.
+            enough: asked after each round of turns, with what is measured so far; true to end.
 
         Raises Failed where it fails, or measures no steps.
         """
@@ -175,12 +177,32 @@ class Program:
                 "recorded": record is not None,
                 "keep": self.keep_trackers,
             }
-            code = self._go(folder, candidate, asked, record)
-            run = self._read(folder, code, warmup, monotonic() - began)
-            return replace(run, turns=turns.measured(_left_in(folder), warmup)) if turns else run
+
+            def read(code: int | None, kind: str = "try") -> Measured:
+                run = self._read(folder, code, warmup, monotonic() - began, kind)
+                of_turns = turns.measured(_left_in(folder, kind), warmup) if turns else ()
+                return replace(run, turns=of_turns)
+
+            seen: list[int] = []
+
+            def look() -> None:
+                with suppress(Failed, OSError):
+                    changed = [path.stat().st_mtime_ns for path in folder.glob("*.turns")]
+                    if changed != seen:
+                        seen[:] = changed
+                        if enough(read(None, "turns")):
+                            (folder / "enough").touch()
+
+            code = self._go(folder, candidate, asked, record, look if turns else None)
+            return read(code)
 
     def _go(
-        self, folder: Path, candidate: Candidate, asked: Mapping[str, Any], record: Path | None
+        self,
+        folder: Path,
+        candidate: Candidate,
+        asked: Mapping[str, Any],
+        record: Path | None,
+        look: Callable[[], None] | None,
     ) -> int | None:
         """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
         command = list(self.command)
@@ -210,7 +232,7 @@ class Program:
                     cwd=where,
                     start_new_session=True,
                 )
-            return self._wait(process, folder, record is not None)
+            return self._wait(process, folder, record is not None, look)
         except OSError as error:
             raise Failed(f"{self.command[0]}: {error.strerror}") from None
         finally:
@@ -224,13 +246,21 @@ class Program:
             changed |= {name: text.format(folder=folder) for name, text in TRACKERS.items()}
         return changed | _variables(candidate, folder, asked)
 
-    def _wait(self, process: subprocess.Popen[bytes], folder: Path, recorded: bool) -> int | None:
-        """Wait for the end; a program that goes on after its steps is ended."""
+    def _wait(
+        self,
+        process: subprocess.Popen[bytes],
+        folder: Path,
+        recorded: bool,
+        look: Callable[[], None] | None,
+    ) -> int | None:
+        """Wait for the end, and look meanwhile; a program that goes on after its steps is ended."""
         deadline, stops = monotonic() + self.timeout_s, float("inf")
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     return process.wait(_LOOK_S)
+                if look is not None:
+                    look()
                 now = monotonic()
                 # A recorder makes its trace when its program has ended.
                 if not recorded and stops == float("inf") and any(folder.glob("*.try")):
@@ -244,8 +274,10 @@ class Program:
             _end(process)
             raise
 
-    def _read(self, folder: Path, code: int | None, warmup: int, seconds: float) -> Measured:
-        left = _left_in(folder)
+    def _read(
+        self, folder: Path, code: int | None, warmup: int, seconds: float, kind: str
+    ) -> Measured:
+        left = _left_in(folder, kind)
         measured = [each for each in left if len(each.ends) >= warmup + _FEWEST_STEPS]
         if code and not any(each.stopped for each in left):
             shown = code if code >= 0 else 128 - code
@@ -386,10 +418,10 @@ def why_idle(candidate: Candidate, changed: Collection[str], reasons: Mapping[st
     )
 
 
-def _left_in(folder: Path) -> list[_Left]:
-    """Return what the hooks of all processes left in a folder."""
+def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
+    """Return what the hooks of all processes left in a folder, at their ends or after a round."""
     left = []
-    for path in sorted(folder.glob("*.try")):
+    for path in sorted(folder.glob(f"*.{kind}")):
         with suppress(msgspec.MsgspecError):
             left.append(msgspec.json.decode(path.read_bytes(), type=_Left))
     return left

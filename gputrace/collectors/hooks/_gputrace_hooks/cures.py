@@ -12,7 +12,8 @@ hooks     files of plugins by id: Python that defines ``patches(value)``, functi
 recorded  true under ``gputrace record``, which needs its hooks
 keep      true to leave the folders of TensorBoard as they are
 
-What it leaves, in ``HOST.PID.try``, is JSON: see `_Trial.write`.
+What it leaves, in ``HOST.PID.try``, is JSON: see `_Trial.write`. After each round of turns it
+leaves the same without losses in ``HOST.PID.turns``, and ends where a file ``enough`` is there.
 """
 
 import atexit
@@ -83,20 +84,20 @@ class _Trial:
         self.reasons: dict[str, str] = {}
         self.stops = self.buffered = 0
 
-    def write(self) -> None:
+    def write(self, kind: str = "try") -> None:
         """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, whether it was
         ``stopped``, the ``changes``, ``reasons`` for which cures change nothing where they do not,
         and how many batches loaders may have had ready before the first step (``buffered``).
         """
         host = os.uname().nodename
-        path = os.path.join(asked["folder"], f"{host}.{self.pid}.try")
+        path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
         content = {
             "pid": self.pid,
             "host": host,
             "rank": _number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
             "world_size": _number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
             "ends": self.ends,
-            "losses": [_value(loss) for loss in self.losses],
+            "losses": [_value(loss) for loss in self.losses if kind == "try"],
             "stopped": bool(self.stops),
             "changes": self.changes,
             "reasons": self.reasons,
@@ -226,6 +227,10 @@ def _step_ended(rank: int, end: int) -> None:
         trial.ends[-1] = time_ns()
     if stretch and (past < 0 or past % stretch == 0):
         _switch_cures(set(_turn_at(past, stretch)))
+    if stretch and past > 0 and past % (stretch * (len(asked["turns"]) + 1)) == 0:
+        trial.write("turns")
+        if os.path.exists(os.path.join(asked["folder"], "enough")):
+            _stop(trial)
 
 
 def _turn_at(past: int, stretch: int) -> "list[str]":
