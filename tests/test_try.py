@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from errno import ENOSPC
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -25,7 +26,16 @@ from gputrace.cli import run as run_command
 from gputrace.collectors.session import HOOKS
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
-from gputrace.trials import ALIKE, MOST, Verdict, compare, ledger, losses_differ, order
+from gputrace.trials import (
+    ALIKE,
+    MOST,
+    Verdict,
+    compare,
+    ledger,
+    losses_differ,
+    order,
+    turn_losses_differ,
+)
 from gputrace.trials.cures import (
     CURES,
     Candidate,
@@ -37,7 +47,7 @@ from gputrace.trials.cures import (
     read_candidates,
 )
 from gputrace.trials.patch import apply, make_patch
-from gputrace.trials.runs import Change, Measured, Turns
+from gputrace.trials.runs import Change, Measured, Turn, Turns
 from gputrace.trials.runs import Program as ProgramToTry
 from tests import command
 from tests.command import Ran, assert_refused
@@ -218,8 +228,11 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(
         saved = {"gc": 3, "bf16": 6}
         step = 10 - sum(saved[cure] for cure in hooks._turn_at(past // 5 * 5, 5))
         ends.append(ends[-1] + step + 100 * (past % 5 == 0))
-    left: Any = SimpleNamespace(ends=ends)
-    assert turns.measured([left], 6) == (((10, 7),) * 4, ((10, 4),) * 4, ((10, 1),) * 4)
+    losses = [float(later - sooner) for sooner, later in pairwise(ends)]
+    left: Any = SimpleNamespace(ends=ends, losses=[None, *losses], rank=0)
+    assert turns.measured([left], 6) == tuple(
+        (Turn(10, with_cure, (10, with_cure)),) * 4 for with_cure in (7, 4, 1)
+    )
 
 
 def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
@@ -591,12 +604,12 @@ class Simulated:
                 break
         return run
 
-    def turns(self, turns: Turns, steps: int) -> tuple[tuple[tuple[float, float], ...], ...]:
+    def turns(self, turns: Turns, steps: int) -> tuple[tuple[Turn, ...], ...]:
         """Stretches without and with each cure; their noise is a tenth of that between runs."""
         rounds = steps // ((len(turns.each) + 1) * turns.stretch)
         return tuple(
             tuple(
-                (1e7 * float(np.exp(bare)), 1e7 * factor * float(np.exp(cured)))
+                Turn(1e7 * float(np.exp(bare)), 1e7 * factor * float(np.exp(cured)))
                 for bare, cured in self.random.normal(0, self.noise / 10, (rounds, 2))
             )
             for candidate in turns.each
@@ -926,6 +939,23 @@ def test_a_loss_that_leaves_its_scatter_is_flagged(
     cured: Sequence[Sequence[float]], differs: bool | None
 ) -> None:
     assert losses_differ([falling(1.0, seed) for seed in range(3)], cured) is differs
+
+
+@pytest.mark.parametrize(
+    ("pairs", "differs"),
+    [
+        ([(1.00, 1.001), (0.9, 0.9), (0.8, 0.8)], False),
+        ([(1.0, 0.9), (0.9, 1.0), (0.8, 0.7), (0.7, 0.8)], False),
+        ([(1.00, 1.30), (0.9, 1.2), (0.8, 1.11)], True),
+        ([(1.0, 1.0), (0.9, float("nan")), (0.8, 0.8)], True),
+        ([(1.0, 1.0), (float("nan"), 1.0), (0.8, 0.8)], None),
+        ([(1.0, 2.0)] * 2, None),
+    ],
+)
+def test_a_loss_that_differs_by_turns_is_flagged(
+    pairs: Sequence[tuple[float, float]], differs: bool | None
+) -> None:
+    assert turn_losses_differ(pairs) is differs
 
 
 # ---- cures ----

@@ -45,6 +45,12 @@ class _WithProgram(click.Command):
     help="Take the verdict and the predictions from this trace; record nothing.",
 )
 @click.option(
+    "--keep-recording",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRACE",
+    help="Keep the recording that the verdict and the predictions come from.",
+)
+@click.option(
     "--workdir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Give each run a copy of this folder to work in.",
@@ -76,7 +82,7 @@ def command(
     """Apply cures to COMMAND, and measure what each brings.
 
     CURES are separated by commas; those joined by + are tried together: workers=8,pinned+fused.
-    Without any, COMMAND is recorded once, and the cures of its findings are tried. Each run is
+    COMMAND is recorded once; without any, the cures of its findings are tried. Each run is
     stopped after some steps; nothing of the program is changed, unless --apply is given.
 
     The exit code is 1 where nothing that was tried makes it faster.
@@ -128,6 +134,7 @@ def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any])
         given["workdir"],
         given["keep_trackers"],
         given["ledger"],
+        given["keep_recording"],
     )
 
 

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.compare.runs import student
-from gputrace.errors import InputError, UsageError
+from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
 from gputrace.trials import ledger
@@ -38,7 +38,16 @@ from gputrace.trials.cures import (
 )
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.runs import FAILURE, Change, Measured, Program, Turns, call_command, why_idle
+from gputrace.trials.runs import (
+    FAILURE,
+    Change,
+    Measured,
+    Program,
+    Turn,
+    Turns,
+    call_command,
+    why_idle,
+)
 from gputrace.units import parse_duration
 
 __all__ = ["Outcome", "Request", "try_cures", "try_out"]
@@ -112,7 +121,7 @@ class Request:
     candidates: tuple[Candidate, ...] | None = None
     """Cures to try; None for those that a recording asks for."""
     recording: Path | None = None
-    """Trace whose findings and predictions count; None to record the program where needed."""
+    """Trace whose findings and predictions count; None to record the program."""
     budget_s: float = 600.0
     warmup: int | None = None
     steps: int | None = None
@@ -121,6 +130,8 @@ class Request:
     keep_trackers: bool = False
     ledger: Path | None = None
     """File to keep the answers in; None for that of the user, which need not be writable."""
+    keep_recording: Path | None = None
+    """File for the recording of the first run; None to remove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +171,9 @@ class _Row:
     bare: list[float] = field(default_factory=list)
     cured: list[float] = field(default_factory=list)
     losses: list[tuple[float, ...]] = field(default_factory=list)
+    """Losses of each run with the cures."""
+    turn_losses: list[tuple[float, float]] = field(default_factory=list)
+    """Mean losses without the cures and with them, of the rounds of turns."""
     changes: tuple[Change, ...] = ()
     seconds: float = 0.0
     why: str = ""
@@ -182,15 +196,16 @@ class _Row:
     def __post_init__(self) -> None:
         self.within, self.apart = self.candidate.switched, self.candidate.alone
 
-    def take(self, run: Measured, turns: Sequence[tuple[float, float]]) -> None:
+    def take(self, run: Measured, turns: Sequence[Turn]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
-        self.bare = [*self.bare, *(bare for bare, _ in turns)]
-        self.cured = [*self.cured, *(cured for _, cured in turns)]
+        self.bare = [*self.bare, *(turn.bare_ns for turn in turns)]
+        self.cured = [*self.cured, *(turn.cured_ns for turn in turns)]
         ids = {setting.cure.id for setting in self.candidate.settings}
         self.changes = tuple(change for change in run.changes if change.cure in ids)
         self.seconds = run.seconds
         if not run.turns:
             self.losses.append(run.losses)
+        self.turn_losses = [*self.turn_losses, *(turn.losses for turn in turns if turn.losses)]
         why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
         if why:
             reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
@@ -319,18 +334,24 @@ class _Trial:
         return self._outcome(analysis, interrupted)
 
     def _begin(self) -> Analysis | None:
-        """Run the program once, recorded where nothing else says what to try.
+        """Run the program once, recorded where no trace was given, for the predictions.
 
         That run measures nothing: it pays for files and compilations that later ones have ready.
         """
         request, candidate = self._request, Candidate()
-        if request.candidates is None and request.recording is None:
+        if request.recording is None:
             with tempfile.TemporaryDirectory(prefix="gputrace-try-") as folder:
-                trace = Path(folder) / "first.sqlite"
-                self._pilot = self._go(candidate, "recording", trace)
-                return _analyze(trace)
+                trace = request.keep_recording or Path(folder) / "first.sqlite"
+                try:
+                    self._pilot = self._go(candidate, "recording", trace)
+                    return _analyze(trace)
+                except GputraceError:
+                    # Cures that were named need no recording.
+                    if request.candidates is None or request.keep_recording is not None:
+                        raise
         analysis = None if request.recording is None else _analyze(request.recording)
-        self._pilot = self._go(candidate, "first run")
+        if self._pilot is None:
+            self._pilot = self._go(candidate, "first run")
         return analysis
 
     def _go(
@@ -496,7 +517,7 @@ class _Trial:
                 row.fail(error)
         assert bare is not None
         for row, run in cured:
-            row.take(run, [(bare.step_ns, run.step_ns)])
+            row.take(run, [Turn(bare.step_ns, run.step_ns)])
 
     def _winners(self) -> list[_Row]:
         """Return the rows that are faster and may be in the best set, the fastest first."""
@@ -588,7 +609,11 @@ class _Trial:
             predicted_low=prediction.low if prediction else None,
             predicted_high=prediction.high if prediction else None,
             numerics=row.candidate.numerics,
-            loss_differs=losses_differ(bare, row.losses),
+            loss_differs=(
+                turn_losses_differ(row.turn_losses)
+                if row.turn_losses
+                else losses_differ(bare, row.losses)
+            ),
         )
 
 
@@ -701,3 +726,23 @@ def losses_differ(bare: Sequence[Sequence[float]], cured: Sequence[Sequence[floa
     runs = [float(side.var(ddof=1)) / len(side) if len(side) > 1 else 0.0 for side in means]
     error = math.sqrt(sum(map(max, batches, runs)))
     return difference > error * student(len(LOOKS), count // 2)
+
+
+def turn_losses_differ(pairs: Sequence[tuple[float, float]]) -> bool | None:
+    """Return whether losses with a cure differ from those of the same rounds beyond their scatter.
+
+    Args:
+        pairs: mean losses without the cure and with it, in each round of a run.
+
+    None for fewer rounds than `FEWEST`, or where the program's own losses are not finite.
+    """
+    bare, cured = np.asarray(pairs, float).T
+    if len(pairs) < FEWEST or not np.isfinite(bare).all():
+        return None
+    if not np.isfinite(cured).all():
+        return True
+    differences = cured - bare
+    error = float(differences.std(ddof=1)) / math.sqrt(len(pairs))
+    least = _MOST_LOSS * abs(float(bare.mean()))
+    sure = error * student(len(LOOKS), len(pairs) - 1)
+    return abs(float(differences.mean())) > max(least, sure)

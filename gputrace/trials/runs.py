@@ -77,6 +77,16 @@ class _Left(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Mean step of the program as it is, and with a cure, in the same round."""
+
+    bare_ns: float
+    cured_ns: float
+    losses: tuple[float, float] | tuple[()] = ()
+    """Mean losses of the two, of the first rank; empty where the hooks saw none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """One run: the slowest rank's mean step, and what else the processes said."""
 
@@ -98,8 +108,8 @@ class Measured:
     seconds: float
     ended: bool
     """True if the program ended by itself after its last step, without a signal of ours."""
-    turns: tuple[tuple[tuple[float, float], ...], ...] = ()
-    """Mean step of stretches without and with the cures of each turn, in nanoseconds."""
+    turns: tuple[tuple[Turn, ...], ...] = ()
+    """Rounds of each of the cures that had turns within the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +125,8 @@ class Turns:
         """Return the turns as the hooks take them."""
         return [[setting.cure.id for setting in each.settings] for each in self.each]
 
-    def measured(
-        self, left: Sequence[_Left], warmup: int
-    ) -> tuple[tuple[tuple[float, float], ...], ...]:
-        """Return the mean steps without and with each, of the slowest rank, a pair a round."""
+    def measured(self, left: Sequence[_Left], warmup: int) -> tuple[tuple[Turn, ...], ...]:
+        """Return the rounds of each, by the slowest rank of a turn."""
         known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup]
         count, stretch = len(self.each) + 1, self.stretch
         whole = min(((len(ends) - 1) // stretch for ends in known), default=0)
@@ -126,11 +134,21 @@ class Turns:
             max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
             for at in range(0, whole * stretch, stretch)
         ]
+        first = min(left, key=lambda each: each.rank or 0, default=None)
+        losses = [
+            _mean_loss(first.losses[warmup + at + 1 : warmup + at + stretch] if first else [])
+            for at in range(0, whole * stretch, stretch)
+        ]
         rounds = [
-            means[at : at + count][:: 1 if at // count % 2 == 0 else -1]
+            list(range(at, at + count))[:: 1 if at // count % 2 == 0 else -1]
             for at in range(0, whole - count + 1, count)
         ]
-        return tuple(tuple((each[0], each[at]) for each in rounds) for at in range(1, count))
+
+        def turn(bare: int, cured: int) -> Turn:
+            seen = losses[bare], losses[cured]
+            return Turn(means[bare], means[cured], () if None in seen else seen)  # type: ignore[arg-type]
+
+        return tuple(tuple(turn(each[0], each[at]) for each in rounds) for at in range(1, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +457,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _mean(left: _Left, warmup: int) -> float:
     return (left.ends[-1] - left.ends[warmup - 1]) / (len(left.ends) - warmup)
+
+
+def _mean_loss(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:
