@@ -54,7 +54,9 @@ __all__ = ["Outcome", "Request", "try_cures", "try_out"]
 
 WARMUP: Final = 10
 _PILOT_STEPS: Final = 40
-_RUN_NS: Final = 2 * 10**9
+_RUN_NS: Final = (7 * 10**8, 3 * 10**9)
+"""Least and most time to measure in a run; between, as long as the program takes to start: to
+measure longer costs rounds, which make the answer sure, to measure shorter saves little."""
 _STEPS: Final = (20, 200)
 _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
@@ -404,8 +406,10 @@ class _Trial:
             ready = max([self._pilot.buffered, *map(_buffered, candidates)])
             self._warmup = max(WARMUP, ready + _BEYOND)
         if self._request.steps is None:
-            least, most = _STEPS
-            self._steps = min(max(round(_RUN_NS / self._pilot.step_ns), least), most)
+            (least, most), (shortest, longest), step_ns = _STEPS, _RUN_NS, self._pilot.step_ns
+            start_ns = 1e9 * self._pilot.seconds - self._pilot.steps * step_ns
+            steps = round(min(max(start_ns, shortest), longest) / step_ns)
+            self._steps = min(max(steps, least), most)
 
     def _take_turns(self, rows: Sequence[_Row], until_s: float) -> None:
         """Run rounds of what is not decided, until the budget is spent.

@@ -95,7 +95,9 @@ class _Trial:
             "pid": self.pid,
             "host": host,
             "rank": _number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
-            "world_size": _number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+            "world_size": _number(
+                "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"
+            ),
             "ends": self.ends,
             "losses": [_value(loss) for loss in self.losses if kind == "try"],
             "stopped": bool(self.stops),
@@ -811,7 +813,8 @@ class _Donating:
 
 def settings(torch: "Any") -> None:
     """Set torch's switches now, and again after the first step, should the program set them."""
-    for cure, change in (("non-blocking", _non_blocking), ("defer-item", _defer_item)):
+    changes = {"non-blocking": _non_blocking, "defer-item": _defer_item, "threads": _set_threads}
+    for cure, change in changes.items():
         if cure in cures:
             _guarded(cure, change, torch)
 
@@ -861,6 +864,12 @@ def _switch_settings(cure: str, on: bool) -> None:
     for of, holder, name, old, new in _set.values():
         if of == cure:
             setattr(holder, name, new if on else old)
+
+
+def _set_threads(torch: "Any") -> None:
+    """Set them again after the first step, should the program have said otherwise."""
+    threads = cures["threads"]
+    _between.append(lambda count: torch.set_num_threads(threads) if count == 1 else None)
 
 
 def _non_blocking(torch: "Any") -> None:
