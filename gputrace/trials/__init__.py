@@ -576,14 +576,20 @@ class _Trial:
     def _what_was_left(self, rows: Sequence[_Row]) -> str:
         """Say what it would take to go on, to the next look at the rounds."""
         last = self._bare[-1] if self._bare else self._pilot
-        start_s = last.seconds if last else 0.0
-        each = start_s + sum(row.seconds or start_s for row in rows)
-        rounds = min(len(row.cured) for row in rows)
-        more = next((look for look in LOOKS if look > rounds), MOST) - rounds
-        minutes = math.ceil((self._spent() + each * more) / 60 / (1 if len(rows) == 1 else _ALONE))
+        run_s = last.seconds if last else 0.0
+        runs = _sharing([row for row in rows if row.within])
+        within_s = sum(max(row.seconds or run_s for row in run) for run in runs)
+        whole = [row for row in rows if not row.within]
+        each, more, what = within_s, 1, "run of turns"
+        if whole:
+            each, what = run_s + sum(row.seconds or run_s for row in whole), "round"
+            rounds = min(len(row.cured) for row in whole)
+            more = next((look for look in LOOKS if look > rounds), MOST) - rounds
+        more_s = each * more + (within_s if whole else 0.0)
+        minutes = math.ceil((self._spent() + more_s) / 60 / (1 if len(rows) == 1 else _ALONE))
         names = ", ".join(str(row.candidate) for row in rows)
         return (
-            f"the budget ended before all was decided ({names}): a round takes {each:.0f} s; "
+            f"the budget ended before all was decided ({names}): a {what} takes {each:.0f} s; "
             f"--budget {minutes}min would give {more} more"
         )
 
