@@ -47,7 +47,7 @@ from gputrace.trials.cures import (
     read_candidates,
 )
 from gputrace.trials.patch import apply, make_patch
-from gputrace.trials.runs import Change, Measured, Turn, Turns
+from gputrace.trials.runs import Change, Measured, Spent, Turn, Turns
 from gputrace.trials.runs import Program as ProgramToTry
 from tests import command
 from tests.command import Ran, assert_refused
@@ -212,6 +212,13 @@ def test_a_run_ends_after_the_round_by_which_all_is_decided(real: Real) -> None:
     run = trial.run(gc, 2, 12 * 29, turns=Turns((gc,), 6), enough=lambda run: len(run.turns) == 1)
     assert run.ended
     assert 1 <= len(run.turns[0]) <= 2
+
+
+def test_a_run_is_ended_when_the_time_is_over(real: Real) -> None:
+    real.script.write_text("import time\ntime.sleep(600)\n")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    with pytest.raises(Spent):
+        trial.run(Candidate(), 2, 8, left_s=0.2)
 
 
 def test_turns_are_measured_in_the_order_in_which_they_are_switched(
@@ -567,6 +574,7 @@ class Simulated:
         record: Path | None = None,
         turns: Turns | None = None,
         enough: Callable[[Measured], bool] = lambda _: False,
+        left_s: float = 0.0,
     ) -> Measured:
         names = [str(setting) for setting in candidate.settings]
         self.made.append(str(candidate))
@@ -791,7 +799,9 @@ def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
     assert [(row.verdict, row.numerics) for row in outcome.rows] == [("faster", True)]
     assert outcome.best is None
     ran = gputrace_try(capsys, "--recording", recording, "--", "x")
-    assert "but for what changes numerics" in ran.out
+    assert ran.code == FASTER
+    assert "tf32: faster by 100% (" in ran.out
+    assert "but it changes numerics" in ran.out
     assert "gputrace try tf32" in " ".join(ran.out.split())
 
 
@@ -817,6 +827,15 @@ def test_cures_that_can_be_switched_share_a_run(simulated: Simulated) -> None:
     ]
     assert [row.verdict for row in outcome.rows[:3]] == ["faster", "no difference", "faster"]
     assert outcome.best == "tf32+gc"
+
+
+def test_a_cure_that_changes_nothing_costs_one_run(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated.factors, simulated.reasons = {"gc": 0}, {"gc": "it is so already"}
+    outcome = gputrace.try_cures(["x"], "gc")
+    assert [(row.verdict, row.rounds) for row in outcome.rows] == [("changes nothing", 1)]
+    assert simulated.made == ["as it is", "gc"]
 
 
 def test_a_cure_that_ends_a_run_leaves_the_others_of_that_run_their_answers(

@@ -113,7 +113,8 @@ def command(
     if outcome.interrupted:
         log("interrupted; what was known by then is shown")
         return ExitCode.INTERRUPTED
-    return ExitCode.DONE if outcome.best is not None else ExitCode.GATE_NOT_MET
+    faster = any(row.verdict == "faster" for row in outcome.rows)
+    return ExitCode.DONE if faster else ExitCode.GATE_NOT_MET
 
 
 def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any]) -> Request:
@@ -184,20 +185,26 @@ def _verdict(outcome: Outcome) -> str:
     if outcome.best is not None:
         best = next(row for row in reversed(outcome.rows) if row.cure == outcome.best)
         return f"{outcome.best}: {said(best)}"
-    if any(row.verdict == "faster" for row in outcome.rows):
-        return "Nothing that was tried is proven to be faster, but for what changes numerics."
+    fastest = _fastest(outcome)
+    if fastest is not None:
+        return f"{fastest.cure}: {said(fastest)}, but it changes numerics"
     if outcome.rows:
         return "Nothing that was tried is proven to be faster."
     return "Nothing was tried."
 
 
-def _remarks(outcome: Outcome) -> Iterator[str]:
+def _fastest(outcome: Outcome) -> Entry | None:
     proven = [row for row in outcome.rows if row.verdict == "faster" and row.ratio is not None]
-    fastest = min(proven, key=lambda row: row.ratio or 1.0, default=None)
+    return min(proven, key=lambda row: row.ratio or 1.0, default=None)
+
+
+def _remarks(outcome: Outcome) -> Iterator[str]:
+    fastest = _fastest(outcome)
     if fastest is not None and fastest.numerics and fastest.cure != outcome.best:
+        words = ",".join(filter(None, (outcome.best, fastest.cure)))
         yield (
-            f"{fastest.cure} is the fastest, but changes numerics; have it in the best set by "
-            f"naming it: gputrace try {','.join(filter(None, (outcome.best, fastest.cure)))}"
+            f"{fastest.cure} is the fastest, but changes numerics; have it in the best set, with "
+            f"its patch, by naming it: gputrace try {words}"
         )
     for row in outcome.rows:
         if row.why:

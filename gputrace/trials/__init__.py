@@ -43,6 +43,7 @@ from gputrace.trials.runs import (
     Change,
     Measured,
     Program,
+    Spent,
     Turn,
     Turns,
     call_command,
@@ -64,6 +65,8 @@ _BEYOND: Final = 5
 _TURN_NS: Final = 400_000_000
 _TURN: Final = (5, 80)
 """Fewest and most steps of a turn within a run."""
+_BEYOND_BUDGET: Final = 0.03
+"""Part of the budget by which the last run may take longer than was thought."""
 _ALONE: Final = 0.7
 """Part of the budget for cures by themselves; the rest is for the best together."""
 
@@ -331,6 +334,8 @@ class _Trial:
                 self._rows.append(_Row(together, None))
                 self._take_turns(self._rows[-1:], request.budget_s)
             self._take_turns(self._rows, request.budget_s)
+        except Spent:
+            pass
         except KeyboardInterrupt:
             interrupted = True
         return self._outcome(analysis, interrupted)
@@ -369,8 +374,10 @@ class _Trial:
         self._progress(label, self._spent(), self._request.budget_s)
         self._runs += 1
         try:
-            steps = steps or self._steps
-            return self._program.run(candidate, self._warmup, steps, record, turns, enough)
+            steps, left_s = steps or self._steps, math.inf
+            if self._pilot is not None:
+                left_s = (1 + _BEYOND_BUDGET) * self._request.budget_s - self._spent()
+            return self._program.run(candidate, self._warmup, steps, record, turns, enough, left_s)
         except Failed as error:
             if candidate.settings:
                 raise
@@ -422,10 +429,12 @@ class _Trial:
         while active := self._affordable([row for row in rows if not row.over], until_s):
             begun = any(row.cured for row in self._rows)
             try:
+                whole = [row for row in active if not row.within]
+                if whole and not active[0].within:
+                    self._round([None, *whole], len(self._bare))
                 for rows_of_run in _sharing([row for row in active if row.within]):
                     self._switch(rows_of_run, until_s)
-                whole = [row for row in active if not row.within]
-                if whole:
+                if whole and active[0].within:
                     self._round([None, *whole], len(self._bare))
             except InputError as error:
                 if not begun:
@@ -484,13 +493,12 @@ class _Trial:
             self._switch_apart(rows, until_s, error)
             return
         for row, pairs in zip(rows, run.turns, strict=True):
-            if len(pairs) >= FEWEST:
-                row.take(run, pairs)
-            elif len(rows) > 1:
-                row.apart = True
-            else:
-                # A program of few steps is run as a whole.
-                row.within = False
+            row.take(run, pairs)
+            if row.over or len(row.cured) >= FEWEST:
+                continue
+            row.bare, row.cured, row.turn_losses = [], [], []
+            # A program of few steps has them for one cure, or is run as a whole.
+            row.apart, row.within = True, len(rows) > 1
 
     def _switch_apart(self, rows: Sequence[_Row], until_s: float, error: Failed) -> None:
         """Have runs of their own show which cure it is with which the program fails."""

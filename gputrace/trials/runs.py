@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -56,6 +57,10 @@ class Change:
     new: str
     file: str
     line: int
+
+
+class Spent(Exception):
+    """The time for a run is over before it has an answer."""
 
 
 class _Left(msgspec.Struct):
@@ -170,6 +175,7 @@ class Program:
         record: Path | None = None,
         turns: Turns | None = None,
         enough: Callable[[Measured], bool] = lambda _: False,
+        left_s: float = math.inf,
     ) -> Measured:
         """Run it to the end of its last step to measure.
 
@@ -180,8 +186,9 @@ class Program:
             record: trace to write, by `gputrace record`.
             turns: cures that are on by turns with the program as it is; None to leave all on.
             enough: asked after each round of turns, with what is measured so far; true to end.
+            left_s: time after which it is ended.
 
-        Raises Failed where it fails, or measures no steps.
+        Raises Failed where it fails, or measures no steps; Spent where the time is over before.
         """
         with tempfile.TemporaryDirectory(prefix="gputrace-try-") as name:
             folder = Path(name).resolve()
@@ -213,7 +220,14 @@ class Program:
                         if ranks <= len(changed) and enough(read(None, "turns")):
                             (folder / "enough").touch()
 
-            code = self._go(folder, candidate, asked, record, look if turns else None)
+            try:
+                code = self._go(
+                    folder, candidate, asked, record, look if turns else None, began + left_s
+                )
+            except Spent:
+                with suppress(Failed):
+                    return read(None, "turns")
+                raise
             return read(code)
 
     def _go(
@@ -223,6 +237,7 @@ class Program:
         asked: Mapping[str, Any],
         record: Path | None,
         look: Callable[[], None] | None,
+        until: float,
     ) -> int | None:
         """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
         command = list(self.command)
@@ -252,7 +267,7 @@ class Program:
                     cwd=where,
                     start_new_session=True,
                 )
-            return self._wait(process, folder, record is not None, look)
+            return self._wait(process, folder, record is not None, look, until)
         except OSError as error:
             raise Failed(f"{self.command[0]}: {error.strerror}") from None
         finally:
@@ -272,6 +287,7 @@ class Program:
         folder: Path,
         recorded: bool,
         look: Callable[[], None] | None,
+        until: float,
     ) -> int | None:
         """Wait for the end, and look meanwhile; a program that goes on after its steps is ended."""
         deadline, stops = monotonic() + self.timeout_s, float("inf")
@@ -285,6 +301,8 @@ class Program:
                 # A recorder makes its trace when its program has ended.
                 if not recorded and stops == float("inf") and any(folder.glob("*.try")):
                     stops = now + _GRACE_S
+                if now > until and stops == float("inf"):
+                    raise Spent
                 if now > min(deadline, stops):
                     _end(process)
                     if now <= deadline:
