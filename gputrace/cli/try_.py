@@ -125,6 +125,9 @@ def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any])
         budget = parse_duration(given["budget"]) / 1e9
     except ValueError as error:
         raise UsageError(f"--budget: {error}") from None
+    kept: Path | None = given["keep_recording"]
+    if kept is not None and kept.exists():
+        raise UsageError(f"--keep-recording: {kept} is there already; name another")
     return Request(
         program,
         None if cures is None else tuple(read_candidates(cures)),

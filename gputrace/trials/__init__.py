@@ -348,7 +348,8 @@ class _Trial:
         request, candidate = self._request, Candidate()
         if request.recording is None:
             with tempfile.TemporaryDirectory(prefix="gputrace-try-") as folder:
-                trace = request.keep_recording or Path(folder) / "first.sqlite"
+                # Absolute, as the program may run in a copy of its folder.
+                trace = (request.keep_recording or Path(folder) / "first.sqlite").absolute()
                 try:
                     self._pilot = self._go(candidate, "recording", trace)
                     return _analyze(trace)
