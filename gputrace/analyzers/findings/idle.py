@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.host import why_pipeline_late
 from gputrace.analyzers.gpu_links import is_on
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
@@ -107,7 +108,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     Where the loader's workers were recorded, the message says how many would keep up (a simulation
     of the loader's queue), and names one that takes 1.5 times as long as the others, and the part
-    of a batch that takes 40 % of their time.
+    of a batch that takes 40 % of their time. Of tf.data, Grain, DALI and torchdata's nodes, it
+    names the setting that holds batches up, and the step to expect with a larger one.
 
     Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
     time that a GPU can have idled for it.
@@ -173,7 +175,8 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     waits; `medium` from 2 %. The message names the calls that take most of that.
 
     Where torch's allocator was read, the message says whether it ran out of memory, the program
-    emptied its cache, or segments of which size are new in steady steps.
+    emptied its cache, or segments of which size are new in steady steps, and for tensors of which
+    sizes.
 
     Cost: idle time with that cause.
 
@@ -199,6 +202,11 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     )
     for finding in findings:
         reason = None if worst is None else _why_allocating(worst)
+        if worst is not None and reason is not None and worst.request_bytes:
+            sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_SAID]))
+            more = len(worst.request_bytes) - _SIZES_SAID
+            others = f" (and {more} more sizes)" if more > 0 else ""
+            reason = f"{reason[0]}; segments are taken for tensors of {sizes}{others}", reason[1]
         if worst is None or reason is None:
             yield finding
             continue
@@ -207,6 +215,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
             **{"segments": worst.segments, "segment_bytes": worst.segment_bytes},
             **{"segments_freed": worst.segments_freed, "allocated_bytes": worst.allocated_bytes},
             **{"reserved_bytes": worst.reserved_bytes, "split_bytes": worst.split_bytes},
+            **{"request_bytes": max(worst.request_bytes, default=None)},
         }
         yield replace(
             finding,
@@ -250,6 +259,7 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     return None
 
 
+_SIZES_SAID: Final = 2
 _ALLOC_MEDIUM: Final = 0.02
 _ALLOC_NAMED: Final = 0.25
 """Part of the idle time that allocations take from which one of them is named."""
@@ -606,7 +616,7 @@ def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     """Return a clause on what makes batches late, advice, and evidence; None where unknown."""
     loader = _slowest_loader(facts)
     if loader is None:
-        return None
+        return why_pipeline_late(facts)
     reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
     if not reasons:
         return None
