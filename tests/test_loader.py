@@ -27,6 +27,7 @@ ALONE: Final = Feed(
     send=[np.array([0.0])],
     processor=[np.array([1.0 * MS])],
     receive=0.0,
+    receive_idle=0.0,
     train=10.0 * MS,
     prefetch=2,
     pins=False,
@@ -41,11 +42,18 @@ def test_workers_share_the_work_until_training_takes_longer(workers: int, step: 
     assert batch_ns(ALONE, workers) == pytest.approx(step * MS)
 
 
+def test_what_is_received_from_a_busy_worker_comes_at_once_from_an_idle_one() -> None:
+    receives = replace(ALONE, receive=9.0 * MS, receive_idle=1.0 * MS)
+    assert batch_ns(receives, 2) == pytest.approx(20 * MS)
+    assert batch_ns(receives, 8) == pytest.approx(11 * MS)
+
+
 def test_receiving_is_no_workers_to_hide_but_a_pinning_threads() -> None:
-    receives = replace(ALONE, receive=5.0 * MS)
+    receives = replace(ALONE, receive=5.0 * MS, receive_idle=5.0 * MS)
     assert batch_ns(receives, 8) == pytest.approx(15 * MS)
     assert batch_ns(replace(receives, pins=True), 8) == pytest.approx(10 * MS)
-    assert batch_ns(replace(receives, pins=True, receive=25.0 * MS), 8) == pytest.approx(25 * MS)
+    slow = replace(receives, pins=True, receive=25.0 * MS, receive_idle=25.0 * MS)
+    assert batch_ns(slow, 8) == pytest.approx(25 * MS)
 
 
 def test_workers_take_no_less_than_their_processor_time_on_the_cores() -> None:
