@@ -22,6 +22,8 @@ from gputrace.model.host import (
     COLLATING,
     READING,
     SENDING,
+    InputPipeline,
+    InputSetting,
     Loader,
     LoaderChoice,
     LoaderPart,
@@ -183,6 +185,50 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         no_disk_step_ns=None if pace.is_crowded else loader.without_waits(),
         cached_step_ns=None if pace.is_crowded else loader.with_cache(),
     )
+
+
+def measure_pipelines(
+    events: LoaderEvents, processes: Mapping[int, int], paces: Mapping[int, Pace]
+) -> tuple[InputPipeline, ...]:
+    """Return the settings of the input pipeline of each rank, of those that are not torch's; see
+    `measure_loaders`.
+
+    Of several, it is the first: one for validation comes later.
+    """
+    pipelines = []
+    for rank, process in sorted(processes.items()):
+        mine = events.select(events.process == process)
+        said = mine.select(np.array([_SETTING in name for name in mine.name], bool))
+        if rank not in paces or not len(said.owner):
+            continue
+        pace, owner = paces[rank], said.owner[0]
+        said, mine = said.select(said.owner == owner), mine.select(mine.owner == owner)
+        settings, cores, library = [], 1, ""
+        for text, number in zip(said.name.tolist(), said.number.tolist(), strict=True):
+            library, stage, name = text.split(_SETTING, 2)
+            if stage:
+                settings.append(InputSetting(stage, name, None if number == _AUTOMATIC else number))
+            else:
+                cores = number
+        asked = mine.of("ready")
+        ready = asked.number[pace.time.contains(asked.end)]
+        pipelines.append(
+            InputPipeline(
+                rank,
+                library,
+                cores,
+                tuple(settings),
+                float(np.median(ready)) if len(ready) else None,
+                round(float(np.mean(ready == 0)), 4) if len(ready) else None,
+                round(pace.step_ns),
+                round(pace.wait_ns),
+            )
+        )
+    return tuple(pipelines)
+
+
+_SETTING: Final = "|"
+_AUTOMATIC: Final = 0xFFFFFFFF
 
 
 def _last(events: LoaderEvents, name: str, otherwise: int) -> int:
