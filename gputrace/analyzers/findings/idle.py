@@ -17,7 +17,7 @@ from gputrace.analyzers.gpu_links import is_on
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.idle_causes import calls_held_by_copies
-from gputrace.model.events import Kind, Memory, distinct_ids
+from gputrace.model.events import Events, Kind, Memory, distinct_ids
 from gputrace.model.host import COLLATING, READING, SENDING, Allocator, Loader
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Evidence, Finding
@@ -522,11 +522,17 @@ def _times(facts: Facts) -> list[Intervals]:
 
 def _before_pages(gpu: GpuShardView, time: Intervals) -> int:
     """Return the nanoseconds of unexplained idle time that end with a page of managed memory."""
-    columns = ("start", "end", "source_memory", "process", "device")
-    moved = gpu.trace.events([Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D], columns)
-    pages = moved.select(is_on(moved, gpu.operations.gpu) & (moved.source_memory == Memory.MANAGED))
+    moved = gpu.once(_moved_pages)
+    pages = moved.select(is_on(moved, gpu.operations.gpu))
     idle = gpu.lane.causes.of["other_idle"].intersection(time)
     return int(idle.lengths[np.isin(idle.end, pages.start)].sum())
+
+
+def _moved_pages(shard: Shard) -> Events:
+    """Return the copies of pages of managed memory on all GPUs."""
+    columns = ("start", "end", "source_memory", "process", "device")
+    moved = shard.trace.events([Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D], columns)
+    return moved.select(moved.source_memory == Memory.MANAGED)
 
 
 def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
