@@ -167,6 +167,19 @@ def test_the_interval_holds_the_truth_nearly_as_often_as_two_errors_say(cost: fl
     assert held >= 186
 
 
+def test_the_unrecorded_step_is_that_of_the_whole_run_and_not_of_its_slow_beginning() -> None:
+    """Stretches come early, when caches of the machine and the program still fill."""
+    number = np.arange(1000)
+    bare = 8_000_000 * np.where(number < 300, 1.1 - number / 3000, 1.0)
+    lengths = (1.25 * bare).astype(np.int64)
+    is_control = np.isin(number, [*range(64, 80), *range(128, 160), *range(256, 320)])
+    lengths[is_control] = bare[is_control]
+    found = estimate_cost([MarkedSteps(number, lengths, ~is_control, is_control)])
+    assert found is not None
+    assert found.step_ns == pytest.approx(lengths[~is_control].mean(), rel=0.01)
+    assert found.unrecorded_step_ns == pytest.approx(bare[~is_control].mean(), rel=0.01)
+
+
 def test_without_a_cost_one_is_rarely_claimed() -> None:
     rng = np.random.default_rng(5)
     found = [estimate_cost([steps(noisy(rng, 1.0), range(100, 130))]) for _ in range(200)]

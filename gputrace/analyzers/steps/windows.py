@@ -136,10 +136,11 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     """Return how much longer a step takes because it is recorded; None without control stretches.
 
     Steps count if all ranks were recorded in them, or none: ranks that train together wait for the
-    slowest. Trimmed means are compared, of each stretch with the steps around it; their difference
-    is taken off the mean of the recorded steps, which a few long ones lengthen in any run. The
-    interval covers two standard errors, from the scatter of steps or of stretches, whichever is
-    larger.
+    slowest. Trimmed means are compared, of each stretch with the steps around it. By their ratio
+    the trimmed mean of all recorded steps would be shorter, and so much is taken off their mean,
+    which a few long ones lengthen in any run: stretches come early, where steps may take longer
+    than later. The interval covers two standard errors, from the scatter of steps or of stretches,
+    whichever is larger.
     """
     marked = [steps for steps in ranks if steps is not None and len(steps.number)]
     if not marked or len(marked) < len(ranks):
@@ -157,7 +158,6 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     recorded = [around for _, around in pairs]
     if not pairs or min(sum(map(len, control)), sum(map(len, recorded))) < _FEWEST:
         return None
-    usual = _mean(np.concatenate(recorded))[0]
     each = [_mean(around)[0] for around in recorded]
     relative = [own / mean for own, mean in zip(control, each, strict=True)]
     beside = [own / mean for own, mean in zip(recorded, each, strict=True)]
@@ -167,7 +167,8 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         means = [_mean(own)[0] for own in relative]
         scatter = max(scatter, float(np.std(means, ddof=1)) / len(means) ** 0.5)
     low, high = ratio - _SURE * scatter, ratio + _SURE * scatter
-    every = np.concatenate(recorded)
+    every = _at_speed(together)
+    usual = _mean(every)[0]
     mean = float(every[every <= _ORDINARY * np.median(every)].mean())
     return RecorderCost(
         step_ns=round(mean),
@@ -177,6 +178,17 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         stretches=len(pairs),
         steps=sum(map(len, control)),
     )
+
+
+def _at_speed(steps: MarkedSteps) -> Times:
+    """Return the lengths of the recorded steps but for warm-up and where recording begins
+    anew.
+    """
+    settled = steps.recorded.copy()
+    for end in np.flatnonzero(steps.control[:-1] & ~steps.control[1:]) + 1:
+        settled[end + np.flatnonzero(steps.recorded[end:])[:_SETTLES]] = False
+    lengths = steps.length[settled]
+    return lengths[count_warmup(lengths) :]
 
 
 def _stretches(steps: MarkedSteps) -> Iterator[tuple[Times, Times]]:
