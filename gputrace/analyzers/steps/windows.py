@@ -165,7 +165,7 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     rows = rows[every <= _ORDINARY * np.median(every)]
     middles = np.array([run.mean() for run, _ in stretches])
     nearest = np.searchsorted((middles[1:] + middles[:-1]) / 2, rows)
-    near = [together.length[rows[nearest == at]] for at in range(len(stretches))]
+    near = np.split(together.length[rows], np.searchsorted(nearest, np.arange(1, len(stretches))))
     weights = np.array([len(own) * _mean(own)[0] if len(own) else 0.0 for own in near])
     usual = float(weights.sum()) / len(rows)
     weights /= weights.sum()
@@ -195,10 +195,11 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
 
 def _settled(steps: MarkedSteps) -> NDArray[np.int64]:
     """Return the rows of the recorded steps but for those in which recording begins anew."""
-    settled = steps.recorded.copy()
-    for end in np.flatnonzero(steps.control[:-1] & ~steps.control[1:]) + 1:
-        settled[end + np.flatnonzero(steps.recorded[end:])[:_SETTLES]] = False
-    return np.flatnonzero(settled)
+    rows = np.flatnonzero(steps.recorded)
+    ends = np.flatnonzero(steps.control[:-1] & ~steps.control[1:]) + 1
+    first = np.searchsorted(rows, ends)
+    anew = (first[:, None] + np.arange(_SETTLES)).ravel()
+    return np.delete(rows, anew[anew < len(rows)])
 
 
 def _stretches(
@@ -215,8 +216,8 @@ def _stretches(
         if not len(run):
             continue
         most = max(len(run), _BESIDE)
-        before = settled[(settled > since) & (settled < run[0])][-most:]
-        after = settled[(settled > run[-1]) & (settled < until)][:most]
+        first, begin, end, last = np.searchsorted(settled, [since, run[0], run[-1], until])
+        before, after = settled[max(first, begin - most) : begin], settled[end:last][:most]
         if len(before) + len(after):
             yield run, np.concatenate([before, after])
 
