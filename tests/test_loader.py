@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -117,6 +118,19 @@ class Loading:
         for worker in range(self.workers):
             self.add("loader", 0, 0, worker + 1, seed, PID + 1 + worker)
 
+    def crowd(self) -> None:
+        """Have threads of the program be queued for cores."""
+        export = self.export
+        export.give("GPUTRACE_HOST_COUNTER", "start", "end", "globalTid", "nameId", "value")
+        for thread, what, value in (
+            (PID, "on core", 1200 * MS),
+            (PID, "process on core", 1800 * MS),
+            (PID + 50, "on core", 600 * MS),
+            (PID + 50, "queued", 600 * MS),
+        ):
+            who = {"globalTid": global_id(PID, thread=thread), "nameId": export.string(what)}
+            export.add("GPUTRACE_HOST_COUNTER", start=1, end=1200 * MS, value=value, **who)
+
     def report(self, folder: Path, step: int = 30, wait: int = 20) -> Report:
         self.begin()
         name, waited = self.export.string("torch.step"), self.export.string("torch.wait")
@@ -130,10 +144,11 @@ class Loading:
             self.export.add(RANGES, **span, **who, kind=1, number=None)
             self.add("ask", at + US, 0, 1, self.ready, PID)
             self.add("receive", at + US, self.receive, 1, number, PID)
-            worker = number % self.workers
+            worker = number % max(self.workers, 1)
+            process = PID + 1 + worker if self.workers else PID
             for part, length in self.parts.items():
                 length = round(length * MS * self.times_as_long[worker])
-                self.add(part, at, length, worker + 1, number, PID + 1 + worker)
+                self.add(part, at, length, worker + 1, number, process)
         return analyze(self.export, folder)
 
 
@@ -171,7 +186,7 @@ def test_the_report_says_how_many_workers_would_keep_up(loading: Loading, tmp_pa
     found = feeding(report)
     assert "8 workers would keep up; with 2 the program still waits 20.0 ms a step" in found.message
     assert "Decode is 67% of the workers' time" in found.message
-    assert found.advice.startswith("num_workers=8; make Decode cheaper")
+    assert found.advice.startswith("num_workers=8 (now 2); make Decode cheaper")
     shown = report.render()
     assert "A batch in the data loader (2 workers, " in shown
     assert "2 (now)" in shown
@@ -212,23 +227,28 @@ def test_nothing_is_predicted_where_threads_are_queued_for_cores(
     loading: Loading, tmp_path: Path
 ) -> None:
     """All that was measured would be shorter with cores for them."""
-    export = loading.export
-    export.give("GPUTRACE_HOST_COUNTER", "start", "end", "globalTid", "nameId", "value")
-    for thread, what, value in (
-        (PID, "on core", 1200 * MS),
-        (PID, "process on core", 1800 * MS),
-        (PID + 50, "on core", 600 * MS),
-        (PID + 50, "queued", 600 * MS),
-    ):
-        who = {"globalTid": global_id(PID, thread=thread), "nameId": export.string(what)}
-        export.add("GPUTRACE_HOST_COUNTER", start=1, end=1200 * MS, value=value, **who)
+    loading.crowd()
     report = loading.report(tmp_path)
     loader = the(report)
     assert (loader.predictions, loader.half_step_ns) == ((), None)
     assert "would" not in feeding(report).message
+    assert "num_workers" not in feeding(report).message
     assert "Predicted with" not in report.render()
     (crowded,) = (found for found in report.findings if found.id == "cpu-starved")
     assert "with a core for each, a step may take 15.0 ms" in crowded.message
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_process_that_loads_by_itself_is_told_its_setting(
+    loading: Loading, tmp_path: Path, crowded: bool
+) -> None:
+    loading.workers = 0
+    if crowded:
+        loading.crowd()
+    found = feeding(loading.report(tmp_path))
+    assert "the process that trains loads by itself (num_workers=0)" in found.message
+    assert re.match(r"num_workers=\d+ .*\(now 0\)", found.advice)
+    assert ("workers would" in found.message) is not crowded
 
 
 def test_a_worker_that_takes_longer_than_the_others_is_named(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases
-from gputrace.model.events import Events, Kind, Mask, distinct_ids
+from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
 from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Step, Throughput
@@ -93,7 +93,7 @@ def read_host_state(shard: Shard) -> HostState:
     columns = ("start", "end", "process", "thread", "name", "bytes")
     counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
     names = trace.names(distinct_ids(counted.name))
-    queued = np.isin(counted.name, [id for id, text in names.items() if text == "queued"])
+    queued = is_among(counted.name, [id for id, text in names.items() if text == "queued"])
     return HostState(
         read_phases(shard),
         _by_process(trace, Kind.COLLECTION),
@@ -136,7 +136,7 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
     columns = ("start", "end", "name", "process", "thread", "bytes")
     events = trace.events([Kind.COUNTER], columns)
     names = trace.names(distinct_ids(events.name))
-    stepping = np.isin(events.name, [id for id, text in names.items() if text == _OF_STEPPING])
+    stepping = is_among(events.name, [id for id, text in names.items() if text == _OF_STEPPING])
     by_process = {}
     for process in distinct_ids(events.process[stepping]).tolist():
         mine = events.process == process
@@ -289,7 +289,7 @@ class Counters:
 
     def _is(self, name: str) -> Mask:
         ids = [id for id, text in self._names.items() if text == name]
-        return np.isin(self._events.name, ids)
+        return is_among(self._events.name, ids)
 
     def _sum(self, rows: Mask, name: str) -> int:
         return int(self._events.bytes[rows & self._is(name)].sum())

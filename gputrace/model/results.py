@@ -688,6 +688,8 @@ class KernelOnGpu(Struct, frozen=True):
     count: int
     total_ns: int
     median_ns: int
+    max_ns: int
+    """Longest launch."""
     flop: float | None = None
     """Floating-point operations of all launches, where shapes of operators tell; None if not."""
     traffic_bytes: float | None = None
@@ -730,6 +732,8 @@ class KernelUse(Struct, frozen=True):
     total_ns: int
     """Sum of the durations; concurrent kernels each count in full."""
     median_ns: int
+    max_ns: int
+    """Longest launch."""
     share: float
     """``total_ns`` as a fraction of the measured time of all GPUs."""
     by_gpu: tuple[KernelOnGpu, ...]
@@ -795,7 +799,8 @@ class Kernels(Struct, frozen=True):
     distinct: int
     """Number of different names."""
     top: tuple[KernelUse, ...]
-    """Kernels that take most time, the longest first, at most 50."""
+    """Kernels that take most time, most first, at most 50; that of the longest launch is among
+    them."""
     rest_count: int
     rest_ns: int
     """Launches and durations of the kernels that are not in ``top``."""

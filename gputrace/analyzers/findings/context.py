@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.collectives import Collectives, total_collectives
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
-from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
+from gputrace.analyzers.gpu_links import Links, Pageable, find_copies, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.host_state import (
@@ -63,6 +63,7 @@ from gputrace.model.results import (
     Breakdown,
     CardUse,
     CollectiveTotals,
+    CopyUse,
     Evidence,
     Experts,
     Finding,
@@ -83,6 +84,8 @@ from gputrace.units import format_ns
 _IN_PHASES: Final = ("launch", "sync", "alloc")
 """Causes of idle time of which a finding says which phase of a step has most."""
 
+_NEARLY_ALL: Final = 0.9
+"""Part of the copies' time from which the memory of all of them is called pinned."""
 _STRAY: Final = 0.01
 """Fraction of the operations of its rank's busiest GPU below which a GPU does not count."""
 
@@ -369,6 +372,17 @@ class Known(Struct, frozen=True, dict=True):
             zip(self.per_gpu.lanes, self.breakdown, strict=True) if self.per_gpu.operations else ()
         )
         return [lane for lane, row in pairs if row in self.rows]
+
+    @cached_property
+    def copies(self) -> tuple[CopyUse, ...]:
+        """Copies of the measured steps by GPU, direction and the host's memory."""
+        return find_copies(self.per_gpu, self.measured)
+
+    def is_pinned(self, kind: str) -> bool:
+        """Return whether the host's memory is pinned in the copies of a kind of `CopyUse`."""
+        rows = [row for row in self.copies if row.kind == kind]
+        pinned = sum(row.total_ns for row in rows if row.memory == "pinned")
+        return pinned > _NEARLY_ALL * sum(row.total_ns for row in rows)
 
     @cached_property
     def pageable(self) -> Pageable:

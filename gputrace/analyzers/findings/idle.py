@@ -68,7 +68,7 @@ _RUN_AHEAD: Final = {
     "step",
     "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
     "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
-    "": "let the host run ahead: cudaMemcpyAsync from and into pinned memory, events and "
+    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and "
     "streams in place of cudaDeviceSynchronize, results that are read more rarely",
 }
 """Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
@@ -92,12 +92,12 @@ _MOSTLY_TINY: Final = 0.5
 """Share of the kernels that must be tiny for the finding about launches to say so."""
 
 _FEED_FASTER: Final = {
-    "pytorch": "give the DataLoader more workers (num_workers, persistent_workers=True), "
-    "pin_memory=True and prefetch_factor; decode less per sample, or cache decoded data",
+    "pytorch": "give the DataLoader more workers (num_workers{workers}, persistent_workers=True)"
+    "{pin} and prefetch_factor; decode less per sample, or cache decoded data",
     "tensorflow": "end the tf.data pipeline with .prefetch(tf.data.AUTOTUNE), map with "
     "num_parallel_calls=tf.data.AUTOTUNE, cache decoded data",
     "jax": "prefetch batches to the device in a background thread; load with several workers",
-    "mxnet": "give gluon's DataLoader num_workers and pin_memory; use RecordIO and prefetching",
+    "mxnet": "give gluon's DataLoader num_workers{pin}; use RecordIO and prefetching",
     "chainer": "use MultiprocessIterator with more processes and n_prefetch",
 }
 
@@ -124,8 +124,20 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
 
 def how_to_feed_faster(facts: Facts) -> str:
-    """Return advice on the input pipeline that fits the framework."""
-    return _FEED_FASTER.get(facts.framework, "load and decode batches in parallel, ahead of time")
+    """Return advice on the input pipeline that fits the framework and the loader's settings."""
+    loader = _slowest_loader(facts)
+    is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
+    return _FEED_FASTER.get(
+        facts.framework, "load and decode batches in parallel, ahead of time"
+    ).format(
+        workers="" if loader is None else f", now {loader.workers}",
+        pin="" if is_pinned else ", pin_memory=True",
+    )
+
+
+def _slowest_loader(facts: Facts) -> Loader | None:
+    """Return the loader that its rank waits for most; None where none was recorded."""
+    return max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
 
 
 def autotune_repeated(facts: Facts) -> Iterator[Finding]:
@@ -284,6 +296,8 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
     if late >= _WORTH_SAYING * (late + facts.mean("sync")):
         clause = f", {format_ns(late)} of it before launches that come late after the call"
     advice = _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"])
+    is_pinned = facts.is_pinned("h2d") and facts.is_pinned("d2h")
+    advice = advice.format(pinned="" if is_pinned else " from and into pinned memory")
     in_mpi = facts.mean_over_gpus(_in_mpi)
     if in_mpi >= _WORTH_SAYING * (late + facts.mean("sync")):
         clause += f", {format_ns(in_mpi)} of it in MPI, for other ranks"
@@ -589,11 +603,8 @@ def explained(facts: Facts, findings: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
-    """Return a clause on what makes batches late, advice, and evidence; None where unknown.
-
-    It is of the loader that its rank waits for most.
-    """
-    loader = max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
+    """Return a clause on what makes batches late, advice, and evidence; None where unknown."""
+    loader = _slowest_loader(facts)
     if loader is None:
         return None
     reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
@@ -661,15 +672,24 @@ def _if_cheaper(loader: Loader) -> str:
 def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     """Yield how many workers would keep up, or how far more of them get."""
     now = f"with {loader.workers} {who} still waits {format_ns(loader.wait_ns)} a step"
+    alone = "" if loader.workers else ": the process that trains loads by itself (num_workers=0)"
     choice, present = loader.better, loader.now
     if choice is not None:
         workers = format_count(choice.workers, "worker")
         would = "keep up"
         if not loader.keeps_up(choice):
             would = f"leave a wait of {format_ns(choice.wait_ns)} a step"
-        yield f"{workers} would {would}; {now}", f"num_workers={choice.workers}"
+        yield (
+            f"{workers} would {would}; {now}{alone}",
+            f"num_workers={choice.workers} (now {loader.workers})",
+        )
     elif present is not None and not loader.keeps_up(present):
-        yield "more workers would gain next to nothing", ""
+        yield f"more workers than num_workers={loader.workers} would gain next to nothing", ""
+    elif present is None and not loader.workers:
+        yield (
+            "the process that trains loads by itself (num_workers=0)",
+            "num_workers=1 or more (now 0), so that batches are made beside the training",
+        )
     if loader.receiving_ns >= _OF_THE_WAIT * loader.wait_ns:
         yield (
             f"receiving a batch takes {format_ns(loader.receiving_ns)} a step",

@@ -287,7 +287,7 @@ def read_marks(trace: Trace) -> list[Marks]:
 def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:
     """The ranges of a family in one process that are steps on each thread."""
     threads = events.thread.astype(np.int64) & 0xFFFFFFFF
-    for thread in np.unique(threads):
+    for thread in distinct_ids(threads).tolist():
         own = events.select(threads == thread)
         own = own.select(np.argsort(own.start, kind="stable"))
         start, end = own.start, own.end

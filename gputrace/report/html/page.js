@@ -112,12 +112,30 @@
     rows.forEach((row, at) => row.addEventListener("click", () => choose(at, true)));
     for (const button of document.querySelectorAll("button[data-do]"))
       button.addEventListener("click", () => act(button.dataset.do));
-    document.getElementById("lanes").addEventListener("keydown", key);
+    document.addEventListener("keydown", key);
     addEventListener("resize", later);
     Object.assign(board, { fold: yes => fold(found, yes), later, hits: markHits, short: text => text.length > labelSize() ? text.slice(0, labelSize() - 1) + "…" : text });
     draw();
-    if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; draw(); document.body.dataset.rows = "yes"; });
+    if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; draw(); nameKernels(); document.body.dataset.rows = "yes"; });
   }
+
+  // A click on a kernel's name goes to its longest launch.
+  function nameKernels() {
+    for (const cell of document.querySelectorAll("#kernels tbody th[title]")) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "named";
+      button.append(...cell.childNodes);
+      button.addEventListener("click", () => { board.rows.longest(cell.title.slice(0, 250)); toLanes(); });
+      cell.append(button);
+    }
+    const all = document.getElementById("all-kernels");
+    if (all) all.textContent = board.rows.whole
+      ? "A click on a name shows its longest launch. The search by name below the lanes (/) reaches every launch of every kernel, listed here or not."
+      : "A click on a name shows the longest of its launches that the page has: of a trace this large it holds names around the longest of all and the listed gaps; gputrace browse has every one.";
+  }
+
+  const toLanes = () => document.getElementById("lanes").scrollIntoView({ block: "start" });
 
   function load(at) {
     board.lanes[at] = Lanes.lane(board.sources[at], facts.start);
@@ -275,7 +293,7 @@
     board.detail("chosen").data = {
       left: [start / 1e9], right: [end / 1e9], bottom: [bottomOf(lane)], top: [bottomOf(lane) + Lanes.HEIGHT], color: ["#ffffff"],
     };
-    if (scroll) document.getElementById("lanes").scrollIntoView({ block: "start" });
+    if (scroll) toLanes();
   }
 
   function act(what) {
@@ -292,11 +310,17 @@
     does[what]();
   }
 
+  // Keys work wherever the focus is, but where one types, and arrows where they scroll a wide table.
   function key(event) {
-    if (event.ctrlKey || event.altKey || event.metaKey || event.target.tagName === "INPUT") return;
+    if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select")) return;
+    if (event.key.startsWith("Arrow") && event.target.closest(".scroll")) return;
     if (event.key === "/" && facts.rows) { event.preventDefault(); document.getElementById("search").focus(); return; }
     const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", m: "measured", n: "next", p: "previous" }[event.key];
-    if (what) { event.preventDefault(); act(what); }
+    if (!what) return;
+    event.preventDefault();
+    act(what);
+    const { top, bottom } = document.getElementById("timeline").getBoundingClientRect();
+    if (bottom < 0 || top > innerHeight) toLanes();
   }
 
   // Words and lines of the charts are drawn, so that no style sheet reaches them.
