@@ -138,7 +138,7 @@ class RecorderCost(Struct, frozen=True):
     """Cost of recording, from steps in which the recorder was out of the program's way."""
 
     step_ns: int
-    """Trimmed mean of the recorded steps that the others are compared with, from mark to mark."""
+    """Mean of the recorded steps, without warm-up and exceptions, from mark to mark."""
     unrecorded_step_ns: int
     """That without the recorder; never longer."""
     low_ns: int
