@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.model.events import UNKNOWN, IdLookup, Kind, distinct_ids, is_among, number_ids
+from gputrace.model.events import (
+    UNKNOWN,
+    IdLookup,
+    Kind,
+    distinct_ids,
+    is_among,
+    number_ids,
+    sort_numbers,
+)
 from gputrace.model.options import Window
 from gputrace.readers.nsys import find_zones
 from gputrace.readers.registry import open_trace
@@ -46,6 +54,16 @@ def test_an_id_is_looked_up_at_its_first_row(
     known = column.tolist()
     expected = [known.index(id) if id in known else UNKNOWN for id in wanted.tolist()]
     assert IdLookup(column, np.arange(len(column))).rows(wanted).tolist() == expected
+
+
+@pytest.mark.usefixtures("columns")
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=9), st.integers(0, 1 << 31))
+def test_numbers_are_sorted(few: list[int], seed: int) -> None:
+    many = np.random.default_rng(seed).integers(-(1 << 40), 1 << 40, 5_000)
+    column = np.concatenate([many, np.array(few, np.int64)])
+    expected = np.sort(column)
+    sort_numbers(column)
+    assert (column == expected).all()
 
 
 @given(ids(), ids(), st.sampled_from([np.int16, np.int32, np.int64]))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gputrace.model.intervals import EMPTY, Intervals, union
+from gputrace.model.intervals import EMPTY, Intervals, search, union, union_of
 
 pytestmark = pytest.mark.usefixtures("columns")
 
@@ -54,6 +54,28 @@ def test_the_order_of_rows_means_nothing(orders: tuple[Rows, Rows]) -> None:
 def test_rows_known_to_be_sorted_give_the_same_union(rows: Rows) -> None:
     starts, ends = [start for start, _ in sorted(rows)], [end for _, end in sorted(rows)]
     assert members(union(starts, ends, is_sorted=True)) == covered(rows)
+
+
+@given(st.lists(st.tuples(MOMENTS, st.integers(0, 9), st.integers(0, 3))), st.integers(0, 3))
+def test_a_union_of_groups_holds_what_their_intervals_hold(
+    rows: list[tuple[int, int, int]], last: int
+) -> None:
+    start, length, group = np.array(sorted(rows), np.int64).reshape(-1, 3).T
+    some = union_of(start, start + length, group.astype(np.int8), range(1, last + 1))
+    held = [(begin, begin + ns) for begin, ns, of in rows if 1 <= of <= last]
+    assert members(some) == covered(held)
+
+
+@given(st.lists(MOMENTS), st.lists(MOMENTS))
+@example([], [1])
+@example([-(1 << 63), 0, (1 << 63) - 1], [-(1 << 63), (1 << 63) - 1, 0])
+def test_times_are_searched_before_and_after_their_equals(
+    column: list[int], times: list[int]
+) -> None:
+    ordered, asked = np.array(sorted(column), np.int64), np.array(times, np.int64)
+    assert search(ordered, asked).tolist() == np.searchsorted(ordered, asked).tolist()
+    after = np.searchsorted(ordered, asked, "right")
+    assert search(ordered, asked, "right").tolist() == after.tolist()
 
 
 @given(ROWS, ROWS)

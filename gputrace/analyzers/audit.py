@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls, find_captures
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
-from gputrace.model.intervals import Times
+from gputrace.model.intervals import Times, search
 from gputrace.model.results import Missing
 from gputrace.model.trace import FROM_THE_START
 
@@ -111,9 +112,10 @@ def _unmatched(shard: Shard) -> list[Missing]:
         for operations in gpus:
             issued_by = calls.issued_by(operations.events)
             known = issued_by != NOBODY
-            has[issued_by[known]] = True
+            some = slice(None) if known.all() else known
+            has[issued_by[some]] = True
             # How far the host runs ahead.
-            ahead = int((operations.start[known] - calls.start[issued_by[known]]).max(initial=0))
+            ahead = int((operations.start[some] - calls.start[issued_by[some]]).max(initial=0))
             longest, last = max(longest, ahead), max(last, operations.span.end)
             missing += _without_call(operations, known)
         missing += _without_operation(calls, has, process, gpus, last - longest)
@@ -305,7 +307,7 @@ def _thinned(view: GpuShardView, starts: Times, ends: Times) -> tuple[float, int
     whole = np.sort(counts, axis=0)[-max(_FEWEST_WHOLE, steps // 10)]
     lacks = np.maximum(whole - counts, 0)
     by_step = lacks.sum(axis=1)
-    lacks = lacks[_are_chance(by_step, float(np.median(by_step)))]
+    lacks = lacks[_are_chance(by_step, float(median(by_step)))]
     if len(lacks) < max(_IN_MOST * steps, _FEWEST_STEPS):
         return 0.0, 0
     expected, by_name, by_step = whole * len(lacks), lacks.sum(axis=0), lacks.sum(axis=1)
@@ -318,8 +320,9 @@ def _count_kernels(operations: GpuOperations, starts: Times, ends: Times) -> NDA
     """Return the kernels of each step of usual size, by names that are in most of them."""
     nothing = np.empty((0, 0), np.int64)
     rows = np.flatnonzero(operations.events.kind == Kind.KERNEL)
-    step = np.searchsorted(starts, operations.start[rows], "right") - 1
-    inside = (step >= 0) & (operations.start[rows] < ends[np.maximum(step, 0)])
+    began = operations.start[rows]
+    step = search(starts, began, "right") - 1
+    inside = (step >= 0) & (began < ends[np.maximum(step, 0)])
     steps = len(starts)
     if steps < _FEWEST_STEPS or not inside.any():
         return nothing
@@ -330,7 +333,7 @@ def _count_kernels(operations: GpuOperations, starts: Times, ends: Times) -> NDA
     counts: NDArray[np.int64] = cells.reshape(steps, len(names))
     # A step that lacks the row that begins it is taken for a part of the one before.
     sizes = counts.sum(axis=1)
-    counts = counts[np.abs(sizes - np.median(sizes)) <= _USUAL_SIZE * np.median(sizes)]
+    counts = counts[np.abs(sizes - median(sizes)) <= _USUAL_SIZE * median(sizes)]
     often: NDArray[np.int64] = counts[:, np.count_nonzero(counts, axis=0) >= _IN_MOST * len(counts)]
     return often
 

@@ -21,7 +21,7 @@ from gputrace.analyzers.communicators import (
     read_messages,
 )
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import rows_by, steps_by_gpu
+from gputrace.analyzers.grouping import median, rows_by, steps_by_gpu
 from gputrace.analyzers.lanes import LaneSummary, Waiting
 from gputrace.analyzers.operations import GpuSummary, OperationClass
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, distinct_ids, is_among
@@ -243,8 +243,8 @@ def _overlap(first: Part, other: Part, partner: NDArray[np.int64], apart_ns: int
 
 def _end_together(first: Part, other: Part, apart_ns: int) -> bool:
     """Return True if pairs of rows end together, as those of one communicator must."""
-    apart = np.median(np.abs(first.end - other.end))
-    length = np.median(np.minimum(first.end - first.start, other.end - other.start))
+    apart = median(np.abs(first.end - other.end))
+    length = median(np.minimum(first.end - first.start, other.end - other.start))
     return bool(apart <= apart_ns + _SCATTER * length)
 
 
@@ -700,11 +700,11 @@ def _total(
     name = collectives.operations[int(collectives.operation[rows[0]])]
     sizes = collectives.bytes[rows]
     sized = sizes > 0
-    size = int(np.median(sizes[sized])) if sized.any() else None
+    size = int(median(sizes[sized])) if sized.any() else None
     speed = None
     if known and sized.any():
         transfer = np.maximum((length - wait)[sized], 1)
-        speed = float(np.median(sizes[sized] * 1e9 / transfer))
+        speed = float(median(sizes[sized] * 1e9 / transfer))
     number = int(collectives.group[rows[0]])
     ranks = collectives.groups[number] if number != UNKNOWN else RankGroup(())
     members = max(ranks.size, len(lanes))
@@ -718,8 +718,8 @@ def _total(
         count=len(distinct_ids(collectives.instance[rows])),
         steps=steps,
         bytes=size,
-        wait_ns=int(np.median(wait)) if known else None,
-        transfer_ns=int(np.median(length - wait)) if known else None,
+        wait_ns=int(median(wait)) if known else None,
+        transfer_ns=int(median(length - wait)) if known else None,
         total_ns=int(length.sum()) // shared,
         wait_total_ns=int(wait.sum()) // shared if known else None,
         transfer_total_ns=int((length - wait).sum()) // shared if known else None,
@@ -827,7 +827,7 @@ def _fit(clocks: Sequence[int], ends: Sequence[Mapping[str, Times]]) -> ClockFit
         apart = np.concatenate([_NONE, *earlier])
         if len(apart) < _FEWEST:
             return None
-        shifts[clock] = int(np.median(apart))
+        shifts[clock] = int(median(apart))
         residuals.append(np.abs(apart - shifts[clock]))
     scatter = np.concatenate(residuals)
     residual = int(np.percentile(scatter, 95))

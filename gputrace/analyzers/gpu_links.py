@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.collectives import PEER_COPY, Collectives
 from gputrace.analyzers.device_metrics import memory_peak_of
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.grouping import StepsOf, median, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuSummary, OperationClass
 from gputrace.model.events import Events, Kind, Mask, Memory, distinct_ids, is_among
@@ -124,7 +124,7 @@ def measure_links(gpus: PerGpu, collectives: Collectives) -> Links | None:
 def bandwidth(copies: Traffic | Events) -> float | None:
     """Return the median bytes per second of large copies; None where there are too few."""
     speeds = speeds_of(copies)
-    return float(np.median(speeds)) if len(speeds) >= FEWEST else None
+    return float(median(speeds)) if len(speeds) >= FEWEST else None
 
 
 def speeds_of(copies: Traffic | Events) -> NDArray[np.float64]:
@@ -192,13 +192,13 @@ def _by_copies(links: Links) -> Iterator[Slower]:
     known = {name: speed for name, speed in speeds.items() if len(speed) >= FEWEST}
     if len(known) < 2:
         return
-    best = max(known, key=lambda name: float(np.median(known[name])))
+    best = max(known, key=lambda name: float(median(known[name])))
     fast = known[best]
     for name, slow in known.items():
-        ratio = float(np.median(fast) / np.median(slow))
+        ratio = float(median(fast) / median(slow))
         apart = np.percentile(slow, _MOSTLY) < np.percentile(fast, 100 - _MOSTLY)
         if ratio >= _SLOWER and apart and badness(name) > badness(best):
-            rates = round(float(np.median(slow))), round(float(np.median(fast)))
+            rates = round(float(median(slow))), round(float(median(fast)))
             busy = {gpu: classes[name].on(gpu) for gpu in range(len(links.gpus))}
             yield Slower("copies", name, best, ratio, *rates, busy)
 
@@ -258,7 +258,7 @@ def _ratio(slow: _Series, fast: _Series) -> float | None:
     if abs(len(slow.ns) - len(fast.ns)) > _EDGE or not ways:
         return None
     ratios = min(ways, key=lambda ratios: float(np.std(np.log(ratios))))
-    ratio = float(np.median(ratios))
+    ratio = float(median(ratios))
     return ratio if ratio >= _SLOWER and np.percentile(ratios, 100 - _MOSTLY) > 1 else None
 
 

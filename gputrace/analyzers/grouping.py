@@ -5,10 +5,10 @@ ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gputrace.model.events import Column
 from gputrace.model.intervals import Intervals, union
@@ -76,6 +76,30 @@ def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
     )
     found: NDArray[np.float64] = (low + high) / 2
     return found
+
+
+def median(values: ArrayLike, axis: Literal[0] | None = None) -> Any:
+    """Return the median as ``numpy.median`` does, which imports masked arrays for floats."""
+    known = np.asarray(values).ravel() if axis is None else np.asarray(values)
+    middle = [(len(known) - 1) // 2, len(known) // 2]
+    if not len(known) or not np.issubdtype(known.dtype, np.inexact):
+        return np.median(known, axis=0)
+    ordered = np.partition(known, [*middle, -1], axis=0)
+    # NaN comes last.
+    of_all = np.mean(ordered[middle[0] : middle[1] + 1], axis=0)
+    return np.where(np.isnan(ordered[-1]), np.nan, of_all)[()]
+
+
+def median_of_known(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the median of each column over the rows that are not NaN; NaN where all are."""
+    ordered = np.sort(table, axis=0)
+    count = np.count_nonzero(~np.isnan(table), axis=0)
+    low, high = (
+        np.take_along_axis(ordered, at[None], axis=0)[0]
+        for at in (np.maximum(count - 1, 0) // 2, np.minimum(count // 2, len(table) - 1))
+    )
+    middle: NDArray[np.float64] = (low + high) / 2
+    return middle
 
 
 def quantile(values: Iterable[float], part: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final
@@ -129,7 +130,7 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
         found = np.full(len(rows), NOBODY, np.int64)
         keys, known = thread_keys(ranges), np.flatnonzero(rows != NOBODY)
         threads = self.thread[rows[known]]
-        for thread in np.unique(threads).tolist():
+        for thread in distinct_ids(threads).tolist():
             process, id = self.threads[thread]
             key = process << 32 | id & 0xFFFFFFFF
             low, high = np.searchsorted(keys, (key, key + 1)).tolist()
@@ -174,19 +175,22 @@ def read_calls(
     if not len(events):
         return None
     thread = _number_threads(events)
-    events = events.select(_order(thread, events.start))
-    counts = np.bincount(thread)
+    order, counts = _order(thread, events.start), np.bincount(thread)
     first = np.cumsum(counts) - counts
+    leading = order[first]
+    process, ids = events.process[leading].tolist(), events.thread[leading].tolist()
+    events = events.having("start", "end", "name", "correlation").take_away(order)
+    edges = np.append(first, len(events))
     return CudaApiCalls(
         start=events.start,
         end=events.end,
         name=events.name,
         sort=sorts_of(trace, events.name),
         thread=np.repeat(np.arange(len(first), dtype=np.int32), counts),
-        threads=tuple((int(events.process[i]), int(events.thread[i])) for i in first),
-        first=np.append(first, len(events)),
-        _by_correlation=_correlations(events),
-        _recorded=recorded_calls(trace, distinct_ids(events.process).tolist()),
+        threads=tuple(zip(process, ids, strict=True)),
+        first=edges,
+        _by_correlation=_correlations(events.correlation, process, edges.tolist()),
+        _recorded=recorded_calls(trace, sorted(set(process))),
     )
 
 
@@ -236,11 +240,21 @@ def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
     return sorts.take(inverse)
 
 
-def _correlations(events: Events) -> dict[int, IdLookup]:
-    """Return the first call of each correlation id, by process; 0 is no id."""
+def _correlations(
+    correlation: NDArray[np.int64], processes: Sequence[int], edges: Sequence[int]
+) -> dict[int, IdLookup]:
+    """Return the first call of each correlation id, by process; 0 is no id.
+
+    Args:
+        correlation: of calls in order of process.
+        processes: that of each thread, in order.
+        edges: first call of each thread, and the number of all.
+    """
     tables = {}
-    for process in distinct_ids(events.process).tolist():
-        rows = np.flatnonzero((events.process == process) & (events.correlation > 0))
+    for process in dict.fromkeys(processes):
+        first = bisect_left(processes, process)
+        low, high = edges[first], edges[bisect_right(processes, process)]
+        rows = np.flatnonzero(correlation[low:high] > 0) + low
         if len(rows):
-            tables[process] = IdLookup(events.correlation[rows], rows)
+            tables[process] = IdLookup(correlation[rows], rows)
     return tables

@@ -11,11 +11,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
@@ -148,7 +149,7 @@ def _proofs(
     waits: Mapping[int, Intervals],
 ) -> tuple[dict[str, list[Intervals]], NDArray[np.int32]]:
     """Return when each cause is proven, overlaps included, and the feeding thread of each gap."""
-    ending = np.minimum(np.searchsorted(operations.start, gaps.end), len(operations) - 1)
+    ending = np.minimum(search(operations.start, gaps.end), len(operations) - 1)
     issuer = operations.events.having("process", "correlation")
     issued_by = calls.issued_by(issuer.select(ending))
     known = issued_by != NOBODY
@@ -307,7 +308,7 @@ def charge_recorder(
     launches = np.diff(issued, prepend=issued[0] - 1)
     row = np.maximum(np.searchsorted(steps.start, waits.start, "right") - 1, 0)
     inside = (waits.start >= steps.start[row]) & (waits.end <= steps.end[row])
-    typical = float(np.median(steps.lengths))
+    typical = float(median(steps.lengths))
     total = len(steps) * typical * cost.added_ns / max(cost.step_ns, 1)
     each = charge_of_each(waits.lengths[inside], launches[inside], total)
     charged = np.minimum(waits.lengths, (launches * each).astype(np.int64))

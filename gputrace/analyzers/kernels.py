@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
-from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.grouping import StepsOf, median, stretches
 from gputrace.analyzers.host_calls import NOBODY, by_thread
 from gputrace.analyzers.kernel_names import (
     PRODUCTS,
@@ -29,7 +29,7 @@ from gputrace.analyzers.kernel_names import (
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import read_operations
 from gputrace.errors import InputError, UsageError
-from gputrace.model.events import Events, Kind, Mask, distinct_ids, number_ids
+from gputrace.model.events import Events, Kind, Mask, distinct_ids, number_ids, sort_numbers
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.names import short, words_of_mangled
 from gputrace.model.results import (
@@ -334,7 +334,7 @@ def count_by_name(
     distinct, where = number_ids(ops.events.name[rows])
     packed = np.array([codes[id] << _LENGTH_BITS for id in distinct.tolist()], np.int64).take(where)
     packed |= np.minimum(lengths, _LONGEST)
-    packed.sort()
+    sort_numbers(packed)
     packed = view.keep(_PACKED, packed)
     if not len(packed):
         return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, launches)
@@ -428,7 +428,7 @@ def _launch_times(view: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
 def _launch_cost(launched: Sequence[LaunchTimes]) -> LaunchCost:
     """Return the launch cost of all GPUs together."""
     tiny, calls, delays = (np.concatenate(times) for times in zip(*launched, strict=True))
-    middles = [int(np.median(times)) if len(times) else None for times in (calls, delays)]
+    middles = [int(median(times)) if len(times) else None for times in (calls, delays)]
     return LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles)
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
+from gputrace.analyzers.grouping import median
 from gputrace.model.events import Kind, Mask, distinct_ids
 from gputrace.model.host import (
     COLLATING,
@@ -177,8 +178,8 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         receive_ns=round(receive),
         parts=batches.parts,
         by_worker=by_worker,
-        start_workers_ns=int(np.median(starts)) if workers and len(starts) else 0,
-        queue_median=float(np.median(asks.number)) if workers else None,
+        start_workers_ns=int(median(starts)) if workers and len(starts) else 0,
+        queue_median=float(median(asks.number)) if workers else None,
         queue_empty=round(float(np.mean(asks.number == 0)), 4) if workers else None,
         step_ns=round(pace.step_ns),
         wait_ns=round(pace.wait_ns),
@@ -220,7 +221,7 @@ def measure_pipelines(
                 library,
                 cores,
                 tuple(settings),
-                float(np.median(ready)) if len(ready) else None,
+                float(median(ready)) if len(ready) else None,
                 round(float(np.mean(ready == 0)), 4) if len(ready) else None,
                 round(pace.step_ns),
                 round(pace.wait_ns),
@@ -321,7 +322,7 @@ class _Batches:
                 LoaderWorker(
                     owner - 1,
                     int(rows.sum()),
-                    int(np.median(self.work[rows] + self.send[rows])),
+                    int(median(self.work[rows] + self.send[rows])),
                     round(waited / max(work + waited, 1.0), 4),
                     int(read.sum()) * _KIB if len(read) else None,
                     int(disk.sum()) * _KIB if len(disk) else None,

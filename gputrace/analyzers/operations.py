@@ -21,6 +21,7 @@ from gputrace.model.events import (
     Kind,
     concatenate,
     distinct_ids,
+    is_among,
     number_ids,
 )
 from gputrace.model.intervals import Intervals, Times, union
@@ -153,11 +154,12 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
     rows = np.argsort(events.start, kind="stable")
     rows = rows[np.argsort(gpu_index[rows], kind="stable")]  # Sixteen bits sort in two passes.
     edges = [0, *np.cumsum(np.bincount(gpu_index)).tolist()]
+    events, classes = events.having(*COLUMNS).take_away(rows), classes.take(rows)
     return [
         GpuOperations(
             gpu,
-            events.select(rows[first:end]),
-            classes[rows[first:end]],
+            events.select(slice(first, end)),
+            classes[first:end],
             tuple(trace.recorded(gpu.process)),
             call_windows(trace, gpu),
         )
@@ -202,12 +204,11 @@ def classify(trace: Trace, events: Events) -> NDArray[np.int8]:
     of_kind = np.zeros(max(_CLASS_OF_KIND) + 1, np.int8)
     for kind, operation_class in _CLASS_OF_KIND.items():
         of_kind[kind] = operation_class
-    classes = of_kind[events.kind]
+    classes = of_kind.take(events.kind)
     collectives = communication_names(trace, events.name[events.kind == Kind.KERNEL])
     if collectives.size:
-        classes[np.isin(events.name, collectives) & (events.kind == Kind.KERNEL)] = (
-            OperationClass.COMMUNICATION
-        )
+        communicates = is_among(events.name, collectives) & (events.kind == Kind.KERNEL)
+        classes[communicates] = OperationClass.COMMUNICATION
     return classes
 
 

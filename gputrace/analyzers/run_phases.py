@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf
+from gputrace.analyzers.grouping import StepsOf, median
 from gputrace.analyzers.host_calls import Call, CudaApiCalls, find_captures
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
@@ -95,7 +95,7 @@ def _warmup(
         return
     start, end = int(windows.start[0]), int(windows.end[warm - 1])
     later = windows.lengths[warm:]
-    cost = end - start - warm * int(np.median(later)) if len(later) else 0
+    cost = end - start - warm * int(median(later)) if len(later) else 0
     evidence = (
         f"{warm} step{'' if warm == 1 else 's'} before three in a row at the later steps' speed"
     )
@@ -177,9 +177,9 @@ def _epochs(
     if len(by_step) != len(windows):
         return
     waits = np.array([by_step[number] for number in range(len(windows))], np.int64)
-    waits[:warmup] = np.median(waits)
+    waits[:warmup] = median(waits)
     begins = find_epochs(waits, windows.lengths, {i.after + 1 for i in windows.interludes})
-    usual = int(np.median(waits))
+    usual = int(median(waits))
     for number in begins:
         start, end = int(windows.start[number]), int(windows.busy_from[number])
         evidence = (
@@ -242,7 +242,7 @@ def find_epochs(waits: Times, lengths: Times, after_phases: Collection[int] = ()
     """
     if len(waits) < 2 * _SHORTEST:
         return []
-    usual, step = float(np.median(waits)), float(np.median(lengths))
+    usual, step = float(median(waits)), float(median(lengths))
     far = (waits > _LONGER * usual) & (waits > usual + _PART * step)
     begins = [number for number in np.flatnonzero(far).tolist() if number > 0]
     enough = 2 if begins and set(begins) <= set(after_phases) else 3
@@ -374,7 +374,7 @@ def _causes(view: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, 
     for cause in WARMUP_CAUSES:
         each = proofs[cause].difference(given).within(windows.start, windows.end)
         given = merge_touching(given, proofs[cause])
-        more = int(each[:warmup].sum()) - warmup * int(np.median(each[warmup:]))
+        more = int(each[:warmup].sum()) - warmup * int(median(each[warmup:]))
         if more > 0:
             beyond[cause] = more
     return beyond

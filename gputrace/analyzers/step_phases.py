@@ -33,7 +33,7 @@ from gputrace.model.host import (
     StepPhase,
     StepPhases,
 )
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
 from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
 from gputrace.readers.operators import Place, innermost
@@ -276,7 +276,7 @@ def _launched_by(
     """
     ops, (ranges, paths) = view.operations, view.once(_read_modules)
     starts, ends = np.array(sorted(steps), np.int64).reshape(-1, 2).T
-    step = np.searchsorted(starts, ops.start, "right") - 1
+    step = search(starts, ops.start, "right") - 1
     inside = (step >= 0) & (ops.start < ends[np.maximum(step, 0)])
     rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & inside)
     if view.calls is None or not len(rows) or not len(ranges):

@@ -12,12 +12,20 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard, same_names
-from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, rows_by, steps_by_gpu
+from gputrace.analyzers.grouping import (
+    StepsOf,
+    median,
+    median_of_known,
+    median_of_others,
+    overlap,
+    rows_by,
+    steps_by_gpu,
+)
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
-from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among
-from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among, sort_numbers
+from gputrace.model.intervals import Intervals, Times, search, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
@@ -115,8 +123,8 @@ def straggling_steps(excess: NDArray[np.float64], length_ns: float) -> Mask:
     """
     if len(excess) < _FEWEST:
         return np.zeros(len(excess), bool)
-    middle = float(np.median(excess))
-    scatter = 1.4826 * float(np.median(np.abs(excess - middle)))
+    middle = float(median(excess))
+    scatter = 1.4826 * float(median(np.abs(excess - middle)))
     spikes: Mask = excess > middle + max(_DEVIATIONS * scatter, _SPIKE * length_ns)
     usual = excess[~spikes]
     error = float(usual.std(ddof=1)) / len(usual) ** 0.5 if len(usual) > 1 else np.inf
@@ -154,7 +162,7 @@ def _more(table: NDArray[np.float64], row: int) -> dict[str, int]:
     compared = ~np.isnan(table[row]).any(axis=-1) & ~np.isnan(others).any(axis=-1).all(axis=0)
     if not compared.any():
         return dict.fromkeys(_OWN, 0)
-    usual = np.nanmedian(others[:, compared], axis=0)
+    usual = median_of_known(others[:, compared])
     more = (table[row][compared] - usual).mean(axis=0)
     return {name: int(ns) for name, ns in zip(_OWN, more, strict=True)}
 
@@ -362,7 +370,7 @@ def find_slack(view: GpuShardView, steps: NDArray[np.int64]) -> NDArray[np.int64
     slack = length[:-1] - (np.diff(begin) - waits)
     if not follows.any():
         return None
-    usual = int(np.median(slack[follows]))
+    usual = int(median(slack[follows]))
     return np.append(np.where(follows, slack, usual), usual)
 
 
@@ -370,12 +378,13 @@ def _blocked(
     operations: GpuOperations, calls: CudaApiCalls, waiting: Mask, issued_by: NDArray[np.int32]
 ) -> Intervals:
     """Return when a thread that feeds the GPU was blocked by the GPU."""
-    known = issued_by != NOBODY
+    has_call = issued_by != NOBODY
+    known = slice(None) if has_call.all() else has_call
     issue = issued_by[known]
     held = _held(
         operations.events.kind[known], operations.start[known], operations.end[known], issue, calls
     )
-    usual = int(np.median(calls.end[issue] - calls.start[issue])) if len(issue) else 0
+    usual = int(median(calls.end[issue] - calls.start[issue])) if len(issue) else 0
     spans = [(calls.start[issue[held]] + usual, calls.end[issue[held]])]
     for thread in distinct_ids(calls.thread[issue]).tolist():
         rows = slice(int(calls.first[thread]), int(calls.first[thread + 1]))
@@ -407,9 +416,10 @@ def _held(
     called = calls.start[issue]
     done = is_among(kind, _WITH_HOST) & (calls.end[issue] >= end)
     order = np.argsort(called, kind="stable")
-    queued = np.empty(len(order), np.int64)
-    queued[order] = np.arange(len(order)) - np.searchsorted(start, called[order])
-    held: Mask = done | (queued > _FULL)
+    # The queue is full where, of the operations called before, the last `_FULL` had not started.
+    late = order[_FULL + 1 :]
+    held: Mask = done
+    held[late] |= start[: len(late)] >= called[late]
     return held
 
 
@@ -492,7 +502,7 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
         return ()
     often = np.nansum(alone, axis=1) > _ALONE * compared
     table_used = alone if often[enough].all() else shared
-    usual = np.nanmedian(table_used, axis=0)
+    usual = median_of_known(table_used)
     quartiles = np.stack([_quartiles(row, usual) for row in table_used[enough]])
     fastest = quartiles[:, 1].min()
     rows = table_used[enough]
@@ -587,7 +597,8 @@ def _sorted(
         keys = texts << 32 | places
         order = np.lexsort((lengths, keys))
         return keys[order], lengths[order], free[order]
-    packed = np.sort((texts * most + places) << bits | lengths << 1 | free)
+    packed = (texts * most + places) << bits | lengths << 1 | free
+    sort_numbers(packed)
     text, place = np.divmod(packed >> bits, most)
     return text << 32 | place, packed >> 1 & (1 << bits - 1) - 1, packed & 1 == 1
 
@@ -603,8 +614,9 @@ def _in_steps(
     """Sample rows in evenly spread steps; return them, their steps, and the number of steps."""
     if not len(start):
         return rows, np.zeros(len(rows), np.intp), 1
-    step = np.maximum(np.searchsorted(start, operations.start[rows], "right") - 1, 0)
-    inside = (operations.start[rows] >= start[step]) & (operations.start[rows] < end[step])
+    began = operations.start[rows]
+    step = np.maximum(search(start, began, "right") - 1, 0)
+    inside = (began >= start[step]) & (began < end[step])
     rows, step = rows[inside], step[inside]
     stride = -(-len(rows) // _MOST_KERNELS)
     if stride > 1:

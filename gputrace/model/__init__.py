@@ -25,10 +25,13 @@ def library() -> ctypes.CDLL | None:
         return None
     width, count, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
     of_set, ids = (pointer, pointer, count), (pointer, width, count, count, count, pointer)
-    loaded.gputrace_union.argtypes = (*of_set, pointer, pointer)
+    loaded.gputrace_union.argtypes = (*of_set, pointer, width, width, pointer, pointer)
+    loaded.gputrace_contains.argtypes = (*of_set, pointer, count, pointer)
     loaded.gputrace_intersection.argtypes = (*of_set, *of_set, pointer, pointer)
     loaded.gputrace_difference.argtypes = (*of_set, *of_set, pointer, pointer)
     loaded.gputrace_before.argtypes = (pointer, *of_set, pointer, count, pointer)
+    loaded.gputrace_search.argtypes = (pointer, count, pointer, count, width, pointer)
+    loaded.gputrace_sort.argtypes = (pointer, pointer, count)
     loaded.gputrace_mark.argtypes = ids
     loaded.gputrace_look_up.argtypes = (*ids, width, pointer)
     for function in ("union", "intersection", "difference"):

@@ -197,16 +197,23 @@ class Events:
         indices = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return Events({name: getattr(self, name).take(indices) for name in self.columns})
 
+    def take_away(self, rows: Column) -> Events:
+        """Return the rows with all columns, which are freed here, each before the next is made."""
+        return Events({name: self.__dict__.pop(name).take(rows) for name in self.columns})
 
-def concatenate(parts: Sequence[Events], columns: Sequence[str]) -> Events:
-    """Concatenate the rows of all parts; without parts, return empty columns."""
+
+def concatenate(parts: list[Events], columns: Sequence[str]) -> Events:
+    """Concatenate the rows of all parts; without parts, return empty columns.
+
+    The list is emptied, so that the columns of each part make room for the next ones.
+    """
     if len(parts) == 1:
         return parts[0]
+    pieces = {name: [getattr(part, name) for part in parts] for name in columns}
+    parts.clear()
     return Events(
         {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            if parts
-            else np.empty(0, COLUMN_TYPES[name])
+            name: np.concatenate(pieces.pop(name) or [np.empty(0, COLUMN_TYPES[name])])
             for name in columns
         }
     )
@@ -214,6 +221,8 @@ def concatenate(parts: Sequence[Events], columns: Sequence[str]) -> Events:
 
 _DENSE: Final = 4
 """Ids are dense if their value range is at most this many times the number of rows."""
+_MANY: Final = 1 << 12
+"""Numbers that are sooner sorted by their digits than by comparing them."""
 _FEW: Final = 8
 """Ids that are compared with each other one by one."""
 _BLOCK: Final = 1 << 15
@@ -222,13 +231,22 @@ _BLOCK: Final = 1 << 15
 
 def distinct_ids(ids: Column) -> NDArray[np.int64]:
     """Return the sorted distinct ids."""
-    if _are_dense(ids, _DENSE):
-        return _counted(ids)
+    if (limits := _limits(ids, _DENSE)) is not None:
+        return _counted(ids, *limits)
     ordered = np.sort(ids).astype(np.int64, copy=False)
     first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     distinct: NDArray[np.int64] = ordered[first]
     return distinct
+
+
+def sort_numbers(numbers: NDArray[np.int64]) -> None:
+    """Sort a column in place."""
+    if len(numbers) < _MANY or (native := library()) is None or not numbers.flags.c_contiguous:
+        numbers.sort()
+    else:
+        scratch = np.empty_like(numbers)
+        native.gputrace_sort(address(numbers), address(scratch), len(numbers))
 
 
 def is_among(ids: Column, wanted: Column | Iterable[int]) -> Mask:
@@ -241,7 +259,7 @@ def is_among(ids: Column, wanted: Column | Iterable[int]) -> Mask:
             among |= ids == id
         return among
     distinct = distinct_ids(wanted)
-    if not _are_dense(distinct, _DENSE):
+    if _limits(distinct, _DENSE) is None:
         return np.asarray(distinct.take(distinct.searchsorted(ids), mode="clip") == ids)
     low, high = int(distinct[0]), int(distinct[-1])
     known = np.zeros(high - low + 1, np.bool_)
@@ -252,14 +270,15 @@ def is_among(ids: Column, wanted: Column | Iterable[int]) -> Mask:
 
 def number_ids(ids: Column) -> tuple[NDArray[np.int64], NDArray[np.signedinteger[Any]]]:
     """Return the sorted distinct ids, and the index into them for each row."""
-    if not _are_dense(ids, 4 * _DENSE):
+    limits = _limits(ids, 4 * _DENSE)
+    if limits is None:
         distinct, indices = np.unique(ids, return_inverse=True)
         return distinct.astype(np.int64), indices
-    distinct = _counted(ids)
-    low = int(distinct[0])
+    low, high = limits
+    distinct = _counted(ids, low, high)
     if len(distinct) == 1:
         return distinct, np.zeros(ids.size, np.int32)
-    index_of = np.empty(int(distinct[-1]) - low + 1, np.int32)
+    index_of = np.empty(high - low + 1, np.int32)
     index_of[distinct - low] = np.arange(len(distinct), dtype=np.int32)
     return distinct, _look_up(ids, low, index_of)
 
@@ -269,9 +288,10 @@ class IdLookup:
 
     def __init__(self, ids: Column, rows: NDArray[np.signedinteger[Any]]) -> None:
         """Index at least one id; ``rows`` are in the order that decides which row is first."""
-        self._dense = _are_dense(ids, _DENSE)
-        if self._dense:
-            self._low, high = int(ids.min()), int(ids.max())
+        limits = _limits(ids, _DENSE)
+        self._dense = limits is not None
+        if limits is not None:
+            self._low, high = limits
             self._rows = np.full(high - self._low + 1, UNKNOWN, np.int32)
             self._rows[ids[::-1] - self._low] = rows[::-1]
         else:
@@ -303,12 +323,17 @@ def _look_up(ids: Column, low: int, table: NDArray[np.int32]) -> NDArray[np.int3
     return found
 
 
-def _are_dense(ids: Column, times: int) -> bool:
-    return ids.size > 0 and int(ids.max()) - int(ids.min()) <= times * ids.size
-
-
-def _counted(ids: Column) -> NDArray[np.int64]:
+def _limits(ids: Column, times: int) -> tuple[int, int] | None:
+    """Return the least and the largest id; None unless they are ``times`` as far apart as there are
+    rows at most.
+    """
+    if not ids.size:
+        return None
     low, high = int(ids.min()), int(ids.max())
+    return (low, high) if high - low <= times * ids.size else None
+
+
+def _counted(ids: Column, low: int, high: int) -> NDArray[np.int64]:
     if low == high:
         return np.array([low])
     seen = np.zeros(high - low + 1, bool)

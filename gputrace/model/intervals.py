@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -85,6 +85,10 @@ class Intervals(Struct, frozen=True, dict=True):
         times = np.asarray(times, np.int64)
         if not len(self.start):
             return np.zeros(times.shape, bool)
+        if times.size >= _MANY and (native := library()) is not None:
+            times, inside = np.ascontiguousarray(times), np.empty(times.shape, bool)
+            native.gputrace_contains(*self._in_memory, address(times), times.size, address(inside))
+            return inside
         index = np.searchsorted(self.start, times, "right") - 1
         return (index >= 0) & (times < self.end[np.maximum(index, 0)])
 
@@ -163,6 +167,20 @@ class Intervals(Struct, frozen=True, dict=True):
         return Intervals(starts, stops).select(starts < stops)
 
 
+def search(ordered: Times, times: Times, side: Literal["left", "right"] = "left") -> IndexArray:
+    """Return where times belong in a sorted column: before its equals, or after them.
+
+    Done as ``numpy.searchsorted`` does; quicker where most times are near the one before.
+    """
+    if times.size < _MANY or (native := library()) is None:
+        return np.searchsorted(ordered, times, side)
+    ordered, times = np.ascontiguousarray(ordered, np.int64), np.ascontiguousarray(times, np.int64)
+    places = np.empty(times.shape, np.int64)
+    given = address(ordered), len(ordered), address(times), times.size, side == "right"
+    native.gputrace_search(*given, address(places))
+    return places
+
+
 def _written(function: Any, one: Intervals, other: Intervals) -> Intervals:
     """Return the set that a function of the C library makes of two."""
     found = np.empty((2, len(one) + len(other)), np.int64)
@@ -229,11 +247,29 @@ def union(start: ArrayLike, end: ArrayLike, *, is_sorted: bool = False) -> Inter
     return Intervals(start[first], reach[last])
 
 
-def _joined(native: Any, start: Times, end: Times) -> Intervals | None:
+def union_of(start: Times, end: Times, group: NDArray[np.int8], groups: range) -> Intervals:
+    """Return the union of the intervals of some groups, numbered up to 127; sorted by start."""
+    if (native := library()) is not None:
+        start, end = np.ascontiguousarray(start), np.ascontiguousarray(end)
+        joined = _joined(native, start, end, np.ascontiguousarray(group), groups)
+        if joined is not None:
+            return joined
+    rows = (group >= groups.start) & (group < groups.stop)
+    return union(start[rows], end[rows], is_sorted=True)
+
+
+def _joined(
+    native: Any,
+    start: Times,
+    end: Times,
+    group: NDArray[np.int8] | None = None,
+    groups: range = range(0),
+) -> Intervals | None:
     """Return the union of intervals, by the C library; None unless they are sorted by start."""
     found = np.empty((2, len(start)), np.int64)
     at = address(found)
+    which = None if group is None else address(group), groups.start, groups.stop
     count = native.gputrace_union(
-        address(start), address(end), len(start), at, at + found.strides[0]
+        address(start), address(end), len(start), *which, at, at + found.strides[0]
     )
     return None if count < 0 else Intervals(*found[:, :count].copy())

@@ -40,8 +40,14 @@ int main(int count, char **words) {
         int64_t *found = column(others), *covered = column(mine + 1);
         for (int64_t i = 0; i <= mine; i++) covered[i] = draw(1000);
         gputrace_before(start, end, covered, mine, other_start, others, found);
+        gputrace_contains(start, end, mine, other_start, others, (uint8_t *)found);
+        gputrace_search(start, mine, other_start, others, (int32_t)draw(2), found);
         int64_t *joined = column(mine), *ends = column(mine);
-        gputrace_union(start, end, mine, joined, ends) < 0 ? unsorted++ : sorted++;
+        int8_t *group = calloc((size_t)mine + 1, 1);
+        int32_t first = (int32_t)draw(3);
+        for (int64_t i = 0; i < mine; i++) group[i] = (int8_t)draw(4);
+        gputrace_union(start, end, mine, group, first, first + 2, joined, ends);
+        gputrace_union(start, end, mine, NULL, 0, 0, joined, ends) < 0 ? unsorted++ : sorted++;
         int32_t width = 1 << draw(4);
         int64_t size = draw(300), low = draw(2) ? draw(200) - 100 : INT64_MIN + draw(5);
         int64_t many = mine * 8 / width;
@@ -49,8 +55,12 @@ int main(int count, char **words) {
         int32_t *table = calloc((size_t)size + 1, 4), *entries = calloc((size_t)many + 1, 4);
         gputrace_mark(start, width, many, low, size, marks);
         gputrace_look_up(start, width, many, low, size, table, -1, entries);
+        gputrace_sort(start, joined, mine);
+        for (int64_t i = 1; i < mine; i++)
+            if (start[i] < start[i - 1]) return 1;
         free(start), free(end), free(to), free(from), free(other_start), free(other_end);
         free(found), free(covered), free(joined), free(ends), free(marks), free(table), free(entries);
+        free(group);
     }
     printf("%ld %ld\n", sorted, unsorted);
     return 0;

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import is_communication
 from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.pipeline import analyze
@@ -263,7 +264,7 @@ def use_kernels(
     means = means_of(totals / len(operations))
     order = np.argsort(ids, kind="stable")
     parts_of = np.split(ns[order], np.searchsorted(ids[order], np.arange(1, len(texts))))
-    medians = [float(np.median(part)) for part in parts_of]
+    medians = [float(median(part)) for part in parts_of]
     return tuple(
         KernelUse(text, is_communication(text), mean, count, median)
         for text, mean, count, median in zip(texts, means, counts.tolist(), medians, strict=True)

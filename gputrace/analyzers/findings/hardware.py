@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.analyzers.grouping import median
 from gputrace.model.results import CardUse, Evidence, Finding
 from gputrace.units import format_ns, format_ranges
 
@@ -104,10 +105,8 @@ def lower_clock(facts: Facts, gpu: int, rank: int) -> str | None:
         clocks = _clocks(facts, which)
         of_gpu = [clock for card, clock in clocks.items() if (card.gpu, card.rank) == (gpu, rank)]
         others = [clock for card, clock in clocks.items() if (card.gpu, card.rank) != (gpu, rank)]
-        if of_gpu and others and of_gpu[0] < (1 - _CLOCK_APART) * float(np.median(others)):
-            return (
-                f"its {name} clock is {of_gpu[0]:,.0f} MHz and theirs {np.median(others):,.0f} MHz"
-            )
+        if of_gpu and others and of_gpu[0] < (1 - _CLOCK_APART) * float(median(others)):
+            return f"its {name} clock is {of_gpu[0]:,.0f} MHz and theirs {median(others):,.0f} MHz"
     return None
 
 
@@ -125,7 +124,7 @@ def _slowness(
     others = [ratios[key].ratio for card in rest if (key := (card.gpu, card.rank)) in ratios]
     if not slow or not others:
         return 0, None
-    usual = float(np.median(others))
+    usual = float(median(others))
     worst = max(slow, key=lambda entry: entry.ratio)
     excess = max(round(entry.compared_ns * (1 - usual / entry.ratio)) for entry in slow)
     return max(excess, 0), worst.ratio / usual
@@ -286,7 +285,7 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
     if len(used) < 2:
         return
     fullest = max(used, key=lambda card: used[card])
-    others = float(np.median([used[card] for card in used if card is not fullest]))
+    others = float(median([used[card] for card in used if card is not fullest]))
     more = used[fullest] - others
     if used[fullest] < _MORE_MEMORY * others or more < _MUCH_MEMORY:
         return
@@ -366,7 +365,7 @@ def uneven_utilization(facts: Facts) -> Iterator[Finding]:
     if len(used) < 2:
         return
     most = max(used, key=lambda card: used[card])
-    others = float(np.median([used[card] for card in used if card is not most]))
+    others = float(median([used[card] for card in used if card is not most]))
     if used[most] - others < _UNEVEN:
         return
     span = int(np.ptp(facts.nvml.samples.time))

@@ -15,11 +15,12 @@ from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.host import why_pipeline_late
 from gputrace.analyzers.gpu_links import is_on
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.idle_causes import calls_held_by_copies
 from gputrace.model.events import Events, Kind, Memory, distinct_ids
 from gputrace.model.host import COLLATING, READING, SENDING, Allocator, Loader
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
 from gputrace.model.results import Evidence, Finding
 from gputrace.units import format_bytes, format_count, format_ns
 
@@ -539,7 +540,7 @@ def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
     """Return the nanoseconds of unexplained idle time before operations without a known call."""
     causes = gpu.lane.causes
     idle = causes.of["other_idle"].intersection(time)
-    cause = np.minimum(np.searchsorted(causes.ends, idle.end), max(len(causes.ends) - 1, 0))
+    cause = np.minimum(search(causes.ends, idle.end), max(len(causes.ends) - 1, 0))
     return int(idle.lengths[causes.feeder[cause] == NOBODY].sum()) if len(idle) else 0
 
 
@@ -550,7 +551,7 @@ def _calls_each_step(facts: Facts, sort: Call) -> int:
     for step in {(s.rank, s.step): s for s in facts.measured}.values():
         begin, end = np.searchsorted(starts, (step.start_ns, step.end_ns))
         spans[step.step] = max(spans.get(step.step, 0), int(end - begin))
-    return int(np.median(list(spans.values())))
+    return int(median(list(spans.values())))
 
 
 def _starts_of(shard: Shard, sort: Call) -> Times:

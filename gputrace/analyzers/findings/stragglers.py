@@ -12,7 +12,7 @@ import numpy as np
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.hardware import lower_clock
 from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE, how_to_feed_faster
-from gputrace.analyzers.grouping import median_of_others
+from gputrace.analyzers.grouping import median, median_of_others
 from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.stragglers import KernelRatio, Straggler
 from gputrace.model.events import UNKNOWN
@@ -471,7 +471,7 @@ def _each(load: Load, name: str) -> float:
 
 def _mean_of_others(load: Load, loads: tuple[Load, ...], name: str) -> float:
     """Return the median of the other GPUs' nanoseconds per step."""
-    return float(np.median([_each(other, name) for other in loads if other is not load]))
+    return float(median([_each(other, name) for other in loads if other is not load]))
 
 
 def _advice(facts: Facts, load: Load) -> str:
@@ -486,7 +486,7 @@ def _evidence(load: Load, loads: tuple[Load, ...], extra: int, share: float) -> 
         "share": round(share, 6),
         "extra_ns": extra,
         "h2d_run_ns": load.h2d_run_ns,
-        "others_h2d_run_ns": round(np.median([other.h2d_run_ns for other in others])),
+        "others_h2d_run_ns": round(median([other.h2d_run_ns for other in others])),
     }
     for name, ns in load.extra_ns.items():
         if ns:
@@ -496,5 +496,5 @@ def _evidence(load: Load, loads: tuple[Load, ...], extra: int, share: float) -> 
     if load.memory_bytes is not None:
         known = [other.memory_bytes for other in others if other.memory_bytes is not None]
         evidence["memory_bytes"] = load.memory_bytes
-        evidence["others_memory_bytes"] = round(np.median(known)) if known else None
+        evidence["others_memory_bytes"] = round(median(known)) if known else None
     return evidence

@@ -13,6 +13,7 @@ from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
 from gputrace.analyzers.findings.idle import explained, how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.run_phases import WARMUP_CAUSES
@@ -184,8 +185,8 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     if len(longest) < 5:
         return None
     lengths = np.array([step.end_ns - step.start_ns for step in longest])
-    middle = float(np.median(lengths))
-    scatter = 1.4826 * float(np.median(np.abs(lengths - middle)))
+    middle = float(median(lengths))
+    scatter = 1.4826 * float(median(np.abs(lengths - middle)))
     slow = lengths > max(_SLOW * middle, middle + 4 * scatter)
     excess = int((lengths[slow] - middle).sum())
     if not slow.any() or slow.mean() > 0.5 or excess < _WORTH * lengths.sum():
@@ -275,7 +276,7 @@ def _what_slow_steps_have(steps: Sequence[Step], slow: Mask) -> tuple[str, int]:
     """Return the class that grew most in the slow steps, and its growth in nanoseconds."""
     shares = [_shares(step) for step in steps]
     table = np.array([list(share.values()) for share in shares])
-    more = table[slow].mean(axis=0) - np.median(table[~slow], axis=0)
+    more = table[slow].mean(axis=0) - median(table[~slow], axis=0)
     most = int(np.argmax(more))
     return list(shares[0])[most], int(more[most])
 

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations, GpuSummary
 from gputrace.analyzers.steps.inferred import (
@@ -368,7 +369,7 @@ def _keeps_up(done: Times, start: Times, end: Times) -> bool:
     A profiler's few steps are then the windows themselves: cut by the GPU's time, the first would
     lose its wait for data, and their sum would not be what the profiler's users know.
     """
-    return bool((done - end).max() < _MOST_BEHIND * np.median(end - start))
+    return bool((done - end).max() < _MOST_BEHIND * median(end - start))
 
 
 def _extent(rows: Rows, step: NDArray[np.intp], steps: int) -> tuple[Rows, Rows]:
@@ -493,7 +494,7 @@ def fill_in(operations: GpuOperations, marks: Numbers, first: Rows, last: Rows) 
     place = np.searchsorted(rows, first)
     alike = rows[np.minimum(place, len(rows) - 1)] == first
     counts = np.diff(place)[np.diff(marks) == 1]
-    each = int(np.median(counts)) if len(counts) else 0
+    each = int(median(counts)) if len(counts) else 0
     if not each or np.mean(counts == each) < _MOST or np.mean(alike) < _MOST:
         return marks, first, last
     found = [(marks, first, last)]

@@ -10,11 +10,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.grouping import quantile
+from gputrace.analyzers.grouping import median, quantile
 from gputrace.analyzers.kernel_names import is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
-from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.events import Kind, distinct_ids, number_ids
 from gputrace.model.intervals import Times
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -80,7 +80,7 @@ def _does_work(operations: GpuOperations, closers: Bursts) -> bool:
     work = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
     graphs = bool((operations.events.kind == Kind.GRAPH).any())
     each = np.diff(np.searchsorted(work, closers.last, "right"))
-    return graphs or float(np.median(each)) >= _LEAST_KERNELS
+    return graphs or float(median(each)) >= _LEAST_KERNELS
 
 
 def _told(inputs: Rows) -> tuple[float, str]:
@@ -94,7 +94,7 @@ def _cut(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> Cuts:
     after = _first_after(operations, bursts.last)
     first = after[:-1].copy()
     place = np.searchsorted(inputs, bursts.last, "right")
-    each = int(np.median(np.diff(place))) if len(place) > 1 else 0
+    each = int(median(np.diff(place))) if len(place) > 1 else 0
     if each and _start_after_end(operations, bursts, inputs):
         own = place[1:] - each
         fed = own >= place[:-1]
@@ -123,7 +123,7 @@ def _of_usual_size(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
     Such a step starts where an operation like the others' first is followed by as many as usual.
     Operations strange to the other steps are not validation but autotuning, and stay.
     """
-    usual = int(np.median(last - first))
+    usual = int(median(last - first))
     middle = int(np.argmin(np.abs(last - first - usual)))
     names = operations.events.name
     model = names[first[middle] : last[middle] + 1]
@@ -141,7 +141,7 @@ def _of_usual_size(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
 def _is_cut_off(cuts: Cuts) -> bool:
     """Return whether the first step is cut off at its beginning."""
     sizes = cuts.last - cuts.first + 1
-    return len(cuts) > _LEAST_STEPS and bool(sizes[0] < _WHOLE * np.median(sizes[1:]))
+    return len(cuts) > _LEAST_STEPS and bool(sizes[0] < _WHOLE * median(sizes[1:]))
 
 
 def _start_after_end(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> bool:
@@ -150,8 +150,8 @@ def _start_after_end(operations: GpuOperations, bursts: Bursts, inputs: Rows) ->
     """
     place = np.searchsorted(inputs, bursts.last, "right")[:-1]
     waiting = inputs[np.minimum(place, len(inputs) - 1)] - bursts.last[:-1]
-    usual, step = float(np.median(waiting)), float(np.median(np.diff(bursts.last)))
-    scatter = float(np.median(np.abs(waiting - usual)))
+    usual, step = float(median(waiting)), float(median(np.diff(bursts.last)))
+    scatter = float(median(np.abs(waiting - usual)))
     return usual <= _SOON * step and scatter <= _SCATTER * step
 
 
@@ -163,7 +163,7 @@ def _first_after(operations: GpuOperations, last: Rows) -> Rows:
     others = np.flatnonzero(operations.events.kind != Kind.COPY_D2H)
     next_other = np.append(others, len(operations))[np.searchsorted(others, last + 1)]
     closing = next_other - last - 1
-    return last + 1 + np.minimum(closing, int(np.median(closing)))
+    return last + 1 + np.minimum(closing, int(median(closing)))
 
 
 def _first_like(operations: GpuOperations, first: Rows, bursts: Bursts) -> int:
@@ -256,7 +256,7 @@ def _one_a_batch(bursts: Bursts, inputs: Rows) -> Bursts:
         return bursts
     batch = np.searchsorted(inputs, bursts.last)
     _, counts = np.unique(batch, return_counts=True)
-    if np.median(counts) < 2 or np.mean(counts == np.median(counts)) < 0.75:
+    if median(counts) < 2 or np.mean(counts == median(counts)) < 0.75:
         return bursts
     final = np.append(np.diff(batch) > 0, True)
     return Bursts(bursts.first[final], bursts.last[final])
@@ -328,7 +328,7 @@ def _is_regular(counts: NDArray[np.intp]) -> bool:
     """Return whether nearly all steps have the same number of copies, other than none."""
     if not len(counts):
         return False
-    usual = int(np.median(counts))
+    usual = int(median(counts))
     return usual > 0 and float(np.mean(counts == usual)) >= 0.75
 
 
@@ -362,17 +362,17 @@ def inputs_alone(operations: GpuOperations) -> Inputs:
     for group, first in zip(groups, firsts, strict=True):
         between = np.diff(np.searchsorted(first, most))
         several = abs(len(first) - len(most)) > _PARTS_MISSING * len(most)
-        if several or np.median(between) != 1:
+        if several or median(between) != 1:
             continue
         parts.append(group)
         following = np.searchsorted(most, first)
         inside = (following > 0) & (following < len(most))
         row, following = first[inside], following[inside]
         before, after = most[following] - row, row - most[following - 1]
-        if len(row) and ahead < np.median(before) < np.median(after):
-            starts, ahead = first, float(np.median(before))
+        if len(row) and ahead < median(before) < median(after):
+            starts, ahead = first, float(median(before))
     each = np.diff(np.searchsorted(np.sort(np.concatenate(groups)), most))
-    return Inputs(np.sort(np.concatenate(parts)), starts, float(np.median(each)) <= _MOST_COPIES)
+    return Inputs(np.sort(np.concatenate(parts)), starts, float(median(each)) <= _MOST_COPIES)
 
 
 def _keeps_distance(between: NDArray[np.intp]) -> bool:
@@ -409,12 +409,12 @@ def find_closers(operations: GpuOperations, inputs: Rows, bursts: Bursts | None)
     closing = max(places, key=len)
     for place in places:
         apart = np.diff(place)
-        if len(apart) < 2 or len(place) < 0.5 * len(inputs) / max(np.median(apart), 1):
+        if len(apart) < 2 or len(place) < 0.5 * len(inputs) / max(median(apart), 1):
             continue
-        if np.median(apart) > 1 and np.mean(apart == np.median(apart)) >= 0.75:
+        if median(apart) > 1 and np.mean(apart == median(apart)) >= 0.75:
             closing = place
     sizes = ends[closing] - inputs[closing]
-    last = np.minimum(ends[closing], inputs[closing] + int(np.median(sizes)))
+    last = np.minimum(ends[closing], inputs[closing] + int(median(sizes)))
     if bursts is not None:
         seen = np.searchsorted(inputs, bursts.last) - 1
         last = np.union1d(last, ends[np.setdiff1d(seen[seen >= 0], closing)])
@@ -425,7 +425,7 @@ def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.i
     """A number for each stretch from one input copy to the next; alike ones have the same."""
     rows = slice(int(inputs[0]), len(operations))
     tokens = operations.events.name[rows].astype(np.int64) * 64 + operations.events.kind[rows]
-    _, tokens = np.unique(tokens, return_inverse=True)
+    tokens = number_ids(tokens)[1]
     stretch = np.searchsorted(inputs, np.arange(rows.start, rows.stop), "right") - 1
     kinds = int(tokens.max()) + 1
     pairs = distinct_ids(stretch * kinds + tokens)
@@ -474,8 +474,8 @@ def infer_iterations(operations: GpuOperations) -> StepWindows | None:
 def _is_even(cuts: Rows) -> bool:
     """Return whether the distances are mostly alike: a cheap check before looking inside."""
     between = np.diff(cuts)
-    usual = np.median(between)
-    return bool(usual > 1 and np.median(np.abs(between - usual)) <= _UNEVEN * usual)
+    usual = median(between)
+    return bool(usual > 1 and median(np.abs(between - usual)) <= _UNEVEN * usual)
 
 
 def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
@@ -486,7 +486,7 @@ def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
     stretch = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
     table = np.bincount(stretch * kinds + inside, minlength=(len(cuts) - 1) * kinds)
     table = table.reshape(len(cuts) - 1, kinds).astype(float)
-    usual = np.median(table, axis=0)
+    usual = median(table, axis=0)
     norms = np.linalg.norm(table, axis=1) * np.linalg.norm(usual)
     cosines = np.divide(table @ usual, norms, out=np.zeros(len(table)), where=norms > 0)
     return quantile(cosines.tolist(), 0.1)
@@ -534,16 +534,16 @@ def part_interludes(
     if len(starts) < 2:
         return ends, ()
     between = first[1:] - last[:-1] - 1
-    size, length = np.median(last - first + 1), np.median(np.diff(starts))
+    size, length = median(last - first + 1), median(np.diff(starts))
     more = max(3.0, _FOREIGN_PART * float(size))
     # A first operation that comes late in its own step leaves more between, and adds none.
     apart = np.diff(last)
-    many = (between > np.median(between) + more) & (apart > np.median(apart) + more)
+    many = (between > median(between) + more) & (apart > median(apart) + more)
     pause = starts[1:] - ends[:-1]
-    long = pause > np.median(pause) + _LONG_PART * float(length)
+    long = pause > median(pause) + _LONG_PART * float(length)
     to_host = np.cumsum(np.append(0, operations.events.kind == Kind.COPY_D2H))
     copies = to_host[first[1:]] - to_host[last[:-1] + 1]
-    saved = copies > np.median(copies) + _SAVING_COPIES
+    saved = copies > median(copies) + _SAVING_COPIES
     foreign = (many | long | saved) & (starts[1:] > ends[:-1])
     usual = int(np.argmin(np.abs(last - first + 1 - size)))
     model = _computed(operations, slice(int(first[usual]), int(last[usual]) + 1))
@@ -575,7 +575,7 @@ def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
     step's first counts: collectives that nothing waits for may end steps later.
     """
     last = np.minimum(last, np.append(first[1:] - 1, last[-1]))
-    size = int(np.median(last - first + 1))
+    size = int(median(last - first + 1))
     usual = int(np.argmin(np.abs(last - first + 1 - size)))
     tokens = operations.events.name.astype(np.int64) * 64 + operations.events.kind
     model = tokens[first[usual] : last[usual] + 1]
@@ -592,7 +592,7 @@ def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
 
 def _alike(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
     """Part of the operations that two stretches have in common, whatever their order."""
-    names, place = np.unique(np.concatenate([one, other]), return_inverse=True)
+    names, place = number_ids(np.concatenate([one, other]))
     counts = [np.bincount(part, minlength=len(names)) for part in np.split(place, [len(one)])]
     return float(np.minimum(*counts).sum() / max(len(one), len(other), 1))
 

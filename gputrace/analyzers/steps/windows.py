@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gputrace.analyzers.grouping import median
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
 from gputrace.model.results import RecorderCost
@@ -106,8 +107,8 @@ def count_warmup(lengths: ArrayLike) -> int:
             return 0
         return int(first[0] > _FIRST_SLOWER * others.max())
     half = len(lengths) // 2
-    usual = np.median(lengths[half:])
-    scatter = np.median(np.abs(lengths[half:] - usual))
+    usual = median(lengths[half:])
+    scatter = median(np.abs(lengths[half:] - usual))
     fast = lengths <= usual + max(_SLOWER * usual, _NOISE * scatter)
     for step in range(half):
         if fast[step : step + _IN_A_ROW].all():
@@ -162,7 +163,7 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         return None
     rows = settled[count_warmup(together.length[settled]) :]
     every = together.length[rows]
-    rows = rows[every <= _ORDINARY * np.median(every)]
+    rows = rows[every <= _ORDINARY * median(every)]
     middles = np.array([run.mean() for run, _ in stretches])
     nearest = np.searchsorted((middles[1:] + middles[:-1]) / 2, rows)
     near = np.split(together.length[rows], np.searchsorted(nearest, np.arange(1, len(stretches))))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.stragglers import LateGains
@@ -200,7 +201,7 @@ def explained_only(graph: Graph) -> Graph:
     launched = issues(graph)
     follows = runs(graph) & (graph.spacing > 0)
     usual = [
-        int(np.median(lags)) if len(lags) else 0
+        int(median(lags)) if len(lags) else 0
         for lags in (graph.latency[launched], graph.spacing[follows])
     ]
     return graph.changed(

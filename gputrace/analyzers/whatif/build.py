@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.graph import (
@@ -224,7 +225,7 @@ def start_times(items: Items, before: Index) -> StartTimes:
 
 
 def _usual(samples: Times, otherwise: int) -> int:
-    return int(np.median(samples)) if len(samples) >= _ENOUGH else otherwise
+    return int(median(samples)) if len(samples) >= _ENOUGH else otherwise
 
 
 class Queueing(NamedTuple):
@@ -249,7 +250,7 @@ def find_slots(items: Items, gpu: Index, call_ns: Times, host: HostTimes) -> Que
     lanes = [_Lane.of(items, gpu, number) for number in distinct_ids(gpu[gpu >= 0]).tolist()]
     depth = max([QUEUE, *(int(lane.waiting(items.begin).max(initial=0)) for lane in lanes)])
     launches = (items.thread >= 0) & (items.stream >= 0)
-    usual = int(np.median(call_ns[launches])) if launches.any() else 0
+    usual = int(median(call_ns[launches])) if launches.any() else 0
     long = max(_BLOCKED_NS, 10 * usual)
     silent = np.where(host.hand < 0, host.gap - host.data, 0)
     for lane in lanes:
@@ -339,34 +340,63 @@ def find_waits(
     """
     call_ns = np.where(items.thread >= 0, items.returned - items.begin, 0)
     waits: Waits = {}
-    stream, process = items.stream.tolist(), items.process.tolist()
-    issued: dict[int, list[int]] = {}
-    latest: dict[int, int] = {}  # stream that each thread issued to last
     copies = np.isin(kind, (Kind.COPY_H2D, Kind.COPY_D2H)) & (items.thread >= 0)
     blocked = copies & blocks & (call_ns > _STAGED_NS) & (items.returned > items.start)
+    blocked &= items.stream >= 0
     matters = np.isin(sort, (Call.SYNC, Call.ALLOC)) & (items.thread >= 0)
-    finder = _Finder(items)
-    for i in range(len(stream)):
-        if i and process[i] != process[i - 1]:
-            issued.clear()
+    finder, issued = _Finder(items), _Issued(items)
+    for i in np.flatnonzero(matters | blocked).tolist():
         if matters[i]:
             called = names[int(name[i])]
             every = any(part in called for part in _EVERY_STREAM)
-            of = None if every else latest.get(int(items.thread[i]))
-            ended = finder.find(i, issued, of, of_event="Event" in called)
+            of = None if every else issued.last_stream(i)
+            ended = finder.find(i, issued.before(i), of, of_event="Event" in called)
             if sort[i] == Call.SYNC or any(binds for _, binds in ended):
                 waits[i], call_ns[i] = finder.edges(i, ended, int(call_ns[i]))
-        if stream[i] >= 0:
-            issued.setdefault(stream[i], []).append(i)
-            latest[int(items.thread[i])] = stream[i]
-            if blocked[i]:
-                waits[i] = ((i, int(items.returned[i] - items.end[i])),)
-                call_ns[i] = min(int(call_ns[i]), SHORT_NS)
+        if blocked[i]:
+            waits[i] = ((i, int(items.returned[i] - items.end[i])),)
+            call_ns[i] = min(int(call_ns[i]), SHORT_NS)
     return Waiting(call_ns, waits)
 
 
 Found = list[tuple[int, bool]]
 """Pairs of an operation and whether the call had to wait for it."""
+Issued = Mapping[int, tuple[list[int], int]]
+"""Operations of each stream in order, and how many of them were issued before a call."""
+
+
+class _Issued:
+    """Operations that were issued before an item, by stream of its process."""
+
+    def __init__(self, items: Items) -> None:
+        rows = np.flatnonzero(items.stream >= 0)
+        self._process, self._thread, self._stream = items.process, items.thread, items.stream
+        self._by_process = self._grouped(rows, items.process)
+        self._by_thread = self._grouped(rows, items.thread)
+        self._streams: dict[int, list[list[int]]] = {}
+
+    @staticmethod
+    def _grouped(rows: Index, keys: Column) -> dict[int, Index]:
+        """Return the rows of each key, in order."""
+        rows = rows[np.argsort(keys[rows], kind="stable")]
+        parts = np.split(rows, np.flatnonzero(np.diff(keys[rows])) + 1) if len(rows) else []
+        return {int(keys[part[0]]): part for part in parts}
+
+    def last_stream(self, i: int) -> int | None:
+        """Return the stream to which the thread of an item issued last."""
+        rows = self._by_thread.get(int(self._thread[i]))
+        count = 0 if rows is None else int(np.searchsorted(rows, i))
+        return None if rows is None or not count else int(self._stream[rows[count - 1]])
+
+    def before(self, i: int) -> Issued:
+        """Return the operations of each stream, and how many of them come before an item."""
+        process = int(self._process[i])
+        if process not in self._streams:
+            rows = self._by_process.get(process, np.empty(0, np.int64))
+            parts = self._grouped(rows, self._stream).values()
+            self._streams[process] = sorted(part.tolist() for part in parts)
+        counted = ((rows, bisect_left(rows, i)) for rows in self._streams[process])
+        return {int(self._stream[rows[0]]): (rows, count) for rows, count in counted if count}
 
 
 class _Finder:
@@ -376,9 +406,7 @@ class _Finder:
         self.begin, self.returned = items.begin.tolist(), items.returned.tolist()
         self.end = items.end.tolist()
 
-    def find(
-        self, i: int, issued: Mapping[int, list[int]], stream: int | None, *, of_event: bool
-    ) -> Found:
+    def find(self, i: int, issued: Issued, stream: int | None, *, of_event: bool) -> Found:
         """Return the latest operation per stream, or of one, that had ended at the call's return.
 
         A call with nothing to wait for on its stream may have waited for another stream. An event
@@ -386,10 +414,11 @@ class _Finder:
         waited for the operation that ended last before its return.
         """
         before = self.returned[i] + SHORT_NS
-        done = {s: rows[-1] for s, rows in issued.items() if self.end[rows[-1]] <= before}
+        last = {s: rows[count - 1] for s, (rows, count) in issued.items()}
+        done = {s: row for s, row in last.items() if self.end[row] <= before}
         if of_event and self.returned[i] - self.begin[i] > 2 * _WAKE_NS:
-            for s, rows in issued.items():
-                earlier = bisect_right(rows, before, key=self.end.__getitem__)
+            for s, (rows, count) in issued.items():
+                earlier = bisect_right(rows, before, 0, count, key=self.end.__getitem__)
                 if earlier and s not in done and self._binds(i, rows[earlier - 1]):
                     done[s] = rows[earlier - 1]
         ended = [(j, self._binds(i, j)) for s, j in done.items()]

@@ -16,11 +16,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.stragglers import LateGains
 from gputrace.analyzers.whatif.step_rows import SCENE, Rows
-from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
+from gputrace.model.events import Kind, Mask, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Times
 from gputrace.model.results import Breakdown
 from gputrace.model.struct import Struct
@@ -567,13 +568,13 @@ def _compare_kernels(graph: Graph, ranks: Index, rank: int) -> tuple[Mask, Times
     """
     computes = (graph.stream >= 0) & (graph.operation == OperationClass.COMPUTE)
     rows = np.flatnonzero(computes & (graph.kind == Kind.KERNEL) & (graph.rank >= 0))
-    names, name = np.unique(graph.name[rows], return_inverse=True)
+    names, name = number_ids(graph.name[rows])
     of_rank = np.searchsorted(ranks, graph.rank[rows])
     shape = len(ranks), len(names)
-    count, spent = np.zeros(shape), np.zeros(shape)
-    np.add.at(count, (of_rank, name), 1)
-    np.add.at(spent, (of_rank, name), graph.ns[rows])
-    usual = np.round(np.median(count, axis=0) / max(graph.steps, 1))
+    cell, cells = of_rank * len(names) + name, len(ranks) * len(names)
+    count = np.bincount(cell, minlength=cells).reshape(shape)
+    spent = np.bincount(cell, graph.ns[rows], cells).reshape(shape)
+    usual = np.round(median(count, axis=0) / max(graph.steps, 1))
     mean = np.divide(spent, count, out=np.full(shape, np.inf), where=count > 0)
     middle = np.sort(mean, axis=0)[(len(ranks) - 1) // 2]
     mine = of_rank == int(np.searchsorted(ranks, rank))
@@ -638,8 +639,9 @@ def _alike(graph: Graph, calls: list[Index]) -> Index:
     every rank makes as many calls: a call more on one rank shifts none of the others.
     """
     groups = [graph.group[rows] for rows in calls]
-    shared = reduce(np.intersect1d, (ids[ids >= 0] for ids in groups))
-    sections = [np.cumsum(np.isin(ids, shared)) for ids in groups]
+    first = distinct_ids(groups[0][groups[0] >= 0])
+    shared = reduce(lambda kept, ids: kept[is_among(kept, ids)], groups[1:], first)
+    sections = [np.cumsum(is_among(ids, shared)) for ids in groups]
     counts = np.stack([np.bincount(section, minlength=len(shared) + 1) for section in sections])
     even = (counts == counts[0]).all(axis=0)
     return np.stack([rows[even[section]] for rows, section in zip(calls, sections, strict=True)])

@@ -16,7 +16,7 @@ from gputrace.analyzers.operations import Gpu, GpuSummary, classify
 from gputrace.analyzers.parallelism import SHARDED
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import GPU_KINDS, Events, distinct_ids, is_among
+from gputrace.model.events import GPU_KINDS, Events, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.options import Window
 from gputrace.model.results import Step
@@ -231,12 +231,12 @@ def _gpu_of(events: Events, gpus: Sequence[Gpu]) -> NDArray[np.int64]:
         pair: index for index, gpu in enumerate(gpus) for pair in gpu.pairs
     }
     keys = events.process.astype(np.int64) << 16 | events.device.astype(np.int64) & 0xFFFF
-    distinct, where = np.unique(keys, return_inverse=True)
+    distinct, where = number_ids(keys)
     indices = [
         index_of.get((key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))), -1)
         for key in distinct.tolist()
     ]
-    return np.array(indices or [-1], np.int64)[where]
+    return np.array(indices or [-1], np.int64).take(where)
 
 
 def _step_of(windows: StepWindows, steps: range, moments: Times) -> NDArray[np.int64]:

@@ -25,11 +25,14 @@ static int64_t after(const int64_t *sorted, int64_t at, int64_t count, int64_t v
     return at;
 }
 
-// Joins intervals that overlap or touch; returns their number, -1 if they are not sorted by start.
+// Joins intervals that overlap or touch, with `group` those of groups from `low` to below `high`;
+// returns their number, -1 if they are not sorted by start.
 EXPORTED int64_t gputrace_union(const int64_t *start, const int64_t *end, int64_t count,
-                                int64_t *starts, int64_t *ends) {
+                                const int8_t *group, int32_t low, int32_t high, int64_t *starts,
+                                int64_t *ends) {
     int64_t joined = 0, last = INT64_MIN;
     for (int64_t i = 0; i < count; i++) {
+        if (group && (group[i] < low || group[i] >= high)) continue;
         if (end[i] <= start[i]) continue;
         if (start[i] < last) return -1;
         last = start[i];
@@ -99,6 +102,60 @@ EXPORTED void gputrace_before(const int64_t *start, const int64_t *end, const in
         else if (times[k] >= end[i - 1]) before[k] = covered[i];
         else before[k] = covered[i - 1] + (times[k] - start[i - 1]);
     }
+}
+
+// Writes whether each time is in a set.
+EXPORTED void gputrace_contains(const int64_t *start, const int64_t *end, int64_t count,
+                                const int64_t *times, int64_t asked, uint8_t *inside) {
+    int64_t i = 0;
+    for (int64_t k = 0; k < asked; k++) {
+        if (k && times[k] < times[k - 1]) i = 0;
+        i = after(start, i, count, times[k]);
+        inside[k] = i && times[k] < end[i - 1];
+    }
+}
+
+// Writes where each time belongs in a sorted column: before its equals, or after them.
+EXPORTED void gputrace_search(const int64_t *sorted, int64_t count, const int64_t *times,
+                              int64_t asked, int32_t after_equals, int64_t *places) {
+    int64_t i = 0;
+    for (int64_t k = 0; k < asked; k++) {
+        if (k && times[k] < times[k - 1]) i = 0;
+        if (after_equals) i = after(sorted, i, count, times[k]);
+        else i = times[k] == INT64_MIN ? 0 : after(sorted, i, count, times[k] - 1);
+        places[k] = i;
+    }
+}
+
+enum { DIGIT = 11, DIGITS = 6, VALUES = 1 << DIGIT };
+
+// Sorts numbers by their digits, in as many passes as digits differ; `scratch` is as long.
+EXPORTED void gputrace_sort(int64_t *numbers, int64_t *scratch, int64_t count) {
+    int64_t first = count ? numbers[0] : 0;
+    uint64_t differ = 0;
+    for (int64_t i = 0; i < count; i++) differ |= (uint64_t)(numbers[i] ^ first);
+    int64_t *from = numbers, *to = scratch;
+    for (int32_t digit = 0; digit < DIGITS; digit++) {
+        int32_t shift = digit * DIGIT;
+        if (!(differ >> shift & (VALUES - 1))) continue;
+        // The sign is the highest bit: inverted, negative numbers come first.
+        uint64_t sign = (uint64_t)1 << 63;
+        int64_t places[VALUES] = {0}, at = 0;
+        for (int64_t i = 0; i < count; i++)
+            places[((uint64_t)from[i] ^ sign) >> shift & (VALUES - 1)]++;
+        for (int32_t value = 0; value < VALUES; value++) {
+            int64_t many = places[value];
+            places[value] = at;
+            at += many;
+        }
+        for (int64_t i = 0; i < count; i++)
+            to[places[((uint64_t)from[i] ^ sign) >> shift & (VALUES - 1)]++] = from[i];
+        int64_t *swap = from;
+        from = to;
+        to = swap;
+    }
+    if (from != numbers)
+        for (int64_t i = 0; i < count; i++) numbers[i] = from[i];
 }
 
 #define FOR_EACH_ID(TYPE, ACTION)                                                  \
