@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from itertools import chain
@@ -616,8 +616,8 @@ class Texts:
         """Return the numbers whose texts match a pattern, which must treat all digits alike."""
         if self._shape_of is None:
             shapes = dict[bytes, int]()
-            texts = (text.translate(_ZERO_DIGITS) for text in self._distinct)
-            self._shape_of = np.array(_number(texts, shapes), np.int32)
+            texts = [text.translate(_ZERO_DIGITS) for text in self._distinct]
+            self._shape_of = np.fromiter(_number(texts, shapes), np.int32, len(texts))
             self._shapes = list(map(_decoded, shapes))
         matches = np.array([pattern.search(shape) is not None for shape in self._shapes], bool)
         numbers = numbers[(numbers >= 0) & (numbers < len(self._distinct))]
@@ -637,8 +637,9 @@ def read_texts(database: Database, table: str, column: str, where: str) -> Texts
             connection.text_factory = bytes
             cursor = connection.execute(sql)
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-                rowids.extend(rowid for rowid, _ in rows)
-                numbers.extend(_number((text for _, text in rows), distinct))
+                ids, texts = zip(*rows, strict=True)
+                rowids.extend(ids)
+                numbers.extend(_number(texts, distinct))
                 if len(rowids) > database.most_rows:
                     raise database.endless()
     except (*sqlite_security.ERRORS, MemoryError) as error:
@@ -649,9 +650,11 @@ def read_texts(database: Database, table: str, column: str, where: str) -> Texts
 _ROWS_AT_ONCE: Final = 16_384
 
 
-def _number(texts: Iterable[bytes], distinct: dict[bytes, int]) -> list[int]:
+def _number(texts: Sequence[bytes], distinct: dict[bytes, int]) -> Iterator[int]:
     """Return the number of each text; those that are not among the distinct texts get the next."""
-    return [distinct.setdefault(text, len(distinct)) for text in texts]
+    for text in dict.fromkeys(texts):
+        distinct.setdefault(text, len(distinct))
+    return map(distinct.__getitem__, texts)
 
 
 def _decoded(text: bytes) -> str:

@@ -282,6 +282,16 @@ def _code() -> str:
     """Return an identifier of the code: the version, and the time of its newest module."""
     from gputrace.version import __version__
 
-    package = Path(__file__).parents[1]
-    newest = max((path.stat().st_mtime_ns for path in package.rglob("*.py")), default=0)
-    return f"{__version__}:{newest}"
+    return f"{__version__}:{_newest(os.fspath(Path(__file__).parents[1]))}"
+
+
+def _newest(folder: str) -> int:
+    """Return the time of the newest module in a folder; `Path.rglob` takes five times as long."""
+    newest = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                newest = max(newest, entry.stat().st_mtime_ns)
+            elif entry.name != "__pycache__" and entry.is_dir():
+                newest = max(newest, _newest(entry.path))
+    return newest
