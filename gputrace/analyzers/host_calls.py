@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -147,7 +148,16 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
         """Return the calls of a thread that touch a window; they may nest."""
         first, stop = int(self.first[thread]), int(self.first[thread + 1])
         until = first + int(np.searchsorted(self.start[first:stop], end))
+        if thread not in self._reach:
+            self._reach[thread] = np.maximum.accumulate(self.end[first:stop])
+        # All calls before these had ended.
+        first += int(np.searchsorted(self._reach[thread], start, "right"))
         return np.flatnonzero(self.end[first:until] > start) + first
+
+    @cached_property
+    def _reach(self) -> dict[int, Times]:
+        """Moments at which each call of a thread and all before it had ended, by thread."""
+        return {}
 
 
 _CAPTURE: Final = re.compile(r"(cuda|cu|hip)Stream(Begin|End)Capture")
