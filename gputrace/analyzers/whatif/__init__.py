@@ -467,10 +467,7 @@ def late_host(graph: Graph, _effect: Effect) -> Graph | None:
 
     None where no rank is later, or where the ranks make different calls.
     """
-    quick = graph
-    for rank in distinct_ids(graph.rank[graph.rank >= 0]).tolist():
-        quick = with_quick_host(quick, rank) or quick
-    return None if quick is graph else quick
+    return with_quick_host(graph, distinct_ids(graph.rank[graph.rank >= 0]).tolist())
 
 
 _SHARE: Final = 0.2

@@ -555,7 +555,7 @@ def attribute(graph: Graph, rank: int, mean_ns: int) -> LateGains | None:
     edits = (
         gone if extra.any() else None,
         graph.changed(ns=slower) if (slower < graph.ns).any() else None,
-        with_quick_host(graph, rank, ~extra),
+        with_quick_host(graph, [rank], ~extra),
     )
     recorded = measure(graph, graph.end).mean
     gains = [0 if edit is None else recorded - measure(edit, replay(edit)).mean for edit in edits]
@@ -595,13 +595,16 @@ def _compare_kernels(graph: Graph, ranks: Index, rank: int) -> tuple[Mask, Times
     return extra, shorter
 
 
-def with_quick_host(graph: Graph, rank: int, compared: Mask | None = None) -> Graph | None:
-    """Return the graph with the host time of a rank cut to the median rank's, call by call, until
-    their totals agree; None where the ranks make different calls, or it is not later.
+def with_quick_host(
+    graph: Graph, late: Sequence[int], compared: Mask | None = None
+) -> Graph | None:
+    """Return the graph with the host time of ranks cut to the median rank's, one after another,
+    call by call, until their totals agree; None where the ranks make different calls, or none of
+    these is later.
 
     Args:
         graph: dependency graph of some steps.
-        rank: the late one.
+        late: the ranks.
         compared: mask of the calls to compare; None for all.
     """
     ranks = distinct_ids(graph.rank[graph.rank >= 0])
@@ -615,10 +618,24 @@ def with_quick_host(graph: Graph, rank: int, compared: Mask | None = None) -> Gr
     same = (graph.sort[table] == graph.sort[table[0]]) & (graph.kind[table] == graph.kind[table[0]])
     if same.mean() <= _SAME_CALLS:
         return None
+    quick = graph
+    for rank in np.searchsorted(ranks, late).tolist():
+        quick = _quicker(quick, table, rank) or quick
+    return None if quick is graph else quick
+
+
+def _quicker(graph: Graph, table: Index, late: int) -> Graph | None:
+    """Return the graph with the host time of a rank cut to the median rank's, or None.
+
+    Args:
+        graph: dependency graph of some steps.
+        table: calls of each rank, a row each, that are compared.
+        late: row of the rank.
+    """
     # A call that synchronizes is a wait, also where what it waits for was not recorded.
     works = np.where(graph.sort == Call.SYNC, 0, graph.own)
     times = (np.where(graph.hand >= 0, graph.hand_lag, graph.gap) + works)[table]
-    late, middle = int(np.searchsorted(ranks, rank)), (len(ranks) - 1) // 2
+    middle = (len(table) - 1) // 2
     usual = np.sort(times, axis=0)[middle]
     total = np.sort(times.sum(axis=1))[middle]
     wanted = times[late].sum() - total
