@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputrace.analyzers.hangs import Hang, find_cause
 from gputrace.collectors.hangs import Hangs, read_ring
@@ -71,6 +72,26 @@ def test_the_rank_that_has_not_come_is_named_with_its_line(
     assert hang.ranks == (late,)
     assert hang.line == "train.py:99 load"
     assert hang.cause == ("absent" if second else "stuck")
+
+
+@given(st.integers(2, 16), st.integers(1, 20), st.integers(1, 3), st.data())
+def test_the_rank_that_has_not_come_is_named_where_calls_return_at_once(
+    ranks: int, steps: int, ahead: int, data: st.DataObject
+) -> None:
+    """As NCCL's do; the others are at a line of theirs, where they wait for the GPU."""
+    late = data.draw(st.integers(0, ranks - 1))
+    entered = lockstep(ranks, steps)
+    for rank, entries in enumerate(entered):
+        for number in range(2 * steps, 2 * steps + ahead if rank != late else 0):
+            waiting(entries, number)
+            entries[-1] = replace(entries[-1], is_done=True)
+    states = [
+        state(rank, entries, "train.py:99 load" if rank == late else "train.py:50 train")
+        for rank, entries in enumerate(entered)
+    ]
+    hang = find_cause(states)
+    assert (hang.cause, hang.ranks, hang.line) == ("absent", (late,), "train.py:99 load")
+    assert hang.operation == LOOP[0][0]
 
 
 @given(st.integers(2, 16), st.integers(3, 20), st.data())
@@ -409,3 +430,40 @@ def test_ranks_of_gloo_in_different_collectives_are_told_apart(tmp_path: Path) -
     line = 1 + GLOO.splitlines().index("            dist.barrier()  # planted")
     assert (hang.cause, hang.ranks) == ("mismatch", (1,))
     assert hang.line.endswith(f"train.py:{line} train")
+
+
+def test_dumps_tell_of_ranks_that_a_report_leaves_open(tmp_path: Path) -> None:
+    """As under DistributedDataParallel, whose collectives are called in C++."""
+    rows = [
+        {"rank": rank, "pid": 7 + rank, "steps": 8, "alive": True, "collectives": []}
+        | {"threads": [["train.py:5 train" if rank == 0 else "train.py:3 load"]]}
+        for rank in range(2)
+    ]
+    report = tmp_path / "t.hang1.json"
+    report.write_text(json.dumps({"gputrace_hang": 1, "ranks": rows}))
+    assert find_cause(read_ranks([report])).cause == "unknown"
+    paths = [tmp_path / f"nccl_trace_rank_{rank}" for rank in range(2)]
+    for path, last in zip(paths, (7, 6), strict=True):
+        path.write_bytes(pickle.dumps(dump(last)))
+    hang = find_cause(read_ranks([report, *paths]))
+    assert (hang.cause, hang.ranks, hang.line) == ("absent", (1,), "train.py:3 load")
+
+
+def test_a_rank_in_an_earlier_step_is_named_where_nothing_else_differs() -> None:
+    states = [
+        state(0, [], "train.py:5 train", steps=9),
+        state(1, [], "train.py:3 load", steps=8),
+    ]
+    hang = find_cause(states)
+    assert (hang.cause, hang.ranks, hang.line) == ("stuck", (1,), "train.py:3 load")
+
+
+def test_the_line_of_a_dump_is_the_programs_and_not_that_of_the_hooks(tmp_path: Path) -> None:
+    content = dump(1)
+    (entry,) = content["entries"]
+    hook = {"filename": "/x/_gputrace_hooks/hangs.py", "line": 177, "name": "call"}
+    entry["frames"] = [hook, *entry["frames"]]
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(content))
+    (rank,) = read_ranks([path])
+    assert rank.collectives[0].line == "train.py:20 step"

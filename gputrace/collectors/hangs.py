@@ -41,6 +41,8 @@ _ENDING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _TOGETHER_S: Final = 0.005
 _STACKS_S: Final = 3.0
 """Longest wait for the stacks of a process."""
+_DUMPS_S: Final = 5.0
+"""Longest wait for dumps of the flight recorder."""
 _DUMPS: Final = "/tmp/nccl_trace_rank_"
 """Where NCCL's flight recorder is dumped to unless a variable says otherwise."""
 _FRAME: Final = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
@@ -185,6 +187,8 @@ class Hangs:
         self._made += 1
         rings = [read_ring(path, whole=True) for path in sorted(self._folder.glob("*.hang"))]
         now = time.time_ns()
+        if not is_over:
+            self._have_dumps()
         report = {
             "gputrace_hang": 1,
             "what": what,
@@ -221,6 +225,27 @@ class Hangs:
             "collectives": ring.collectives,
             "threads": _stacks(ring) if alive else [],
         }
+
+    def _have_dumps(self) -> None:
+        """Have PyTorch dump what NCCL was given, where it made pipes for that, and wait a little.
+
+        It looks at its pipes once a second.
+        """
+        asked, began = 0, time.time()
+        for path in self._folder.glob("*.nccl-*.pipe"):
+            with suppress(OSError):
+                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                asked += os.write(pipe, b"1")
+                os.close(pipe)
+        until, sizes = time.monotonic() + _DUMPS_S * bool(asked), [-1]
+        while time.monotonic() < until:
+            time.sleep(0.2)
+            before, sizes = sizes, []
+            with suppress(OSError):
+                stats = [path.stat() for path in self._dumps()]
+                sizes = [stat.st_size for stat in stats if stat.st_mtime >= began]
+            if len(sizes) >= asked and sizes == before:
+                break
 
     def _dumps(self) -> Iterator[Path]:
         """Dumps of NCCL's flight recorder that were written since the recording began."""
