@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +72,21 @@ class TestTheEnergy:
             assert row.communication_wait_mj <= row.classes_mj["communication"]
             mean = breakdown.total_ns / breakdown.steps
             assert row.step_mj == pytest.approx(mean / MS * 500 * (row.rank + 1), rel=1e-3)
+
+    def test_of_a_card_that_ranks_share_is_counted_once(self, path: Path) -> None:
+        recording = simulate(Plan(steps=40, ranks=2, isolated=True, busy_rank=1, busy_share=0.5))
+        write_nsys(recording, path)
+        write_nvml(recording, path, value=counting(500))
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("DELETE FROM TARGET_INFO_CUDA_DEVICE")
+        with gputrace.open(path) as trace:
+            few, many = trace.analyze().energy
+        assert (few.gpu, many.gpu) == (0, 0)
+        longer = max(few.measured_ns, many.measured_ns)
+        assert few.total_mj + many.total_mj == pytest.approx(longer / MS * 500, rel=0.1)
+        assert few.total_mj < many.total_mj
+        for row in (few, many):
+            assert sum(row.classes_mj.values()) == row.total_mj
 
     def test_of_a_counter_that_falls_back_is_left_out_there(self, path: Path) -> None:
         def reset(_gpu: int, time: int, _row: object) -> Mapping[str, float]:
