@@ -13,6 +13,7 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.device_metrics import add_use, peak_of
+from gputrace.analyzers.host_state import measure_throughput
 from gputrace.api import Report
 from gputrace.model.results import Finding, Product, Throughput
 from tests import command
@@ -134,6 +135,17 @@ def test_flops_of_a_step_are_set_beside_the_peak_of_the_precision_that_is_multip
     assert (row.precision, row.peak_flop_per_s, row.mfu) == ("bf16", 989e12, 0.5)
     (row,) = add_use(rows, [lane, lane], kernels)
     assert row.mfu == 0.25, "a rank with two cards"
+
+
+def test_rates_are_those_of_the_program_without_the_recorder() -> None:
+    steps: Any = [
+        SimpleNamespace(rank=0, step=n, start_ns=n * MS, end_ns=(n + 1) * MS) for n in range(4)
+    ]
+    work = {7: {"tokens": 100.0, "MFLOP": 1.0}}
+    (row,) = measure_throughput(work, {}, {0: 7}, steps, unrecorded=0.8)
+    assert row.tokens_per_step == 100
+    assert row.tokens_per_s == pytest.approx(100 * 1000 / 0.8)
+    assert row.flop_per_s == pytest.approx(1e6 * 1000 / 0.8)
 
 
 class TestTheSteadyStepsOfABusyGpu:
