@@ -253,12 +253,22 @@ ranks = [
 sys.exit(sum(process.wait() for process in ranks))
 """
 DISTRIBUTED: Final = """
-import os, time
+import os, threading, time
+def _dump_when_asked():
+    # As PyTorch does of NCCL's collectives.
+    pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{get_rank()}.pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), "rb") as asked:
+        asked.read(1)
+    with open(f"{os.environ['TORCH_NCCL_DEBUG_INFO_TEMP_FILE']}{get_rank()}", "w") as file:
+        file.write('{"entries": []}')
 def is_initialized(): return True
 def get_rank(): return int(os.environ["RANK"])
 def get_world_size(): return 2
 _calls = []
 def all_reduce(tensor, op=None, group=None, async_op=False):
+    if not _calls:
+        threading.Thread(target=_dump_when_asked, daemon=True).start()
     _calls.append(tensor)
     open(f"{len(_calls)}.{get_rank()}", "w").close()
     while not os.path.exists(f"{len(_calls)}.{1 - get_rank()}"):
@@ -286,9 +296,12 @@ def test_a_hang_under_record_is_reported_while_the_program_is_left_alone(tmp_pat
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "launch.py").write_text(LAUNCH)
     options = "--backend", "host", "--no-nvml", "--hang", "2s", "-o", "t.sqlite"
+    dumps = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump_")}
     with chdir(tmp_path):
-        ran = command.gputrace("record", *options, "--", sys.executable, "launch.py")
+        ran = command.gputrace("record", *options, "--", sys.executable, "launch.py", env=dumps)
     assert ran.code == 0, ran.err
+    report = json.loads((tmp_path / "t.hang1.json").read_text())
+    assert report["flight_recorder"] == [str(tmp_path / f"dump_{rank}") for rank in range(2)]
     hang: Hang = find_cause(read_ranks([tmp_path / "t.hang1.json"]))
     line = 1 + TRAIN.splitlines().index("        time.sleep(5)  # planted")
     assert (hang.cause, hang.ranks, hang.operation) == ("absent", (1,), "all_reduce")

@@ -249,14 +249,12 @@ class Hangs:
 
     def _dumps(self) -> Iterator[Path]:
         """Dumps of NCCL's flight recorder that were written since the recording began."""
-        for variable in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
-            prefix = Path(os.environ.get(variable, _DUMPS))
-            with suppress(OSError):
-                for path in prefix.parent.glob(f"{prefix.name}*"):
-                    if path.is_file() and path.stat().st_mtime >= self._began:
-                        yield path
-            if prefix == Path(_DUMPS):
-                return
+        variables = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+        prefix = Path(next(filter(None, map(os.environ.get, variables)), _DUMPS))
+        with suppress(OSError):
+            for path in prefix.parent.glob(f"{prefix.name}*"):
+                if path.is_file() and path.stat().st_mtime >= self._began:
+                    yield path
 
 
 def _is_alive(pid: int) -> bool:
