@@ -208,6 +208,7 @@ def summarize(all_steps: FoundSteps, steps: Sequence[Step]) -> Steps:
         p50_ns=round(float(np.percentile(lengths, 50))) if known else None,
         p95_ns=round(float(np.percentile(lengths, 95))) if known else None,
         reason=best.reason,
+        control_count=0 if best.marked is None else max(0, len(best.marked.number) - len(best)),
     )
 
 
