@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install
 PACKAGE := --no-build-isolation --no-deps --editable .
 # The C libraries, which are compiled when the package is installed.
 NATIVE := $(wildcard gputrace/collectors/native/*.[ch] gputrace/collectors/native/*/*.[ch] gputrace/store/native/*.c \
-	gputrace/readers/native/*.c gputrace/analyzers/whatif/native/*.c)
+	gputrace/model/native/*.c gputrace/readers/native/*.c gputrace/analyzers/whatif/native/*.c)
 CODE := $(wildcard gputrace _gputrace_start.py tests benchmarks docs setup.py)
 LOCK := $(BIN)/uv -q pip compile pyproject.toml --universal --python-version 3.11 \
 	--fork-strategy fewest --generate-hashes --no-header --no-emit-index-url

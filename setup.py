@@ -77,6 +77,7 @@ setup(
     ext_modules=[
         library("collectors._collector", NATIVE),
         library("collectors._ticker", NATIVE / "ticker"),
+        library("model._columns", Path("gputrace/model/native")),
         library("store._native", Path("gputrace/store/native")),
         library("readers._events", Path("gputrace/readers/native")),
         library("analyzers.whatif._replay", Path("gputrace/analyzers/whatif/native")),

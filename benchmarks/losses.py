@@ -29,6 +29,7 @@ class Loss:
         tables: that lose the share of their rows.
         at_start: whether these are the first ones; else any.
         of_one: whether one process alone loses them.
+        with_calls: whether the calls of the lost operations are lost, too.
         without_calls: whether the trace has no calls at all.
     """
 
@@ -36,6 +37,7 @@ class Loss:
     tables: tuple[str, ...]
     at_start: bool = False
     of_one: bool = False
+    with_calls: bool = False
     without_calls: bool = False
 
 
@@ -45,6 +47,8 @@ LOSSES: Final = (
     Loss("both at random", (*_ON_GPU, _CALLS)),
     Loss("the first operations", _ON_GPU, at_start=True),
     Loss("operations of one rank", _ON_GPU, of_one=True),
+    Loss("operations with their calls at random", _ON_GPU, with_calls=True),
+    Loss("operations of one rank with their calls", _ON_GPU, of_one=True, with_calls=True),
     Loss("operations at random, without calls", _ON_GPU, without_calls=True),
     Loss("operations of one rank, without calls", _ON_GPU, of_one=True, without_calls=True),
 )
@@ -105,4 +109,13 @@ def lose(path: Path, loss: Loss, share: float, choose: random.Random) -> None:
                 rows = [row for row in rows if row[1] == process]
             count = round(share * len(rows))
             lost = rows[:count] if loss.at_start else choose.sample(rows, count)
-            trace.executemany(f"DELETE FROM {table} WHERE rowid = ?", [(id,) for id, _ in lost])
+            trace.execute("CREATE TEMP TABLE lost (id INTEGER PRIMARY KEY)")
+            trace.executemany("INSERT INTO lost VALUES (?)", [(id,) for id, _ in lost])
+            those = f"FROM {table} WHERE rowid IN (SELECT id FROM lost)"
+            if loss.with_calls:
+                trace.execute(
+                    f"DELETE FROM {_CALLS} WHERE (correlationId, globalTid >> 24) IN"
+                    f" (SELECT correlationId, globalPid >> 24 {those})"
+                )
+            trace.execute(f"DELETE {those}")
+            trace.execute("DROP TABLE lost")

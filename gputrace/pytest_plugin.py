@@ -12,6 +12,7 @@ module wherever gputrace is installed: everything else is imported by a marked t
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _REPORTS: Final = "GPUTRACE_PYTEST_REPORTS"
 """Environment variable with the file in which a recorded process reports its test."""
 _CHILD: Final = "gputrace-child"
+_SEES_FOLDER: Final = os.getcwd() in sys.path  # noqa: PTH109 (imported by every pytest)
+"""True if pytest was started such that modules of the working folder come first, as by -m."""
 _MARKER: Final = (
     'gputrace(max_data_feeding="10%", …): record the test in a process of its own, and hold it to '
     "these limits of `gputrace check`"
@@ -147,11 +150,11 @@ def _folder(item: pytest.Item) -> tuple[Path, bool]:
 def _record(item: pytest.Item, trace: Path, backend: str) -> None:
     """Record the test, and fail or skip as it did."""
     import json
-    import sys
 
     reports = trace.with_suffix(".reports")
     reports.unlink(missing_ok=True)
-    program = [sys.executable, "-m", "pytest", *_pytest_words(item)]
+    isolated = [] if _SEES_FOLDER else ["-P"]
+    program = [sys.executable, *isolated, "-m", "pytest", *_pytest_words(item)]
     recorder = ["record", "--force", "--backend", backend, "-o", str(trace)]
     gone = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST")
     environment = {name: value for name, value in os.environ.items() if name not in gone}
@@ -181,8 +184,6 @@ def _replay(item: pytest.Item, report: dict[str, Any]) -> None:
 
 def _pytest_words(item: pytest.Item) -> Iterator[str]:
     """Yield the pytest arguments that run only this test, configured as here."""
-    import sys
-
     config = item.config
     yield f"--rootdir={config.rootpath}"
     if config.inipath is not None:

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
+from gputrace.model import events, intervals, library
 from gputrace.model.trace import Trace
 from gputrace.readers.registry import open_trace
 from tests import command
@@ -80,6 +81,19 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     folder = (ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours) / "machine"
     compile_once(folder)
     return Machine(folder)
+
+
+@pytest.fixture(scope="module", params=["the C library", "numpy"])
+def columns(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has sets of intervals and ids computed by either of two twins."""
+    if library() is None and request.param != "numpy":
+        pytest.skip("there is no C library")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "_MANY", 0)
+        if request.param == "numpy":
+            for module in (intervals, events):
+                patch.setattr(module, "library", lambda: None)
+        yield
 
 
 @pytest.fixture

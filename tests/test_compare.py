@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +158,34 @@ def test_findings_that_appeared_went_and_stayed(quick: Path, waiting: Path) -> N
     assert status["data-feeding"] == "appeared"
     assert status["compute-bound"] == "gone"
     assert status["h2d-exposed"] == "stayed"
+
+
+def test_a_finding_that_stayed_says_how_much_of_it_there_is(tmp_path: Path, waiting: Path) -> None:
+    run = Run()
+    train(run, wait=2 * MS)
+    report = gputrace.compare(waiting, written(run, tmp_path / "longer.sqlite"))
+    stayed = "stayed, twice as large: data-feeding (953 µs → 1.90 ms a step)."
+    assert stayed in report.render()
+    back = gputrace.compare(tmp_path / "longer.sqlite", waiting).render()
+    assert re.search(r"stayed, \d\d% smaller: data-feeding", back)
+
+
+def test_a_small_difference_that_is_sure_is_not_called_the_same(tmp_path: Path) -> None:
+    for name, length in (("a", 1000), ("b", 1002)):
+        run = Run()
+        for _ in range(20):
+            run.kernel(length * US, "gemm")
+            run.optimizer()
+            run.synchronize()
+            run.copy(9 * MS, to_host=True)
+        written(run, tmp_path / f"{name}.sqlite")
+    report = gputrace.compare(tmp_path / "a.sqlite", tmp_path / "b.sqlite")
+    compute = classes(report)["compute"]
+    assert compute.low_ns is not None
+    assert (compute.changed, compute.low_ns > 0) == (False, True)
+    assert report.message.startswith("hardly any difference between A and B")
+    line = next(line for line in report.render().splitlines() if line.startswith("  compute"))
+    assert line.endswith("slightly more")
 
 
 @pytest.mark.parametrize("name", CHANGES)

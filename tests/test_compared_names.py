@@ -15,6 +15,10 @@ from gputrace.report.tables import kernel_labels
         ("void at::native::<unnamed>::reduce_kernel<(int)512>(T1)", "reduce_kernel"),
         ("void (anonymous namespace)::softmax<float>(float*)", "softmax"),
         (
+            "void xmma_cudnn::gemm::kernel<xmma_cudnn::implicit_gemm::dgrad::Kernel_traits<int>>()",
+            "implicit_gemm::dgrad",
+        ),
+        (
             "void at::native::elementwise_kernel<(int)128, at::native::MulFunctor<float>>(int)",
             "elementwise: MulFunctor",
         ),

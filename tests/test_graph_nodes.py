@@ -22,9 +22,15 @@ import gputrace
 from gputrace.api import Report
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.session import HOOKS
+from gputrace.collectors.spool.activity import (
+    RECORDS,
+    Spool,
+    drop_unsettled_nodes,
+    node_stretches_of,
+)
 from gputrace.model.events import GPU_KINDS, Kind
 from gputrace.model.options import Window
-from gputrace.readers.graph_nodes import GraphNodes
+from gputrace.readers.graph_nodes import GraphNodes, _medians
 from gputrace.readers.registry import open_trace
 from tests.command import ROOT
 from tests.exports import GRAPH_TRACE, KERNEL, STEP, Export, global_id
@@ -109,6 +115,37 @@ def test_a_window_that_ends_ends_them(machine: Machine, tmp_path: Path) -> None:
         ((begin, end),) = rows.execute("SELECT start, end FROM GPUTRACE_GRAPH_NODES").fetchall()
         sql = f"SELECT min(start) > ?, max(end) <= ? FROM {KERNEL} WHERE graphId = 99"
         assert rows.execute(sql, (begin, end)).fetchone() == (1, 1)
+
+
+def test_a_node_without_an_end_of_its_own_lengthens_nothing() -> None:
+    """As CUPTI 13.0 gave some of the last nodes: no times, or the end of a later flush."""
+    ends = {1: 1100, 2: 2100, 3: 900_000_000, 4: 0}
+    spool = Spool(1, "host", 1, {tag: np.zeros(0, form) for tag, form in RECORDS.items()})
+    nodes = np.zeros(8, RECORDS[b"KERN"])
+    nodes["graph"], nodes["correlation"] = 7, np.repeat([1, 2, 3, 4], 2)
+    nodes["start"] = nodes["correlation"] * 1000 + np.tile([0, 50], 4)
+    nodes["end"] = nodes["start"] + 40
+    nodes["end"][1::2] = list(ends.values())
+    whole = np.zeros(1, RECORDS[b"GRPH"])
+    whole["graph"], whole["start"], whole["end"] = 7, 5_000_000, 5_001_000
+    calls = np.zeros(4, RECORDS[b"API "])
+    calls["correlation"] = [1, 2, 3, 4]
+    calls["start"] = calls["correlation"].astype(np.uint64) * 1000 - 500
+    spool.records |= {b"KERN": nodes, b"GRPH": whole, b"API ": calls}
+    spool.nodes = [(400, True, 0), (4200, False, 0)]
+    assert drop_unsettled_nodes(spool) == 2
+    assert spool.records[b"KERN"]["end"].tolist() == [1040, 1100, 2040, 2100, 3040, 4040]
+    assert node_stretches_of(spool) == [(400, 4200)]
+
+
+def test_a_replay_that_is_many_times_as_long_counts_for_nothing() -> None:
+    def replay(end: int) -> list[tuple[int, int, int, int, int, int, int]]:
+        return [(Kind.KERNEL, 1, 0, 100, 0, 7, 0), (Kind.KERNEL, 2, 110, end, 0, 7, 0)]
+
+    nodes = _medians([replay(200), replay(210), replay(700_000)])
+    assert nodes.replays == 2
+    assert nodes.error is not None
+    assert nodes.error < 0.05
 
 
 # ---- when they are recorded ----

@@ -102,3 +102,49 @@ def test_each_event_is_written_once_wherever_a_handler_ends_the_program(
         # The last one may be interrupted before it is anything.
         assert EVENTS - 1 <= len(starts) <= EVENTS, at
     assert len(starts) == EVENTS
+
+
+RAISING: Final = """
+import itertools, os, resource, signal, sys, tempfile, types
+sys.path.insert(0, sys.argv[1])
+import _signal
+from _gputrace_hooks import host_file
+
+signal.signal(signal.SIGXFSZ, lambda *_: print("the program got the signal"))
+file = tempfile.TemporaryFile(buffering=0)
+file.write(b"1" * 4096)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+class Handler(BaseException):
+    pass
+
+def interrupted(call):
+    "Python calls handlers when a call has returned."
+    def wrapper(*arguments):
+        try:
+            return call(*arguments)
+        finally:
+            if next(turns):
+                raise Handler
+    return wrapper
+
+names = "getsignal", "pthread_sigmask", "sigtimedwait"
+calls = {name: interrupted(getattr(_signal, name)) for name in names}
+sys.modules["_signal"] = types.SimpleNamespace(**vars(_signal) | calls)
+raised = 0
+for chosen in itertools.product([False, True], repeat=6):
+    turns = itertools.chain(chosen, itertools.repeat(False))
+    try:
+        host_file.quietly(interrupted(os.write), file.fileno(), b"2")
+    except (Handler, OSError) as error:
+        raised += isinstance(error, Handler)
+    assert not _signal.pthread_sigmask(_signal.SIG_BLOCK, []), chosen
+    assert not _signal.sigpending(), chosen
+print(raised)
+"""
+
+
+def test_the_signal_of_large_files_is_the_programs_again_whenever_handlers_raise() -> None:
+    """After any of the six calls, however many of them."""
+    ran = command.python("-c", RAISING, str(HOOKS))
+    assert (ran.code, ran.out, ran.err) == (0, "63\n", "")

@@ -107,3 +107,5 @@ def test_steps_that_are_slow_for_something_else_do_not(tmp_path: Path) -> None:
     host.more_ms = {7: 12, 14: 12}
     (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
     assert "garbage for" not in slow.message
+    assert slow.evidence["class"] == "launch"
+    assert "batch" not in slow.advice, "they wait for no data"

@@ -312,6 +312,7 @@ def test_slow_steps_say_whether_they_waited_for_data(made: Made) -> None:
     slow = next(finding for finding in report.findings if finding.id == "slow-steps")
     assert slow.evidence["class"] == "host_data"
     assert "waiting for data (40.0 ms)" in slow.message
+    assert slow.advice.startswith("look at the batches of these steps")
 
 
 def test_warm_up_is_told_apart(made: Made) -> None:

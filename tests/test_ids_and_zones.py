@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gputrace.model.events import UNKNOWN, IdLookup, Kind, distinct_ids, number_ids
+from gputrace.model.events import UNKNOWN, IdLookup, Kind, distinct_ids, is_among, number_ids
 from gputrace.model.options import Window
 from gputrace.readers.nsys import find_zones
 from gputrace.readers.registry import open_trace
@@ -29,6 +29,7 @@ def ids(least: int = 0) -> st.SearchStrategy[NDArray[np.int64]]:
     return lists.map(lambda values: np.array(values, np.int64))
 
 
+@pytest.mark.usefixtures("columns")
 @given(ids())
 def test_distinct_ids_are_in_order_and_numbered(column: NDArray[np.int64]) -> None:
     assert distinct_ids(column).tolist() == sorted(set(column.tolist()))
@@ -36,6 +37,7 @@ def test_distinct_ids_are_in_order_and_numbered(column: NDArray[np.int64]) -> No
     assert distinct[number].tolist() == column.tolist()
 
 
+@pytest.mark.usefixtures("columns")
 @given(ids(1), ids())
 def test_an_id_is_looked_up_at_its_first_row(
     column: NDArray[np.int64], more: NDArray[np.int64]
@@ -44,6 +46,16 @@ def test_an_id_is_looked_up_at_its_first_row(
     known = column.tolist()
     expected = [known.index(id) if id in known else UNKNOWN for id in wanted.tolist()]
     assert IdLookup(column, np.arange(len(column))).rows(wanted).tolist() == expected
+
+
+@given(ids(), ids(), st.sampled_from([np.int16, np.int32, np.int64]))
+def test_ids_are_among_those_wanted_whatever_their_width(
+    column: NDArray[np.int64], wanted: NDArray[np.int64], width: type[np.signedinteger[Any]]
+) -> None:
+    narrow = column.astype(width)
+    expected = [id in wanted.tolist() for id in narrow.tolist()]
+    assert is_among(narrow, wanted).tolist() == expected
+    assert is_among(narrow, wanted.tolist()).tolist() == expected
 
 
 @given(st.integers(0, 2**32), st.integers(0, 30_000), st.integers(0, 30_000))

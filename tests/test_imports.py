@@ -84,6 +84,16 @@ def test_a_report_needs_no_notebook_and_no_browser(form: str, h100: Path) -> Non
     assert ("rich" in modules) == (form == "text")
 
 
+def test_a_small_trace_waits_for_no_module_that_it_does_not_need(tmp_path: Path) -> None:
+    """Masked arrays take as long as 5,000 kernels; several functions of numpy import them."""
+    path = write(tmp_path / "trace.json", kernel(1, 1), kernel(3, 1))
+    program = (
+        "import sys\nfrom gputrace.cli import run; run(['analyze', sys.argv[1], '--json'])\n"
+        "assert 'numpy.ma' not in sys.modules"
+    )
+    assert not imported(program, str(path)) & {"subprocess", "csv", "rich", "pandas"}
+
+
 def test_writing_the_cache_needs_no_more_than_its_codec(
     h100: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gputrace.model.intervals import EMPTY, Intervals, union
+
+pytestmark = pytest.mark.usefixtures("columns")
 
 Rows = list[tuple[int, int]]
 

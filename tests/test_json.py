@@ -33,8 +33,8 @@ NAMES: Final = {
     "gaps.largest": "gpu rank step start_ns end_ns cause evidence",
     "kernels": "steps total_ns count distinct top rest_count rest_ns families products "
     "has_tensor_cores has_tf32 first_gpu_only launches",
-    "kernels.top": "name short family tensor_cores converts_layout count total_ns median_ns share "
-    "by_gpu",
+    "kernels.top": "name short family tensor_cores converts_layout count total_ns median_ns max_ns "
+    "share by_gpu",
     "findings": "id severity gpus ranks impact_ns message advice evidence",
 }
 KINDS: Final = {"training", "iterations", "none"}

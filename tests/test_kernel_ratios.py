@@ -6,10 +6,13 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gputrace.analyzers.breakdown import list_steps, measured
-from gputrace.analyzers.stragglers import KernelRatio, kernel_ratios
+from gputrace.analyzers.stragglers import KernelRatio, _sorted, kernel_ratios
 from gputrace.readers.open import open_traces
 from tests.exports import KERNEL, global_id
 from tests.gpus import gpus_with_lanes
@@ -150,3 +153,15 @@ def test_the_files_of_several_machines_name_the_same_kernels(tmp_path: Path) -> 
         database.execute("UPDATE StringIds SET id = id + 5000")
     found = ratios(*paths)
     assert [round(one.ratio, 2) for one in found] == [1.0, 1.5]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 30), st.booleans())))
+def test_launches_too_long_to_pack_with_their_names_are_in_the_same_order(
+    rows: list[tuple[int, int, int, bool]],
+) -> None:
+    texts, places, lengths, free = np.array(rows, np.int64).reshape(-1, 4).T
+    keys, packed, _ = _sorted(texts, places, lengths, free == 1)
+    alike, apart, _ = _sorted(texts, places, lengths + (1 << 60), free == 1)
+    expected = sorted((text << 32 | place, length) for text, place, length, _ in rows)
+    assert list(zip(keys.tolist(), packed.tolist(), strict=True)) == expected
+    assert list(zip(alike.tolist(), (apart - (1 << 60)).tolist(), strict=True)) == expected

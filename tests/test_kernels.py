@@ -57,7 +57,7 @@ def test_a_kernel_is_counted_over_the_measured_steps(tmp_path: Path) -> None:
     report = analyze(training((TENSOR, 600 * US), (TENSOR, 200 * US), (TENSOR, 400 * US)), tmp_path)
     steady = report.steps.steady_count
     use = use_of(report, TENSOR)
-    assert (use.count, use.median_ns) == (3 * steady, 400 * US)
+    assert (use.count, use.median_ns, use.max_ns) == (3 * steady, 400 * US, 600 * US)
     assert use.total_ns == steady * 1200 * US
     assert use.share == pytest.approx(use.total_ns / report.breakdown[0].total_ns, abs=1e-6)
     assert (use.family, use.tensor_cores) == ("gemm", "yes")
@@ -70,9 +70,9 @@ def test_each_gpu_that_runs_a_kernel_is_told_and_what_the_first_one_runs_alone(
     report = analyze(training((SGEMM, 300 * US), (TENSOR, 200 * US), gpu1=True), tmp_path)
     steady = report.steps.steady_count
     shared = use_of(report, SGEMM)
-    assert [(own.gpu, own.count, own.median_ns) for own in shared.by_gpu] == [
-        (0, steady, 300 * US),
-        (1, steady, 100 * US),
+    assert [(own.gpu, own.count, own.median_ns, own.max_ns) for own in shared.by_gpu] == [
+        (0, steady, 300 * US, 300 * US),
+        (1, steady, 100 * US, 100 * US),
     ]
     assert shared.total_ns == sum(own.total_ns for own in shared.by_gpu)
     assert [use.name for use in kernels_of(report).first_gpu_only] == [TENSOR, ADAM]
@@ -100,6 +100,17 @@ def test_the_list_is_bounded_and_the_rest_is_summed(tmp_path: Path) -> None:
     assert (len(found.top), found.distinct) == (50, 71)
     assert found.count == sum(use.count for use in found.top) + found.rest_count
     assert found.rest_ns == 21 * 50 * US * report.steps.steady_count
+
+
+def test_the_longest_launch_is_listed_however_rare_its_kernel(tmp_path: Path) -> None:
+    often = [(f"kernel_{n}", 50 * US) for n in range(60) for _ in range(3)]
+    report = analyze(training(*often, ("rare", 120 * US)), tmp_path)
+    kernels = kernels_of(report)
+    last = kernels.top[-1]
+    assert (len(kernels.top), last.name, last.max_ns) == (50, "rare", 120 * US)
+    assert kernels.count == sum(use.count for use in kernels.top) + kernels.rest_count
+    assert kernels.rest_ns == (11 * 150 + 60) * US * report.steps.steady_count
+    assert "| rare | other | 1 | 120 µs | 120 µs | 120 µs |" in report.render("markdown")
 
 
 def test_tiny_kernels_and_the_delay_of_a_launch_are_measured(tmp_path: Path) -> None:

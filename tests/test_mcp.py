@@ -135,9 +135,25 @@ def test_only_traces_of_the_folder_are_read(ask: Ask, folder: Path) -> None:
     assert called(ask, "breakdown", trace=str(folder / "quick.sqlite"))
 
 
+def test_a_batch_is_answered_at_once(folder: Path) -> None:
+    ping = {"jsonrpc": "2.0", "method": "ping"}
+    lines = [[ping | {"id": 1}, ping, 5, ping | {"id": "b"}], [ping], ping | {"id": 2}]
+    ran = subprocess.run(
+        [sys.executable, "-m", "gputrace", "mcp", str(folder)],
+        input="".join(json.dumps(line) + "\n" for line in lines),
+        capture_output=True,
+        text=True,
+        env=command.environment(),
+        check=True,
+    )
+    batch, single = map(json.loads, ran.stdout.splitlines())
+    assert [answer["id"] for answer in batch] == [1, None, "b"]
+    assert single["id"] == 2, "nothing is said of a batch of notifications"
+
+
 def test_wrong_requests_are_answered_and_the_server_goes_on(ask: Ask) -> None:
     assert ask("", text="{")["error"]["code"] == -32700
-    assert ask("", text="[1]")["error"]["code"] == -32600
+    assert ask("", text="[]")["error"]["code"] == -32600
     assert ask("", text="x" * (1 << 20) + "y")["error"]["code"] == -32600
     assert ask("resources/list")["error"]["code"] == -32601
     assert ask("tools/call", name="rm")["error"]["code"] == -32602

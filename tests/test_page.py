@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import pytest
+from msgspec.structs import replace
 
 import gputrace
 from gputrace.analyzers import timeline_model
@@ -25,12 +26,16 @@ from gputrace.analyzers.timeline_model import read_scene
 from gputrace.analyzers.timeline_model.trace_rows import read_track_rows
 from gputrace.errors import UsageError
 from gputrace.model.options import Options
+from gputrace.model.results import Step
+from gputrace.model.time_class import CLASSES
 from gputrace.readers.open import open_traces
 from gputrace.report.html import timeline
+from gputrace.report.html.charts import step_chart
 from gputrace.report.html.page import hashes
 from tests import command
 from tests.command import assert_refused
 from tests.exports import H2D, NVTX, PUSH_POP_RANGE, Export, global_id
+from tests.handmade import MS, Run
 from tests.synthetic import Plan, simulate, write_nsys
 from tests.synthetic.link_plants import write_switches
 from tests.waiting import wait_until_kept
@@ -185,6 +190,21 @@ def test_of_a_large_trace_names_are_kept_around_the_listed_gaps(
         assert (within.within(events.start, events.end) > 0).any()
 
 
+def test_of_a_large_trace_the_longest_kernel_is_kept_wherever_it_is(tmp_path: Path) -> None:
+    run = Run()
+    for step in range(40):
+        run.wait(9 * MS if step == 5 else MS)
+        run.input_copy()
+        run.kernel(3 * MS if step == 30 else MS, "gemm")
+        run.optimizer()
+        run.synchronize()
+    with open_traces([str(run.export.write(tmp_path / "run.sqlite"))]) as trace:
+        page = timeline.read_rows(trace, read_scene(trace, Options()), most=40)
+    packed = json.loads(gzip.decompress(base64.b64decode(page.text)))
+    assert packed["within"] is not None
+    assert any(3 * MS in row["length"] for row in packed["rows"] if row["track"] < 0)
+
+
 @pytest.mark.parametrize(
     "name", [STARVED, "h200x2-ddp-validation-12-19.sqlite", "pipit-saxpy-mpi.sqlite"]
 )
@@ -265,7 +285,7 @@ def test_names_of_strangers_are_text(hostile: Path, tmp_path: Path) -> None:
     assert "1337" not in page.text
     assert "\x1b" not in text
     assert "\u202e" not in text
-    assert "long_" * 50 not in text
+    assert "long_" * 200 not in text  # Titles have up to 1,000 characters.
     assert "<img src=x onerror=alert(1)>.sqlite" in unescape(page.text)
 
 
@@ -317,6 +337,37 @@ class TestCommand:
             "report", h100, "-o", tmp_path / "out.html", env={"PYTHONPATH": str(tmp_path)}
         )
         assert_refused(ran, MISSING, "bokeh", "pip install")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "labels"),
+    [
+        ((0, 1), (0, 1), ["gpu 0", "gpu 1"]),
+        ((0, 0), (0, 1), ["all GPUs"]),
+        ((0, 0, 1, 1), (0, 1, 2, 3), ["rank 0", "rank 1"]),
+        ((4,), (None,), ["rank 4"]),
+    ],
+)
+def test_the_chart_of_steps_names_what_the_trace_has(
+    ranks: tuple[int, ...], gpus: tuple[int | None, ...], labels: list[str], h100: Path
+) -> None:
+    with gputrace.open(h100) as trace:
+        analysis = trace.analyze()
+    spent = {f"{name}_ns": 0 for name in (*CLASSES, "communication_wait", "host_data")}
+    steps = [
+        Step(step=number, rank=rank, gpu=gpu, start_ns=0, end_ns=MS, phase="steady", **spent)
+        for rank, gpu in zip(ranks, gpus, strict=True)
+        for number in range(3)
+    ]
+    totals = [
+        replace(analysis.gpus[0], gpu=gpu, rank=rank, gpu_known=True)
+        for rank, gpu in zip(ranks, gpus, strict=True)
+        if gpu is not None
+    ]
+    chart = step_chart(replace(analysis, step_list=tuple(steps), gpus=tuple(totals)))
+    assert chart is not None
+    items: Any = chart.legend[0].items
+    assert [item.label.value for item in items] == labels
 
 
 def test_a_trace_that_was_opened_before_is_not_analyzed_again(

@@ -162,6 +162,32 @@ def test_zoomed_in_boxes_have_names_and_details_and_point_to_their_launch(
     assert_nothing_wrong(browser)
 
 
+def test_the_longest_launch_is_a_column_and_a_click_away(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(unpacked(OTHERS[1], tmp_path), tmp_path / "page.html"))
+    browser.until("document.body.dataset.rows")
+    heads = "[...document.querySelectorAll('#kernels thead th')]"
+    at = browser.run(f"{heads}.findIndex(head => head.textContent === 'longest')")
+    browser.run(f"{heads}[{at}].firstElementChild.click()")
+    first = "document.querySelector('#kernels tbody tr')"
+    length = browser.run(f"{first}.cells[{at}].textContent")
+    name = browser.run(f"{first}.cells[0].title")
+    shown_name = browser.run(f"{first}.cells[0].textContent")
+    assert len(name) > len(shown_name), "it is the whole one"
+    browser.run(f"{first}.querySelector('button').click()")
+    browser.run(FRAME)
+    detail = browser.run("document.getElementById('detail').innerText")
+    assert name[:200] in detail
+    assert parse_duration(re.search(r"length\s+([\d.]+ [µm]s)", detail)[1]) == pytest.approx(  # type: ignore[index]
+        parse_duration(length), rel=0.01
+    )
+    assert "every launch of every kernel" in browser.run(
+        "document.getElementById('all-kernels').textContent"
+    )
+    assert_nothing_wrong(browser)
+
+
 def test_a_click_on_a_box_selects_it(
     browser: Browser, recording: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -363,11 +389,33 @@ def test_the_trace_is_handed_to_a_viewer_that_the_person_runs_when_asked(
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
 
 
+def test_what_moves_too_fast_to_be_drawn_in_full_is_when_it_stands(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.run("document.querySelector('[data-do=run]').click()")
+    full = browser.run(f"{FRAME}.then(() => {BARS}.left.length)")
+    # Each frame comes late, as where there is too much to draw.
+    moving = f"""(async () => {{
+        let least = Infinity;
+        for (let frame = 0; frame < 8; frame++) {{
+            {RANGE}.start += 1e-6;
+            for (const end = performance.now() + 30; performance.now() < end;);
+            await {FRAME};
+            least = Math.min(least, {BARS}.left.length);
+        }}
+        return least;
+    }})()"""
+    assert browser.run(moving) < full * 0.8
+    browser.until(f"Math.abs({BARS}.left.length - {full}) < {full} * 0.1")
+
+
 def test_every_key_does_what_the_page_says(
     browser: Browser, recording: Callable[[str], Path], tmp_path: Path
 ) -> None:
     browser.open(write(recording(STARVED), tmp_path / "page.html"))
-    browser.run("document.getElementById('lanes').focus()")
+    browser.until("document.body.dataset.rows")
+    assert browser.run("document.activeElement === document.body"), "they need no click before"
     first = shown(browser)
     width = first[1] - first[0]
     browser.key("+")
@@ -389,6 +437,18 @@ def test_every_key_does_what_the_page_says(
     browser.key("p")
     assert browser.run("document.querySelector('tr[data-start]').ariaCurrent") == "true"
     assert second == 1
+    gap = shown(browser)
+    browser.run("document.querySelector('.scroll[tabindex]').focus()")
+    browser.key("ArrowRight")
+    assert shown(browser) == gap, "it scrolls the table"
+    browser.key("/")
+    browser.key("-")
+    assert shown(browser) == gap, "it is typed into the search"
+    browser.run("document.getElementById('h-kernels').scrollIntoView()")
+    browser.run("document.activeElement.blur()")
+    browser.key("0")
+    assert shown(browser) == pytest.approx(whole)
+    assert browser.run("document.getElementById('timeline').getBoundingClientRect().top") < 500
     assert_nothing_wrong(browser)
 
 

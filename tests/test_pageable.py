@@ -80,6 +80,23 @@ def test_else_the_cards_slot_does_if_it_is_known(tmp_path: Path, nvml: bool) -> 
     assert report.findings[0].id == "h2d-pageable"
 
 
+@pytest.mark.parametrize("pageable", [False, True])
+def test_pinned_memory_is_not_advised_where_it_is_pinned(tmp_path: Path, pageable: bool) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy(length=2 * MS, pageable=pageable)
+        run.model()
+        run.optimizer()
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    (told,) = (
+        f for f in report.findings if f.id == ("h2d-pageable" if pageable else "h2d-exposed")
+    )
+    assert ("pin_memory" in told.advice) is pageable
+    assert ("pinned already" in told.advice) is not pageable
+    assert "from pinned memory" not in report.render().partition("What to do")[2] or pageable
+
+
 def test_copies_beside_kernels_cost_nothing(tmp_path: Path) -> None:
     run = Run()
     copier = Run(run.export, pid=100, thread=101)

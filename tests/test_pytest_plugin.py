@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import Final
 from xml.etree import ElementTree as ET
 
@@ -73,7 +75,13 @@ def test_beside(place):
 """
 
 
-def run_tests(folder: Path, *words: str, source: str = TESTS) -> Ran:
+def run_tests(
+    folder: Path,
+    *words: str,
+    source: str = TESTS,
+    python: Sequence[str] = (),
+    cwd: Path | None = None,
+) -> Ran:
     """Runs pytest over tests in a process of its own, in which gputrace is installed."""
     entries = {"pytest11": {"gputrace": "gputrace.pytest_plugin"}}
     env = install(folder / "site", "gputrace", entries)
@@ -85,7 +93,8 @@ def run_tests(folder: Path, *words: str, source: str = TESTS) -> Ran:
         "-pno:hypothesispytest",
     )
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", *common, *words, str(folder)],
+        [sys.executable, *python, "-m", "pytest", *common, *words, str(folder)],
+        cwd=cwd,
         env=command.environment(env),
         capture_output=True,
         text=True,
@@ -112,6 +121,21 @@ def outcomes(folder: Path) -> dict[str, tuple[str, str]]:
             (one for one in told if one[0] in ("failure", "error", "skipped")), ("passed", "")
         )
     return found
+
+
+def test_a_gputrace_of_the_working_folder_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "gputrace.py").write_text("raise SystemExit('of the folder')")
+    source = """
+        import pytest
+        @pytest.mark.gputrace(backend="host")
+        def test_quick():
+            import gputrace, time
+            for _ in range(12):
+                time.sleep(0.01)
+                gputrace.step()
+    """
+    ran = run_tests(tmp_path, source=dedent(source), python=("-P",), cwd=tmp_path)
+    assert ran.code == 0, ran.out
 
 
 def test_a_test_within_its_limits_passes(outcomes: dict[str, tuple[str, str]]) -> None:

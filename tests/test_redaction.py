@@ -134,6 +134,27 @@ def test_cards_stay_in_the_order_of_their_addresses() -> None:
     assert redaction.text("0000:07:00.0 0000:c1:00.0") == "0000:01:00.0 0000:02:00.0"
 
 
+def test_classes_of_modules_are_those_of_torch_or_get_numbers(tmp_path: Path) -> None:
+    run = Run()
+    train(run, 8)
+    made = run.export
+    made.give("GPUTRACE_HOST_RANGE", "start", "end", "globalTid", "nameId", "kind", "number")
+    paths = ["MammothNet_0", "MammothNet_0/Block_0/Linear_0", "MammothNet_0/Block_1/Linear_1"]
+    for at, path in enumerate(paths):
+        who = {"globalTid": global_id(100, thread=100), "nameId": made.string(path)}
+        made.add("GPUTRACE_HOST_RANGE", start=at, end=at + 1, **who, kind=7, number=0)
+    whole, part = made.write(tmp_path / "whole.sqlite"), tmp_path / "part.sqlite"
+    assert command.gputrace("export", whole, "--to", "trace", "--redact", "-o", part).code == 0
+    with closing(sqlite3.connect(part)) as database:
+        query = "SELECT value FROM GPUTRACE_HOST_RANGE JOIN StringIds ON id = nameId ORDER BY start"
+        texts = [text for (text,) in database.execute(query)]
+    assert texts == [
+        "module-1_0",
+        "module-1_0/module-2_0/Linear_0",
+        "module-1_0/module-2_1/Linear_1",
+    ]
+
+
 @pytest.mark.parametrize(
     "text",
     ["cudaLaunchKernel", "aten::add", "nccl:all_reduce", "step 17", "ProfilerStep#3", "3.14 of 2"],

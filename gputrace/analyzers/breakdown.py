@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import StepsOf
+from gputrace.analyzers.grouping import StepsOf, quantile
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
@@ -205,8 +205,8 @@ def summarize(all_steps: FoundSteps, steps: Sequence[Step]) -> Steps:
         warmup_count=all_steps.warmup,
         steady_count=len({number for _, number in per_rank}),
         mean_ns=round(float(lengths.mean())) if known else None,
-        p50_ns=round(float(np.percentile(lengths, 50))) if known else None,
-        p95_ns=round(float(np.percentile(lengths, 95))) if known else None,
+        p50_ns=round(quantile(per_rank.values(), 0.50)) if known else None,
+        p95_ns=round(quantile(per_rank.values(), 0.95)) if known else None,
         reason=best.reason,
         control_count=0 if best.marked is None else max(0, len(best.marked.number) - len(best)),
     )

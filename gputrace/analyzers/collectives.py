@@ -24,7 +24,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import rows_by, steps_by_gpu
 from gputrace.analyzers.lanes import LaneSummary, Waiting
 from gputrace.analyzers.operations import GpuSummary, OperationClass
-from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, distinct_ids
+from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import CollectiveTotals, Step
@@ -121,7 +121,7 @@ class Collectives(Struct, frozen=True, dict=True):
     def of(self, *names: str) -> Mask:
         """Return a mask of rows of some operations."""
         here = [self.operations.index(name) for name in names if name in self.operations]
-        return np.isin(self.operation, here)
+        return is_among(self.operation, here)
 
     def _of_lane(self, lane: int, *, known: bool) -> NDArray[np.intp]:
         rows = self._rows[lane] if lane < len(self._rows) else np.empty(0, np.intp)
@@ -349,7 +349,7 @@ def _sequences(
         parts: dict[tuple[int, str], list[Part]] = defaultdict(list)
         for lane, talk in enumerate(talks):
             events = talk.events
-            mine = (events.kind == Kind.KERNEL) & np.isin(events.name, ids_of[text])
+            mine = (events.kind == Kind.KERNEL) & is_among(events.name, ids_of[text])
             for (id, operation), rows in _by_communicator(talk.messages, np.flatnonzero(mine)):
                 part = Part(lane, talk.row[rows], events.start[rows], events.end[rows])
                 parts[id, operation or operation_of(text)].append(part)
@@ -450,7 +450,7 @@ def _without_peers(talks: Sequence[_Talk], parts: Sequence[Part]) -> list[Part]:
     left = []
     for part in parts:
         talk = talks[part.lane]
-        left.append(part.select(~np.isin(part.row, talk.row[_are_exchanges(talk)])))
+        left.append(part.select(~is_among(part.row, talk.row[_are_exchanges(talk)])))
     return [part for part in left if len(part)]
 
 
@@ -608,7 +608,7 @@ def _rank_groups(
     keys = np.array([draw.getrandbits(62) for _ in range(int(lane.max()) + 1)])
     members = np.zeros(int(instance[-1]) + 1, np.int64)
     np.add.at(members, instance, keys[lane])
-    copies = np.isin(columns["operation"], [names.index(n) for n in names if n == PEER_COPY])
+    copies = is_among(columns["operation"], [names.index(n) for n in names if n == PEER_COPY])
     groups: list[RankGroup] = []
     for id in distinct_ids(communicator).tolist():
         rows = (communicator == id) & ~copies

@@ -19,7 +19,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuSummary, OperationClass
-from gputrace.model.events import Events, Kind, Mask, Memory
+from gputrace.model.events import Events, Kind, Mask, Memory, distinct_ids, is_among
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.nvml import Card, Link, Nvml, Samples
 from gputrace.model.results import CopyUse, GpuLink, Step
@@ -360,9 +360,10 @@ def find_staged(trace: Trace, operations: Sequence[GpuSummary], talks: bool) -> 
     gpu = _places(operations, copies.process, copies.device)
     down = copies.kind == Kind.COPY_D2H
     hosts = [summary.gpu.host for summary in operations]
+    sizes = distinct_ids(copies.bytes[down])
     pairs = [
         pair
-        for size in np.intersect1d(copies.bytes[down], copies.bytes[~down]).tolist()
+        for size in sizes[is_among(sizes, copies.bytes[~down])].tolist()
         for pair in _of_size(copies, gpu, np.flatnonzero(copies.bytes == size), talks)
         if hosts[gpu[pair[0]]] == hosts[gpu[pair[1]]]
     ]
@@ -654,13 +655,13 @@ def find_copies(gpus: PerGpu, measured: Sequence[Step]) -> tuple[CopyUse, ...]:
     memory = np.where(copies.kind == Kind.COPY_H2D, copies.source_memory, copies.destination_memory)
     memory = np.where(copies.kind <= Kind.COPY_D2H, memory, Memory.UNKNOWN)
     sort = copies.kind.astype(np.int64) << 8 | (memory & 0xFF)
-    steps_of, rows = StepsOf(measured), []
+    steps_of, rows, nvml = StepsOf(measured), [], gpus.trace.nvml
     for lane in gpus.lanes if len(copies) else ():
         steps, gpu = steps_of(lane.gpu), lane.gpu
         inside = is_on(copies, gpu) & stretches(steps, lane.window).contains(copies.start)
-        card = gpus.trace.nvml.card(gpu.host, gpu.gpu) if gpu.gpu_known else None
+        card = nvml.card(gpu.host, gpu.gpu) if gpu.gpu_known else None
         slot, peak = None if card is None else pcie_rate(card), memory_peak_of(gpu.name)
-        for number in np.unique(sort[inside]).tolist():
+        for number in distinct_ids(sort[inside]).tolist():
             mine = copies.select(inside & (sort == number))
             kind, total = Kind(number >> 8), int((mine.end - mine.start).sum())
             within = None if peak is None else peak / 2

@@ -76,3 +76,12 @@ def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
     )
     found: NDArray[np.float64] = (low + high) / 2
     return found
+
+
+def quantile(values: Iterable[float], part: float) -> float:
+    """Return the value below which a part of at least one value lies, between two in proportion."""
+    ordered = sorted(values)
+    whole, rest = divmod(part * (len(ordered) - 1), 1)
+    low, high = ordered[int(whole)], ordered[min(int(whole) + 1, len(ordered) - 1)]
+    # As numpy rounds it, whose function imports its masked arrays.
+    return low + (high - low) * rest if rest < 0.5 else high - (high - low) * (1 - rest)

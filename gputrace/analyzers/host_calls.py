@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.model.events import Events, IdLookup, Kind, Mask, distinct_ids, number_ids
+from gputrace.model.events import Events, IdLookup, Kind, Mask, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -105,7 +105,7 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
         rows = slice(int(self.first[thread]), int(self.first[thread + 1]))
         start, end = self.start[rows], self.end[rows]
         if sorts:
-            keep = np.isin(self.sort[rows], sorts)
+            keep = is_among(self.sort[rows], sorts)
             start, end = start[keep], end[keep]
         return union(start, end, is_sorted=True)
 
@@ -158,8 +158,8 @@ def find_captures(trace: Trace, calls: CudaApiCalls) -> NDArray[np.intp]:
     """
     names = trace.search(distinct_ids(calls.name), _CAPTURE)
     begins = [id for id, name in names.items() if "Begin" in name]
-    edges = np.flatnonzero(np.isin(calls.name, list(names)))
-    opens = np.isin(calls.name[edges], begins)
+    edges = np.flatnonzero(is_among(calls.name, list(names)))
+    opens = is_among(calls.name[edges], begins)
     pairs = np.flatnonzero(opens[:-1] & ~opens[1:] & (np.diff(calls.thread[edges]) == 0))
     return np.stack([edges[pairs], edges[pairs + 1]], axis=-1)
 
@@ -216,10 +216,16 @@ def _number_threads(events: Events) -> NDArray[np.signedinteger[Any]]:
 
 
 def _order(thread: NDArray[np.signedinteger[Any]], start: Times) -> NDArray[np.intp]:
-    """Return the rows by thread, then start; sorting by start is quick, as most are in order."""
-    by_start = np.argsort(start, kind="stable")
+    """Return the rows by thread, then start; recorders write those of a thread in order."""
     kind = np.int16 if int(thread.max()) < 1 << 15 else np.int64  # Sixteen bits sort in two passes.
-    return by_start[np.argsort(thread.astype(kind)[by_start], kind="stable")]
+    thread = thread.astype(kind)
+    by_thread = np.argsort(thread, kind="stable")
+    ordered = start[by_thread]
+    earlier = np.flatnonzero(ordered[1:] < ordered[:-1]) + 1
+    if (thread[by_thread[earlier]] != thread[by_thread[earlier - 1]]).all():
+        return by_thread
+    by_start = np.argsort(start, kind="stable")
+    return by_start[np.argsort(thread[by_start], kind="stable")]
 
 
 def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:

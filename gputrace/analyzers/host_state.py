@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases
-from gputrace.model.events import Events, Kind, Mask, distinct_ids
+from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
 from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Step, Throughput
@@ -93,7 +93,7 @@ def read_host_state(shard: Shard) -> HostState:
     columns = ("start", "end", "process", "thread", "name", "bytes")
     counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
     names = trace.names(distinct_ids(counted.name))
-    queued = np.isin(counted.name, [id for id, text in names.items() if text == "queued"])
+    queued = is_among(counted.name, [id for id, text in names.items() if text == "queued"])
     return HostState(
         read_phases(shard),
         _by_process(trace, Kind.COLLECTION),
@@ -121,6 +121,7 @@ _ALIKE: Final = 1.5
 """Maximum ratio of the times on a core of threads of a team."""
 _WITHIN_PHASE: Final = 0.9
 """Part of the time in which a peak of memory was reached that is in one phase, for it to count."""
+_MOST_REQUESTS: Final = 5
 _OF_STEPPING: Final = "process on core"
 """Counter that only the thread has that marks the steps."""
 
@@ -136,7 +137,7 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
     columns = ("start", "end", "name", "process", "thread", "bytes")
     events = trace.events([Kind.COUNTER], columns)
     names = trace.names(distinct_ids(events.name))
-    stepping = np.isin(events.name, [id for id, text in names.items() if text == _OF_STEPPING])
+    stepping = is_among(events.name, [id for id, text in names.items() if text == _OF_STEPPING])
     by_process = {}
     for process in distinct_ids(events.process[stepping]).tolist():
         mine = events.process == process
@@ -199,6 +200,8 @@ class Counters:
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
         starved = [shares for shares in others.tolist() if sum(shares) >= _WANTS_A_CORE]
         quota = self._usual(inside, "quota")
+        clock = self._usual(inside, "core kHz")
+        fastest = self._most(events.end > 0, "core kHz")
         openmp, team = self._team(on_core / covered, queued / covered, others)
         return HostLoad(
             rank,
@@ -220,6 +223,8 @@ class Counters:
             at_once=float(np.prod(team)) if team else 0.0,
             throttled=self._sum(inside, "throttled") / scanned if scanned else 0.0,
             pressure=self._sum(inside, "pressure") / scanned if scanned else 0.0,
+            core_mhz=None if clock is None else round(clock / 1000, 1),
+            fastest_mhz=None if clock is None else round(fastest / 1000, 1),
             minor_faults=self._sum(mine, "minor faults"),
             major_faults=self._sum(mine, "major faults"),
             preemptions=self._sum(mine, "preemptions"),
@@ -260,6 +265,7 @@ class Counters:
             segments=segments,
             segment_bytes=self._sum(inside, "segment bytes") // max(segments, 1),
             segments_freed=self._sum(inside, "segments freed"),
+            request_bytes=self._requests(inside),
             emptied=int(emptied.sum()),
             emptying_ns=self._length(emptied) // max(steps, 1),
             allocated_bytes=self._most(inside, "memory allocated"),
@@ -268,6 +274,12 @@ class Counters:
             peak_bytes=peak,
             peak_phase=phase,
         )
+
+    def _requests(self, rows: Mask) -> tuple[int, ...]:
+        sizes, counts = np.unique(
+            self._events.bytes[rows & self._is("segment request")], return_counts=True
+        )
+        return tuple(sizes[np.argsort(-counts, kind="stable")][:_MOST_REQUESTS].tolist())
 
     def _peak(self, rows: Mask, phases: PhaseTimes | None) -> tuple[int | None, str | None]:
         """Return the largest peak of some rows, and the phase in which the time for which it may
@@ -289,7 +301,7 @@ class Counters:
 
     def _is(self, name: str) -> Mask:
         ids = [id for id, text in self._names.items() if text == name]
-        return np.isin(self._events.name, ids)
+        return is_among(self._events.name, ids)
 
     def _sum(self, rows: Mask, name: str) -> int:
         return int(self._events.bytes[rows & self._is(name)].sum())

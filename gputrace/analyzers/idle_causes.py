@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import Events, Kind, Mask, distinct_ids
+from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
@@ -97,7 +97,7 @@ def read_evidence(trace: Trace) -> HostEvidence:
 
 def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
     return events.select(
-        np.isin(events.name, list(trace.search(distinct_ids(events.name), pattern)))
+        is_among(events.name, list(trace.search(distinct_ids(events.name), pattern)))
     )
 
 
@@ -248,7 +248,7 @@ def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[
         first, end = int(calls.first[thread]), int(calls.first[thread + 1])
         sorts = calls.sort[first:end]
         waited = calls.end[first:end] - calls.start[first:end] > _NO_WAIT_NS
-        issues = np.isin(sorts, (Call.ISSUE, Call.COPY))
+        issues = is_among(sorts, (Call.ISSUE, Call.COPY))
         work = np.flatnonzero(issues | ((sorts == Call.SYNC) & waited)) + first
         mine = distinct_ids(copies[calls.thread[copies] == thread])
         before = np.searchsorted(work, mine) - 1

@@ -60,10 +60,9 @@ TensorFlow's Apply…, MXNet's …_update, Chainer's."""
 _NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|::Copy<|ZeroFunctor|LpNorm|_copy_|zero_|_l2norm")
 """Optimizer-like kernels that end no step: gathering shards, zeroing gradients, their norm."""
 
-_CONVERSION: Final = re.compile(
+_CONVERSION: Final = (
     r"nc\w?hw\w{0,4}(to|2)\w?nhwc|n\w?hwc\w{0,4}(to|2)\w?nc\w?hw|ncdhw.?to|ndhwc.?to"
-    r"|swapdimension\dand\d|shuffleintensor3|batch_transpose|transpose(?!d)",
-    re.IGNORECASE,
+    r"|swapdimension\dand\d|shuffleintensor3|batch_transpose|transpose(?!d)"
 )
 """Kernels that only turn a tensor's layout into another one."""
 
@@ -109,7 +108,7 @@ _RULES: Final = (
         r"|topk_?softmax|grouped_topk|fused_topk|(un)?permute_(kernel|mask|row|with)|row_id_map"
         r"|sort_chunks|chunk_sort|bitmatrix|get_dispatch_layout",
     ),
-    ("layout", _CONVERSION.pattern + r"|nhwcaddpadding|tensorformat|format_?convert|permute"),
+    ("layout", _CONVERSION + r"|nhwcaddpadding|tensorformat|format_?convert|permute"),
     (
         "reduction",
         r"reduc(e|tion)|softmax|arg_?(max|min)|cumsum|scan|(?<!ten)sort|topk|pool|loss|criterion"
@@ -194,12 +193,17 @@ def family_of(name: str) -> str:
 
 def _first(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
     """Return the family of the first rule that a name matches."""
-    return next((family for family, rule in rules if re.search(rule, name, re.IGNORECASE)), None)
+    return next((family for family, rule in rules if _has(rule, name)), None)
+
+
+def _has(rule: str, text: str) -> bool:
+    """Return whether a text matches a rule, which is compiled when it is first used."""
+    return re.search(rule, text, re.IGNORECASE) is not None
 
 
 def converts_layout(name: str) -> bool:
     """Return whether a kernel only converts a tensor's layout."""
-    return family_of(name) == "layout" and _CONVERSION.search(function_name(name)) is not None
+    return family_of(name) == "layout" and _has(_CONVERSION, function_name(name))
 
 
 _UNNAMED: Final = re.compile(r"(\(anonymous namespace\)|<unnamed>|\{anonymous\})::")
@@ -209,7 +213,7 @@ _WRAPPER: Final = re.compile(
 )
 """Wrappers of CUTLASS and AMD's ck_tile, whose kernel proper is a template argument."""
 _CUTLASS: Final = re.compile(r"cutlass\w*_(tensorop|simt|wmma)\w*|cutlass\w*?_\d+_\w+")
-_TEMPLATE: Final = re.compile(r"\w+(?=<)")
+_TEMPLATE: Final = re.compile(r"\w+::\w+(?=::Kernel_traits<)|\w+(?=<)")
 _INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
 """Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
@@ -261,27 +265,24 @@ def short_name(name: str) -> str:
 PRODUCTS: Final = ("gemm", "convolution", "attention")
 """Families whose kernels multiply matrices."""
 
-_HELPER: Final = re.compile(
+_HELPER: Final = (
     r"splitk_?reduce|reducesplitk|reduce_wgrad|reduce_1block|offsets|im2col|col2im|workspace"
     r"|winograd(Forward|Wgrad|Dgrad)?(Data|Filter|Output|Delta)|generatewinograd|precompute_indices"
     r"|gemv|dot_kernel|depthwise|dwconv|scalepacked|converttensor|_gemm_starts|gemmprecompute"
-    r"|compute_dot_do_o|convert_dq|(combine|metadata)\w*_kernel|prepare_|fused_attn::|::thd_",
-    re.IGNORECASE,
+    r"|compute_dot_do_o|convert_dq|(combine|metadata)\w*_kernel|prepare_|fused_attn::|::thd_"
 )
 """Kernels beside a product: they prepare or sum up, or multiply by a vector, channel by channel."""
 
-_NO: Final = re.compile(r"ffma|dfma|simt", re.IGNORECASE)
-_YES: Final = re.compile(
+_NO: Final = r"ffma|dfma|simt"
+_YES: Final = (
     r"tensorop|wmma|hmma|imma|dmma|gmma|tcgen05|nvjet|warpgroup|tensor\d+x\d+x\d+|_tensor1688"
     r"|[hsicbf]?(?<!\d)(884|8816|8832|1688|16816|16832|161616)(?!\d)|tf32|first_layer_wgrad_kernel"
     r"|conv2d_c1_k1|dgrad_1x1_stride_2x2|flash_(fwd|bwd)|flash_attn|sdpa_sm\d"
-    r"|fmha_cutlass[fb]_b?f16\w*sm(7|8|9)",
-    re.IGNORECASE,
+    r"|fmha_cutlass[fb]_b?f16\w*sm(7|8|9)"
 )
-_PLAIN: Final = re.compile(
+_PLAIN: Final = (
     r"(?<![a-z])[sdchz]gemm|scudnn|convolve_[sd]gemm|(dgrad|wgrad|fprop|dgrad2d|wgrad2d)\w*_engine|wgrad_alg\d"
-    r"|convolve_common_engine|winograd|fmha_cutlass[fb]_f32\w*sm50",
-    re.IGNORECASE,
+    r"|convolve_common_engine|winograd|fmha_cutlass[fb]_f32\w*sm50"
 )
 
 _PRECISIONS: Final = (
@@ -307,37 +308,34 @@ types of its operands by a letter each, AMD's Tensile after the layouts."""
 SIXTEEN: Final = ("half", "fp16", "bf16")
 """Precisions of 16 bits."""
 
-_WITHOUT: Final = re.compile(
+_WITHOUT: Final = (
     r"(?<![a-z0-9])(K[248]0|M[46]0?|P(4|6|40|100)|GTX|GT ?\d+|TITAN (X|Xp|Black|Z)|Quadro [KMP]\d+"
-    r"|Tesla [CKMP]\d+|MX\d+|T(4|5|6|10|12|20)00|Jetson (TX|Nano|TK))(?![0-9])",
-    re.IGNORECASE,
+    r"|Tesla [CKMP]\d+|MX\d+|T(4|5|6|10|12|20)00|Jetson (TX|Nano|TK))(?![0-9])"
 )
 """Cards older than Volta, and the small ones of Turing, which have no tensor cores."""
-_VOLTA: Final = re.compile(
-    r"V100|TITAN V|GV100|(?<![a-z0-9])T4(?![0-9])|T40|RTX 20\d\d|TITAN RTX|Quadro RTX|Xavier",
-    re.IGNORECASE,
+_VOLTA: Final = (
+    r"V100|TITAN V|GV100|(?<![a-z0-9])T4(?![0-9])|T40|RTX 20\d\d|TITAN RTX|Quadro RTX|Xavier"
 )
 """Volta and Turing: tensor cores for fp16, none for TF32 and bf16."""
-_AMPERE: Final = re.compile(
+_AMPERE: Final = (
     r"(?<![a-z0-9])(A|L|H|B|GB|GH)\d{1,3}[a-z]?(?![0-9])|RTX ([3-9]0\d\d|A\d|PRO|\d{4} Ada)"
-    r"|Orin|Thor",
-    re.IGNORECASE,
+    r"|Orin|Thor"
 )
 """Ampere and newer."""
-_NEWER_KERNEL: Final = re.compile(r"(?<![a-z0-9])(ampere_|sm(8\d|9\d|1\d\d)_|nvjet)|tf32", re.I)
-_VOLTA_KERNEL: Final = re.compile(_NEWER_KERNEL.pattern + r"|(?<![a-z0-9])(volta|turing)_", re.I)
+_NEWER_KERNEL: Final = r"(?<![a-z0-9])(ampere_|sm(8\d|9\d|1\d\d)_|nvjet)|tf32"
+_VOLTA_KERNEL: Final = _NEWER_KERNEL + r"|(?<![a-z0-9])(volta|turing)_"
 """Kernels built for compute capability 8.0, and 7.0: they run on no older card."""
 
 
 def on_tensor_cores(name: str, family: str) -> str | None:
     """``yes``, ``no`` or ``unknown``; None of a kernel that multiplies no matrices."""
-    if family not in PRODUCTS or _HELPER.search(bare_name(name)):
+    if family not in PRODUCTS or _has(_HELPER, bare_name(name)):
         return None
-    if _NO.search(name):
+    if _has(_NO, name):
         return "no"
-    if _YES.search(name):
+    if _has(_YES, name):
         return "yes"
-    return "no" if _PLAIN.search(name) else "unknown"
+    return "no" if _has(_PLAIN, name) else "unknown"
 
 
 def precision_of(name: str) -> str:
@@ -353,9 +351,9 @@ def generation(card: str, kernels: Iterable[str] = ()) -> int | None:
     where neither tells.
     """
     for told, rule in ((0, _WITHOUT), (7, _VOLTA), (8, _AMPERE)):
-        if rule.search(card):
+        if _has(rule, card):
             return told
-    telling = [name for name in kernels if _VOLTA_KERNEL.search(name)]
-    if any(_NEWER_KERNEL.search(name) for name in telling):
+    telling = [name for name in kernels if _has(_VOLTA_KERNEL, name)]
+    if any(_has(_NEWER_KERNEL, name) for name in telling):
         return 8
     return 7 if telling else None

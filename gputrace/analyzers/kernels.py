@@ -77,18 +77,21 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
         uses = _uses(gpus, names, lanes, counts, span)
         codes, times = [codes_of[lane.gpu] for lane in lanes], [row[3] for row in rows]
         uses, flop = _add_work(gpus, uses, names, lanes, codes, times, [row[2] for row in rows])
-        top, rest = uses[:_MOST], uses[_MOST:]
+        top, longest = uses[:_MOST], max(uses, key=lambda use: use.max_ns)
+        if longest.max_ns > max(use.max_ns for use in top):
+            top[-1] = longest
+        count = sum(use.count for use in uses)
         cards = [generation(lane.gpu.name, names) for lane in lanes]
         first = lanes[0].gpu.gpu, lanes[0].gpu.rank
         alone = [use for use in uses if {(on.gpu, on.rank) for on in use.by_gpu} == {first}]
         kernels = Kernels(
             steps=sum(number for _, _, number, _ in rows),
             total_ns=span,
-            count=sum(use.count for use in uses),
+            count=count,
             distinct=len(uses),
             top=tuple(top),
-            rest_count=sum(use.count for use in rest),
-            rest_ns=sum(use.total_ns for use in rest),
+            rest_count=count - sum(use.count for use in top),
+            rest_ns=sum(use.total_ns for use in uses) - sum(use.total_ns for use in top),
             families=tuple(
                 Family(family, count, total, round(total / max(span, 1), 6))
                 for (family,), count, total in _summed(uses, lambda use: (use.family,))
@@ -127,7 +130,7 @@ def _uses(
     """Return every kernel, most time first."""
     on_gpus: dict[int, list[KernelOnGpu]] = defaultdict(list)
     for lane, counted in zip(lanes, counts, strict=True):
-        columns = (counted.code, counted.count, counted.total, counted.median)
+        columns = (counted.code, counted.count, counted.total, counted.median, counted.longest)
         for code, *figures in zip(*(column.tolist() for column in columns), strict=True):
             on_gpus[code].append(KernelOnGpu(lane.gpu.gpu, lane.gpu.rank, *figures))
     middle = medians(gpus, lanes, counts)
@@ -145,6 +148,7 @@ def _uses(
                 count=sum(on.count for on in by_gpu),
                 total_ns=total,
                 median_ns=middle[code],
+                max_ns=max(on.max_ns for on in by_gpu),
                 share=round(total / max(span, 1), 6),
                 by_gpu=tuple(by_gpu),
             )
@@ -295,6 +299,7 @@ class Counted(Struct, frozen=True, dict=True):
         count: how many there are.
         total: nanoseconds of all.
         median: nanoseconds of the (lower) middle one.
+        longest: nanoseconds of the longest one.
         launches: what their launching cost.
     """
 
@@ -302,6 +307,7 @@ class Counted(Struct, frozen=True, dict=True):
     count: NDArray[np.int64]
     total: Times
     median: Times
+    longest: Times
     launches: LaunchTimes
 
     @property
@@ -331,14 +337,15 @@ def count_by_name(
     packed.sort()
     packed = view.keep(_PACKED, packed)
     if not len(packed):
-        return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, launches)
+        return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, launches)
     edges = np.searchsorted(
         packed, np.arange((int(packed[-1]) >> _LENGTH_BITS) + 2) << _LENGTH_BITS
     )
     code = np.flatnonzero(np.diff(edges))
     first, counts = edges[code], np.diff(edges)[code]
     totals = np.add.reduceat(packed & _LONGEST, first)
-    return Counted(code, counts, totals, packed[first + (counts - 1) // 2] & _LONGEST, launches)
+    middle, last = (packed[first + at] & _LONGEST for at in ((counts - 1) // 2, counts - 1))
+    return Counted(code, counts, totals, middle, last, launches)
 
 
 def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> dict[int, int]:

@@ -24,7 +24,6 @@ from gputrace.analyzers.collectives import (
 from gputrace.analyzers.device_metrics import find_energy, find_utilization
 from gputrace.analyzers.findings import find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
-from gputrace.analyzers.gpu_links import find_copies
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf
 from gputrace.analyzers.host_calls import NOBODY
@@ -141,6 +140,7 @@ def analyze(
             host_load=facts.host_load,
             allocators=facts.allocators,
             loader=facts.loaders,
+            input_pipelines=facts.input_pipelines,
             step_phases=facts.step_phases,
             pipelines=facts.pipelines,
             experts=facts.experts,
@@ -154,7 +154,7 @@ def analyze(
             throughput=facts.throughput,
             energy=find_energy(facts.nvml, gpus, chosen, facts.throughput),
             modules=find_modules(gpus, chosen),
-            copies=find_copies(gpus, chosen),
+            copies=facts.copies,
         )
 
 

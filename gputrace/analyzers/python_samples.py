@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.model.events import Events, Kind, distinct_ids
+from gputrace.model.events import Events, Kind, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
@@ -111,7 +111,7 @@ def read_locks(trace: Trace) -> tuple[Events, Mapping[int, str]]:
     names = trace.names(distinct_ids(counted.name))
     held = {id: text for id, text in names.items() if text.startswith(_HELD)}
     lines = {id: text.removeprefix(_HELD).removeprefix(": ") for id, text in held.items()}
-    return counted.select(np.isin(counted.name, list(held))), lines
+    return counted.select(is_among(counted.name, list(held))), lines
 
 
 def _threads(process: NDArray[np.int16], thread: NDArray[np.int32]) -> set[Thread]:

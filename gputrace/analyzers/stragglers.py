@@ -16,7 +16,7 @@ from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, rows
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
-from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
+from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
@@ -392,7 +392,7 @@ def _waiting_calls(shard: Shard) -> Mask:
     calls = shard.calls
     assert calls is not None
     freeing = shard.trace.search(distinct_ids(calls.name[calls.sort == Call.ALLOC]), _FREE)
-    drains = np.isin(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
+    drains = is_among(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
     waiting: Mask = drains | (calls.sort == Call.SYNC)
     return waiting
 
@@ -405,7 +405,7 @@ def _held(
     The operations are in order of start.
     """
     called = calls.start[issue]
-    done = np.isin(kind, _WITH_HOST) & (calls.end[issue] >= end)
+    done = is_among(kind, _WITH_HOST) & (calls.end[issue] >= end)
     order = np.argsort(called, kind="stable")
     queued = np.empty(len(order), np.int64)
     queued[order] = np.arange(len(order)) - np.searchsorted(start, called[order])
@@ -564,16 +564,32 @@ def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]
     texts = _renumbered(operations.events.name[rows], names)
     order = np.argsort(step << 32 | texts, kind="stable")  # The rows are in order of start.
     rows, step, texts = rows[order], step[order], texts[order]
-    keys = texts << 32 | _places(step, texts)
+    places = _places(step, texts)
     lengths = operations.end[rows] - operations.start[rows]
     free = _communication(operations).within(operations.start[rows], operations.end[rows]) == 0
-    order = np.lexsort((lengths, keys))
-    keys, lengths, free = keys[order], lengths[order], free[order]
+    keys, lengths, free = _sorted(texts, places, lengths, free)
     distinct, medians = _medians(keys, lengths, count)
     some, unmixed = _medians(keys[free], lengths[free], count)
     alone = np.full(len(distinct), np.nan)
     alone[np.searchsorted(distinct, some)] = unmixed
     return _Launches(distinct, medians, alone)
+
+
+def _sorted(
+    texts: NDArray[np.int64], places: NDArray[np.int64], lengths: Times, free: Mask
+) -> tuple[NDArray[np.int64], Times, Mask]:
+    """Return the keys of launches, their lengths, and which are free, in order of key and length.
+
+    Numbers that hold all three are sorted at once, which takes a tenth of sorting by two.
+    """
+    most, bits = int(places.max(initial=0)) + 1, int(lengths.max(initial=0)).bit_length() + 1
+    if (int(texts.max(initial=0)) + 1) * most << bits > np.iinfo(np.int64).max:
+        keys = texts << 32 | places
+        order = np.lexsort((lengths, keys))
+        return keys[order], lengths[order], free[order]
+    packed = np.sort((texts * most + places) << bits | lengths << 1 | free)
+    text, place = np.divmod(packed >> bits, most)
+    return text << 32 | place, packed >> 1 & (1 << bits - 1) - 1, packed & 1 == 1
 
 
 def _communication(operations: GpuOperations) -> Intervals:

@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from shlex import quote
 from typing import Final, NoReturn
 
 import click
@@ -133,6 +132,8 @@ class _Commands(click.Group):
         if close := get_close_matches(name, COMMANDS, 1):
             hint = f"; did you mean `{close[0]}`?"
         elif Path(name).is_file():
+            from shlex import quote
+
             hint = f"; to see where its time went: gputrace analyze {quote(name)}"
         ctx.fail(f"no such command: {name}{hint}")
 

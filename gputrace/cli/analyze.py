@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +17,8 @@ from gputrace.errors import ExitCode, GputraceError, MissingError, UsageError
 from gputrace.units import format_ns
 
 if TYPE_CHECKING:
+    import subprocess
+
     from gputrace.analyzers.kernels import Launches
     from gputrace.api import Report
     from gputrace.collectors.ncu import LaunchFilter
@@ -397,6 +396,8 @@ def kernel(
     KERNEL is a name, a part of one, or a rank by total time (1 takes most). COMMAND runs the
     program of the trace again, under ncu; without one, the command to run is printed.
     """
+    import shlex
+
     import gputrace
     from gputrace.collectors.launch import load_numpy
     from gputrace.collectors.ncu import LaunchFilter, words
@@ -431,10 +432,14 @@ def _launches_text(launches: Launches) -> str:
     use = launches.kernel
     title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
     rows = tuple(
-        (f"gpu {gpu.gpu}", f"{gpu.count:,}", format_ns(gpu.median_ns), format_ns(gpu.total_ns))
+        (
+            f"gpu {gpu.gpu}",
+            f"{gpu.count:,}",
+            *map(format_ns, (gpu.median_ns, gpu.max_ns, gpu.total_ns)),
+        )
         for gpu in use.by_gpu
     )
-    print_table(screen, Table(title, ("", "launches", "median", "total"), rows))
+    print_table(screen, Table(title, ("", "launches", "median", "longest", "total"), rows))
     screen.print(Text(use.name))
     if use.roofline is not None:
         screen.print(Text(_roofline(use.roofline)))
@@ -556,6 +561,8 @@ def demo(form: str, no_record: bool, output: Path | None, force: bool) -> int:
 
 def _write_demo(target: Path, force: bool) -> int:
     """Write the bundled recording to a file."""
+    import shutil
+
     from gputrace.data import unpacked
     from gputrace.report import check_target, unfinished_file
 
@@ -574,6 +581,8 @@ def _explain(message: str, form: str) -> None:
 
 def _record_here(form: str) -> tuple[Report | None, str]:
     """Record a training here; return its report, or None and the reason."""
+    import subprocess
+
     import gputrace
     from gputrace.data import unpacked
 

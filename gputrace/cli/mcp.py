@@ -78,11 +78,22 @@ def serve(requests: IO[bytes], answers: IO[str], root: Path) -> None:
 
 
 def _answer(line: bytes, root: Path) -> object:
-    """Return the response to one message; None for notifications and responses."""
+    """Return the response to a message, or those to a batch; None if nothing in it wants any.
+
+    Batches are of JSON-RPC; of the protocol's versions that of 2025-03-26 has them.
+    """
     try:
-        request = json.loads(line)
+        sent = json.loads(line)
     except (ValueError, RecursionError):
         return _error(None, _PARSE_ERROR, "the message is no JSON")
+    if not isinstance(sent, list) or not sent:
+        return _respond(sent, root)
+    answers = (_respond(request, root) for request in sent)
+    return [answer for answer in answers if answer is not None] or None
+
+
+def _respond(request: object, root: Path) -> object:
+    """Return the response to one request; None for notifications and responses."""
     if not isinstance(request, dict) or not isinstance(request.get("method", ""), str):
         return _error(None, _INVALID_REQUEST, "the message is no request")
     if "method" not in request or "id" not in request:
@@ -381,7 +392,8 @@ def _kernels(
         tensor = {"yes": ", on tensor cores", "no": ", not on tensor cores"}
         yield _said(
             f"{clean(use.short)} takes {use.share:.1%} of the measured time of the GPUs: "
-            f"{format_count(use.count, 'call')}, {format_ns(use.median_ns)} each (median)"
+            f"{format_count(use.count, 'call')}, {format_ns(use.median_ns)} each (median), "
+            f"{format_ns(use.max_ns)} the longest"
             f"{tensor.get(use.tensor_cores or '', '')}.",
             _row(f"kernels.top[{number}]", use),
         )
@@ -436,7 +448,7 @@ def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
 
 def _changes(comparison: Comparison) -> Iterator[Said]:
     """Yield what changed beyond the noise: classes, kernels, findings."""
-    from gputrace.report.comparison import NAMES
+    from gputrace.report.comparison import NAMES, growth
     from gputrace.report.tables import capital
     from gputrace.sanitize import clean
     from gputrace.units import format_ns
@@ -457,7 +469,8 @@ def _changes(comparison: Comparison) -> Iterator[Said]:
                 _row(f"pair.{table}[{at}]", row),
             )
     for at, finding in enumerate(pair.findings):
-        text = f"The finding {finding.id} has {finding.status}: {finding.message}."
+        change = finding.status + growth(finding, pair)
+        text = f"The finding {finding.id} has {change}: {finding.message}."
         yield _said(text, _row(f"pair.findings[{at}]", finding))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -132,6 +131,8 @@ def read_batch(text: str | None) -> list[float] | None:
 
 def width() -> int:
     """Return the width of a report: that of the terminal up to 120, else 80."""
+    import shutil
+
     return min(shutil.get_terminal_size((80, 24)).columns, 120)
 
 
@@ -146,7 +147,8 @@ def show(report: Report, form: str) -> None:
     """Print a report; text in the terminal's width and colours."""
     from gputrace.report import render
 
-    click.echo(render(report, form, width(), use_color()), nl=False, color=True)
+    wide = width() if form == "text" else 80
+    click.echo(render(report, form, wide, use_color()), nl=False, color=True)
 
 
 def default_target(trace: Path, suffix: str) -> Path:

@@ -18,6 +18,7 @@ from gputrace.collectors.spool.activity import (
     Spool,
     call_windows_of,
     control_stretches_of,
+    drop_unsettled_nodes,
     join_spools,
     node_stretches_of,
     read_spool,
@@ -91,6 +92,10 @@ def write_all(
     cards = _write_cards(writer, spools)
     processes = write_processes(writer, spools, hosts)
     for spool in spools:
+        dropped = drop_unsettled_nodes(spool)
+        if dropped:
+            note = f"nodes of CUDA graphs of which CUPTI knew no end, left out: {dropped:,}"
+            writer.add_rows("GPUTRACE_NOTE", ["globalPid", "text"], [(global_pid(spool.pid), note)])
         _Activity(writer, spool, start).write(cards)
     return processes
 

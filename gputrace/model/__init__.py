@@ -1,1 +1,42 @@
-"""Data model that the layers exchange."""
+"""Data model that the layers exchange, and the C library of its loops over columns."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from numpy.typing import NDArray
+
+LIBRARY: Final = Path(__file__).with_name("_columns.so")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the C library; None where the package was built without a compiler."""
+    import ctypes
+
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+    except OSError:
+        return None
+    width, count, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+    of_set, ids = (pointer, pointer, count), (pointer, width, count, count, count, pointer)
+    loaded.gputrace_union.argtypes = (*of_set, pointer, pointer)
+    loaded.gputrace_intersection.argtypes = (*of_set, *of_set, pointer, pointer)
+    loaded.gputrace_difference.argtypes = (*of_set, *of_set, pointer, pointer)
+    loaded.gputrace_before.argtypes = (pointer, *of_set, pointer, count, pointer)
+    loaded.gputrace_mark.argtypes = ids
+    loaded.gputrace_look_up.argtypes = (*ids, width, pointer)
+    for function in ("union", "intersection", "difference"):
+        getattr(loaded, f"gputrace_{function}").restype = count
+    return loaded
+
+
+def address(column: NDArray[Any]) -> int:
+    """Return where the elements of a column are, which it keeps there."""
+    where: int = column.ctypes.data
+    return where

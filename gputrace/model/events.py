@@ -7,12 +7,14 @@ the usual case, are counted and not sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gputrace.model import address, library
 
 Column = NDArray[np.signedinteger[Any]]
 Mask = NDArray[np.bool_]
@@ -212,6 +214,8 @@ def concatenate(parts: Sequence[Events], columns: Sequence[str]) -> Events:
 
 _DENSE: Final = 4
 """Ids are dense if their value range is at most this many times the number of rows."""
+_FEW: Final = 8
+"""Ids that are compared with each other one by one."""
 _BLOCK: Final = 1 << 15
 """Ids converted to indices at a time, so that the buffer stays in the CPU cache."""
 
@@ -227,6 +231,25 @@ def distinct_ids(ids: Column) -> NDArray[np.int64]:
     return distinct
 
 
+def is_among(ids: Column, wanted: Column | Iterable[int]) -> Mask:
+    """Return whether each id is one of those wanted."""
+    if not isinstance(wanted, np.ndarray):
+        wanted = np.array([*wanted], np.int64)
+    if wanted.size <= _FEW:
+        among = np.zeros(ids.shape, np.bool_)
+        for id in wanted.tolist():
+            among |= ids == id
+        return among
+    distinct = distinct_ids(wanted)
+    if not _are_dense(distinct, _DENSE):
+        return np.asarray(distinct.take(distinct.searchsorted(ids), mode="clip") == ids)
+    low, high = int(distinct[0]), int(distinct[-1])
+    known = np.zeros(high - low + 1, np.bool_)
+    known[distinct - low] = True
+    positions = np.subtract(ids, low, dtype=np.int64)
+    return np.asarray(known.take(positions, mode="clip") & (ids >= low) & (ids <= high))
+
+
 def number_ids(ids: Column) -> tuple[NDArray[np.int64], NDArray[np.signedinteger[Any]]]:
     """Return the sorted distinct ids, and the index into them for each row."""
     if not _are_dense(ids, 4 * _DENSE):
@@ -237,11 +260,8 @@ def number_ids(ids: Column) -> tuple[NDArray[np.int64], NDArray[np.signedinteger
     if len(distinct) == 1:
         return distinct, np.zeros(ids.size, np.int32)
     index_of = np.empty(int(distinct[-1]) - low + 1, np.int32)
-    index_of[distinct - low] = np.arange(len(distinct))
-    numbers = np.empty(ids.size, np.int32)
-    for rows in _blocks(ids):
-        index_of.take(ids[rows].astype(np.intp) - low, out=numbers[rows], mode="clip")
-    return distinct, numbers
+    index_of[distinct - low] = np.arange(len(distinct), dtype=np.int32)
+    return distinct, _look_up(ids, low, index_of)
 
 
 class IdLookup:
@@ -261,13 +281,26 @@ class IdLookup:
     def rows(self, ids: Column) -> NDArray[np.int32]:
         """Return the row of each id, or `UNKNOWN`."""
         if self._dense:
-            positions = ids - self._low
-            known = (positions >= 0) & (positions < len(self._rows))
-        else:
-            positions = np.searchsorted(self._ids, ids)
-            known = self._ids.take(positions, mode="clip") == ids
+            return _look_up(ids, self._low, self._rows)
+        positions = np.searchsorted(self._ids, ids)
+        known = self._ids.take(positions, mode="clip") == ids
         rows = self._rows.take(positions, mode="clip")
         return rows if known.all() else np.where(known, rows, np.int32(UNKNOWN))
+
+
+def _look_up(ids: Column, low: int, table: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the entry of each id in a table that begins at id ``low``; `UNKNOWN` beyond it."""
+    if (native := library()) is not None:
+        ids, found = np.ascontiguousarray(ids), np.empty(ids.shape, np.int32)
+        given = address(ids), ids.itemsize, ids.size, low, len(table), address(table)
+        native.gputrace_look_up(*given, UNKNOWN, address(found))
+        return found
+    found = np.full(ids.shape, UNKNOWN, np.int32)
+    for rows in _blocks(ids):
+        positions = ids[rows].astype(np.int64) - low
+        known = (positions >= 0) & (positions < len(table))
+        found[rows] = np.where(known, table.take(positions, mode="clip"), np.int32(UNKNOWN))
+    return found
 
 
 def _are_dense(ids: Column, times: int) -> bool:
@@ -279,8 +312,13 @@ def _counted(ids: Column) -> NDArray[np.int64]:
     if low == high:
         return np.array([low])
     seen = np.zeros(high - low + 1, bool)
-    for rows in _blocks(ids):
-        seen[ids[rows].astype(np.intp) - low] = True
+    if (native := library()) is not None:
+        ids = np.ascontiguousarray(ids)
+        given = address(ids), ids.itemsize, ids.size, low, len(seen), address(seen)
+        native.gputrace_mark(*given)
+    else:
+        for rows in _blocks(ids):
+            seen[ids[rows].astype(np.intp) - low] = True
     return np.flatnonzero(seen) + low
 
 

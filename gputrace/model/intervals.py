@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gputrace.model import address, library
 from gputrace.model.struct import Struct
 
 Times = NDArray[np.int64]
+_Columns = tuple[Times, ...]
 IndexArray = NDArray[np.intp]
+
+_MANY = 64
+"""Times for which a call of the C library is quicker than numpy's."""
 
 
 class Intervals(Struct, frozen=True, dict=True):
@@ -36,6 +42,16 @@ class Intervals(Struct, frozen=True, dict=True):
         return int(self._covered[-1])
 
     @cached_property
+    def _memory(self) -> tuple[_Columns, tuple[int, int, int]]:
+        """The columns as the C library takes them, their addresses, and their length."""
+        columns = tuple(np.ascontiguousarray(times, np.int64) for times in (self.start, self.end))
+        return columns, (address(columns[0]), address(columns[1]), min(map(len, columns)))
+
+    @property
+    def _in_memory(self) -> tuple[int, int, int]:
+        return self._memory[1]
+
+    @cached_property
     def _covered(self) -> Times:
         """Nanoseconds of the set before each interval, and at the end all of them."""
         covered = np.zeros(len(self) + 1, np.int64)
@@ -47,6 +63,14 @@ class Intervals(Struct, frozen=True, dict=True):
         times = np.asarray(times, np.int64)
         if not len(self.start):
             return np.zeros_like(times)
+        if times.size > _MANY and (native := library()) is not None:
+            times = np.ascontiguousarray(times)
+            found = np.empty_like(times)
+            (start, end, count), whole = self._in_memory, address(self._covered)
+            native.gputrace_before(
+                start, end, whole, count, address(times), times.size, address(found)
+            )
+            return found
         times = np.asarray(np.maximum(times, self.start[0]))
         index = self.start.searchsorted(times, "right")
         unfinished = np.maximum(self.end.take(index - 1) - times, 0)
@@ -92,6 +116,8 @@ class Intervals(Struct, frozen=True, dict=True):
         """Return the nanoseconds that are in both sets."""
         if not len(self) or not len(other):
             return EMPTY
+        if (native := library()) is not None:
+            return _written(native.gputrace_intersection, self, other)
         mine, theirs = _pairs(*self._met(other))
         return Intervals(
             np.maximum(self.start[mine], other.start[theirs]),
@@ -102,6 +128,8 @@ class Intervals(Struct, frozen=True, dict=True):
         """Return the nanoseconds of this set that are not in the other."""
         if not len(self) or not len(other):
             return self
+        if (native := library()) is not None:
+            return _written(native.gputrace_difference, self, other)
         first, end = self._met(other)
         met = first < end
         if not met.any():
@@ -133,6 +161,14 @@ class Intervals(Struct, frozen=True, dict=True):
         starts[~begins], stops[~ends] = self.start, self.end
         starts[begins], stops[ends] = other.end[theirs], other.start[theirs]
         return Intervals(starts, stops).select(starts < stops)
+
+
+def _written(function: Any, one: Intervals, other: Intervals) -> Intervals:
+    """Return the set that a function of the C library makes of two."""
+    found = np.empty((2, len(one) + len(other)), np.int64)
+    at = address(found)
+    count = function(*one._in_memory, *other._in_memory, at, at + found.strides[0])
+    return Intervals(*found[:, :count].copy())
 
 
 def _pairs(first: IndexArray, end: IndexArray) -> tuple[IndexArray, IndexArray]:
@@ -175,6 +211,10 @@ def union(start: ArrayLike, end: ArrayLike, *, is_sorted: bool = False) -> Inter
         start, end: nanoseconds, of one length, in any order unless ``is_sorted`` by start.
     """
     start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    if (native := library()) is not None and start.shape == end.shape:
+        joined = _joined(native, np.ascontiguousarray(start), np.ascontiguousarray(end))
+        if joined is not None:
+            return joined
     keep = end > start
     if not keep.all():
         start, end = start[keep], end[keep]
@@ -187,3 +227,13 @@ def union(start: ArrayLike, end: ArrayLike, *, is_sorted: bool = False) -> Inter
     first = np.concatenate([[True], start[1:] > reach[:-1]])
     last = np.concatenate([first[1:], [True]])
     return Intervals(start[first], reach[last])
+
+
+def _joined(native: Any, start: Times, end: Times) -> Intervals | None:
+    """Return the union of intervals, by the C library; None unless they are sorted by start."""
+    found = np.empty((2, len(start)), np.int64)
+    at = address(found)
+    count = native.gputrace_union(
+        address(start), address(end), len(start), at, at + found.strides[0]
+    )
+    return None if count < 0 else Intervals(*found[:, :count].copy())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import field
 
 from gputrace.errors import LeftOut
-from gputrace.model.host import Allocator, HostLoad, Loader, StepPhases
+from gputrace.model.host import Allocator, HostLoad, InputPipeline, Loader, StepPhases
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns
@@ -140,7 +140,7 @@ class RecorderCost(Struct, frozen=True):
     """Cost of recording, from steps in which the recorder was out of the program's way."""
 
     step_ns: int
-    """Trimmed mean of the recorded steps that the others are compared with, from mark to mark."""
+    """Mean of the recorded steps, without warm-up and exceptions, from mark to mark."""
     unrecorded_step_ns: int
     """That without the recorder; never longer."""
     low_ns: int
@@ -690,6 +690,8 @@ class KernelOnGpu(Struct, frozen=True):
     count: int
     total_ns: int
     median_ns: int
+    max_ns: int
+    """Longest launch."""
     flop: float | None = None
     """Floating-point operations of all launches, where shapes of operators tell; None if not."""
     traffic_bytes: float | None = None
@@ -732,6 +734,8 @@ class KernelUse(Struct, frozen=True):
     total_ns: int
     """Sum of the durations; concurrent kernels each count in full."""
     median_ns: int
+    max_ns: int
+    """Longest launch."""
     share: float
     """``total_ns`` as a fraction of the measured time of all GPUs."""
     by_gpu: tuple[KernelOnGpu, ...]
@@ -797,7 +801,8 @@ class Kernels(Struct, frozen=True):
     distinct: int
     """Number of different names."""
     top: tuple[KernelUse, ...]
-    """Kernels that take most time, the longest first, at most 50."""
+    """Kernels that take most time, most first, at most 50; that of the longest launch is among
+    them."""
     rest_count: int
     rest_ns: int
     """Launches and durations of the kernels that are not in ``top``."""
@@ -938,6 +943,8 @@ class Analysis(Struct, frozen=True):
     """Cost of recording; None without control stretches."""
     loader: tuple[Loader, ...] = ()
     """Data loader of each rank in the measured steps; empty where none was recorded."""
+    input_pipelines: tuple[InputPipeline, ...] = ()
+    """Input pipeline of each rank that has one which is not torch's DataLoader."""
     host_load: tuple[HostLoad, ...] = ()
     """Time of the hosts' threads, a row per rank; empty where it was not counted."""
     pipelines: tuple[Pipeline, ...] = ()

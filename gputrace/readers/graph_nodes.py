@@ -27,6 +27,8 @@ _MOST_ROWS: Final = 1 << 18
 _BEYOND: Final = 1 << 62
 _MOST_NODES: Final = 1 << 25
 """Nodes of all replays together, which are held in memory."""
+_ORDINARY: Final = 2.0
+"""Longest replay, in medians, of which the nodes count."""
 _TIMES: Final = ("start", "end")
 _NODE: Final = ("kind", "name", "device", "stream", "bytes")
 """Columns of the nodes that all replays share."""
@@ -114,7 +116,11 @@ def _medians(replays: Sequence[_Replay]) -> GraphNodes:
     shapes = [tuple((kind, name) for kind, name, *_ in replay) for replay in replays]
     usual = Counter(shapes).most_common(1)[0][0]
     alike = [replay for replay, shape in zip(replays, shapes, strict=True) if shape == usual]
-    kind, name, start, end, device, stream, size = np.array(alike, np.int64).transpose(2, 0, 1)
+    rows = np.array(alike, np.int64)
+    # A node whose end CUPTI did not know makes its replay many times as long.
+    spans = rows[:, :, 3].max(axis=1) - rows[:, :, 2].min(axis=1)
+    alike = rows[spans <= _ORDINARY * np.median(spans)]
+    kind, name, start, end, device, stream, size = alike.transpose(2, 0, 1)
     work = np.maximum(end - start, 1)
     origin = start.min(axis=1, keepdims=True)
     times = np.stack([np.median(edge - origin, axis=0) for edge in (start, end)])

@@ -17,6 +17,8 @@ from gputrace.model.events import (
     Events,
     Kind,
     concatenate,
+    distinct_ids,
+    is_among,
 )
 from gputrace.model.names import bounded
 from gputrace.model.options import Window
@@ -79,7 +81,9 @@ class MemoryTrace(Trace):
         self._devices = {(device.process, device.device): device for device in devices}
         whole = [drop_invalid_rows(part, self.quality, str(i)) for i, part in enumerate(parts)]
         self._parts = [part for part in whole if len(part)]
-        self._kinds = [frozenset(map(Kind, np.unique(part.kind).tolist())) for part in self._parts]
+        self._kinds = [
+            frozenset(map(Kind, distinct_ids(part.kind).tolist())) for part in self._parts
+        ]
         if self.kinds & set(GPU_KINDS):
             return
         self.no_gpu = no_gpu
@@ -114,7 +118,7 @@ class MemoryTrace(Trace):
                 continue
             rows = np.ones(len(part), bool)
             if not part_kinds <= kinds:
-                rows &= np.isin(part.kind, sorted(kinds))
+                rows &= is_among(part.kind, kinds)
             if window is not None:
                 rows &= (part.start < window.end) & (part.end > window.start)
             selected = part if rows.all() else part.select(rows)

@@ -24,6 +24,7 @@ from gputrace.model.events import (
     Kind,
     Mask,
     Memory,
+    is_among,
 )
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
@@ -500,7 +501,7 @@ def _trace(path: Path, rows: Rows, about: Properties) -> MemoryTrace:
     host = str(about.host or "")
     pids = list(rows.pids) or [0]
     parts = rows.parts(BEFORE - rows.first, rank)
-    has_gpu = any(np.isin(part.kind, GPU_KINDS).any() for part in parts)
+    has_gpu = any(is_among(part.kind, GPU_KINDS).any() for part in parts)
     # Times without a base may be of the wall clock themselves.
     epoch = max(integer(about.base), 0) + rows.first
     trace = MemoryTrace(

@@ -27,6 +27,7 @@ from gputrace.model.events import (
     Kind,
     Memory,
     distinct_ids,
+    is_among,
     number_ids,
 )
 from gputrace.model.names import bounded
@@ -171,7 +172,7 @@ class NsysTrace(SqliteTrace[Table]):
             return []
         events = read_messages(self._database, self._process_index, window)
         events = drop_invalid_rows(events, self.quality, "NVTX_PAYLOAD_SCHEMAS")
-        events = events.select(np.isin(events.kind, sorted(kinds)))
+        events = events.select(is_among(events.kind, kinds))
         unknown = np.full(len(events), UNKNOWN)
         present = events.columns
         return [Events({n: getattr(events, n) if n in present else unknown for n in columns})]
@@ -265,7 +266,7 @@ class NsysTrace(SqliteTrace[Table]):
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_invalid_rows(Events(arrays), quality or self.quality, table.name)
         if partial:
-            events = events.select(np.isin(events.kind, sorted(kinds)))
+            events = events.select(is_among(events.kind, kinds))
         return events.having(*columns)
 
     def _translate(self, table: Table, column: str, raw: dict[str, Integers]) -> Column:
@@ -399,7 +400,7 @@ class OwnTrace(NsysTrace):
         every = frozenset(table.kinds)
         replays = super()._read_table(table, every, wanted, window, progress, rows, quality)
         events = with_nodes(replays, self._graphs, GRAPHS, wanted)
-        chosen = np.isin(events.kind, sorted(kinds))
+        chosen = is_among(events.kind, kinds)
         if window is not None:
             chosen &= (events.start < window.end) & (events.end >= window.start)
         return events.select(chosen).having(*columns)

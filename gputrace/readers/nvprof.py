@@ -13,7 +13,16 @@ from uuid import UUID
 import numpy as np
 
 from gputrace.errors import InputError
-from gputrace.model.events import COLUMN_TYPES, GPU_KINDS, UNKNOWN, Column, Events, Kind, Memory
+from gputrace.model.events import (
+    COLUMN_TYPES,
+    GPU_KINDS,
+    UNKNOWN,
+    Column,
+    Events,
+    Kind,
+    Memory,
+    is_among,
+)
 from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process, Progress, Session, drop_invalid_rows
@@ -141,7 +150,7 @@ class NvprofTrace(SqliteTrace[Table]):
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_invalid_rows(Events(arrays), self.quality, table.name)
         if not kinds >= set(table.kinds):
-            events = events.select(np.isin(events.kind, sorted(kinds)))
+            events = events.select(is_among(events.kind, kinds))
         shifted = {edge: getattr(events, edge) - shift for edge in ("start", "end")}
         return Events({name: shifted.get(name, getattr(events, name)) for name in columns})
 

@@ -6,7 +6,6 @@ folder first, since SQLite needs a local file. Unchanged files are not downloade
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -373,6 +372,8 @@ def _fetched(url: str, progress: Progress | None) -> Path:
 
 
 def _fetch(store: Any, there: str, url: str, progress: Progress | None) -> Path:
+    import hashlib
+
     is_folder = store.isdir(there)
     entries = store.ls(there, detail=True) if is_folder else [store.info(there)]
     files = [entry for entry in entries if entry["type"] == "file"]

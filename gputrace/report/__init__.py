@@ -7,11 +7,9 @@ are those of the result dataclasses.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
-import shutil
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -121,6 +119,8 @@ def render_csv(analysis: Analysis) -> str:
 
 def render_rows(columns: Sequence[str], rows: Iterable[Any]) -> str:
     """Render attributes of objects as RFC 4180 CSV with a header line; unknown values empty."""
+    import csv
+
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
@@ -248,6 +248,8 @@ def unfinished_folder(target: Path, names: Sequence[str]) -> Iterator[Path]:
 
     An existing folder is replaced only if it holds no other files.
     """
+    import shutil
+
     if target.exists():
         others = {path.name for path in target.iterdir()} - set(names) if target.is_dir() else {""}
         if others:

@@ -64,7 +64,11 @@ def render_text(comparison: Comparison, width: int = 80, color: bool = False) ->
     for table in tables(comparison, room_for_names(width, _BESIDE_NAMES)):
         print_table(console, table)
     for heading, note in notes(comparison):
-        console.print(Text.assemble((f"{heading}: ", _NOTES.get(heading, "dim")), said(note)))
+        console.print(
+            Text.assemble(
+                (f"{heading}: ", _NOTES.get(heading.partition(",")[0], "dim")), said(note)
+            )
+        )
     return without_blanks(console)
 
 
@@ -171,7 +175,9 @@ def _classes_table(comparison: Comparison, pair: Pair) -> Table:
     step = pair.step.a_ns if pair.step is not None else 0
     rows = tuple((NAMES[row.name], *_cells(row, step)) for row in pair.classes)
     total = () if pair.step is None else (("total", *_cells(pair.step, step)),)
-    title = f"Where the time of {UNITS[comparison.unit]} goes (mean over steps and GPUs)"
+    title = (
+        f"Where the time of {UNITS[comparison.unit]} goes (mean over {comparison.unit}s and GPUs)"
+    )
     return Table(title, ("", a, b, "change", "95% bounds", ""), (*rows, *total))
 
 
@@ -231,7 +237,8 @@ def _kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[T
         )
         for name, row in zip(kernel_labels([k.name for k in shown], width), shown, strict=True)
     )
-    yield Table(title, ("", a.label, b.label, "change", "count", "each"), rows)
+    header = ("", a.label, b.label, "change", "count", "each")
+    yield Table(title, header, rows, tuple(kernel.name for kernel in shown))
 
 
 def _kernels_by_share(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
@@ -249,14 +256,15 @@ def _kernels_by_share(comparison: Comparison, pair: Pair, width: int) -> Iterato
         for name, (_, _, shares) in zip(names, shown, strict=True)
     )
     if rows:
-        yield Table("Kernels whose shares of the span differ most", ("", a.label, b.label), rows)
+        title = "Kernels whose shares of the span differ most"
+        yield Table(title, ("", a.label, b.label), rows, tuple(name for _, name, _ in shown))
 
 
 def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield findings and caveats, each with its heading."""
     pair = comparison.pair if comparison.scaling is None else None
     for finding in pair.findings if pair is not None else ():
-        yield finding.status, _finding(finding)
+        yield f"{finding.status}{growth(finding, pair)}", _finding(finding, pair)
     kernels = pair.kernels if pair is not None and comparison.unit != "span" else ()
     if kernels and not any(kernel.changed for kernel in kernels):
         yield "kernels", f"of {len(kernels)}, none differs by more than the noise and 2%."
@@ -266,13 +274,39 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
         yield "note", f"{warning}."
 
 
-def _finding(finding: FindingChange) -> str:
-    if finding.status != "stayed":
+_ALIKE: Final = 1.1
+"""Ratio of the costs of a finding up to which it stayed as it was."""
+
+
+def growth(finding: FindingChange, pair: Pair | None) -> str:
+    """Return how a finding in both runs changed, as ``, twice as large``; empty if it did not."""
+    a, b = finding.a_impact_ns or 0, finding.b_impact_ns or 0
+    if pair is None or finding.status != "stayed" or not a or not b or len(set(_units(pair))) > 1:
+        return ""
+    if 1 / _ALIKE < b / a < _ALIKE:
+        return ""
+    if b < a:
+        return f", {1 - b / a:.0%} smaller"
+    return ", twice as large" if f"{b / a:.1f}" == "2.0" else f", {b / a:.2g} times as large"
+
+
+def _units(pair: Pair) -> tuple[str, str]:
+    """Return what the costs of the findings of both runs are per."""
+    runs = ([gpu.a for gpu in pair.gpus], [gpu.b for gpu in pair.gpus])
+    a, b = (any(row.steps for row in rows if row is not None) for rows in runs)
+    return " a step" if a else " in the whole span", " a step" if b else " in the whole span"
+
+
+def _finding(finding: FindingChange, pair: Pair | None) -> str:
+    if finding.status != "stayed" or pair is None:
         return f"{finding.id}: {finding.message}."
     if not finding.a_impact_ns and not finding.b_impact_ns:
         return f"{finding.id}."
-    impacts = _arrow(format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0))
-    return f"{finding.id} ({impacts})."
+    a, b = format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0)
+    first, second = _units(pair)
+    if first == second:
+        return f"{finding.id} ({_arrow(a, b)}{second})."
+    return f"{finding.id} ({a}{first}; {b}{second})."
 
 
 def _cells(row: Change, step: int) -> tuple[str, ...]:
@@ -286,11 +320,16 @@ def _cells(row: Change, step: int) -> tuple[str, ...]:
 
 
 def _outcome(row: Change, step: int) -> str:
-    """Return ``more``, ``less``, ``same``, or ``noise`` where the bounds allow a change."""
+    """Return ``more`` or ``less``, ``slightly`` so where that hardly matters to the step; where
+    the bounds include zero, ``same``, or ``noise`` if they allow a change.
+    """
     if row.changed is None or row.low_ns is None or row.high_ns is None:
         return "?"
+    word = "more" if row.difference_ns > 0 else "less"
     if row.changed:
-        return "more" if row.difference_ns > 0 else "less"
+        return word
+    if row.low_ns > 0 or row.high_ns < 0:
+        return f"slightly {word}"
     return "same" if max(-row.low_ns, row.high_ns) <= NARROW * step else "noise"
 
 

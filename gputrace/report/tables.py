@@ -25,6 +25,7 @@ from gputrace.model.results import (
     GpuTotals,
     Pipeline,
     Roofline,
+    Step,
 )
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
@@ -60,6 +61,8 @@ class Table(Struct, frozen=True):
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    names: tuple[str, ...] = ()
+    """Full names of the rows, whose first cells are short ones; empty where they are not."""
 
     def __post_init__(self) -> None:
         """Sanitize all cells: they never contain control sequences."""
@@ -107,7 +110,7 @@ def needs_ranks(rows: Sequence[GpuTotals] | Sequence[SceneLane]) -> bool:
     return len({row.rank for row in rows}) > 1 and any(row.gpu != row.rank for row in rows)
 
 
-def gpu_label(row: Breakdown | Gap | GpuTotals, analysis: Analysis) -> str:
+def gpu_label(row: Breakdown | Gap | GpuTotals | Step, analysis: Analysis) -> str:
     """Return the name of a GPU; with the rank where it differs."""
     known = all(t.gpu_known for t in analysis.gpus if (t.gpu, t.rank) == (row.gpu, row.rank))
     ranked = row.gpu is not None and row.gpu >= 0 and needs_ranks(analysis.gpus)
@@ -305,6 +308,8 @@ class Limits(Struct, frozen=True):
     kernels: int
     kernel_name: int = 80
     """Longest name of a kernel, in characters."""
+    longest_launches: bool = True
+    """True to show the longest launch of each kernel."""
 
 
 def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
@@ -330,7 +335,9 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         cards_table(analysis),
         throughput_table(analysis),
         energy_table(analysis),
-        kernels_table(analysis, limits.kernels, limits.kernel_name),
+        kernels_table(
+            analysis, limits.kernels, limits.kernel_name, longest_launches=limits.longest_launches
+        ),
         modules_table(analysis),
         *map(extra_table, analysis.tables),
     )
@@ -648,13 +655,23 @@ _WORTH: Final = 0.001
 """Share of the time below which a kernel is not shown."""
 
 
-def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | None:
-    """Tabulate the kernels with most time over all GPUs; return None where all are negligible."""
+def kernels_table(
+    analysis: Analysis, most: int, longest: int = 80, *, longest_launches: bool = True
+) -> Table | None:
+    """Tabulate the kernels with most time over all GPUs, and that of the longest launch if those
+    are shown; return None where all are negligible.
+    """
     kernels = analysis.kernels
     shown = [use for use in kernels.top[:most] if use.share >= _WORTH] if kernels else []
     if kernels is None or not shown:
         return None
     rows = []
+    head = ["", "family", "tc", "times", "median", "longest", "time", "share"]
+    if longest_launches:
+        peak = max(kernels.top, key=lambda use: use.max_ns)
+        shown += [] if peak in shown else [peak]
+    else:
+        head.remove("longest")
     labels = kernel_labels([use.name for use in shown], longest)
     for use, label in zip(shown, labels, strict=True):
         each = kernels.steps or max(len(use.by_gpu), 1)
@@ -665,6 +682,7 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
             "?" if cores == "unknown" else cores,
             f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}",
             format_ns(use.median_ns),
+            *([format_ns(use.max_ns)] if longest_launches else []),
             format_ns(use.total_ns / each),
             format_share(use.total_ns, kernels.total_ns),
             *_speed_cells(use.roofline),
@@ -674,8 +692,10 @@ def kernels_table(analysis: Analysis, most: int, longest: int = 80) -> Table | N
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {row[2] for row in rows} & {"yes", "no"}:
         of += "; tc: on tensor cores"
-    head = ("", "family", "tc", "times", "median", "time", "share", "achieved", "of limit")
-    return Table(f"Kernels that take most time ({of})", head, tuple(rows))
+    title = f"Kernels that take most time ({of})"
+    return Table(
+        title, (*head, "achieved", "of limit"), tuple(rows), tuple(use.name for use in shown)
+    )
 
 
 _MOST_MODULES: Final = 16

@@ -38,6 +38,9 @@ class RedactedTrace(Trace):
             redaction_for(trace.tables.database) if isinstance(trace, SqliteTrace) else Redaction()
         )
         self._learn()
+        if not isinstance(trace, SqliteTrace) and Kind.MODULE in trace.kinds:
+            ids = np.unique(trace.events([Kind.MODULE], ["name"]).name)
+            self._redaction.learn_modules(trace.names(ids).values())
         if trace.no_gpu is not None:
             self.no_gpu = NoGpu(*map(self._redaction.text, trace.no_gpu))
         self.quality.notes.append(REDACTED)
@@ -143,6 +146,24 @@ _UUID: Final = re.compile(
     r"\b(?:(?:GPU|MIG)-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.I
 )
 _PCI: Final = re.compile(r"\b(?:[0-9a-f]{4}|[0-9a-f]{8}):[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b", re.I)
+_MODULES: Final = (
+    "SELECT CAST(value AS TEXT) FROM StringIds "
+    "WHERE id IN (SELECT nameId FROM GPUTRACE_HOST_RANGE WHERE kind = 7)"
+)
+"""Paths of modules, which are names of classes, numbered and parted by slashes."""
+_NUMBERED: Final = re.compile(r"(.*?)(_\d+)?")
+_PUBLIC: Final = re.compile(
+    r"(Lazy)?(Linear|Bilinear|Conv(Transpose)?[123]d|(Sync)?BatchNorm([123]d)?|InstanceNorm[123]d)"
+    r"|(Layer|Group|RMS|LocalResponse)Norm|Embedding(Bag)?|Identity|Flatten|Unflatten|Fold|Unfold"
+    r"|Sequential|Module(List|Dict)|Parameter(List|Dict)|MultiheadAttention"
+    r"|Transformer((En|De)coder(Layer)?)?|(RNN|LSTM|GRU)(Cell)?|(Alpha)?Dropout([123]d)?"
+    r"|(Adaptive)?(Avg|Max)Pool[123]d|(Constant|Reflection|Replication|Zero)Pad[123]d"
+    r"|(Leaky|P|R)?ReLU6?|C?ELU|SELU|GELU|SiLU|Mish|GLU|Hard(sigmoid|swish|tanh)|Sigmoid|Tanh"
+    r"|(Log)?Softmax(2d)?|Softplus|Upsample|Pixel(Uns|S)huffle"
+    r"|(CrossEntropy|MSE|(Smooth)?L1|NLL|BCE(WithLogits)?|KLDiv|Huber|CTC)Loss"
+    r"|DataParallel|DistributedDataParallel|FullyShardedDataParallel|OptimizedModule"
+)
+"""Classes of torch.nn and its wrappers, whose names are kept; others are of programs and models."""
 LONGEST: Final = 20_000
 """Maximum characters of a text to search; a longer one is replaced as a whole."""
 _SHORTEST: Final = 2
@@ -169,6 +190,7 @@ class Redaction:
         self._words: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
         self._cache: dict[str, str] = {}
+        self._modules: set[str] = set()
 
     def learn(self, kind: str, names: Iterable[str]) -> None:
         """Add names to search for in all texts, ignoring case; a path by its last component."""
@@ -190,6 +212,11 @@ class Redaction:
         for address in sorted({address.lower() for address in addresses}):
             self._address(address)
 
+    def learn_modules(self, paths: Iterable[str]) -> None:
+        """Add paths of modules, of which only the classes are replaced that are not torch's."""
+        self._modules.update(paths)
+        self._cache.clear()
+
     def stand_in(self, kind: str, name: str) -> str:
         """Return the pseudonym of a name, such as ``host-1`` for the first host; empty if empty."""
         if not name:
@@ -209,6 +236,8 @@ class Redaction:
         return self._cache[text]
 
     def _replaced(self, text: str) -> str:
+        if text in self._modules:
+            return "/".join(map(self._module, text.split("/")))
         text = _UUID.sub(lambda match: self._card(match[0]), text)
         text = _PCI.sub(lambda match: self._address(match[0]), text)
         for kind, pattern in (("url", _URL), ("mail", _MAIL), ("path", _PATH), ("address", _IP)):
@@ -216,6 +245,11 @@ class Redaction:
         if self._pattern is not None:
             text = self._pattern.sub(lambda match: self._words[match[0].lower()], text)
         return text
+
+    def _module(self, name: str) -> str:
+        matched = _NUMBERED.fullmatch(name)
+        kind, number = (matched[1], matched[2] or "") if matched else (name, "")
+        return (kind if _PUBLIC.fullmatch(kind) else self.stand_in("module", kind)) + number
 
     def _card(self, uuid: str) -> str:
         number = int(self.stand_in("card", uuid).rpartition("-")[2])
@@ -280,6 +314,8 @@ def redaction_for(database: Database) -> Redaction:
     redaction.learn("program", [name for name in programs if name])
     command = re.findall(r"[\w./+@-]+\.(?:py|sh|ipynb)\b", meta.get("command", ""))
     redaction.learn("program", command)
+    if database.has("GPUTRACE_HOST_RANGE", "kind", "nameId") and database.has("StringIds", "id"):
+        redaction.learn_modules(path for (path,) in database.query(_MODULES) if path)
     redaction.learn("job", filter(None, [meta.get("job", "")]))
     for table in ("TARGET_INFO_GPU", "GPUTRACE_NVML_DEVICE"):
         for column in database.tables.get(table, {}):

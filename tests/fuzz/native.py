@@ -1,5 +1,6 @@
 """The C libraries under sanitizers: the decoder with libFuzzer, the scans of SQLite's pages
-and of Kineto's events on changed ones, the collector's tests with ASan and UBSan.
+and of Kineto's events on changed ones, the loops over columns on random ones, the collector's
+tests with ASan and UBSan.
 
 ``python -m tests.fuzz.native`` does all. AddressSanitizer and UndefinedBehaviorSanitizer are part
 of gcc and clang; libFuzzer is clang's alone, and left out where there is no clang.
@@ -119,6 +120,17 @@ def scan_events(folder: Path, runs: int, seed: int = 1) -> tuple[int, int]:
     return scanned, left
 
 
+def loop_over_columns(folder: Path, runs: int, seed: int = 1) -> None:
+    """Call the loops over columns under sanitizers.
+
+    Raises CalledProcessError where one reads or writes what it may not.
+    """
+    program, source = folder / "columns", ROOT / "tests" / "native" / "columns.c"
+    options = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-fwrapv", *SANITIZED]
+    subprocess.run(["cc", *options, "-o", str(program), str(source)], check=True, timeout=300)
+    subprocess.run([str(program), str(runs), str(seed)], check=True, stdout=subprocess.DEVNULL)
+
+
 def run_tests() -> int:
     """The tests of the C library, compiled with sanitizers; pytest's exit code."""
     environment = os.environ | {
@@ -145,6 +157,8 @@ def main() -> int:
     sys.stdout.write(f"fuzz: scans of pages: {scanned:,} gave rows, {refused:,} none\n")
     scanned, left = scan_events(folder, SCANS)
     sys.stdout.write(f"fuzz: scans of Kineto's events: {scanned:,} gave rows, {left:,} none\n")
+    loop_over_columns(folder, SCANS)
+    sys.stdout.write(f"fuzz: loops over columns: {SCANS:,} times each\n")
     return 0 if options.without_tests else run_tests()
 
 

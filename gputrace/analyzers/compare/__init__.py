@@ -190,7 +190,9 @@ def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
             factor, bounds = 1 / factor, [1 / bound for bound in bounds[::-1]]
         return f"{b} is {factor:.2f}x {verdict} ({bounds[0]:.2f}x to {bounds[1]:.2f}x): {lengths}"
     if verdict == "same":
-        return f"no difference between {a} and {b}: {lengths} ({_bounds(step)})"
+        is_sure = bool(step.low_ns and step.high_ns and step.low_ns * step.high_ns > 0)
+        word = "hardly any" if is_sure else "no"
+        return f"{word} difference between {a} and {b}: {lengths} ({_bounds(step)})"
     return f"whether {a} or {b} is faster cannot be told: {lengths} ({_bounds(step)})"
 
 

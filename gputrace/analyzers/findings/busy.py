@@ -23,7 +23,7 @@ _PAGEABLE_SHARE: Final = 0.01
 """Share of the time from which pageable copies are reported."""
 
 _OVERLAP_COPIES: Final = {
-    "pytorch": "copy the next batch while this one computes: pin_memory=True, "
+    "pytorch": "copy the next batch while this one computes: {pin}"
     ".to(device, non_blocking=True) on a side stream",
     "tensorflow": "prefetch to the GPU (tf.data.experimental.prefetch_to_device)",
     "jax": "put the next batch on the device (jax.device_put) while this one computes",
@@ -42,7 +42,7 @@ _WAIT_LESS: Final = (
     "batches of one size, loaders without hiccups; sending less gains little"
 )
 _READ_LESS: Final = (
-    "read less on the host: reduce on the GPU first, read rarely, into pinned memory on a side "
+    "read less on the host: reduce on the GPU first, read rarely{pinned}, on a side "
     "stream (non_blocking=True)"
 )
 _MOVE_LESS: Final = (
@@ -62,12 +62,16 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
     """
     if 2 * facts.pageable.saving_ns > sum(row.of("h2d") for row in facts.rows):
         return
+    is_pinned = facts.is_pinned("h2d")
+    source = "" if is_pinned else " from pinned memory"
     if facts.trains:
         how = _OVERLAP_COPIES.get(
-            facts.framework, "copy the next batch from pinned memory while this one computes"
-        )
+            facts.framework, f"copy the next batch{source} while this one computes"
+        ).format(pin="" if is_pinned else "pin_memory=True, ")
     else:
-        how = "copy what comes next from pinned memory, on a side stream, while this computes"
+        how = f"copy what comes next{source} on a side stream, while this computes"
+    if is_pinned:
+        how += " (its memory is pinned already)"
     yield from facts.costly(
         "h2d-exposed",
         "h2d",
@@ -93,7 +97,9 @@ def copies_exposed(facts: Facts) -> Iterator[Finding]:
         "{cost} go to copies "
         + ("to the host" if to_host else "within the GPUs' memory")
         + " with nothing running beside them",
-        _READ_LESS if to_host else _MOVE_LESS,
+        _READ_LESS.format(pinned="" if facts.is_pinned("d2h") else ", into pinned memory")
+        if to_host
+        else _MOVE_LESS,
         beside=-min(staged, facts.mean("other_copy")),
     )
 

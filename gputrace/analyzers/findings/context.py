@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.collectives import Collectives, total_collectives
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
-from gputrace.analyzers.gpu_links import Links, Pageable, find_pageable, measure_links
+from gputrace.analyzers.gpu_links import Links, Pageable, find_copies, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.host_state import (
@@ -28,7 +28,7 @@ from gputrace.analyzers.host_state import (
 )
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
-from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
+from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import (
     find_experts,
@@ -56,13 +56,22 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, Loader, StepPhases
+from gputrace.model.host import (
+    OTHER,
+    PHASES,
+    Allocator,
+    HostLoad,
+    InputPipeline,
+    Loader,
+    StepPhases,
+)
 from gputrace.model.intervals import Intervals, union
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
     CardUse,
     CollectiveTotals,
+    CopyUse,
     Evidence,
     Experts,
     Finding,
@@ -83,6 +92,8 @@ from gputrace.units import format_ns
 _IN_PHASES: Final = ("launch", "sync", "alloc")
 """Causes of idle time of which a finding says which phase of a step has most."""
 
+_NEARLY_ALL: Final = 0.9
+"""Part of the copies' time from which the memory of all of them is called pinned."""
 _STRAY: Final = 0.01
 """Fraction of the operations of its rank's busiest GPU below which a GPU does not count."""
 
@@ -220,8 +231,16 @@ class Known(Struct, frozen=True, dict=True):
     def loaders(self) -> tuple[Loader, ...]:
         """Data loader of each rank in the measured steps; empty where none was recorded."""
         events = self.per_gpu.whole.once(read_loaders)
-        if events is None or not self.measured:
-            return ()
+        return () if events is None else measure_loaders(events, self.processes, self._paces)
+
+    @cached_property
+    def input_pipelines(self) -> tuple[InputPipeline, ...]:
+        """Input pipeline of each rank that has one which is not torch's DataLoader."""
+        events = self.per_gpu.whole.once(read_loaders)
+        return () if events is None else measure_pipelines(events, self.processes, self._paces)
+
+    @cached_property
+    def _paces(self) -> dict[int, Pace]:
         processes = self.processes
         loads = {load.rank: load for load in self.host_load}
         paces = {}
@@ -231,18 +250,23 @@ class Known(Struct, frozen=True, dict=True):
             steps = sum(row.steps for row in rows)
             if not steps:
                 continue
-            waited = "data_feeding" if self.per_gpu.operations else "host_data"
+            waited_ns = sum(row.of("host_data") for row in rows)
+            if self.per_gpu.operations:
+                # A GPU also waits for what the program itself does with a batch before its copy.
+                idle_ns = sum(row.of("data_feeding") for row in rows)
+                is_known = any(row.host_data_ns is not None for row in rows)
+                waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
             step_ns = sum(row.total_ns for row in rows) / steps
             paces[rank] = Pace(
                 union([step.start_ns for step in spans], [step.end_ns for step in spans]),
                 len(spans),
                 step_ns,
-                sum(row.of(waited) for row in rows) / steps,
+                waited_ns / steps,
                 loads[rank].process_cores * step_ns if rank in loads else 0.0,
                 len(processes),
                 rank in loads and loads[rank].others_queued >= MEDIUM,
             )
-        return measure_loaders(events, processes, paces)
+        return paces
 
     @cached_property
     def processes(self) -> dict[int, int]:
@@ -375,6 +399,17 @@ class Known(Struct, frozen=True, dict=True):
             zip(self.per_gpu.lanes, self.breakdown, strict=True) if self.per_gpu.operations else ()
         )
         return [lane for lane, row in pairs if row in self.rows]
+
+    @cached_property
+    def copies(self) -> tuple[CopyUse, ...]:
+        """Copies of the measured steps by GPU, direction and the host's memory."""
+        return find_copies(self.per_gpu, self.measured)
+
+    def is_pinned(self, kind: str) -> bool:
+        """Return whether the host's memory is pinned in the copies of a kind of `CopyUse`."""
+        rows = [row for row in self.copies if row.kind == kind]
+        pinned = sum(row.total_ns for row in rows if row.memory == "pinned")
+        return pinned > _NEARLY_ALL * sum(row.total_ns for row in rows)
 
     @cached_property
     def pageable(self) -> Pageable:

@@ -52,10 +52,33 @@ _KEEP_LOADER: Final = {
     "steps_per_epoch, cache decoded data",
     "": "keep the loader and what it has prefetched from one epoch to the next",
 }
-_LOOK_AT_THEM: Final = (
-    "look at these steps: a batch that is slow to load, garbage collection, an allocation, "
-    "a checkpoint or logging every so many steps"
+_HOST_THEN: Final = (
+    "look at what the program does in these steps alone: garbage collection, logging, a checkpoint "
+    "every so many steps, other programs on its cores"
 )
+_LOAD_EVENLY: Final = (
+    "look at the batches of these steps: samples that are larger or come from a slower disk, a "
+    "cache that is filled, too few batches fetched ahead"
+)
+_IN_SLOW_STEPS: Final = {
+    "compute": "look at the batches of these steps: longer inputs, shapes that kernels are "
+    "searched or compiled for, an evaluation every so many steps; or at the clocks of the GPU then",
+    "communication": "look at which rank comes last in these steps, and what else uses the links "
+    "then",
+    "h2d": "look at what these steps copy to the GPU that the others do not: larger batches, "
+    "tables or masks made on the host",
+    "other_copy": "look at what these steps read back or move: metrics, logging, a checkpoint "
+    "every so many steps",
+    "memset": "look at what these steps set to zero: buffers taken anew for inputs of other shapes",
+    "recorder": "record with less, or leave these steps out: the recorder writes in them",
+    "data_feeding": _LOAD_EVENLY,
+    "host_data": _LOAD_EVENLY,
+    "sync": "look at what the host waits for in these steps: a loss or a metric read for "
+    "logging, an evaluation or a checkpoint every so many steps",
+    "alloc": "look at the shapes of these steps: inputs longer than any before take memory anew; "
+    "pad them, or run the longest first",
+}
+"""Advice by the class that is longer in slow steps; where the host is late, `_HOST_THEN`."""
 
 
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
@@ -170,7 +193,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     name, more = _what_slow_steps_have(longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
     epochs = _begun_by(facts, rank, numbers)
-    reason, advice = "", _LOOK_AT_THEM
+    reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
     those = [longest[row] for row in np.flatnonzero(slow)]
     collected, compiled = _host_took(facts, rank, those)
     if epochs:

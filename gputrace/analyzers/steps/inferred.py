@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from gputrace.analyzers.grouping import quantile
 from gputrace.analyzers.kernel_names import is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
@@ -488,7 +489,7 @@ def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
     usual = np.median(table, axis=0)
     norms = np.linalg.norm(table, axis=1) * np.linalg.norm(usual)
     cosines = np.divide(table @ usual, norms, out=np.zeros(len(table)), where=norms > 0)
-    return float(np.quantile(cosines, 0.1))
+    return quantile(cosines.tolist(), 0.1)
 
 
 def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:

@@ -119,6 +119,8 @@ _SETTLES: Final = 3
 """Steps after the recorder's return that are not compared: it takes time to begin."""
 _BESIDE: Final = 20
 """Minimum number of recorded steps on either side that a control stretch is compared with."""
+_SEVERAL: Final = 2.0
+"""Stretches of equal weight from which on their scatter says something."""
 _FEWEST: Final = 8
 """Minimum number of control steps, and of recorded ones, to compare."""
 _SURE: Final = 2.0
@@ -136,10 +138,10 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     """Return how much longer a step takes because it is recorded; None without control stretches.
 
     Steps count if all ranks were recorded in them, or none: ranks that train together wait for the
-    slowest. Trimmed means are compared, of each stretch with the steps around it; their difference
-    is taken off the mean of the recorded steps, which a few long ones lengthen in any run. The
-    interval covers two standard errors, from the scatter of steps or of stretches, whichever is
-    larger.
+    slowest. Trimmed means are compared, of each stretch with the recorded steps beside it, and each
+    recorded step of the run would be as much shorter as at the stretch that is next to it. So much
+    is taken off their mean, which a few long ones lengthen in any run. The interval covers two
+    standard errors, from the scatter of steps or of stretches, whichever is larger.
     """
     marked = [steps for steps in ranks if steps is not None and len(steps.number)]
     if not marked or len(marked) < len(ranks):
@@ -152,45 +154,72 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         np.all([steps.recorded for steps in marked], axis=0),
         np.all([steps.control for steps in marked], axis=0),
     )
-    pairs = list(_stretches(together))
-    control = [beside for beside, _ in pairs]
-    recorded = [around for _, around in pairs]
-    if not pairs or min(sum(map(len, control)), sum(map(len, recorded))) < _FEWEST:
+    settled = _settled(together)
+    stretches = list(_stretches(together, settled))
+    control = [together.length[run] for run, _ in stretches]
+    beside = [together.length[around] for _, around in stretches]
+    if not stretches or min(sum(map(len, control)), sum(map(len, beside))) < _FEWEST:
         return None
-    usual = _mean(np.concatenate(recorded))[0]
-    each = [_mean(around)[0] for around in recorded]
-    relative = [own / mean for own, mean in zip(control, each, strict=True)]
-    beside = [own / mean for own, mean in zip(recorded, each, strict=True)]
-    ratio, error = _mean(np.concatenate(relative))
-    scatter = float(np.hypot(error, _mean(np.concatenate(beside))[1]))
-    if len(relative) > 2:
-        means = [_mean(own)[0] for own in relative]
-        scatter = max(scatter, float(np.std(means, ddof=1)) / len(means) ** 0.5)
+    rows = settled[count_warmup(together.length[settled]) :]
+    every = together.length[rows]
+    rows = rows[every <= _ORDINARY * np.median(every)]
+    middles = np.array([run.mean() for run, _ in stretches])
+    nearest = np.searchsorted((middles[1:] + middles[:-1]) / 2, rows)
+    near = np.split(together.length[rows], np.searchsorted(nearest, np.arange(1, len(stretches))))
+    weights = np.array([len(own) * _mean(own)[0] if len(own) else 0.0 for own in near])
+    usual = float(weights.sum()) / len(rows)
+    weights /= weights.sum()
+    means = np.array([_mean(around)[0] for around in beside])
+    ratios = np.array([_mean(own)[0] for own in control]) / means
+    ratio = float(weights @ ratios)
+    scatter = 0.0
+    for lengths in (control, beside):
+        relative = np.concatenate([own / _mean(own)[0] for own in lengths])
+        spread = _mean(relative)[1] * len(relative) ** 0.5
+        scatter = np.hypot(scatter, spread * np.sqrt((weights**2) @ [1 / len(n) for n in lengths]))
+    effective = 1 / float(weights @ weights)
+    if effective > _SEVERAL:
+        variance = float(weights @ (ratios - ratio) ** 2) / (effective - 1)
+        scatter = max(scatter, variance**0.5)
     low, high = ratio - _SURE * scatter, ratio + _SURE * scatter
-    every = np.concatenate(recorded)
-    mean = float(every[every <= _ORDINARY * np.median(every)].mean())
+    mean = float(together.length[rows].mean())
     return RecorderCost(
         step_ns=round(mean),
         unrecorded_step_ns=round(mean - usual * max(1.0 - ratio, 0.0)),
         low_ns=round(max(mean - usual * max(1.0 - low, 0.0), 0.0)),
         high_ns=round(mean + usual * (high - 1.0)),
-        stretches=len(pairs),
+        stretches=len(stretches),
         steps=sum(map(len, control)),
     )
 
 
-def _stretches(steps: MarkedSteps) -> Iterator[tuple[Times, Times]]:
-    """Yield the lengths of the steps of each control stretch, and of recorded ones around it."""
+def _settled(steps: MarkedSteps) -> NDArray[np.int64]:
+    """Return the rows of the recorded steps but for those in which recording begins anew."""
+    rows = np.flatnonzero(steps.recorded)
+    ends = np.flatnonzero(steps.control[:-1] & ~steps.control[1:]) + 1
+    first = np.searchsorted(rows, ends)
+    anew = (first[:, None] + np.arange(_SETTLES)).ravel()
+    return np.delete(rows, anew[anew < len(rows)])
+
+
+def _stretches(
+    steps: MarkedSteps, settled: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield the rows of each control stretch, and of settled steps beside it, up to the next one
+    on either side.
+    """
     rows = np.flatnonzero(steps.control)
-    for run in np.split(rows, np.flatnonzero(np.diff(steps.number[rows]) != 1) + 1):
+    runs = np.split(rows, np.flatnonzero(np.diff(steps.number[rows]) != 1) + 1)
+    ends = [-1, *(run[-1] for run in runs if len(run))]
+    begins = [*(run[0] for run in runs[1:]), len(steps.number)]
+    for run, since, until in zip(runs, ends, begins, strict=False):
         if not len(run):
             continue
         most = max(len(run), _BESIDE)
-        before = np.flatnonzero(steps.recorded[: run[0]])[-most:]
-        after = run[-1] + 1 + np.flatnonzero(steps.recorded[run[-1] + 1 :])
-        around = np.concatenate([before, after[_SETTLES : _SETTLES + most]])
-        if len(around):
-            yield steps.length[run], steps.length[around]
+        first, begin, end, last = np.searchsorted(settled, [since, run[0], run[-1], until])
+        before, after = settled[max(first, begin - most) : begin], settled[end:last][:most]
+        if len(before) + len(after):
+            yield run, np.concatenate([before, after])
 
 
 def _mean(values: NDArray[Any]) -> tuple[float, float]:

@@ -694,7 +694,7 @@ CURES: Final = (
         "pinned",
         ("h2d-exposed", "h2d-pageable"),
         pinned,
-        "Copying from pinned memory beside the computation",
+        "Copying the input beside the computation",
         "input is copied from pinned memory on a stream of its own, as early as the host asks",
         "the host does not wait for the copy either, and launches sooner",
     ),

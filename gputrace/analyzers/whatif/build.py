@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -339,7 +340,7 @@ def find_waits(
     call_ns = np.where(items.thread >= 0, items.returned - items.begin, 0)
     waits: Waits = {}
     stream, process = items.stream.tolist(), items.process.tolist()
-    last: dict[int, int] = {}
+    issued: dict[int, list[int]] = {}
     latest: dict[int, int] = {}  # stream that each thread issued to last
     copies = np.isin(kind, (Kind.COPY_H2D, Kind.COPY_D2H)) & (items.thread >= 0)
     blocked = copies & blocks & (call_ns > _STAGED_NS) & (items.returned > items.start)
@@ -347,14 +348,16 @@ def find_waits(
     finder = _Finder(items)
     for i in range(len(stream)):
         if i and process[i] != process[i - 1]:
-            last.clear()
+            issued.clear()
         if matters[i]:
-            every = any(part in names[int(name[i])] for part in _EVERY_STREAM)
-            ended = finder.find(i, last, None if every else latest.get(int(items.thread[i])))
+            called = names[int(name[i])]
+            every = any(part in called for part in _EVERY_STREAM)
+            of = None if every else latest.get(int(items.thread[i]))
+            ended = finder.find(i, issued, of, of_event="Event" in called)
             if sort[i] == Call.SYNC or any(binds for _, binds in ended):
                 waits[i], call_ns[i] = finder.edges(i, ended, int(call_ns[i]))
         if stream[i] >= 0:
-            last[stream[i]] = i
+            issued.setdefault(stream[i], []).append(i)
             latest[int(items.thread[i])] = stream[i]
             if blocked[i]:
                 waits[i] = ((i, int(items.returned[i] - items.end[i])),)
@@ -373,12 +376,22 @@ class _Finder:
         self.begin, self.returned = items.begin.tolist(), items.returned.tolist()
         self.end = items.end.tolist()
 
-    def find(self, i: int, last: Mapping[int, int], stream: int | None) -> Found:
+    def find(
+        self, i: int, issued: Mapping[int, list[int]], stream: int | None, *, of_event: bool
+    ) -> Found:
         """Return the latest operation per stream, or of one, that had ended at the call's return.
 
-        A call with nothing to wait for on its stream may have waited for another stream.
+        A call with nothing to wait for on its stream may have waited for another stream. An event
+        may have been recorded before the stream's last operations: a call that waited long for one
+        waited for the operation that ended last before its return.
         """
-        done = {s: j for s, j in last.items() if self.end[j] <= self.returned[i] + SHORT_NS}
+        before = self.returned[i] + SHORT_NS
+        done = {s: rows[-1] for s, rows in issued.items() if self.end[rows[-1]] <= before}
+        if of_event and self.returned[i] - self.begin[i] > 2 * _WAKE_NS:
+            for s, rows in issued.items():
+                earlier = bisect_right(rows, before, key=self.end.__getitem__)
+                if earlier and s not in done and self._binds(i, rows[earlier - 1]):
+                    done[s] = rows[earlier - 1]
         ended = [(j, self._binds(i, j)) for s, j in done.items()]
         if stream is None:
             return ended

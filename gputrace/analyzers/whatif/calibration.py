@@ -7,14 +7,12 @@ were measured. Misses are kept.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
+from gputrace.analyzers.grouping import quantile
 from gputrace.model.struct import Struct
 
 _PAIRS: Final = Path(__file__).parents[2] / "data" / "pairs.csv"
@@ -58,6 +56,8 @@ class Pair(Struct, frozen=True):
 @cache
 def pairs() -> tuple[Pair, ...]:
     """Return all pairs, from the file ``gputrace/data/pairs.csv``."""
+    import csv
+
     text = _PAIRS.read_text(encoding="utf-8")
 
     def number(cell: str) -> float | None:
@@ -104,5 +104,5 @@ def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
     if not ratios:
         return Calibration(1.0, 1.0, 0)
     tail = _TAIL if len(ratios) >= _MANY else 0.0
-    low, high = np.quantile(ratios, (tail, 1 - tail)).tolist()
+    low, high = (quantile(ratios, part) for part in (tail, 1 - tail))
     return Calibration(min(low, *same, 1.0), max(high, *same, 1.0), len(ratios))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -273,7 +273,8 @@ def order_items(
     """
     group = group.copy()
     needs = _needs(before, group, after, waits)
-    matters = np.union1d(np.flatnonzero(group >= 0), np.fromiter(needs, np.int64, len(needs)))
+    needed = np.fromiter(needs, np.int64, len(needs))
+    matters = distinct_ids(np.concatenate([np.flatnonzero(group >= 0), needed]))
     missing = np.bincount(group[group >= 0], minlength=1).tolist()
     edges = np.flatnonzero(np.diff(process)) + 1
     bounds = np.concatenate([[0], edges, [len(process)]]).tolist()
@@ -524,6 +525,8 @@ _LATER: Final = 1.02
 """Ratio of host time to the median rank's above which a rank is later."""
 _SAME_CALLS: Final = 0.98
 """Part of the ranks' calls that must be of one sort, in order, to be compared one by one."""
+_ALIKE: Final = 0.5
+"""Part of a rank's calls that must be between exchanges with as many calls on every rank."""
 
 
 def attribute(graph: Graph, rank: int, mean_ns: int) -> LateGains | None:
@@ -601,15 +604,19 @@ def with_quick_host(graph: Graph, rank: int, compared: Mask | None = None) -> Gr
         compared: mask of the calls to compare; None for all.
     """
     ranks = distinct_ids(graph.rank[graph.rank >= 0])
+    if len(ranks) < 2:
+        return None
     with_calls = graph.thread >= 0 if compared is None else compared & (graph.thread >= 0)
     calls = [np.flatnonzero((graph.rank == other) & with_calls) for other in ranks.tolist()]
-    if len(ranks) < 2 or len({len(rows) for rows in calls}) != 1 or len(calls[0]) < 2:
+    table = _alike(graph, calls)[:, 1:]
+    if table.shape[1] <= _ALIKE * max(map(len, calls)):
         return None
-    table = np.stack(calls)[:, 1:]
     same = (graph.sort[table] == graph.sort[table[0]]) & (graph.kind[table] == graph.kind[table[0]])
     if same.mean() <= _SAME_CALLS:
         return None
-    times = (np.where(graph.hand >= 0, graph.hand_lag, graph.gap) + graph.own)[table]
+    # A call that synchronizes is a wait, also where what it waits for was not recorded.
+    works = np.where(graph.sort == Call.SYNC, 0, graph.own)
+    times = (np.where(graph.hand >= 0, graph.hand_lag, graph.gap) + works)[table]
     late, middle = int(np.searchsorted(ranks, rank)), (len(ranks) - 1) // 2
     usual = np.sort(times, axis=0)[middle]
     total = np.sort(times.sum(axis=1))[middle]
@@ -624,3 +631,15 @@ def with_quick_host(graph: Graph, rank: int, compared: Mask | None = None) -> Gr
     gap[rows] = np.where(handed, gap[rows], np.maximum(gap[rows] - saved, 0))
     lag[rows] = np.where(handed, np.maximum(lag[rows] - saved, 0), lag[rows])
     return graph.changed(gap=gap, hand_lag=lag)
+
+
+def _alike(graph: Graph, calls: list[Index]) -> Index:
+    """Return the calls of each rank, a row each, between those exchanges of all ranks between which
+    every rank makes as many calls: a call more on one rank shifts none of the others.
+    """
+    groups = [graph.group[rows] for rows in calls]
+    shared = reduce(np.intersect1d, (ids[ids >= 0] for ids in groups))
+    sections = [np.cumsum(np.isin(ids, shared)) for ids in groups]
+    counts = np.stack([np.bincount(section, minlength=len(shared) + 1) for section in sections])
+    even = (counts == counts[0]).all(axis=0)
+    return np.stack([rows[even[section]] for rows, section in zip(calls, sections, strict=True)])

@@ -16,7 +16,7 @@ from gputrace.analyzers.operations import Gpu, GpuSummary, classify
 from gputrace.analyzers.parallelism import SHARDED
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import GPU_KINDS, Events, distinct_ids
+from gputrace.model.events import GPU_KINDS, Events, distinct_ids, is_among
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.options import Window
 from gputrace.model.results import Step
@@ -174,7 +174,7 @@ def read_rows(
         roles: role of each of their groups.
     """
     sharded = [index for index, role in enumerate(roles) if role == SHARDED]
-    gathers = collectives.of("AllGather") & np.isin(collectives.group, sharded)
+    gathers = collectives.of("AllGather") & is_among(collectives.group, sharded)
     spans = {rank: _span(windows, steps) for rank, windows in all_steps.by_rank.items()}
     window = Window(min(s.start for s in spans.values()), max(s.end for s in spans.values()))
     events = gpus.trace.events(GPU_KINDS, _COLUMNS, window)
@@ -220,7 +220,7 @@ def _collectives(
         starts = collectives.start[mine].tolist()
         keys = zip(starts, collectives.correlation[mine].tolist(), strict=True)
         number = dict(zip(keys, collectives.instance[mine].tolist(), strict=True))
-        rows = rows[np.isin(events.start[rows], starts)]
+        rows = rows[is_among(events.start[rows], starts)]
         pairs = zip(events.start[rows].tolist(), events.correlation[rows].tolist(), strict=True)
         instances[rows] = [number.get(pair, -1) for pair in pairs]
     return instances

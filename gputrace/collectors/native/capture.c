@@ -254,7 +254,7 @@ void capture_pause(int pause) {
     pthread_mutex_unlock(&lock);
     if (!pause) return;
     spool_lock();
-    spool_loss(0, "recording paused for another profiler in the program (torch.profiler)");
+    spool_loss(0, "recording paused for another profiler in the program");
     spool_unlock();
 }
 

@@ -76,6 +76,8 @@ _CAPTURES: Final = {"capture_on": True, "capture_off": False}
 _CALLS: Final = {"calls_on": True, "calls_off": False}
 _CONTROL: Final = {"let_go": True, "idle": True, "capture_on": False, "paused": False}
 _NODES: Final = {"nodes_on": True, "nodes_off": False}
+_CLOCK_NOISE_NS: Final = np.uint64(100_000)
+"""By how much CUPTI's times of one replay may overlap those of the next."""
 _DOMAIN: Final = 3
 """NVTX_DOMAIN of native/spool.h: creation of a domain, repeated in each file."""
 
@@ -238,6 +240,41 @@ def control_stretches_of(spool: Spool) -> list[tuple[int, int]]:
     They follow a window: nothing is known of the time before the first one.
     """
     return _stretches(spool.control, _latest(spool))
+
+
+def drop_unsettled_nodes(spool: Spool) -> int:
+    """Remove the nodes of CUDA graphs that CUPTI gave no end of their own; return their number.
+
+    A replay ends before the next one of its graph begins. Of what was recorded last with its nodes,
+    CUPTI 13.0 gives some no times, or an end of up to a second later, when it hands them over.
+    """
+    kernels, replays = spool.records[b"KERN"], spool.records[b"GRPH"]
+    nodes = kernels[kernels["graph"] != 0]
+    if not len(nodes):
+        return 0
+    nodes = nodes[np.lexsort((nodes["start"], nodes["start"] == 0, nodes["correlation"]))]
+    calls, first = np.unique(nodes["correlation"], return_index=True)
+    begun, graphs = nodes["start"][first], nodes["graph"][first]
+    until = np.full(len(calls), chunks.LATEST, np.uint64)
+    for graph in np.unique(graphs):
+        mine = graphs == graph
+        starts = np.sort(np.append(begun[mine], replays["start"][replays["graph"] == graph]))
+        following = np.searchsorted(starts, begun[mine], side="right")
+        until[mine] = np.append(starts + _CLOCK_NOISE_NS, np.uint64(chunks.LATEST))[following]
+    dropped = 0
+    for tag in (b"KERN", b"COPY", b"MSET"):
+        rows = spool.records[tag]
+        replay = np.minimum(np.searchsorted(calls, rows["correlation"]), len(calls) - 1)
+        start, end = rows["start"], rows["end"]
+        bad = (calls[replay] == rows["correlation"]) & (
+            (start == 0) | (end < start) | (end > until[replay])
+        )
+        if tag == b"KERN":
+            bad &= rows["graph"] != 0
+        if bad.any():
+            spool.records[tag] = rows[~bad]
+            dropped += int(np.count_nonzero(bad))
+    return dropped
 
 
 def node_stretches_of(spool: Spool) -> list[tuple[int, int]]:

@@ -177,7 +177,8 @@ def add_legend(
 
 
 def step_chart(analysis: Analysis) -> figure | None:
-    """Draw the duration of each step by rank; steps of other phases than steady are hollow.
+    """Draw the duration of each step by rank, or by GPU where each rank has one; steps of other
+    phases than steady are hollow.
 
     The axis ends above the longest steady step; longer steps are triangles at its edge.
     """
@@ -194,7 +195,10 @@ def step_chart(analysis: Analysis) -> figure | None:
     )
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     entries, typical = [], []
-    for index, rank in enumerate(sorted({step.rank for step in steps})):
+    ranks = sorted({step.rank for step in steps})
+    for index, rank in enumerate(ranks):
+        gpus = {gpu_label(step, analysis) for step in steps if step.rank == rank}
+        label = gpus.pop() if len(gpus) == 1 else f"rank {rank}" if len(ranks) > 1 else "all GPUs"
         by_number = {step.step: step for step in steps if step.rank == rank}
         shown = list(by_number.values())[:_MOST_STEPS]
         color, dash = gpu_look(index)
@@ -213,9 +217,9 @@ def step_chart(analysis: Analysis) -> figure | None:
         dots = plot.scatter(
             "x", "y", marker="marker", source=source, size=6, line_color=color, fill_color="fill"
         )
-        tips = [("rank", str(rank)), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
+        tips = [("", label), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
         plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
-        entries.append((f"rank {rank}", [line, dots]))
+        entries.append((plain_text(label), [line, dots]))
         typical.append(next((at for at, step in enumerate(shown) if step.phase == "steady"), 0))
     add_legend(plot, entries, typical)
     return plot

@@ -101,7 +101,7 @@
       range: timeline.x_range, count: facts.lanes.length,
       steps: timeline.tags.find(tag => tag.name === "step-list"),
       sources: facts.lanes.map((_, at) => timeline.tags.find(tag => tag.name === `lane-${at}`)),
-      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [], overviewHits: source("overview-hits"),
+      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [], overviewHits: source("overview-hits"), coarse: 1, moving: false,
     };
     board.sources.forEach((one, at) => one.properties.data.change.connect(() => { load(at); later(); }));
     board.sources.forEach((_, at) => load(at));
@@ -112,22 +112,54 @@
     rows.forEach((row, at) => row.addEventListener("click", () => choose(at, true)));
     for (const button of document.querySelectorAll("button[data-do]"))
       button.addEventListener("click", () => act(button.dataset.do));
-    document.getElementById("lanes").addEventListener("keydown", key);
+    document.addEventListener("keydown", key);
     addEventListener("resize", later);
     Object.assign(board, { fold: yes => fold(found, yes), later, hits: markHits, short: text => text.length > labelSize() ? text.slice(0, labelSize() - 1) + "…" : text });
     draw();
-    if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; draw(); document.body.dataset.rows = "yes"; });
+    if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; draw(); nameKernels(); document.body.dataset.rows = "yes"; });
   }
+
+  // A click on a kernel's name goes to its longest launch.
+  function nameKernels() {
+    for (const cell of document.querySelectorAll("#kernels tbody th[title]")) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "named";
+      button.append(...cell.childNodes);
+      button.addEventListener("click", () => { board.rows.longest(cell.title.slice(0, 250)); toLanes(); });
+      cell.append(button);
+    }
+    const all = document.getElementById("all-kernels");
+    if (all) all.textContent = board.rows.whole
+      ? "A click on a name shows its longest launch. The search by name below the lanes (/) reaches every launch of every kernel, listed here or not."
+      : "A click on a name shows the longest of its launches that the page has: of a trace this large it holds names around the longest of all and the listed gaps; gputrace browse has every one.";
+  }
+
+  const toLanes = () => document.getElementById("lanes").scrollIntoView({ block: "start" });
 
   function load(at) {
     board.lanes[at] = Lanes.lane(board.sources[at], facts.start);
   }
 
-  // One drawing a frame, whatever moved meanwhile.
+  // One drawing a frame, whatever moved meanwhile: of wider columns while frames come late, and in
+  // full once nothing has moved for a while.
   function later() {
+    clearTimeout(board.settling);
+    if (!board.moving) Object.assign(board, { moving: true, last: Infinity, coarse: Math.max(1, board.coarse / 2) });
     if (board.waiting) return;
     board.waiting = true;
-    requestAnimationFrame(() => { board.waiting = false; draw(); });
+    requestAnimationFrame(now => {
+      if (now - board.last > 20) board.coarse = Math.min(16, board.coarse * 2);
+      board.last = now;
+      board.waiting = false;
+      draw();
+      requestAnimationFrame(() => { if (!board.waiting) board.settling = setTimeout(settle, 150); });
+    });
+  }
+
+  function settle() {
+    board.moving = false;
+    if (board.coarse > 1) draw();
   }
 
   const narrow = () => innerWidth < 600;
@@ -198,7 +230,7 @@
     const from = Math.max(board.range.start * 1e9, facts.start), to = Math.min(board.range.end * 1e9, facts.end);
     if (!(to > from)) return;
     const px = Math.max((document.getElementById("timeline").clientWidth || 1200) - (narrow() ? 96 : 142), 200);
-    const columns = Math.round(px / (board.count > 8 ? 2 : 1.25));
+    const columns = Math.round(px / (board.count > 8 ? 2 : 1.25) / (board.moving ? board.coarse : 1));
     board.detail("bars").data = everything(from, to, columns);
     const words = { x: [], y: [], text: [], color: [] };
     nameGaps(from, to, px, words);
@@ -275,7 +307,7 @@
     board.detail("chosen").data = {
       left: [start / 1e9], right: [end / 1e9], bottom: [bottomOf(lane)], top: [bottomOf(lane) + Lanes.HEIGHT], color: ["#ffffff"],
     };
-    if (scroll) document.getElementById("lanes").scrollIntoView({ block: "start" });
+    if (scroll) toLanes();
   }
 
   function act(what) {
@@ -292,11 +324,17 @@
     does[what]();
   }
 
+  // Keys work wherever the focus is, but where one types, and arrows where they scroll a wide table.
   function key(event) {
-    if (event.ctrlKey || event.altKey || event.metaKey || event.target.tagName === "INPUT") return;
+    if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select")) return;
+    if (event.key.startsWith("Arrow") && event.target.closest(".scroll")) return;
     if (event.key === "/" && facts.rows) { event.preventDefault(); document.getElementById("search").focus(); return; }
     const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", m: "measured", n: "next", p: "previous" }[event.key];
-    if (what) { event.preventDefault(); act(what); }
+    if (!what) return;
+    event.preventDefault();
+    act(what);
+    const { top, bottom } = document.getElementById("timeline").getBoundingClientRect();
+    if (bottom < 0 || top > innerHeight) toLanes();
   }
 
   // Words and lines of the charts are drawn, so that no style sheet reaches them.

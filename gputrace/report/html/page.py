@@ -234,6 +234,7 @@ def _content(material: Material) -> SimpleNamespace:
             )
         ),
         kernels=kernels_table(analysis, _MOST_KERNELS),
+        more_kernels=_more_kernels(analysis),
         modules=modules_table(analysis),
         links=(
             *(_matrix(host, analysis) for host in hosts),
@@ -247,6 +248,18 @@ def _content(material: Material) -> SimpleNamespace:
         source=analysis.source,
         summary=_summary(material),
     )
+
+
+def _more_kernels(analysis: Analysis) -> str:
+    """Return how many kernels the table leaves out, and their time, in its unit."""
+    kernels, table = analysis.kernels, kernels_table(analysis, _MOST_KERNELS)
+    if kernels is None or table is None or len(table.rows) == kernels.distinct:
+        return ""
+    known = sum(use.total_ns for use in kernels.top if use.name in table.names)
+    rest = sum(family.total_ns for family in kernels.families) - known
+    each = kernels.steps or max(len(analysis.breakdown), 1)
+    per = "a step on a GPU" if kernels.steps else "on a GPU"
+    return f"{kernels.distinct - len(table.rows)} more take {format_ns(rest / each)} {per}."
 
 
 def _places(analysis: Analysis) -> dict[str, tuple[str, str]]:
@@ -269,7 +282,7 @@ def _gap_list(material: Material) -> dict[str, Any]:
     gaps = [_gap_row(worst, material.analysis) for worst in material.gaps]
     kept = [at for at in range(len(_GAP_COLUMNS)) if any(row.cells[at] for row in gaps)]
     for row in gaps:
-        row.cells = [row.cells[at] for at in kept]
+        row.cells, row.names = ([given[at] for at in kept] for given in (row.cells, row.names))
     return {"gaps": gaps, "gap_header": [_GAP_COLUMNS[at] for at in kept]}
 
 
@@ -280,9 +293,7 @@ def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
     elsewhere = worst.elsewhere
     whole, most = sum(elsewhere.values()), list(elsewhere.items())[:3]
     others = (f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
-    before, after = (
-        short_name(each.name[:4000]) if each else "" for each in (worst.before, worst.after)
-    )
+    before, after = (each.name[:4000] if each else "" for each in (worst.before, worst.after))
     cells = (
         format_ns(gap.length_ns),
         gpu_label(gap, analysis),
@@ -290,8 +301,8 @@ def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
         "" if gap.step is None else str(gap.step),
         ", ".join(causes[:3]),
         gap.evidence,
-        before,
-        after,
+        short_name(before),
+        short_name(after),
         ", ".join(others),
         worst.finding.id if worst.finding else "",
     )
@@ -301,6 +312,7 @@ def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
         start_ns=gap.start_ns - origin,
         end_ns=gap.end_ns - origin,
         in_steps=gap in analysis.gaps.largest_in_steps,
+        names=[plain_text(name, 1000) for name in ("",) * 6 + (before, after) + ("",) * 2],
         cells=[plain_text(text, _NAME if 6 <= at <= 7 else 200) for at, text in enumerate(cells)],
     )
 

@@ -239,7 +239,18 @@ const Rows = (() => {
     document.getElementById("hit-next").addEventListener("click", () => step(1));
     document.getElementById("hit-previous").addEventListener("click", () => step(-1));
     perfetto(rows, packed, facts);
-    return { draw };
+
+    // Searches for a kernel and goes to its longest launch, in the measured steps if it has any there.
+    function longest(name) {
+      input.value = name;
+      search();
+      const [low, high] = board.strip.tags.map(at => at * 1e9);
+      const measured = list.filter(([row, at]) => low <= row.start[at] && row.start[at] < high);
+      const length = ([row, at]) => row.end[at] - row.start[at];
+      const most = (measured.length ? measured : list).reduce((one, other) => length(other) > length(one) ? other : one, list[0]);
+      if (most) select(...most, true);
+    }
+    return { draw, longest, whole: !packed.within };
   }
 
   // The rows in the Trace Event Format, in microseconds.

@@ -320,12 +320,30 @@ class PackedRows:
 
 
 def read_rows(trace: Trace, scene: Scene, most: int = MOST_OPERATIONS) -> PackedRows:
-    """Read streams and threads from a trace: of a large one, around the view and the gaps."""
+    """Read streams and threads from a trace: of a large one, around the view, the longest kernel
+    of the measured steps and the gaps.
+    """
     assert scene.analysis is not None
     gaps = worst_gaps(scene, scene.analysis)
-    windows = [_first_window(scene, gaps), *(worst.around for worst in gaps)]
+    windows = [_first_window(scene, gaps), *_longest_kernel(scene, scene.analysis)]
+    windows += [worst.around for worst in gaps]
     rows, within = read_track_rows(trace, scene, windows, most)
     return PackedRows(_packed(trace, scene, rows, within) if rows else "")
+
+
+def _longest_kernel(scene: Scene, analysis: Analysis) -> list[Window]:
+    """Return the time of the longest kernel that begins in the measured steps; empty for none."""
+    measured = measured_window(analysis) or scene.span
+    longest = []
+    for known in (lane.operations for lane in scene.lanes):
+        if known is None:
+            continue
+        is_inside = (measured.start <= known.start) & (known.start < measured.end)
+        rows = np.flatnonzero(is_inside & (known.events.kind == Kind.KERNEL))
+        if len(rows):
+            row = int(rows[np.argmax(known.end[rows] - known.start[rows])])
+            longest.append(Window(int(known.start[row]), int(known.end[row])))
+    return sorted(longest, key=lambda window: window.start - window.end)[:1]
 
 
 def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Intervals | None) -> str:

@@ -224,6 +224,10 @@ def _shares(shares: Mapping[str, int], length: int) -> str:
 
 
 _MOST_KERNELS: Final = 50
+_LONGEST: Final = 8
+"""Columns of the longest launch of a kernel."""
+_WITH_LONGEST: Final = 90
+"""Terminal columns from which it is shown."""
 _SCALE: Final = 9
 """Columns left of the bars, for the length of the longest step."""
 _WIDEST: Final = 6
@@ -244,7 +248,9 @@ def findings_pane(analysis: Analysis, width: int, height: int, palette: Palette)
 def kernels_pane(analysis: Analysis, width: int, height: int, palette: Palette) -> Text:
     """Tabulate the kernels that take most time."""
     del height, palette
-    table = kernels_table(analysis, _MOST_KERNELS, room_for_names(width, BESIDE_NAMES))
+    has_room = width >= _WITH_LONGEST
+    names = room_for_names(width, BESIDE_NAMES + (_LONGEST if has_room else 0))
+    table = kernels_table(analysis, _MOST_KERNELS, names, longest_launches=has_room)
     if table is None:
         return Text("No kernels were recorded.")
     console = open_console(width, color=False)

@@ -232,12 +232,15 @@ def quietly(write: "Callable[..., _T]", *arguments: "Any") -> "_T":
         # As Python sets it at its start.
         return write(*arguments)
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
+    # Handlers may raise when a call has returned: each `finally` needs one call to do its work.
     try:
         _signal.pthread_sigmask(_signal.SIG_BLOCK, [_TOO_LONG])
-        return write(*arguments)
+        try:
+            return write(*arguments)
+        finally:
+            if _TOO_LONG not in before:
+                _signal.sigtimedwait([_TOO_LONG], 0)
     finally:
-        if _TOO_LONG not in before:
-            _signal.sigtimedwait([_TOO_LONG], 0)
         _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
 

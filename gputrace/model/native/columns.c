@@ -1,0 +1,128 @@
+// Loops over columns that numpy takes several passes for: sets of intervals and lookups of ids. Each
+// does what the function of intervals.py or events.py says that calls it, and its twin there does.
+//
+// Sets are sorted and disjoint, and hold no empty interval. Outputs have room for what can be
+// written: the caller sees to it.
+
+#include <stdint.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+// The first position from `at` on whose value is greater, `count` if none is: what is near is found
+// in a few steps, as when one column follows another.
+static int64_t after(const int64_t *sorted, int64_t at, int64_t count, int64_t value) {
+    int64_t end = at;
+    for (int64_t step = 1; end < count && sorted[end] <= value; step *= 2) {
+        at = end + 1;
+        end += step;
+    }
+    if (end > count) end = count;
+    while (at < end) {
+        int64_t middle = at + (end - at) / 2;
+        if (sorted[middle] <= value) at = middle + 1;
+        else end = middle;
+    }
+    return at;
+}
+
+// Joins intervals that overlap or touch; returns their number, -1 if they are not sorted by start.
+EXPORTED int64_t gputrace_union(const int64_t *start, const int64_t *end, int64_t count,
+                                int64_t *starts, int64_t *ends) {
+    int64_t joined = 0, last = INT64_MIN;
+    for (int64_t i = 0; i < count; i++) {
+        if (end[i] <= start[i]) continue;
+        if (start[i] < last) return -1;
+        last = start[i];
+        if (joined && last <= ends[joined - 1]) {
+            if (end[i] > ends[joined - 1]) ends[joined - 1] = end[i];
+        } else {
+            starts[joined] = last;
+            ends[joined++] = end[i];
+        }
+    }
+    return joined;
+}
+
+// Writes what is in both sets, at most one interval for each of both; returns how many.
+EXPORTED int64_t gputrace_intersection(const int64_t *start, const int64_t *end, int64_t count,
+                                       const int64_t *other_start, const int64_t *other_end,
+                                       int64_t others, int64_t *starts, int64_t *ends) {
+    int64_t i = 0, j = 0, common = 0;
+    while (i < count && j < others) {
+        if (end[i] <= other_start[j]) {
+            i = after(end, i, count, other_start[j]);
+        } else if (other_end[j] <= start[i]) {
+            j = after(other_end, j, others, start[i]);
+        } else {
+            int mine_ends = end[i] < other_end[j];
+            starts[common] = start[i] > other_start[j] ? start[i] : other_start[j];
+            ends[common++] = mine_ends ? end[i] : other_end[j];
+            if (mine_ends) i++;
+            else j++;
+        }
+    }
+    return common;
+}
+
+// Writes what is in the first set alone, at most one interval for each of both; returns how many.
+EXPORTED int64_t gputrace_difference(const int64_t *start, const int64_t *end, int64_t count,
+                                     const int64_t *other_start, const int64_t *other_end,
+                                     int64_t others, int64_t *starts, int64_t *ends) {
+    int64_t j = 0, left = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t from = start[i];
+        j = after(other_end, j, others, from);
+        for (; j < others && other_start[j] < end[i]; j++) {
+            if (other_start[j] > from) {
+                starts[left] = from;
+                ends[left++] = other_start[j];
+            }
+            from = other_end[j];
+            if (from >= end[i]) break;  // It may reach into the next.
+        }
+        if (from < end[i]) {
+            starts[left] = from;
+            ends[left++] = end[i];
+        }
+    }
+    return left;
+}
+
+// Writes how much of a set lies before each time; `covered` has how much lies before each interval.
+EXPORTED void gputrace_before(const int64_t *start, const int64_t *end, const int64_t *covered,
+                              int64_t count, const int64_t *times, int64_t asked, int64_t *before) {
+    int64_t i = 0;
+    for (int64_t k = 0; k < asked; k++) {
+        if (k && times[k] < times[k - 1]) i = 0;
+        i = after(start, i, count, times[k]);
+        if (!i) before[k] = 0;
+        else if (times[k] >= end[i - 1]) before[k] = covered[i];
+        else before[k] = covered[i - 1] + (times[k] - start[i - 1]);
+    }
+}
+
+#define FOR_EACH_ID(TYPE, ACTION)                                                  \
+    for (int64_t i = 0; i < count; i++) {                                          \
+        int64_t at = (int64_t)((uint64_t)((const TYPE *)ids)[i] - (uint64_t)low);  \
+        ACTION;                                                                    \
+    }
+#define FOR_ALL_IDS(ACTION)                               \
+    switch (width) {                                      \
+        case 1: FOR_EACH_ID(int8_t, ACTION); break;       \
+        case 2: FOR_EACH_ID(int16_t, ACTION); break;      \
+        case 4: FOR_EACH_ID(int32_t, ACTION); break;      \
+        case 8: FOR_EACH_ID(int64_t, ACTION); break;      \
+    }
+
+// Marks each id, all of which are from `low` to `low + size - 1`.
+EXPORTED void gputrace_mark(const void *ids, int32_t width, int64_t count, int64_t low,
+                            int64_t size, uint8_t *marks) {
+    FOR_ALL_IDS(if ((uint64_t)at < (uint64_t)size) marks[at] = 1)
+}
+
+// Writes the table's entry for each id, `missing` for those beyond it.
+EXPORTED void gputrace_look_up(const void *ids, int32_t width, int64_t count, int64_t low,
+                                  int64_t size, const int32_t *table, int32_t missing,
+                                  int32_t *entries) {
+    FOR_ALL_IDS(entries[i] = (uint64_t)at < (uint64_t)size ? table[at] : missing)
+}

@@ -1,0 +1,57 @@
+/* Calls the loops over columns on random ones, sorted or not, with outputs of just the room that is
+ * promised; made to be compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
+ *
+ * Usage: columns RUNS SEED. Prints how many unions were sorted and how many not. */
+#include "../../gputrace/model/native/columns.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static uint64_t state;
+
+static int64_t draw(int64_t below) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (int64_t)(state % (uint64_t)below);
+}
+
+static int64_t *column(int64_t count) { return malloc((size_t)(count ? count : 1) * 8); }
+
+// A set of intervals, or now and then anything.
+static void fill(int64_t *start, int64_t *end, int64_t count) {
+    int64_t now = draw(9) ? draw(50) - 25 : INT64_MIN + draw(3), odd = !draw(4);
+    for (int64_t i = 0; i < count; i++) {
+        start[i] = now += odd ? draw(99) - 49 : 1 + draw(5);
+        end[i] = now += odd ? draw(99) - 49 : 1 + draw(5);
+    }
+    if (odd && count) end[draw(count)] = draw(2) ? INT64_MAX : INT64_MIN;
+}
+
+int main(int count, char **words) {
+    if (count != 3) return 2;
+    state = (uint64_t)atoll(words[2]) * 2 + 1;
+    long sorted = 0, unsorted = 0;
+    for (long run = atol(words[1]); run; run--) {
+        int64_t mine = draw(40), others = draw(2) ? draw(4) : draw(200), both = mine + others;
+        int64_t *start = column(mine), *end = column(mine), *to = column(both), *from = column(both);
+        int64_t *other_start = column(others), *other_end = column(others);
+        fill(start, end, mine), fill(other_start, other_end, others);
+        gputrace_intersection(start, end, mine, other_start, other_end, others, from, to);
+        gputrace_difference(start, end, mine, other_start, other_end, others, from, to);
+        int64_t *found = column(others), *covered = column(mine + 1);
+        for (int64_t i = 0; i <= mine; i++) covered[i] = draw(1000);
+        gputrace_before(start, end, covered, mine, other_start, others, found);
+        int64_t *joined = column(mine), *ends = column(mine);
+        gputrace_union(start, end, mine, joined, ends) < 0 ? unsorted++ : sorted++;
+        int32_t width = 1 << draw(4);
+        int64_t size = draw(300), low = draw(2) ? draw(200) - 100 : INT64_MIN + draw(5);
+        int64_t many = mine * 8 / width;
+        uint8_t *marks = calloc((size_t)size + 1, 1);
+        int32_t *table = calloc((size_t)size + 1, 4), *entries = calloc((size_t)many + 1, 4);
+        gputrace_mark(start, width, many, low, size, marks);
+        gputrace_look_up(start, width, many, low, size, table, -1, entries);
+        free(start), free(end), free(to), free(from), free(other_start), free(other_end);
+        free(found), free(covered), free(joined), free(ends), free(marks), free(table), free(entries);
+    }
+    printf("%ld %ld\n", sorted, unsorted);
+    return 0;
+}
