@@ -46,7 +46,7 @@ def show_peers(turns: int, chart: Path | None = None) -> None:
         _draw(chart, series)
     show(
         "Peers, in turn with gputrace on the same recording",
-        ("command", "runs", "wall s", "fastest to slowest", "x gputrace", "peak MiB"),
+        ("command", "runs", "wall s", "fastest to slowest", "x gputrace", "CPU s", "peak MiB"),
         rows + [_absent(peer) for peer in found if not peer.jobs],
     )
     _say_versions(found)
@@ -63,11 +63,12 @@ def _draw(chart: Path, series: Mapping[str, Series]) -> None:
 def _row(label: str, series: Series, ours: Series) -> tuple[str, ...]:
     last = series.runs[-1]
     if last.code:
-        return (label, str(len(series.runs)), "-", _why(last), "-", "-")
+        return (label, str(len(series.runs)), "-", _why(last), "-", "-", "-")
     times = f"{series.times(ours):.1f}"
     runs = str(len(series.runs))
     peak = mebibytes(series.peak_bytes)
-    return (label, runs, seconds(series.wall_s), spread(series), times, peak)
+    cpu = seconds(series.cpu_s)
+    return (label, runs, seconds(series.wall_s), spread(series), times, cpu, peak)
 
 
 def _why(run: Run) -> str:
@@ -78,7 +79,7 @@ def _why(run: Run) -> str:
 
 
 def _absent(peer: Found) -> tuple[str, ...]:
-    return (peer.name, "-", "-", "not installed", "-", "-")
+    return (peer.name, "-", "-", "not installed", "-", "-", "-")
 
 
 def _say_versions(found: Sequence[Found]) -> None:

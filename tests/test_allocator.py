@@ -138,6 +138,48 @@ def test_counts_that_cannot_be_read_are_let_be(torch: Program) -> None:
     assert len([text for text in notes if "allocator" in text]) == 1
 
 
+HISTORY: Final = """
+calls, entries = [], []
+def _record_memory_history(enabled="all", context="all", max_entries=0):
+    calls.append((enabled, context)); entries.clear()
+def _snapshot(device=None): return {"device_traces": [list(entries)]}
+def take(size):
+    counts["segments"] += 1
+    for action, bytes in (("segment_alloc", 2 * size), ("alloc", size), ("alloc", 5)):
+        entries.append({"action": action, "size": bytes})
+"""
+
+
+@pytest.fixture
+def asked(torch: Program) -> Program:
+    torch.write(
+        {
+            "torch/cuda/memory.py": CUDA["torch/cuda/memory.py"] + HISTORY,
+            "torch/cuda/__init__.py": "def current_device(): return 0\n",
+            "torch/_C.py": "def _cuda_isHistoryEnabled(): return False\n",
+        }
+    )
+    return torch
+
+
+TAKES: Final = (
+    STEP + "import torch.cuda, torch._C\nfrom torch.cuda import memory\n"
+    "for n in range(200):\n    memory.take(7000 if n else 1)\n    time.sleep(0.0005)\n"
+)
+
+
+def test_the_tensors_for_which_segments_are_taken_have_their_sizes(asked: Program) -> None:
+    out = asked.quietly(TAKES + "    optimizer.step()\nprint(memory.calls)\n")
+    assert out == f"{[('all', None), (None, 'all')] * 3}\n"
+    assert {size for *_, size in rows(asked.events(), "segment request")} == {7000}
+
+
+def test_a_program_that_records_its_memory_does_so_alone(asked: Program) -> None:
+    record = "    if n == 3: memory._record_memory_history('state')\n    optimizer.step()\n"
+    assert asked.quietly(TAKES + record + "print(memory.calls)") == "[('state', 'all')]\n"
+    assert rows(asked.events(), "segment request") == []
+
+
 # ---- findings ----
 
 
@@ -198,7 +240,15 @@ def test_a_cache_that_is_emptied_is_named(tmp_path: Path) -> None:
 def test_segments_that_are_new_in_steady_steps_have_their_size(tmp_path: Path) -> None:
     found = the(trained(tmp_path, segments=2, segment_bytes=64_000_000, **HELD), "alloc-stall")
     assert "new segments of 32 MB" in found.message
+    assert "tensors" not in found.message
     assert "pad them" in found.advice
+
+
+def test_segments_are_named_by_what_they_are_taken_for(tmp_path: Path) -> None:
+    report = trained(tmp_path, segments=2, segment_request=21_000_000, **HELD)
+    found = the(report, "alloc-stall")
+    assert found.message.endswith("; segments are taken for tensors of 21 MB")
+    assert found.evidence["request_bytes"] == 21_000_000
 
 
 def test_without_counts_or_with_none_that_rise_no_reason_is_given(tmp_path: Path) -> None:

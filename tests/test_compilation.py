@@ -57,6 +57,14 @@ def test_compilations_in_measured_steps_are_named_with_their_reason(tmp_path: Pa
     assert "parts of the program are compiled for 60.0 ms of each" in slow.message
 
 
+@pytest.mark.parametrize(
+    ("what", "cure"), [("Triton add", "constexpr"), ("tf.function train", "reduce_retracing")]
+)
+def test_the_cure_is_that_of_the_compiler(tmp_path: Path, what: str, cure: str) -> None:
+    (finding,) = found(of_compilations(tmp_path, what, every=4, length_ms=60), "recompilation")
+    assert cure in finding.advice
+
+
 def test_rare_and_short_compilations_are_none(tmp_path: Path) -> None:
     report = of_compilations(tmp_path, "f", every=20, length_ms=2)
     assert not found(report, "recompilation")
@@ -178,3 +186,37 @@ def test_batches_of_many_shapes_are_found_in_a_real_program(tmp_path: Path) -> N
     assert "mostly loss_of (" in finding.message
     assert "size mismatch at index 0" in finding.message
     assert finding.evidence["compilations"] == 9
+
+
+OTHERS: Final = {
+    "triton/compiler/compiler.py": "def compile(src, target=None): return src.fn.__name__\n",
+    "triton/runtime/autotuner.py": """
+from triton.compiler.compiler import compile
+class Autotuner:
+    def __init__(self, fn): self.fn = fn
+    def _bench(self, *args, config): return compile(self) + config
+""",
+    "tensorflow/python/eager/polymorphic_function/tracing_compilation.py": """
+class Options: name = "train"
+def _create_concrete_function(function_type, options): return options.name
+""",
+}
+
+
+def test_other_compilers_are_named_from_the_first_step_on(program: Program) -> None:
+    program.write(OTHERS)
+    out = program.quietly(
+        "import gputrace\n"
+        "from triton.compiler import compiler\n"
+        "from triton.runtime.autotuner import Autotuner\n"
+        "from tensorflow.python.eager.polymorphic_function import tracing_compilation as tf\n"
+        "def add(): pass\n"
+        "tuner = Autotuner(add)\n"
+        "for _ in range(2):\n"
+        "    print(compiler.compile(tuner, target=1), tuner._bench(config='!'))\n"
+        "    print(tf._create_concrete_function(0, tf.Options()))\n"
+        "    gputrace.step()\n"
+    )
+    assert out == "add add!\ntrain\n" * 2
+    names = compilations(program.events())
+    assert names == ["Triton add", "Triton's search for add", "tf.function train"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,10 +14,12 @@ import pytest
 import gputrace
 from benchmarks.hosts import COMPUTE, PLANTS, Plant
 from gputrace.api import Report
+from gputrace.collectors.spool.host_events import counts
 from gputrace.model.results import Finding
 from tests import command
 from tests.exports import STEP, Export, global_id
 from tests.handmade import MS, US, Run, analyze, ids
+from tests.test_hooks import Program
 
 # ---- counters, made by hand ----
 
@@ -148,6 +151,45 @@ def test_a_thread_of_which_only_its_waits_are_worth_recording_starves_nobody(
     report = of_host({"on core": 10 * MS}, tmp_path, idle=(0, 100 * US))
     assert "cpu-starved" not in ids(report)
     assert report.host_load[0].threads == 1
+
+
+def clocked(folder: Path, *kilohertz: int) -> Report:
+    """Steps of 10 ms on a core, whose clock was read so often in equal parts of the time."""
+    export = Export()
+    counted(export, {"on core": 10 * MS}, {})
+    part = STEPS * PERIOD // len(kilohertz)
+    for index, clock in enumerate(kilohertz):
+        who = {"globalTid": global_id(PID, thread=PID), "nameId": export.string("core kHz")}
+        export.add(COUNTERS, start=index * part, end=(index + 1) * part, value=clock, **who)
+    return analyze(export, folder)
+
+
+def test_a_core_whose_clock_fell_takes_longer(tmp_path: Path) -> None:
+    report = clocked(tmp_path, 4_000_000, 2_000_000, 2_000_000, 2_000_000)
+    (load,) = report.host_load
+    found = the(report, "slow-cores")
+    assert load.core_mhz is not None
+    assert found.impact_ns == pytest.approx((1 - load.core_mhz / 4000) * PERIOD, rel=0.01)
+    assert "GHz, and cores at up to 4.0 GHz in the same run" in found.message
+
+
+def test_the_clock_is_that_of_the_core_that_the_thread_is_on(tmp_path: Path) -> None:
+    program, core = Program(tmp_path), min(os.sched_getaffinity(0))
+    program.write({f"clock{core}": "1800000\n", f"clock{core + 1}": "2400000\n"})
+    program.quietly(
+        "import os, gputrace\nfrom _gputrace_hooks import load\n"
+        f"os.sched_setaffinity(0, {{{core}}})\n"
+        f"load._CLOCK_OF = {str(program.modules)!r} + '/clock{{}}'\n"
+        "for _ in range(3): gputrace.step()\n"
+    )
+    events = program.events()
+    counters = events.records["counter"]
+    mine = [events.names[int(name)] == "core kHz" for name in counters["name"]]
+    assert set(counts(counters[mine]).tolist()) == {1_800_000}
+
+
+def test_a_clock_that_stays_is_nothing_to_report(tmp_path: Path) -> None:
+    assert "slow-cores" not in ids(clocked(tmp_path, 2_000_000, 2_100_000))
 
 
 def test_page_faults_count_with_the_least_that_one_takes(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ ALONE: Final = Feed(
     send=[np.array([0.0])],
     processor=[np.array([1.0 * MS])],
     receive=0.0,
+    receive_idle=0.0,
     train=10.0 * MS,
     prefetch=2,
     pins=False,
@@ -41,11 +42,18 @@ def test_workers_share_the_work_until_training_takes_longer(workers: int, step: 
     assert batch_ns(ALONE, workers) == pytest.approx(step * MS)
 
 
+def test_what_is_received_from_a_busy_worker_comes_at_once_from_an_idle_one() -> None:
+    receives = replace(ALONE, receive=9.0 * MS, receive_idle=1.0 * MS)
+    assert batch_ns(receives, 2) == pytest.approx(20 * MS)
+    assert batch_ns(receives, 8) == pytest.approx(11 * MS)
+
+
 def test_receiving_is_no_workers_to_hide_but_a_pinning_threads() -> None:
-    receives = replace(ALONE, receive=5.0 * MS)
+    receives = replace(ALONE, receive=5.0 * MS, receive_idle=5.0 * MS)
     assert batch_ns(receives, 8) == pytest.approx(15 * MS)
     assert batch_ns(replace(receives, pins=True), 8) == pytest.approx(10 * MS)
-    assert batch_ns(replace(receives, pins=True, receive=25.0 * MS), 8) == pytest.approx(25 * MS)
+    slow = replace(receives, pins=True, receive=25.0 * MS, receive_idle=25.0 * MS)
+    assert batch_ns(slow, 8) == pytest.approx(25 * MS)
 
 
 def test_workers_take_no_less_than_their_processor_time_on_the_cores() -> None:
@@ -101,6 +109,7 @@ class Loading:
         self.workers, self.ready, self.receive = 2, 0, MS
         self.parts: dict[str, int] = {"fetch": 54, "transform Decode": 40, "collate": 4, "send": 2}
         self.times_as_long = [1.0, 1.0]
+        self.is_torchs = True
 
     def add(self, name: str, start: int, length: int, owner: int, number: int, pid: int) -> None:
         who = {"globalTid": global_id(pid, thread=pid), "nameId": self.export.string(name)}
@@ -132,7 +141,8 @@ class Loading:
             export.add("GPUTRACE_HOST_COUNTER", start=1, end=1200 * MS, value=value, **who)
 
     def report(self, folder: Path, step: int = 30, wait: int = 20) -> Report:
-        self.begin()
+        if self.is_torchs:
+            self.begin()
         name, waited = self.export.string("torch.step"), self.export.string("torch.wait")
         for number in range(STEPS):
             at = number * step * MS
@@ -142,6 +152,8 @@ class Loading:
             )
             span = {"start": at + 1, "end": at + wait * MS + 1, "nameId": waited}
             self.export.add(RANGES, **span, **who, kind=1, number=None)
+            if not self.is_torchs:
+                continue
             self.add("ask", at + US, 0, 1, self.ready, PID)
             self.add("receive", at + US, self.receive, 1, number, PID)
             worker = number % max(self.workers, 1)
@@ -308,6 +320,19 @@ def test_with_a_gpu_its_waits_count(loading: Loading, tmp_path: Path) -> None:
         run.kernel(9 * MS, "gemm")
     message = feeding(loading.report(tmp_path)).message
     assert "8 workers would keep up; with 2 the GPU still waits" in message
+
+
+def test_a_loop_that_keeps_a_batch_to_itself_is_told_so(loading: Loading, tmp_path: Path) -> None:
+    """It takes a batch after 1 ms, and does not copy it before 18 ms more have gone by."""
+    run = Run(export=loading.export, pid=PID)
+    for step in range(STEPS):
+        run.now = (step * 30 + 19) * MS
+        run.input_copy(MS)
+        run.kernel(9 * MS, "gemm")
+    found = feeding(loading.report(tmp_path, wait=1))
+    assert "the loader makes it wait" in found.message
+    assert "between taking a batch and copying it" in found.advice
+    assert "num_workers" not in found.advice
 
 
 def test_the_loader_is_in_the_json(loading: Loading, tmp_path: Path) -> None:
@@ -518,3 +543,102 @@ def test_real_torch_loads_the_same_with_and_without_the_hooks(loads: Program) ->
     assert len(workers) == 2 * 3 * 2 + 2
     assert all("transform Decode" in own for own in workers)
     assert not [note for events in loads.all_events() for note in events.records["note"]]
+
+
+# ---- other input pipelines ----
+
+
+def described(folder: Path, library: str, *settings: tuple[str, str, int]) -> Report:
+    """Steps of 30 ms that wait 20 ms for a pipeline of these settings, on 16 cores."""
+    loading = Loading()
+    loading.is_torchs = False
+    for stage, name, value in (("", "cores", 16), *settings):
+        loading.add(f"{library}|{stage}|{name}", 0, 0, 1, value, PID)
+    return loading.report(folder)
+
+
+AUTOMATIC: Final = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("library", "settings", "says", "cure"),
+    [
+        (
+            "tf.data",
+            [("prefetch", "buffer_size", AUTOMATIC), ("map load", "num_parallel_calls", 1)],
+            # 30 ms a batch in the pipeline's thread, and 10 ms of training beside it.
+            "num_parallel_calls=1 on 16 cores; with 3, a step may take 10.0 ms",
+            "num_parallel_calls=tf.data.AUTOTUNE in map load",
+        ),
+        (
+            "tf.data",
+            [("prefetch", "buffer_size", 0), ("map load", "num_parallel_calls", AUTOMATIC)],
+            "tf.data finds its settings by itself; no batch is made ahead",
+            "end the pipeline with .prefetch(tf.data.AUTOTUNE)",
+        ),
+        (
+            "Grain",
+            [("the loader", "worker_count", 0)],
+            # 20 ms a batch in the thread that trains.
+            "worker_count=0 on 16 cores; with 2, a step may take 10.0 ms; no batch is made ahead",
+            "worker_count=2",
+        ),
+        (
+            "DALI",
+            [("the pipeline", "num_threads", 16), ("the pipeline", "prefetch_queue_depth", 2)],
+            "the pipeline of DALI has num_threads=16 on 16 cores",
+            "cache decoded samples",
+        ),
+    ],
+)
+def test_the_setting_that_makes_batches_late_is_named(
+    tmp_path: Path, library: str, settings: list[tuple[str, str, int]], says: str, cure: str
+) -> None:
+    report = described(tmp_path, library, *settings)
+    finding = feeding(report)
+    assert says in finding.message
+    assert cure in finding.advice
+    (pipeline,) = report.input_pipelines
+    values = [row.value for row in pipeline.settings]
+    assert values == [None if value == AUTOMATIC else value for *_, value in settings]
+
+
+NODES: Final = {
+    "torchdata/nodes/loader.py": """
+import queue
+class Node: pass
+class LoaderIterator:
+    def __init__(self, root): self.root = root
+    def __next__(self): return self.next()
+    def next(self): return self.root._it._q.get()
+""",
+}
+
+
+def test_the_nodes_of_a_chain_tell_their_settings_and_their_queue(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    program.write(NODES)
+    out = program.quietly(
+        "import gputrace, queue\n"
+        "from torchdata.nodes.loader import LoaderIterator, Node\n"
+        "def decode(): pass\n"
+        "mapper, last, held = Node(), Node(), Node()\n"
+        "mapper.num_workers, mapper.map_fn, mapper.method = 3, decode, 'thread'\n"
+        "last.source, last.prefetch_factor, last._it, held._q = mapper, 2, held, queue.Queue()\n"
+        "items = LoaderIterator(last)\n"
+        "gputrace.step()\n"
+        "for n in range(3): held._q.put(n)\n"
+        "print(next(items), next(items))\n"
+        "LoaderIterator(last)\n"
+        "gputrace.step()\n"
+    )
+    assert out == "0 1\n"
+    events = program.events()
+    rows = events.records["loader"]
+    told = [(events.names[int(row["name"])], int(row["number"])) for row in rows]
+    assert told[1:] == [
+        ("torchdata.nodes|Node|prefetch_factor", 2),
+        ("torchdata.nodes|Node decode (thread)|num_workers", 3),
+        ("ready", 3),
+        ("ready", 2),
+    ]

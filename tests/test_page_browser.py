@@ -389,6 +389,27 @@ def test_the_trace_is_handed_to_a_viewer_that_the_person_runs_when_asked(
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
 
 
+def test_what_moves_too_fast_to_be_drawn_in_full_is_when_it_stands(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.run("document.querySelector('[data-do=run]').click()")
+    full = browser.run(f"{FRAME}.then(() => {BARS}.left.length)")
+    # Each frame comes late, as where there is too much to draw.
+    moving = f"""(async () => {{
+        let least = Infinity;
+        for (let frame = 0; frame < 8; frame++) {{
+            {RANGE}.start += 1e-6;
+            for (const end = performance.now() + 30; performance.now() < end;);
+            await {FRAME};
+            least = Math.min(least, {BARS}.left.length);
+        }}
+        return least;
+    }})()"""
+    assert browser.run(moving) < full * 0.8
+    browser.until(f"Math.abs({BARS}.left.length - {full}) < {full} * 0.1")
+
+
 def test_every_key_does_what_the_page_says(
     browser: Browser, recording: Callable[[str], Path], tmp_path: Path
 ) -> None:

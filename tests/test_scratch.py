@@ -97,6 +97,17 @@ def test_all_columns_of_a_thing_are_kept_and_those_that_it_works_out() -> None:
     assert aside.keep(kept).column is kept.column, "nothing is kept twice"
 
 
+def test_nothing_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither parts of kept columns, nor what a kept thing has worked out, nor one value again."""
+    aside = SpillFile()
+    kept = aside.keep(Doubled(np.arange(5_000), ()))
+    monkeypatch.setattr(aside, "write", lambda *_: pytest.fail("written again"))
+    again = aside.keep(kept)
+    assert np.array_equal(again.twice, np.arange(5_000) * 2)
+    assert np.array_equal(aside.keep(kept.column[10:20]), np.arange(10, 20))
+    assert aside.keep(np.broadcast_to(np.int64(7), 5_000)).tolist() == [7] * 5_000
+
+
 def test_the_file_has_no_name_and_ends_with_the_process(tmp_path: Path) -> None:
     aside = SpillFile()
     aside.keep(np.arange(100_000))

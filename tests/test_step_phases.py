@@ -296,6 +296,18 @@ class AcceleratedOptimizer:
     def __init__(self, optimizer): self.optimizer = optimizer
     def step(self): return self.optimizer.step()
 """,
+    "deepspeed/runtime/engine.py": """
+class DeepSpeedEngine:
+    def forward(self, batch): return batch
+    def backward(self, loss): return loss
+    def clip_fp32_gradients(self): pass
+    def _take_model_step(self): self.clip_fp32_gradients()
+    def step(self): self._take_model_step()
+""",
+    "keras/src/backend/torch/optimizers/torch_parallel_optimizer.py": """
+class TorchParallelOptimizer:
+    def _backend_update_step(self, grads, variables, rate): return rate
+""",
 }
 OLDER: Final = """
 class Optimizer:
@@ -387,6 +399,21 @@ def test_lightning_s_closure_is_no_part_of_its_optimizer_s_step(torch: Program) 
     assert out == "42\n"
     inner = ["other", "gradient clipping", "optimizer"]
     assert phases(torch.events()) == [*inner, "optimizer"]
+
+
+def test_optimizers_that_are_none_of_torch_s_are_timed(torch: Program) -> None:
+    out = torch.quietly(
+        f"{USES}from deepspeed.runtime.engine import DeepSpeedEngine\n"
+        "from keras.src.backend.torch.optimizers import torch_parallel_optimizer as keras\n"
+        "engine = DeepSpeedEngine()\n"
+        "engine.backward(engine.forward(1)), engine.step()\n"
+        "print(keras.TorchParallelOptimizer()._backend_update_step([], [], 0.5))\n"
+    )
+    assert out == "0.5\n"
+    events = torch.events()
+    inner = ["forward", "backward", "gradient clipping", "optimizer"]
+    assert phases(events) == [*inner, "optimizer"]
+    assert len(events.records["step"]) == 1
 
 
 def test_optimizers_without_hooks_are_timed_too(torch: Program) -> None:

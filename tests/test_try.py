@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from errno import ENOSPC
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -25,7 +26,16 @@ from gputrace.cli import run as run_command
 from gputrace.collectors.session import HOOKS
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
-from gputrace.trials import ALIKE, MOST, Verdict, compare, ledger, losses_differ, order
+from gputrace.trials import (
+    ALIKE,
+    MOST,
+    Verdict,
+    compare,
+    ledger,
+    losses_differ,
+    order,
+    turn_losses_differ,
+)
 from gputrace.trials.cures import (
     CURES,
     Candidate,
@@ -37,7 +47,7 @@ from gputrace.trials.cures import (
     read_candidates,
 )
 from gputrace.trials.patch import apply, make_patch
-from gputrace.trials.runs import Change, Measured
+from gputrace.trials.runs import Change, Measured, Spent, Turn, Turns
 from gputrace.trials.runs import Program as ProgramToTry
 from tests import command
 from tests.command import Ran, assert_refused
@@ -179,11 +189,57 @@ def test_a_cure_is_switched_off_and_on_within_a_run(real: Real) -> None:
     )
     real.script.write_text(f"import gc\nlog = open({str(log)!r}, 'w')\n{program}")
     trial = ProgramToTry((sys.executable, str(real.script)))
-    run = trial.run(combine(read_candidates("gc")), 2, 6 * 8, stretch=6)
-    assert (len(run.turns), run.ended) == (4, True)
+    [gc] = read_candidates("gc")
+    run = trial.run(gc, 2, 6 * 8, turns=Turns((gc,), 6))
+    assert (len(run.turns[0]), run.ended) == (4, True)
     # The first step begins before any ended. Warm-up is with the cure, as is every other stretch.
     off, on = "1" * 6, "0" * 6
     assert log.read_text() == "10" + off + on + on + off + off + on + on + off
+
+
+def test_a_run_ends_after_the_round_by_which_all_is_decided(real: Real) -> None:
+    """The program waits in its second round until it was said that the first is enough."""
+    wait = (
+        "    if item == 20:\n"
+        "        folder = json.loads(os.environ['GPUTRACE_TRY'])['folder']\n"
+        "        while not os.path.exists(folder + '/enough'): time.sleep(0.01)\n"
+    )
+    step = "    optimizer.step()\n"
+    program = "import json, os, time\n" + PROGRAM.replace(step, wait + step)
+    real.script.write_text(program.replace("num_workers=1", "num_workers=8"))
+    [gc] = read_candidates("gc")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(gc, 2, 12 * 29, turns=Turns((gc,), 6), enough=lambda run: len(run.turns) == 1)
+    assert run.ended
+    assert 1 <= len(run.turns[0]) <= 2
+
+
+def test_a_run_is_ended_when_the_time_is_over(real: Real) -> None:
+    real.script.write_text("import time\ntime.sleep(600)\n")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    with pytest.raises(Spent):
+        trial.run(Candidate(), 2, 8, left_s=0.2)
+
+
+def test_turns_are_measured_in_the_order_in_which_they_are_switched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step takes 10 with no cure, 7 with gc, 4 with bf16; the first of a turn takes long."""
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+    turns = Turns(tuple(read_candidates("gc,bf16,gc+bf16")), 5)
+    monkeypatch.setattr(hooks, "asked", {"turns": turns.ids, "warmup": 6})
+    assert [hooks._turn_at(past, 5) for past in range(-6, 0, 2)] == turns.ids
+    ends = list(range(6))
+    for past in range(4 * 4 * 5):
+        saved = {"gc": 3, "bf16": 6}
+        step = 10 - sum(saved[cure] for cure in hooks._turn_at(past // 5 * 5, 5))
+        ends.append(ends[-1] + step + 100 * (past % 5 == 0))
+    losses = [float(later - sooner) for sooner, later in pairwise(ends)]
+    left: Any = SimpleNamespace(ends=ends, losses=[None, *losses], rank=0)
+    assert turns.measured([left], 6) == tuple(
+        (Turn(10, with_cure, (10, with_cure)),) * 4 for with_cure in (7, 4, 1)
+    )
 
 
 def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
@@ -320,9 +376,11 @@ for x, y in DataLoader(data, 8):
     switched = combine(read_candidates("fused,channels-last,bf16,set-to-none"))
     assert switched.switched
     program = ProgramToTry((python, str(real.script)))
-    by_turns = program.run(switched, warmup=2, steps=8 * 6, stretch=6)
-    assert len(by_turns.turns) == 4
-    assert {change.cure for change in by_turns.changes} == {s.cure.id for s in switched.settings}
+    each = tuple(read_candidates("fused,channels-last,bf16,set-to-none,foreach"))
+    every = Candidate(tuple(setting for turn in each for setting in turn.settings))
+    by_turns = program.run(every, warmup=10, steps=4 * 6 * 3, turns=Turns(each, 3))
+    assert [len(pairs) for pairs in by_turns.turns] == [4] * 5
+    assert {change.cure for change in by_turns.changes} == {s.cure.id for s in every.settings}
 
 
 def test_a_number_of_the_step_before_is_read_without_waiting(
@@ -356,6 +414,7 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
     )
     monkeypatch.setattr(hooks, "_has_gpu", lambda: True)
     monkeypatch.setattr(hooks, "cures", {"defer-item": True})
+    monkeypatch.setattr(hooks, "_active", {"defer-item"})
     monkeypatch.setattr(hooks, "_trial", hooks._Trial())
     hooks._defer_item(torch)
     reads = []
@@ -388,12 +447,13 @@ def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=graphs))
     monkeypatch.setattr(hooks, "_trial", hooks._Trial())
     monkeypatch.setattr(hooks, "cures", {"graphs": True})
+    monkeypatch.setattr(hooks, "_active", {"graphs"})
     model, other = (SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2))
     hooks._graph("graphs", model, (Tensor(8, 3),))
     assert model.forward(Tensor(8, 3)) == "captured"
     assert model.forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
     assert model.forward(Tensor(8, 3), mask=None) == "as it is"
-    monkeypatch.setattr(hooks, "_on", False)
+    monkeypatch.setattr(hooks, "_active", set())
     assert model.forward(Tensor(8, 3)) == "as it is", "it is switched off"
     assert [change["cure"] for change in hooks._trial.changes] == ["graphs"]
     hooks._graph("graphs", other, ())
@@ -502,13 +562,19 @@ class Simulated:
         monkeypatch.setattr(ProgramToTry, "run", lambda _, *given: self.run(*given))
         monkeypatch.setattr(trials._Trial, "_spent", lambda _: self.spent)
 
+    def factor(self, candidate: Candidate) -> float:
+        names = map(str, candidate.settings)
+        return float(np.prod([self.factors.get(name, 1.0) for name in names]))
+
     def run(
         self,
         candidate: Candidate,
         warmup: int,
         steps: int,
         record: Path | None = None,
-        stretch: int = 0,
+        turns: Turns | None = None,
+        enough: Callable[[Measured], bool] = lambda _: False,
+        left_s: float = 0.0,
     ) -> Measured:
         names = [str(setting) for setting in candidate.settings]
         self.made.append(str(candidate))
@@ -518,14 +584,14 @@ class Simulated:
         for name in names:
             if name in self.failing:
                 raise Failed(self.failing[name])
-        factor = float(np.prod([self.factors.get(name, 1.0) for name in names]))
+        factor = self.factor(candidate)
         unchanged = Change("", "f", "", -1, "", "", "", 0)
         changes = [
             replace(self.changes.get(name, unchanged), cure=setting.cure.id)
             for name, setting in zip(names, candidate.settings, strict=True)
             if self.factors.get(name) != 0
         ]
-        return Measured(
+        run = Measured(
             step_ns=1e7 * (factor or 1.0) * float(np.exp(self.random.normal(0, self.noise))),
             steps=steps,
             ranks=1,
@@ -538,15 +604,25 @@ class Simulated:
             buffered=0,
             seconds=self.seconds,
             ended=True,
-            turns=tuple(
-                self.turns(factor) for _ in range(steps // max(2 * stretch, 1) * bool(stretch))
-            ),
         )
+        pairs = self.turns(turns, steps) if turns else ()
+        for rounds in range(1, len(pairs[0]) + 1 if pairs else 0):
+            run = replace(run, turns=tuple(each[:rounds] for each in pairs))
+            if enough(run):
+                break
+        return run
 
-    def turns(self, factor: float) -> tuple[float, float]:
-        """A pair of stretches, whose noise is a tenth of that between runs."""
-        noise = self.random.normal(0, self.noise / 10, 2)
-        return 1e7 * float(np.exp(noise[0])), 1e7 * factor * float(np.exp(noise[1]))
+    def turns(self, turns: Turns, steps: int) -> tuple[tuple[Turn, ...], ...]:
+        """Stretches without and with each cure; their noise is a tenth of that between runs."""
+        rounds = steps // ((len(turns.each) + 1) * turns.stretch)
+        return tuple(
+            tuple(
+                Turn(1e7 * float(np.exp(bare)), 1e7 * factor * float(np.exp(cured)))
+                for bare, cured in self.random.normal(0, self.noise / 10, (rounds, 2))
+            )
+            for candidate in turns.each
+            for factor in [self.factor(candidate)]
+        )
 
 
 @pytest.fixture
@@ -723,7 +799,9 @@ def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
     assert [(row.verdict, row.numerics) for row in outcome.rows] == [("faster", True)]
     assert outcome.best is None
     ran = gputrace_try(capsys, "--recording", recording, "--", "x")
-    assert "but for what changes numerics" in ran.out
+    assert ran.code == FASTER
+    assert "tf32: faster by 100% (" in ran.out
+    assert "but it changes numerics" in ran.out
     assert "gputrace try tf32" in " ".join(ran.out.split())
 
 
@@ -731,9 +809,43 @@ def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: S
     """Runs differ by a tenth here, which hides a gain of 4 % from whole runs."""
     simulated.factors, simulated.noise = {"gc": 0.96, "pinned": 0.96}, 0.1
     within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "pinned"))
-    assert (within.best, within.runs, within.rows[0].rounds) == ("gc", 2, 11)
+    assert (within.best, within.runs) == ("gc", 2)
+    assert within.rows[0].rounds < MOST, "it ends as soon as it is decided"
     assert within.rows[0].ratio == pytest.approx(0.96, rel=0.02)
     assert (whole.best, whole.runs) == (None, 1 + 2 * MOST)
+
+
+def test_cures_that_can_be_switched_share_a_run(simulated: Simulated) -> None:
+    simulated.factors = {"tf32": 0.5, "gc": 0.9}
+    outcome = gputrace.try_cures(["x"], "tf32,graphs,gc,cudnn-benchmark=on,cudnn-benchmark=off")
+    assert simulated.made == [
+        "as it is",
+        "tf32+gc+cudnn-benchmark=on",
+        "graphs",
+        "cudnn-benchmark=off",
+        "tf32+gc",
+    ]
+    assert [row.verdict for row in outcome.rows[:3]] == ["faster", "no difference", "faster"]
+    assert outcome.best == "tf32+gc"
+
+
+def test_a_cure_that_changes_nothing_costs_one_run(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated.factors, simulated.reasons = {"gc": 0}, {"gc": "it is so already"}
+    outcome = gputrace.try_cures(["x"], "gc")
+    assert [(row.verdict, row.rounds) for row in outcome.rows] == [("changes nothing", 1)]
+    assert simulated.made == ["as it is", "gc"]
+
+
+def test_a_cure_that_ends_a_run_leaves_the_others_of_that_run_their_answers(
+    simulated: Simulated,
+) -> None:
+    simulated.factors = {"gc": 0.9}
+    simulated.failing = {"fused": "exit code 1: RuntimeError: planted"}
+    outcome = gputrace.try_cures(["x"], "fused,gc")
+    assert [row.verdict for row in outcome.rows] == ["failed", "faster"]
+    assert simulated.made == ["as it is", "fused+gc", "fused", "gc"]
 
 
 def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
@@ -758,6 +870,7 @@ def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
         (["pinned=1"], "takes no value"),
         (["compile=fast"], "it takes default, reduce-overhead, max-autotune"),
         (["pinned", "--budget", "soon"], "is not a time"),
+        (["pinned", "--keep-recording", __file__], "is there already; name another"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], said: str) -> None:
@@ -846,6 +959,23 @@ def test_a_loss_that_leaves_its_scatter_is_flagged(
     cured: Sequence[Sequence[float]], differs: bool | None
 ) -> None:
     assert losses_differ([falling(1.0, seed) for seed in range(3)], cured) is differs
+
+
+@pytest.mark.parametrize(
+    ("pairs", "differs"),
+    [
+        ([(1.00, 1.001), (0.9, 0.9), (0.8, 0.8)], False),
+        ([(1.0, 0.9), (0.9, 1.0), (0.8, 0.7), (0.7, 0.8)], False),
+        ([(1.00, 1.30), (0.9, 1.2), (0.8, 1.11)], True),
+        ([(1.0, 1.0), (0.9, float("nan")), (0.8, 0.8)], True),
+        ([(1.0, 1.0), (float("nan"), 1.0), (0.8, 0.8)], None),
+        ([(1.0, 2.0)] * 2, None),
+    ],
+)
+def test_a_loss_that_differs_by_turns_is_flagged(
+    pairs: Sequence[tuple[float, float]], differs: bool | None
+) -> None:
+    assert turn_losses_differ(pairs) is differs
 
 
 # ---- cures ----

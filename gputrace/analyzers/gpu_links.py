@@ -655,11 +655,11 @@ def find_copies(gpus: PerGpu, measured: Sequence[Step]) -> tuple[CopyUse, ...]:
     memory = np.where(copies.kind == Kind.COPY_H2D, copies.source_memory, copies.destination_memory)
     memory = np.where(copies.kind <= Kind.COPY_D2H, memory, Memory.UNKNOWN)
     sort = copies.kind.astype(np.int64) << 8 | (memory & 0xFF)
-    steps_of, rows = StepsOf(measured), []
+    steps_of, rows, nvml = StepsOf(measured), [], gpus.trace.nvml
     for lane in gpus.lanes if len(copies) else ():
         steps, gpu = steps_of(lane.gpu), lane.gpu
         inside = is_on(copies, gpu) & stretches(steps, lane.window).contains(copies.start)
-        card = gpus.trace.nvml.card(gpu.host, gpu.gpu) if gpu.gpu_known else None
+        card = nvml.card(gpu.host, gpu.gpu) if gpu.gpu_known else None
         slot, peak = None if card is None else pcie_rate(card), memory_peak_of(gpu.name)
         for number in distinct_ids(sort[inside]).tolist():
             mine = copies.select(inside & (sort == number))

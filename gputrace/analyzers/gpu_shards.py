@@ -419,7 +419,8 @@ def spill_operations(
 
 
 def _column(parts: Sequence[_Part], keys: Sequence[int], name: str) -> Column:
-    joined: Column = np.concatenate([part.column(keys, name) for part in parts])
+    values = [part.column(keys, name) for part in parts]
+    joined: Column = np.concatenate(values, dtype=COLUMN_TYPES[name])
     return joined
 
 
@@ -439,7 +440,10 @@ def spill_calls(
     rows_of = [[part.groups.get(key, nothing) for part in parts] for key in keys]
     counts = [sum(rows.stop - rows.start for rows in each) for each in rows_of]
     types = {name: COLUMN_TYPES[name] for name in ("start", "end", "name", "correlation", "thread")}
-    rooms = {name: scratch.room(kind, sum(counts)) for name, kind in types.items()}
+    rooms = {
+        name: (aside if name == "correlation" else scratch).room(kind, sum(counts))
+        for name, kind in types.items()
+    }
     rooms["sort"] = scratch.room(np.int8, sum(counts))
     for number, (key, count) in enumerate(zip(keys, counts, strict=True)):
         order = np.argsort(_column(parts, [key], "start"), kind="stable")
@@ -460,6 +464,7 @@ def spill_calls(
         rows = np.flatnonzero(correlation[low:high] > 0) + low
         if len(rows):
             by_correlation[process] = scratch.keep(IdLookup(correlation[rows], rows))
+        aside.let_go()
         scratch.let_go()
     return CudaApiCalls(
         **columns,
@@ -473,7 +478,8 @@ def spill_calls(
 class _Part(Struct, frozen=True, dict=True):
     """Rows of a part of a trace, sorted by group."""
 
-    rows: Events
+    rows: Mapping[str, Column]
+    """Columns, in the narrowest type that holds them."""
     row: NDArray[np.int32]
     """Row numbers of the part, in the order of the file."""
     groups: Mapping[int, slice]
@@ -481,7 +487,7 @@ class _Part(Struct, frozen=True, dict=True):
     def column(self, keys: Iterable[int], name: str) -> Column:
         """Return a column of the rows of some groups, in the order of the file."""
         slices = [self.groups[key] for key in keys if key in self.groups]
-        values = [getattr(self.rows, name)[rows] for rows in slices]
+        values = [self.rows[name][rows] for rows in slices]
         if len(slices) < 2:
             return values[0] if values else np.empty(0, COLUMN_TYPES[name])
         order = np.argsort(np.concatenate([self.row[rows] for rows in slices]))
@@ -498,7 +504,19 @@ def _part(events: Events, keys: NDArray[np.signedinteger[Any]], scratch: SpillFi
         key: slice(low, high)
         for key, (low, high) in zip(distinct.tolist(), pairwise(edges), strict=True)
     }
-    part = _Part(events.select(order), order.astype(np.int32), groups)
+    rows = {name: _narrow(getattr(events, name), order) for name in events.columns}
+    part = _Part(rows, order.astype(np.int32), groups)
     kept = scratch.keep(part)
     scratch.let_go()
     return kept
+
+
+def _narrow(column: Column, order: NDArray[np.intp]) -> Column:
+    """Return a column in an order, in the narrowest type; a constant one is a single element."""
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    if low == high:
+        return np.broadcast_to(column[:1].copy(), column.shape)
+    types: Sequence[type[np.signedinteger[Any]]] = (np.int8, np.int16, np.int32, np.int64)
+    fits = next(t for t in types if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
+    narrow: Column = column.astype(fits, copy=False).take(order)
+    return narrow

@@ -121,6 +121,7 @@ _ALIKE: Final = 1.5
 """Maximum ratio of the times on a core of threads of a team."""
 _WITHIN_PHASE: Final = 0.9
 """Part of the time in which a peak of memory was reached that is in one phase, for it to count."""
+_MOST_REQUESTS: Final = 5
 _OF_STEPPING: Final = "process on core"
 """Counter that only the thread has that marks the steps."""
 
@@ -199,6 +200,8 @@ class Counters:
         wanting = [share for share in wanting if share >= _WANTS_A_CORE]
         starved = [shares for shares in others.tolist() if sum(shares) >= _WANTS_A_CORE]
         quota = self._usual(inside, "quota")
+        clock = self._usual(inside, "core kHz")
+        fastest = self._most(events.end > 0, "core kHz")
         openmp, team = self._team(on_core / covered, queued / covered, others)
         return HostLoad(
             rank,
@@ -220,6 +223,8 @@ class Counters:
             at_once=float(np.prod(team)) if team else 0.0,
             throttled=self._sum(inside, "throttled") / scanned if scanned else 0.0,
             pressure=self._sum(inside, "pressure") / scanned if scanned else 0.0,
+            core_mhz=None if clock is None else round(clock / 1000, 1),
+            fastest_mhz=None if clock is None else round(fastest / 1000, 1),
             minor_faults=self._sum(mine, "minor faults"),
             major_faults=self._sum(mine, "major faults"),
             preemptions=self._sum(mine, "preemptions"),
@@ -260,6 +265,7 @@ class Counters:
             segments=segments,
             segment_bytes=self._sum(inside, "segment bytes") // max(segments, 1),
             segments_freed=self._sum(inside, "segments freed"),
+            request_bytes=self._requests(inside),
             emptied=int(emptied.sum()),
             emptying_ns=self._length(emptied) // max(steps, 1),
             allocated_bytes=self._most(inside, "memory allocated"),
@@ -268,6 +274,12 @@ class Counters:
             peak_bytes=peak,
             peak_phase=phase,
         )
+
+    def _requests(self, rows: Mask) -> tuple[int, ...]:
+        sizes, counts = np.unique(
+            self._events.bytes[rows & self._is("segment request")], return_counts=True
+        )
+        return tuple(sizes[np.argsort(-counts, kind="stable")][:_MOST_REQUESTS].tolist())
 
     def _peak(self, rows: Mask, phases: PhaseTimes | None) -> tuple[int | None, str | None]:
         """Return the largest peak of some rows, and the phase in which the time for which it may

@@ -226,6 +226,9 @@ def find_lanes(
         timeline = build_timeline(of_gpu, window)
         if window is not None and timeline.window.start >= timeline.window.end:
             continue
+        if scratch is not None:  # Not in memory while causes are found.
+            timeline = scratch.keep(timeline)
+            scratch.let_go()
         marked = steps.get(of_gpu.gpu.rank)
         gaps = build_timeline(of_gpu).gaps if window is not None else timeline.gaps
         gaps = _with_edges(gaps, of_gpu, marked)

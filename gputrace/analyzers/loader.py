@@ -22,6 +22,8 @@ from gputrace.model.host import (
     COLLATING,
     READING,
     SENDING,
+    InputPipeline,
+    InputSetting,
     Loader,
     LoaderChoice,
     LoaderPart,
@@ -150,14 +152,16 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     if len(batches.keys) < _FEWEST:
         return None
     cores = max(1, _last(mine, "cores", 1))
-    received = mine.of("receive")
-    received = received.select(pace.time.contains(received.end))
+    every = mine.of("receive")
+    received = every.select(pace.time.contains(every.end))
     receive = float(received.lengths.mean()) if len(received.end) else 0.0
     per_step = len(asks.end) / pace.steps
     by_worker = batches.by_worker(at_work) if workers else ()
     loader = _Prediction(
         pace, per_step, workers, cores, receive, _last(mine, "prefetch factor", 2), batches
     )
+    if len(every.end):
+        loader.receive_idle = float(np.quantile(every.lengths, _UNDISTURBED))
     loader.pins = bool(_last(mine, "pins memory", 0))
     starts = mine.of("start workers").lengths
     return Loader(
@@ -183,6 +187,50 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         no_disk_step_ns=None if pace.is_crowded else loader.without_waits(),
         cached_step_ns=None if pace.is_crowded else loader.with_cache(),
     )
+
+
+def measure_pipelines(
+    events: LoaderEvents, processes: Mapping[int, int], paces: Mapping[int, Pace]
+) -> tuple[InputPipeline, ...]:
+    """Return the settings of the input pipeline of each rank, of those that are not torch's; see
+    `measure_loaders`.
+
+    Of several, it is the first: one for validation comes later.
+    """
+    pipelines = []
+    for rank, process in sorted(processes.items()):
+        mine = events.select(events.process == process)
+        said = mine.select(np.array([_SETTING in name for name in mine.name], bool))
+        if rank not in paces or not len(said.owner):
+            continue
+        pace, owner = paces[rank], said.owner[0]
+        said, mine = said.select(said.owner == owner), mine.select(mine.owner == owner)
+        settings, cores, library = [], 1, ""
+        for text, number in zip(said.name.tolist(), said.number.tolist(), strict=True):
+            library, stage, name = text.split(_SETTING, 2)
+            if stage:
+                settings.append(InputSetting(stage, name, None if number == _AUTOMATIC else number))
+            else:
+                cores = number
+        asked = mine.of("ready")
+        ready = asked.number[pace.time.contains(asked.end)]
+        pipelines.append(
+            InputPipeline(
+                rank,
+                library,
+                cores,
+                tuple(settings),
+                float(np.median(ready)) if len(ready) else None,
+                round(float(np.mean(ready == 0)), 4) if len(ready) else None,
+                round(pace.step_ns),
+                round(pace.wait_ns),
+            )
+        )
+    return tuple(pipelines)
+
+
+_SETTING: Final = "|"
+_AUTOMATIC: Final = 0xFFFFFFFF
 
 
 def _last(events: LoaderEvents, name: str, otherwise: int) -> int:
@@ -301,7 +349,7 @@ class _Prediction:
     ) -> None:
         self._pace, self._per_step, self._workers = pace, max(per_step, 1e-9), workers
         self._cores, self._receive, self._batches = cores, receive, batches
-        self.prefetch, self.pins = prefetch, False
+        self.prefetch, self.pins, self.receive_idle = prefetch, False, receive
 
     def choices(self) -> tuple[LoaderChoice, ...]:
         """Return the steps for numbers of workers from 0 to the cores, and at least to 8."""
@@ -354,6 +402,7 @@ class _Prediction:
             batches.rows(batches.send),
             batches.rows(batches.processor),
             self._receive if self.pins else receive,
+            min(self.receive_idle, receive),
             self._train / self._per_step,
             self.prefetch,
             self.pins,
@@ -362,6 +411,8 @@ class _Prediction:
         )
 
 
+_UNDISTURBED: Final = 0.05
+"""Quantile of the times to receive a batch that is taken for that from an idle worker."""
 _LEAST_BATCHES: Final = 200
 _ROUNDS: Final = 20
 """Batches simulated: at least so many, and so many rounds of the workers."""
@@ -374,6 +425,8 @@ class Feed(Struct, frozen=True, dict=True):
         work, send, processor: of batches: fetching and collating; sending, in processor time;
             processor time of all that. A row for each worker where workers differ, else one row.
         receive: of a batch in the process that trains.
+        receive_idle: the same where its worker is idle: what it shares is fetched from a thread of
+            it, which waits for the interpreter while the worker makes a batch.
         train: of that process between two batches, without any wait.
         prefetch: batches per worker that are made ahead.
         pins: whether a thread receives, beside the one that trains.
@@ -385,6 +438,7 @@ class Feed(Struct, frozen=True, dict=True):
     send: Sequence[NDArray[np.float64]]
     processor: Sequence[NDArray[np.float64]]
     receive: float
+    receive_idle: float
     train: float
     prefetch: int
     pins: bool
@@ -421,6 +475,7 @@ def _in_turn(feed: Feed, workers: int) -> float:
     ahead = feed.prefetch * workers
     free, received, taken = [0.0] * workers, 0.0, [0.0] * count
     given = [0] * len(feed.work)
+    mean = float(np.mean([row.mean() for row in feed.work]))
     now = 0.0
     for number in range(count):
         worker = number % workers
@@ -432,11 +487,19 @@ def _in_turn(feed: Feed, workers: int) -> float:
         start = max(free[worker], arrived)
         free[worker] = start + max(work, float(feed.processor[row][at]))
         ready = start + work + send
+        # The worker goes on to the batches that it was asked for before this one is taken.
+        busy_until = free[worker]
+        for later in range(1, feed.prefetch):
+            before = number - (feed.prefetch - later) * workers
+            asked = taken[before] if before >= 0 else 0.0
+            busy_until = max(busy_until, asked) + mean
+        at_hand = max(received if feed.pins else now, ready)
+        receive = feed.receive if at_hand < busy_until else feed.receive_idle
         if feed.pins:
-            received = max(received, ready) + feed.receive
+            received = at_hand + receive
             now = max(now, received)
         else:
-            now = max(now, ready) + feed.receive
+            now = at_hand + receive
         taken[number] = now
         now += feed.train
     half = count // 2 // workers * workers

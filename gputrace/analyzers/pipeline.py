@@ -140,6 +140,7 @@ def analyze(
             host_load=facts.host_load,
             allocators=facts.allocators,
             loader=facts.loaders,
+            input_pipelines=facts.input_pipelines,
             step_phases=facts.step_phases,
             pipelines=facts.pipelines,
             experts=facts.experts,

@@ -45,6 +45,12 @@ class _WithProgram(click.Command):
     help="Take the verdict and the predictions from this trace; record nothing.",
 )
 @click.option(
+    "--keep-recording",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TRACE",
+    help="Keep the recording that the verdict and the predictions come from.",
+)
+@click.option(
     "--workdir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Give each run a copy of this folder to work in.",
@@ -76,7 +82,7 @@ def command(
     """Apply cures to COMMAND, and measure what each brings.
 
     CURES are separated by commas; those joined by + are tried together: workers=8,pinned+fused.
-    Without any, COMMAND is recorded once, and the cures of its findings are tried. Each run is
+    COMMAND is recorded once; without any, the cures of its findings are tried. Each run is
     stopped after some steps; nothing of the program is changed, unless --apply is given.
 
     The exit code is 1 where nothing that was tried makes it faster.
@@ -107,7 +113,8 @@ def command(
     if outcome.interrupted:
         log("interrupted; what was known by then is shown")
         return ExitCode.INTERRUPTED
-    return ExitCode.DONE if outcome.best is not None else ExitCode.GATE_NOT_MET
+    faster = any(row.verdict == "faster" for row in outcome.rows)
+    return ExitCode.DONE if faster else ExitCode.GATE_NOT_MET
 
 
 def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any]) -> Request:
@@ -118,6 +125,9 @@ def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any])
         budget = parse_duration(given["budget"]) / 1e9
     except ValueError as error:
         raise UsageError(f"--budget: {error}") from None
+    kept: Path | None = given["keep_recording"]
+    if kept is not None and kept.exists():
+        raise UsageError(f"--keep-recording: {kept} is there already; name another")
     return Request(
         program,
         None if cures is None else tuple(read_candidates(cures)),
@@ -128,6 +138,7 @@ def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any])
         given["workdir"],
         given["keep_trackers"],
         given["ledger"],
+        given["keep_recording"],
     )
 
 
@@ -177,20 +188,26 @@ def _verdict(outcome: Outcome) -> str:
     if outcome.best is not None:
         best = next(row for row in reversed(outcome.rows) if row.cure == outcome.best)
         return f"{outcome.best}: {said(best)}"
-    if any(row.verdict == "faster" for row in outcome.rows):
-        return "Nothing that was tried is proven to be faster, but for what changes numerics."
+    fastest = _fastest(outcome)
+    if fastest is not None:
+        return f"{fastest.cure}: {said(fastest)}, but it changes numerics"
     if outcome.rows:
         return "Nothing that was tried is proven to be faster."
     return "Nothing was tried."
 
 
-def _remarks(outcome: Outcome) -> Iterator[str]:
+def _fastest(outcome: Outcome) -> Entry | None:
     proven = [row for row in outcome.rows if row.verdict == "faster" and row.ratio is not None]
-    fastest = min(proven, key=lambda row: row.ratio or 1.0, default=None)
+    return min(proven, key=lambda row: row.ratio or 1.0, default=None)
+
+
+def _remarks(outcome: Outcome) -> Iterator[str]:
+    fastest = _fastest(outcome)
     if fastest is not None and fastest.numerics and fastest.cure != outcome.best:
+        words = ",".join(filter(None, (outcome.best, fastest.cure)))
         yield (
-            f"{fastest.cure} is the fastest, but changes numerics; have it in the best set by "
-            f"naming it: gputrace try {','.join(filter(None, (outcome.best, fastest.cure)))}"
+            f"{fastest.cure} is the fastest, but changes numerics; have it in the best set, with "
+            f"its patch, by naming it: gputrace try {words}"
         )
     for row in outcome.rows:
         if row.why:

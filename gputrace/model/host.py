@@ -50,6 +50,10 @@ class HostLoad(Struct, frozen=True):
     """Share of the time for which the control group's quota stopped it, summed over cores."""
     pressure: float
     """Share of the time for which some thread of the machine was queued."""
+    core_mhz: float | None
+    """Mean clock of the cores that the thread was on; None where the kernel does not say."""
+    fastest_mhz: float | None
+    """The fastest that any core was seen at in the whole run."""
     minor_faults: int
     major_faults: int
     preemptions: int
@@ -73,6 +77,9 @@ class Allocator(Struct, frozen=True):
     """Bytes of a mean one of these."""
     segments_freed: int
     """Segments given back (cudaFree)."""
+    request_bytes: tuple[int, ...]
+    """Sizes of the tensors for which segments were taken, in the few steps in which torch was asked
+    for them: the most frequent first, five at most."""
     emptied: int
     """Calls of `torch.cuda.empty_cache`."""
     emptying_ns: int
@@ -275,6 +282,88 @@ class Loader(Struct, frozen=True):
         both = sent + self.receive_ns
         return both / max(self.batch_ns + self.receive_ns, 1)
 
+
+class InputSetting(Struct, frozen=True):
+    """Setting of one stage of an input pipeline."""
+
+    stage: str
+    """``map decode``, ``the pipeline``."""
+    name: str
+    """The library's name for it: ``num_parallel_calls``, ``worker_count``."""
+    value: int | None
+    """None where the library finds it by itself."""
+
+
+class InputPipeline(Struct, frozen=True):
+    """Input pipeline that is not torch's DataLoader, such as tf.data's, of a rank."""
+
+    rank: int
+    library: str
+    """``tf.data``, ``Grain``, ``DALI``, ``torchdata.nodes``."""
+    cores: int
+    """Cores that the process may use."""
+    settings: tuple[InputSetting, ...]
+    """The last stage first, as far as stages are known."""
+    queue_median: float | None
+    """Batches that were ready when one was asked for; None where the library does not say."""
+    queue_empty: float | None
+    """Share of the asks that found none ready."""
+    step_ns: int
+    """Mean measured step; ``wait_ns`` is the part of it that waits for batches."""
+    wait_ns: int
+
+    @property
+    def narrowest(self) -> InputSetting | None:
+        """The setting by which fewest batches or samples are worked at at a time; None where the
+        library finds all of them.
+        """
+        named = [row for row in self.settings if row.name == _AT_ONCE.get(self.library)]
+        given = [row for row in named if row.value is not None]
+        return min(given, key=lambda row: row.value or 0, default=None)
+
+    @property
+    def is_ahead(self) -> bool:
+        """True where batches are made while others are trained on."""
+        ahead = (row.value for row in self.settings if row.name == _AHEAD.get(self.library))
+        if any(value is None or value > 0 for value in ahead):
+            return True
+        starts = (row.value for row in self.settings if row.name in ("worker_count", "num_workers"))
+        return any(starts)
+
+    def step_with(self, workers: int) -> int:
+        """Return the step to expect if so many were worked at at a time, and ahead."""
+        narrowest = self.narrowest
+        now = 1 if narrowest is None else min(max(narrowest.value or 0, 1), self._most)
+        making = self.step_ns if self.is_ahead else self.wait_ns
+        return max(self.step_ns - self.wait_ns, making * now // workers)
+
+    @property
+    def enough(self) -> int:
+        """The fewest that keep up, or make a step nearly as short as any number."""
+        counts = range(1, self._most + 1)
+        least = self.step_with(counts[-1])
+        return next(count for count in counts if self.step_with(count) <= (1 + _GAINS) * least)
+
+    @property
+    def _most(self) -> int:
+        """The most at a time: TensorFlow has as many threads as cores, and DALI's compute; others
+        may wait for disks, with more of them than cores.
+        """
+        return max(self.cores, 1 if self.library in ("tf.data", "DALI") else _MOST_GUESSED)
+
+
+_AT_ONCE = {
+    "tf.data": "num_parallel_calls",
+    "Grain": "worker_count",
+    "DALI": "num_threads",
+    "torchdata.nodes": "num_workers",
+}
+_AHEAD = {
+    "tf.data": "buffer_size",
+    "DALI": "prefetch_queue_depth",
+    "torchdata.nodes": "prefetch_factor",
+}
+_MOST_GUESSED = 8
 
 _FEWEST, _UNEVEN = 5, 1.5
 """Batches of each worker from which they are compared, and how many times as long is uneven."""

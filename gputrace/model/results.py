@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import field
 
 from gputrace.errors import LeftOut
-from gputrace.model.host import Allocator, HostLoad, Loader, StepPhases
+from gputrace.model.host import Allocator, HostLoad, InputPipeline, Loader, StepPhases
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns
@@ -941,6 +941,8 @@ class Analysis(Struct, frozen=True):
     """Cost of recording; None without control stretches."""
     loader: tuple[Loader, ...] = ()
     """Data loader of each rank in the measured steps; empty where none was recorded."""
+    input_pipelines: tuple[InputPipeline, ...] = ()
+    """Input pipeline of each rank that has one which is not torch's DataLoader."""
     host_load: tuple[HostLoad, ...] = ()
     """Time of the hosts' threads, a row per rank; empty where it was not counted."""
     pipelines: tuple[Pipeline, ...] = ()

@@ -6,12 +6,15 @@ cache, which keeps them while there is room. The file vanishes with the process,
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
@@ -28,6 +31,8 @@ LARGE: Final = 1 << 30
 """Bytes of trace files above which columns are spilled; columns take 1.5 times as much."""
 _EXTENT: Final = 1 << 28
 """Minimum bytes per mapping, so that few mappings serve many columns."""
+_KEPT: Final = 1 << 27
+"""Bytes of a process, beside what is mapped, that freed columns may be among."""
 _SMALL: Final = 1 << 14
 """Bytes below which a column stays in memory."""
 
@@ -86,6 +91,7 @@ class SpillFile:
 
     def _keep_fields(self, value: Any) -> Any:
         spilled = copy(value)
+        vars(spilled).update(vars(value))  # Structs are copied without what they have cached.
         for name, attribute in vars(type(value)).items():
             if isinstance(attribute, cached_property):
                 getattr(spilled, name)
@@ -95,14 +101,16 @@ class SpillFile:
         return spilled
 
     def let_go(self) -> None:
-        """Release the mapped pages read so far to the system."""
+        """Release the mapped pages read so far, and much freed memory, to the system."""
         for mapped in self._mapped:
             mapped.madvise(mmap.MADV_DONTNEED)
+        _trim()
 
     def _spill(self, column: Array) -> Array:
         base: Any = column.base
+        base = base.base if isinstance(base, np.ndarray) else base  # A part of a column.
         spilled = isinstance(base, memoryview) and base.obj in self._mapped
-        if spilled or column.nbytes < _SMALL:
+        if spilled or column.nbytes < _SMALL or not any(column.strides):
             return column
         room = self.room(column.dtype, len(column))
         room.append(column)
@@ -170,6 +178,14 @@ class Room:
         part = part.astype(self.column.dtype, copy=False)
         self._scratch.write(part, self._offset)
         self._offset += part.nbytes
+
+
+def _trim() -> None:
+    """Give memory that malloc has kept back to the system, where it is more than a few columns."""
+    with suppress(OSError, AttributeError):  # Neither Linux nor glibc.
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        if (resident - shared) * mmap.PAGESIZE > _KEPT:
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _no_room(error: OSError) -> MissingError:

@@ -275,7 +275,7 @@ def _integer(value: object) -> int:
 _INT32: Final = np.dtype(np.int32)
 _BATCH_ROWS: Final = 16_384
 """Rows that SQLite hands over at once."""
-ROWS_AT_ONCE: Final = 1 << 21
+ROWS_AT_ONCE: Final = 1 << 20
 """Rows of a chunk; a multiple of the rows of a zone."""
 
 

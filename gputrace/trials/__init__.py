@@ -13,7 +13,8 @@ import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -22,13 +23,14 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.compare.runs import student
-from gputrace.errors import InputError, UsageError
+from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
 from gputrace.trials import ledger
 from gputrace.trials.cures import (
     Candidate,
     Prediction,
+    Value,
     combine,
     cures_for,
     predict,
@@ -36,23 +38,35 @@ from gputrace.trials.cures import (
 )
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.runs import FAILURE, Change, Measured, Program, call_command, why_idle
+from gputrace.trials.runs import (
+    FAILURE,
+    Change,
+    Measured,
+    Program,
+    Spent,
+    Turn,
+    Turns,
+    call_command,
+    why_idle,
+)
 from gputrace.units import parse_duration
 
 __all__ = ["Outcome", "Request", "try_cures", "try_out"]
 
 WARMUP: Final = 10
 _PILOT_STEPS: Final = 40
-_RUN_NS: Final = 2 * 10**9
+_RUN_NS: Final = (7 * 10**8, 3 * 10**9)
+"""Least and most time to measure in a run; between, as long as the program takes to start: to
+measure longer costs rounds, which make the answer sure, to measure shorter saves little."""
 _STEPS: Final = (20, 200)
 _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
 """Steps of warm-up beyond those whose batches were ready before the first one."""
-_STRETCH_NS: Final = 250_000_000
-_STRETCH: Final = (5, 50)
-"""Fewest and most steps of a stretch within a run."""
-_PAIRS: Final = 11
-"""Pairs of stretches in a run."""
+_TURN_NS: Final = 400_000_000
+_TURN: Final = (5, 80)
+"""Fewest and most steps of a turn within a run."""
+_BEYOND_BUDGET: Final = 0.03
+"""Part of the budget by which the last run may take longer than was thought."""
 _ALONE: Final = 0.7
 """Part of the budget for cures by themselves; the rest is for the best together."""
 
@@ -112,7 +126,7 @@ class Request:
     candidates: tuple[Candidate, ...] | None = None
     """Cures to try; None for those that a recording asks for."""
     recording: Path | None = None
-    """Trace whose findings and predictions count; None to record the program where needed."""
+    """Trace whose findings and predictions count; None to record the program."""
     budget_s: float = 600.0
     warmup: int | None = None
     steps: int | None = None
@@ -121,6 +135,8 @@ class Request:
     keep_trackers: bool = False
     ledger: Path | None = None
     """File to keep the answers in; None for that of the user, which need not be writable."""
+    keep_recording: Path | None = None
+    """File for the recording of the first run; None to remove it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +171,14 @@ class _Row:
     prediction: Prediction | None
     within: bool = field(init=False)
     """True if its cures are switched off and on within runs."""
+    apart: bool = field(init=False)
+    """True if no others are switched in those runs."""
     bare: list[float] = field(default_factory=list)
     cured: list[float] = field(default_factory=list)
     losses: list[tuple[float, ...]] = field(default_factory=list)
+    """Losses of each run with the cures."""
+    turn_losses: list[tuple[float, float]] = field(default_factory=list)
+    """Mean losses without the cures and with them, of the rounds of turns."""
     changes: tuple[Change, ...] = ()
     seconds: float = 0.0
     why: str = ""
@@ -178,28 +199,32 @@ class _Row:
         return self.prediction.ratio if self.prediction else 1.0
 
     def __post_init__(self) -> None:
-        self.within = self.candidate.switched
+        self.within, self.apart = self.candidate.switched, self.candidate.alone
 
-    def take(self, run: Measured, turns: Sequence[tuple[float, float]]) -> None:
+    def take(self, run: Measured, turns: Sequence[Turn]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
-        self.bare += [bare for bare, _ in turns]
-        self.cured += [cured for _, cured in turns]
-        self.changes, self.seconds = run.changes, run.seconds
+        self.bare = [*self.bare, *(turn.bare_ns for turn in turns)]
+        self.cured = [*self.cured, *(turn.cured_ns for turn in turns)]
+        ids = {setting.cure.id for setting in self.candidate.settings}
+        self.changes = tuple(change for change in run.changes if change.cure in ids)
+        self.seconds = run.seconds
         if not run.turns:
             self.losses.append(run.losses)
+        self.turn_losses = [*self.turn_losses, *(turn.losses for turn in turns if turn.losses)]
         why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
         if why:
             reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
             failed = any(reason.startswith(FAILURE) for reason in reasons)
             self._end(Verdict.FAILED if failed else Verdict.NOTHING, why)
             return
-        # Stretches come several at a time; to look at other numbers of them would be one more look.
+        # Turns come several at a time; to look at other numbers of them would be one more look.
         count = len(self.cured)
-        if run.turns:
-            count = max((look for look in LOOKS if look <= count), default=0)
-        self.ratio = compare(self.bare[:count], self.cured[:count])
-        if self.ratio is not None:
-            self.verdict, self.over = self.ratio.verdict, self.ratio.enough
+        for number in [look for look in LOOKS if look <= count] if run.turns else [count]:
+            self.ratio = compare(self.bare[:number], self.cured[:number])
+            if self.ratio is not None:
+                self.verdict, self.over = self.ratio.verdict, self.ratio.enough
+            if self.over:
+                return
 
     def fail(self, error: Failed) -> None:
         self._end(Verdict.FAILED, str(error))
@@ -309,23 +334,32 @@ class _Trial:
                 self._rows.append(_Row(together, None))
                 self._take_turns(self._rows[-1:], request.budget_s)
             self._take_turns(self._rows, request.budget_s)
+        except Spent:
+            pass
         except KeyboardInterrupt:
             interrupted = True
         return self._outcome(analysis, interrupted)
 
     def _begin(self) -> Analysis | None:
-        """Run the program once, recorded where nothing else says what to try.
+        """Run the program once, recorded where no trace was given, for the predictions.
 
         That run measures nothing: it pays for files and compilations that later ones have ready.
         """
         request, candidate = self._request, Candidate()
-        if request.candidates is None and request.recording is None:
+        if request.recording is None:
             with tempfile.TemporaryDirectory(prefix="gputrace-try-") as folder:
-                trace = Path(folder) / "first.sqlite"
-                self._pilot = self._go(candidate, "recording", trace)
-                return _analyze(trace)
+                # Absolute, as the program may run in a copy of its folder.
+                trace = (request.keep_recording or Path(folder) / "first.sqlite").absolute()
+                try:
+                    self._pilot = self._go(candidate, "recording", trace)
+                    return _analyze(trace)
+                except GputraceError:
+                    # Cures that were named need no recording.
+                    if request.candidates is None or request.keep_recording is not None:
+                        raise
         analysis = None if request.recording is None else _analyze(request.recording)
-        self._pilot = self._go(candidate, "first run")
+        if self._pilot is None:
+            self._pilot = self._go(candidate, "first run")
         return analysis
 
     def _go(
@@ -334,14 +368,17 @@ class _Trial:
         label: str,
         record: Path | None = None,
         steps: int = 0,
-        stretch: int = 0,
+        turns: Turns | None = None,
+        enough: Callable[[Measured], bool] = lambda _: False,
     ) -> Measured:
         """Make a run; raises InputError where the program as it is fails."""
         self._progress(label, self._spent(), self._request.budget_s)
         self._runs += 1
         try:
-            steps = steps or self._steps
-            return self._program.run(candidate, self._warmup, steps, record, stretch)
+            steps, left_s = steps or self._steps, math.inf
+            if self._pilot is not None:
+                left_s = (1 + _BEYOND_BUDGET) * self._request.budget_s - self._spent()
+            return self._program.run(candidate, self._warmup, steps, record, turns, enough, left_s)
         except Failed as error:
             if candidate.settings:
                 raise
@@ -377,13 +414,15 @@ class _Trial:
             ready = max([self._pilot.buffered, *map(_buffered, candidates)])
             self._warmup = max(WARMUP, ready + _BEYOND)
         if self._request.steps is None:
-            least, most = _STEPS
-            self._steps = min(max(round(_RUN_NS / self._pilot.step_ns), least), most)
+            (least, most), (shortest, longest), step_ns = _STEPS, _RUN_NS, self._pilot.step_ns
+            start_ns = 1e9 * self._pilot.seconds - self._pilot.steps * step_ns
+            steps = round(min(max(start_ns, shortest), longest) / step_ns)
+            self._steps = min(max(steps, least), most)
 
     def _take_turns(self, rows: Sequence[_Row], until_s: float) -> None:
         """Run rounds of what is not decided, until the budget is spent.
 
-        A round is the program as it is and with each cure; or a run within which a cure is off and
+        A round is the program as it is and with each cure; or a run within which cures are off and
         on by turns. The very first one begins with the cures that are foretold to bring most, and
         has as many as the budget can pay an answer for; those that were faster so far have theirs
         first.
@@ -391,11 +430,12 @@ class _Trial:
         while active := self._affordable([row for row in rows if not row.over], until_s):
             begun = any(row.cured for row in self._rows)
             try:
-                for row in active:
-                    if row.within:
-                        self._switch(row)
                 whole = [row for row in active if not row.within]
-                if whole:
+                if whole and not active[0].within:
+                    self._round([None, *whole], len(self._bare))
+                for rows_of_run in _sharing([row for row in active if row.within]):
+                    self._switch(rows_of_run, until_s)
+                if whole and active[0].within:
                     self._round([None, *whole], len(self._bare))
             except InputError as error:
                 if not begun:
@@ -420,29 +460,55 @@ class _Trial:
             # One run of the program as it is serves all cures of a round.
             more_s = 0.0 if row.within else max(rounds * last - bare_s, 0.0)
             needed = rounds * (row.seconds or last) + more_s
+            if row.within and not row.apart and any(e.within and not e.apart for e in chosen):
+                needed = FEWEST * self._turn * self._pilot.step_ns / 1e9
             if needed <= left or not (begun or chosen):
                 chosen.append(row)
                 left, bare_s = left - needed, bare_s + more_s
         return chosen
 
-    def _switch(self, row: _Row) -> None:
-        """Make a run in which a cure is off and on by turns.
+    @property
+    def _turn(self) -> int:
+        """Return the steps of a turn within a run."""
+        assert self._pilot is not None
+        least, most = _TURN
+        return 1 + min(max(round(_TURN_NS / self._pilot.step_ns), least), most)
 
-        What differs from run to run, and what changes slowly, is the same for both then.
+    def _switch(self, rows: Sequence[_Row], until_s: float) -> None:
+        """Make a run in which cures are off and on by turns, until all are decided.
+
+        What differs from run to run, and what changes slowly, is the same for all then.
         """
         assert self._pilot is not None
-        least, most = _STRETCH
-        stretch = 1 + min(max(round(_STRETCH_NS / self._pilot.step_ns), least), most)
+        turns = Turns(tuple(row.candidate for row in rows), self._turn)
+        steps = MOST * (len(rows) + 1) * turns.stretch
+        settings = dict.fromkeys(setting for row in rows for setting in row.candidate.settings)
+        label = f"{', '.join(str(row.candidate) for row in rows)} by turns"
+
+        def enough(run: Measured) -> bool:
+            return self._spent() >= until_s or all(_over(rows, run))
+
         try:
-            steps, label = 2 * _PAIRS * stretch, f"{row.candidate} by turns"
-            run = self._go(row.candidate, label, None, steps, stretch)
+            run = self._go(Candidate(tuple(settings)), label, None, steps, turns, enough)
         except Failed as error:
-            row.fail(error)
+            self._switch_apart(rows, until_s, error)
             return
-        # A program of few steps is run as a whole.
-        row.within = len(run.turns) >= FEWEST
-        if row.within:
-            row.take(run, run.turns)
+        for row, pairs in zip(rows, run.turns, strict=True):
+            row.take(run, pairs)
+            if row.over or len(row.cured) >= FEWEST:
+                continue
+            row.bare, row.cured, row.turn_losses = [], [], []
+            # A program of few steps has them for one cure, or is run as a whole.
+            row.apart, row.within = True, len(rows) > 1
+
+    def _switch_apart(self, rows: Sequence[_Row], until_s: float, error: Failed) -> None:
+        """Have runs of their own show which cure it is with which the program fails."""
+        if len(rows) == 1:
+            rows[0].fail(error)
+            return
+        for row in rows:
+            row.apart = True
+            self._switch([row], until_s)
 
     def _round(self, turns: Sequence[_Row | None], number: int) -> None:
         bare: Measured | None = None
@@ -464,7 +530,7 @@ class _Trial:
                 row.fail(error)
         assert bare is not None
         for row, run in cured:
-            row.take(run, [(bare.step_ns, run.step_ns)])
+            row.take(run, [Turn(bare.step_ns, run.step_ns)])
 
     def _winners(self) -> list[_Row]:
         """Return the rows that are faster and may be in the best set, the fastest first."""
@@ -518,14 +584,21 @@ class _Trial:
 
     def _what_was_left(self, rows: Sequence[_Row]) -> str:
         """Say what it would take to go on, to the next look at the rounds."""
-        bare = self._bare[-1].seconds if self._bare else 0.0
-        each = bare + sum(row.seconds for row in rows)
-        rounds = min(len(row.cured) for row in rows)
-        more = next((look for look in LOOKS if look > rounds), MOST) - rounds
-        minutes = math.ceil((self._spent() + each * more) / 60 / (1 if len(rows) == 1 else _ALONE))
+        last = self._bare[-1] if self._bare else self._pilot
+        run_s = last.seconds if last else 0.0
+        runs = _sharing([row for row in rows if row.within])
+        within_s = sum(max(row.seconds or run_s for row in run) for run in runs)
+        whole = [row for row in rows if not row.within]
+        each, more, what = within_s, 1, "run of turns"
+        if whole:
+            each, what = run_s + sum(row.seconds or run_s for row in whole), "round"
+            rounds = min(len(row.cured) for row in whole)
+            more = next((look for look in LOOKS if look > rounds), MOST) - rounds
+        more_s = each * more + (within_s if whole else 0.0)
+        minutes = math.ceil((self._spent() + more_s) / 60 / (1 if len(rows) == 1 else _ALONE))
         names = ", ".join(str(row.candidate) for row in rows)
         return (
-            f"the budget ended before all was decided ({names}): a round takes {each:.0f} s; "
+            f"the budget ended before all was decided ({names}): a {what} takes {each:.0f} s; "
             f"--budget {minutes}min would give {more} more"
         )
 
@@ -555,8 +628,36 @@ class _Trial:
             predicted_low=prediction.low if prediction else None,
             predicted_high=prediction.high if prediction else None,
             numerics=row.candidate.numerics,
-            loss_differs=losses_differ(bare, row.losses),
+            loss_differs=(
+                turn_losses_differ(row.turn_losses)
+                if row.turn_losses
+                else losses_differ(bare, row.losses)
+            ),
         )
+
+
+def _over(rows: Sequence[_Row], run: Measured) -> Iterator[bool]:
+    """Yield for each row whether it would be decided by the turns of a run."""
+    for row, pairs in zip(rows, run.turns, strict=True):
+        later = copy(row)
+        later.take(run, pairs)
+        yield later.over
+
+
+def _sharing(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """Return the rows of each run: those that may be switched in the same, in their order."""
+    runs: list[tuple[dict[str, Value], list[_Row]]] = []
+    for row in rows:
+        values = {setting.cure.id: setting.value for setting in row.candidate.settings}
+        for known, shared in runs:
+            same = all(known.get(id, value) == value for id, value in values.items())
+            if same and not (row.apart or shared[0].apart):
+                known |= values
+                shared.append(row)
+                break
+        else:
+            runs.append((values, [row]))
+    return [shared for _, shared in runs]
 
 
 def _buffered(candidate: Candidate) -> int:
@@ -644,3 +745,23 @@ def losses_differ(bare: Sequence[Sequence[float]], cured: Sequence[Sequence[floa
     runs = [float(side.var(ddof=1)) / len(side) if len(side) > 1 else 0.0 for side in means]
     error = math.sqrt(sum(map(max, batches, runs)))
     return difference > error * student(len(LOOKS), count // 2)
+
+
+def turn_losses_differ(pairs: Sequence[tuple[float, float]]) -> bool | None:
+    """Return whether losses with a cure differ from those of the same rounds beyond their scatter.
+
+    Args:
+        pairs: mean losses without the cure and with it, in each round of a run.
+
+    None for fewer rounds than `FEWEST`, or where the program's own losses are not finite.
+    """
+    bare, cured = np.asarray(pairs, float).T
+    if len(pairs) < FEWEST or not np.isfinite(bare).all():
+        return None
+    if not np.isfinite(cured).all():
+        return True
+    differences = cured - bare
+    error = float(differences.std(ddof=1)) / math.sqrt(len(pairs))
+    least = _MOST_LOSS * abs(float(bare.mean()))
+    sure = error * student(len(LOOKS), len(pairs) - 1)
+    return abs(float(differences.mean())) > max(least, sure)

@@ -50,6 +50,7 @@ class Cure:
             ``workers``.
         group: cures of one group exclude each other.
         switched: whether the hooks can switch it off and on within a run.
+        alone: whether no other may be switched in that run, as it keeps what they change.
         slow: whether a program starts much later with it; it has its turn after the others.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
@@ -69,6 +70,7 @@ class Cure:
     needs: str = ""
     group: str = ""
     switched: bool = False
+    alone: bool = False
     slow: bool = False
     hook: Path | None = None
 
@@ -191,6 +193,7 @@ CURES: Final = (
         advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape",
         needs="gpu",
         switched=True,
+        alone=True,
     ),
     Cure(
         "fused",
@@ -249,6 +252,7 @@ CURES: Final = (
         advice="model = torch.compile(model)",
         slow=True,
         switched=True,
+        alone=True,
     ),
     Cure(
         "cudnn-benchmark",
@@ -432,6 +436,11 @@ class Candidate:
     def switched(self) -> bool:
         """True if it can be switched off and on within a run."""
         return bool(self.settings) and all(setting.cure.switched for setting in self.settings)
+
+    @property
+    def alone(self) -> bool:
+        """True if no others may be switched in the same run."""
+        return any(setting.cure.alone for setting in self.settings)
 
     @property
     def numerics(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -58,6 +59,10 @@ class Change:
     line: int
 
 
+class Spent(Exception):
+    """The time for a run is over before it has an answer."""
+
+
 class _Left(msgspec.Struct):
     """Content of the file that the hooks of one process leave."""
 
@@ -74,6 +79,16 @@ class _Left(msgspec.Struct):
     versions: dict[str, str]
     gpu: str
     buffered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Mean step of the program as it is, and with a cure, in the same round."""
+
+    bare_ns: float
+    cured_ns: float
+    losses: tuple[float, float] | tuple[()] = ()
+    """Mean losses of the two, of the first rank; empty where the hooks saw none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +113,47 @@ class Measured:
     seconds: float
     ended: bool
     """True if the program ended by itself after its last step, without a signal of ours."""
-    turns: tuple[tuple[float, float], ...] = ()
-    """Mean step without the cures and with them, in nanoseconds, of stretches within the run."""
+    turns: tuple[tuple[Turn, ...], ...] = ()
+    """Rounds of each of the cures that had turns within the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Cures that hooks switch off and on by turns in a run, in the order of their `_turn_at`."""
+
+    each: tuple[Candidate, ...]
+    stretch: int
+    """Steps of a turn; the first of them is passed over."""
+
+    @property
+    def ids(self) -> list[list[str]]:
+        """Return the turns as the hooks take them."""
+        return [[setting.cure.id for setting in each.settings] for each in self.each]
+
+    def measured(self, left: Sequence[_Left], warmup: int) -> tuple[tuple[Turn, ...], ...]:
+        """Return the rounds of each, by the slowest rank of a turn."""
+        known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup]
+        count, stretch = len(self.each) + 1, self.stretch
+        whole = min(((len(ends) - 1) // stretch for ends in known), default=0)
+        means = [
+            max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
+            for at in range(0, whole * stretch, stretch)
+        ]
+        first = min(left, key=lambda each: each.rank or 0, default=None)
+        losses = [
+            _mean_loss(first.losses[warmup + at + 1 : warmup + at + stretch] if first else [])
+            for at in range(0, whole * stretch, stretch)
+        ]
+        rounds = [
+            list(range(at, at + count))[:: 1 if at // count % 2 == 0 else -1]
+            for at in range(0, whole - count + 1, count)
+        ]
+
+        def turn(bare: int, cured: int) -> Turn:
+            seen = losses[bare], losses[cured]
+            return Turn(means[bare], means[cured], () if None in seen else seen)  # type: ignore[arg-type]
+
+        return tuple(tuple(turn(each[0], each[at]) for each in rounds) for at in range(1, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +173,9 @@ class Program:
         warmup: int,
         steps: int,
         record: Path | None = None,
-        stretch: int = 0,
+        turns: Turns | None = None,
+        enough: Callable[[Measured], bool] = lambda _: False,
+        left_s: float = math.inf,
     ) -> Measured:
         """Run it to the end of its last step to measure.
 
@@ -128,9 +184,11 @@ class Program:
             warmup: steps to pass first.
             steps: steps to measure.
             record: trace to write, by `gputrace record`.
-            stretch: steps after which the cures are switched off and on; 0 to leave them on.
+            turns: cures that are on by turns with the program as it is; None to leave all on.
+            enough: asked after each round of turns, with what is measured so far; true to end.
+            left_s: time after which it is ended.
 
-        Raises Failed where it fails, or measures no steps.
+        Raises Failed where it fails, or measures no steps; Spent where the time is over before.
         """
         with tempfile.TemporaryDirectory(prefix="gputrace-try-") as name:
             folder = Path(name).resolve()
@@ -138,17 +196,48 @@ class Program:
             asked = {
                 "warmup": warmup,
                 "steps": steps,
-                "stretch": stretch,
+                "turns": turns.ids if turns else [],
+                "stretch": turns.stretch if turns else 0,
                 "folder": str(folder),
                 "recorded": record is not None,
                 "keep": self.keep_trackers,
             }
-            code = self._go(folder, candidate, asked, record)
-            run = self._read(folder, code, warmup, monotonic() - began)
-            return replace(run, turns=_turns(_left_in(folder), warmup, stretch)) if stretch else run
+
+            def read(code: int | None, kind: str = "try") -> Measured:
+                run = self._read(folder, code, warmup, monotonic() - began, kind)
+                of_turns = turns.measured(_left_in(folder, kind), warmup) if turns else ()
+                return replace(run, turns=of_turns)
+
+            seen: list[int] = []
+
+            def look() -> None:
+                with suppress(Failed, OSError):
+                    changed = [path.stat().st_mtime_ns for path in folder.glob("*.turns")]
+                    if changed != seen:
+                        seen[:] = changed
+                        ranks = max(left.world_size or 1 for left in _left_in(folder, "turns"))
+                        # Those of other machines would not see that it is enough.
+                        if ranks <= len(changed) and enough(read(None, "turns")):
+                            (folder / "enough").touch()
+
+            try:
+                code = self._go(
+                    folder, candidate, asked, record, look if turns else None, began + left_s
+                )
+            except Spent:
+                with suppress(Failed):
+                    return read(None, "turns")
+                raise
+            return read(code)
 
     def _go(
-        self, folder: Path, candidate: Candidate, asked: Mapping[str, Any], record: Path | None
+        self,
+        folder: Path,
+        candidate: Candidate,
+        asked: Mapping[str, Any],
+        record: Path | None,
+        look: Callable[[], None] | None,
+        until: float,
     ) -> int | None:
         """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
         command = list(self.command)
@@ -178,7 +267,7 @@ class Program:
                     cwd=where,
                     start_new_session=True,
                 )
-            return self._wait(process, folder, record is not None)
+            return self._wait(process, folder, record is not None, look, until)
         except OSError as error:
             raise Failed(f"{self.command[0]}: {error.strerror}") from None
         finally:
@@ -192,17 +281,28 @@ class Program:
             changed |= {name: text.format(folder=folder) for name, text in TRACKERS.items()}
         return changed | _variables(candidate, folder, asked)
 
-    def _wait(self, process: subprocess.Popen[bytes], folder: Path, recorded: bool) -> int | None:
-        """Wait for the end; a program that goes on after its steps is ended."""
+    def _wait(
+        self,
+        process: subprocess.Popen[bytes],
+        folder: Path,
+        recorded: bool,
+        look: Callable[[], None] | None,
+        until: float,
+    ) -> int | None:
+        """Wait for the end, and look meanwhile; a program that goes on after its steps is ended."""
         deadline, stops = monotonic() + self.timeout_s, float("inf")
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     return process.wait(_LOOK_S)
+                if look is not None:
+                    look()
                 now = monotonic()
                 # A recorder makes its trace when its program has ended.
                 if not recorded and stops == float("inf") and any(folder.glob("*.try")):
                     stops = now + _GRACE_S
+                if now > until and stops == float("inf"):
+                    raise Spent
                 if now > min(deadline, stops):
                     _end(process)
                     if now <= deadline:
@@ -212,8 +312,10 @@ class Program:
             _end(process)
             raise
 
-    def _read(self, folder: Path, code: int | None, warmup: int, seconds: float) -> Measured:
-        left = _left_in(folder)
+    def _read(
+        self, folder: Path, code: int | None, warmup: int, seconds: float, kind: str
+    ) -> Measured:
+        left = _left_in(folder, kind)
         measured = [each for each in left if len(each.ends) >= warmup + _FEWEST_STEPS]
         if code and not any(each.stopped for each in left):
             shown = code if code >= 0 else 128 - code
@@ -354,10 +456,10 @@ def why_idle(candidate: Candidate, changed: Collection[str], reasons: Mapping[st
     )
 
 
-def _left_in(folder: Path) -> list[_Left]:
-    """Return what the hooks of all processes left in a folder."""
+def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
+    """Return what the hooks of all processes left in a folder, at their ends or after a round."""
     left = []
-    for path in sorted(folder.glob("*.try")):
+    for path in sorted(folder.glob(f"*.{kind}")):
         with suppress(msgspec.MsgspecError):
             left.append(msgspec.json.decode(path.read_bytes(), type=_Left))
     return left
@@ -377,20 +479,9 @@ def _mean(left: _Left, warmup: int) -> float:
     return (left.ends[-1] - left.ends[warmup - 1]) / (len(left.ends) - warmup)
 
 
-def _turns(left: Sequence[_Left], warmup: int, stretch: int) -> tuple[tuple[float, float], ...]:
-    """Return the mean steps of stretches without and with the cures, of the slowest rank of each.
-
-    The first step of a stretch is passed over. Of each four stretches the hooks have the cures on
-    in the second and the third.
-    """
-    known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup + stretch]
-    whole = min((len(ends) - 1) // stretch for ends in known) if known else 0
-    means = [
-        max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
-        for at in range(0, whole * stretch, stretch)
-    ]
-    pairs = zip(means[::2], means[1::2], strict=False)
-    return tuple(pair if at % 2 == 0 else pair[::-1] for at, pair in enumerate(pairs))
+def _mean_loss(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:

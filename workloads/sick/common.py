@@ -3,11 +3,14 @@
 PROGRAM                      train as it is, until it is stopped
 PROGRAM --cured [CURES]      train with the changes made by hand
 PROGRAM --turns 3 --cured    as it is and changed, in turn, in this process; prints a line of JSON
+
+Under ``torchrun`` the ranks train under DistributedDataParallel, each on a GPU.
 """
 
 import argparse
 import gc
 import json
+import os
 import statistics
 import time
 
@@ -16,6 +19,8 @@ from torch import nn
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+RANK = int(os.environ.get("RANK", "0"))
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def synchronize():
@@ -36,9 +41,20 @@ def main(build, expected):
     for word in filter(None, args.cured.split("+")):
         name, _, value = word.partition("=")
         cured[name] = int(value) if value.isdigit() else value or True
-    if not args.turns:
+    if RANKS > 1:
+        if GPU:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.distributed.init_process_group("nccl" if GPU else "gloo")
+    if args.turns:
+        compare(build, cured, args)
+    else:
         train(build, cured, args.tiny, args.steps, args.warmup, True)
-        return
+    if RANKS > 1:
+        torch.distributed.destroy_process_group()
+
+
+def compare(build, cured, args):
+    """Train as it is and changed, in turn, and print what a step takes."""
     pairs = []
     for turn in range(args.turns):
         pair = {}
@@ -49,12 +65,13 @@ def main(build, expected):
             if GPU:
                 torch.cuda.empty_cache()
         pairs.append(pair)
-        print(
-            f"  by hand {turn + 1}: {1e3 * pair['sick']:.2f} ms as it is, "
-            f"{1e3 * pair['cured']:.2f} ms with {args.cured}",
-            flush=True,
-        )
-    print(json.dumps({"cure": args.cured, "pairs": pairs}), flush=True)
+        if not RANK:
+            sick, better = 1e3 * pair["sick"], 1e3 * pair["cured"]
+            print(
+                f"  by hand {turn + 1}: {sick:.2f} ms as it is, {better:.2f} ms with {args.cured}"
+            )
+    if not RANK:
+        print(json.dumps({"cure": args.cured, "pairs": pairs}))
 
 
 def train(build, cures, tiny, steps, warmup, talk):
@@ -91,6 +108,13 @@ def prepare(build, cures, tiny, talk):
     model.train()
     if "channels-last" in cures:
         model.to(memory_format=torch.channels_last)
+    if RANKS > 1:
+        model = nn.parallel.DistributedDataParallel(
+            model,
+            bucket_cap_mb=cures.get("bucket-cap"),
+            gradient_as_bucket_view="bucket-view" in cures,
+            static_graph="static-graph" in cures,
+        )
     if "compile" in cures:
         torch._dynamo.reset()
         model.compile(mode=None if cures["compile"] is True else cures["compile"])
@@ -116,7 +140,7 @@ class Pace:
             now = time.perf_counter()
             self.laps.append((now - self.lap) / (past % 20 or 20))
             self.lap, self.mean = now, (now - self.began) / past
-            if self.talk:
+            if self.talk and not RANK:
                 median = 1e3 * statistics.median(self.laps)
                 print(f"step {self.count}: {median:.2f} ms, loss {loss.item():.4f}", flush=True)
         return past >= self.steps

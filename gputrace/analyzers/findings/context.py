@@ -28,7 +28,7 @@ from gputrace.analyzers.host_state import (
 )
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
-from gputrace.analyzers.loader import Pace, measure_loaders, read_loaders
+from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import (
     find_experts,
@@ -56,7 +56,15 @@ from gputrace.analyzers.stragglers import (
     kernel_ratios,
 )
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad, Loader, StepPhases
+from gputrace.model.host import (
+    OTHER,
+    PHASES,
+    Allocator,
+    HostLoad,
+    InputPipeline,
+    Loader,
+    StepPhases,
+)
 from gputrace.model.intervals import Intervals, union
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
@@ -217,8 +225,16 @@ class Known(Struct, frozen=True, dict=True):
     def loaders(self) -> tuple[Loader, ...]:
         """Data loader of each rank in the measured steps; empty where none was recorded."""
         events = self.per_gpu.whole.once(read_loaders)
-        if events is None or not self.measured:
-            return ()
+        return () if events is None else measure_loaders(events, self.processes, self._paces)
+
+    @cached_property
+    def input_pipelines(self) -> tuple[InputPipeline, ...]:
+        """Input pipeline of each rank that has one which is not torch's DataLoader."""
+        events = self.per_gpu.whole.once(read_loaders)
+        return () if events is None else measure_pipelines(events, self.processes, self._paces)
+
+    @cached_property
+    def _paces(self) -> dict[int, Pace]:
         processes = self.processes
         loads = {load.rank: load for load in self.host_load}
         paces = {}
@@ -228,18 +244,23 @@ class Known(Struct, frozen=True, dict=True):
             steps = sum(row.steps for row in rows)
             if not steps:
                 continue
-            waited = "data_feeding" if self.per_gpu.operations else "host_data"
+            waited_ns = sum(row.of("host_data") for row in rows)
+            if self.per_gpu.operations:
+                # A GPU also waits for what the program itself does with a batch before its copy.
+                idle_ns = sum(row.of("data_feeding") for row in rows)
+                is_known = any(row.host_data_ns is not None for row in rows)
+                waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
             step_ns = sum(row.total_ns for row in rows) / steps
             paces[rank] = Pace(
                 union([step.start_ns for step in spans], [step.end_ns for step in spans]),
                 len(spans),
                 step_ns,
-                sum(row.of(waited) for row in rows) / steps,
+                waited_ns / steps,
                 loads[rank].process_cores * step_ns if rank in loads else 0.0,
                 len(processes),
                 rank in loads and loads[rank].others_queued >= MEDIUM,
             )
-        return measure_loaders(events, processes, paces)
+        return paces
 
     @cached_property
     def processes(self) -> dict[int, int]:

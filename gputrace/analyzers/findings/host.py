@@ -13,11 +13,13 @@ from gputrace.analyzers.python_samples import Place
 from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.host import HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
-from gputrace.model.results import Finding
+from gputrace.model.results import Evidence, Finding
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.units import format_count, format_ns
 
 _OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
+_SLOWED: Final = 0.85
+"""Part of the fastest clock that was seen below which a core is slow."""
 _STOPPED: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
 _FAULT_NS: Final = 500
@@ -32,6 +34,15 @@ COMPILE_ONCE: Final = (
     "have inputs of few shapes (pad, drop the last batch), or mark what varies as dynamic "
     "(torch.compile(dynamic=True), mark_dynamic), and pass no Python number that changes"
 )
+_COMPILE_ONCE: Final = {
+    "Triton": "give kernels few values of constexpr arguments and of the keys of triton.autotune, "
+    "and run each once before the loop",
+    "tf.function": "give a tf.function tensors of few shapes (pad, drop_remainder=True; "
+    "reduce_retracing=True), and tensors in place of Python numbers",
+    "jax": "give jitted functions inputs of few shapes (pad, drop the last batch), make them once "
+    "outside of the loop, and of what is static (static_argnums) let nothing change",
+}
+"""By the first letters of what is compiled, or the framework; else COMPILE_ONCE."""
 _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
 _WAITS_NS: Final = 2_000_000
@@ -175,6 +186,42 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
         "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
         "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)",
         _evidence(worst, facts.mean_ns),
+    )
+
+
+def slow_cores(facts: Facts) -> Iterator[Finding]:
+    """The core of the thread that trains has less than 85 % of the fastest clock that was seen in
+    the run, and that takes 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
+
+    Cost: the part of its time on a core that the fastest clock would save; with GPUs, at most their
+    idle time that waits for the host.
+
+    Wrong if: the step is as long with that clock: it waits for memory.
+    """
+    clocked = [
+        load
+        for load in facts.host_load
+        if load.core_mhz and load.fastest_mhz and load.core_mhz < _SLOWED * load.fastest_mhz
+    ]
+    worst = min(clocked, key=lambda load: load.core_mhz or 0.0, default=None)
+    if worst is None or not worst.core_mhz or not worst.fastest_mhz:
+        return
+    on_core = worst.of(worst.on_core_ns, facts.mean_ns)
+    cost = min(round(on_core * (1 - worst.core_mhz / worst.fastest_mhz)), _most(facts))
+    share = cost / max(facts.mean_ns, 1)
+    if share < _WORTH_TELLING:
+        return
+    yield facts.finding(
+        "slow-cores",
+        severity_of(share) or "low",
+        cost,
+        f"the core of the thread that trains runs at {worst.core_mhz / 1000:.1f} GHz, and cores at "
+        f"up to {worst.fastest_mhz / 1000:.1f} GHz in the same run: that takes "
+        f"{format_ns(cost)} of {facts.per} ({share:.0%})",
+        "the governor `performance` (cpupower frequency-set -g performance), fewer busy cores "
+        "beside it, better cooling, no limit on the machine's power",
+        _evidence(worst, facts.mean_ns)
+        | {"core_mhz": worst.core_mhz, "fastest_mhz": worst.fastest_mhz},
     )
 
 
@@ -386,6 +433,8 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
     most = max(took, key=lambda what: took[what])
     reasons = [text for text in texts.values() if text.startswith(f"{most}: ")]
     reason = reasons[-1].removeprefix(f"{most}: ") if reasons else None
+    cures = (_COMPILE_ONCE[who] for who in _COMPILE_ONCE if most.startswith(who))
+    advice = next(cures, _COMPILE_ONCE.get(facts.framework, COMPILE_ONCE))
     yield facts.finding(
         "recompilation",
         severity_of(share) or "low",
@@ -393,7 +442,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
         f"parts of the program are compiled again for {format_ns(cost)} of {facts.per} "
         f"({share:.0%}): {len(compilations):,} times in {steps:,} steps, mostly {most}"
         + (f", since {reason}" if reason else ""),
-        COMPILE_ONCE,
+        advice,
         {
             "rank": rank,
             "compilations": len(compilations),
@@ -436,6 +485,55 @@ def _in_steps(facts: Facts, kind: Kind) -> _Found | None:
     steps = len({step.step for step in facts.measured if step.rank == rank})
     cost = min(round(share * facts.mean_ns), _most(facts))
     return _Found(inside, rank, steps, cost, cost / max(facts.mean_ns, 1))
+
+
+_RAISE: Final = {
+    "tf.data": "num_parallel_calls=tf.data.AUTOTUNE in {stage}",
+    "Grain": "worker_count={count}",
+    "DALI": "num_threads={count}",
+    "torchdata.nodes": "num_workers={count} in {stage}, method='process' if it computes in Python",
+}
+_MAKE_AHEAD: Final = {
+    "tf.data": "end the pipeline with .prefetch(tf.data.AUTOTUNE)",
+    "DALI": "prefetch_queue_depth=2",
+    "torchdata.nodes": "end the chain with Prefetcher(node, prefetch_factor=2)",
+}
+_CHEAPER: Final = "cache decoded samples, or do less for each"
+
+
+def why_pipeline_late(facts: Facts) -> tuple[str, str, Evidence] | None:
+    """Return a clause on the setting by which an input pipeline, not torch's DataLoader, is late,
+    its cure, and evidence; None where no settings were recorded.
+    """
+    pipeline = max(facts.input_pipelines, key=lambda pipeline: pipeline.wait_ns, default=None)
+    if pipeline is None:
+        return None
+    narrowest, library = pipeline.narrowest, pipeline.library
+    clauses, cures = [], []
+    if narrowest is None:
+        clauses.append(f"{library} finds its settings by itself")
+    else:
+        count = pipeline.enough
+        step = pipeline.step_with(count)
+        value = narrowest.value or 0
+        clause = f"{narrowest.stage} of {library} has {narrowest.name}={value} on "
+        clause += format_count(pipeline.cores, "core")
+        if count > value and step < pipeline.step_ns - _WORTH_TELLING * pipeline.step_ns:
+            clause += f"; with {count}, a step may take {format_ns(step)}"
+            cures.append(_RAISE[library].format(count=count, stage=narrowest.stage))
+        clauses.append(clause)
+    if not pipeline.is_ahead:
+        clauses.append("no batch is made ahead")
+        cures += [_MAKE_AHEAD[library]] if library in _MAKE_AHEAD else []
+    if pipeline.queue_median is not None:
+        clauses.append(f"{pipeline.queue_median:g} ready when one is asked for")
+    evidence = {
+        "library": library,
+        "setting": None if narrowest is None else narrowest.name,
+        "value": None if narrowest is None else narrowest.value,
+        "cores": pipeline.cores,
+    }
+    return "; ".join(clauses), "; ".join(cures) or _CHEAPER, evidence
 
 
 def _measured_time(facts: Facts, rank: int) -> Intervals:

@@ -12,11 +12,12 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.host import why_pipeline_late
 from gputrace.analyzers.gpu_links import is_on
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.idle_causes import calls_held_by_copies
-from gputrace.model.events import Kind, Memory, distinct_ids
+from gputrace.model.events import Events, Kind, Memory, distinct_ids
 from gputrace.model.host import COLLATING, READING, SENDING, Allocator, Loader
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Evidence, Finding
@@ -102,12 +103,21 @@ _FEED_FASTER: Final = {
 }
 
 
+_READY: Final = 0.2
+"""Part of the wait for input below which waits for the loader do not explain it."""
+_COPY_SOONER: Final = (
+    "see what the loop does between taking a batch and copying it: what changes samples belongs "
+    "into the loader's workers, all else after the copy"
+)
+
+
 def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the next batch; in traces without GPU activity, the program does.
 
     Where the loader's workers were recorded, the message says how many would keep up (a simulation
     of the loader's queue), and names one that takes 1.5 times as long as the others, and the part
-    of a batch that takes 40 % of their time.
+    of a batch that takes 40 % of their time. Of tf.data, Grain, DALI and torchdata's nodes, it
+    names the setting that holds batches up, and the step to expect with a larger one.
 
     Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
     time that a GPU can have idled for it.
@@ -126,6 +136,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 def how_to_feed_faster(facts: Facts) -> str:
     """Return advice on the input pipeline that fits the framework and the loader's settings."""
     loader = _slowest_loader(facts)
+    if loader is not None and _is_ready(facts, loader):
+        return _COPY_SOONER
     is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
     return _FEED_FASTER.get(
         facts.framework, "load and decode batches in parallel, ahead of time"
@@ -138,6 +150,13 @@ def how_to_feed_faster(facts: Facts) -> str:
 def _slowest_loader(facts: Facts) -> Loader | None:
     """Return the loader that its rank waits for most; None where none was recorded."""
     return max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
+
+
+def _is_ready(facts: Facts, loader: Loader) -> bool:
+    """Return whether a GPU waits for input that its loader has ready."""
+    rows = [row for row in facts.rows if row.rank == loader.rank]
+    idle = sum(row.of("data_feeding") for row in rows) / max(sum(row.steps for row in rows), 1)
+    return loader.wait_ns < _READY * idle
 
 
 def autotune_repeated(facts: Facts) -> Iterator[Finding]:
@@ -173,7 +192,8 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     waits; `medium` from 2 %. The message names the calls that take most of that.
 
     Where torch's allocator was read, the message says whether it ran out of memory, the program
-    emptied its cache, or segments of which size are new in steady steps.
+    emptied its cache, or segments of which size are new in steady steps, and for tensors of which
+    sizes.
 
     Cost: idle time with that cause.
 
@@ -199,6 +219,11 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     )
     for finding in findings:
         reason = None if worst is None else _why_allocating(worst)
+        if worst is not None and reason is not None and worst.request_bytes:
+            sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_SAID]))
+            more = len(worst.request_bytes) - _SIZES_SAID
+            others = f" (and {more} more sizes)" if more > 0 else ""
+            reason = f"{reason[0]}; segments are taken for tensors of {sizes}{others}", reason[1]
         if worst is None or reason is None:
             yield finding
             continue
@@ -207,6 +232,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
             **{"segments": worst.segments, "segment_bytes": worst.segment_bytes},
             **{"segments_freed": worst.segments_freed, "allocated_bytes": worst.allocated_bytes},
             **{"reserved_bytes": worst.reserved_bytes, "split_bytes": worst.split_bytes},
+            **{"request_bytes": max(worst.request_bytes, default=None)},
         }
         yield replace(
             finding,
@@ -250,6 +276,7 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     return None
 
 
+_SIZES_SAID: Final = 2
 _ALLOC_MEDIUM: Final = 0.02
 _ALLOC_NAMED: Final = 0.25
 """Part of the idle time that allocations take from which one of them is named."""
@@ -495,11 +522,17 @@ def _times(facts: Facts) -> list[Intervals]:
 
 def _before_pages(gpu: GpuShardView, time: Intervals) -> int:
     """Return the nanoseconds of unexplained idle time that end with a page of managed memory."""
-    columns = ("start", "end", "source_memory", "process", "device")
-    moved = gpu.trace.events([Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D], columns)
-    pages = moved.select(is_on(moved, gpu.operations.gpu) & (moved.source_memory == Memory.MANAGED))
+    moved = gpu.once(_moved_pages)
+    pages = moved.select(is_on(moved, gpu.operations.gpu))
     idle = gpu.lane.causes.of["other_idle"].intersection(time)
     return int(idle.lengths[np.isin(idle.end, pages.start)].sum())
+
+
+def _moved_pages(shard: Shard) -> Events:
+    """Return the copies of pages of managed memory on all GPUs."""
+    columns = ("start", "end", "source_memory", "process", "device")
+    moved = shard.trace.events([Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D], columns)
+    return moved.select(moved.source_memory == Memory.MANAGED)
 
 
 def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
@@ -606,7 +639,11 @@ def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     """Return a clause on what makes batches late, advice, and evidence; None where unknown."""
     loader = _slowest_loader(facts)
     if loader is None:
-        return None
+        return why_pipeline_late(facts)
+    if _is_ready(facts, loader):
+        wait = format_ns(loader.wait_ns)
+        clause = f"the loader makes it wait {wait} a step, the rest is what the loop does itself"
+        return clause, _COPY_SOONER, {"loader_wait_ns": loader.wait_ns}
     reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
     if not reasons:
         return None

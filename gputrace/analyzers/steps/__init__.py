@@ -70,14 +70,18 @@ def steps_by_rank(
 ) -> dict[int, StepWindows]:
     """Return the steps that each rank shows by itself."""
     marks = read_marks(trace) if calls is not None else []
-    ranks = sorted({operations.gpu.rank for operations in gpus})
+    stretches = trace.node_stretches()
+    nodes = union(*np.array(stretches, np.int64).reshape(-1, 2).T)
+    indices: dict[int, list[int]] = {}
+    for index, operations in enumerate(gpus):
+        indices.setdefault(operations.gpu.rank, []).append(index)
     found = {}
-    for rank in ranks:
-        own = [operations for operations in gpus if operations.gpu.rank == rank]
+    for rank in sorted(indices):
+        own = [gpus[index] for index in indices[rank]]
         windows = _of_rank(trace, own, marks, calls)
         if windows is not None:
             whole = within(until_written(trace, windows, own[0].gpu.process), own[0].recorded)
-            whole = _without_nodes(trace, whole, own[0].recorded)
+            whole = _without_nodes(nodes, whole, own[0].recorded) if stretches else whole
             if len(whole):
                 found[rank] = whole
     return found
@@ -396,12 +400,8 @@ def within(windows: StepWindows, recorded: Intervals) -> StepWindows:
     return _select(windows, whole, recorded)
 
 
-def _without_nodes(trace: Trace, windows: StepWindows, recorded: Intervals) -> StepWindows:
+def _without_nodes(nodes: Intervals, windows: StepWindows, recorded: Intervals) -> StepWindows:
     """The steps that no recording of the nodes of CUDA graphs made longer, on any rank."""
-    stretches = trace.node_stretches()
-    if not stretches:
-        return windows
-    nodes = union(*np.array(stretches, np.int64).T)
     longer = nodes.within(windows.start, windows.end) > 0
     kept = _select(windows, ~longer, recorded)
     return replace(kept, with_nodes=int(np.count_nonzero(longer)))

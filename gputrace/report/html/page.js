@@ -101,7 +101,7 @@
       range: timeline.x_range, count: facts.lanes.length,
       steps: timeline.tags.find(tag => tag.name === "step-list"),
       sources: facts.lanes.map((_, at) => timeline.tags.find(tag => tag.name === `lane-${at}`)),
-      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [], overviewHits: source("overview-hits"),
+      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [], overviewHits: source("overview-hits"), coarse: 1, moving: false,
     };
     board.sources.forEach((one, at) => one.properties.data.change.connect(() => { load(at); later(); }));
     board.sources.forEach((_, at) => load(at));
@@ -141,11 +141,25 @@
     board.lanes[at] = Lanes.lane(board.sources[at], facts.start);
   }
 
-  // One drawing a frame, whatever moved meanwhile.
+  // One drawing a frame, whatever moved meanwhile: of wider columns while frames come late, and in
+  // full once nothing has moved for a while.
   function later() {
+    clearTimeout(board.settling);
+    if (!board.moving) Object.assign(board, { moving: true, last: Infinity, coarse: Math.max(1, board.coarse / 2) });
     if (board.waiting) return;
     board.waiting = true;
-    requestAnimationFrame(() => { board.waiting = false; draw(); });
+    requestAnimationFrame(now => {
+      if (now - board.last > 20) board.coarse = Math.min(16, board.coarse * 2);
+      board.last = now;
+      board.waiting = false;
+      draw();
+      requestAnimationFrame(() => { if (!board.waiting) board.settling = setTimeout(settle, 150); });
+    });
+  }
+
+  function settle() {
+    board.moving = false;
+    if (board.coarse > 1) draw();
   }
 
   const narrow = () => innerWidth < 600;
@@ -216,7 +230,7 @@
     const from = Math.max(board.range.start * 1e9, facts.start), to = Math.min(board.range.end * 1e9, facts.end);
     if (!(to > from)) return;
     const px = Math.max((document.getElementById("timeline").clientWidth || 1200) - (narrow() ? 96 : 142), 200);
-    const columns = Math.round(px / (board.count > 8 ? 2 : 1.25));
+    const columns = Math.round(px / (board.count > 8 ? 2 : 1.25) / (board.moving ? board.coarse : 1));
     board.detail("bars").data = everything(from, to, columns);
     const words = { x: [], y: [], text: [], color: [] };
     nameGaps(from, to, px, words);

@@ -1,7 +1,10 @@
-"""Compilations: torch.compile's, with the reasons that it has for compiling again, and JAX's."""
+"""Compilations: torch.compile's, with the reasons that it has for compiling again; and those of
+JAX, Triton and tf.function.
+"""
 
 from functools import wraps
 
+from . import steps
 from .host_file import is_handlers, time_ns
 from .recorder import COMPILATION, note_failure, record, thread_id, word
 from .wrappers import defined, ours
@@ -106,6 +109,67 @@ def jax_events(module: "Any") -> None:
         return said(event, duration, **more)
 
     module.record_event_duration_secs = ours(record_event_duration_secs)
+
+
+def triton_compiler(module: "Any") -> None:
+    """Time the compiling of kernels, in steps: Inductor has processes that do nothing else."""
+    function = defined(module, "compile")
+    if function is not None:
+        module.compile = _timed(function, lambda source, *_: "Triton " + _name_of_kernel(source))
+
+
+def _name_of_kernel(source: "Any") -> str:
+    function = getattr(source, "fn", source)
+    return str(getattr(function, "__name__", None) or getattr(source, "name", "kernel"))
+
+
+def triton_autotuner(module: "Any") -> None:
+    """Time the trial of each configuration of a kernel, with its compiling."""
+    function = defined(module.Autotuner, "_bench")
+    if function is not None:
+        module.Autotuner._bench = _timed(
+            function, lambda tuner, *_: "Triton's search for " + _name_of_kernel(tuner)
+        )
+
+
+def tf_tracing(module: "Any") -> None:
+    """Time the making of a graph of a tf.function, in steps: one for each shape, type and number of
+    Python's.
+    """
+    function = defined(module, "_create_concrete_function")
+    if function is not None:
+        module._create_concrete_function = _timed(
+            function, lambda *given: f"tf.function {getattr(given[-1], 'name', '')}".strip()
+        )
+
+
+def _timed(function: "Any", name_of: "Any") -> "Any":
+    """Record calls in steps, with a name from their first arguments, unless they are a part of
+    another compilation.
+    """
+
+    @wraps(function)
+    def compiled(*args: "Any", **keywords: "Any") -> "Any":
+        thread, start = thread_id(), time_ns()
+        if thread in _running or steps.recorded()[0] <= 0:
+            return function(*args, **keywords)
+        _running[thread] = []
+        try:
+            return function(*args, **keywords)
+        finally:
+            _running.pop(thread, None)
+            _keep(start, _named(name_of, args), [])
+
+    return ours(compiled)
+
+
+def _named(name_of: "Any", args: "Any") -> str:
+    try:
+        return str(name_of(*args))
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        return "a kernel"
 
 
 def _name_of(code: "Any") -> str:

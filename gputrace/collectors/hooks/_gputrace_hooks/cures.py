@@ -5,13 +5,15 @@ GPUTRACE_TRY is JSON:
 cures     values by id, as the table in gputrace/trials/cures.py has them
 warmup    steps to pass
 steps     steps to measure then; after them the process ends by SystemExit, with null by itself
-stretch   steps after which cures are switched: off, on, on, off, off, on, ...; 0 to leave them on
+turns     lists of ids of cures that are on together, by turns with the program as it is
+stretch   steps of a turn; 0 to leave all cures on
 folder    folder for what the process leaves
 hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module
 recorded  true under ``gputrace record``, which needs its hooks
 keep      true to leave the folders of TensorBoard as they are
 
-What it leaves, in ``HOST.PID.try``, is JSON: see `_Trial.write`.
+What it leaves, in ``HOST.PID.try``, is JSON: see `_Trial.write`. After each round of turns it
+leaves the same without losses in ``HOST.PID.turns``, and ends where a file ``enough`` is there.
 """
 
 import atexit
@@ -82,20 +84,22 @@ class _Trial:
         self.reasons: dict[str, str] = {}
         self.stops = self.buffered = 0
 
-    def write(self) -> None:
+    def write(self, kind: str = "try") -> None:
         """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, whether it was
         ``stopped``, the ``changes``, ``reasons`` for which cures change nothing where they do not,
         and how many batches loaders may have had ready before the first step (``buffered``).
         """
         host = os.uname().nodename
-        path = os.path.join(asked["folder"], f"{host}.{self.pid}.try")
+        path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
         content = {
             "pid": self.pid,
             "host": host,
             "rank": _number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
-            "world_size": _number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+            "world_size": _number(
+                "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"
+            ),
             "ends": self.ends,
-            "losses": [_value(loss) for loss in self.losses],
+            "losses": [_value(loss) for loss in self.losses if kind == "try"],
             "stopped": bool(self.stops),
             "changes": self.changes,
             "reasons": self.reasons,
@@ -145,15 +149,17 @@ class _Trial:
 _trial = _Trial()
 _between: "list[Callable[[int], None]]" = []
 """Called between steps, with their number so far."""
-_switched: "list[Callable[[bool], None]]" = []
-"""Called where cures are switched within the run: off or on."""
-_on = True
+_switched: "list[tuple[str, Callable[[bool], None]]]" = []
+"""Cures, and what is called where they are switched off or on within the run."""
+_active: "set[str]" = set()
+"""Ids of the cures that are on."""
 
 
 def install(patches: "dict[str, str]") -> None:
     """Take what is asked for into the table of modules to patch."""
     asked.update(json.loads(os.environ["GPUTRACE_TRY"]))
     cures.update(asked["cures"])
+    _active.update(asked["turns"][0] if asked.get("stretch") else cures)
     steps.on_step.append(_step_ended)
     recorder.on_fork.append(_in_forked_child)
     recorder.on_worker.append(_in_worker)
@@ -169,7 +175,7 @@ def install(patches: "dict[str, str]") -> None:
         _guarded("pin-cores", _pin_cores)
     if "gc" in cures:
         _between.append(_collect_between)
-        _switched.append(_switch_collector)
+        _switched.append(("gc", _switch_collector))
 
 
 def _leave_out(patches: "dict[str, str]") -> None:
@@ -221,20 +227,37 @@ def _step_ended(rank: int, end: int) -> None:
     if past == 0 or (stretch and past > 0 and past % stretch in (0, 1)):
         _synchronize()
         trial.ends[-1] = time_ns()
-    if stretch and past >= 0 and past % stretch == 0:
-        _switch_cures(past // stretch % 4 in _CURED)
+    if stretch and (past < 0 or past % stretch == 0):
+        _switch_cures(set(_turn_at(past, stretch)))
+    if stretch and past > 0 and past % (stretch * (len(asked["turns"]) + 1)) == 0:
+        trial.write("turns")
+        if os.path.exists(os.path.join(asked["folder"], "enough")):
+            _stop(trial)
 
 
-_CURED = (1, 2)
-"""Numbers, in each four stretches, of those with cures."""
+def _turn_at(past: int, stretch: int) -> "list[str]":
+    """Return the cures that are on after a step, by its number past the warm-up.
+
+    Turns share the warm-up, in which each does what it does but once. Then each round has the
+    program as it is and all turns, forwards and backwards by turns.
+    """
+    turns: list[list[str]] = asked["turns"]
+    if past < 0:
+        return turns[(past + asked["warmup"]) * len(turns) // asked["warmup"]]
+    times, at = divmod(past // stretch, len(turns) + 1)
+    return ([], *turns)[at if times % 2 == 0 else len(turns) - at]
 
 
-def _switch_cures(on: bool) -> None:
-    global _on
-    if on != _on:
-        _on = on
-        for call in _switched:
-            call(on)
+def _is_on(cure: str) -> bool:
+    return cure in _active
+
+
+def _switch_cures(active: "set[str]") -> None:
+    changed = active ^ _active
+    _active.symmetric_difference_update(changed)
+    for cure, call in _switched:
+        if cure in changed:
+            _guarded(cure, call, cure in active)
 
 
 def _stop(trial: "_Trial") -> None:
@@ -316,22 +339,24 @@ def _caller(beyond: "tuple[str, ...]" = ()) -> "tuple[str, int]":
     return "", 0
 
 
-def change_call(holder: "Any", name: str, choose: "Choose", call: str = "") -> None:
+def change_call(holder: "Any", name: str, choose: "Choose", later: bool = False) -> None:
     """Have calls of a function, or of a class's method, take other arguments.
 
     ``choose`` gets what gives the present value of an argument by its name; it returns for each
-    argument to change the cure, which may be empty, and the new value.
+    argument to change the cure, which may be empty, and the new value. Of what is changed
+    ``later``, by other means, only the call is kept.
     """
     function = vars(holder).get(name)
     if not isinstance(function, FunctionType):
         return
-    call = call or (holder.__name__ if name == "__init__" else name)
+    call = holder.__name__ if name == "__init__" else name
     changed = _Arguments(function, call, int(isinstance(holder, type)), choose)
 
     @wraps(function)
     def changed_call(*args: "Any", **keywords: "Any") -> "Any":
         try:
-            args, keywords = changed(list(args), dict(keywords))
+            new = changed(list(args), dict(keywords))
+            args, keywords = (args, keywords) if later else new
         except Exception:
             recorder.note_failure(f"changing {call}")
         return function(*args, **keywords)
@@ -471,7 +496,7 @@ def _stage(module: "Any") -> None:
     def next_batch(self: "Any") -> "Any":
         held = self.__dict__
         if "_gputrace_ahead" not in held:
-            if not _on:
+            if not _is_on("staging"):
                 return following(self)
             stream = held.setdefault("_gputrace_stream", torch.cuda.Stream())
             held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
@@ -482,7 +507,7 @@ def _stage(module: "Any") -> None:
         current = torch.cuda.current_stream()
         current.wait_stream(stream)
         _each_tensor(torch, batch, lambda tensor: tensor.record_stream(current))
-        if _on:
+        if _is_on("staging"):
             held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
         return batch
 
@@ -550,17 +575,20 @@ def optimizers(module: "Any") -> None:
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for cure in chosen:
             if cure in names:
-                change_call(cls, "__init__", partial(_faster, cure))
+                later = bool(asked.get("stretch"))
+                change_call(cls, "__init__", partial(_faster, cure), later=later)
     if "set-to-none" in cures:
         forget = {"set_to_none": ("set-to-none", True)}
-        change_call(module.Optimizer, "zero_grad", lambda _: forget if _on else {})
+        change_call(
+            module.Optimizer, "zero_grad", lambda _: forget if _is_on("set-to-none") else {}
+        )
 
 
 def _faster(cure: str, present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
     before = present(cure)
     if not before and cure not in _asked_before:
         _asked_before[cure] = before
-        _switched.append(partial(_switch_optimizers, cure))
+        _switched.append((cure, partial(_switch_optimizers, cure)))
     return {cure: (cure, True)}
 
 
@@ -578,6 +606,8 @@ def _keep_optimizers(base: "Any") -> None:
     def begin_kept(self: "Any", *args: "Any", **keywords: "Any") -> None:
         _optimizers.append(self)
         begin(self, *args, **keywords)
+        for cure in _active.intersection(_asked_before if asked.get("stretch") else ()):
+            _switch_optimizers(cure, True)
 
     base.__init__ = begin_kept
 
@@ -632,7 +662,7 @@ def _compile(cure: str, model: "Any", _: "Any") -> None:
     mode = cures[cure]
     model.compile(**{} if mode is True else {"mode": mode})
     call = model._compiled_call_impl
-    _switched.append(lambda on: setattr(model, "_compiled_call_impl", call if on else None))
+    _switched.append((cure, lambda on: setattr(model, "_compiled_call_impl", call if on else None)))
     _trial.change(cure, "forward", "", -1, "", "")
 
 
@@ -642,25 +672,26 @@ def _channels_last(cure: str, model: "Any", _: "Any") -> None:
     if not any(parameter.dim() == 4 for parameter in model.parameters()):
         _trial.skip(cure, "the model has no convolution in two dimensions")
         return
+
     formats = {True: torch.channels_last, False: torch.contiguous_format}
 
-    def laid_out(value: "Any") -> "Any":
+    def laid_out(value: "Any", on: bool) -> "Any":
         def laid(tensor: "Any") -> "Any":
-            return tensor.contiguous(memory_format=formats[_on]) if tensor.dim() == 4 else tensor
+            return tensor.contiguous(memory_format=formats[on]) if tensor.dim() == 4 else tensor
 
         return _each_tensor(torch, value, laid)
 
     def switch(on: bool) -> None:
         model.to(memory_format=formats[on])
-        for optimizer in _optimizers:
-            for state in optimizer.state.values():
-                laid_out(state)
+        for state in [state for each in _optimizers for state in each.state.values()]:
+            laid_out(state, on)
         for parameter in model.parameters():
-            parameter.grad = laid_out(parameter.grad)
+            parameter.grad = laid_out(parameter.grad, on)
 
-    switch(True)
-    _switched.append(switch)
-    model.register_forward_pre_hook(lambda _model, inputs: laid_out(inputs))
+    if _is_on(cure):
+        switch(True)
+    _switched.append((cure, switch))
+    model.register_forward_pre_hook(lambda _, args: laid_out(args, True) if _is_on(cure) else None)
     _trial.change(cure, "forward", "", -1, "", "")
 
 
@@ -675,7 +706,7 @@ def _autocast(cure: str, model: "Any", _: "Any") -> None:
 
     @wraps(forward)
     def cast(*args: "Any", **keywords: "Any") -> "Any":
-        if not _on:
+        if not _is_on(cure):
             return forward(*args, **keywords)
         with torch.autocast(kind, dtype=torch.bfloat16):
             result = forward(*args, **keywords)
@@ -703,7 +734,9 @@ def _graph(cure: str, model: "Any", inputs: "Any") -> None:
     torch.cuda.make_graphed_callables(model, inputs)
     captured = model.forward
     model.forward = lambda *now, **more: (
-        captured(*now) if _on and not more and shapes(now) == sample else forward(*now, **more)
+        captured(*now)
+        if _is_on(cure) and not more and shapes(now) == sample
+        else forward(*now, **more)
     )
     _trial.change(cure, "forward", "", -1, "", "")
 
@@ -780,7 +813,8 @@ class _Donating:
 
 def settings(torch: "Any") -> None:
     """Set torch's switches now, and again after the first step, should the program set them."""
-    for cure, change in (("non-blocking", _non_blocking), ("defer-item", _defer_item)):
+    changes = {"non-blocking": _non_blocking, "defer-item": _defer_item, "threads": _set_threads}
+    for cure, change in changes.items():
         if cure in cures:
             _guarded(cure, change, torch)
 
@@ -791,7 +825,8 @@ def settings(torch: "Any") -> None:
             if cure in cures:
                 _guarded(cure, _switch, cure, torch, path)
 
-    _switched.append(_switch_settings)
+    for cure in _SWITCHES:
+        _switched.append((cure, partial(_switch_settings, cure)))
     apply(0)
     _between.append(apply)
 
@@ -813,20 +848,28 @@ def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
             holder = getattr(holder, home)
         old, new = getattr(holder, name), bool(cures[cure])
         if old != new:
-            setattr(holder, name, new)
-            _set[path] = holder, name, old, new
+            if _is_on(cure):
+                setattr(holder, name, new)
+            _set[path] = cure, holder, name, old, new
             _trial.change(cure, "", f"torch.{path}", -1, old, new)
         elif not any(change["cure"] == cure for change in _trial.changes):
             _trial.skip(cure, f"torch.{path} is {new} already")
 
 
-_set: "dict[str, tuple[Any, str, bool, bool]]" = {}
-"""Switches that were set: what holds them, their name, the value before and that since."""
+_set: "dict[str, tuple[str, Any, str, bool, bool]]" = {}
+"""Switches to set: the cure, what holds them, their name, the value before and the other."""
 
 
-def _switch_settings(on: bool) -> None:
-    for holder, name, old, new in _set.values():
-        setattr(holder, name, new if on else old)
+def _switch_settings(cure: str, on: bool) -> None:
+    for of, holder, name, old, new in _set.values():
+        if of == cure:
+            setattr(holder, name, new if on else old)
+
+
+def _set_threads(torch: "Any") -> None:
+    """Set them again after the first step, should the program have said otherwise."""
+    threads = cures["threads"]
+    _between.append(lambda count: torch.set_num_threads(threads) if count == 1 else None)
 
 
 def _non_blocking(torch: "Any") -> None:
@@ -844,7 +887,7 @@ def _without_waiting(tensor: "Any", name: str) -> None:
     @wraps(copy)
     def copied(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
         said = "non_blocking" in keywords or any(isinstance(arg, bool) for arg in args)
-        if _on and not said and not self.is_cuda:
+        if _is_on("non-blocking") and not said and not self.is_cuda:
             result = copy(self, *args, **dict(keywords, non_blocking=True))
             if result.is_cuda and len(_trial.changes) < _MOST_CALLS:
                 _trial.change("non-blocking", name, "non_blocking", -1, False, True)
@@ -871,7 +914,7 @@ def _defer_item(torch: "Any") -> None:
     def item_before(self: "Any") -> "Any":
         code = sys._getframe(1)
         line = code.f_code.co_filename, code.f_lineno
-        if not _on or not self.is_cuda or line[0].startswith(home):
+        if not _is_on("defer-item") or not self.is_cuda or line[0].startswith(home):
             return item(self)
         step, count = counts.get(line, (-1, 0))
         # Reads of one line in a step are told apart by their number.
@@ -897,9 +940,10 @@ def _collect_between(count: int) -> None:
     import gc
 
     if count == 1:
-        _switch_collector(True)
+        if _is_on("gc"):
+            _switch_collector(True)
         _trial.change("gc", "", "gc", -1, "", "")
-    elif _on and count % 10 == 0:
+    elif _is_on("gc") and count % 10 == 0:
         gc.collect(0)
 
 

@@ -4,7 +4,8 @@ Counters of the kernel are read at the end of a step, but at most every 10 ms, s
 15 µs, and less often where it takes longer, as in a sandbox that emulates /proc. Each is recorded
 as the difference since the last read. Once a second or later, such that it takes 0.3 % of the time,
 the counters of the other threads of the process are read, and the limits of its cores and its
-cgroup; once, with the second of these, whether a library of OpenMP is loaded.
+cgroup, and the clock of the thread's core where the kernel has cpufreq; once, with the second of
+these, whether a library of OpenMP is loaded.
 
 Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``. A program
 that empties that list is left alone.
@@ -50,6 +51,7 @@ class _Looks:
         self.threads: dict[str, tuple[int, int]] = {}
         self.throttled = self.pressure = -1
         self.is_blind = self.knows_openmp = False
+        self.has_clock = True
         self.collection_began = 0
 
 
@@ -191,6 +193,11 @@ def _of_machine(looks: _Looks) -> "Iterator[tuple[str, int]]":
     """Yield counts since the last scan, and the present values of what is not counted."""
     yield "cores", len(os.sched_getaffinity(0))
     yield "runnable", int(_read("/proc/loadavg").split()[3].split(b"/")[0])
+    if looks.has_clock:
+        clock = _core_kilohertz()
+        looks.has_clock = clock > 0
+        if clock:
+            yield "core kHz", clock
     quota = _quota()
     if quota:
         yield "quota", quota
@@ -199,6 +206,22 @@ def _of_machine(looks: _Looks) -> "Iterator[tuple[str, int]]":
         setattr(looks, name, value)
         if value > before >= 0:
             yield name, value - before
+
+
+_CLOCK_OF = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
+_PROCESSOR = 36
+"""Field of /proc/*/stat, counted from the one after the thread's name (proc(5): the 39th)."""
+
+
+def _core_kilohertz() -> int:
+    """Return the clock of the core that this thread is on; 0 where the kernel does not say."""
+    try:
+        fields = _read("/proc/thread-self/stat").rpartition(b")")[2].split()
+        return int(_read(_CLOCK_OF.format(int(fields[_PROCESSOR]))))
+    except (OSError, ValueError, IndexError) as error:
+        if is_handlers(error):
+            raise
+        return 0
 
 
 _cgroups: "list[str]" = []

@@ -1,4 +1,5 @@
-"""The parts of a batch of torch's DataLoader, in its workers and in the process that trains.
+"""The parts of a batch of torch's DataLoader, in its workers and in the process that trains; and
+settings of other input pipelines.
 
 An event is one part of one batch, its length what the batch's samples took together. A worker's
 main thread fetches and collates; the thread of its queue pickles and sends. Their numbers are
@@ -18,7 +19,7 @@ from types import FunctionType
 
 from . import BEGAN, wrappers
 from .host_file import is_handlers, time_ns
-from .recorder import note_failure, record, word, write
+from .recorder import note_failure, on_fork, record, word, write
 from .wrappers import after, defined, ours
 
 TYPE_CHECKING = False
@@ -44,6 +45,10 @@ SEED, PREFETCH, PINS, CORES = map(word, ("loader", "prefetch factor", "pins memo
 """Moments when a loader begins; the number of SEED is of its seed and process, in workers too."""
 READ, DISK = word("KiB read"), word("KiB read from disk")
 """By a worker since the last such moment."""
+READY = word("ready")
+"""Moment when another pipeline is asked for a batch; its number says how many were ready."""
+AUTOMATIC = 0xFFFFFFFF
+"""Value of a setting that the library finds by itself."""
 
 _SECOND = 1000000000
 _MOST_DEPTH = 3
@@ -361,15 +366,17 @@ def _watch_results(queue: "Any", owner: int) -> None:
 def dataloader(module: "Any") -> None:
     """Time waits for batches, as of every iterator, and the making of batches."""
     wrappers.iterators(module)
-    single = getattr(module, "_SingleProcessDataLoaderIter", None)
-    several = getattr(module, "_MultiProcessingDataLoaderIter", None)
-    for cls in (single, several):
-        begin = defined(cls, "__init__") if cls else None
-        if begin is not None:
-            setattr(cls, "__init__", _announced(begin))  # noqa: B010
-    ask = defined(several, "_next_data") if several else None
-    if ask is not None:
-        several._next_data = _asking(ask)  # type: ignore[union-attr]
+    # The second are torchdata's, with the fetchers of the first.
+    for kind in ("_", "_Stateful"):
+        single = getattr(module, kind + "SingleProcessDataLoaderIter", None)
+        several = getattr(module, kind + "MultiProcessingDataLoaderIter", None)
+        for cls in (single, several):
+            begin = defined(cls, "__init__") if cls else None
+            if begin is not None:
+                setattr(cls, "__init__", _announced(begin))  # noqa: B010
+        ask = defined(several, "_next_data") if several else None
+        if ask is not None:
+            several._next_data = _asking(ask)  # type: ignore[union-attr]
 
 
 def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
@@ -456,3 +463,32 @@ def _add_depth(iterator: "Any", number: int) -> None:
         ready += iterator._data_queue.qsize()
     now = time_ns()
     _add(now, now, ASK, number, ready)
+
+
+_described: "dict[Any, int]" = {}
+_MOST_DESCRIBED, _LONGEST_STAGE = 16, 60
+
+
+def describe(library: str, settings: "list[tuple[str, str, int]]") -> int:
+    """Record the settings of a pipeline (stage, setting, value) at the first that has them.
+
+    Return its number; 0 in a worker, and after many.
+    """
+    key = library, tuple(settings)
+    if key not in _described and not _worker[0] and len(_described) < _MOST_DESCRIBED:
+        _loaders[0] += 1
+        _described[key] = _loaders[0]
+        now = time_ns()
+        for stage, setting, value in [("", "cores", len(os.sched_getaffinity(0))), *settings]:
+            stage = stage.replace("|", " ")[:_LONGEST_STAGE]
+            _add(now, now, word(f"{library}|{stage}|{setting}"), _described[key], value)
+    return _described.get(key, 0)
+
+
+def ready(number: int, count: int) -> None:
+    """Record how many batches a pipeline has ready when it is asked for one."""
+    now = time_ns()
+    _add(now, now, READY, number, count)
+
+
+on_fork.append(_described.clear)

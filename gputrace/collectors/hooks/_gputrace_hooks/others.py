@@ -1,4 +1,5 @@
-"""TensorFlow, Keras, tensorpack, JAX, MXNet, Chainer, ChainerMN, CNTK.
+"""TensorFlow, Keras, tensorpack, JAX, MXNet, Chainer, ChainerMN, CNTK, and loaders that are no
+framework's: DALI, Grain, torchdata's nodes.
 
 What a tf.function does is seen once, when its graph is made. A graph in which an optimizer works
 makes each call of its function a step; one that takes its batch itself hides the wait for it.
@@ -8,6 +9,8 @@ import sys
 from functools import wraps
 from types import FunctionType
 
+from . import loader
+from .host_file import is_handlers
 from .recorder import note_failure, word
 from .steps import LOOP, OPTIMIZER, step_ended, weak
 from .wrappers import (
@@ -129,9 +132,119 @@ def jax_profiler(module: "Any") -> None:
         annotation.__exit__ = after(leave, lambda self: step_ended(what, LOOP, annotation))
 
 
+def _describes(cls: "Any", settings_of: "Callable[[Any], list[tuple[str, str, int]]]") -> None:
+    """Have each iterator of a class tell the settings of its pipeline when it begins."""
+    function = defined(cls, "__init__")
+    if function is not None:
+        library = _LIBRARIES[cls.__module__.partition(".")[0]]
+        cls.__init__ = after(function, lambda self: _describe(self, library, settings_of))
+
+
+_LIBRARIES = {
+    "grain": "Grain",
+    "nvidia": "DALI",
+    "tensorflow": "tf.data",
+    "torchdata": "torchdata.nodes",
+}
+
+
+def _describe(
+    iterator: "Any", library: str, settings_of: "Callable[[Any], list[tuple[str, str, int]]]"
+) -> None:
+    try:
+        vars(iterator)["_of_gputrace"] = loader.describe(library, settings_of(iterator))
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        note_failure(f"looking at the settings of {library}")
+
+
 def grain_data_loader(module: "Any") -> None:
     """Time the iterator that programs see; others run within it, or in its workers."""
     iterator(module.DataLoaderIterator)
+    _describes(module.DataLoaderIterator, _of_grain)
+
+
+def _of_grain(iterator: "Any") -> "list[tuple[str, str, int]]":
+    processes = iterator._data_loader._multiprocessing_options
+    reads = iterator._data_loader._read_options
+    return [
+        ("the loader", "worker_count", int(processes.num_workers)),
+        ("the loader", "worker_buffer_size", int(processes.per_worker_buffer_size)),
+        ("ReadOptions", "num_threads", int(reads.num_threads)),
+        ("ReadOptions", "prefetch_buffer_size", int(reads.prefetch_buffer_size)),
+    ]
+
+
+def torchdata_loader(module: "Any") -> None:
+    """Time the last of a chain of nodes, and look how many items its queue has; earlier ones run
+    within it, or in its threads.
+    """
+    cls = module.LoaderIterator
+    _describes(cls, _of_nodes)
+    function = defined(cls, "next")
+    if function is not None:
+
+        @wraps(function)
+        def following(self: "Any") -> "Any":
+            number, queue = vars(self).get("_of_gputrace"), _queue_of(self.root)
+            if number and queue is not None:
+                loader.ready(number, queue.qsize())
+            return function(self)
+
+        cls.next = ours(following)
+    iterator(cls)
+
+
+def _queue_of(node: "Any") -> "Any":
+    """Return the queue from which a chain's last node takes its items; None without threads."""
+    for _ in range(4):
+        held = getattr(node, "__dict__", {})
+        queue = held.get("_q") or held.get("_out_q")
+        if queue is not None:
+            return queue if hasattr(queue, "qsize") else None
+        node = held.get("_it")
+    return None
+
+
+def _of_nodes(iterator: "Any") -> "list[tuple[str, str, int]]":
+    settings, node = [], iterator.root
+    for _ in range(_MOST_STAGES):
+        held, kind = getattr(node, "__dict__", {}), type(node).__name__
+        if "num_workers" in held:
+            stage = f"{kind} {_name_of(held.get('map_fn'))} ({held.get('method')})"
+            settings.append((stage, "num_workers", int(held["num_workers"])))
+        if "prefetch_factor" in held:
+            settings.append((kind, "prefetch_factor", int(held["prefetch_factor"])))
+        node = held.get("source")
+    return settings
+
+
+def _name_of(function: "Any") -> str:
+    function = getattr(function, "map_fn", function)
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def dali_iterators(module: "Any") -> None:
+    """Time DALI's iterators for a framework; the pipelines behind them run in threads of C++."""
+    iterators(module)
+    for cls in classes(module):
+        if "__next__" in vars(cls):
+            _describes(cls, _of_dali)
+
+
+def _of_dali(iterator: "Any") -> "list[tuple[str, str, int]]":
+    pipeline = iterator._pipes[0]
+    depth = pipeline.prefetch_queue_depth
+    depth = min(depth.values()) if isinstance(depth, dict) else depth
+    settings = [
+        ("the pipeline", "num_threads", int(pipeline.num_threads)),
+        ("the pipeline", "prefetch_queue_depth", int(depth)),
+    ]
+    sources = pipeline._py_callback_pool if hasattr(pipeline, "_py_callback_pool") else None
+    if sources is not None or getattr(pipeline, "_parallel_input_callbacks", None):
+        settings.append(("external_source", "py_num_workers", int(pipeline.py_num_workers)))
+    return settings
 
 
 def mxnet_dataloader(module: "Any") -> None:
@@ -184,6 +297,68 @@ def tensorflow_iterators(module: "ModuleType") -> None:
             if function is not None:
                 name = f"{module.__name__}.{cls.__name__}"
                 setattr(cls, method, _outside_graphs(function, name))
+    begin = getattr(getattr(module, "OwnedIterator", None), "_create_iterator", None)
+    if begin is not None and defined(module.OwnedIterator, "_create_iterator") is not None:
+        module.OwnedIterator._create_iterator = after(begin, _describe_if_eager)
+
+
+def _describe_if_eager(iterator: "Any") -> None:
+    # In a graph, settings have no values yet.
+    if _is_eager():
+        _describe(iterator, "tf.data", _of_tensorflow)
+
+
+_MOST_STAGES = 64
+
+
+def _of_tensorflow(iterator: "Any") -> "list[tuple[str, str, int]]":
+    """Return what runs how often at a time, the last first.
+
+    TensorFlow parallelizes maps without state by itself, and prefetches the last, unless told not
+    to (``tf.data.Options``).
+    """
+    options = iterator._dataset.options()
+    changes = options.experimental_optimization
+    is_tuned = getattr(getattr(options, "autotune", None), "enabled", None) is not False
+    tunes = is_tuned and getattr(changes, "map_parallelization", False) is not False
+    prefetches = is_tuned and getattr(changes, "inject_prefetch", False) is not False
+    settings: list[tuple[str, str, int]] = []
+    stages = [iterator._dataset]
+    is_last = True
+    for _ in range(_MOST_STAGES):
+        if not stages:
+            break
+        stage = stages.pop()
+        stages.extend(stage._inputs())
+        kind = type(stage).__name__.strip("_").replace("Dataset", "")
+        if kind == "Prefetch":
+            settings.append(("prefetch", "buffer_size", _value(stage._buffer_size)))
+            is_last = False
+        elif kind in ("Map", "ParallelMap", "Interleave", "ParallelInterleave", "Batch"):
+            if is_last:
+                depth = loader.AUTOMATIC if prefetches else 0
+                settings.append(("prefetch", "buffer_size", depth))
+            is_last = False
+        if kind in ("Map", "ParallelMap", "Interleave", "ParallelInterleave"):
+            calls = getattr(stage, "_num_parallel_calls", None)
+            if calls is not None:
+                count = _value(calls)
+            else:
+                finds = tunes and kind == "Map" and not _has_state(stage._map_func.function)
+                count = loader.AUTOMATIC if finds else 1
+            name = f"{kind.replace('Parallel', '').lower()} {_name_of(stage._map_func._func)}"
+            settings.append((name, "num_parallel_calls", count))
+    return settings
+
+
+def _value(tensor: "Any") -> int:
+    value = int(tensor.numpy())
+    return loader.AUTOMATIC if value < 0 else value
+
+
+def _has_state(function: "Any") -> bool:
+    definitions = (operation.op_def for operation in function.graph.get_operations())
+    return any(definition is not None and definition.is_stateful for definition in definitions)
 
 
 def _outside_graphs(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":

@@ -34,7 +34,7 @@ from .recorder import (
     word,
 )
 from .steps import OPTIMIZER, step_ended
-from .wrappers import after, classes, defined, iterator, makes_way, ours, phase
+from .wrappers import after, classes, defined, makes_way, ours, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class _Memory:
         # Peak so far, when it was read, and the counts at the last step's end with theirs.
         self.peak = self.at = self.counted = 0
         self.counts: dict[str, int] = {}
+        self.history: Any = None
+        self.requests = _Requests()
 
     def step_ended(self, rank: int, end: int) -> None:
         """Record the counts since the last such step, and plan the next one."""
@@ -88,8 +90,11 @@ class _Memory:
                 self._record(name, self.counted, end, count - self.counts[name])
         for name, keys in _AMOUNTS.items():
             self._record(name, end, end, _count(stats, *keys))
+        grew = bool(self.counts) and counts["segments"] > self.counts["segments"]
         self.counts, self.counted = counts, end
         self.is_watched = not self.is_watched
+        if self.history is not None:
+            self.requests.step_ended(self.history, self.is_watched, grew, end)
         if not self.is_watched:
             self.due, self.took = end + _PATIENCE * self.took, 0
 
@@ -125,8 +130,63 @@ class _Memory:
         """Leave what is known to the parent: CUDA does not survive a fork."""
         self.due = self.took = self.peak = self.at = self.counted = 0
         self.is_watched, self.counts = False, {}
+        self.requests = _Requests()
 
 
+class _Requests:
+    """Sizes of the tensors for which torch takes segments from the GPU in steady steps.
+
+    In a few steps that are watched, if segments were new in the steps before, torch records what is
+    asked of its allocator, without stacks: after a new segment, the next allocation is what it was
+    taken for. A program that records that itself is left alone.
+    """
+
+    def __init__(self) -> None:
+        self.left = 3
+        self.grew = self.is_on = False
+
+    def step_ended(self, module: "Any", begins: bool, grew: bool, end: int) -> None:
+        """Begin with a step that is watched, or look what it asked for."""
+        try:
+            if self.is_on:
+                self.is_on = False
+                if grew:
+                    self._look(module, end)
+                _record_history(module)(None)
+            elif begins and self.grew and grew and self.left and steps.recorded()[0] >= _STEADY:
+                enabled = getattr(sys.modules.get("torch._C"), "_cuda_isHistoryEnabled", None)
+                self.left -= 1
+                if enabled is None or enabled():
+                    self.left = 0
+                    return
+                _record_history(module)("all", context=None, max_entries=_ENTRIES)
+                self.is_on = True
+            self.grew = grew
+        except Exception as error:
+            if is_handlers(error):
+                raise
+            self.left, self.is_on = 0, False
+            note_failure("looking at what torch's allocator is asked for")
+
+    def _look(self, module: "Any", end: int) -> None:
+        is_new = False
+        entries = module._snapshot()["device_traces"][sys.modules["torch.cuda"].current_device()]
+        for entry in entries:
+            action = entry["action"]
+            if action in ("segment_alloc", "segment_map"):
+                is_new = True
+            elif action == "alloc" and is_new:
+                is_new = False
+                record_of(thread_id(), end, end, word("segment request"), counter(entry["size"]))
+
+
+def _record_history(module: "Any") -> "Any":
+    """Return torch's function, without the wrapper that notices calls of the program's."""
+    function = module._record_memory_history
+    return getattr(function, "__wrapped__", function)
+
+
+_STEADY, _ENTRIES = 8, 4000
 _PATIENCE = 300
 _PEAK = "allocated_bytes", "all", "peak"
 _COUNTS = {
@@ -486,6 +546,16 @@ def _call(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
 def cuda_memory(module: "Any") -> None:
     """Read the allocator's counts from here on, and time the calls that empty its cache."""
     _memory.read = getattr(module, "memory_stats_as_nested_dict", None)
+    record_history = defined(module, "_record_memory_history")
+    if record_history is not None and hasattr(module, "_snapshot"):
+        _memory.history = module
+
+        @wraps(record_history)
+        def by_program(*args: "Any", **keywords: "Any") -> "Any":
+            _memory.requests.left, _memory.requests.is_on = 0, False
+            return record_history(*args, **keywords)
+
+        module._record_memory_history = ours(by_program)
     function = defined(module, "empty_cache")
     if function is None:
         return
@@ -499,11 +569,6 @@ def cuda_memory(module: "Any") -> None:
             record_of(thread_id(), start, time_ns(), word("cache emptied"), counter(1))
 
     module.empty_cache = ours(empty_cache)
-
-
-def torchdata_loader(module: "Any") -> None:
-    """Time the last of a chain of nodes; earlier ones run within it, or in its threads."""
-    iterator(module.LoaderIterator)
 
 
 def backward(module: "Any") -> None:
@@ -542,6 +607,25 @@ def accelerator(module: "Any") -> None:
     clip = "clip_grad_norm_", "gradient clipping"
     for name, called in (clip, ("backward", "backward")):
         phase(module.Accelerator, name, called, _is_compiling, _memory.look)
+
+
+def deepspeed_engine(module: "Any") -> None:
+    """Time the phases that DeepSpeed's engine has methods for; those of its own optimizers are none
+    of torch's.
+    """
+    for name, called in (
+        ("forward", "forward"),
+        ("backward", "backward"),
+        ("clip_fp32_gradients", "gradient clipping"),
+        ("step", "optimizer"),
+    ):
+        phase(module.DeepSpeedEngine, name, called, _is_compiling, _memory.look)
+
+
+def keras_optimizer(module: "Any") -> None:
+    """Time updates of Keras' optimizers with torch, which are none of torch's."""
+    cls = module.TorchParallelOptimizer
+    phase(cls, "_backend_update_step", "optimizer", _is_compiling, _memory.look)
 
 
 def transformers_trainer(module: "Any") -> None:
