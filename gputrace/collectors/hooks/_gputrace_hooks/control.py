@@ -15,7 +15,8 @@ Sampling (GPUTRACE_SAMPLE, the part by which recording may lengthen the run): fr
 stretch on, 35 steps are recorded of as many as make up for their cost, which each cycle measures.
 Where no part is given (nor ``all``), it begins before recording has cost five seconds, at 0.5%.
 A CUPTI that stays in the process still has about a third of its cost, which the stretches do not
-see (ResNet-18 on an H100, CUPTI 13.0): together less than 2% of ten minutes. Where recording costs next to nothing, it never begins.
+see (ResNet-18 on an H100, CUPTI 13.0): together less than 2% of ten minutes. Where recording costs
+next to nothing, it never begins.
 
 All begin and end at multiples of powers of two, at the same steps on all ranks: where ranks choose
 different powers, what one leaves out is part of what the other does.
@@ -220,7 +221,7 @@ class Stretches:
             if self.may_begin and self._costs_much():
                 self.may_begin, self.share = False, _THEN
                 recorder.note(
-                    f"recording lengthens a step by {self.recorded / self.free - 1:.0%}: from step "
+                    f"recording lengthens a step by {self.recorded / max(self.free, 1) - 1:.0%}: from step "
                     f"{count} on, {_SETTLES + _PACE} steps are recorded now and then "
                     f"(as with --sample {_THEN:.1%}; --sample all records every step)"
                 )
