@@ -115,6 +115,8 @@ def test_a_long_recording_that_costs_much_goes_on_with_samples(
     stretches: ModuleType, monkeypatch: pytest.MonkeyPatch, bare: float, recorded: float
 ) -> None:
     """Though a CUPTI that stays in a control stretch has a third of the cost, as on an H100."""
+    notes: list[str] = []
+    monkeypatch.setattr(stretches.recorder, "note", notes.append)
     monkeypatch.setenv("GPUTRACE_CONTROL", "1")
     training = Training(stretches, bare, recorded, idle=0.35)
     count = int(600_000 / bare)
@@ -123,6 +125,8 @@ def test_a_long_recording_that_costs_much_goes_on_with_samples(
     assert lengthened < 0.02
     assert len(training.steps) >= min(3_000 / (recorded - bare), 0.8 * count)
     assert max(training.steps) > 0.5 * count
+    (note,) = notes
+    assert "35 steps are recorded now and then" in note
 
 
 def test_one_that_costs_next_to_nothing_stays_whole(

@@ -220,9 +220,10 @@ class Stretches:
             self.took = max(now - begun, 0)
             if self.may_begin and self._costs_much():
                 self.may_begin, self.share = False, _THEN
+                more = self._usual_cost() / max(self.free, 1)
                 recorder.note(
-                    f"recording lengthens a step by {self.recorded / max(self.free, 1) - 1:.0%}: from step "
-                    f"{count} on, {_SETTLES + _PACE} steps are recorded now and then "
+                    f"recording lengthens a step by {more:.0%}: from step {count} on, "
+                    f"{_SETTLES + _PACE} steps are recorded now and then "
                     f"(as with --sample {_THEN:.1%}; --sample all records every step)"
                 )
             self._plan(count)
@@ -249,9 +250,12 @@ class Stretches:
         else:
             self._plan(count)
 
+    def _usual_cost(self) -> int:
+        return sorted(self.costs)[len(self.costs) // 2]
+
     def _costs_much(self) -> bool:
         """Return True if recording would cost too much before the next stretch."""
-        cost = sorted(self.costs)[len(self.costs) // 2]
+        cost = self._usual_cost()
         # The next stretch begins after twice as many steps.
         lost = (2 * self.begin - self.missed) * cost
         return cost > _NOTHING * self.free and lost > _FREELY_NS
