@@ -208,6 +208,9 @@ def find_energy(
     """Return the energy of each GPU by class, between the readings of NVML's counter that lie in
     the measured steps; nothing of cards without two such readings.
 
+    What ranks that share a card draw between two readings is divided by the time in which each runs
+    anything; evenly where none does.
+
     Args:
         nvml: samples, whose ``energy`` is a counter of millijoules.
         gpus: GPUs, whose lanes divide the time.
@@ -236,9 +239,10 @@ def find_energy(
         whole = classes.sum(axis=1) == ends - starts
         if not whole.any():
             continue
+        grown = grown * _drawn_by(lane, gpus, starts, ends)
         classes, waited, grown = classes[whole], waited[whole], grown[whole]
         lengths = (ends - starts)[whole]
-        passed, total = int(lengths.sum()), int(grown.sum())
+        passed, total = int(lengths.sum()), round(float(grown.sum()))
         # Rounded as running sums, so that the classes sum to the total.
         edge = np.round(np.cumsum((classes * (grown / lengths)[:, None]).sum(axis=0)))
         edge = edge.astype(np.int64)
@@ -365,6 +369,22 @@ def roofline(
 
 def _split(view: GpuShardView, starts: Times, ends: Times) -> tuple[NDArray[np.int64], Times]:
     return view.lane.split(starts, ends), view.lane.waited(starts, ends)
+
+
+def _drawn_by(lane: LaneSummary, gpus: PerGpu, starts: Times, ends: Times) -> Floats:
+    """Return the part of its card's energy that a rank draws in each window, 0 to 1."""
+    of_card = [x for x in gpus.lanes if (x.gpu.host, x.gpu.gpu) == (lane.gpu.host, lane.gpu.gpu)]
+    if len(of_card) == 1:
+        return np.ones(len(starts))
+    count = len(of_card)
+    busy = np.stack(gpus.each(_running, of_card, [starts] * count, [ends] * count))
+    together = busy.sum(axis=0)
+    mine = busy[of_card.index(lane)]
+    return np.where(together > 0, mine / np.maximum(together, 1), 1 / count)
+
+
+def _running(view: GpuShardView, starts: Times, ends: Times) -> Times:
+    return view.lane.timeline.busy.within(starts, ends)
 
 
 def _per(energy: float | None, number: float | None) -> float | None:
