@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.device_metrics import add_use, peak_of
+from gputrace.analyzers.host_state import measure_throughput
 from gputrace.api import Report
 from gputrace.model.results import Finding, Product, Throughput
 from tests import command
@@ -71,6 +74,21 @@ class TestTheEnergy:
             mean = breakdown.total_ns / breakdown.steps
             assert row.step_mj == pytest.approx(mean / MS * 500 * (row.rank + 1), rel=1e-3)
 
+    def test_of_a_card_that_ranks_share_is_counted_once(self, path: Path) -> None:
+        recording = simulate(Plan(steps=40, ranks=2, isolated=True, busy_rank=1, busy_share=0.5))
+        write_nsys(recording, path)
+        write_nvml(recording, path, value=counting(500))
+        with closing(sqlite3.connect(path)) as database, database:
+            database.execute("DELETE FROM TARGET_INFO_CUDA_DEVICE")
+        with gputrace.open(path) as trace:
+            few, many = trace.analyze().energy
+        assert (few.gpu, many.gpu) == (0, 0)
+        longer = max(few.measured_ns, many.measured_ns)
+        assert few.total_mj + many.total_mj == pytest.approx(longer / MS * 500, rel=0.1)
+        assert few.total_mj < many.total_mj
+        for row in (few, many):
+            assert sum(row.classes_mj.values()) == row.total_mj
+
     def test_of_a_counter_that_falls_back_is_left_out_there(self, path: Path) -> None:
         def reset(_gpu: int, time: int, _row: object) -> Mapping[str, float]:
             return {"energy": time // MS % 100 * 1000}
@@ -117,6 +135,17 @@ def test_flops_of_a_step_are_set_beside_the_peak_of_the_precision_that_is_multip
     assert (row.precision, row.peak_flop_per_s, row.mfu) == ("bf16", 989e12, 0.5)
     (row,) = add_use(rows, [lane, lane], kernels)
     assert row.mfu == 0.25, "a rank with two cards"
+
+
+def test_rates_are_those_of_the_program_without_the_recorder() -> None:
+    steps: Any = [
+        SimpleNamespace(rank=0, step=n, start_ns=n * MS, end_ns=(n + 1) * MS) for n in range(4)
+    ]
+    work = {7: {"tokens": 100.0, "MFLOP": 1.0}}
+    (row,) = measure_throughput(work, {}, {0: 7}, steps, unrecorded=0.8)
+    assert row.tokens_per_step == 100
+    assert row.tokens_per_s == pytest.approx(100 * 1000 / 0.8)
+    assert row.flop_per_s == pytest.approx(1e6 * 1000 / 0.8)
 
 
 class TestTheSteadyStepsOfABusyGpu:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gputrace.analyzers.hangs import Hang, find_cause
 from gputrace.collectors.hangs import Hangs, read_ring
@@ -71,6 +72,26 @@ def test_the_rank_that_has_not_come_is_named_with_its_line(
     assert hang.ranks == (late,)
     assert hang.line == "train.py:99 load"
     assert hang.cause == ("absent" if second else "stuck")
+
+
+@given(st.integers(2, 16), st.integers(1, 20), st.integers(1, 3), st.data())
+def test_the_rank_that_has_not_come_is_named_where_calls_return_at_once(
+    ranks: int, steps: int, ahead: int, data: st.DataObject
+) -> None:
+    """As NCCL's do; the others are at a line of theirs, where they wait for the GPU."""
+    late = data.draw(st.integers(0, ranks - 1))
+    entered = lockstep(ranks, steps)
+    for rank, entries in enumerate(entered):
+        for number in range(2 * steps, 2 * steps + ahead if rank != late else 0):
+            waiting(entries, number)
+            entries[-1] = replace(entries[-1], is_done=True)
+    states = [
+        state(rank, entries, "train.py:99 load" if rank == late else "train.py:50 train")
+        for rank, entries in enumerate(entered)
+    ]
+    hang = find_cause(states)
+    assert (hang.cause, hang.ranks, hang.line) == ("absent", (late,), "train.py:99 load")
+    assert hang.operation == LOOP[0][0]
 
 
 @given(st.integers(2, 16), st.integers(3, 20), st.data())
@@ -232,12 +253,22 @@ ranks = [
 sys.exit(sum(process.wait() for process in ranks))
 """
 DISTRIBUTED: Final = """
-import os, time
+import os, threading, time
+def _dump_when_asked():
+    # As PyTorch does of NCCL's collectives.
+    pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{get_rank()}.pipe"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDWR), "rb") as asked:
+        asked.read(1)
+    with open(f"{os.environ['TORCH_NCCL_DEBUG_INFO_TEMP_FILE']}{get_rank()}", "w") as file:
+        file.write('{"entries": []}')
 def is_initialized(): return True
 def get_rank(): return int(os.environ["RANK"])
 def get_world_size(): return 2
 _calls = []
 def all_reduce(tensor, op=None, group=None, async_op=False):
+    if not _calls:
+        threading.Thread(target=_dump_when_asked, daemon=True).start()
     _calls.append(tensor)
     open(f"{len(_calls)}.{get_rank()}", "w").close()
     while not os.path.exists(f"{len(_calls)}.{1 - get_rank()}"):
@@ -265,9 +296,12 @@ def test_a_hang_under_record_is_reported_while_the_program_is_left_alone(tmp_pat
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "launch.py").write_text(LAUNCH)
     options = "--backend", "host", "--no-nvml", "--hang", "2s", "-o", "t.sqlite"
+    dumps = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump_")}
     with chdir(tmp_path):
-        ran = command.gputrace("record", *options, "--", sys.executable, "launch.py")
+        ran = command.gputrace("record", *options, "--", sys.executable, "launch.py", env=dumps)
     assert ran.code == 0, ran.err
+    report = json.loads((tmp_path / "t.hang1.json").read_text())
+    assert report["flight_recorder"] == [str(tmp_path / f"dump_{rank}") for rank in range(2)]
     hang: Hang = find_cause(read_ranks([tmp_path / "t.hang1.json"]))
     line = 1 + TRAIN.splitlines().index("        time.sleep(5)  # planted")
     assert (hang.cause, hang.ranks, hang.operation) == ("absent", (1,), "all_reduce")
@@ -409,3 +443,40 @@ def test_ranks_of_gloo_in_different_collectives_are_told_apart(tmp_path: Path) -
     line = 1 + GLOO.splitlines().index("            dist.barrier()  # planted")
     assert (hang.cause, hang.ranks) == ("mismatch", (1,))
     assert hang.line.endswith(f"train.py:{line} train")
+
+
+def test_dumps_tell_of_ranks_that_a_report_leaves_open(tmp_path: Path) -> None:
+    """As under DistributedDataParallel, whose collectives are called in C++."""
+    rows = [
+        {"rank": rank, "pid": 7 + rank, "steps": 8, "alive": True, "collectives": []}
+        | {"threads": [["train.py:5 train" if rank == 0 else "train.py:3 load"]]}
+        for rank in range(2)
+    ]
+    report = tmp_path / "t.hang1.json"
+    report.write_text(json.dumps({"gputrace_hang": 1, "ranks": rows}))
+    assert find_cause(read_ranks([report])).cause == "unknown"
+    paths = [tmp_path / f"nccl_trace_rank_{rank}" for rank in range(2)]
+    for path, last in zip(paths, (7, 6), strict=True):
+        path.write_bytes(pickle.dumps(dump(last)))
+    hang = find_cause(read_ranks([report, *paths]))
+    assert (hang.cause, hang.ranks, hang.line) == ("absent", (1,), "train.py:3 load")
+
+
+def test_a_rank_in_an_earlier_step_is_named_where_nothing_else_differs() -> None:
+    states = [
+        state(0, [], "train.py:5 train", steps=9),
+        state(1, [], "train.py:3 load", steps=8),
+    ]
+    hang = find_cause(states)
+    assert (hang.cause, hang.ranks, hang.line) == ("stuck", (1,), "train.py:3 load")
+
+
+def test_the_line_of_a_dump_is_the_programs_and_not_that_of_the_hooks(tmp_path: Path) -> None:
+    content = dump(1)
+    (entry,) = content["entries"]
+    hook = {"filename": "/x/_gputrace_hooks/hangs.py", "line": 177, "name": "call"}
+    entry["frames"] = [hook, *entry["frames"]]
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(content))
+    (rank,) = read_ranks([path])
+    assert rank.collectives[0].line == "train.py:20 step"

@@ -20,7 +20,8 @@ NAMES: Final = {
     "findings",
     "gpus": "gpu gpu_known device rank host name kernels copies span_ns compute_ns "
     "communication_ns h2d_ns other_copy_ns memset_ns idle_ns",
-    "steps": "source kind confidence count warmup_count steady_count mean_ns p50_ns p95_ns",
+    "steps": "source kind confidence count warmup_count steady_count mean_ns p50_ns p95_ns"
+    " control_count",
     "step_list": "step rank gpu start_ns end_ns phase compute_ns communication_ns h2d_ns "
     "other_copy_ns memset_ns recorder_ns data_feeding_ns sync_ns alloc_ns launch_ns other_idle_ns",
     "phases": "phase rank start_ns end_ns idle_ns evidence step cost_ns before_ns after_ns "

@@ -18,6 +18,7 @@ from tests.test_generated_training import run
 
 SGEMM = "volta_sgemm_128x64_nn"
 TENSOR = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_nn"
+RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::launch_clamp_scalar>(T1)"
 TURN = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(T1)"
 STEPS = 20
 
@@ -151,6 +152,29 @@ def test_a_card_without_tensor_cores_gets_no_such_advice(tmp_path: Path, card: s
 def test_a_few_fp32_products_are_not_worth_a_word(tmp_path: Path) -> None:
     report = analyze(training((SGEMM, 20 * US), (TENSOR, MS), card="NVIDIA H100"), tmp_path)
     assert "no-tensor-cores" not in ids(report)
+
+
+def test_products_in_fp32_take_a_part_of_the_ratio_of_the_peaks(tmp_path: Path) -> None:
+    """An H100 multiplied 6.5 times as fast in TF32 as in FP32, and 11 times in bf16."""
+    run = training((SGEMM, 4 * MS), (RELU, MS), card="NVIDIA H100 80GB HBM3")
+    cures = {cure.id: cure for cure in analyze(run, tmp_path).what_if}
+    others = cures["tf32"].now_ns - 4 * MS
+    for precision, faster in (("tf32", 6.5), ("bf16", 11)):
+        cure, true = cures[precision], others + 4 * MS / faster
+        assert cure.finding == "no-tensor-cores"
+        assert cure.low_ns <= true <= cure.high_ns < cure.now_ns
+        assert cure.step_ns == pytest.approx(true, rel=0.1)
+    assert cures["bf16"].low_ns < others
+
+
+@pytest.mark.parametrize(
+    ("card", "length"), [("Tesla V100-SXM2-16GB", MS), ("", MS), ("NVIDIA H100", 4 * US)]
+)
+def test_no_gain_is_foretold_without_peaks_or_of_tiny_products(
+    tmp_path: Path, card: str, length: int
+) -> None:
+    report = analyze(training(*[(SGEMM, length)] * 20, card=card), tmp_path)
+    assert not {"tf32", "bf16"} & {cure.id for cure in report.what_if}
 
 
 def test_turning_layouts_is_told_with_its_cost(tmp_path: Path) -> None:

@@ -197,15 +197,19 @@ def test_sizes_are_those_of_nccl_tests(tmp_path: Path) -> None:
     }
 
 
-def test_tensor_and_data_parallel_groups_of_one_run_each_have_their_rows(tmp_path: Path) -> None:
-    """Two hosts of four GPUs: tensor parallel within, data parallel across them."""
-    world = World(8, hosts=2)
-    tensor = [world.group(ranks) for ranks in ([0, 1, 2, 3], [4, 5, 6, 7])]
-    data = [world.group([rank, rank + 4]) for rank in range(4)]
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_tensor_and_data_parallel_groups_of_one_run_each_have_their_rows(
+    tmp_path: Path, ranks: int
+) -> None:
+    """Hosts of four GPUs: tensor parallel within, data parallel across them."""
+    hosts = ranks // 4
+    world = World(ranks, hosts=hosts)
+    tensor = [world.group(range(first, first + 4)) for first in range(0, ranks, 4)]
+    data = [world.group(range(rank, ranks, 4)) for rank in range(4)]
 
     def step(_: int) -> None:
         for part in range(3 * LAYERS):
-            for rank in range(8):
+            for rank in range(ranks):
                 world.compute(rank, 100 * US)
             for group in tensor:
                 world.collective(group, "AllReduce", 8 << 20, 30 * US)
@@ -217,9 +221,8 @@ def test_tensor_and_data_parallel_groups_of_one_run_each_have_their_rows(tmp_pat
     report = analyzed(trained(world, step), tmp_path)
     found = sorted((total.role, total.ranks, total.hosts) for total in report.collectives)
     assert found == [
-        *(("data", (rank, rank + 4), 2) for rank in range(4)),
-        ("tensor", (0, 1, 2, 3), 1),
-        ("tensor", (4, 5, 6, 7), 1),
+        *(("data", tuple(range(rank, ranks, 4)), hosts) for rank in range(4)),
+        *(("tensor", tuple(range(first, first + 4)), 1) for first in range(0, ranks, 4)),
     ]
 
 

@@ -442,7 +442,17 @@ def test_nothing_of_the_environment_or_of_secret_options_is_in_the_trace(tmp_pat
         (["x", "hf_abcdefghijklmnopqrst"], ["x", "***"]),
         *(
             (["x", prefix + "abcdefghijklmnop"], ["x", "***"])
-            for prefix in ("nvapi-", "AIza", "sk_live_", "npm_", "pypi-", "ya29.", "dckr_pat_")
+            for prefix in (
+                "nvapi-",
+                "AIza",
+                "sk_live_",
+                "npm_",
+                "pypi-",
+                "ya29.",
+                "dckr_pat_",
+                "SG.",
+                "sq0csp-",
+            )
         ),
         (
             ["x", "--secretKey", "s", "--secrets", "t"],

@@ -263,6 +263,11 @@ class Optimizer:
         return "stepped"
 """,
     "torch/compiler/__init__.py": "tracing = False\ndef is_compiling(): return tracing",
+    "torch/distributed/pipelining/stage.py": """
+class _PipelineStageBase:
+    def forward_one_chunk(self, batch): return 2 * batch
+class PipelineStage(_PipelineStageBase): pass
+""",
     "lightning/pytorch/strategies/strategy.py": """
 class Strategy:
     def training_step(self, batch): return 2 * batch
@@ -365,8 +370,10 @@ def test_calls_are_timed_and_do_what_they_did(torch: Program) -> None:
         "from transformers.trainer import Trainer\n"
         "class Own(Trainer):\n    def compute_loss(self, batch): return 2 * batch\n"
         "print(Own().compute_loss(21))",
+        "from torch.distributed.pipelining.stage import PipelineStage\n"
+        "print(PipelineStage().forward_one_chunk(21))",
     ],
-    ids=["lightning", "transformers", "a trainer of the program's"],
+    ids=["lightning", "transformers", "a trainer of the program's", "a stage of a pipeline"],
 )
 def test_a_forward_pass_that_a_framework_calls_is_timed(torch: Program, call: str) -> None:
     out = torch.quietly(f"{USES}{call}\nbackward(); optimizer.step()\n")

@@ -75,7 +75,11 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Command:
     return find
 
 
-@pytest.mark.parametrize("name", [name for name in FRAMEWORKS if name != "torch-parallel"])
+OF_TOKENS: Final = {"torch-parallel": "fsdp2", "transformers": "ddp", "lightning": "ddp"}
+"""Frameworks that take no pictures, each with a placement of two ranks."""
+
+
+@pytest.mark.parametrize("name", [name for name in FRAMEWORKS if name not in OF_TOKENS])
 def test_a_recording_has_every_step_and_wait_that_a_script_tells(
     name: str, start: Command, pictures: Path, tmp_path: Path
 ) -> None:
@@ -87,10 +91,13 @@ def test_a_recording_has_every_step_and_wait_that_a_script_tells(
     assert (check.reason, check.steps_found) == ("", {0: STEPS})
 
 
-def test_each_rank_of_sharded_training_has_every_step(start: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "update"), OF_TOKENS.items())
+def test_each_rank_of_training_on_tokens_has_every_step(
+    name: str, update: str, start: Command, tmp_path: Path
+) -> None:
     """`make workloads` records the other placements, too."""
-    command = [*start("torch-parallel"), "--update", "fsdp2"]
-    check = check_recording("torch-parallel", command, tmp_path / "run.sqlite")
+    command = [*start(name), "--update", update]
+    check = check_recording(name, command, tmp_path / "run.sqlite")
     assert (check.reason, check.steps_found) == ("", {0: STEPS, 1: STEPS})
 
 

@@ -208,6 +208,7 @@ def summarize(all_steps: FoundSteps, steps: Sequence[Step]) -> Steps:
         p50_ns=round(quantile(per_rank.values(), 0.50)) if known else None,
         p95_ns=round(quantile(per_rank.values(), 0.95)) if known else None,
         reason=best.reason,
+        control_count=0 if best.marked is None else max(0, len(best.marked.number) - len(best)),
     )
 
 

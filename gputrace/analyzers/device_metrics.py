@@ -208,6 +208,9 @@ def find_energy(
     """Return the energy of each GPU by class, between the readings of NVML's counter that lie in
     the measured steps; nothing of cards without two such readings.
 
+    What ranks that share a card draw between two readings is divided by the time in which each runs
+    anything; evenly where none does.
+
     Args:
         nvml: samples, whose ``energy`` is a counter of millijoules.
         gpus: GPUs, whose lanes divide the time.
@@ -236,9 +239,10 @@ def find_energy(
         whole = classes.sum(axis=1) == ends - starts
         if not whole.any():
             continue
+        grown = grown * _drawn_by(lane, gpus, starts, ends)
         classes, waited, grown = classes[whole], waited[whole], grown[whole]
         lengths = (ends - starts)[whole]
-        passed, total = int(lengths.sum()), int(grown.sum())
+        passed, total = int(lengths.sum()), round(float(grown.sum()))
         # Rounded as running sums, so that the classes sum to the total.
         edge = np.round(np.cumsum((classes * (grown / lengths)[:, None]).sum(axis=0)))
         edge = edge.astype(np.int64)
@@ -266,12 +270,13 @@ def find_energy(
 
 PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
     r"B200|GB200": {"fp8": 4500, "bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75, "fp64": 37},
-    r"H[12]00 NVL": {"fp8": 1671, "bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp64": 60},
-    r"H800.*PCIe": {"fp8": 1513, "bf16": 756, "fp16": 756, "tf32": 378, "fp64": 0.8},
-    r"H800": {"fp8": 1979, "bf16": 989, "fp16": 989, "tf32": 494, "fp64": 1},
-    r"H100.*PCIe": {"fp8": 1513, "bf16": 756, "fp16": 756, "tf32": 378, "fp64": 51},
-    r"H100|H200": {"fp8": 1979, "bf16": 989, "fp16": 989, "tf32": 494, "fp64": 67},
-    r"H20(?!0)": {"fp8": 296, "bf16": 148, "fp16": 148, "tf32": 74},
+    r"H[12]00 NVL":
+        {"fp8": 1671, "bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60, "fp64": 60},
+    r"H800.*PCIe": {"fp8": 1513, "bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51, "fp64": 0.8},
+    r"H800": {"fp8": 1979, "bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67, "fp64": 1},
+    r"H100.*PCIe": {"fp8": 1513, "bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51, "fp64": 51},
+    r"H100|H200": {"fp8": 1979, "bf16": 989, "fp16": 989, "tf32": 494, "fp32": 67, "fp64": 67},
+    r"H20(?!0)": {"fp8": 296, "bf16": 148, "fp16": 148, "tf32": 74, "fp32": 44},
     r"A100|A800": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 19.5, "fp64": 19.5},
     r"L40S": {"fp8": 733, "bf16": 362, "fp16": 362, "tf32": 183, "fp32": 91.6},
     r"L4(?!0)": {"fp8": 242, "bf16": 121, "fp16": 121, "tf32": 60, "fp32": 30.3},
@@ -280,7 +285,7 @@ PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
     r"V100": {"fp16": 125, "fp32": 15.7, "fp64": 7.8},
     r"T4(?!00)": {"fp16": 65, "fp32": 8.1},
     r"MI300X": {"fp8": 2614, "bf16": 1307, "fp16": 1307, "tf32": 653, "fp32": 163, "fp64": 163},
-}
+}  # fmt: skip
 """Dense peak in TFLOP/s by card and precision, without sparsity, from the makers' data sheets of
 each card (NVIDIA; AMD of the MI300X); where a name does not say which form a card has, SXM's."""
 
@@ -364,6 +369,22 @@ def roofline(
 
 def _split(view: GpuShardView, starts: Times, ends: Times) -> tuple[NDArray[np.int64], Times]:
     return view.lane.split(starts, ends), view.lane.waited(starts, ends)
+
+
+def _drawn_by(lane: LaneSummary, gpus: PerGpu, starts: Times, ends: Times) -> Floats:
+    """Return the part of its card's energy that a rank draws in each window, 0 to 1."""
+    of_card = [x for x in gpus.lanes if (x.gpu.host, x.gpu.gpu) == (lane.gpu.host, lane.gpu.gpu)]
+    if len(of_card) == 1:
+        return np.ones(len(starts))
+    count = len(of_card)
+    busy = np.stack(gpus.each(_running, of_card, [starts] * count, [ends] * count))
+    together = busy.sum(axis=0)
+    mine = busy[of_card.index(lane)]
+    return np.where(together > 0, mine / np.maximum(together, 1), 1 / count)
+
+
+def _running(view: GpuShardView, starts: Times, ends: Times) -> Times:
+    return view.lane.timeline.busy.within(starts, ends)
 
 
 def _per(energy: float | None, number: float | None) -> float | None:

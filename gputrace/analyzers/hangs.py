@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from gputrace.readers.flight_recorder import Collective, RankState, is_of_program
 
 
@@ -53,16 +55,29 @@ class Hang:
 
 
 def find_cause(ranks: Sequence[RankState]) -> Hang:
-    """Find what a hang comes from; ``unknown`` where the states do not tell."""
-    states = tuple(map(_at_hang, ranks))
-    hang = _gone(ranks) or _diverged(ranks) or _absent(ranks) or _elsewhere(ranks)
+    """Find what a hang comes from; ``unknown`` where the states do not tell.
+
+    Of ranks in reports of `gputrace record`, dumps of the flight recorder count where the reports
+    leave open what the ranks wait for.
+    """
+    states = tuple(state for state in ranks if state.pid is not None) or tuple(ranks)
+    hang = _find(states)
+    dumped = {state.rank: state.collectives for state in ranks if state.pid is None}
+    if dumped and (hang is None or hang[0] == "stuck"):
+        joined = [replace(s, collectives=dumped.get(s.rank, s.collectives)) for s in states]
+        hang = _find(joined) or hang
     if hang is None:
         message = "no rank differs from the others in what it has entered or where it is"
         hang = "unknown", (), "", "", message
-    return Hang(*hang, states)
+    return Hang(*hang, tuple(map(_at_hang, states)))
 
 
 _Found = tuple[str, tuple[int, ...], str, str, str]
+
+
+def _find(ranks: Sequence[RankState]) -> _Found | None:
+    ways = (_gone, _diverged, _absent, _behind, _elsewhere, _slowest)
+    return next(filter(None, (way(ranks) for way in ways)), None)
 
 
 def _at_hang(state: RankState) -> RankAtHang:
@@ -188,11 +203,39 @@ def _absent(ranks: Sequence[RankState]) -> _Found | None:
         late = [by_rank[rank] for rank in missing if rank not in waiting] or [by_rank[at]]
         line = _line(late[0])
         message = (
-            f"{_named(late)} has not come to {last.operation} (number {last.number} of "
-            f"{last.group}, at {last.line}), in which the others wait; it is at {line}"
+            f"{_named(late)} has not come to {_described(last)}, in which the others wait"
+            f"{_it_is_at(line)}"
         )
         return "absent", _numbers(late), last.operation, line, message
     return None
+
+
+def _behind(ranks: Sequence[RankState]) -> _Found | None:
+    """Find ranks that have entered fewer collectives of a group than others, and of none more.
+
+    NCCL's calls return before the GPU has done them: the others are where the host waits for it.
+    """
+    fewer: dict[int, tuple[RankState, Collective]] = {}
+    more: set[int] = set()
+    for entered in _by_group(ranks).values():
+        most, entries = max(((max(its), its) for _, its in entered), key=lambda row: row[0])
+        for state, its in entered:
+            if max(its) == most:
+                more |= {state.rank} if any(max(other) < most for _, other in entered) else set()
+            else:
+                following = next(entries[n] for n in sorted(entries) if n > max(its))
+                fewer.setdefault(state.rank, (state, following))
+    late = [row for rank, row in fewer.items() if rank not in more]
+    late = [row for row in late if not _is_in_library(row[0])] or late
+    if not late:
+        return None
+    states = [state for state, _ in late]
+    missed, line = late[0][1], _line(states[0])
+    message = (
+        f"{_named(states)} has not come to {_described(missed)}, which the others have entered"
+        f"{_it_is_at(line)}"
+    )
+    return "absent", _numbers(states), missed.operation, line, message
 
 
 _WAITING: Final = ("/torch/", "/nccl", "/deepspeed/comm/", "/megatron/core/parallel")
@@ -222,6 +265,21 @@ def _elsewhere(ranks: Sequence[RankState]) -> _Found | None:
     return "stuck", _numbers(own), "", line, message
 
 
+def _slowest(ranks: Sequence[RankState]) -> _Found | None:
+    """Find ranks that have ended fewer steps, where nothing else tells them from the others."""
+    known = [state for state in ranks if state.stack and state.steps is not None]
+    fewest = min((state.steps or 0 for state in known), default=0)
+    late = [state for state in known if state.steps == fewest]
+    if len(late) == len(known):
+        return None
+    others = next(state for state in known if state not in late)
+    message = (
+        f"{_named(late)} is at {_line(late[0])}, in an earlier step than the others at "
+        f"{_line(others)}"
+    )
+    return "stuck", _numbers(late), "", _line(late[0]), message
+
+
 def _by_group(
     ranks: Sequence[RankState],
 ) -> dict[str, list[tuple[RankState, dict[int, Collective]]]]:
@@ -234,6 +292,15 @@ def _by_group(
         for group, entries in mine.items():
             groups[group].append((state, entries))
     return dict(groups)
+
+
+def _described(entry: Collective) -> str:
+    at = f", at {entry.line}" if entry.line else ""
+    return f"{entry.operation} (number {entry.number} of {entry.group}{at})"
+
+
+def _it_is_at(line: str) -> str:
+    return f"; it is at {line}" if line else ""
 
 
 def _named(states: Sequence[RankState]) -> str:

@@ -331,20 +331,25 @@ def measure_throughput(
     flop: Mapping[int, float],
     processes: Mapping[int, int],
     steps: Sequence[Step],
+    unrecorded: float = 1.0,
 ) -> tuple[Throughput, ...]:
     """Return samples and tokens of each rank, by step and, in the measured steps, by second.
+
+    Seconds are those of the program without the recorder, as far as its cost is known.
 
     Args:
         work: of a mean step, by process, of `read_work`.
         flop: of a mean step by rank, by shapes of operators.
         processes: of each rank.
         steps: on all GPUs.
+        unrecorded: length of an unrecorded step as a fraction of a recorded one.
     """
     rows = []
     for rank, process in sorted(processes.items()):
         spans = {step.step: step.end_ns - step.start_ns for step in steps if step.rank == rank}
         if (process in work or rank in flop) and spans:
-            counted, rate = work.get(process, {}), len(spans) * 1e9 / sum(spans.values())
+            counted = work.get(process, {})
+            rate = len(spans) * 1e9 / (sum(spans.values()) * unrecorded)
             per_step = {name: counted.get(name) for name in ("samples", "tokens")}
             given = "MFLOP" in counted
             per_step["flop"] = counted["MFLOP"] * 1e6 if given else flop.get(rank)

@@ -163,10 +163,16 @@ def _record(prepared: Prepared) -> int:
 
 
 def _explain_hang(report: Path) -> list[str]:
+    import json
+
     from gputrace.analyzers.hangs import find_cause
     from gputrace.readers.flight_recorder import read_ranks
 
-    return [find_cause(read_ranks([report])).message]
+    ranks = read_ranks([report])
+    dumps = map(Path, json.loads(report.read_text())["flight_recorder"])
+    with suppress(InputError):  # One may still be written to.
+        ranks += read_ranks(dumps)
+    return [find_cause(ranks).message]
 
 
 def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:

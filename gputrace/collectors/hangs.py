@@ -41,6 +41,8 @@ _ENDING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _TOGETHER_S: Final = 0.005
 _STACKS_S: Final = 3.0
 """Longest wait for the stacks of a process."""
+_DUMPS_S: Final = 5.0
+"""Longest wait for dumps of the flight recorder."""
 _DUMPS: Final = "/tmp/nccl_trace_rank_"
 """Where NCCL's flight recorder is dumped to unless a variable says otherwise."""
 _FRAME: Final = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
@@ -185,6 +187,8 @@ class Hangs:
         self._made += 1
         rings = [read_ring(path, whole=True) for path in sorted(self._folder.glob("*.hang"))]
         now = time.time_ns()
+        if not is_over:
+            self._have_dumps()
         report = {
             "gputrace_hang": 1,
             "what": what,
@@ -222,16 +226,35 @@ class Hangs:
             "threads": _stacks(ring) if alive else [],
         }
 
+    def _have_dumps(self) -> None:
+        """Have PyTorch dump what NCCL was given, where it made pipes for that, and wait a little.
+
+        It looks at its pipes once a second.
+        """
+        asked, began = 0, time.time()
+        for path in self._folder.glob("*.nccl-*.pipe"):
+            with suppress(OSError):
+                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                asked += os.write(pipe, b"1")
+                os.close(pipe)
+        until, sizes = time.monotonic() + _DUMPS_S * bool(asked), [-1]
+        while time.monotonic() < until:
+            time.sleep(0.2)
+            before, sizes = sizes, []
+            with suppress(OSError):
+                stats = [path.stat() for path in self._dumps()]
+                sizes = [stat.st_size for stat in stats if stat.st_mtime >= began]
+            if len(sizes) >= asked and sizes == before:
+                break
+
     def _dumps(self) -> Iterator[Path]:
         """Dumps of NCCL's flight recorder that were written since the recording began."""
-        for variable in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
-            prefix = Path(os.environ.get(variable, _DUMPS))
-            with suppress(OSError):
-                for path in prefix.parent.glob(f"{prefix.name}*"):
-                    if path.is_file() and path.stat().st_mtime >= self._began:
-                        yield path
-            if prefix == Path(_DUMPS):
-                return
+        variables = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+        prefix = Path(next(filter(None, map(os.environ.get, variables)), _DUMPS))
+        with suppress(OSError):
+            for path in prefix.parent.glob(f"{prefix.name}*"):
+                if path.is_file() and path.stat().st_mtime >= self._began:
+                    yield path
 
 
 def _is_alive(pid: int) -> bool:

@@ -387,10 +387,10 @@ _WITHIN: Final = (
     re.compile(r"(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#]+(?=@)"),
     re.compile(r"(?P<shown>\bhooks\.slack\.com/(?:services|workflows)/)[\w/-]+"),
     # what says itself what it is: of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, NVIDIA,
-    # Google, Stripe, npm, PyPI, Docker; a JWT
+    # Google, Stripe, npm, PyPI, Docker, SendGrid, Square; a JWT
     re.compile(
         r"(?P<shown>\b)(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ|nvapi-|AIza"
-        r"|ya29\.|[rs]k_(?:live|test)_|npm_|pypi-|dckr_pat_)[\w.-]{12,}"
+        r"|ya29\.|[rs]k_(?:live|test)_|npm_|pypi-|dckr_pat_|SG\.|sq0[a-z]{3}-)[\w.-]{12,}"
     ),
 )
 

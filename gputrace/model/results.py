@@ -85,6 +85,8 @@ class Steps(Struct, frozen=True):
     p95_ns: int | None
     reason: str
     """Reason why these are the steps, or why there are none."""
+    control_count: int = 0
+    """Steps that were marked beside these, and lie in control stretches or across their ends."""
 
 
 class RecordedCalls(Struct, frozen=True):

@@ -177,7 +177,8 @@ def _listed(group: Any) -> tuple[int, ...]:
 
 
 _PARTS: Final = ("filename", "line", "name")
-_NOT_THE_PROGRAM: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
+_NOT_THE_PROGRAM: Final = (*_LIBRARIES, "/_gputrace_hooks/")
 
 
 def _line(frames: Sequence[dict[str, Any]]) -> str:

@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.compare.runs import student
+from gputrace.analyzers.compare.runs import CONFIDENCE, student
 from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
@@ -74,9 +74,13 @@ ALIKE: Final = 0.02
 """Part of a step up to which a difference is none."""
 LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
 """Rounds after which it is decided whether that was enough. To look more often would make chance
-decide more often; the interval must hold at all of them together."""
+decide more often; the intervals hold at all of them together."""
 FEWEST: Final = LOOKS[0]
 MOST: Final = LOOKS[-1]
+_AT_LAST: Final = 0.02
+"""Chance of error of the last interval. Earlier ones have as much less as they have fewer rounds,
+which leaves the last rounds, dearest to get, the most to say. All together err in 5 % at most, for
+runs that scatter by 0.5 to 10 % (by simulation, docs/studies/cures.md)."""
 _TRIMMED: Final = 0.1
 """Part of the rounds left out at each end of the ratios."""
 _NARROW: Final = 0.02
@@ -693,7 +697,8 @@ def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
     # machine was busy with something else counts little.
     scatter = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
     middle, error = float(kept.mean()), scatter * math.sqrt(rounds) / len(kept)
-    shown, sure = (error * student(rows, len(kept) - 1) for rows in (1, len(LOOKS)))
+    looks = (1 - CONFIDENCE) * MOST / (_AT_LAST * rounds)
+    shown, sure = (error * student(rows, len(kept) - 1) for rows in (1, looks))
     verdict = _verdict(middle - sure, middle + sure)
     ratio = math.exp(middle)
     width = max(_NARROW, _NARROW_PART * abs(1 - ratio))

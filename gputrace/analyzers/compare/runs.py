@@ -126,7 +126,7 @@ def _reach(a: tuple[float, float], b: tuple[float, float], rows: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def student(rows: int, freedom: int) -> float:
+def student(rows: float, freedom: int) -> float:
     """Return the half-width, in standard errors, that holds for all rows jointly (Bonferroni).
 
     This is the quantile of Student's distribution, integrated over

@@ -213,12 +213,18 @@ class Known(Struct, frozen=True, dict=True):
         counters, phases = shard.once(read_counters), shard.once(read_phases)
         return measure_allocators(counters, self.processes, self.timed or self.steps, phases)
 
+    @property
+    def unrecorded(self) -> float:
+        """Length of an unrecorded step as a fraction of a recorded one."""
+        return 1.0 if self.found.cost is None else self.found.cost.ratio
+
     @cached_property
     def throughput(self) -> tuple[Throughput, ...]:
         """Samples, tokens and FLOPs of each rank; empty where neither program nor shapes tell."""
         work = self.per_gpu.whole.once(read_work)
         flop = flop_of_step(self.kernels)
-        rows = measure_throughput(work, flop, self.processes, self.timed or self.steps)
+        steps = self.timed or self.steps
+        rows = measure_throughput(work, flop, self.processes, steps, self.unrecorded)
         return add_use(rows, self.per_gpu.lanes, self.kernels)
 
     @cached_property
@@ -489,11 +495,6 @@ class Facts(Known, frozen=True, dict=True):
         The recorder's cost is left out as far as it was measured.
         """
         return round(self.mean("total") * self.unrecorded)
-
-    @property
-    def unrecorded(self) -> float:
-        """Length of an unrecorded step as a fraction of a recorded one."""
-        return 1.0 if self.found.cost is None else self.found.cost.ratio
 
     def mean(self, name: str) -> int:
         """Return the mean nanoseconds of a class on one GPU, per step where there are steps."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from gputrace.analyzers.device_metrics import peak_of
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import Call
@@ -571,6 +573,37 @@ def ddp(graph: Graph, effect: Effect) -> Graph | None:
     return _one_process_each(graph, gpus, part, 0.0, talks=False)
 
 
+_OF_PEAKS: Final = 3 / 4
+_LEAST_OF_PEAKS: Final = 1 / 4
+"""Part of the ratio of a card's peaks by which products get faster: an H100 has 7.4 and 14.8 times
+its FP32 in TF32 and bf16, large products of cuBLAS take a sixth and an eleventh of the time
+(docs/studies/cures.md). Small ones, and those bound by memory, gain less."""
+_LEAST_FASTER: Final = 2.0
+"""What the finding assumes, which products that are bound by memory reach with 16 bits."""
+_SHORTEST_NS: Final = 5_000
+"""Duration of a small product in any precision."""
+
+
+def products(precision: str, graph: Graph, effect: Effect) -> Graph | None:
+    """Multiply FP32 matrices in another precision, faster by a part of the ratio of the peaks.
+
+    At most by all of it, and with 16 bits other kernels move half of the bytes, which otherwise the
+    casts between the types make up for; at least by a quarter of it, or twice.
+    """
+    if not graph.single.any():
+        return None
+    part = {Effect.MOST: 1.0, Effect.LIKELY: _OF_PEAKS, Effect.LEAST: _LEAST_OF_PEAKS}[effect]
+    peaks = [(peak_of(card, precision), peak_of(card, "fp32")) for card in graph.cards]
+    ratios = np.array([part * new / old if new and old else 1.0 for new, old in peaks])
+    faster = np.clip(ratios, 1.0, _LEAST_FASTER if effect is Effect.LEAST else None)
+    quick = np.maximum(graph.ns / faster[graph.gpu], _SHORTEST_NS)
+    ns = np.where(graph.single, np.minimum(quick.astype(np.int64), graph.ns), graph.ns)
+    if precision == "bf16" and effect is Effect.MOST:
+        others = runs(graph) & (graph.operation == OperationClass.COMPUTE) & ~graph.single
+        ns = np.where(others & (graph.kind == Kind.KERNEL), graph.ns // 2, ns)
+    return graph.changed(ns=ns)
+
+
 Mask = NDArray[np.bool_]
 
 SHORT_CALL_NS: Final = 10_000
@@ -752,6 +785,27 @@ CURES: Final = (
         "they do",
         "synchronisation and time between kernels go, too",
         shortens=("launch", "sync", "alloc", "other_idle", "communication_wait"),
+    ),
+    Cure(
+        "tf32",
+        ("no-tensor-cores",),
+        partial(products, "tf32"),
+        "TF32 for FP32 matrix products",
+        "products get faster by three quarters of the ratio of the card's peaks in TF32 and FP32, "
+        "at most by all of it, at least by a quarter, or twice; numbers change a little",
+        "tensor cores are more than twice as fast",
+        only_as_cure=True,
+    ),
+    Cure(
+        "bf16",
+        ("no-tensor-cores",),
+        partial(products, "bf16"),
+        "bf16 for FP32 matrix products",
+        "products get faster by three quarters of the ratio of the card's peaks in bf16 and FP32, "
+        "at most by all of it, with half of the bytes to move elsewhere, at least by a quarter, or "
+        "twice; numbers change",
+        "tensor cores are more than twice as fast",
+        only_as_cure=True,
     ),
     Cure(
         "sync",

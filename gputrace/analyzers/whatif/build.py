@@ -10,6 +10,7 @@ import numpy as np
 
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
+from gputrace.analyzers.kernel_names import family_of, on_tensor_cores, precision_of
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.graph import (
     LONG_AGO,
@@ -96,6 +97,8 @@ def build_graph(
         process=items.process,
         step=step,
         gathers=some & np.isin(rows.collective[op], rows.gathers),
+        single=(kind == Kind.KERNEL) & np.isin(name, _single(trace, name[kind == Kind.KERNEL])),
+        cards=tuple(known.name for known in rows.gpus),
         start=items.start,
         end=items.end,
     )
@@ -109,6 +112,16 @@ def _by_text(trace: Trace, ids: Column) -> Index:
     canonical = np.array([first[text] for text in texts.values()], np.int64)
     order = np.argsort(ids_of_texts)
     return canonical[order][np.searchsorted(ids_of_texts[order], ids)]
+
+
+def _single(trace: Trace, kernels: Index) -> list[int]:
+    """Return the names of the products in FP32 that do not use tensor cores."""
+    names = trace.names(distinct_ids(kernels.astype(np.int32))).items()
+    return [
+        id
+        for id, text in names
+        if precision_of(text) == "fp32" and on_tensor_cores(text, family_of(text)) == "no"
+    ]
 
 
 def _by_thread(

@@ -94,6 +94,10 @@ class Graph(Struct, frozen=True, dict=True):
     """Step in which the operation runs, counted from 0, or `NONE`."""
     gathers: NDArray[np.bool_]
     """True for a gather of sharded parameters."""
+    single: NDArray[np.bool_]
+    """True for a matrix product or convolution in FP32 beside the tensor cores."""
+    cards: Sequence[str]
+    """Model of the card of each GPU; empty where unknown."""
     start: Times
     """Recorded start of the operation, or of the call where there is none."""
     end: Times
@@ -492,17 +496,22 @@ class Recorded(Struct, frozen=True, dict=True):
         """Return the nanoseconds of a step that an edit of the graph leaves.
 
         The busiest GPU's compute stays, as far as the edit leaves it: no less than the GPU with
-        least has now. So does what the edit cannot shorten, if that is known.
+        least has now, unless the edit shortens kernels on all. So does what the edit cannot
+        shorten, if that is known.
 
         Args:
             graph: dependency graph of some steps.
             edit: the same with an optimization.
             shortens: classes of time that the edit can shorten at most; empty for any.
         """
-        left = self.compute * _part_left(graph, edit, len(self.compute))
+        parts_left = _part_left(graph, edit, len(self.compute))
+        left = self.compute * parts_left
         # The graph has not all steps, and may end within one.
         computing = self.compute[self.compute > 0]
         fewest = float(computing.min()) if len(computing) else 0.0
+        shorter = parts_left[self.compute > 0]
+        if np.all((shorter > 0) & (shorter < 1)):
+            fewest *= float(shorter.max(initial=0.0))
         least = math.ceil(max(float(left.max(initial=0.0)), fewest))
         if shortens:
             parts = [sum(map(row.of, shortens)) // max(row.steps, 1) for row in self.rows]

@@ -24,7 +24,10 @@ static const char *const xla[] = {"/jaxlib/", "xla_cuda", "libtensorflow", "_pyw
  * either. So it is not called after a graph was seen in any program (capture.c), and not at all in those
  * that make graphs sooner or later.
  *
- * Graphs at once: see graphs.c; of CUPTI 13.0, and not tried with others. */
+ * Graphs at once: see graphs.c; of CUPTI 13.0, and not tried with others.
+ *
+ * Recording again after a profiler of XLA: one of one program of JAX 0.11 under jax.profiler died with SIGSEGV
+ * when CUPTI 13.0.1 was taken up again (H100). The hooks do not ask for it (wrappers.py). */
 static const struct {
     uint32_t before;
     const char *const *libraries;

@@ -151,13 +151,32 @@ def install() -> None:
 def collectives(module: "ModuleType") -> None:
     """Wrap the functions of torch.distributed that the program calls, where hangs are looked for.
 
-    Those that DistributedDataParallel and FSDP call are in C++; of these the stacks tell.
+    Those that DistributedDataParallel calls are in C++; PyTorch's flight recorder knows them.
     """
     if os.environ.get("GPUTRACE_HANG"):
+        _have_pipe()
         for name in _COLLECTIVES:
             function = defined(module, name)
             if function is not None:
                 setattr(module, name, _noted(module, name, function))
+
+
+def _have_pipe() -> None:
+    """Have PyTorch dump its flight recorder of NCCL when its pipe is written to.
+
+    PyTorch ends the program where it cannot make the pipe, so that is tried first.
+    """
+    sizes = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"
+    given = {*sizes, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"} & os.environ.keys()
+    if given:
+        return
+    stem = os.path.join(FOLDER, f"{os.getpid()}.nccl-")
+    try:
+        os.mkfifo(stem)
+        os.unlink(stem)
+    except OSError:
+        return
+    os.environ |= {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": stem, sizes[0]: "2000"}
 
 
 def _noted(module: "Any", name: str, function: "Any") -> "Any":

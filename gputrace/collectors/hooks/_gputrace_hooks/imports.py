@@ -77,6 +77,7 @@ PATCHES = {
     "torch.cuda.amp.grad_scaler": "pytorch.grad_scaler",
     "torch.cuda.memory": "pytorch.cuda_memory",
     "torch.distributed.distributed_c10d": "hangs.collectives",
+    "torch.distributed.pipelining.stage": "pytorch.pipeline_stage",
     "torch.nn.utils": "pytorch.clipping",
     "torch.nn.utils.clip_grad": "pytorch.clipping",
     "torch.optim.optimizer": "pytorch.optimizer",

@@ -581,6 +581,13 @@ def _around_backward() -> None:
     modules.backward_ended()
 
 
+def pipeline_stage(module: "Any") -> None:
+    """Time the passes of micro-batches through a stage, which waits for others between them."""
+    passes = ("forward_one_chunk", "forward"), ("backward_one_chunk", "backward")
+    for name, called in (*passes, ("backward_weight_one_chunk", "backward")):
+        phase(module._PipelineStageBase, name, called, _is_compiling, _memory.look)
+
+
 def lightning_strategy(module: "Any") -> None:
     """Time the forward passes that Lightning has its module make, and steps of optimizers."""
     phase(module.Strategy, "training_step", "forward", _is_compiling, _memory.look)
