@@ -1,4 +1,4 @@
-// Loops over columns that numpy takes several passes for: sets of intervals and lookups of ids. Each
+// Loops over columns that numpy takes several passes for: sets of intervals, sorting, lookups of ids. Each
 // does what the function of intervals.py or events.py says that calls it, and its twin there does.
 //
 // Sets are sorted and disjoint, and hold no empty interval. Outputs have room for what can be
