@@ -1,5 +1,6 @@
-// Loops over columns that numpy takes several passes for: sets of intervals, sorting, lookups of ids. Each
-// does what the function of intervals.py or events.py says that calls it, and its twin there does.
+// Loops over columns that numpy takes several passes for: sets of intervals, sorting, lookups of
+// ids. Each does what the function of intervals.py or events.py says that calls it, and its twin
+// there does.
 //
 // Sets are sorted and disjoint, and hold no empty interval. Outputs have room for what can be
 // written: the caller sees to it.
