@@ -95,6 +95,7 @@ class SpillFile:
         for name, attribute in vars(type(value)).items():
             if isinstance(attribute, cached_property):
                 getattr(spilled, name)
+        vars(spilled).pop("_memory", None)  # Addresses of columns that are elsewhere now.
         for name in getattr(value, "__struct_fields__", ()):
             force_setattr(spilled, name, self.keep(getattr(spilled, name)))
         vars(spilled).update({name: self.keep(item) for name, item in vars(spilled).items()})
