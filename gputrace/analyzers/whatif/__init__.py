@@ -579,7 +579,7 @@ _LEAST_OF_PEAKS: Final = 1 / 4
 its FP32 in TF32 and bf16, large products of cuBLAS take a sixth and an eleventh of the time
 (docs/studies/cures.md). Small ones, and those bound by memory, gain less."""
 _LEAST_FASTER: Final = 2.0
-"""What the finding assumes, which products that are bound by memory reach with 16 bits."""
+"""Ratio that the finding assumes; products that are bound by memory reach it with 16 bits."""
 _SHORTEST_NS: Final = 5_000
 """Duration of a small product in any precision."""
 
