@@ -75,7 +75,7 @@ PATCHES = {
     "torch.autograd": "pytorch.backward",
     "torch.autograd.profiler": "pytorch.profiler",
     "torch.cuda.amp.grad_scaler": "pytorch.grad_scaler",
-    "torch.cuda.memory": "pytorch.cuda_memory",
+    "torch.cuda.memory": "allocator.cuda_memory",
     "torch.distributed.distributed_c10d": "hangs.collectives",
     "torch.distributed.pipelining.stage": "pytorch.pipeline_stage",
     "torch.nn.utils": "pytorch.clipping",
