@@ -26,16 +26,7 @@ from gputrace.cli import run as run_command
 from gputrace.collectors.session import HOOKS
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
-from gputrace.trials import (
-    ALIKE,
-    MOST,
-    Verdict,
-    compare,
-    ledger,
-    losses_differ,
-    order,
-    turn_losses_differ,
-)
+from gputrace.trials import ledger, order
 from gputrace.trials.cures import (
     CURES,
     Candidate,
@@ -49,6 +40,14 @@ from gputrace.trials.cures import (
 from gputrace.trials.patch import apply, make_patch
 from gputrace.trials.runs import Change, Measured, Spent, Turn, Turns
 from gputrace.trials.runs import Program as ProgramToTry
+from gputrace.trials.statistics import (
+    ALIKE,
+    MOST,
+    Verdict,
+    compare,
+    losses_differ,
+    turn_losses_differ,
+)
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.packages import install
