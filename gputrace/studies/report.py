@@ -325,8 +325,8 @@ _CHECKS: Final[_Columns] = (
     ("", lambda check: check.label),
     ("steps run", lambda check: str(check.steps_run)),
     ("found", _steps_found),
-    ("all data waits", lambda check: _seconds(check.wait_script_s)),
-    ("recorded", lambda check: _seconds(check.wait_recorded_s)),
+    ("data waits", lambda check: _seconds(check.wait_script_s)),
+    ("waits recorded", lambda check: _seconds(check.wait_recorded_s)),
     ("differ", lambda check: _signed_percent(check.difference)),
     ("ok", lambda check: "yes" if check.ok else "NO"),
 )
