@@ -157,17 +157,18 @@ from gputrace.analyzers.timeline_model import Scene
 from gputrace.store.cache import load, load_columns
 
 sys.setswitchinterval(1e-6)
-kept, both = load(sys.argv[1]), threading.Barrier(2)
+kept, both, titles = load(sys.argv[1]), threading.Barrier(2), []
 
 def decode():
     both.wait()
-    print(load_columns(kept, Scene).title)
+    titles.append(load_columns(kept, Scene).title)
 
 threads = [threading.Thread(target=decode) for _ in range(2)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
+print(*titles, sep="\\n")
 """
 
 
