@@ -25,9 +25,9 @@ from gputrace.sanitize import sentence
 from gputrace.units import (
     format_bytes,
     format_count,
+    format_ids,
     format_ns,
     format_number,
-    format_ranges,
     format_share,
 )
 
@@ -452,9 +452,7 @@ def _members(total: CollectiveTotals) -> str:
     gpus, ranks = sorted(set(total.gpus)), sorted(set(total.ranks))
     # Cards of several hosts have the same indices.
     many = len(gpus) < len(total.gpus)
-    who = f"rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}"
-    if not many:
-        who = f"gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}"
+    who = format_ids("rank", ranks) if many else format_ids("gpu", gpus)
     unseen = (total.group_size or 0) - len(total.gpus)
     who += f" of {total.group_size}" if unseen > 0 else ""
     who += f" on {total.hosts} hosts" if total.hosts > 1 else ""
@@ -506,7 +504,7 @@ def sharded_table(analysis: Analysis) -> Table | None:
     header = ("", "gathers", "exposed", "wait", "prefetched", "could hide", "again", "scatters")
     rows = tuple(
         (
-            f"rank{'' if len(group.ranks) == 1 else 's'} {format_ranges(group.ranks)}",
+            format_ids("rank", group.ranks),
             f"{group.gathers:,}",
             format_ns(group.gather_exposed_ns),
             _time(group.gather_wait_ns),
@@ -527,7 +525,7 @@ def tensor_table(analysis: Analysis) -> Table | None:
         return None
     rows = tuple(
         (
-            f"ranks {format_ranges(group.ranks)}",
+            format_ids("rank", group.ranks),
             f"{group.collectives:,}",
             format_ns(group.total_ns),
             format_ns(group.exposed_ns // max(group.collectives, 1)),

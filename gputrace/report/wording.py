@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gputrace.model.names import short
 from gputrace.model.results import Analysis, Breakdown, Finding, Gap, GpuTotals, Step
 from gputrace.sanitize import LONGEST, clean, cut
-from gputrace.units import format_count, format_ns, format_ranges
+from gputrace.units import format_count, format_ids, format_ns
 
 if TYPE_CHECKING:
     from gputrace.analyzers.timeline_model import SceneLane
@@ -74,10 +74,7 @@ def notes(analysis: Analysis) -> Iterator[str]:
         ranks: dict[str, set[int]] = {}
         for total in analysis.gpus:
             ranks.setdefault(total.host, set()).add(total.rank)
-        told = {
-            host: f"rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
-            for host, ids in ranks.items()
-        }
+        told = {host: format_ids("rank", sorted(ids)) for host, ids in ranks.items()}
         unnamed = told.pop("", "")
         clauses = [f"{host} has {ids}" for host, ids in told.items()]
         clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
