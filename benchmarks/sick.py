@@ -8,14 +8,13 @@ printed as docs/studies/cures.md has them.
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.commands import gputrace
 from benchmarks.experiment import (
@@ -34,6 +33,8 @@ from benchmarks.experiment import (
 )
 from benchmarks.measure import Failed
 from benchmarks.options import Options
+from gputrace.cli.try_ import foretold, said
+from gputrace.trials.ledger import Entry
 
 FOLDER: Final = WORKLOADS / "sick"
 POINTS: Final = 5.0
@@ -57,7 +58,7 @@ class Sick:
 
 
 TRAININGS: Final = {
-    "starved": Sick(("workers=8",), on_cpu=True),
+    "starved": Sick(("workers=8",)),
     "pageable": Sick(("pinned",)),
     "launches": Sick(("graphs",), 100),
     "optimizer": Sick(("fused", "foreach"), on_cpu=True),
@@ -68,12 +69,11 @@ TRAININGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One answer of `gputrace try`, and pairs of steps by hand of its fastest planted cure."""
+    """The fastest single cure that `gputrace try` has proven, and what one brings by hand."""
 
-    rows: Sequence[Mapping[str, Any]]
-    fastest: Mapping[str, Any] | None
+    fastest: Entry | None
     hand: tuple[float, ...]
-    """Gains of the planted cure in percent, by turn; empty where none was proven."""
+    """Gains of that cure in percent, by turn; of the first planted one where it is another."""
 
 
 def run(options: Options) -> int:
@@ -124,28 +124,26 @@ def _try(
         ended = execute((*gputrace(), "try", *how, *cures, "--", *command), budget + 180)
     if ended.code not in (DONE, NOTHING_FASTER):
         raise Failed(f"gputrace try: exit status {ended.code} ({ended.last_words})")
-    rows = told(ended)["rows"]
+    rows = [Entry(**row) for row in told(ended)["rows"]]
     fastest = fastest_of(rows)
-    cure = fastest["cure"] if fastest and fastest["cure"] in sick.cures else sick.cures[0]
+    cure = fastest.cure if fastest and fastest.cure in sick.cures else sick.cures[0]
     words = ("--turns", str(TURNS), "--steps", str(sick.steps), "--cured", cure)
     hand = gains(told(completed((*command, *words)))["pairs"])
-    trials[part].append(Trial(rows, fastest, hand))
+    trials[part].append(Trial(fastest, hand))
     for row in rows:
         journal.row(part, ledger=ledger_row(name, row))
-    found = fastest["cure"] if fastest else "none"
-    measured = math.nan if fastest is None else 100 * (1 / fastest["ratio"] - 1)
-    by_hand = Figure(hand)
-    journal.row(part, fastest=found, gain=round(measured, 1), by_hand=by_hand, by_hand_with=cure)
+    found = f"{fastest.cure}, {said(fastest)}" if fastest else "none"
+    journal.row(part, fastest=found, by_hand=Figure(hand), by_hand_with=cure)
 
 
 def _lacks(sick: Sick, options: Options) -> str:
     return lacks(*sick.modules) or ("needs a GPU" if options.cpu and not sick.on_cpu else "")
 
 
-def fastest_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def fastest_of(rows: Sequence[Entry]) -> Entry | None:
     """Return the single cure that is proven to bring most; None if none is."""
-    single = [row for row in rows if row["verdict"] == "faster" and "+" not in row["cure"]]
-    return min(single, key=lambda row: float(row["ratio"]), default=None)
+    single = [row for row in rows if row.verdict == "faster" and "+" not in row.cure]
+    return min(single, key=lambda row: row.ratio or 1.0, default=None)
 
 
 def gains(pairs: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
@@ -155,28 +153,18 @@ def gains(pairs: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
 
 def asked(sick: Sick, trials: Sequence[Trial]) -> list[Check]:
     """Ask that each trial found a cure that was planted, with the gain that it has by hand."""
-    right = [trial for trial in trials if trial.fastest and trial.fastest["cure"] in sick.cures]
+    found = [(trial.fastest, trial.hand) for trial in trials]
+    right = [(entry, hand) for entry, hand in found if entry and entry.cure in sick.cures]
     checks = [Check("trials that found the planted cure", len(right), len(trials), 0)]
-    for trial in right:
-        assert trial.fastest is not None
-        measured = 100 * (1 / float(trial.fastest["ratio"]) - 1)
-        hand = Figure(trial.hand)
-        what = f"gain of {trial.fastest['cure']}, %"
-        checks.append(Check(what, measured, hand.median, POINTS, hand.spread))
+    for entry, hand in right:
+        measured, by_hand = 100 * (1 / (entry.ratio or 1.0) - 1), Figure(hand)
+        what = f"gain of {entry.cure}, %"
+        checks.append(Check(what, measured, by_hand.median, POINTS, by_hand.spread))
     return checks
 
 
-def ledger_row(name: str, row: Mapping[str, Any]) -> str:
+def ledger_row(name: str, row: Entry) -> str:
     """Return an answer as a row of the tables of docs/studies/cures.md."""
-    measured = row["verdict"]
-    if row["ratio"] is not None and measured in ("faster", "slower"):
-        size = abs(100 * (1 / row["ratio"] - 1))
-        measured += f" by {size:.0f}% ({_percent(row['high'])} to {_percent(row['low'])})"
-    predicted = "–" if row["predicted"] is None else _percent(row["predicted"])
-    step = "" if row["bare_ns"] is None else f"{row['bare_ns'] / 1e6:.1f}"
-    cells = (f"`{name}.py`", f"`{row['cure']}`", measured, predicted, step, str(row["rounds"]))
-    return f"| {' | '.join(cells)} | {row['why']} |"
-
-
-def _percent(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{100 * (1 / ratio - 1):+.0f}%"
+    step = "" if row.bare_ns is None else f"{row.bare_ns / 1e6:.1f}"
+    cells = (f"`{name}.py`", f"`{row.cure}`", said(row), foretold(row), step, str(row.rounds))
+    return f"| {' | '.join(cells)} | {row.why} |"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ from benchmarks.measure import Failed
 from benchmarks.options import Options
 from benchmarks.overhead import Ran
 from benchmarks.sick import TRAININGS, Trial
+from gputrace.trials.ledger import Entry
+from tests.command import ROOT
+from tests.native.build import Machine
 
 EXPERIMENTS: Final = (harmless, overhead, phases, modules, sick)
 
@@ -333,9 +337,10 @@ def test_throughput_and_power_are_held_against_the_programs_own() -> None:
     assert missed(modules.energy(counted, [less])) == ["sum of the classes, mJ"]
 
 
-def answer(cure: str, ratio: float | None, verdict: str = "faster") -> dict[str, Any]:
-    row = {"cure": cure, "verdict": verdict, "ratio": ratio, "low": ratio, "high": ratio}
-    return row | {"predicted": None, "bare_ns": 20e6, "rounds": 5, "why": ""}
+def answer(cure: str, ratio: float | None, verdict: str = "faster") -> Entry:
+    row = Entry(**dict.fromkeys(field.name for field in fields(Entry)))  # type: ignore[arg-type]
+    row = replace(row, ratio=ratio, low=ratio and ratio - 0.01, high=ratio and ratio + 0.01)
+    return replace(row, cure=cure, verdict=verdict, bare_ns=20e6, rounds=5, why="")
 
 
 def test_a_trial_is_right_if_the_fastest_single_cure_was_planted() -> None:
@@ -350,17 +355,70 @@ def test_a_trial_is_right_if_the_fastest_single_cure_was_planted() -> None:
     assert sick.fastest_of(rows[3:]) is None
     hand = sick.gains([{"sick": 4.0, "cured": 1.0}, {"sick": 4.1, "cured": 1.0}])
     assert hand == pytest.approx((300.0, 310.0))
-    near_, far = Trial(rows, fastest, (304.0,)), Trial(rows, fastest, (306.0,))
-    assert missed(sick.asked(TRAININGS["fp32"], [near_])) == []
-    assert missed(sick.asked(TRAININGS["fp32"], [far])) == ["gain of bf16, %"]
+    assert missed(sick.asked(TRAININGS["fp32"], [Trial(fastest, (304.0,))])) == []
+    far = sick.asked(TRAININGS["fp32"], [Trial(fastest, (306.0,))])
+    assert missed(far) == ["gain of bf16, %"]
     # Changes by hand that differ by ten points do not tell six apart.
-    assert missed(sick.asked(TRAININGS["fp32"], [Trial(rows, fastest, (306, 316, 310))])) == []
-    other = sick.asked(TRAININGS["nchw"], [near_, Trial(rows, None, (1.0,))])
+    unclear = sick.asked(TRAININGS["fp32"], [Trial(fastest, (306.0, 316.0, 306.0))])
+    assert [check.met for check in unclear] == [True, None]
+    other = sick.asked(TRAININGS["nchw"], [Trial(fastest, (300.0,)), Trial(None, (1.0,))])
     assert missed(other) == ["trials that found the planted cure"]
 
 
 def test_a_row_of_the_ledger_is_as_the_study_has_it() -> None:
-    row = answer("tf32", 1 / 3.79) | {"low": 1 / 3.91, "high": 1 / 3.69, "predicted": 1 / 1.77}
+    row = answer("tf32", 1 / 3.79)
+    row = replace(row, low=1 / 3.91, high=1 / 3.69, predicted=1 / 1.77)
     assert sick.ledger_row("fp32", row) == (
-        "| `fp32.py` | `tf32` | faster by 279% (+269% to +291%) | +77% | 20.0 | 5 |  |"
+        "| `fp32.py` | `tf32` | faster by 279% (269% to 291%) | +77% | 20.0 | 5 |  |"
     )
+    study = (ROOT / "docs" / "studies" / "cures.md").read_text(encoding="utf-8")
+    assert "| `fp32.py` | `tf32` | faster by 279% (269% to 291%) | +77% | 24.5 | 5 |  |" in study
+
+
+# ---- with the stand-in for a GPU ----
+
+
+@pytest.fixture
+def stand_in(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Have programs of experiments meet our libcupti."""
+    monkeypatch.setenv("GPUTRACE_CUPTI", str(machine.folder / "libcupti.so.13"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(machine.folder))
+    return machine
+
+
+ON_STAND_IN: Final = ("--backend", "cupti", "--no-nvml")
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("", 0, "whole 2 of 2; kernels 48; replays 3; steps 0; not whole –"),
+        ('echo "$GPUTRACE_DIR"', 1, "whole 0 of 2; kernels 48; replays 3; steps 0; not whole an"),
+        ('[ -z "$GPUTRACE_DIR" ]', 1, "not whole exit status 1: 2"),
+    ],
+)
+def test_a_program_that_notices_the_recorder_is_not_whole(
+    stand_in: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+    code: int,
+    said: str,
+) -> None:
+    work = shlex.join(stand_in.command("inject storm 48 1 replays 3 say done"))
+    command = ("sh", "-c", f"{work}; {script}")
+    monkeypatch.setattr(experiment, "has_driver", lambda: True)
+    monkeypatch.setattr(harmless, "program", lambda *_: command)
+    monkeypatch.setattr(harmless, "PROGRAMS", {"sh": harmless.Program(("",), (), how=ON_STAND_IN)})
+    assert harmless.run(Options(asked_runs=2)) == code
+    assert said in capsys.readouterr().out
+
+
+def test_a_recorded_run_has_what_the_program_and_what_analysis_says(stand_in: Machine) -> None:
+    told = '{"mean_ms":2.5,"median_ms":2.4,"peak_mib":10,"steps":40}'
+    command = stand_in.command(["inject", "nvtx", "train", "40", "8", "50", "say", told])
+    ran = overhead._ran_recorded(command, *ON_STAND_IN)
+    assert (ran.mean_ms, ran.median_ms, ran.steps) == (2.5, 2.4, 40)
+    # Eight launches with 50 us between, of kernels that are shorter.
+    assert ran.unrecorded_ms > 0.4
+    assert 0 < ran.launch_idle_ms < ran.unrecorded_ms
