@@ -109,23 +109,29 @@ class Journal:
         """1 once a check was missed or a program failed."""
         self._options = options
         self._ends = monotonic() + 60 * options.minutes if options.minutes else math.inf
+        self._part_ends = self._ends
         self._kept: dict[str, Any] = {"machine": machine(), "cards": cards()}
         self._kept |= {"rows": [], "checks": [], "skipped": []}
         print(f"\n{name}: {self._kept['machine']}; {', '.join(cards()) or 'no GPU'}", flush=True)
 
     @property
     def left_s(self) -> float:
-        """Seconds of the budget that are left; infinite without one."""
-        return self._ends - monotonic()
+        """Seconds that are left for the part that runs; infinite without a budget."""
+        return self._part_ends - monotonic()
 
     def each(self, names: Iterable[str], experiment: Callable[[str], object]) -> int:
-        """Run the parts that were asked for while there is time, and say which had none."""
-        for name in names:
-            if self._options.parts and name not in self._options.parts:
-                continue
-            if self.left_s <= 0:
+        """Run the parts that were asked for while there is time, and say which had none.
+
+        Each may take an equal part of the time that is left.
+        """
+        asked = self._options.parts
+        chosen = [name for name in names if not asked or name in asked]
+        for at, name in enumerate(chosen):
+            now = monotonic()
+            if now >= self._ends:
                 self.skip(name, "no time was left")
                 continue
+            self._part_ends = now + (self._ends - now) / (len(chosen) - at)
             try:
                 experiment(name)
             except Failed as failure:
@@ -176,7 +182,7 @@ def _plain(cell: object) -> object:
 def in_turn(
     journal: Journal, variants: Mapping[str, Callable[[], _Result]], rounds: int
 ) -> dict[str, list[_Result]]:
-    """Run the variants in turn, each round from another on, until the budget is over.
+    """Run the variants in turn, each round from another on, until the part's time is over.
 
     The first round is whole in any case, unless a variant fails.
     """

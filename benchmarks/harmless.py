@@ -9,6 +9,7 @@ them.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import tempfile
@@ -18,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from benchmarks.experiment import (
@@ -118,14 +120,16 @@ def run(options: Options) -> int:
 
 
 def _try(journal: Journal, part: str, options: Options) -> None:
-    chosen, runs = PROGRAMS[part], options.runs_or(RUNS)
+    chosen = PROGRAMS[part]
     if why := lacks(*chosen.modules) or ("needs a GPU" if chosen.needs_gpu and options.cpu else ""):
         return journal.skip(part, why)
     command = program(str(_FRAMEWORKS / chosen.words[0]), *chosen.words[1:])
+    began = monotonic()
     first = execute(command, LIMIT_S)
     if first.code:
         return journal.skip(part, f"does not run by itself: {first.last_words}")
     at_once = min(AT_ONCE, max((os.cpu_count() or 1) // 2, 1))
+    runs = affordable(options.runs_or(RUNS), journal.left_s, at_once / (monotonic() - began))
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(at_once) as pool:
         bare = list(pool.map(lambda _: execute(command, LIMIT_S), range(runs)))
         traces = [Path(folder, f"{number}.sqlite") for number in range(runs)]
@@ -139,6 +143,18 @@ def _try(journal: Journal, part: str, options: Options) -> None:
     journal.row(part, whole=f"{whole} of {runs}", **cells)
     journal.check(part, Check("whole runs", whole, runs, 0))
     return None
+
+
+def affordable(wanted: int, left_s: float, per_s: float) -> int:
+    """Return how many runs without and with a recorder there is time for; three at least.
+
+    A recorded run is taken to last half as long again as one without.
+    """
+    return (
+        wanted
+        if math.isinf(left_s)
+        else max(min(wanted, int(left_s * per_s / 2.5)), min(wanted, 3))
+    )
 
 
 def _recorded(command: Sequence[str], how: Sequence[str], trace: Path) -> Recorded:

@@ -4,11 +4,11 @@ Part ``turns`` trains on two GPUs, and turns each recorder off and on every few 
 where the host is shared, runs of the same differ by more than a recorder costs. There the hooks and
 the sampling of NVML run throughout, and are in neither.
 
-The other parts are trainings on one GPU in whole runs, in turn: without a recorder, under
-`gputrace record`, where the GPU waits for its host also with `--sample 2%`, and under
-torch.profiler (CUDA activity only). The step without the recorder as `gputrace analyze` tells it is
-held against the runs without one. ``long`` and ``long-compute`` are the default over ten minutes,
-or as many as are left, between two shorter runs without it.
+The other parts are trainings in whole runs, on one GPU but for ``ddp-…``, in turn: without a
+recorder, under `gputrace record`, where the GPU waits for its host also with `--sample 2%`, and
+under torch.profiler (CUDA activity only). The step without the recorder as `gputrace analyze` tells
+it is held against the runs without one. ``long`` and ``long-compute`` are the default over ten
+minutes, or as many as are left, between two shorter runs without it.
 """
 
 from __future__ import annotations
@@ -70,19 +70,25 @@ class Training:
     modules: tuple[str, ...] = ("torch",)
     has_profiler: bool = True
     """It has torch.profiler's option."""
+    ranks: int = 1
 
 
 _SEES: Final = ("torch", "torchvision")
 _JAX: Final = "--times --width 1024 --layers 24"
 TRAININGS: Final = {
+    "ddp-resnet50": Training(
+        "--model resnet50 --batch 128", 220, False, 0.01, modules=_SEES, ranks=2
+    ),
+    "ddp-resnet18": Training("--model resnet18 --batch 8", 220, True, 0.02, modules=_SEES, ranks=2),
+    "jax": Training(_JAX, 600, False, 0.01, JAX_TRAIN, ("jax",), has_profiler=False),
     "resnet18": Training("--model resnet18 --batch 4 --block 32", 1500, True, 0.02, modules=_SEES),
     "gpt2": Training("--model gpt2 --batch 2 --block 16", 480, True, 0.02),
     "resnet50": Training("--model resnet50 --batch 64 --block 16", 300, False, 0.01, modules=_SEES),
     "graph": Training(
         "--model resnet18 --batch 64 --block 32 --graph", 1500, False, 0.01, modules=_SEES
     ),
-    "jax": Training(_JAX, 600, False, 0.01, JAX_TRAIN, ("jax",), has_profiler=False),
 }
+"""Trainings; what a machine may lack comes first, and leaves its time to the others."""
 LONG: Final = {"long": "resnet18", "long-compute": "resnet50"}
 ON_CPU: Final = Training("--model tiny --batch 2 --block 20 --cpu", 600, True, 0.02)
 """In place of each, to see that it runs."""
@@ -121,18 +127,18 @@ def run(options: Options) -> int:
         print(f"overhead: {why}")
         return 0
     journal = Journal("overhead", options)
-    parts: dict[str, Callable[[], None]] = {
-        name: partial(_whole, journal, name, training, options)
-        for name, training in TRAININGS.items()
-    }
+    parts: dict[str, Callable[[], None]] = {"turns": partial(_by_turns, journal, options)}
+    for name, training in TRAININGS.items():
+        parts[name] = partial(_whole, journal, name, training, options)
     for name, of in LONG.items():
         parts[name] = partial(_long, journal, name, TRAININGS[of], options)
-    parts["turns"] = partial(_by_turns, journal, options)
     return journal.each(parts, lambda part: parts[part]())
 
 
 def _chosen(training: Training, options: Options) -> tuple[Training, str]:
     """Return the training that is run, and what it lacks."""
+    if training.ranks > 1 and (options.cpu or len(cards()) < training.ranks):
+        return training, "needs two GPUs"
     if options.cpu and training.script == JAX_TRAIN:
         training = replace(training, words="--times")
     elif options.cpu:
@@ -145,7 +151,8 @@ def _whole(journal: Journal, part: str, training: Training, options: Options) ->
     chosen, why = _chosen(training, options)
     if why:
         return journal.skip(part, why)
-    train = program(str(chosen.script), *chosen.words.split(), "--steps", str(chosen.steps))
+    words = (*chosen.words.split(), "--steps", str(chosen.steps))
+    train = program(str(chosen.script), *words, ranks=chosen.ranks)
     variants = {
         "bare": partial(_ran, train),
         "recorded": partial(_ran_recorded, train),
@@ -195,8 +202,8 @@ def _long(journal: Journal, part: str, training: Training, options: Options) -> 
     chosen, why = _chosen(training, options)
     if why:
         return journal.skip(part, why)
-    # Half as long without a recorder; beside the other long part and its starts.
-    within = (journal.left_s / (1 if part == [*LONG][-1] else 2) - 40) / 1.5
+    # Half as long without a recorder; and starts take time.
+    within = (journal.left_s - 40) / 1.5
     length = min(LONG_S, within)
     if length < 20:
         return journal.skip(part, f"no time was left ({max(journal.left_s, 0):.0f} s)")

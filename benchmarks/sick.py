@@ -85,9 +85,7 @@ def run(options: Options) -> int:
     wanted = _wanted(journal, options)
     trials: dict[str, list[Trial]] = defaultdict(list)
     turns = [part for _ in range(options.runs_or(ROUNDS)) for part in wanted]
-    for at, part in enumerate(turns):
-        share = journal.left_s / (len(turns) - at)
-        journal.each([part], partial(_try, journal, options, trials, share))
+    journal.each(turns, partial(_try, journal, options, trials))
     for part, held in trials.items():
         for check in asked(TRAININGS[part.removesuffix("-2")], held):
             journal.check(part, check)
@@ -107,15 +105,13 @@ def _wanted(journal: Journal, options: Options) -> list[str]:
     return wanted
 
 
-def _try(
-    journal: Journal, options: Options, trials: dict[str, list[Trial]], share_s: float, part: str
-) -> None:
+def _try(journal: Journal, options: Options, trials: dict[str, list[Trial]], part: str) -> None:
     name = part.removesuffix("-2")
     sick, ranks = TRAININGS[name], 1 if name == part else 2
     tiny = ("--tiny",) if options.cpu else ()
     command = program(str(FOLDER / f"{name}.py"), *tiny, ranks=ranks)
     # A third of the time is for the changes by hand.
-    budget = min(max(0.66 * share_s, BUDGET_S[0]), BUDGET_S[1])
+    budget = min(max(0.66 * journal.left_s, BUDGET_S[0]), BUDGET_S[1])
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder, "ledger.sqlite")
         how = ("--budget", f"{budget:.0f}s", "--ledger", str(ledger), "--json")

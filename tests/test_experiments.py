@@ -119,6 +119,21 @@ def test_parts_can_be_named_alone_and_those_without_time_are_said(
     ]
 
 
+def test_what_a_part_leaves_of_its_time_the_next_ones_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, given = [0.0], []
+    monkeypatch.setattr("benchmarks.experiment.monotonic", lambda: clock[0])
+    journal = Journal("tried", Options(minutes=1))
+
+    def part(name: str) -> None:
+        given.append(journal.left_s)
+        clock[0] += {"a": 0, "b": 50}.get(name, 5)
+
+    journal.each("abcd", part)
+    assert given == [15.0, 20.0, 5.0, 5.0]
+
+
 def test_variants_run_in_turn_and_a_round_that_would_be_late_is_not_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,6 +225,14 @@ def test_harmless_counts_each_way_not_to_be_whole() -> None:
     assert whole_runs(bare, [graph], Least(24, 24)) == (1, "")
     with pytest.raises(Failed, match="differ in what they print"):
         whole_runs([*bare, Ended(0, "b", "")], runs, Least(24, 24))
+
+
+def test_a_program_runs_as_often_as_there_is_time_for() -> None:
+    assert harmless.affordable(30, math.inf, 0.1) == 30
+    # Two runs a second, of which a pair takes two and a half.
+    assert harmless.affordable(30, 10.0, 2.0) == 8
+    assert harmless.affordable(30, 100.0, 2.0) == 30
+    assert harmless.affordable(30, 1.0, 2.0) == 3
 
 
 def of_runs(**steps: tuple[float, ...]) -> dict[str, list[Ran]]:
