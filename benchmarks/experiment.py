@@ -47,6 +47,13 @@ class Ended:
         return lines[-1][:300] if lines else "it said nothing"
 
 
+def _number(value: float) -> str:
+    """Format with four significant digits or more, and no power of ten."""
+    digits = sum(abs(value) < 10**power for power in (1, 2, 3))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure in several rounds; their range is the noise of the host."""
@@ -63,7 +70,8 @@ class Figure:
         return max(self.rounds) - min(self.rounds)
 
     def __str__(self) -> str:
-        return f"{self.median:.4g} ({min(self.rounds):.4g} to {max(self.rounds):.4g})"
+        middle, low, high = map(_number, (self.median, min(self.rounds), max(self.rounds)))
+        return f"{middle} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +95,11 @@ class Check:
         return True if off <= self.allowed else None if off <= self.noise else False
 
     def __str__(self) -> str:
-        limit = f"{'at most ' if self.at_most else ''}{self.wanted:.4g}"
-        noise = f", noise {self.noise:.3g}" if self.noise else ""
+        found, wanted, allowed = map(_number, (self.found, self.wanted, self.allowed))
+        limit = f"{'at most ' if self.at_most else ''}{wanted} ± {allowed}"
+        noise = f", noise {_number(self.noise)}" if self.noise else ""
         verdict = {True: "met", None: "within the noise", False: "MISSED"}[self.met]
-        return (
-            f"{self.what}: {self.found:.4g}, asked {limit} ± {self.allowed:.3g}{noise}: {verdict}"
-        )
+        return f"{self.what}: {found}, asked {limit}{noise}: {verdict}"
 
 
 def near(what: str, found: float, truth: Figure, part: float, at_most: bool = False) -> Check:
@@ -220,10 +227,10 @@ def cards() -> tuple[str, ...]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     query = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
     try:
-        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")
+        ran = subprocess.run(query, capture_output=True, text=True, check=True)
+        named = tuple(filter(None, ran.stdout.splitlines()))
     except (OSError, subprocess.CalledProcessError):
-        return ()
-    named = tuple(filter(None, lines))
+        named = ("a GPU",) * len(list(Path("/dev").glob("nvidia[0-9]*")))
     return named if visible is None else named[: len(list(filter(None, visible.split(","))))]
 
 

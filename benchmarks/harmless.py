@@ -150,11 +150,9 @@ def affordable(wanted: int, left_s: float, per_s: float) -> int:
 
     A recorded run is taken to last half as long again as one without.
     """
-    return (
-        wanted
-        if math.isinf(left_s)
-        else max(min(wanted, int(left_s * per_s / 2.5)), min(wanted, 3))
-    )
+    if math.isinf(left_s):
+        return wanted
+    return max(min(wanted, int(left_s * per_s / 2.5)), min(wanted, 3))
 
 
 def _recorded(command: Sequence[str], how: Sequence[str], trace: Path) -> Recorded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import shlex
@@ -12,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+import gputrace
 from benchmarks import __main__ as benchmarks
 from benchmarks import experiment, harmless, modules, overhead, phases, sick
 from benchmarks.experiment import Check, Ended, Figure, Journal, near
@@ -22,6 +24,7 @@ from benchmarks.overhead import Ran
 from benchmarks.sick import TRAININGS, Trial
 from gputrace.trials.ledger import Entry
 from tests.command import ROOT
+from tests.kineto import real
 from tests.native.build import Machine
 
 EXPERIMENTS: Final = (harmless, overhead, phases, modules, sick)
@@ -343,6 +346,17 @@ def test_kernels_belong_to_the_modules_in_whose_calls_they_were_launched() -> No
     assert missed(modules.compare_trees([right], truth)) == []
     wrong = [right[0], right[1] | {"forward_ns": 2_120_000}]
     assert missed(modules.compare_trees([wrong], truth)) == ["forward of Net/Linear, ms"]
+
+
+def test_sums_by_module_of_a_real_profile_are_those_of_analysis() -> None:
+    path = real("tracelens", "tracelens-falconsai.json.gz")
+    truth = modules.forward_times(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
+    with gputrace.open(path) as trace:
+        rows = trace.analyze().modules
+    assert len(rows) > 20
+    # It is of one forward pass and of no steps.
+    found = {row.path: row.forward_ns / 1e6 / modules.PROFILED for row in rows}
+    assert truth == pytest.approx(found)
 
 
 def test_throughput_and_power_are_held_against_the_programs_own() -> None:
