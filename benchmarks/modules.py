@@ -13,8 +13,7 @@ import statistics
 import tempfile
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from benchmarks.experiment import (
     told,
     unfit,
 )
-from benchmarks.measure import MIB, Failed
+from benchmarks.measure import MIB
 from benchmarks.options import Options
 
 TRAIN: Final = Path(__file__).with_name("modules_train.py")
@@ -50,14 +49,8 @@ def run(options: Options) -> int:
         print(f"modules: {why}")
         return 0
     journal = Journal("modules", options)
-    runs: list[dict[str, Any]] = []
-
-    def part(name: str) -> None:
-        if not runs:
-            runs.extend(_runs(journal, options))
-        PARTS[name](journal, runs, options)
-
-    return journal.each(PARTS, part)
+    parts = {"counts": _counts, "tree": _tree}
+    return journal.each(parts, lambda part: parts[part](journal, options))
 
 
 def _train(options: Options, *more: str) -> tuple[str, ...]:
@@ -65,14 +58,23 @@ def _train(options: Options, *more: str) -> tuple[str, ...]:
     return program(str(TRAIN), *cpu, *more)
 
 
-def _runs(journal: Journal, options: Options) -> list[dict[str, Any]]:
-    """Return what the program says of recorded runs, with the analysis of each."""
-    bare = partial(lambda: told(completed(_train(options))))
-    variants = {"bare": bare, "recorded": partial(_recorded, options)}
+def _counts(journal: Journal, options: Options) -> None:
+    """Tokens, FLOPs, energy and memory, by what the program counts in recorded runs."""
+    variants: dict[str, Callable[[], dict[str, Any]]] = {
+        "bare": lambda: told(completed(_train(options))),
+        "recorded": lambda: _recorded(options),
+    }
     found = in_turn(journal, variants, options.runs_or(ROUNDS))
     for name, lines in found.items():
-        journal.row("runs", runs=name, step_ms=Figure(tuple(1e3 * line["step"] for line in lines)))
-    return found["recorded"]
+        step = Figure(tuple(1e3 * line["step"] for line in lines))
+        journal.row("counts", runs=name, step_ms=step)
+    for name, (compare, unknown) in COMPARED.items():
+        rows = [line["report"][name] for line in found["recorded"]]
+        checks = compare(found["recorded"], [row[0] for row in rows]) if all(rows) else []
+        for check in checks:
+            journal.check("counts", check)
+        if not checks:
+            journal.skip("counts", unknown)
 
 
 def _recorded(options: Options) -> dict[str, Any]:
@@ -82,7 +84,8 @@ def _recorded(options: Options) -> dict[str, Any]:
         return line | {"report": analysis(trace)}
 
 
-def _tree(journal: Journal, runs: Sequence[Mapping[str, Any]], options: Options) -> None:
+def _tree(journal: Journal, options: Options) -> None:
+    """Modules of recorded runs, by a profile of the same training."""
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder, "profile.json")
         completed(_train(options, "--profile", str(profile)))
@@ -90,7 +93,8 @@ def _tree(journal: Journal, runs: Sequence[Mapping[str, Any]], options: Options)
     truth = forward_times(events)
     if not truth:
         return journal.skip("tree", "the profile has no kernels of modules")
-    for check in compare_trees([row["report"]["modules"] for row in runs], truth):
+    found = in_turn(journal, {"": lambda: _recorded(options)}, options.runs_or(ROUNDS))
+    for check in compare_trees([line["report"]["modules"] for line in found[""]], truth):
         journal.check("tree", check)
     return None
 
@@ -141,18 +145,6 @@ def compare_trees(
     return checks
 
 
-def _throughput(journal: Journal, runs: Sequence[Mapping[str, Any]], options: Options) -> None:
-    """Tokens, FLOPs and MFU, by the step that was recorded."""
-    rows = [row["report"]["throughput"] for row in runs]
-    if not all(rows):
-        raise Failed("analysis tells no throughput")
-    for check in throughput(runs, [row[0] for row in rows]):
-        journal.check("throughput", check)
-    if rows[0][0]["mfu"] is None:
-        journal.skip("throughput", "the card's peak is not known, so there is no MFU")
-    return None
-
-
 def throughput(runs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Check]:
     """Hold what analysis tells of throughput against what the program counted."""
     checks = []
@@ -164,17 +156,10 @@ def throughput(runs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, An
     return checks
 
 
-def _energy(journal: Journal, runs: Sequence[Mapping[str, Any]], options: Options) -> None:
-    rows = [row["report"]["energy"] for row in runs]
-    if runs[0]["watts"] is None or not all(rows):
-        return journal.skip("energy", "NVML's counter of energy cannot be read")
-    for check in energy(runs, [row[0] for row in rows]):
-        journal.check("energy", check)
-    return None
-
-
 def energy(runs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Check]:
     """Hold power against the program's, and the sum of the classes against the counter."""
+    if runs[0]["watts"] is None:
+        return []
     power = Figure(tuple(1e6 * row["total_mj"] / row["measured_ns"] for row in rows))
     counted = Figure(tuple(run["watts"] for run in runs))
     classes = sum(rows[0]["classes_mj"].values())
@@ -185,23 +170,22 @@ def energy(runs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]])
     ]
 
 
-def _memory(journal: Journal, runs: Sequence[Mapping[str, Any]], options: Options) -> None:
-    rows = [row["report"]["allocators"] for row in runs]
-    if runs[0]["peak_bytes"] is None or not all(rows):
-        return journal.skip("memory", "torch's allocator on a GPU was not read")
-    journal.check("memory", memory(runs, [row[0] for row in rows]))
-    return None
-
-
-def memory(runs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> Check:
+def memory(runs: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Check]:
     """Hold the allocator's peak against the program's.
 
     Analysis has none where the peak was not seen to rise in measured steps: the most that tensors
     had at the ends of steps, which is less, stands in for it and misses.
     """
+    if runs[0]["peak_bytes"] is None:
+        return []
     peaks = [row["peak_bytes"] or row["allocated_bytes"] for row in rows]
     counted = Figure(tuple(run["peak_bytes"] / MIB for run in runs))
-    return near("peak of memory, MiB", statistics.median(peaks) / MIB, counted, OFF)
+    return [near("peak of memory, MiB", statistics.median(peaks) / MIB, counted, OFF)]
 
 
-PARTS: Final = {"tree": _tree, "throughput": _throughput, "energy": _energy, "memory": _memory}
+COMPARED: Final = {
+    "throughput": (throughput, "analysis tells no throughput"),
+    "energy": (energy, "NVML's counter of energy cannot be read"),
+    "allocators": (memory, "torch's allocator on a GPU was not read"),
+}
+"""What is held against a list of the report, and why it may not be."""

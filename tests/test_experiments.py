@@ -173,10 +173,10 @@ def test_minutes_are_shared_and_what_one_leaves_the_next_ones_have(
     monkeypatch.setattr(benchmarks.Benchmark, "run", run)
     assert benchmarks.main(["gpu", "--minutes", "29", "--seconds", "60"]) == 1
     assert list(given) == list(benchmarks.GROUPS["gpu"])
-    # Shares of 4, 12, 3, 2 and 9; the first one leaves all of its own.
+    # Shares of 4, 11, 4, 3 and 8; the first one leaves all of its own.
     assert given["harmless"] == 4
-    assert given["overhead"] == round(30 * 12 / 26, 6)
-    left = 30 - 30 * 12 / 26
+    assert given["overhead"] == round(30 * 11 / 26, 6)
+    left = 30 - 30 * 11 / 26
     assert given["sick"] == round(left, 6)
     given.clear()
     benchmarks.main(["hour", "--minutes", "60"])
@@ -370,8 +370,19 @@ def test_throughput_and_power_are_held_against_the_programs_own() -> None:
     # 510 W for 2 s.
     row = {"total_mj": 1_020_000, "measured_ns": 2 * 10**9, "classes_mj": {"compute": 1_020_000}}
     assert missed(modules.energy(counted, [row])) == []
+    assert modules.energy([{"watts": None}], [row]) == []
     less = row | {"classes_mj": {"compute": 1_000_000, "sync": 10_000}}
     assert missed(modules.energy(counted, [less])) == ["sum of the classes, mJ"]
+
+
+def test_the_peak_of_memory_is_held_against_torchs_own() -> None:
+    counted, row = (
+        [{"peak_bytes": 100 << 20}],
+        {"allocated_bytes": 80 << 20, "peak_bytes": 104 << 20},
+    )
+    assert missed(modules.memory(counted, [row])) == []
+    assert missed(modules.memory(counted, [row | {"peak_bytes": None}])) == ["peak of memory, MiB"]
+    assert modules.memory([{"peak_bytes": None}], [row]) == []
 
 
 def answer(cure: str, ratio: float | None, verdict: str = "faster") -> Entry:
