@@ -188,4 +188,4 @@ COMPARED: Final = {
     "energy": (energy, "NVML's counter of energy cannot be read"),
     "allocators": (memory, "torch's allocator on a GPU was not read"),
 }
-"""What is held against a list of the report, and why it may not be."""
+"""Comparisons by the list of the report that they need, with why one may not be made."""
