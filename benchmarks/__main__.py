@@ -34,6 +34,7 @@ BENCHMARKS: Final = (
     Benchmark("profile", "benchmarks.profiles", "what the processor does (needs py-spy)"),
     Benchmark("ranks", "benchmarks.ranks", "a run of 64 ranks, by one process and by a cluster"),
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
+    Benchmark("idle", "benchmarks.idle", "what a CUPTI that records nothing costs (needs a GPU)"),
     Benchmark("hour", "benchmarks.hour", "an hour in a ring: is its cost flat (--minutes 60)"),
     Benchmark("minutes", "benchmarks.minutes", "the same on two GPUs (--minutes 4)"),
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
