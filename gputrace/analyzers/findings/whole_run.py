@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.data_feeding import explained, how_to_feed_faster
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
-from gputrace.analyzers.findings.idle import explained, how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_state import read_host_state

@@ -12,7 +12,7 @@ steps            counts the steps, opens and closes the window of ``--steps A:B`
 load             records how threads spend their time, what else wants cores, and collections
 hangs            shows steps and collectives to a recorder that looks for hangs
 control          reaches the collector's library in this process, leaves steps unrecorded
-cures            changes the program as `gputrace try` asks, and measures its steps
+cures            change the program as `gputrace try` asks, and measure its steps
 recorder         keeps the events and writes them now and then
 host_file        the file that they are written to
 sampler          looks where the program is, if asked to

@@ -148,7 +148,7 @@ def patch(module: "ModuleType") -> None:
         sampler.install_for_steps(os.environ["GPUTRACE_LINES"])
     for name in names.split():
         try:
-            home, function = name.split(".")
+            home, function = name.rsplit(".", 1)
             getattr(import_module(f"{__package__}.{home}"), function)(module)
         except Exception:
             recorder.note_failure(module.__name__)
