@@ -1,4 +1,4 @@
-"""What of CUPTI's cost stays while it records nothing, on a machine with a GPU and PyTorch.
+"""Cost of a CUPTI that records nothing, on a machine with a GPU and PyTorch.
 
 Runs the same training, whose host's launches fill each step, once for each of `STATES` in turn, and
 prints what a step takes and what a launch, in each and in excess of none: how much of the cost of a
@@ -28,7 +28,7 @@ from benchmarks.options import Options
 from gputrace.collectors.backend import has_driver
 
 GPU_KINDS: Final = (10, 1, 2, 22, 17, 51)
-"""As the collector has them: kernels, copies, memsets, copies between GPUs, overhead, graphs."""
+"""Kinds of the collector: kernels, copies, memsets, copies between GPUs, overhead, graphs."""
 CALL_KINDS: Final = (5, 4)
 """Calls of the runtime and of the driver."""
 STATES: Final = {
@@ -50,10 +50,10 @@ RECORDED: Final = {
     "calls off": CALL_KINDS,
     **dict.fromkeys(("all off", "taken out", "all on"), GPU_KINDS + CALL_KINDS),
 }
-"""What is recorded for some steps at least."""
+"""Kinds that are recorded for some steps at least, by state."""
 WARMUP, ON, STEPS = 20, 30, 150
 LAUNCHES, BATCHES = 400, 40
-"""Of an empty operator: fewer than a stream takes before a launch waits for the GPU."""
+"""Launches of a tiny kernel: fewer than a stream takes before one waits for the GPU."""
 HOLD_NS: Final = 250_000_000
 BUFFER: Final = 8 << 20
 EXIT: Final = 1
