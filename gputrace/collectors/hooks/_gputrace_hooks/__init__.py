@@ -4,6 +4,7 @@ imports          notices that the program imports a framework
 pytorch, others  what is wrapped in each
 allocator        reads what torch's allocator of GPU memory counts
 modules          records the modules of a torch network that threads are in
+model_calls      times the calls of a torch program's model
 loader           the parts of a batch of torch's DataLoader
 compilation      times compilations, and keeps their reasons
 wrappers         time a wait, mark a step, make way for a profiler

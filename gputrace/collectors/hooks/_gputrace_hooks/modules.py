@@ -10,7 +10,7 @@ from functools import wraps
 from itertools import islice
 from weakref import ref
 
-from . import steps
+from . import model_calls, steps
 from .host_file import is_handlers, time_ns
 from .recorder import MODULE, note, note_failure, on_fork, record_of, thread_id, too_deep, word
 
@@ -54,6 +54,8 @@ class _Modules:
         self.sequence: Any = None
         self.compiles: Any = None
         self.is_on = False
+        # Only to see which are the outermost.
+        self.is_brief = False
         self.is_too_deep = False
         self.until = 0
         # The limit of the program, and ours.
@@ -72,6 +74,7 @@ class _Modules:
         # first path. Modules that are made in each step take the numbers of those that died.
         self.known: dict[int, tuple[str, int, object]] = {}
         self.counts: dict[str, int] = {}
+        self.outermost: set[type] = set()
         self.free: dict[str, list[int]] = {}
 
     def step_ended(self, rank: int, end: int) -> None:
@@ -79,14 +82,18 @@ class _Modules:
         count, length = steps.recorded()
         if self.is_on:
             self.backward_ended()
-            if not 0 <= count < self.until:
-                self.end()
-                self._put_back()
-            return
+            if 0 <= count < self.until:
+                return
+            self.end()
         self._put_back()
+        if count == 1 and model_calls.IS_ASKED:
+            self.until, self.is_brief = 2, True
+            self._begin()
+            return
         again = count // _AGAIN if count > 0 and count % _AGAIN == 0 else 0
         if count == min(_FIRST, (length or 2 * _FIRST) // 2) or (again and not again & (again - 1)):
             self.until = min(count + _steps_of_modules(), length or sys.maxsize)
+            self.is_brief = False
             if self.until > count:
                 self._begin()
 
@@ -102,8 +109,7 @@ class _Modules:
         if self.original is None:
             self.original = call
             wraps(call)(_call)
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        if dynamo is not None and not self.skip_compiled(dynamo):
+        if "torch._dynamo.eval_frame" in sys.modules and not self.can_tell():
             return
         limit = sys.getrecursionlimit()
         self.limits = limit, min(limit + _ROOM, 2**31 - 1)
@@ -131,19 +137,15 @@ class _Modules:
                 return
         self.limits = 0, 0
 
-    def skip_compiled(self, module: "Any") -> bool:
-        """Have torch.compile compile nothing of ours; return False if it cannot say where it is.
+    def can_tell(self) -> bool:
+        """Return whether torch.compile says when it is at work.
 
         What is called within a function that it compiles, but not as a part of a graph, it looks at
-        once more.
+        once more; of ours it compiles nothing (`pytorch.dynamo`).
         """
         native = sys.modules.get("torch._C._dynamo.eval_frame")
         self.compiles = getattr(native, "get_eval_frame_callback", None)
-        if self.compiles is None:
-            return False
-        for function in (_call, self._marker(0)):
-            module.skip_code(function.__code__)
-        return True
+        return self.compiles is not None
 
     def end(self) -> None:
         """Put everything back as it was."""
@@ -158,6 +160,8 @@ class _Modules:
             names = vars(sys.modules.get(name, sys))
             if names.get(kept) is _call:
                 names[kept] = self.original
+        for outermost in self.outermost:
+            model_calls.time_calls(outermost)
         self._forget()
 
     def enter(self, module: object, *values: object) -> int:
@@ -166,10 +170,16 @@ class _Modules:
             walk = self._walk()
             depth = len(walk.around)
             if depth >= _DEEPEST:
-                self.is_too_deep = True
+                self.is_too_deep = not self.is_brief
                 self.end()
-                note(f"modules are timed no longer: over {_DEEPEST} lie within each other")
+                if self.is_too_deep:
+                    note(f"modules are timed no longer: over {_DEEPEST} lie within each other")
                 return sys.maxsize
+            if not walk.is_backward:
+                self._meet(module, depth)
+            if self.is_brief:
+                walk.around.append((0, 0))
+                return depth
             self._watch(walk, values)
             known = self.known.get(id(module)) if walk.is_backward else None
             walk.around.append((walk.path, walk.is_backward))
@@ -185,10 +195,12 @@ class _Modules:
         try:
             walk = self._walk()
             if depth < len(walk.around):
-                self._watch(walk, result)
+                if not self.is_brief:
+                    self._watch(walk, result)
                 before = walk.around[depth]
                 del walk.around[depth:]
-                self._move(walk, *before)
+                if not self.is_brief:
+                    self._move(walk, *before)
         except Exception as error:
             self._failed(error)
 
@@ -213,6 +225,13 @@ class _Modules:
         if walk is None:
             walk = self.walks[thread] = _Walk(thread)
         return walk
+
+    def _meet(self, module: object, depth: int) -> None:
+        if depth == 0 and not model_calls.is_backward(sys.modules["torch"]):
+            self.outermost.add(type(module))
+        elif depth == _DEEP:
+            # Modules within others of their class would each take a frame of the stack.
+            self.outermost.discard(type(module))
 
     def _path(self, around: int, module: object) -> int:
         known = self.known.get(id(module))
@@ -297,7 +316,7 @@ _FIRST, _AGAIN = 16, 84
 """Steps after which modules are recorded, the second of them also after twice, four times as many:
 not while the cost of recording is measured, around powers of two."""
 _MOST_PATHS = 4000
-_DEEPEST = 64
+_DEEP, _DEEPEST = 8, 64
 """Modules within each other: where there are more, they are timed no longer."""
 _ROOM = 4 * _DEEPEST
 """Frames of ours, each counted twice by some versions of Python, and of what they call."""

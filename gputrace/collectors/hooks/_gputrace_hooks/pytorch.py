@@ -7,6 +7,7 @@ one function of Lightning's, or of transformers' trainer.
 
 import sys
 from functools import wraps
+from types import CodeType
 
 from . import steps
 from .allocator import memory
@@ -38,10 +39,21 @@ def optimizer(module: "Any") -> None:
         before = getattr(module, "register_optimizer_step_pre_hook", None)
         if before is not None:
             before(lambda optimizer, args, keywords: _own_begin(optimizer))
-        return
+    # It may stand between a loss and its backward pass.
+    phase(module.Optimizer, "zero_grad", "other", _is_compiling, memory.look)
     function = defined(module.Optimizer, "__init__")
     if function is not None:
-        module.Optimizer.__init__ = after(function, lambda self: _wrap(type(self)))
+        wrap = _wrap if register is None else _time_all
+        module.Optimizer.__init__ = after(function, lambda self: wrap(type(self)))
+
+
+def _time_all(cls: "Any") -> None:
+    """Time ``step`` with what torch does around its hooks.
+
+    Those of the main program are let be: cloudpickle would take what wraps them with their class.
+    """
+    if cls.__module__ != "__main__":
+        phase(cls, "step", "optimizer", _is_compiling, memory.look)
 
 
 def backward(module: "Any") -> None:
@@ -186,14 +198,14 @@ def _between(
 def dynamo(module: "Any") -> None:
     """Up to 2.6, torch.compile takes the hooks off torch's optimizers; this puts ours back on.
 
-    It would also compile what times a phase, called where its graph is broken, as if it were the
+    Where its graph is broken, it would also compile what we are called in, as if it were the
     program's. What that calls it may compile as before.
     """
     skip = getattr(module, "skip_code", None)
-    timed: Any = getattr(sys.modules.get("torch.autograd"), "backward", None)
-    if skip is not None and hasattr(timed, "_of_gputrace"):
-        skip(timed.__code__)
-    if modules.is_on and not modules.skip_compiled(module):
+    if skip is not None:
+        for code in _our_codes():
+            skip(code)
+    if modules.is_on and not modules.can_tell():
         modules.end()
     patcher = getattr(module, "TorchPatcher", None)
     if patcher is None:
@@ -209,6 +221,23 @@ def dynamo(module: "Any") -> None:
             note_failure("putting hooks back after torch.compile")
 
     patcher.patch = staticmethod(ours(patch))
+
+
+def _our_codes() -> "set[Any]":
+    """Return the code of all functions of the hooks, those within others too."""
+    found: set[Any] = set()
+    names = [name for name in sys.modules if name.startswith(f"{__package__}.")]
+    holders: list[Any] = [vars(sys.modules[name]) for name in names]
+    holders += [
+        vars(held) for names in holders for held in names.values() if isinstance(held, type)
+    ]
+    codes = [getattr(held, "__code__", None) for names in holders for held in names.values()]
+    while codes:
+        code = codes.pop()
+        if isinstance(code, CodeType) and code not in found:
+            found.add(code)
+            codes += code.co_consts
+    return found
 
 
 def _wrap_stripped() -> None:
