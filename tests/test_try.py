@@ -155,6 +155,9 @@ def test_what_is_so_already_is_no_change(real: Real) -> None:
     run = real.run("workers=1,gc")
     assert run.reasons["workers"] == "num_workers is 1 already"
     assert [change.cure for change in run.changes] == ["gc"]
+    run = real.run("gc", f"import gc; gc.disable()\n{PROGRAM}print(gc.isenabled())\n")
+    assert run.reasons == {"gc": "the program has the collector off already"}
+    assert not run.changes
 
 
 @pytest.mark.parametrize(
@@ -381,6 +384,50 @@ for x, y in DataLoader(data, 8):
     by_turns = program.run(every, warmup=10, steps=4 * 6 * 3, turns=Turns(each, 3))
     assert [len(pairs) for pairs in by_turns.turns] == [4] * 5
     assert {change.cure for change in by_turns.changes} == {s.cure.id for s in every.settings}
+
+
+def test_what_the_program_sets_itself_stays_so_in_all_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that has TF32 on would else be compared with one that has it off."""
+    monkeypatch.syspath_prepend(HOOKS)
+    hooks = importlib.import_module("_gputrace_hooks.cures")
+    matmul, cudnn = SimpleNamespace(allow_tf32=False), SimpleNamespace(allow_tf32=True)
+    backends = SimpleNamespace(cuda=SimpleNamespace(matmul=matmul), cudnn=cudnn)
+    monkeypatch.setattr(hooks, "_has_gpu", lambda: True)
+    monkeypatch.setattr(hooks, "asked", {"stretch": 6})
+    monkeypatch.setattr(hooks, "cures", {"tf32": True})
+    for name, empty in {"_active": set(), "_between": [], "_switched": [], "_set": {}}.items():
+        monkeypatch.setattr(hooks, name, empty)
+    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
+    hooks.settings(SimpleNamespace(backends=backends))
+    matmul.allow_tf32 = True
+    for call in hooks._between:
+        call(1)
+    for turn in {"tf32"}, set():
+        hooks._switch_cures(turn)
+        assert matmul.allow_tf32
+    assert hooks._trial.reasons == {"tf32": "torch.backends.cuda.matmul.allow_tf32 is True already"}
+    assert not hooks._trial.changes
+
+
+def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None:
+    path = real.folder / "modules" / "torch" / "optim" / "optimizer.py"
+    path.write_text(
+        path.read_text().partition("class SGD")[0] + "    def __init__(self, params, foreach):\n"
+        "        if not isinstance(params, list): raise TypeError('no list')\n"
+        "        self.state = {}\n"
+        "        self.param_groups = [{'params': params, 'foreach': foreach}]\n"
+        "class SGD(Optimizer):\n"
+        "    def __init__(self, params, lr=0.1, *, foreach=None):\n"
+        "        super().__init__(params, foreach)\n"
+    )
+    fails = "from torch.optim import SGD\ntry: SGD('weight')\nexcept TypeError: print('refused')\n"
+    real.script.write_text(fails + PROGRAM)
+    [foreach] = read_candidates("foreach")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(foreach, 2, 4 * 6, turns=Turns((foreach,), 6))
+    assert (len(run.turns[0]), run.reasons) == (2, {})
 
 
 def test_a_number_of_the_step_before_is_read_without_waiting(

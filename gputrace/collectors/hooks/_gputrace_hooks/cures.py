@@ -175,7 +175,6 @@ def install(patches: "dict[str, str]") -> None:
         _guarded("pin-cores", _pin_cores)
     if "gc" in cures:
         _between.append(_collect_between)
-        _switched.append(("gc", _switch_collector))
 
 
 def _leave_out(patches: "dict[str, str]") -> None:
@@ -604,10 +603,10 @@ def _keep_optimizers(base: "Any") -> None:
 
     @wraps(begin)
     def begin_kept(self: "Any", *args: "Any", **keywords: "Any") -> None:
-        _optimizers.append(self)
         begin(self, *args, **keywords)
+        _optimizers.append(self)
         for cure in _active.intersection(_asked_before if asked.get("stretch") else ()):
-            _switch_optimizers(cure, True)
+            _guarded(cure, _switch_optimizers, cure, True)
 
     base.__init__ = begin_kept
 
@@ -812,7 +811,10 @@ class _Donating:
 
 
 def settings(torch: "Any") -> None:
-    """Set torch's switches now, and again after the first step, should the program set them."""
+    """Set torch's switches now, and again after the first step, should the program set them.
+
+    By turns, they are as the program has them until then.
+    """
     changes = {"non-blocking": _non_blocking, "defer-item": _defer_item, "threads": _set_threads}
     for cure, change in changes.items():
         if cure in cures:
@@ -827,7 +829,8 @@ def settings(torch: "Any") -> None:
 
     for cure in _SWITCHES:
         _switched.append((cure, partial(_switch_settings, cure)))
-    apply(0)
+    if not asked.get("stretch"):
+        apply(0)
     _between.append(apply)
 
 
@@ -939,11 +942,15 @@ def _collect_between(count: int) -> None:
     """Keep what is there out of all collections, and collect what is new between steps alone."""
     import gc
 
-    if count == 1:
+    switch = "gc", _switch_collector
+    if count == 1 and not gc.isenabled():
+        _trial.skip("gc", "the program has the collector off already")
+    elif count == 1:
+        _switched.append(switch)
         if _is_on("gc"):
             _switch_collector(True)
         _trial.change("gc", "", "gc", -1, "", "")
-    elif _is_on("gc") and count % 10 == 0:
+    elif switch in _switched and _is_on("gc") and count % 10 == 0:
         gc.collect(0)
 
 
