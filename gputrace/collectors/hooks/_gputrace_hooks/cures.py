@@ -820,8 +820,10 @@ def settings(torch: "Any") -> None:
         if cure in cures:
             _guarded(cure, change, torch)
 
+    moments = (1,) if asked.get("stretch") else (0, 1)
+
     def apply(count: int) -> None:
-        if count > 1:
+        if count not in moments:
             return
         for cure, path in _SWITCHES.items():
             if cure in cures:
@@ -829,8 +831,7 @@ def settings(torch: "Any") -> None:
 
     for cure in _SWITCHES:
         _switched.append((cure, partial(_switch_settings, cure)))
-    if not asked.get("stretch"):
-        apply(0)
+    apply(0)
     _between.append(apply)
 
 
