@@ -606,6 +606,8 @@ class Simulated:
         self.seconds, self.spent, self.noise = 0.0, 0.0, 0.002
         self.random = np.random.default_rng(5)
         self.path = path
+        self.before: Callable[[], object] = lambda: None
+        """Called at the beginning of each run."""
         monkeypatch.setattr(ProgramToTry, "run", lambda _, *given: self.run(*given))
         monkeypatch.setattr(trials._Trial, "_spent", lambda _: self.spent)
 
@@ -625,6 +627,7 @@ class Simulated:
     ) -> Measured:
         names = [str(setting) for setting in candidate.settings]
         self.made.append(str(candidate))
+        self.before()
         self.spent += self.seconds
         if record is not None and self.trace is not None:
             shutil.copy(self.trace, record)
@@ -1302,12 +1305,43 @@ def test_the_history_has_the_pairs_that_ship_with_gputrace(
     assert "Pairs that ship with gputrace" in shown
 
 
-def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["mine", "1"])
+def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+    """SQLite takes a file of one byte for an empty one."""
     path = tmp_path / "notes.txt"
-    path.write_text("mine")
-    with pytest.raises(InputError, match="cannot be used as a ledger"):
+    path.write_text(content)
+    with pytest.raises(InputError, match="ledger"):
         ledger.append(path, [ENTRY])
-    assert path.read_text() == "mine"
+    assert path.read_text() == content
+
+
+def test_a_ledger_that_cannot_be_kept_is_refused_before_any_run_and_costs_no_answer(
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_text("mine")
+    asked = "pinned", "--ledger", path, "--", simulated.path
+    ran = gputrace_try(capsys, *asked)
+    assert (ran.code, ran.out, simulated.made) == (UNREADABLE, "", [])
+    assert "ledger.sqlite: cannot be used as a ledger" in ran.err
+    path.unlink()
+    simulated.factors["pinned"] = 0.5
+    simulated.before = lambda: path.write_text("mine")
+    ran = gputrace_try(capsys, *asked)
+    assert (ran.code, "not kept" in ran.out) == (FASTER, True)
+    assert "faster by 100%" in ran.out
+
+
+def test_a_program_whose_name_is_no_text_is_tried_and_kept(real: Real) -> None:
+    real.script = real.folder / os.fsdecode(b"tr\xff.py")
+    real.script.write_text(PROGRAM)
+    [gc] = read_candidates("gc")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(gc, 2, 4 * 6, turns=Turns((gc,), 6))
+    assert (len(run.turns[0]), run.main) == (2, str(real.script))
+    path = real.folder / "ledger.sqlite"
+    ledger.append(path, [replace(ENTRY, program=str(real.script))])
+    assert [entry.program for entry in ledger.read(path)] == [f"{real.folder}/tr?.py"]
 
 
 SCRIPT: Final = """\

@@ -215,7 +215,9 @@ class Program:
                     changed = [path.stat().st_mtime_ns for path in folder.glob("*.turns")]
                     if changed != seen:
                         seen[:] = changed
-                        ranks = max(left.world_size or 1 for left in _left_in(folder, "turns"))
+                        ranks = max(
+                            (e.world_size or 1 for e in _left_in(folder, "turns")), default=1
+                        )
                         # Those of other machines would not see that it is enough.
                         if ranks <= len(changed) and enough(read(None, "turns")):
                             (folder / "enough").touch()
@@ -460,8 +462,9 @@ def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
     """Return what the hooks of all processes left in a folder, at their ends or after a round."""
     left = []
     for path in sorted(folder.glob(f"*.{kind}")):
-        with suppress(msgspec.MsgspecError):
-            left.append(msgspec.json.decode(path.read_bytes(), type=_Left))
+        # Not by msgspec: paths may have bytes that are no UTF-8.
+        with suppress(ValueError):
+            left.append(msgspec.convert(json.loads(path.read_bytes()), _Left))
     return left
 
 
