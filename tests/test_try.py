@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from errno import ENOSPC
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,9 +196,10 @@ def test_a_cure_is_switched_off_and_on_within_a_run(real: Real) -> None:
     [gc] = read_candidates("gc")
     run = trial.run(gc, 2, 6 * 8, turns=Turns((gc,), 6))
     assert (len(run.turns[0]), run.ended) == (4, True)
-    # The first step begins before any ended. Warm-up is with the cure, as is every other stretch.
+    # The first step begins before any ended. Warm-up is with the cure.
     off, on = "1" * 6, "0" * 6
-    assert log.read_text() == "10" + off + on + on + off + off + on + on + off
+    by_turns = [(off, on)[turn] for order in Turns((gc,), 6).orders[:4] for turn in order]
+    assert log.read_text() == "10" + "".join(by_turns)
 
 
 def test_a_run_ends_after_the_round_by_which_all_is_decided(real: Real) -> None:
@@ -231,7 +233,8 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(
     monkeypatch.syspath_prepend(HOOKS)
     hooks = importlib.import_module("_gputrace_hooks.cures")
     turns = Turns(tuple(read_candidates("gc,bf16,gc+bf16")), 5)
-    monkeypatch.setattr(hooks, "asked", {"turns": turns.ids, "warmup": 6})
+    asked = {"turns": turns.ids, "orders": turns.orders, "warmup": 6}
+    monkeypatch.setattr(hooks, "asked", asked)
     assert [hooks._turn_at(past, 5) for past in range(-6, 0, 2)] == turns.ids
     ends = list(range(6))
     for past in range(4 * 4 * 5):
@@ -243,6 +246,40 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(
     assert turns.measured([left], 6) == tuple(
         (Turn(10, with_cure, (10, with_cure)),) * 4 for with_cure in (7, 4, 1)
     )
+
+
+def rounds_of(turns: Turns, step: Callable[[int], float]) -> tuple[tuple[Turn, ...], ...]:
+    """The rounds of a run of which each step takes as long as its number says."""
+    total = MOST * (len(turns.each) + 1) * turns.stretch
+    ends = np.cumsum([1.0, *map(step, range(total))]).tolist()
+    left: Any = SimpleNamespace(ends=ends, losses=[None] * len(ends), rank=0)
+    return turns.measured([left], 1)
+
+
+@pytest.mark.parametrize("cures", ["gc", "gc,bf16,tf32"])
+@pytest.mark.parametrize("every", [2, 3, 4, 6, 8])
+def test_what_comes_back_every_few_turns_makes_no_cure_faster(cures: str, every: int) -> None:
+    """A validation, say, that takes as long as a step, in one of so many turns."""
+    turns = Turns(tuple(read_candidates(cures)), 5)
+    noise = np.random.default_rng(3).normal(1, 0.004, 10_000)
+
+    def step(begins: int, at: int) -> float:
+        turn, number = divmod(at + begins * 5, 5)
+        return float(noise[at]) + (turn % every == 0 and number == 2)
+
+    for begins in range(every):
+        for pairs in rounds_of(turns, partial(step, begins)):
+            ratio = compare([pair.bare_ns for pair in pairs], [pair.cured_ns for pair in pairs])
+            assert ratio is not None
+            assert ratio.verdict not in (Verdict.FASTER, Verdict.SLOWER)
+
+
+def test_what_drifts_falls_on_all_turns() -> None:
+    turns = Turns(tuple(read_candidates("gc,bf16,tf32")), 5)
+    for pairs in rounds_of(turns, lambda at: 1 + at * 1e-3):
+        whole = pairs[: len(pairs) // 2 * 2]
+        bare, cured = sum(pair.bare_ns for pair in whole), sum(pair.cured_ns for pair in whole)
+        assert bare == pytest.approx(cured)
 
 
 def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
@@ -397,8 +434,8 @@ def test_what_the_program_sets_itself_stays_so_in_all_turns(
     monkeypatch.setattr(hooks, "_has_gpu", lambda: True)
     monkeypatch.setattr(hooks, "asked", {"stretch": 6})
     monkeypatch.setattr(hooks, "cures", {"tf32": True})
-    for name, empty in {"_active": set(), "_between": [], "_switched": [], "_set": {}}.items():
-        monkeypatch.setattr(hooks, name, empty)
+    for name, kind in (("_active", set), ("_between", list), ("_switched", list), ("_set", dict)):
+        monkeypatch.setattr(hooks, name, kind())
     monkeypatch.setattr(hooks, "_trial", hooks._Trial())
     hooks.settings(SimpleNamespace(backends=backends))
     matmul.allow_tf32 = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any, Final
 
@@ -41,6 +43,8 @@ _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
 """Seconds that a program has to end after its last step, before it is ended."""
 _FEWEST_STEPS: Final = 5
+_ORDERS: Final = 16
+"""Orders of turns, each for two rounds; as many are more rounds than a run has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Cures that hooks switch off and on by turns in a run, in the order of their `_turn_at`."""
+    """Cures that hooks switch off and on by turns in a run."""
 
     each: tuple[Candidate, ...]
     stretch: int
@@ -129,6 +133,20 @@ class Turns:
     def ids(self) -> list[list[str]]:
         """Return the turns as the hooks take them."""
         return [[setting.cure.id for setting in each.settings] for each in self.each]
+
+    @property
+    def orders(self) -> list[list[int]]:
+        """Return the order of the turns of each round, 0 for the program as it is.
+
+        It is by chance, or what comes back every few turns, as a validation, would always count for
+        the same cure. Each second round runs as the one before it backwards, for what drifts.
+        """
+        orders = []
+        for number in range(_ORDERS):
+            order = list(range(len(self.each) + 1))
+            Random(number).shuffle(order)
+            orders += [order, order[::-1]]
+        return orders
 
     def measured(self, left: Sequence[_Left], warmup: int) -> tuple[tuple[Turn, ...], ...]:
         """Return the rounds of each, by the slowest rank of a turn."""
@@ -144,9 +162,11 @@ class Turns:
             _mean_loss(first.losses[warmup + at + 1 : warmup + at + stretch] if first else [])
             for at in range(0, whole * stretch, stretch)
         ]
+        starts = range(0, whole - count + 1, count)
+        orders = itertools.cycle(self.orders)
         rounds = [
-            list(range(at, at + count))[:: 1 if at // count % 2 == 0 else -1]
-            for at in range(0, whole - count + 1, count)
+            [at + order.index(turn) for turn in range(count)]
+            for at, order in zip(starts, orders, strict=False)
         ]
 
         def turn(bare: int, cured: int) -> Turn:
@@ -197,6 +217,7 @@ class Program:
                 "warmup": warmup,
                 "steps": steps,
                 "turns": turns.ids if turns else [],
+                "orders": turns.orders if turns else [],
                 "stretch": turns.stretch if turns else 0,
                 "folder": str(folder),
                 "recorded": record is not None,

@@ -6,6 +6,7 @@ cures     values by id, as the table in gputrace/trials/cures.py has them
 warmup    steps to pass
 steps     steps to measure then; after them the process ends by SystemExit, with null by itself
 turns     lists of ids of cures that are on together, by turns with the program as it is
+orders    of each round, the order of its turns by their numbers, 0 for the program as it is
 stretch   steps of a turn; 0 to leave all cures on
 folder    folder for what the process leaves
 hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module
@@ -238,13 +239,14 @@ def _turn_at(past: int, stretch: int) -> "list[str]":
     """Return the cures that are on after a step, by its number past the warm-up.
 
     Turns share the warm-up, in which each does what it does but once. Then each round has the
-    program as it is and all turns, forwards and backwards by turns.
+    program as it is and all turns.
     """
     turns: list[list[str]] = asked["turns"]
+    orders: list[list[int]] = asked["orders"]
     if past < 0:
         return turns[(past + asked["warmup"]) * len(turns) // asked["warmup"]]
     times, at = divmod(past // stretch, len(turns) + 1)
-    return ([], *turns)[at if times % 2 == 0 else len(turns) - at]
+    return ([], *turns)[orders[times % len(orders)][at]]
 
 
 def _is_on(cure: str) -> bool:

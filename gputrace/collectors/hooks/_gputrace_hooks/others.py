@@ -204,9 +204,10 @@ def _tell_ready(iterator: "Any") -> None:
     try:
         for _ in range(4):
             held = getattr(node, "__dict__", {})
-            for queue in (held.get("_q"), held.get("_out_q")):
-                if hasattr(queue, "qsize"):
-                    loader.ready(number, int(queue.qsize()))
+            for name in ("_q", "_out_q"):
+                count = getattr(held.get(name), "qsize", None)
+                if count is not None:
+                    loader.ready(number, int(count()))
                     return
             node = held.get("_it")
     except Exception as error:
