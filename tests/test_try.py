@@ -202,6 +202,19 @@ def test_a_cure_is_switched_off_and_on_within_a_run(real: Real) -> None:
     assert log.read_text() == "10" + "".join(by_turns)
 
 
+def test_a_cure_that_could_not_be_switched_off_has_no_answer(real: Real) -> None:
+    """What was measured as the program without it may have had it."""
+    spoils = "    if item == 12: gc.unfreeze = None\n    optimizer.step()\n"
+    real.script.write_text("import gc\n" + PROGRAM.replace("    optimizer.step()\n", spoils))
+    [gc] = read_candidates("gc")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(gc, 2, 6 * 8, turns=Turns((gc,), 6))
+    row = trials._Row(gc, None)
+    row.take(run, run.turns[0])
+    assert (row.verdict, row.ratio) == (Verdict.FAILED, None)
+    assert "not callable" in row.why
+
+
 def test_a_run_ends_after_the_round_by_which_all_is_decided(real: Real) -> None:
     """The program waits in its second round until it was said that the first is enough."""
     wait = (

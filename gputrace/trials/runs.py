@@ -472,11 +472,14 @@ class CuredStudy:
 
 
 def why_idle(candidate: Candidate, changed: Collection[str], reasons: Mapping[str, str]) -> str:
-    """Return which cures of a candidate changed nothing, and why; empty if all did something."""
-    idle = [s.cure.id for s in candidate.settings if not s.cure.variables]
-    return "; ".join(
-        f"{id}: {reasons.get(id, 'nothing to change was seen')}" for id in idle if id not in changed
-    )
+    """Return which cures of a candidate changed nothing, or failed, and why; empty if none did."""
+    idle = [
+        setting.cure.id
+        for setting in candidate.settings
+        if reasons.get(setting.cure.id, "").startswith(FAILURE)
+        or (setting.cure.id not in changed and not setting.cure.variables)
+    ]
+    return "; ".join(f"{id}: {reasons.get(id, 'nothing to change was seen')}" for id in idle)
 
 
 def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
