@@ -242,7 +242,10 @@ def test_a_run_is_ended_when_the_time_is_over(real: Real) -> None:
 def test_turns_are_measured_in_the_order_in_which_they_are_switched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step takes 10 with no cure, 7 with gc, 4 with bf16; the first of a turn takes long."""
+    """A step takes 10 with no cure, 7 with gc, 4 with bf16; the first of a turn takes long.
+
+    Another process, which evaluates, makes a few steps too.
+    """
     monkeypatch.syspath_prepend(HOOKS)
     hooks = importlib.import_module("_gputrace_hooks.cures")
     turns = Turns(tuple(read_candidates("gc,bf16,gc+bf16")), 5)
@@ -256,7 +259,8 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(
         ends.append(ends[-1] + step + 100 * (past % 5 == 0))
     losses = [float(later - sooner) for sooner, later in pairwise(ends)]
     left: Any = SimpleNamespace(ends=ends, losses=[None, *losses], rank=0)
-    assert turns.measured([left], 6) == tuple(
+    other: Any = SimpleNamespace(ends=ends[:9], losses=[None] * 9, rank=None)
+    assert turns.measured([other, left], 6) == tuple(
         (Turn(10, with_cure, (10, with_cure)),) * 4 for with_cure in (7, 4, 1)
     )
 

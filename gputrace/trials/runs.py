@@ -150,8 +150,10 @@ class Turns:
 
     def measured(self, left: Sequence[_Left], warmup: int) -> tuple[tuple[Turn, ...], ...]:
         """Return the rounds of each, by the slowest rank of a turn."""
-        known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup]
         count, stretch = len(self.each) + 1, self.stretch
+        # A process of a few steps, as for a last evaluation, has no part in the turns.
+        left = [each for each in left if len(each.ends) >= warmup + count * stretch]
+        known = [each.ends[warmup - 1 :] for each in left]
         whole = min(((len(ends) - 1) // stretch for ends in known), default=0)
         means = [
             max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
