@@ -975,6 +975,7 @@ def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
         (["compile=fast"], "it takes default, reduce-overhead, max-autotune"),
         (["pinned", "--budget", "soon"], "is not a time"),
         (["pinned", "--keep-recording", __file__], "is there already; name another"),
+        (["pinned", "--keep-recording", "x", "--recording", __file__], "none is made"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], said: str) -> None:
