@@ -12,7 +12,8 @@ READING = ("analyze", "browse", "check", "compare", "export", "report")
 def main() -> None:
     """Run the command; exits with its code."""
     _put_callers_modules_last()
-    if sys.argv[1:2] and sys.argv[1] in READING:
+    reads = sys.argv[1:2] and sys.argv[1] in READING
+    if reads:
         # The threads of numpy's linear algebra would be started, and not used.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Imports make many objects and no garbage, an analysis little.
@@ -23,7 +24,7 @@ def main() -> None:
     try:
         run()
     except SystemExit as end:
-        if end.code == 0 and sys.argv[1] in READING:
+        if reads and end.code == 0 and _is_alone():
             _end()
         raise
 
@@ -42,6 +43,15 @@ def _import_msgspec() -> None:
             del sys.modules[name]
 
 
+def _is_alone() -> bool:
+    """Return True if the process ends with the command: no profiler, test or prompt goes on."""
+    starters = "gputrace", "_gputrace_start.py", "__main__.py", "<frozen runpy>", "runpy.py"
+    caller = sys._getframe(1).f_back
+    while caller is not None and caller.f_code.co_filename.rpartition("/")[2] in starters:
+        caller = caller.f_back
+    return caller is None and not (sys.flags.inspect or sys.gettrace() or sys.getprofile())
+
+
 def _end() -> None:
     """End this process, all done: Python would free each object first, which takes 0.02 s."""
     import atexit
@@ -49,8 +59,11 @@ def _end() -> None:
 
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return  # to Python, which says so
     os._exit(0)
 
 

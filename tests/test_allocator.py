@@ -180,6 +180,15 @@ def test_a_program_that_records_its_memory_does_so_alone(asked: Program) -> None
     assert rows(asked.events(), "segment request") == []
 
 
+def test_what_torch_records_that_nobody_can_read_is_recorded_no_longer(asked: Program) -> None:
+    fails = (
+        "import torch.cuda.memory as m\ndef m_fails(device=None): raise RuntimeError('planted')\n"
+    )
+    fails += "m._snapshot = m_fails\n"
+    out = asked.quietly(fails + TAKES + "    optimizer.step()\nprint(memory.calls)\n")
+    assert out == f"{[('all', None), (None, 'all')]}\n"
+
+
 # ---- findings ----
 
 

@@ -276,3 +276,51 @@ def test_an_output_that_cannot_be_written_is_named_and_what_to_do(h100: Path) ->
     assert (ran.code, ran.out) == (4, "")
     assert ran.err.startswith("gputrace: /sys/kernel/page.html: cannot be written (")
     assert ran.err.endswith("; name another with -o\n")
+
+
+CALLED_IN_A_PROCESS: Final = {
+    "a test, which looks at what was printed": (
+        "import contextlib, io\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as shown:\n"
+        "    try: main()\n"
+        "    except SystemExit as end: code = end.code\n"
+        "print(code, len(shown.getvalue()) > 500, 'goes on')"
+    ),
+    "a profiler": (
+        "import cProfile\n"
+        "with cProfile.Profile() as profile:\n"
+        "    try: main()\n"
+        "    except SystemExit as end: code = end.code\n"
+        "print(code, len(profile.getstats()) > 500, 'goes on')"
+    ),
+}
+
+
+@pytest.mark.parametrize("caller", CALLED_IN_A_PROCESS.values(), ids=CALLED_IN_A_PROCESS)
+def test_a_process_that_calls_the_command_goes_on_after_it(caller: str, h100: Path) -> None:
+    program = f"from gputrace.__main__ import main\n{caller}"
+    ran = command.python("-c", program, "analyze", str(h100))
+    assert (ran.code, ran.out.splitlines()[-1]) == (DONE, "0 True goes on")
+
+
+def test_a_process_that_is_to_be_inspected_is_there_after_the_command(h100: Path) -> None:
+    """Python then says how a program ended, and reads what to do from stdin."""
+    env = {"PYTHONINSPECT": "1"}
+    ran = command.python("-m", "gputrace", "analyze", str(h100), "--json", env=env)
+    assert ran.err.endswith("SystemExit: 0\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_what_cannot_be_written_at_the_end_is_told(h100: Path, tmp_path: Path) -> None:
+    """As Python does it: a plugin's last words, say, go to a full device."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os\n"
+        "full = os.open('/dev/full', os.O_WRONLY)\n"
+        "atexit.register(lambda: (os.dup2(full, 1), print('done')))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(command.ROOT)])
+    env = {"PYTHONPATH": path, "PYTHONUNBUFFERED": ""}
+    ran = command.python("-m", "gputrace", "analyze", str(h100), "--json", env=env)
+    unflushed = 120
+    assert ran.code == unflushed
+    assert ran.err.startswith("Exception ignored in: <_io.TextIOWrapper name='<stdout>'")

@@ -77,3 +77,12 @@ def test_a_tab_completes_commands_options_values_and_paths(shell: OnTerminal) ->
 def test_a_shell_that_it_does_not_know_is_refused() -> None:
     ran = command.gputrace("completion", "tcsh")
     command.assert_refused(ran, USAGE, "tcsh", "'bash', 'zsh', 'fish'")
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_a_shell_that_asks_what_completes_a_word_gets_that_alone(shell: str) -> None:
+    """What were said on stderr would stand in the line that the person types."""
+    asks = {"_GPUTRACE_COMPLETE": f"{shell}_complete", "COMP_WORDS": "gputrace ana"}
+    ran = command.gputrace(env={**asks, "COMP_CWORD": "ana" if shell == "fish" else "1"})
+    assert (ran.code, ran.err) == (0, "")
+    assert "analyze" in ran.out

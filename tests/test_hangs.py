@@ -26,7 +26,7 @@ from gputrace.readers.flight_recorder import (
     read_ranks,
 )
 from tests import command
-from tests.test_hooks import torch_python
+from tests.test_hooks import Program, torch_python
 
 LOOP: Final = (("all_reduce", "train.py:10 step"), ("all_gather", "train.py:12 step"))
 LIBRARY: Final = "/x/site-packages/torch/distributed/distributed_c10d.py:1 all_reduce"
@@ -405,6 +405,30 @@ def test_descriptors_of_the_program_stay_its(tmp_path: Path) -> None:
 def test_a_file_that_a_ring_has_removed_does_not_end_the_watch(tmp_path: Path) -> None:
     (tmp_path / "gone.host").symlink_to(tmp_path / "nowhere")
     Hangs(tmp_path, tmp_path / "t.sqlite", 10**9, print, lambda _: []).look()
+
+
+@pytest.mark.parametrize(
+    ("version", "size"), [("2.2.1+cu121", "2000"), ("2.12.0", "2000"), ("2.13.0", None)]
+)
+@pytest.mark.parametrize("python", ["3.6", "3.8", None])
+def test_pytorch_is_asked_for_a_pipe_in_any_python_and_for_records_where_it_makes_none(
+    tmp_path: Path, python: str | None, version: str, size: str | None
+) -> None:
+    """From 2.13 on it records by itself, and warns of the variable by which it was asked to."""
+    homes = sorted(Path.home().glob(f".pyenv/versions/{python}.*/bin/python"))
+    if python and not homes:
+        pytest.skip(f"no Python {python} is here")
+    program = Program(tmp_path)
+    program.write({"torch/distributed/distributed_c10d.py": ""})
+    (program.modules / "torch" / "__init__.py").write_text(f"__version__ = {version!r}")
+    source = (
+        "import os, torch.distributed.distributed_c10d\n"
+        "stem = os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']\n"
+        "print(os.path.dirname(stem), os.environ.get('TORCH_NCCL_TRACE_BUFFER_SIZE'))\n"
+    )
+    started = str(homes[0]) if homes else sys.executable
+    out = program.quietly(source, python=started, GPUTRACE_HANG="60000000000")
+    assert out == f"{program.spool} {size}\n"
 
 
 GLOO: Final = """

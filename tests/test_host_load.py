@@ -265,6 +265,19 @@ def test_each_thread_that_marks_steps_is_counted_by_itself(tmp_path: Path) -> No
     assert 12 <= sum(second) <= 6 * 14
 
 
+def test_a_clock_that_takes_long_to_read_is_read_once(tmp_path: Path) -> None:
+    """Some kernels sleep for 10 ms to measure it, while the step waits."""
+    out = Program(tmp_path).quietly(
+        "import time, gputrace\nfrom _gputrace_hooks import load\nreads = []\n"
+        "def read():\n    reads.append(time.sleep(0.01))\n    return 2000000\n"
+        "load._core_kilohertz = read\n"
+        "load._BETWEEN_SCANS = load._PATIENCE = 0\n"
+        "for _ in range(5): gputrace.step(); time.sleep(0.02)\n"
+        "print(len(reads))"
+    )
+    assert out == "1\n"
+
+
 def test_a_clock_that_stays_is_nothing_to_report(tmp_path: Path) -> None:
     assert "slow-cores" not in ids(clocked(tmp_path, 2_000_000, 2_100_000))
 

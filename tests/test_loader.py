@@ -642,3 +642,24 @@ def test_the_nodes_of_a_chain_tell_their_settings_and_their_queue(tmp_path: Path
         ("ready", 3),
         ("ready", 2),
     ]
+
+
+def test_a_node_of_the_program_may_call_anything_its_queue(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    program.write(NODES)
+    out = program.quietly(
+        "from torchdata.nodes.loader import LoaderIterator, Node\n"
+        "class Own:\n"
+        "    n = 0\n"
+        "    def __bool__(self): raise ValueError('the truth value is ambiguous')\n"
+        "    def get(self): self.n += 1; return self.n\n"
+        "class Counted(Own):\n"
+        "    def qsize(self): raise NotImplementedError\n"
+        "for queue in Own(), Counted():\n"
+        "    last = Node()\n"
+        "    last._it = Node()\n"
+        "    last._it._q = queue\n"
+        "    items = LoaderIterator(last)\n"
+        "    print(next(items), next(items))\n"
+    )
+    assert out == "1 2\n1 2\n"

@@ -154,6 +154,7 @@ def test_a_batch_is_answered_at_once(folder: Path) -> None:
 def test_wrong_requests_are_answered_and_the_server_goes_on(ask: Ask) -> None:
     assert ask("", text="{")["error"]["code"] == -32700
     assert ask("", text="[]")["error"]["code"] == -32600
+    assert ask("", text='{"id": 1e400, "method": "ping"}')["error"]["code"] == -32600
     assert ask("", text="x" * (1 << 20) + "y")["error"]["code"] == -32600
     assert ask("resources/list")["error"]["code"] == -32601
     assert ask("tools/call", name="rm")["error"]["code"] == -32602

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from errno import ENOSPC
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,6 +155,9 @@ def test_what_is_so_already_is_no_change(real: Real) -> None:
     run = real.run("workers=1,gc")
     assert run.reasons["workers"] == "num_workers is 1 already"
     assert [change.cure for change in run.changes] == ["gc"]
+    run = real.run("gc", f"import gc; gc.disable()\n{PROGRAM}print(gc.isenabled())\n")
+    assert run.reasons == {"gc": "the program has the collector off already"}
+    assert not run.changes
 
 
 @pytest.mark.parametrize(
@@ -191,9 +195,23 @@ def test_a_cure_is_switched_off_and_on_within_a_run(real: Real) -> None:
     [gc] = read_candidates("gc")
     run = trial.run(gc, 2, 6 * 8, turns=Turns((gc,), 6))
     assert (len(run.turns[0]), run.ended) == (4, True)
-    # The first step begins before any ended. Warm-up is with the cure, as is every other stretch.
+    # The first step begins before any ended. Warm-up is with the cure.
     off, on = "1" * 6, "0" * 6
-    assert log.read_text() == "10" + off + on + on + off + off + on + on + off
+    by_turns = [(off, on)[turn] for order in Turns((gc,), 6).orders[:4] for turn in order]
+    assert log.read_text() == "10" + "".join(by_turns)
+
+
+def test_a_cure_that_could_not_be_switched_off_has_no_answer(real: Real) -> None:
+    """What was measured as the program without it may have had it."""
+    spoils = "    if item == 12: gc.unfreeze = None\n    optimizer.step()\n"
+    real.script.write_text("import gc\n" + PROGRAM.replace("    optimizer.step()\n", spoils))
+    [gc] = read_candidates("gc")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(gc, 2, 6 * 8, turns=Turns((gc,), 6))
+    row = trials._Row(gc, None)
+    row.take(run, run.turns[0])
+    assert (row.verdict, row.ratio) == (Verdict.FAILED, None)
+    assert "not callable" in row.why
 
 
 def test_a_run_ends_after_the_round_by_which_all_is_decided(real: Real) -> None:
@@ -247,9 +265,12 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[InProgram]:
 
 
 def test_turns_are_measured_in_the_order_in_which_they_are_switched(hooks: InProgram) -> None:
-    """A step takes 10 with no cure, 7 with gc, 4 with bf16; the first of a turn takes long."""
+    """A step takes 10 with no cure, 7 with gc, 4 with bf16; the first of a turn takes long.
+
+    Another process, which evaluates, makes a few steps too.
+    """
     turns = Turns(tuple(read_candidates("gc,bf16,gc+bf16")), 5)
-    hooks.state.asked.update(turns=turns.ids, warmup=6)
+    hooks.state.asked.update(turns=turns.ids, orders=turns.orders, warmup=6)
     assert [hooks.state.turn_at(past, 5) for past in range(-6, 0, 2)] == turns.ids
     ends = list(range(6))
     for past in range(4 * 4 * 5):
@@ -258,9 +279,44 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(hooks: InPro
         ends.append(ends[-1] + step + 100 * (past % 5 == 0))
     losses = [float(later - sooner) for sooner, later in pairwise(ends)]
     left: Any = SimpleNamespace(ends=ends, losses=[None, *losses], rank=0)
-    assert turns.measured([left], 6) == tuple(
+    other: Any = SimpleNamespace(ends=ends[:9], losses=[None] * 9, rank=None)
+    assert turns.measured([other, left], 6) == tuple(
         (Turn(10, with_cure, (10, with_cure)),) * 4 for with_cure in (7, 4, 1)
     )
+
+
+def rounds_of(turns: Turns, step: Callable[[int], float]) -> tuple[tuple[Turn, ...], ...]:
+    """The rounds of a run of which each step takes as long as its number says."""
+    total = MOST * (len(turns.each) + 1) * turns.stretch
+    ends = np.cumsum([1.0, *map(step, range(total))]).tolist()
+    left: Any = SimpleNamespace(ends=ends, losses=[None] * len(ends), rank=0)
+    return turns.measured([left], 1)
+
+
+@pytest.mark.parametrize("cures", ["gc", "gc,bf16,tf32"])
+@pytest.mark.parametrize("every", [2, 3, 4, 6, 8])
+def test_what_comes_back_every_few_turns_makes_no_cure_faster(cures: str, every: int) -> None:
+    """A validation, say, that takes as long as a step, in one of so many turns."""
+    turns = Turns(tuple(read_candidates(cures)), 5)
+    noise = np.random.default_rng(3).normal(1, 0.004, 10_000)
+
+    def step(begins: int, at: int) -> float:
+        turn, number = divmod(at + begins * 5, 5)
+        return float(noise[at]) + (turn % every == 0 and number == 2)
+
+    for begins in range(every):
+        for pairs in rounds_of(turns, partial(step, begins)):
+            ratio = compare([pair.bare_ns for pair in pairs], [pair.cured_ns for pair in pairs])
+            assert ratio is not None
+            assert ratio.verdict not in (Verdict.FASTER, Verdict.SLOWER)
+
+
+def test_what_drifts_falls_on_all_turns() -> None:
+    turns = Turns(tuple(read_candidates("gc,bf16,tf32")), 5)
+    for pairs in rounds_of(turns, lambda at: 1 + at * 1e-3):
+        whole = pairs[: len(pairs) // 2 * 2]
+        bare, cured = sum(pair.bare_ns for pair in whole), sum(pair.cured_ns for pair in whole)
+        assert bare == pytest.approx(cured)
 
 
 def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
@@ -402,6 +458,45 @@ for x, y in DataLoader(data, 8):
     by_turns = program.run(every, warmup=10, steps=4 * 6 * 3, turns=Turns(each, 3))
     assert [len(pairs) for pairs in by_turns.turns] == [4] * 5
     assert {change.cure for change in by_turns.changes} == {s.cure.id for s in every.settings}
+
+
+def test_what_the_program_sets_itself_stays_so_in_all_turns(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that has TF32 on would else be compared with one that has it off."""
+    matmul, cudnn = SimpleNamespace(allow_tf32=False), SimpleNamespace(allow_tf32=True)
+    backends = SimpleNamespace(cuda=SimpleNamespace(matmul=matmul), cudnn=cudnn)
+    monkeypatch.setattr(hooks.model, "sees_gpu", lambda _: True)
+    hooks.state.asked.update(stretch=6)
+    hooks.state.cures.update(tf32=True)
+    hooks.model.switches(SimpleNamespace(backends=backends))
+    matmul.allow_tf32 = True
+    for call in hooks.state.between:
+        call(1)
+    for turn in {"tf32"}, set():
+        hooks.state._switch_to(turn)
+        assert matmul.allow_tf32
+    said = {"tf32": "torch.backends.cuda.matmul.allow_tf32 is True already"}
+    assert (hooks.state.trial.reasons, hooks.changes) == (said, [])
+
+
+def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None:
+    path = real.folder / "modules" / "torch" / "optim" / "optimizer.py"
+    path.write_text(
+        path.read_text().partition("class SGD")[0] + "    def __init__(self, params, foreach):\n"
+        "        if not isinstance(params, list): raise TypeError('no list')\n"
+        "        self.state = {}\n"
+        "        self.param_groups = [{'params': params, 'foreach': foreach}]\n"
+        "class SGD(Optimizer):\n"
+        "    def __init__(self, params, lr=0.1, *, foreach=None):\n"
+        "        super().__init__(params, foreach)\n"
+    )
+    fails = "from torch.optim import SGD\ntry: SGD('weight')\nexcept TypeError: print('refused')\n"
+    real.script.write_text(fails + PROGRAM)
+    [foreach] = read_candidates("foreach")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(foreach, 2, 4 * 6, turns=Turns((foreach,), 6))
+    assert (len(run.turns[0]), run.reasons) == (2, {})
 
 
 def test_a_number_of_the_step_before_is_read_without_waiting(
@@ -567,6 +662,8 @@ class Simulated:
         self.seconds, self.spent, self.noise = 0.0, 0.0, 0.002
         self.random = np.random.default_rng(5)
         self.path = path
+        self.before: Callable[[], object] = lambda: None
+        """Called at the beginning of each run."""
         monkeypatch.setattr(ProgramToTry, "run", lambda _, *given: self.run(*given))
         monkeypatch.setattr(trials._Trial, "_spent", lambda _: self.spent)
 
@@ -586,6 +683,7 @@ class Simulated:
     ) -> Measured:
         names = [str(setting) for setting in candidate.settings]
         self.made.append(str(candidate))
+        self.before()
         self.spent += self.seconds
         if record is not None and self.trace is not None:
             shutil.copy(self.trace, record)
@@ -879,6 +977,7 @@ def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
         (["compile=fast"], "it takes default, reduce-overhead, max-autotune"),
         (["pinned", "--budget", "soon"], "is not a time"),
         (["pinned", "--keep-recording", __file__], "is there already; name another"),
+        (["pinned", "--keep-recording", "x", "--recording", __file__], "none is made"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], said: str) -> None:
@@ -1263,12 +1362,43 @@ def test_the_history_has_the_pairs_that_ship_with_gputrace(
     assert "Pairs that ship with gputrace" in shown
 
 
-def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["mine", "1"])
+def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+    """SQLite takes a file of one byte for an empty one."""
     path = tmp_path / "notes.txt"
-    path.write_text("mine")
-    with pytest.raises(InputError, match="cannot be used as a ledger"):
+    path.write_text(content)
+    with pytest.raises(InputError, match="ledger"):
         ledger.append(path, [ENTRY])
-    assert path.read_text() == "mine"
+    assert path.read_text() == content
+
+
+def test_a_ledger_that_cannot_be_kept_is_refused_before_any_run_and_costs_no_answer(
+    simulated: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    path.write_text("mine")
+    asked = "pinned", "--ledger", path, "--", simulated.path
+    ran = gputrace_try(capsys, *asked)
+    assert (ran.code, ran.out, simulated.made) == (UNREADABLE, "", [])
+    assert "ledger.sqlite: cannot be used as a ledger" in ran.err
+    path.unlink()
+    simulated.factors["pinned"] = 0.5
+    simulated.before = lambda: path.write_text("mine")
+    ran = gputrace_try(capsys, *asked)
+    assert (ran.code, "not kept" in ran.out) == (FASTER, True)
+    assert "faster by 100%" in ran.out
+
+
+def test_a_program_whose_name_is_no_text_is_tried_and_kept(real: Real) -> None:
+    real.script = real.folder / os.fsdecode(b"tr\xff.py")
+    real.script.write_text(PROGRAM)
+    [gc] = read_candidates("gc")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(gc, 2, 4 * 6, turns=Turns((gc,), 6))
+    assert (len(run.turns[0]), run.main) == (2, str(real.script))
+    path = real.folder / "ledger.sqlite"
+    ledger.append(path, [replace(ENTRY, program=str(real.script))])
+    assert [entry.program for entry in ledger.read(path)] == [f"{real.folder}/tr?.py"]
 
 
 SCRIPT: Final = """\

@@ -94,7 +94,11 @@ def _answer(line: bytes, root: Path) -> object:
 
 def _respond(request: object, root: Path) -> object:
     """Return the response to one request; None for notifications and responses."""
-    if not isinstance(request, dict) or not isinstance(request.get("method", ""), str):
+    # As the protocol has ids; what JSON may have instead (1e400) could not be said in it again.
+    kinds = {"method": str, "id": str | int}
+    if not isinstance(request, dict) or not all(
+        isinstance(request[name], kind) for name, kind in kinds.items() if name in request
+    ):
         return _error(None, _INVALID_REQUEST, "the message is no request")
     if "method" not in request or "id" not in request:
         return None

@@ -126,6 +126,8 @@ def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any])
     except ValueError as error:
         raise UsageError(f"--budget: {error}") from None
     kept: Path | None = given["keep_recording"]
+    if kept is not None and given["recording"] is not None:
+        raise UsageError("--keep-recording: with --recording none is made that could be kept")
     if kept is not None and kept.exists():
         raise UsageError(f"--keep-recording: {kept} is there already; name another")
     return Request(

@@ -187,7 +187,9 @@ class Hangs:
         self._made += 1
         rings = [read_ring(path, whole=True) for path in sorted(self._folder.glob("*.hang"))]
         now = time.time_ns()
+        rows = [self._row(ring) for ring in rings if ring is not None and ring.pid]
         if not is_over:
+            # After the stacks: the program may go on while this waits.
             self._have_dumps()
         report = {
             "gputrace_hang": 1,
@@ -195,7 +197,7 @@ class Hangs:
             "host": socket.gethostname(),
             "at_ns": now,
             "is_over": is_over,
-            "ranks": [self._row(ring) for ring in rings if ring is not None and ring.pid],
+            "ranks": rows,
             "flight_recorder": sorted(map(str, self._dumps())),
         }
         stem = self._output.stem

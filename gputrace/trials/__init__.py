@@ -284,6 +284,8 @@ class _Trial:
         """Record or run the program once, then try each cure, and the best together."""
         request, interrupted = self._request, False
         analysis: Analysis | None = None
+        if request.ledger is not None:
+            ledger.append(request.ledger, ())
         try:
             analysis = self._begin()
             candidates = request.candidates
@@ -523,12 +525,9 @@ class _Trial:
             notes.append(self._what_was_left(left))
         if any(not run.ended for run in self._bare):
             notes.append("the program went on after its last step, and was ended by a signal")
-        path = request.ledger or ledger.default_ledger()
         try:
-            ledger.append(path, entries)
+            ledger.append(request.ledger or ledger.default_ledger(), entries)
         except InputError as error:
-            if request.ledger is not None:
-                raise
             notes.append(f"not kept: {error}")
         bare = [run.step_ns for run in self._bare]
         bare = bare or [step for row in self._rows for step in row.bare]

@@ -73,7 +73,7 @@ class Entry:
 _COLUMNS: Final = ", ".join(field.name for field in fields(Entry))
 _SCHEMA: Final = f"""
     BEGIN;
-    CREATE TABLE trials (id INTEGER PRIMARY KEY, {_COLUMNS});
+    CREATE TABLE IF NOT EXISTS trials (id INTEGER PRIMARY KEY, {_COLUMNS});
     PRAGMA application_id = {_APPLICATION};
     PRAGMA user_version = {VERSION};
     COMMIT;
@@ -91,11 +91,21 @@ def append(path: Path, entries: Sequence[Entry]) -> None:
     with _errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(_open(path, create=True)) as connection, connection:
+            # Also without entries, to know whether some could be added.
+            connection.execute("BEGIN IMMEDIATE")
             marks = ", ".join("?" * len(fields(Entry)))
             connection.executemany(
                 f"INSERT INTO trials ({_COLUMNS}) VALUES ({marks})",
-                [[getattr(entry, field.name) for field in fields(Entry)] for entry in entries],
+                [
+                    [_stored(getattr(entry, field.name)) for field in fields(Entry)]
+                    for entry in entries
+                ],
             )
+
+
+def _stored(value: Any) -> Any:
+    """Return a value as SQLite takes it: a path may have bytes that are no UTF-8."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def read(path: Path) -> list[Entry]:
@@ -123,8 +133,7 @@ def _open(path: Path, create: bool) -> sqlite3.Connection:
         def pragma(name: str) -> Any:
             return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
-        empty = not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        if create and empty and not pragma("application_id"):
+        if create and not path.stat().st_size:
             connection.executescript(_SCHEMA)
         elif pragma("application_id") != _APPLICATION:
             raise InputError(path, "is no ledger of `gputrace try`; name another with --ledger")

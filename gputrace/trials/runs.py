@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Any, Final
 
@@ -41,6 +43,8 @@ _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
 """Seconds that a program has to end after its last step, before it is ended."""
 _FEWEST_STEPS: Final = 5
+_ORDERS: Final = 16
+"""Orders of turns, each for two rounds; as many are more rounds than a run has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Cures that hooks switch off and on by turns in a run, in the order of their `_turn_at`."""
+    """Cures that hooks switch off and on by turns in a run."""
 
     each: tuple[Candidate, ...]
     stretch: int
@@ -130,10 +134,26 @@ class Turns:
         """Return the turns as the hooks take them."""
         return [[setting.cure.id for setting in each.settings] for each in self.each]
 
+    @property
+    def orders(self) -> list[list[int]]:
+        """Return the order of the turns of each round, 0 for the program as it is.
+
+        It is by chance, or what comes back every few turns, as a validation, would always count for
+        the same cure. Each second round runs as the one before it backwards, for what drifts.
+        """
+        orders = []
+        for number in range(_ORDERS):
+            order = list(range(len(self.each) + 1))
+            Random(number).shuffle(order)
+            orders += [order, order[::-1]]
+        return orders
+
     def measured(self, left: Sequence[_Left], warmup: int) -> tuple[tuple[Turn, ...], ...]:
         """Return the rounds of each, by the slowest rank of a turn."""
-        known = [each.ends[warmup - 1 :] for each in left if len(each.ends) >= warmup]
         count, stretch = len(self.each) + 1, self.stretch
+        # A process of a few steps, as for a last evaluation, has no part in the turns.
+        left = [each for each in left if len(each.ends) >= warmup + count * stretch]
+        known = [each.ends[warmup - 1 :] for each in left]
         whole = min(((len(ends) - 1) // stretch for ends in known), default=0)
         means = [
             max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
@@ -144,9 +164,11 @@ class Turns:
             _mean_loss(first.losses[warmup + at + 1 : warmup + at + stretch] if first else [])
             for at in range(0, whole * stretch, stretch)
         ]
+        starts = range(0, whole - count + 1, count)
+        orders = itertools.cycle(self.orders)
         rounds = [
-            list(range(at, at + count))[:: 1 if at // count % 2 == 0 else -1]
-            for at in range(0, whole - count + 1, count)
+            [at + order.index(turn) for turn in range(count)]
+            for at, order in zip(starts, orders, strict=False)
         ]
 
         def turn(bare: int, cured: int) -> Turn:
@@ -197,6 +219,7 @@ class Program:
                 "warmup": warmup,
                 "steps": steps,
                 "turns": turns.ids if turns else [],
+                "orders": turns.orders if turns else [],
                 "stretch": turns.stretch if turns else 0,
                 "folder": str(folder),
                 "recorded": record is not None,
@@ -215,7 +238,9 @@ class Program:
                     changed = [path.stat().st_mtime_ns for path in folder.glob("*.turns")]
                     if changed != seen:
                         seen[:] = changed
-                        ranks = max(left.world_size or 1 for left in _left_in(folder, "turns"))
+                        ranks = max(
+                            (e.world_size or 1 for e in _left_in(folder, "turns")), default=1
+                        )
                         # Those of other machines would not see that it is enough.
                         if ranks <= len(changed) and enough(read(None, "turns")):
                             (folder / "enough").touch()
@@ -449,19 +474,23 @@ class CuredStudy:
 
 
 def why_idle(candidate: Candidate, changed: Collection[str], reasons: Mapping[str, str]) -> str:
-    """Return which cures of a candidate changed nothing, and why; empty if all did something."""
-    idle = [s.cure.id for s in candidate.settings if not s.cure.variables]
-    return "; ".join(
-        f"{id}: {reasons.get(id, 'nothing to change was seen')}" for id in idle if id not in changed
-    )
+    """Return which cures of a candidate changed nothing, or failed, and why; empty if none did."""
+    idle = [
+        setting.cure.id
+        for setting in candidate.settings
+        if reasons.get(setting.cure.id, "").startswith(FAILURE)
+        or (setting.cure.id not in changed and not setting.cure.variables)
+    ]
+    return "; ".join(f"{id}: {reasons.get(id, 'nothing to change was seen')}" for id in idle)
 
 
 def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
     """Return what the hooks of all processes left in a folder, at their ends or after a round."""
     left = []
     for path in sorted(folder.glob(f"*.{kind}")):
-        with suppress(msgspec.MsgspecError):
-            left.append(msgspec.json.decode(path.read_bytes(), type=_Left))
+        # Not by msgspec: paths may have bytes that are no UTF-8.
+        with suppress(ValueError):
+            left.append(msgspec.convert(json.loads(path.read_bytes()), _Left))
     return left
 
 

@@ -106,9 +106,11 @@ class _Requests:
         try:
             if self.is_on:
                 self.is_on = False
-                if grew:
-                    self._look(module, end)
-                _record_history(module)(None)
+                try:
+                    if grew:
+                        self._look(module, end)
+                finally:
+                    _record_history(module)(None)
             elif begins and self.grew and grew and self.left and steps.recorded()[0] >= _STEADY:
                 enabled = getattr(sys.modules.get("torch._C"), "_cuda_isHistoryEnabled", None)
                 self.left -= 1

@@ -174,9 +174,19 @@ def _have_pipe() -> None:
     try:
         os.mkfifo(stem)
         os.unlink(stem)
-    except OSError:
+    except OSError as error:
+        if is_handlers(error):
+            raise
         return
-    os.environ |= {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": stem, sizes[0]: "2000"}
+    os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = stem
+    if not _records_by_itself():
+        os.environ[sizes[0]] = "2000"
+
+
+def _records_by_itself() -> bool:
+    """Return True for a PyTorch that has its flight recorder on, and warns of the old variable."""
+    version = getattr(sys.modules.get("torch"), "__version__", "").split(".")
+    return [part.zfill(2) for part in version[:2]] >= ["02", "13"]
 
 
 def _noted(module: "Any", name: str, function: "Any") -> "Any":

@@ -187,24 +187,34 @@ def torchdata_loader(module: "Any") -> None:
 
         @wraps(function)
         def following(self: "Any") -> "Any":
-            number, queue = vars(self).get("_of_gputrace"), _queue_of(self.root)
-            if number and queue is not None:
-                loader.ready(number, queue.qsize())
+            _tell_ready(self)
             return function(self)
 
         cls.next = ours(following)
     iterator(cls)
 
 
-def _queue_of(node: "Any") -> "Any":
-    """Return the queue from which a chain's last node takes its items; None without threads."""
-    for _ in range(4):
-        held = getattr(node, "__dict__", {})
-        queue = held.get("_q") or held.get("_out_q")
-        if queue is not None:
-            return queue if hasattr(queue, "qsize") else None
-        node = held.get("_it")
-    return None
+def _tell_ready(iterator: "Any") -> None:
+    """Record how many items the queue has from which a chain's last node takes them.
+
+    Without threads there is none; a node of the program's may call anything so.
+    """
+    number = iterator.__dict__.get("_of_gputrace")
+    node = iterator.__dict__.get("root") if number else None
+    try:
+        for _ in range(4):
+            held = getattr(node, "__dict__", {})
+            for name in ("_q", "_out_q"):
+                count = getattr(held.get(name), "qsize", None)
+                if count is not None:
+                    loader.ready(number, int(count()))
+                    return
+            node = held.get("_it")
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        iterator.__dict__["_of_gputrace"] = 0
+        note_failure("looking at a queue of torchdata.nodes")
 
 
 def _of_nodes(iterator: "Any") -> "list[tuple[str, str, int]]":

@@ -6,6 +6,7 @@ cures     values by id, as the table in gputrace/trials/cures.py has them
 warmup    steps to pass
 steps     steps to measure then; after them the process ends by SystemExit, with null by itself
 turns     lists of ids of cures that are on together, by turns with the program as it is
+orders    of each round, the order of its turns by their numbers, 0 for the program as it is
 stretch   steps of a turn; 0 to leave all cures on
 folder    folder for what the process leaves
 hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module

@@ -103,11 +103,14 @@ def collect_between_steps() -> None:
     import gc
 
     def collect(count: int) -> None:
-        if count == 1:
+        if count == 1 and not gc.isenabled():
+            trial.skip("gc", "the program has the collector off already")
+        elif count == 1:
+            switched.append(("gc", switch))
             if is_on("gc"):
                 switch(True)
             trial.change("gc", "", "gc", -1, "", "")
-        elif is_on("gc") and count % 10 == 0:
+        elif ("gc", switch) in switched and is_on("gc") and count % 10 == 0:
             gc.collect(0)
 
     def switch(on: bool) -> None:
@@ -120,7 +123,6 @@ def collect_between_steps() -> None:
             gc.enable()
 
     between.append(partial(guarded, "gc", collect))
-    switched.append(("gc", switch))
 
 
 def pin_cores() -> None:

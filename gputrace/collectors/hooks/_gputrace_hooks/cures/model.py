@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 
 def switches(torch: "Any") -> None:
-    """Set torch's switches now, and again after the first step, should the program set them."""
+    """Set torch's switches now, and again after the first step, should the program set them.
+
+    By turns, they are as the program has them until then.
+    """
+    moments = (1,) if asked.get("stretch") else (0, 1)
 
     def apply(count: int) -> None:
         for cure, paths in _SWITCHES.items():
-            if cure in cures and count <= 1:
+            if cure in cures and count in moments:
                 guarded(cure, _switch, cure, torch, paths)
 
     for cure in _SWITCHES:
@@ -102,11 +106,11 @@ def _keep_optimizers(base: "Any") -> None:
 
     @wraps(begin)
     def begin_kept(self: "Any", *args: "Any", **keywords: "Any") -> None:
-        _optimizers.append(self)
         begin(self, *args, **keywords)
+        _optimizers.append(self)
         for cure in _asked_before if asked.get("stretch") else ():
             if is_on(cure):
-                _switch_optimizers(cure, True)
+                guarded(cure, _switch_optimizers, cure, True)
 
     base.__init__ = begin_kept
 

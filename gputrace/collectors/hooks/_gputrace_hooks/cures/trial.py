@@ -193,13 +193,14 @@ def turn_at(past: int, stretch: int) -> "list[str]":
     """Return the cures that are on after a step, by its number past the warm-up.
 
     Turns share the warm-up, in which each does what it does but once. Then each round has the
-    program as it is and all turns, forwards and backwards by turns.
+    program as it is and all turns.
     """
     turns: list[list[str]] = asked["turns"]
+    orders: list[list[int]] = asked["orders"]
     if past < 0:
         return turns[(past + asked["warmup"]) * len(turns) // asked["warmup"]]
     times, at = divmod(past // stretch, len(turns) + 1)
-    return ([], *turns)[at if times % 2 == 0 else len(turns) - at]
+    return ([], *turns)[orders[times % len(orders)][at]]
 
 
 def is_on(cure: str) -> bool:
