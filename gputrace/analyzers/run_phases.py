@@ -19,7 +19,7 @@ from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import BlockedSteps, FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
-from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.events import Kind, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Phase, Step
 from gputrace.model.time_class import CLASSES
@@ -413,11 +413,13 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     issues = mine[calls.sort[mine] == Call.ISSUE]
     launch = issues[calls.end[issues] - calls.start[issues] > _LONG_LAUNCH_NS]
     busy_threads = distinct_ids(
-        calls.thread[mine[np.isin(calls.sort[mine], (Call.ISSUE, Call.COPY))]]
+        calls.thread[mine[is_among(calls.sort[mine], (Call.ISSUE, Call.COPY))]]
     )
-    inside = mine[np.isin(calls.thread[mine], busy_threads)]
+    inside = mine[is_among(calls.thread[mine], busy_threads)]
     captures = view.once(_captures)
-    captures = captures[np.isin(captures[:, 0], mine)]
+    captures = captures[
+        mine.take(np.searchsorted(mine, captures[:, 0]), mode="clip") == captures[:, 0]
+    ]
     return {
         "graph_capture": union(calls.start[captures[:, 0]], calls.end[captures[:, 1]]),
         "compilation": _called(calls, mine, names, _COMPILES),
@@ -443,7 +445,7 @@ def _called(
     calls: CudaApiCalls, rows: NDArray[np.intp], names: Mapping[int, str], pattern: re.Pattern[str]
 ) -> Intervals:
     wanted = [id for id, name in names.items() if pattern.match(name)]
-    return _spans(calls, rows[np.isin(calls.name[rows], wanted)])
+    return _spans(calls, rows[is_among(calls.name[rows], wanted)])
 
 
 def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) -> Intervals:
@@ -457,7 +459,7 @@ def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) 
     only = np.setdiff1d(distinct_ids(names[early]), distinct_ids(names[later]), assume_unique=True)
     tried = [id for id, name in trace.names(only).items() if family_of(name) in PRODUCTS]
     among = np.flatnonzero(kernels)
-    positions = np.flatnonzero((early & np.isin(names, tried))[among])
+    positions = np.flatnonzero((early & is_among(names, tried))[among])
     rows = among[positions]
     soon = np.flatnonzero(np.diff(positions) <= _MOST_BETWEEN)
     searches = union(ops.start[rows[soon]], ops.end[rows[soon + 1]])

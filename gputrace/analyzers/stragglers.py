@@ -25,7 +25,7 @@ from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among, sort_numbers
-from gputrace.model.intervals import Intervals, Times, search, union
+from gputrace.model.intervals import Intervals, Times, number_windows, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
@@ -614,9 +614,8 @@ def _in_steps(
     """Sample rows in evenly spread steps; return them, their steps, and the number of steps."""
     if not len(start):
         return rows, np.zeros(len(rows), np.intp), 1
-    began = operations.start[rows]
-    step = np.maximum(search(start, began, "right") - 1, 0)
-    inside = (began >= start[step]) & (began < end[step])
+    step = number_windows(operations.start, start, end)[rows]
+    inside = step >= 0
     rows, step = rows[inside], step[inside]
     stride = -(-len(rows) // _MOST_KERNELS)
     if stride > 1:

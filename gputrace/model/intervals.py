@@ -181,6 +181,22 @@ def search(ordered: Times, times: Times, side: Literal["left", "right"] = "left"
     return places
 
 
+def number_windows(ordered: Times, starts: Times, ends: Times) -> IndexArray:
+    """Return for each time of a sorted column the last window that starts before it or with it;
+    -1 where that has ended, and before all windows.
+
+    Args:
+        ordered: nanoseconds.
+        starts, ends: of windows in order of start.
+    """
+    first = np.append(np.searchsorted(ordered, starts), len(ordered))
+    number = np.repeat(np.arange(-1, len(starts)), np.diff(first, prepend=0))
+    ended = np.maximum(np.searchsorted(ordered, ends), first[:-1])
+    for end, until in zip(ended.tolist(), first[1:].tolist(), strict=True):
+        number[end:until] = -1
+    return number
+
+
 def _written(function: Any, one: Intervals, other: Intervals) -> Intervals:
     """Return the set that a function of the C library makes of two."""
     found = np.empty((2, len(one) + len(other)), np.int64)

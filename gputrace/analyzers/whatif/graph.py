@@ -174,7 +174,7 @@ def _kept(rows: Rows, calls: CudaApiCalls) -> Index:
     for thread in distinct_ids(calls.thread[issuing]).tolist():
         of_thread = issuing[calls.thread[issuing] == thread]
         between = np.arange(of_thread[0], of_thread[-1] + 1)
-        kept.append(between[np.isin(calls.sort[between], (Call.SYNC, Call.ALLOC))])
+        kept.append(between[is_among(calls.sort[between], (Call.SYNC, Call.ALLOC))])
     return distinct_ids(np.concatenate(kept))
 
 
