@@ -18,6 +18,7 @@ def main() -> None:
         # Imports make many objects and no garbage, an analysis little.
         gc.set_threshold(500_000, 20, 20)
         _import_msgspec()
+        _leave_out_numpys_docs()
     from gputrace.cli import main as run
 
     try:
@@ -40,6 +41,12 @@ def _import_msgspec() -> None:
             import msgspec  # noqa: F401
         finally:
             del sys.modules[name]
+
+
+def _leave_out_numpys_docs() -> None:
+    """Have numpy import empty modules for those that give its functions their docs: 0.005 s."""
+    for name in ("_add_newdocs", "_add_newdocs_scalars"):
+        sys.modules.setdefault(f"numpy._core.{name}", type(sys)(name))
 
 
 def _end() -> None:

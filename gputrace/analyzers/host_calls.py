@@ -264,7 +264,9 @@ def _correlations(
     for process in dict.fromkeys(processes):
         first = bisect_left(processes, process)
         low, high = edges[first], edges[bisect_right(processes, process)]
-        rows = np.flatnonzero(correlation[low:high] > 0) + low
+        ids, rows = correlation[low:high], np.arange(low, high)
+        if not (known := ids > 0).all():
+            ids, rows = ids[known], rows[known]
         if len(rows):
-            tables[process] = IdLookup(correlation[rows], rows)
+            tables[process] = IdLookup(ids, rows)
     return tables

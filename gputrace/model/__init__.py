@@ -33,7 +33,8 @@ def library() -> ctypes.CDLL | None:
     loaded.gputrace_search.argtypes = (pointer, count, pointer, count, width, pointer)
     loaded.gputrace_sort.argtypes = (pointer, pointer, count)
     loaded.gputrace_mark.argtypes = ids
-    loaded.gputrace_look_up.argtypes = (*ids, width, pointer)
+    for name in ("index", "look_up"):
+        getattr(loaded, f"gputrace_{name}").argtypes = (*ids, width, pointer)
     for function in ("union", "intersection", "difference"):
         getattr(loaded, f"gputrace_{function}").restype = count
     return loaded

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -112,7 +112,25 @@ class Graph(Struct, frozen=True, dict=True):
 
     def changed(self, **columns: Any) -> Graph:
         """Return a copy with some columns replaced."""
-        return replace(self, **columns)
+        copy = replace(self, **columns)
+        copy._flat.update({name: kept for name, kept in self._flat.items() if name not in columns})
+        return copy
+
+    @cached_property
+    def _flat(self) -> dict[str, tuple[Index, Index, Times]]:
+        return {}
+
+    def edges(self, column: str) -> tuple[Index, Index, Times]:
+        """Return the first edge of each item, and cause and lag of all edges."""
+        if column not in self._flat:
+            edges: Edges = getattr(self, column)
+            waiting = sorted(edges)
+            counts = np.zeros(len(self) + 1, np.int64)
+            counts[np.array(waiting, np.int64) + 1] = [len(edges[item]) for item in waiting]
+            pairs = [pair for item in waiting for pair in edges[item]]
+            cause, lag = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
+            self._flat[column] = np.cumsum(counts), cause, lag
+        return self._flat[column]
 
 
 _FAR: Final = 1 << 40
@@ -352,7 +370,7 @@ def _library() -> ctypes.CDLL | None:
 
 def _replay_by(library: ctypes.CDLL, graph: Graph) -> Times:
     columns = [np.ascontiguousarray(getattr(graph, name), np.int64) for name in REPLAYED]
-    edges = [_flat(edges, len(graph)) for edges in (graph.waits, graph.after)]
+    edges = [graph.edges(column) for column in ("waits", "after")]
     counts = (int(lane.max(initial=NONE)) + 1 for lane in (graph.thread, graph.stream, graph.group))
     ended = np.zeros(len(graph), np.int64)
     failed = library.gputrace_replay(
@@ -363,15 +381,6 @@ def _replay_by(library: ctypes.CDLL, graph: Graph) -> Times:
     if failed:
         raise MemoryError
     return ended
-
-
-def _flat(edges: Edges, items: int) -> tuple[Index, Index, Times]:
-    """Return the first edge of each item, and cause and lag of all edges."""
-    waiting = sorted(edges)
-    counts = np.zeros(items + 1, np.int64)
-    counts[np.array(waiting, np.int64) + 1] = [len(edges[item]) for item in waiting]
-    pairs = np.array([pair for item in waiting for pair in edges[item]], np.int64).reshape(-1, 2)
-    return np.cumsum(counts), pairs[:, 0].copy(), pairs[:, 1].copy()
 
 
 def _pointers(arrays: Sequence[Index]) -> ctypes.Array[ctypes.c_void_p]:
