@@ -428,8 +428,9 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     inside = [union(calls.start[part], calls.end[part], is_sorted=True) for part in issuing]
 
     def long_launch(part: slice) -> Mask:
-        is_long: Mask = calls.end[part] - calls.start[part] > _LONG_LAUNCH_NS
-        return is_long & (calls.sort[part] == Call.ISSUE)
+        lengths = calls.end[part] - calls.start[part]
+        is_long: Mask = (lengths > _LONG_LAUNCH_NS) & (calls.sort[part] == Call.ISSUE)
+        return is_long
 
     captures = view.once(_captures)
     captures = captures[[any(p.start <= at < p.stop for p in threads) for at in captures[:, 0]]]

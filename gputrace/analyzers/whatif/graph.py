@@ -113,24 +113,24 @@ class Graph(Struct, frozen=True, dict=True):
     def changed(self, **columns: Any) -> Graph:
         """Return a copy with some columns replaced."""
         copy = replace(self, **columns)
-        copy._flat.update({name: kept for name, kept in self._flat.items() if name not in columns})
+        copy.__dict__["_flat"] = self._flat
         return copy
 
     @cached_property
-    def _flat(self) -> dict[str, tuple[Index, Index, Times]]:
+    def _flat(self) -> dict[int, tuple[Edges, tuple[Index, Index, Times]]]:
+        """Edges as columns, by the address of the mapping, for all graphs made of this one."""
         return {}
 
-    def edges(self, column: str) -> tuple[Index, Index, Times]:
+    def edges(self, edges: Edges) -> tuple[Index, Index, Times]:
         """Return the first edge of each item, and cause and lag of all edges."""
-        if column not in self._flat:
-            edges: Edges = getattr(self, column)
+        if id(edges) not in self._flat:
             waiting = sorted(edges)
             counts = np.zeros(len(self) + 1, np.int64)
             counts[np.array(waiting, np.int64) + 1] = [len(edges[item]) for item in waiting]
             pairs = [pair for item in waiting for pair in edges[item]]
             cause, lag = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
-            self._flat[column] = np.cumsum(counts), cause, lag
-        return self._flat[column]
+            self._flat[id(edges)] = edges, (np.cumsum(counts), cause, lag)
+        return self._flat[id(edges)][1]
 
 
 _FAR: Final = 1 << 40
@@ -370,7 +370,7 @@ def _library() -> ctypes.CDLL | None:
 
 def _replay_by(library: ctypes.CDLL, graph: Graph) -> Times:
     columns = [np.ascontiguousarray(getattr(graph, name), np.int64) for name in REPLAYED]
-    edges = [graph.edges(column) for column in ("waits", "after")]
+    edges = [graph.edges(column) for column in (graph.waits, graph.after)]
     counts = (int(lane.max(initial=NONE)) + 1 for lane in (graph.thread, graph.stream, graph.group))
     ended = np.zeros(len(graph), np.int64)
     failed = library.gputrace_replay(
