@@ -55,7 +55,8 @@ class Intervals(Struct, frozen=True, dict=True):
     def _covered(self) -> Times:
         """Nanoseconds of the set before each interval, and at the end all of them."""
         covered = np.zeros(len(self) + 1, np.int64)
-        np.cumsum(self.lengths, out=covered[1:])
+        np.subtract(self.end, self.start, out=covered[1:])
+        np.cumsum(covered, out=covered)
         return covered
 
     def before(self, times: ArrayLike) -> Times:
