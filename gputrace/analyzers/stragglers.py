@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -149,10 +150,11 @@ def _table(lateness: Lateness, measured: Sequence[Step]) -> NDArray[np.float64]:
     rows = {(lane.gpu.gpu, lane.gpu.rank): row for row, lane in enumerate(lateness.lanes)}
     column = {int(number): index for index, number in enumerate(lateness.steps)}
     table = np.full((len(rows), len(column), len(_OWN)), np.nan)
+    times_of = attrgetter(*(f"{name}_ns" for name in _OWN))
     for step in measured:
         row = rows.get((step.gpu, step.rank)) if step.gpu is not None else None
         if row is not None:
-            table[row, column[step.step]] = [getattr(step, f"{name}_ns") for name in _OWN]
+            table[row, column[step.step]] = times_of(step)
     return table
 
 
