@@ -196,7 +196,7 @@ def read_calls(
     first = np.cumsum(counts) - counts
     leading = order[first]
     process, ids = events.process[leading].tolist(), events.thread[leading].tolist()
-    events = events.take_away(order, ("start", "end", "name", "correlation"))
+    events = events.having("start", "end", "name", "correlation").take_away(order)
     edges = np.append(first, len(events))
     return CudaApiCalls(
         start=events.start,

@@ -155,7 +155,7 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
     rows = np.argsort(events.start, kind="stable")
     rows = rows[np.argsort(gpu_index[rows], kind="stable")]  # Sixteen bits sort in two passes.
     edges = [0, *np.cumsum(np.bincount(gpu_index)).tolist()]
-    events, classes = events.take_away(rows, COLUMNS), classes.take(rows)
+    events, classes = events.having(*COLUMNS).take_away(rows), classes.take(rows)
     return [
         GpuOperations(
             gpu,

@@ -197,14 +197,9 @@ class Events:
         indices = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         return Events({name: getattr(self, name).take(indices) for name in self.columns})
 
-    def take_away(self, rows: Column, columns: Sequence[str]) -> Events:
-        """Return the rows with the given columns; all are freed here, each before the next is made.
-
-        Nothing else may hold them: memory that is used first has to be cleared by the system.
-        """
-        for name in set(self.columns).difference(columns):
-            del self.__dict__[name]
-        return Events({name: self.__dict__.pop(name).take(rows) for name in columns})
+    def take_away(self, rows: Column) -> Events:
+        """Return the rows with all columns, which are freed here, each before the next is made."""
+        return Events({name: self.__dict__.pop(name).take(rows) for name in self.columns})
 
 
 def concatenate(parts: list[Events], columns: Sequence[str]) -> Events:
