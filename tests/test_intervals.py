@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gputrace.model
-from gputrace.model.intervals import EMPTY, Intervals, search, union, union_of
+from gputrace.model.intervals import EMPTY, Intervals, number_windows, search, union, union_of
 
 pytestmark = pytest.mark.usefixtures("columns")
 
@@ -110,6 +110,19 @@ def test_within_counts_what_lies_in_each_window(rows: Rows, windows: Rows) -> No
     starts, ends = [start for start, _ in windows], [end for _, end in windows]
     expected = [len(covered(rows) & covered([window])) for window in windows]
     assert of(rows).within(starts, ends).tolist() == expected
+
+
+@given(ROWS, st.lists(st.integers(-5, 45)))
+def test_a_time_is_of_the_last_window_that_began_unless_it_ended(
+    windows: Rows, times: list[int]
+) -> None:
+    ordered, windows = sorted(times), sorted(windows)
+    starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+    expected = []
+    for time in ordered:
+        began = max((n for n, (start, _) in enumerate(windows) if start <= time), default=-1)
+        expected.append(began if began >= 0 and time < windows[began][1] else -1)
+    assert number_windows(np.array(ordered, np.int64), starts, ends).tolist() == expected
 
 
 def test_a_single_time_needs_no_list() -> None:

@@ -33,6 +33,12 @@ COLUMNS = arrays(
 )
 
 
+@given(arrays(np.int64, array_shapes(min_dims=1, max_dims=2, max_side=9)))
+def test_it_is_what_numpy_gives_of_integers(values: np.ndarray) -> None:
+    for axis in (None, 0):
+        np.testing.assert_array_equal(median(values, axis), np.median(values, axis))
+
+
 @given(COLUMNS)
 def test_it_is_what_numpy_gives(values: np.ndarray) -> None:
     for axis in (None, 0):

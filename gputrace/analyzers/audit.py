@@ -21,7 +21,7 @@ from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls, find_captu
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
-from gputrace.model.intervals import Times, search
+from gputrace.model.intervals import Times, number_windows
 from gputrace.model.results import Missing
 from gputrace.model.trace import FROM_THE_START
 
@@ -142,6 +142,8 @@ def _without_operation(
         ]
         or [np.empty(0, np.int64)]
     )
+    if has[rows].all():
+        return
     if operations.windows:
         rows = rows[_lies_in(calls.start[rows], operations.recorded.start, operations.recorded.end)]
     if not len(rows):
@@ -173,7 +175,7 @@ def _without_call(operations: GpuOperations, known: Mask) -> Iterator[Missing]:
     Some recorders lack all calls of a kind, which is no loss: Kineto those of the driver.
     """
     # Calls of operations that start in a part with calls may lie before it.
-    if not known.any() or operations.calls_recorded is not None:
+    if known.all() or not known.any() or operations.calls_recorded is not None:
         return
     _, name = number_ids(operations.events.name)
     issued = operations.events.correlation
@@ -319,17 +321,14 @@ def _thinned(view: GpuShardView, starts: Times, ends: Times) -> tuple[float, int
 def _count_kernels(operations: GpuOperations, starts: Times, ends: Times) -> NDArray[np.int64]:
     """Return the kernels of each step of usual size, by names that are in most of them."""
     nothing = np.empty((0, 0), np.int64)
-    rows = np.flatnonzero(operations.events.kind == Kind.KERNEL)
-    began = operations.start[rows]
-    step = search(starts, began, "right") - 1
-    inside = (step >= 0) & (began < ends[np.maximum(step, 0)])
-    steps = len(starts)
-    if steps < _FEWEST_STEPS or not inside.any():
+    step, steps = number_windows(operations.start, starts, ends), len(starts)
+    rows = np.flatnonzero((step >= 0) & (operations.events.kind == Kind.KERNEL))
+    if steps < _FEWEST_STEPS or not len(rows):
         return nothing
-    names, name = number_ids(operations.events.name[rows[inside]])
+    names, name = number_ids(operations.events.name[rows])
     if steps * len(names) > _MOST_CELLS:
         return nothing
-    cells = np.bincount(step[inside] * len(names) + name, minlength=steps * len(names))
+    cells = np.bincount(step[rows] * len(names) + name, minlength=steps * len(names))
     counts: NDArray[np.int64] = cells.reshape(steps, len(names))
     # A step that lacks the row that begins it is taken for a part of the one before.
     sizes = counts.sum(axis=1)

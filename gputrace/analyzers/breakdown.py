@@ -88,9 +88,11 @@ def _steps_of(
 
 def _class_times(row: Sequence[int], waited: int | None) -> dict[str, int | None]:
     """Return the fields of the classes of time; None each where none is known."""
-    known = dict(zip(CLASSES, row, strict=bool(row)))
-    times = {f"{name}_ns": known.get(name) for name in CLASSES}
-    return times | {"communication_wait_ns": waited}
+    known: Sequence[int | None] = row or [None] * len(CLASSES)
+    return dict(zip(_FIELDS, (*known, waited), strict=True))
+
+
+_FIELDS: Final = (*(f"{name}_ns" for name in CLASSES), "communication_wait_ns")
 
 
 _FEWEST_ITERATIONS: Final = 10
@@ -308,16 +310,22 @@ def _rows(
     lines: PythonLines | None,
     gaps: Sequence[tuple[int, int, int]],
 ) -> Iterator[Gap]:
-    """Yield the rows of the report for some gaps, in order; each GPU is queried once."""
+    """Yield the rows of the report for some gaps, in order; each GPU is queried once, and of each
+    gap once.
+    """
     by_lane: dict[int, list[tuple[int, int]]] = {}
-    for index, start, end in gaps:
+    for index, start, end in dict.fromkeys(gaps):
         by_lane.setdefault(index, []).append((start, end))
     having = [lanes[index] for index in by_lane]
     has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
     answers = gpus.each(_explain_all, having, by_lane.values(), same=has)
-    explained = {index: iter(rows) for index, rows in zip(by_lane, answers, strict=True)}
+    explained = {
+        (index, *gap): known
+        for (index, of_lane), each in zip(by_lane.items(), answers, strict=True)
+        for gap, known in zip(of_lane, each, strict=True)
+    }
     for index, start, end in gaps:
-        gpu, known = lanes[index].gpu, next(explained[index])
+        gpu, known = lanes[index].gpu, explained[index, start, end]
         evidence = known.evidence
         if lines is not None and known.feeder is not None:
             evidence += line_of(lines, known.feeder, start, end)

@@ -4,6 +4,7 @@ ranks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -58,10 +59,10 @@ def overlap(windows: Sequence[Window]) -> Window:
 
 def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:
     """The steps by GPU and rank, in order."""
-    found: dict[tuple[Any, int], list[Step]] = {}
+    found = defaultdict[tuple[Any, int], list[Step]](list)
     for step in steps:
-        found.setdefault((step.gpu, step.rank), []).append(step)
-    return found
+        found[step.gpu, step.rank].append(step)
+    return dict(found)
 
 
 def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
@@ -79,11 +80,16 @@ def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def median(values: ArrayLike, axis: Literal[0] | None = None) -> Any:
-    """Return the median as ``numpy.median`` does, which imports masked arrays for floats."""
+    """Return the median as ``numpy.median`` does, which imports masked arrays for floats and takes
+    twenty times as long for a hundred numbers.
+    """
     known = np.asarray(values).ravel() if axis is None else np.asarray(values)
     middle = [(len(known) - 1) // 2, len(known) // 2]
-    if not len(known) or not np.issubdtype(known.dtype, np.inexact):
+    if not len(known):
         return np.median(known, axis=0)
+    if known.dtype.kind in "iu" and known.ndim == 1:
+        low, high = np.partition(known, middle)[middle].astype(np.float64)
+        return (low + high) / 2
     ordered = np.partition(known, [*middle, -1], axis=0)
     # NaN comes last.
     of_all = np.mean(ordered[middle[0] : middle[1] + 1], axis=0)

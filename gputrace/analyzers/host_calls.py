@@ -104,12 +104,19 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
 
     def of_thread(self, thread: int, *sorts: Call) -> Intervals:
         """Return when a thread was inside calls of some sorts, or of any."""
-        rows = slice(int(self.first[thread]), int(self.first[thread + 1]))
-        start, end = self.start[rows], self.end[rows]
-        if sorts:
-            keep = is_among(self.sort[rows], sorts)
-            start, end = start[keep], end[keep]
-        return union(start, end, is_sorted=True)
+        edges = self.first[thread : thread + 2]
+        rows: slice | NDArray[np.intp] = slice(*edges.tolist())
+        if sorts and Call.ISSUE not in sorts:
+            rows = self._no_launches[slice(*np.searchsorted(self._no_launches, edges))]
+            rows = rows[is_among(self.sort[rows], sorts)]
+        elif sorts:
+            rows = np.flatnonzero(is_among(self.sort[rows], sorts)) + edges[0]
+        return union(self.start[rows], self.end[rows], is_sorted=True)
+
+    @cached_property
+    def _no_launches(self) -> NDArray[np.intp]:
+        """Calls that are not `Call.ISSUE`, few of most recordings."""
+        return np.flatnonzero(self.sort != Call.ISSUE)
 
     def all_recorded(self, process: int, starts: Times, ends: Times) -> Mask:
         """Return for each stretch of time whether all calls of the process were recorded in it."""
@@ -264,7 +271,9 @@ def _correlations(
     for process in dict.fromkeys(processes):
         first = bisect_left(processes, process)
         low, high = edges[first], edges[bisect_right(processes, process)]
-        rows = np.flatnonzero(correlation[low:high] > 0) + low
+        ids, rows = correlation[low:high], np.arange(low, high)
+        if not (known := ids > 0).all():
+            ids, rows = ids[known], rows[known]
         if len(rows):
-            tables[process] = IdLookup(correlation[rows], rows)
+            tables[process] = IdLookup(ids, rows)
     return tables

@@ -26,7 +26,7 @@ from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
 from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
-from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
+from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, union, union_of
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
@@ -104,7 +104,7 @@ def build_timeline(operations: GpuOperations, window: Window | None = None) -> T
         tuple(classes),
         busy,
         kernels=int(np.count_nonzero(kind == Kind.KERNEL)),
-        copies=int(np.isin(kind, COPY_KINDS).sum()),
+        copies=int(is_among(kind, COPY_KINDS).sum()),
         opaque_graphs=int(np.count_nonzero(kind == Kind.GRAPH)),
         recorded=operations.recorded,
     )

@@ -13,7 +13,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, same_names
 from gputrace.analyzers.grouping import StepsOf, median_of_others, overlap, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import GpuOperations, OperationClass
-from gputrace.model.events import Column, Kind, number_ids
+from gputrace.model.events import Column, Kind, is_among, number_ids
 from gputrace.model.intervals import Intervals, Times, merge_touching, union
 from gputrace.model.nvml import Nvml
 from gputrace.model.results import Load, Step
@@ -363,7 +363,7 @@ def compared(
 ) -> tuple[Rows, NDArray[np.int64]]:
     """Return the rows of the operations of a GPU that are compared, and the sort of each."""
     kinds = operations.events.kind
-    copies = np.isin(kinds, list(COPIES.values()))
+    copies = is_among(kinds, COPIES.values())
     count = copies | (operations.classes == OperationClass.COMPUTE)
     rows = np.flatnonzero(count & windows.contains(operations.start))
     ids, inverse = number_ids(operations.events.name[rows])

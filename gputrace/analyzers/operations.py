@@ -37,7 +37,6 @@ COLUMNS: Final = (
     "name",
     "process",
     "device",
-    "gpu",
     "correlation",
     "bytes",
 )
@@ -81,7 +80,9 @@ class GpuOperations(Struct, frozen=True, dict=True):
 
         What a GPU does at the edges of a window was issued outside, and is not known.
         """
-        begins = [window.start for window in self.windows] or [int(self.start[0])]
+        if len(self.windows) < 2:
+            return union([self.start[0]], [self.reach[-1]])
+        begins = [window.start for window in self.windows]
         index = np.maximum(np.searchsorted(begins, self.start, "right") - 1, 0)
         first = np.flatnonzero(np.diff(index, prepend=-1))
         last = np.append(first[1:], len(index)) - 1
@@ -257,7 +258,8 @@ def other_ends(trace: Trace, columns: Sequence[str]) -> Events:
     arrays = {name: getattr(peers, name) for name in columns}
     source, destination = peers.source_device, peers.destination_device
     arrays["device"] = np.where(peers.device == source, destination, source)
-    arrays["gpu"] = _physical(trace, arrays["process"], arrays["device"])
+    if "gpu" in columns:
+        arrays["gpu"] = _physical(trace, arrays["process"], arrays["device"])
     return Events(arrays).select((arrays["device"] != peers.device) & (arrays["device"] >= 0))
 
 

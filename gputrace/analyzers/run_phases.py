@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, median
-from gputrace.analyzers.host_calls import Call, CudaApiCalls, find_captures
+from gputrace.analyzers.host_calls import Call, find_captures
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import BlockedSteps, FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
-from gputrace.model.events import Kind, distinct_ids
+from gputrace.model.events import Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Phase, Step
 from gputrace.model.time_class import CLASSES
@@ -398,34 +399,49 @@ def find_start_up(view: GpuShardView) -> dict[str, Intervals]:
 
 def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     """Return when the calls of the GPU's process show some of the causes."""
-    calls, first = view.calls, (start, end)
+    calls = view.calls
     if calls is None:
         return {}
-    rows = [np.empty(0, np.intp)]
+    threads = []
     for index, (process, _) in enumerate(calls.threads):
         if process == view.operations.gpu.process:
             low, high = calls.first[index : index + 2].tolist()
-            rows.append(np.arange(low, low + np.searchsorted(calls.start[low:high], first[1])))
-    mine = np.concatenate(rows)
-    if not len(mine):
+            high = low + int(np.searchsorted(calls.start[low:high], end))
+            threads += [slice(low, high)] if low < high else []
+    if not threads:
         return {}
-    names = view.trace.names(distinct_ids(calls.name[mine]))
-    issues = mine[calls.sort[mine] == Call.ISSUE]
-    launch = issues[calls.end[issues] - calls.start[issues] > _LONG_LAUNCH_NS]
-    busy_threads = distinct_ids(
-        calls.thread[mine[np.isin(calls.sort[mine], (Call.ISSUE, Call.COPY))]]
+
+    def spans(chosen: Callable[[slice], Mask]) -> Intervals:
+        rows = np.concatenate([part.start + np.flatnonzero(chosen(part)) for part in threads])
+        return union(calls.start[rows], calls.end[rows])
+
+    def called(pattern: re.Pattern[str]) -> Intervals:
+        wanted = [id for id, name in names.items() if pattern.match(name)]
+        return spans(lambda part: is_among(calls.name[part], wanted)) if wanted else EMPTY
+
+    names = view.trace.names(
+        distinct_ids(np.concatenate([distinct_ids(calls.name[part]) for part in threads]))
     )
-    inside = mine[np.isin(calls.thread[mine], busy_threads)]
+    issuing = [
+        part for part in threads if is_among(calls.sort[part], (Call.ISSUE, Call.COPY)).any()
+    ]
+    inside = [union(calls.start[part], calls.end[part], is_sorted=True) for part in issuing]
+
+    def long_launch(part: slice) -> Mask:
+        lengths = calls.end[part] - calls.start[part]
+        is_long: Mask = (lengths > _LONG_LAUNCH_NS) & (calls.sort[part] == Call.ISSUE)
+        return is_long
+
     captures = view.once(_captures)
-    captures = captures[np.isin(captures[:, 0], mine)]
+    captures = captures[[any(p.start <= at < p.stop for p in threads) for at in captures[:, 0]]]
     return {
         "graph_capture": union(calls.start[captures[:, 0]], calls.end[captures[:, 1]]),
-        "compilation": _called(calls, mine, names, _COMPILES),
-        "module_loading": merge_touching(
-            _called(calls, mine, names, _LOADS), _spans(calls, launch)
+        "compilation": called(_COMPILES),
+        "module_loading": merge_touching(called(_LOADS), spans(long_launch)),
+        "allocation": spans(lambda part: calls.sort[part] == Call.ALLOC),
+        "host": view.lane.timeline.gaps.clip(start, end).difference(
+            reduce(merge_touching, inside, EMPTY)
         ),
-        "allocation": _spans(calls, mine[calls.sort[mine] == Call.ALLOC]),
-        "host": view.lane.timeline.gaps.clip(*first).difference(_spans(calls, inside)),
     }
 
 
@@ -433,17 +449,6 @@ def _captures(shard: Shard) -> NDArray[np.intp]:
     """Return `find_captures` of the calls, of which there are some."""
     assert shard.calls is not None
     return find_captures(shard.trace, shard.calls)
-
-
-def _spans(calls: CudaApiCalls, rows: NDArray[np.intp]) -> Intervals:
-    return union(calls.start[rows], calls.end[rows])
-
-
-def _called(
-    calls: CudaApiCalls, rows: NDArray[np.intp], names: Mapping[int, str], pattern: re.Pattern[str]
-) -> Intervals:
-    wanted = [id for id, name in names.items() if pattern.match(name)]
-    return _spans(calls, rows[np.isin(calls.name[rows], wanted)])
 
 
 def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) -> Intervals:
@@ -457,7 +462,7 @@ def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) 
     only = np.setdiff1d(distinct_ids(names[early]), distinct_ids(names[later]), assume_unique=True)
     tried = [id for id, name in trace.names(only).items() if family_of(name) in PRODUCTS]
     among = np.flatnonzero(kernels)
-    positions = np.flatnonzero((early & np.isin(names, tried))[among])
+    positions = np.flatnonzero((early & is_among(names, tried))[among])
     rows = among[positions]
     soon = np.flatnonzero(np.diff(positions) <= _MOST_BETWEEN)
     searches = union(ops.start[rows[soon]], ops.end[rows[soon + 1]])

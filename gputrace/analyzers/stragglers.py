@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among, sort_numbers
-from gputrace.model.intervals import Intervals, Times, search, union
+from gputrace.model.intervals import Intervals, Times, number_windows, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
@@ -149,10 +150,11 @@ def _table(lateness: Lateness, measured: Sequence[Step]) -> NDArray[np.float64]:
     rows = {(lane.gpu.gpu, lane.gpu.rank): row for row, lane in enumerate(lateness.lanes)}
     column = {int(number): index for index, number in enumerate(lateness.steps)}
     table = np.full((len(rows), len(column), len(_OWN)), np.nan)
+    times_of = attrgetter(*(f"{name}_ns" for name in _OWN))
     for step in measured:
         row = rows.get((step.gpu, step.rank)) if step.gpu is not None else None
         if row is not None:
-            table[row, column[step.step]] = [getattr(step, f"{name}_ns") for name in _OWN]
+            table[row, column[step.step]] = times_of(step)
     return table
 
 
@@ -614,9 +616,8 @@ def _in_steps(
     """Sample rows in evenly spread steps; return them, their steps, and the number of steps."""
     if not len(start):
         return rows, np.zeros(len(rows), np.intp), 1
-    began = operations.start[rows]
-    step = np.maximum(search(start, began, "right") - 1, 0)
-    inside = (began >= start[step]) & (began < end[step])
+    step = number_windows(operations.start, start, end)[rows]
+    inside = step >= 0
     rows, step = rows[inside], step[inside]
     stride = -(-len(rows) // _MOST_KERNELS)
     if stride > 1:

@@ -293,7 +293,12 @@ class IdLookup:
         if limits is not None:
             self._low, high = limits
             self._rows = np.full(high - self._low + 1, UNKNOWN, np.int32)
-            self._rows[ids[::-1] - self._low] = rows[::-1]
+            if (native := library()) is not None:
+                ids, rows = np.ascontiguousarray(ids), np.ascontiguousarray(rows, np.int64)
+                given = address(ids), ids.itemsize, ids.size, self._low, len(self._rows)
+                native.gputrace_index(*given, address(self._rows), UNKNOWN, address(rows))
+            else:
+                self._rows[ids[::-1] - self._low] = rows[::-1]
         else:
             order = np.argsort(ids, kind="stable")
             self._ids, self._rows = ids[order], rows[order].astype(np.int32)

@@ -55,7 +55,8 @@ class Intervals(Struct, frozen=True, dict=True):
     def _covered(self) -> Times:
         """Nanoseconds of the set before each interval, and at the end all of them."""
         covered = np.zeros(len(self) + 1, np.int64)
-        np.cumsum(self.lengths, out=covered[1:])
+        np.subtract(self.end, self.start, out=covered[1:])
+        np.cumsum(covered, out=covered)
         return covered
 
     def before(self, times: ArrayLike) -> Times:
@@ -179,6 +180,22 @@ def search(ordered: Times, times: Times, side: Literal["left", "right"] = "left"
     given = address(ordered), len(ordered), address(times), times.size, side == "right"
     native.gputrace_search(*given, address(places))
     return places
+
+
+def number_windows(ordered: Times, starts: Times, ends: Times) -> IndexArray:
+    """Return for each time of a sorted column the last window that starts before it or with it;
+    -1 where that has ended, and before all windows.
+
+    Args:
+        ordered: nanoseconds.
+        starts, ends: of windows in order of start.
+    """
+    first = np.append(np.searchsorted(ordered, starts), len(ordered))
+    number = np.repeat(np.arange(-1, len(starts)), np.diff(first, prepend=0))
+    ended = np.maximum(np.searchsorted(ordered, ends), first[:-1])
+    for end, until in zip(ended.tolist(), first[1:].tolist(), strict=True):
+        number[end:until] = -1
+    return number
 
 
 def _written(function: Any, one: Intervals, other: Intervals) -> Intervals:

@@ -471,7 +471,7 @@ def _memory(raw: dict[str, Integers], column: str, rows: int) -> NDArray[np.int8
     """Return the memory kind of one end of each copy."""
     memory = _lookup(MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
     if "kind" in raw:
-        memory[np.isin(raw["kind"], MIGRATIONS)] = Memory.MANAGED
+        memory[is_among(raw["kind"], MIGRATIONS)] = Memory.MANAGED
     return memory
 
 

@@ -17,6 +17,7 @@ from dataclasses import fields, is_dataclass
 from errno import EIO
 from functools import cache
 from importlib import import_module
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,7 +89,8 @@ def plain(value: object) -> object:
     if kind in _PLAIN:
         return value
     if (keys := _keys(kind)) is not None:
-        items = [(key, getattr(value, name)) for name, key in keys]
+        attributes, shown = keys
+        items = zip(shown, map(getattr, repeat(value), attributes), strict=True)
         return {key: item if type(item) in _PLAIN else plain(item) for key, item in items}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
@@ -98,8 +100,8 @@ def plain(value: object) -> object:
 
 
 @cache
-def _keys(kind: Any) -> list[tuple[str, str]] | None:
-    """Return field names with their JSON keys: fields named like Python keywords end in ``_``.
+def _keys(kind: Any) -> tuple[Sequence[str], Sequence[str]] | None:
+    """Return field names and their JSON keys: fields named like Python keywords end in ``_``.
 
     None for a type that is no dataclass.
     """
@@ -109,7 +111,7 @@ def _keys(kind: Any) -> list[tuple[str, str]] | None:
         names = tuple(field.name for field in fields(kind))
     else:
         return None
-    return [(name, name.rstrip("_")) for name in names]
+    return names, [name.rstrip("_") for name in names]
 
 
 def render_csv(analysis: Analysis) -> str:

@@ -11,7 +11,6 @@ type, offset and bytes of each column; and the columns, at multiples of 64 bytes
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from gputrace.plugins import plugins
 from gputrace.store import cache_folder
+
+try:
+    from _blake2 import blake2b  # hashlib imports OpenSSL, which takes 0.003 s.
+except ImportError:
+    from hashlib import blake2b
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,7 +141,7 @@ def _identity(path: Path, levels: int = _LEVELS) -> Iterator[object]:
 
 
 def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=32).hexdigest()
 
 
 def load(key: str | None) -> Kept | None:

@@ -55,12 +55,15 @@ int main(int count, char **words) {
         int32_t *table = calloc((size_t)size + 1, 4), *entries = calloc((size_t)many + 1, 4);
         gputrace_mark(start, width, many, low, size, marks);
         gputrace_look_up(start, width, many, low, size, table, -1, entries);
+        int64_t *rows = column(many);
+        for (int64_t i = 0; i < many; i++) rows[i] = i;
+        gputrace_index(start, width, many, low, size, table, 0, rows);
         gputrace_sort(start, joined, mine);
         for (int64_t i = 1; i < mine; i++)
             if (start[i] < start[i - 1]) return 1;
         free(start), free(end), free(to), free(from), free(other_start), free(other_end);
         free(found), free(covered), free(joined), free(ends), free(marks), free(table), free(entries);
-        free(group);
+        free(group), free(rows);
     }
     printf("%ld %ld\n", sorted, unsorted);
     return 0;

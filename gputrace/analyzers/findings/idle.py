@@ -17,7 +17,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.idle_causes import calls_held_by_copies
-from gputrace.model.events import Events, Kind, Memory, distinct_ids
+from gputrace.model.events import Events, Kind, Memory, distinct_ids, is_among
 from gputrace.model.host import Allocator
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
 from gputrace.model.results import Finding
@@ -459,7 +459,7 @@ def _before_pages(gpu: GpuShardView, time: Intervals) -> int:
     moved = gpu.once(_moved_pages)
     pages = moved.select(is_on(moved, gpu.operations.gpu))
     idle = gpu.lane.causes.of["other_idle"].intersection(time)
-    return int(idle.lengths[np.isin(idle.end, pages.start)].sum())
+    return int(idle.lengths[is_among(idle.end, pages.start)].sum())
 
 
 def _moved_pages(shard: Shard) -> Events:
@@ -480,10 +480,11 @@ def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
 def _calls_each_step(facts: Facts, sort: Call) -> int:
     """Return the calls of a sort in the median measured step, over all ranks."""
     starts = np.sort(np.concatenate(facts.per_gpu.in_each_place(_starts_of, sort)))
+    steps = {(s.rank, s.step): (s.start_ns, s.end_ns) for s in facts.measured}
+    begins, ends = np.searchsorted(starts, np.array([*steps.values()], np.int64).reshape(-1, 2)).T
     spans: dict[int, int] = {}
-    for step in {(s.rank, s.step): s for s in facts.measured}.values():
-        begin, end = np.searchsorted(starts, (step.start_ns, step.end_ns))
-        spans[step.step] = max(spans.get(step.step, 0), int(end - begin))
+    for (_, step), count in zip(steps, (ends - begins).tolist(), strict=True):
+        spans[step] = max(spans.get(step, 0), count)
     return int(median(list(spans.values())))
 
 

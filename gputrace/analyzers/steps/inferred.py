@@ -14,7 +14,7 @@ from gputrace.analyzers.grouping import median, quantile
 from gputrace.analyzers.kernel_names import is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
-from gputrace.model.events import Kind, distinct_ids, number_ids
+from gputrace.model.events import Kind, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Times
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -276,7 +276,7 @@ def _kernels_named(
     names = operations.events.name
     text = trace.names(distinct_ids(names[kernels]))
     wanted = [id for id, name in text.items() if matches(name)]
-    return np.flatnonzero(kernels & np.isin(names, wanted))
+    return np.flatnonzero(kernels & is_among(names, wanted))
 
 
 def _valley(counts: NDArray[np.intp]) -> float:
@@ -450,7 +450,7 @@ _COVERED: Final = 0.6
 
 def infer_iterations(operations: GpuOperations) -> StepWindows | None:
     """The outermost loop: the rarest kernel that cuts the stream into stretches all alike."""
-    kernels = np.flatnonzero(np.isin(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
+    kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
     if len(kernels) < 2 * _LEAST_REPEATS:
         return None
     _, names = np.unique(operations.events.name[kernels], return_inverse=True)

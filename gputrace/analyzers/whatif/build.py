@@ -24,7 +24,7 @@ from gputrace.analyzers.whatif.graph import (
     order_items,
 )
 from gputrace.analyzers.whatif.step_rows import Rows
-from gputrace.model.events import Column, Kind, Mask, Memory, distinct_ids, number_ids
+from gputrace.model.events import Column, Kind, Mask, Memory, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times
 from gputrace.model.trace import Trace
 
@@ -96,8 +96,8 @@ def build_graph(
         gpu=gpu,
         process=items.process,
         step=step,
-        gathers=some & np.isin(rows.collective[op], rows.gathers),
-        single=(kind == Kind.KERNEL) & np.isin(name, _single(trace, name[kind == Kind.KERNEL])),
+        gathers=some & is_among(rows.collective[op], rows.gathers),
+        single=(kind == Kind.KERNEL) & is_among(name, _single(trace, name[kind == Kind.KERNEL])),
         cards=tuple(known.name for known in rows.gpus),
         start=items.start,
         end=items.end,
@@ -140,7 +140,7 @@ def _by_thread(
 def _holds(names: Mapping[int, str], called: Column) -> Mask:
     """Return a mask of the copy calls that return only when the copy is done."""
     blocking = [id for id, name in names.items() if "emcpy" in name and "Async" not in name]
-    holds: Mask = np.isin(called, blocking)
+    holds: Mask = is_among(called, blocking)
     return holds
 
 
@@ -353,10 +353,10 @@ def find_waits(
     """
     call_ns = np.where(items.thread >= 0, items.returned - items.begin, 0)
     waits: Waits = {}
-    copies = np.isin(kind, (Kind.COPY_H2D, Kind.COPY_D2H)) & (items.thread >= 0)
+    copies = is_among(kind, (Kind.COPY_H2D, Kind.COPY_D2H)) & (items.thread >= 0)
     blocked = copies & blocks & (call_ns > _STAGED_NS) & (items.returned > items.start)
     blocked &= items.stream >= 0
-    matters = np.isin(sort, (Call.SYNC, Call.ALLOC)) & (items.thread >= 0)
+    matters = is_among(sort, (Call.SYNC, Call.ALLOC)) & (items.thread >= 0)
     finder, issued = _Finder(items), _Issued(items)
     for i in np.flatnonzero(matters | blocked).tolist():
         if matters[i]:
@@ -527,14 +527,15 @@ def _joins(
     on_main = items.stream[rows] == main
     beside = np.flatnonzero(~on_main & (talks | (kind[rows] == Kind.COPY_H2D)))
     mains = rows[on_main]
+    starts, ends = items.start[mains], items.end[rows[beside]].tolist()
     positions = np.searchsorted(np.flatnonzero(on_main), beside)
     last_of_step = {int(step[i]): i for i in rows[talks & ~on_main].tolist()}
-    for position, row in zip(positions.tolist(), rows[beside].tolist(), strict=True):
-        collective = operation[row] == OperationClass.COMMUNICATION
+    each = zip(positions.tolist(), rows[beside].tolist(), talks[beside].tolist(), ends, strict=True)
+    for position, row, collective, end in each:
         if collective and position:
             yield row, int(mains[position - 1])
         if not collective or last_of_step[int(step[row])] == row:
-            later = np.flatnonzero(items.start[mains[position:]] >= items.end[row])
+            later = np.flatnonzero(starts[position:] >= end)
             if len(later):
                 yield int(mains[position + later[0]]), row
 
@@ -548,7 +549,7 @@ def keep_together(items: Items, instance: Index) -> Index:
         items: items of the graph.
         instance: number of the matched collective of each item, or `NONE`.
     """
-    numbers, group = np.unique(instance, return_inverse=True)
+    numbers, group = number_ids(instance)
     arrived = np.full(len(numbers), np.iinfo(np.int64).min)
     np.maximum.at(arrived, group, items.start)
     together = (instance >= 0) & (items.end >= arrived[group])

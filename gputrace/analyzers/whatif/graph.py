@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -112,7 +112,25 @@ class Graph(Struct, frozen=True, dict=True):
 
     def changed(self, **columns: Any) -> Graph:
         """Return a copy with some columns replaced."""
-        return replace(self, **columns)
+        copy = replace(self, **columns)
+        copy.__dict__["_flat"] = self._flat
+        return copy
+
+    @cached_property
+    def _flat(self) -> dict[int, tuple[Edges, tuple[Index, Index, Times]]]:
+        """Edges as columns, by the address of the mapping, for all graphs made of this one."""
+        return {}
+
+    def edges(self, edges: Edges) -> tuple[Index, Index, Times]:
+        """Return the first edge of each item, and cause and lag of all edges."""
+        if id(edges) not in self._flat:
+            waiting = sorted(edges)
+            counts = np.zeros(len(self) + 1, np.int64)
+            counts[np.array(waiting, np.int64) + 1] = [len(edges[item]) for item in waiting]
+            pairs = [pair for item in waiting for pair in edges[item]]
+            cause, lag = np.array(pairs, np.int64).reshape(-1, 2).T.copy()
+            self._flat[id(edges)] = edges, (np.cumsum(counts), cause, lag)
+        return self._flat[id(edges)][1]
 
 
 _FAR: Final = 1 << 40
@@ -174,7 +192,7 @@ def _kept(rows: Rows, calls: CudaApiCalls) -> Index:
     for thread in distinct_ids(calls.thread[issuing]).tolist():
         of_thread = issuing[calls.thread[issuing] == thread]
         between = np.arange(of_thread[0], of_thread[-1] + 1)
-        kept.append(between[np.isin(calls.sort[between], (Call.SYNC, Call.ALLOC))])
+        kept.append(between[is_among(calls.sort[between], (Call.SYNC, Call.ALLOC))])
     return distinct_ids(np.concatenate(kept))
 
 
@@ -352,7 +370,7 @@ def _library() -> ctypes.CDLL | None:
 
 def _replay_by(library: ctypes.CDLL, graph: Graph) -> Times:
     columns = [np.ascontiguousarray(getattr(graph, name), np.int64) for name in REPLAYED]
-    edges = [_flat(edges, len(graph)) for edges in (graph.waits, graph.after)]
+    edges = [graph.edges(column) for column in (graph.waits, graph.after)]
     counts = (int(lane.max(initial=NONE)) + 1 for lane in (graph.thread, graph.stream, graph.group))
     ended = np.zeros(len(graph), np.int64)
     failed = library.gputrace_replay(
@@ -363,15 +381,6 @@ def _replay_by(library: ctypes.CDLL, graph: Graph) -> Times:
     if failed:
         raise MemoryError
     return ended
-
-
-def _flat(edges: Edges, items: int) -> tuple[Index, Index, Times]:
-    """Return the first edge of each item, and cause and lag of all edges."""
-    waiting = sorted(edges)
-    counts = np.zeros(items + 1, np.int64)
-    counts[np.array(waiting, np.int64) + 1] = [len(edges[item]) for item in waiting]
-    pairs = np.array([pair for item in waiting for pair in edges[item]], np.int64).reshape(-1, 2)
-    return np.cumsum(counts), pairs[:, 0].copy(), pairs[:, 1].copy()
 
 
 def _pointers(arrays: Sequence[Index]) -> ctypes.Array[ctypes.c_void_p]:

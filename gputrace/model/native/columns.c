@@ -178,6 +178,13 @@ EXPORTED void gputrace_mark(const void *ids, int32_t width, int64_t count, int64
     FOR_ALL_IDS(if ((uint64_t)at < (uint64_t)size) marks[at] = 1)
 }
 
+// Writes the first row of each id, all of which are from `low` to `low + size - 1`, into a table of
+// which all entries are `missing`.
+EXPORTED void gputrace_index(const void *ids, int32_t width, int64_t count, int64_t low,
+                             int64_t size, int32_t *table, int32_t missing, const int64_t *rows) {
+    FOR_ALL_IDS(if ((uint64_t)at < (uint64_t)size && table[at] == missing) table[at] = (int32_t)rows[i])
+}
+
 // Writes the table's entry for each id, `missing` for those beyond it.
 EXPORTED void gputrace_look_up(const void *ids, int32_t width, int64_t count, int64_t low,
                                   int64_t size, const int32_t *table, int32_t missing,
