@@ -24,3 +24,5 @@ class Options:
     """Generated runs that are diagnosed."""
     minutes: int = 0
     """How long the recording of hours takes; 0 leaves it out."""
+    huge: bool = False
+    """Measure only what takes most of a disk, once."""
