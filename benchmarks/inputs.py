@@ -36,6 +36,7 @@ DENSE_SIZES: Final = {"2 M": (3000, 2), "6 M": (3000, 6), "10 M": (3000, 10)}
 RANK_SIZES: Final = {
     "64 ranks of 16 k": (16, 1, 8),
     "64 ranks of 1 M": (250, 4, 8),
+    "1,000 ranks of 10 k": (10, 1, 125),
     "1,000 ranks of 100 k": (100, 1, 125),
     "10,000 ranks of 10 k": (10, 1, 1250),
 }
