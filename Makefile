@@ -66,7 +66,7 @@ sanitize: $(VENV)/.dev ## Test the C libraries with AddressSanitizer and Undefin
 
 workloads: $(VENV)/.runtime ## Record every framework that can be had on the CPU, and check that
 	$(BIN)/gputrace bench workloads/studies/parallel.toml --install --skip-missing --force --backend host
-	$(BIN)/gputrace bench workloads/studies/trainers.toml --skip-missing --force --backend host
+	$(BIN)/gputrace bench workloads/studies/trainers.toml --install --skip-missing --force --backend host
 	$(BIN)/gputrace bench workloads/studies/cpu.toml --install --skip-missing --force --backend host
 
 lock: $(VENV)/.made ## Write the locks anew; UPGRADE=--upgrade takes the newest releases

@@ -64,11 +64,16 @@ def format_ns(nanoseconds: int | float) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def format_number(value: float) -> str:
+    """Format with three significant digits or more, never as a power of ten: ``1,234``, ``2.5``."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
 def format_bytes(count: int | float) -> str:
     """Format as ``1.39 GB``, ``4.61 MB``, ``340 B``."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
-            return f"{count / scale:.3g} {unit}"
+            return f"{format_number(count / scale)} {unit}"
     return f"{count:.0f} B"
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,7 +37,6 @@ from tests.handmade import Run as Thread
 from tests.planted_study import MS, classes, measured, run, study
 
 ALL: Final = ("scaling", "pairs", "cards", "staging", "placements", "loader", "host")
-GOLDEN: Final = Path(__file__).parent / "golden"
 
 
 def made(name: str) -> Results:
@@ -324,9 +324,8 @@ def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["scaling", "placements", "host"])
-def test_the_report_is_as_it_was(name: str) -> None:
-    golden = GOLDEN / f"bench-{name}.txt"
-    assert report.render_text(summarize(made(name)), 100) == golden.read_text(encoding="utf-8")
+def test_the_report_is_as_it_was(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"bench-{name}.txt", report.render_text(summarize(made(name)), 100))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -232,6 +232,13 @@ def test_a_rank_without_control_steps_leaves_the_cost_unknown() -> None:
     assert estimate_cost([steps(lengths, range(100, 103))]) is None
 
 
+@pytest.mark.parametrize("nothing", [slice(0, 200), slice(100, 120), slice(80, 140)])
+def test_marks_at_one_and_the_same_time_say_nothing_of_the_cost(nothing: slice) -> None:
+    lengths = np.full(200, 10_000, np.int64)
+    lengths[nothing] = 0
+    assert estimate_cost([steps(lengths, range(100, 120))]) is None
+
+
 Gaps = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 50)), min_size=1, max_size=60)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import gputrace.model
 from gputrace.model.intervals import EMPTY, Intervals, search, union, union_of
 
 pytestmark = pytest.mark.usefixtures("columns")
@@ -120,3 +124,14 @@ def test_times_of_a_clock_since_1970_lose_no_nanosecond() -> None:
     both = of([(now, now + 3), (now + 1, now + 4)])
     assert members(both) == {now, now + 1, now + 2, now + 3}
     assert both.complement(now - 1, now + 6).total == 3
+
+
+def test_a_library_of_an_older_gputrace_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = tmp_path / "_columns.so"
+    source = "void gputrace_union(void) {} void gputrace_contains(void) {}"
+    command = ["cc", "-shared", "-x", "c", "-o", str(older), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    monkeypatch.setattr(gputrace.model, "LIBRARY", older)
+    assert gputrace.model.library.__wrapped__() is None

@@ -16,6 +16,7 @@ from gputrace.model.results import Gap, WhatIf
 from gputrace.report import tables, text
 from gputrace.report.markdown_html import render_markdown
 from gputrace.report.tables import Table
+from gputrace.units import format_bytes, format_number
 
 WIDTHS: Final = (40, 60, 80, 120)
 QUANTITY: Final = re.compile(r"\d+(?:\.\d+)? (?:ns|µs|ms|s)\b")
@@ -178,3 +179,11 @@ def test_sentences_of_markdown_and_html_are_parted_and_begin_with_capitals(repor
     assert "- `other`: GPU 0 waits.\n" in markdown
     assert "<p>other: GPU 0 waits.</p>" in both._repr_html_()
     assert "wait less. Pinned memory would save" in both._repr_html_()
+
+
+def test_numbers_of_three_digits_are_never_powers_of_ten() -> None:
+    values = (0.0123, 1.0, 2.345, 99.96, 1_234.5, 2_500_000)
+    assert [format_number(value) for value in values] == [
+        *("0.0123", "1", "2.35", "100", "1,234", "2,500,000"),
+    ]
+    assert format_bytes(2_345e9) == "2,345 GB"

@@ -22,7 +22,7 @@ from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph, find_waits
 from gputrace.analyzers.whatif.calibration import Calibration, Pair, calibrate, pairs
-from gputrace.analyzers.whatif.graph import Graph, Items, Recorded, replay
+from gputrace.analyzers.whatif.graph import Graph, Items, Recorded, replay, with_quick_host
 from gputrace.analyzers.whatif.step_rows import MOST_ITEMS, choose_steps, read_rows, when_issued
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, WhatIf
@@ -108,6 +108,17 @@ def test_a_call_more_on_one_rank_changes_little_of_what_a_late_host_costs(tmp_pa
             " ORDER BY start LIMIT 1 OFFSET 1800"
         )
     assert cures(path)["late-host"].step_ns == pytest.approx(before.step_ns, rel=0.03)
+
+
+def test_ranks_with_different_numbers_of_gpus_are_not_compared(tmp_path: Path) -> None:
+    graph = graph_of(written(PLANTED["late-host"], tmp_path))
+    assert with_quick_host(graph, [1]) is not None
+    # The first rank takes part in each exchange with two GPUs.
+    exchanges = np.flatnonzero((graph.rank == 0) & (graph.group >= 0))
+    others = np.setdiff1d(np.flatnonzero((graph.rank == 0) & (graph.thread >= 0)), exchanges)
+    group = graph.group.copy()
+    group[others[: len(exchanges)]] = group[exchanges]
+    assert with_quick_host(graph.changed(group=group), [1]) is None
 
 
 def test_a_call_waits_for_an_event_that_was_recorded_before_the_last_launches() -> None:

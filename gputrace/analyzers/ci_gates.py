@@ -14,7 +14,7 @@ from gputrace.errors import UsageError
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import BY_ID, CLASSES, IDLE_CAUSES
 from gputrace.plugins import names
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_number
 
 __all__ = ["FIGURES", "SEVERITIES", "Asked", "Check", "Gate", "Limit", "check", "check_words"]
 
@@ -135,7 +135,7 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         if passed and slowdown > limit:
             message += "; the noise of the steps explains as much"
         if pair.work_ratio != 1:
-            message += f"; a step does {pair.work_ratio:.3g}x the work"
+            message += f"; a step does {format_number(pair.work_ratio)}x the work"
         doubts = [warning for warning in comparison.warnings if "equal work" in warning]
         message = "; ".join([message, *doubts])
         return Gate("max-slowdown", passed, True, slowdown, limit, "share", message)

@@ -14,7 +14,7 @@ import click
 from gputrace.cli import console, options
 from gputrace.cli.console import progress_bar, reading
 from gputrace.errors import ExitCode, GputraceError, MissingError, UsageError
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_number
 
 if TYPE_CHECKING:
     import subprocess
@@ -467,16 +467,14 @@ def _roofline(line: Roofline) -> str:
         text = f"{(line.bytes_per_s or 0) / 1e9:,.0f} GB/s at least, by the shapes of its operators"
         share = "" if line.of_limit is None else f": {line.of_limit:.0%} of the memory's peak"
         return f"{text}{share}."
-    text = f"{line.flop_per_s / 1e12:,.3g} TFLOP/s by the shapes of its operators"
+    text = f"{format_number(line.flop_per_s / 1e12)} TFLOP/s by the shapes of its operators"
     if line.flop_per_byte is not None:
-        text += f", {line.flop_per_byte:,.3g} FLOP for each byte"
+        text += f", {format_number(line.flop_per_byte)} FLOP for each byte"
     if line.limit_flop_per_s is None or line.of_limit is None:
         return f"{text}."
     bound = "its arithmetic" if line.limit == "compute" else "its memory"
-    return (
-        f"{text}: {line.of_limit:.0%} of the {line.limit_flop_per_s / 1e12:,.3g} TFLOP/s to which "
-        f"{bound} limits the card."
-    )
+    most = format_number(line.limit_flop_per_s / 1e12)
+    return f"{text}: {line.of_limit:.0%} of the {most} TFLOP/s to which {bound} limits the card."
 
 
 def _profile(chosen: LaunchFilter, output: Path, command: tuple[str, ...]) -> int:

@@ -16,13 +16,21 @@ LIBRARY: Final = Path(__file__).with_name("_columns.so")
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the C library; None where the package was built without a compiler."""
+    """Return the C library; None where the package was built without a compiler, or is newer than
+    the library beside it.
+    """
     import ctypes
 
     try:
-        loaded = ctypes.CDLL(str(LIBRARY))
-    except OSError:
+        return _declare(ctypes.CDLL(str(LIBRARY)))
+    except (OSError, AttributeError):
         return None
+
+
+def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare what the functions of the library take and return."""
+    import ctypes
+
     width, count, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
     of_set, ids = (pointer, pointer, count), (pointer, width, count, count, count, pointer)
     loaded.gputrace_union.argtypes = (*of_set, pointer, width, width, pointer, pointer)

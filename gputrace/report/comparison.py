@@ -32,7 +32,7 @@ from gputrace.report.text import (
     said,
     without_blanks,
 )
-from gputrace.units import format_ns, format_share
+from gputrace.units import format_ns, format_number, format_share
 
 FORMATS: Final = {
     "text": "gputrace.report.comparison.render_text",
@@ -232,7 +232,7 @@ def _kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[T
             _time(row.a_ns) if row.a_count else "–",
             _time(row.b_ns) if row.b_count else "–",
             _signed(row.difference_ns),
-            _arrow(f"{row.a_count:.3g}", f"{row.b_count:.3g}"),
+            _arrow(format_number(row.a_count), format_number(row.b_count)),
             _each(row),
         )
         for name, row in zip(kernel_labels([k.name for k in shown], width), shown, strict=True)
@@ -287,7 +287,8 @@ def growth(finding: FindingChange, pair: Pair | None) -> str:
         return ""
     if b < a:
         return f", {1 - b / a:.0%} smaller"
-    return ", twice as large" if f"{b / a:.1f}" == "2.0" else f", {b / a:.2g} times as large"
+    times = f"{b / a:,.0f}" if b / a >= 9.95 else f"{b / a:.1f}"
+    return ", twice as large" if times == "2.0" else f", {times} times as large"
 
 
 def _units(pair: Pair) -> tuple[str, str]:
@@ -364,7 +365,7 @@ def _rate(a_second: float | None) -> str:
     """Format samples per second; a dash where the batch size is unknown."""
     if a_second is None:
         return "–"
-    return f"{a_second:,.0f}" if a_second >= 100 else f"{a_second:.3g}"
+    return format_number(a_second)
 
 
 def _worst(gpu: Worst | None) -> tuple[str, str]:

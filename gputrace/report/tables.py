@@ -30,7 +30,14 @@ from gputrace.model.results import (
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.sanitize import LONGEST, clean, cut, sentence
-from gputrace.units import format_bytes, format_count, format_ns, format_ranges, format_share
+from gputrace.units import (
+    format_bytes,
+    format_count,
+    format_ns,
+    format_number,
+    format_ranges,
+    format_share,
+)
 
 if TYPE_CHECKING:
     from gputrace.analyzers.timeline_model import SceneLane
@@ -505,7 +512,7 @@ def energy_table(analysis: Analysis) -> Table | None:
     for what, value in (("sample", rows[0].sample_mj), ("token", rows[0].token_mj)):
         if value is not None:
             mean = sum(getattr(row, f"{what}_mj") or 0 for row in rows) / len(rows)
-            extra.append(f"{mean / 1e3:,.3g} J a {what}")
+            extra.append(f"{format_number(mean / 1e3)} J a {what}")
     title = "Energy by class (NVML's counter" + "".join(f"; {text}" for text in extra) + ")"
     return Table(title, header, tuple(body))
 
@@ -541,13 +548,13 @@ def _collective_row(total: CollectiveTotals) -> tuple[str, ...]:
     bus = total.bus_bandwidth
     return (
         f"{total.operation}, {_members(total)}",
-        f"{total.count / total.steps:.3g}" if total.steps else f"{total.count:,}",
+        format_number(total.count / total.steps) if total.steps else f"{total.count:,}",
         "?" if total.bytes is None else format_bytes(total.bytes),
         format_ns(total.total_ns),
         format_share(total.exposed_ns, total.total_ns),
         _time(total.wait_total_ns),
         _time(total.transfer_total_ns),
-        "?" if bus is None else f"{bus / 1e9:.3g} GB/s",
+        "?" if bus is None else f"{format_number(bus / 1e9)} GB/s",
     )
 
 
@@ -739,7 +746,7 @@ def _speed_cells(line: Roofline | None) -> tuple[str, str]:
     """Return the speed of a kernel, and its share of what the cards can do."""
     if line is None:
         return "", ""
-    speed = f"{line.flop_per_s / 1e12:.3g} TFLOP/s"
+    speed = f"{format_number(line.flop_per_s / 1e12)} TFLOP/s"
     if not line.flop_per_s:
         speed = f"{(line.bytes_per_s or 0) / 1e9:,.4g} GB/s"
     return speed, "" if line.of_limit is None else f"{line.of_limit:.0%} {line.limit}"
@@ -865,7 +872,7 @@ def links_table(analysis: Analysis, most: int) -> Table | None:
 
 def _rate(bytes_per_second: int | None) -> str:
     """Format a bandwidth in GB/s; a dash where it is unknown."""
-    return _UNKNOWN if bytes_per_second is None else f"{bytes_per_second / 1e9:.3g}"
+    return _UNKNOWN if bytes_per_second is None else format_number(bytes_per_second / 1e9)
 
 
 def extra_table(table: ExtraTable) -> Table:

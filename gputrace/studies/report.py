@@ -43,7 +43,7 @@ from gputrace.studies.results import (
     Summary,
 )
 from gputrace.studies.summary import count_range, device_word, label
-from gputrace.units import format_bytes, format_ns
+from gputrace.units import format_bytes, format_ns, format_number
 
 
 def render_text(summary: Summary, width: int = 80, color: bool = False) -> str:
@@ -263,7 +263,7 @@ def _signed_time(ns: int | None) -> str:
 
 def rate(value: float | None) -> str:
     """Format samples per second as ``12,345``, ``812``, ``7.24``."""
-    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "" if value is None else format_number(value)
 
 
 def _bounds(row: Effect | Efficiency) -> str:
@@ -297,7 +297,7 @@ def _rates(row: ConfigurationResult) -> str:
 def _losses(row: ConfigurationResult) -> str:
     if row.loss_first is None or row.loss_last is None:
         return ""
-    return f"{row.loss_first:.3g} → {row.loss_last:.3g}"
+    return f"{format_number(row.loss_first)} → {format_number(row.loss_last)}"
 
 
 _RUNS: Final[_Columns] = (
@@ -325,8 +325,8 @@ _CHECKS: Final[_Columns] = (
     ("", lambda check: check.label),
     ("steps run", lambda check: str(check.steps_run)),
     ("found", _steps_found),
-    ("all data waits", lambda check: _seconds(check.wait_script_s)),
-    ("recorded", lambda check: _seconds(check.wait_recorded_s)),
+    ("data waits", lambda check: _seconds(check.wait_script_s)),
+    ("waits recorded", lambda check: _seconds(check.wait_recorded_s)),
     ("differ", lambda check: _signed_percent(check.difference)),
     ("ok", lambda check: "yes" if check.ok else "NO"),
 )

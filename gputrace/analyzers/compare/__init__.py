@@ -20,7 +20,7 @@ from gputrace.model.comparison import (
     ScalingRow,
 )
 from gputrace.model.time_class import CLASSES, TIME_CLASSES
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_number
 
 __all__ = ["Comparison", "Run", "compare", "read_run", "with_batch"]
 
@@ -182,7 +182,7 @@ def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
         return f"no steps to compare: {a} and {b} can only be compared by shares of their time"
     lengths = f"{UNITS[unit]} takes {format_ns(step.b_ns)} instead of {format_ns(step.a_ns)}"
     if pair.work_ratio != 1:
-        lengths += f" and does {pair.work_ratio:.3g}x the work"
+        lengths += f" and does {format_number(pair.work_ratio)}x the work"
     if verdict in ("faster", "slower"):
         factor = pair.speed_up or 1.0
         bounds = [pair.speed_up_low or factor, pair.speed_up_high or factor]

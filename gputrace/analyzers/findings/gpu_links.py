@@ -25,7 +25,7 @@ from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.model.intervals import Intervals
 from gputrace.model.results import Evidence, Finding
 from gputrace.model.struct import Struct
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_number
 
 WORTH: Final = 0.01
 """Share of the time from which a slow link is reported."""
@@ -315,7 +315,8 @@ def _silent_nvlink(facts: Facts, links: Links) -> Iterator[_Proof]:
             gpus,
             _transfer(facts),
             f"GPUs joined by {worst} communicate through the host's memory (while recorded they "
-            f"sent {counted.nvlink / GB:.3g} GB over NVLink, {counted.pcie / GB:.3g} GB over PCIe)",
+            f"sent {format_number(counted.nvlink / GB)} GB over NVLink, "
+            f"{format_number(counted.pcie / GB)} GB over PCIe)",
             _REACH,
             {"link": worst, "nvlink_bytes": counted.nvlink, "pcie_bytes": counted.pcie},
         )

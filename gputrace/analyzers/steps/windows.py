@@ -136,7 +136,8 @@ _LASTING: Final = 1.5
 
 
 def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
-    """Return how much longer a step takes because it is recorded; None without control stretches.
+    """Return how much longer a step takes because it is recorded; None without control stretches,
+    and where steps have no length.
 
     Steps count if all ranks were recorded in them, or none: ranks that train together wait for the
     slowest. Trimmed means are compared, of each stretch with the recorded steps beside it, and each
@@ -161,6 +162,8 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     beside = [together.length[around] for _, around in stretches]
     if not stretches or min(sum(map(len, control)), sum(map(len, beside))) < _FEWEST:
         return None
+    if min(_mean(lengths)[0] for lengths in (*control, *beside)) <= 0:
+        return None
     rows = settled[count_warmup(together.length[settled]) :]
     every = together.length[rows]
     rows = rows[every <= _ORDINARY * median(every)]
@@ -169,6 +172,8 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     near = np.split(together.length[rows], np.searchsorted(nearest, np.arange(1, len(stretches))))
     weights = np.array([len(own) * _mean(own)[0] if len(own) else 0.0 for own in near])
     usual = float(weights.sum()) / len(rows)
+    if usual <= 0:
+        return None
     weights /= weights.sum()
     means = np.array([_mean(around)[0] for around in beside])
     ratios = np.array([_mean(own)[0] for own in control]) / means

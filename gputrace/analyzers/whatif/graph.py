@@ -662,12 +662,15 @@ def _quicker(graph: Graph, table: Index, late: int) -> Graph | None:
 
 def _alike(graph: Graph, calls: list[Index]) -> Index:
     """Return the calls of each rank, a row each, between those exchanges of all ranks between which
-    every rank makes as many calls: a call more on one rank shifts none of the others.
+    every rank makes as many calls: a call more on one rank shifts none of the others. None are
+    where ranks take part in exchanges with different numbers of GPUs.
     """
     groups = [graph.group[rows] for rows in calls]
     first = distinct_ids(groups[0][groups[0] >= 0])
     shared = reduce(lambda kept, ids: kept[is_among(kept, ids)], groups[1:], first)
     sections = [np.cumsum(is_among(ids, shared)) for ids in groups]
-    counts = np.stack([np.bincount(section, minlength=len(shared) + 1) for section in sections])
+    if len({int(section.max(initial=0)) for section in sections}) > 1:
+        return np.empty((len(calls), 0), np.int64)
+    counts = np.stack([np.bincount(section) for section in sections])
     even = (counts == counts[0]).all(axis=0)
     return np.stack([rows[even[section]] for rows, section in zip(calls, sections, strict=True)])

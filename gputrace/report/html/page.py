@@ -71,7 +71,7 @@ from gputrace.report.tables import (
     throughput_table,
     verdict,
 )
-from gputrace.units import format_ns, format_share
+from gputrace.units import format_ns, format_number, format_share
 from gputrace.version import __version__
 
 _SCRIPT: Final = re.compile(r"<script(?: type=\"text/javascript\")?>(.*?)</script>", re.DOTALL)
@@ -410,7 +410,7 @@ def _matrix(host: str, analysis: Analysis) -> Table:
             return "–"
         if (link := between.get((row, column))) is None:
             return "unknown"
-        rate = "" if link.bandwidth is None else f" {link.bandwidth / 1e9:.3g} GB/s"
+        rate = "" if link.bandwidth is None else f" {format_number(link.bandwidth / 1e9)} GB/s"
         staged = " through the host" if link.staged_copies else ""
         return f"{link.link or 'unknown'}{rate}{staged}"
 
