@@ -87,7 +87,7 @@ const Moving = (() => {
     for (let at = Math.ceil(from / 1e9 / step); at * step * 1e9 <= to; at++) {
       const x = (at * step * 1e9 - from) / (to - from) * width;
       context.fillRect(x, top, 1, 5);
-      context.fillText((at * step).toFixed(Math.max(0, Math.ceil(-Math.log10(step)))), x, top + 7);
+      if (x < width - 15) context.fillText((at * step).toFixed(Math.max(0, Math.ceil(-Math.log10(step)))), x, top + 7);
     }
   }
 
@@ -180,7 +180,7 @@ const Moving = (() => {
           const by = moved.clientX - event.clientX;
           // The charts see that it is no click, and nothing else of it; their tooltips go.
           if (dragged) moved.stopPropagation();
-          else if (Math.abs(by) > leastPx) dragged = chart.dispatchEvent(new PointerEvent("pointerout", { isPrimary: true }));
+          else if (dragged = Math.abs(by) > leastPx) requestAnimationFrame(() => chart.dispatchEvent(new PointerEvent("pointerout", { isPrimary: true })));
           if (dragged) move(from - by * scale, to - by * scale);
         }, { capture: true, signal: over.signal });
         for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => over.abort(), { capture: true, signal: over.signal });
