@@ -2,8 +2,8 @@
 
 # The Python that .venv is made with.
 PYTHON ?= python3
-# How long `make fuzz` gives inputs, all targets together.
-MINUTES ?= 10
+# How long `make fuzz` gives inputs, all targets together, and what `make gpu` may take.
+MINUTES ?= $(if $(filter gpu,$(MAKECMDGOALS)),30,10)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ LOCK := $(BIN)/uv -q pip compile pyproject.toml --universal --python-version 3.1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint audit format docs bench faults fuzz sanitize workloads lock dist wheels matrix clean
+.PHONY: help demo test lint audit format docs bench gpu faults fuzz sanitize workloads lock dist wheels matrix clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile | expand -t 16
@@ -53,6 +53,10 @@ docs: $(VENV)/.dev ## Build the documentation as a site, in build/site
 
 bench: $(VENV)/.dev ## Run the benchmarks
 	$(BIN)/python -m benchmarks
+
+gpu: $(VENV)/.dev ## Measure what only a GPU can tell, in MINUTES=30, into build/gpu.json
+	@mkdir -p build
+	$(BIN)/python -m benchmarks gpu --minutes $(MINUTES) --save build/gpu.json
 
 faults: $(VENV)/.dev ## Inject over a thousand faults into recordings
 	$(BIN)/python -m tests.faults --docs docs/faults.md

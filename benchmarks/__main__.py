@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 from benchmarks.options import Options
@@ -21,6 +22,8 @@ class Benchmark:
     name: str
     module: str
     summary: str
+    share: float = 0
+    """Its part of --minutes, beside those run with it; 0: it has all of them."""
 
     def run(self, options: Options) -> int:
         """Imported only now: what one benchmark needs must not weigh on another."""
@@ -33,7 +36,12 @@ BENCHMARKS: Final = (
     Benchmark("speed", "benchmarks.speed", "time and memory, beside the floor and the peers"),
     Benchmark("profile", "benchmarks.profiles", "what the processor does (needs py-spy)"),
     Benchmark("ranks", "benchmarks.ranks", "many ranks, by one process and by a cluster"),
-    Benchmark("overhead", "benchmarks.overhead", "what recording costs training (needs GPUs)"),
+    Benchmark("harmless", "benchmarks.harmless", "programs end as without a recorder (GPU)", 4),
+    Benchmark("overhead", "benchmarks.overhead", "what recording costs training (GPU)", 11),
+    Benchmark("phases", "benchmarks.phases", "phases of a step, by the loops' clocks (GPU)", 4),
+    Benchmark("modules", "benchmarks.modules", "modules, MFU, energy, by others' counts (GPU)", 3),
+    Benchmark("sick", "benchmarks.sick", "cures by gputrace try and by hand (GPU)", 8),
+    Benchmark("idle", "benchmarks.idle", "what a CUPTI that records nothing costs (needs a GPU)"),
     Benchmark("hour", "benchmarks.hour", "an hour in a ring: is its cost flat (--minutes 60)"),
     Benchmark("minutes", "benchmarks.minutes", "the same on two GPUs (--minutes 4)"),
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
@@ -51,6 +59,9 @@ BENCHMARKS: Final = (
     Benchmark("bounds", "benchmarks.bounds", "no prediction undercuts the compute that stays"),
 )
 
+GROUPS: Final = {"gpu": ("harmless", "overhead", "phases", "modules", "sick")}
+"""Names that stand for several."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what the command line asks for; gives back the worst exit code."""
@@ -58,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     parser = _parser()
     parsed = parser.parse_args(arguments)
-    names: list[str] = parsed.names
+    names = {one for name in parsed.names for one in GROUPS.get(name, (name,))}
     if "help" in names:
         parser.print_help()
         return 0
-    if unknown := set(names) - {benchmark.name for benchmark in BENCHMARKS}:
+    if unknown := names - {benchmark.name for benchmark in BENCHMARKS}:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}; try help")
     options = Options(
         parsed.check,
@@ -71,15 +82,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.runs,
         parsed.chart,
         parsed.seeds,
-        parsed.minutes,
+        parsed.minutes + parsed.seconds / 60,
+        tuple(filter(None, parsed.parts.split(","))),
+        parsed.save,
+        parsed.cpu,
         parsed.huge,
     )
     chosen = [benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names]
-    return max(benchmark.run(options) for benchmark in chosen)
+    return max(_run_all(chosen, options))
+
+
+def _run_all(chosen: Sequence[Benchmark], options: Options) -> Iterator[int]:
+    """Run benchmarks one by one, and yield their exit codes.
+
+    Experiments get their shares of the minutes that are left: what one leaves, the next ones have.
+    """
+    ends = monotonic() + 60 * options.minutes
+    for at, benchmark in enumerate(chosen):
+        minutes = options.minutes
+        if minutes and benchmark.share:
+            share = benchmark.share / sum(other.share for other in chosen[at:])
+            # None at all would mean that there is no limit.
+            minutes = max((ends - monotonic()) / 60 * share, 1e-3)
+        yield benchmark.run(replace(options, minutes=minutes))
 
 
 def _parser() -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {benchmark.name:<12}{benchmark.summary}" for benchmark in BENCHMARKS)
+    listed = "\n".join(
+        [f"  {benchmark.name:<12}{benchmark.summary}" for benchmark in BENCHMARKS]
+        + [f"  {name:<12}{', '.join(group)}" for name, group in GROUPS.items()]
+    )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=f"Benchmarks of gputrace; all of them unless some are named:\n\n{listed}",
@@ -98,7 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-peers", dest="peers", action="store_false", help="leave other programs out"
     )
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs a command (5)")
+    parser.add_argument(
+        "--runs", type=int, metavar="N", help="runs a command (5; 30 of harmless, 3 rounds)"
+    )
     parser.add_argument(
         "--chart", type=Path, metavar="FILE", help="draw speed beside the peers' as SVG"
     )
@@ -107,10 +141,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--minutes",
-        type=int,
+        type=float,
         default=0,
         metavar="N",
-        help="how long hour and minutes record (left out)",
+        help="how long hour and minutes record (left out), and what GPU experiments may take",
+    )
+    parser.add_argument("--seconds", type=float, default=0, metavar="N", help="the same")
+    parser.add_argument(
+        "--parts", default="", metavar="A,B", help="parts of GPU experiments, by what they print"
+    )
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="keep figures of GPU experiments as they come"
+    )
+    parser.add_argument(
+        "--cpu", action="store_true", help="GPU experiments with tiny models on the CPU: a trial"
     )
     return parser
 

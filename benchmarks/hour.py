@@ -92,7 +92,7 @@ def run(options: Options) -> int:
     print(f"hour: {machine()}; a stand-in for CUPTI, no GPU", flush=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            samples = list(_record(Path(folder), options.minutes))
+            samples = list(_record(Path(folder), round(options.minutes)))
     except Failed as failure:
         print(f"hour: {failure}", file=sys.stderr)
         return 1

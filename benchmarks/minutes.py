@@ -80,7 +80,7 @@ def run(options: Options) -> int:
     return 0
 
 
-def _record(output: Path, gpu: int, how: Sequence[str], minutes: int) -> Recorded:
+def _record(output: Path, gpu: int, how: Sequence[str], minutes: float) -> Recorded:
     train = (sys.executable, str(TRAIN), *MODEL, "--minutes", str(minutes))
     command = (*gputrace(), "record", *how, "-o", str(output), "--", *train)
     variables = {"CUDA_VISIBLE_DEVICES": str(gpu), "GPUTRACE_HOLD_NS": str(60 * 10**9)}

@@ -1,36 +1,50 @@
-"""Cost of recording for the program that is recorded, on a machine with a GPU and PyTorch.
+"""Cost of recording for the program that is recorded, on a machine with a GPU.
 
-Runs the same training in turn without a recorder, under `gputrace record` and under torch.profiler
-(CUDA activity only), and prints the paired ratios of the steady steps' median times, and the memory
-that each costs a process. Where the host is shared, runs of the same differ by more than a recorder
-costs: so it also turns each recorder off and on every few steps within a run, and prints the ratio
-of the turns. There the hooks and the sampling of NVML run throughout, and are in neither.
+Part ``turns`` trains on two GPUs, and turns each recorder off and on every few steps within a run:
+where the host is shared, runs of the same differ by more than a recorder costs. There the hooks and
+the sampling of NVML run throughout, and are in neither.
 
-The turns tell what the records of calls cost: ``--api all``, the default, against ``none``.
+The other parts are trainings in whole runs, on one GPU but for ``ddp-…``, in turn: without a
+recorder, under `gputrace record`, where the GPU waits for its host also with `--sample 2%`, and
+under torch.profiler (CUDA activity only). The step without the recorder as `gputrace analyze` tells
+it is held against the runs without one. ``long`` and ``long-compute`` are the default over ten
+minutes, or as many as are left, between two shorter runs without it.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
+from benchmarks.experiment import (
+    ROUNDS,
+    WORKLOADS,
+    Check,
+    Figure,
+    Journal,
+    analysis,
+    cards,
+    completed,
+    in_turn,
+    lacks,
+    near,
+    program,
+    recorded,
+    told,
+    unfit,
+)
 from benchmarks.options import Options
-from gputrace.collectors.backend import has_driver
 
 TRAIN: Final = Path(__file__).with_name("overhead_train.py")
-CASES: Final = (("resnet50", 128), ("resnet18", 8))
-"""A step that the GPU's work fills, and one that the host's launches fill."""
-VARIANTS: Final = ("none", "gputrace", "torch.profiler")
+JAX_TRAIN: Final = WORKLOADS / "frameworks" / "jax_steps.py"
+TURNED: Final = (("resnet50", 128), ("resnet18", 8))
+"""A step that the GPU's work fills, and one that the host's launches fill; on two GPUs."""
 TURNS: Final = {
     "gputrace --api all": (70, 6),
     "gputrace --api none": (70, 6),
@@ -39,14 +53,59 @@ TURNS: Final = {
 """Turns of each kind in a run, and steps in a turn; torch.profiler takes a second to start."""
 COLLECTOR: Final = {"GPUTRACE_HOLD_NS": str(60 * 10**9)}
 """CUPTI is held through the turns without it."""
+LONG_S: Final = 600.0
+OFF: Final = 0.04
+"""Part of the step by which the unrecorded one may be off."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One training: the median step in ms, and the peak of resident memory in MiB, of rank 0."""
+class Training:
+    """A training in whole runs, and the bound of what the default may cost it over ten minutes."""
 
-    step_ms: float
+    words: str
+    steps: int
+    waits_for_host: bool
+    average: float
+    script: Path = TRAIN
+    modules: tuple[str, ...] = ("torch",)
+    has_profiler: bool = True
+    """It has torch.profiler's option."""
+    ranks: int = 1
+
+
+_SEES: Final = ("torch", "torchvision")
+_JAX: Final = "--times --width 1024 --layers 24"
+TRAININGS: Final = {
+    "ddp-resnet50": Training(
+        "--model resnet50 --batch 128", 220, False, 0.01, modules=_SEES, ranks=2
+    ),
+    "ddp-resnet18": Training("--model resnet18 --batch 8", 220, True, 0.02, modules=_SEES, ranks=2),
+    "jax": Training(_JAX, 600, False, 0.01, JAX_TRAIN, ("jax",), has_profiler=False),
+    "resnet18": Training("--model resnet18 --batch 4 --block 32", 1500, True, 0.02, modules=_SEES),
+    "gpt2": Training("--model gpt2 --batch 2 --block 16", 480, True, 0.02),
+    "resnet50": Training("--model resnet50 --batch 64 --block 16", 300, False, 0.01, modules=_SEES),
+    "graph": Training(
+        "--model resnet18 --batch 64 --block 32 --graph", 1500, False, 0.01, modules=_SEES
+    ),
+}
+"""Trainings; what a machine may lack comes first, and leaves its time to the others."""
+LONG: Final = {"long": "resnet18", "long-compute": "resnet50"}
+ON_CPU: Final = Training("--model tiny --batch 2 --block 20 --cpu", 600, True, 0.02)
+"""In place of each, to see that it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One whole run: its mean and median step in ms by its own clock, and what analysis said."""
+
+    mean_ms: float
+    median_ms: float
     peak_mib: float
+    steps: int = 0
+    unrecorded_ms: float = math.nan
+    """Without the recorder, as analysis says it; nan where nothing is said."""
+    launch_idle_ms: float = math.nan
+    """Idle time of the GPU before launches, in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,114 +121,171 @@ class Turns:
         return statistics.mean(self.on_ms) / statistics.mean(self.off_ms)
 
 
-def run(options: Options, processes: int = 2, cases: Sequence[tuple[str, int]] = CASES) -> int:
-    """Prints two tables per case; 1 where training fails. Without a GPU there is nothing to run."""
-    if options.check or not has_driver():
-        print("overhead: needs a GPU and PyTorch; see docs/benchmarks.md for measured figures")
+def run(options: Options) -> int:
+    """Print a line for each run and check; 1 where something is missed."""
+    if why := unfit(options):
+        print(f"overhead: {why}")
         return 0
-    return by_turns(options, processes, cases) or by_runs(options, processes, cases)
+    journal = Journal("overhead", options)
+    parts: dict[str, Callable[[], None]] = {"turns": partial(_by_turns, journal, options)}
+    for name, training in TRAININGS.items():
+        parts[name] = partial(_whole, journal, name, training, options)
+    for name, of in LONG.items():
+        parts[name] = partial(_long, journal, name, TRAININGS[of], options)
+    return journal.each(parts, lambda part: parts[part]())
 
 
-def by_turns(options: Options, processes: int, cases: Sequence[tuple[str, int]]) -> int:
-    """Recorders turned off and on within each of the runs."""
-    for model, batch in cases:
-        found: dict[str, list[Turns]] = {variant: [] for variant in TURNS}
-        for turn in range(options.runs):
-            for variant, runs in found.items():
-                turns, steps = map(str, TURNS[variant])
-                more = ("--turns", turns, "--turn-steps", steps)
-                told = _train(variant, processes, model, batch, more, COLLECTOR)
-                if told is None:
-                    return 1
-                runs.append(Turns(told["off_ms"], told["on_ms"]))
-                print(
-                    f"{model} batch {batch} run {turn} {variant}: {runs[-1].ratio:.3f}", flush=True
-                )
-        _show_turns(f"{model}, batch {batch}, {processes} GPUs, by turns within a run", found)
-    return 0
+def _chosen(training: Training, options: Options) -> tuple[Training, str]:
+    """Return the training that is run, and what it lacks."""
+    if training.ranks > 1 and (options.cpu or len(cards()) < training.ranks):
+        return training, "needs two GPUs"
+    if options.cpu and training.script == JAX_TRAIN:
+        training = replace(training, words="--times")
+    elif options.cpu:
+        training = ON_CPU
+    return training, lacks(*training.modules)
 
 
-def by_runs(options: Options, processes: int, cases: Sequence[tuple[str, int]]) -> int:
-    """Runs with and without recorders, in turn."""
-    for model, batch in cases:
-        found: dict[str, list[Run]] = {variant: [] for variant in VARIANTS}
-        for turn in range(options.runs):
-            first = turn % len(VARIANTS)
-            for variant in (*VARIANTS[first:], *VARIANTS[:first]):
-                told = _train(variant, processes, model, batch)
-                if told is None:
-                    return 1
-                ran = Run(told["median_ms"], told["peak_mib"])
-                found[variant].append(ran)
-                figures = f"{ran.step_ms:.3f} ms, {ran.peak_mib:.0f} MiB"
-                print(f"{model} batch {batch} turn {turn} {variant}: {figures}", flush=True)
-        _show(f"{model}, batch {batch}, {processes} GPUs", found)
-    return 0
-
-
-def _train(
-    variant: str,
-    processes: int,
-    model: str,
-    batch: int,
-    more: Sequence[str] = (),
-    variables: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any] | None:
-    """Return what the training prints; None if it failed."""
-    train = [str(TRAIN), "--model", model, "--batch", str(batch), *more]
-    if variant == "torch.profiler":
-        train.append("--profiler")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launch += ["--nproc-per-node", str(processes)]
-    with tempfile.TemporaryDirectory() as folder:
-        name, *how = variant.split()
-        record = [
-            sys.executable,
-            "-m",
-            "gputrace",
-            "record",
-            "-o",
-            f"{folder}/t.sqlite",
-            *how,
-            "--",
-        ]
-        command = [*(record if name == "gputrace" else []), *launch, *train]
-        environment = os.environ | variables
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
-    if ran.returncode or not lines:
-        print(f"overhead: {variant} failed:\n{ran.stderr.strip()[-2000:]}")
-        return None
-    told: dict[str, Any] = json.loads(lines[-1])
-    return told
-
-
-def _show_turns(title: str, found: dict[str, list[Turns]]) -> None:
-    print(f"\n{title}\n\n| recorder | step without ms | with | ratio | 95 % interval |")
-    print("| :-- | --: | --: | --: | --: |")
-    for variant, runs in found.items():
-        ratios = [run.ratio for run in runs]
-        off = statistics.mean(statistics.mean(run.off_ms) for run in runs)
-        on = statistics.mean(statistics.mean(run.on_ms) for run in runs)
-        mean, half = statistics.mean(ratios), _half_width(ratios)
-        interval = f"{mean - half:.3f} to {mean + half:.3f}"
-        print(f"| {variant} | {off:.2f} | {on:.2f} | {mean:.3f} | {interval} |")
-    print(flush=True)
-
-
-def _show(title: str, found: dict[str, list[Run]]) -> None:
-    print(f"\n{title}\n\n| recorder | median step ms | ratio to none | 95 % interval | MiB more |")
-    print("| :-- | --: | --: | --: | --: |")
-    for variant, runs in found.items():
-        pairs = list(zip(runs, found["none"], strict=True))
-        ratios = [run.step_ms / none.step_ms for run, none in pairs]
-        mean, half = statistics.mean(ratios), _half_width(ratios)
-        more = statistics.median(run.peak_mib - none.peak_mib for run, none in pairs)
-        print(
-            f"| {variant} | {statistics.median(run.step_ms for run in runs):.2f} | {mean:.3f} "
-            f"| {mean - half:.3f} to {mean + half:.3f} | {more:.0f} |"
+def _whole(journal: Journal, part: str, training: Training, options: Options) -> None:
+    """Whole runs in turn, and what is asked of them."""
+    chosen, why = _chosen(training, options)
+    if why:
+        return journal.skip(part, why)
+    words = (*chosen.words.split(), "--steps", str(chosen.steps))
+    train = program(str(chosen.script), *words, ranks=chosen.ranks)
+    variants = {
+        "bare": partial(_ran, train),
+        "recorded": partial(_ran_recorded, train),
+        "torch.profiler": partial(_ran, (*train, "--profiler")),
+    }
+    if options.cpu or not chosen.has_profiler:
+        del variants["torch.profiler"]
+    if chosen.waits_for_host and not options.cpu:
+        variants["sampled"] = partial(_ran_recorded, train, "--sample", "2%")
+    found = in_turn(journal, variants, options.runs_or(ROUNDS))
+    for name, runs in found.items():
+        cells = {"step_ms": Figure(tuple(ran.median_ms for ran in runs))}
+        more = statistics.median(ran.peak_mib for ran in runs) - statistics.median(
+            ran.peak_mib for ran in found["bare"]
         )
-    print(flush=True)
+        journal.row(part, runs=name, **cells, MiB_more=round(more))
+    for check in asked(found):
+        journal.check(part, check)
+    return None
+
+
+def asked(found: Mapping[str, Sequence[Ran]]) -> list[Check]:
+    """Return what whole runs should show, of those that were made."""
+    steps = {name: Figure(tuple(ran.median_ms for ran in runs)) for name, runs in found.items()}
+    bare, checks = steps["bare"], []
+    # Analysis has means, trimmed, of steps; so a clock of its kind is what it is held against.
+    means = Figure(tuple(ran.mean_ms for ran in found["bare"]))
+    told = [ran.unrecorded_ms for ran in found["recorded"] if not math.isnan(ran.unrecorded_ms)]
+    if told:
+        what = "unrecorded step, ms"
+        checks.append(near(what, statistics.median(told), means, OFF))
+    if "torch.profiler" in steps:
+        half = 0.5 * max(steps["torch.profiler"].median - bare.median, 0.0)
+        extra = steps["recorded"].median - bare.median
+        checks.append(Check("recording adds, ms", extra, half, 0.0, bare.spread, at_most=True))
+    if "sampled" in found:
+        idle = [Figure(tuple(ran.launch_idle_ms for ran in found[name])) for name in _BOTH]
+        checks.append(near("launch idle, ms a step", idle[0].median, idle[1], 0.1))
+    return checks
+
+
+_BOTH: Final = ("recorded", "sampled")
+
+
+def _long(journal: Journal, part: str, training: Training, options: Options) -> None:
+    """The default over minutes, between two shorter runs without a recorder."""
+    chosen, why = _chosen(training, options)
+    if why:
+        return journal.skip(part, why)
+    # Half as long without a recorder; and starts take time.
+    within = (journal.left_s - 40) / 1.5
+    length = min(LONG_S, within)
+    if length < 20:
+        return journal.skip(part, f"no time was left ({max(journal.left_s, 0):.0f} s)")
+
+    def train(seconds: float) -> tuple[str, ...]:
+        return program(str(chosen.script), *chosen.words.split(), "--seconds", f"{seconds:.0f}")
+
+    before, default, after = (
+        _ran(train(length / 4)),
+        _ran_recorded(train(length)),
+        _ran(train(length / 4)),
+    )
+    bare = Figure((before.mean_ms, after.mean_ms))
+    cost = default.mean_ms / statistics.mean(bare.rounds) - 1
+    journal.row(
+        part,
+        seconds=round(length),
+        steps=default.steps,
+        bare_mean_ms=bare,
+        default_mean_ms=round(default.mean_ms, 3),
+        unrecorded_ms=round(default.unrecorded_ms, 3),
+    )
+    noise = bare.spread / bare.median
+    bound = Check("average cost", cost, training.average, 0.0, noise, at_most=True)
+    journal.check(part, bound)
+    return None
+
+
+def _ran(command: Sequence[str]) -> Ran:
+    line = told(completed(command, LONG_S + 180))
+    return Ran(line["mean_ms"], line["median_ms"], line["peak_mib"], line["steps"])
+
+
+def _ran_recorded(command: Sequence[str], *how: str) -> Ran:
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "t.sqlite")
+        ran = _ran(recorded(trace, command, *how))
+        report = analysis(trace)
+    recorder, rows = report["recorder"], report["breakdown"]
+    # Where the trace has no control stretches, recording is said to cost nothing.
+    unrecorded = recorder["unrecorded_step_ns"] if recorder else report["steps"]["mean_ns"]
+    idle = [row["launch_ns"] / row["steps"] for row in rows if row["steps"] and row["launch_ns"]]
+    return Ran(
+        ran.mean_ms,
+        ran.median_ms,
+        ran.peak_mib,
+        ran.steps,
+        math.nan if unrecorded is None else unrecorded / 1e6,
+        statistics.mean(idle) / 1e6 if idle else 0.0,
+    )
+
+
+def _by_turns(journal: Journal, options: Options) -> None:
+    """Recorders turned off and on within each of the runs, on two GPUs."""
+    if options.cpu or len(cards()) < 2:
+        return journal.skip("turns", "needs two GPUs")
+    if why := lacks("torchvision"):
+        return journal.skip("turns", why)
+    for model, batch in TURNED:
+        variants = {name: partial(_turned, name, model, batch) for name in TURNS}
+        for name, runs in in_turn(journal, variants, options.runs).items():
+            mean = statistics.mean(run.ratio for run in runs)
+            half = _half_width([run.ratio for run in runs])
+            off = statistics.mean(statistics.mean(run.off_ms) for run in runs)
+            on = statistics.mean(statistics.mean(run.on_ms) for run in runs)
+            ratio = f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
+            journal.row("turns", model=model, recorder=name, off_ms=off, on_ms=on, ratio=ratio)
+    return None
+
+
+def _turned(variant: str, model: str, batch: int) -> Turns:
+    turns, steps = map(str, TURNS[variant])
+    words = ["--model", model, "--batch", str(batch), "--turns", turns, "--turn-steps", steps]
+    name, *how = variant.split()
+    if name == "torch.profiler":
+        line = told(completed(program(str(TRAIN), *words, "--profiler", ranks=2)))
+        return Turns(line["off_ms"], line["on_ms"])
+    with tempfile.TemporaryDirectory() as folder:
+        command = recorded(Path(folder, "t.sqlite"), program(str(TRAIN), *words, ranks=2), *how)
+        held = [f"{name}={value}" for name, value in COLLECTOR.items()]
+        line = told(completed(("env", *held, *command)))
+    return Turns(line["off_ms"], line["on_ms"])
 
 
 def _half_width(values: Sequence[float]) -> float:

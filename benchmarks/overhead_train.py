@@ -1,4 +1,4 @@
-"""The training that `benchmarks.overhead` records: ResNet on synthetic images.
+"""The trainings that `benchmarks.overhead` records: ResNet on synthetic images, and GPT-2.
 
     torchrun --nproc-per-node 2 benchmarks/overhead_train.py --model resnet18 --batch 8
 
@@ -6,6 +6,7 @@ Prints one JSON line on rank 0: the mean and median time of the steady steps in 
 the most memory that the process had resident. With --turns, a recorder is off and on in turn within
 the run, and the line has the median step of each turn. With --minutes, a line comes every ten
 seconds: the median step with the recorder, and without it.
+With --block, the GPU is waited for after so many steps, and not after each.
 cuDNN's search is off and seeds are fixed, so that every run does the same.
 """
 
@@ -35,6 +36,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--block", type=int, default=1, help="steps between waits for the GPU")
+    parser.add_argument("--seconds", type=float, default=0.0, help="in place of --steps")
+    parser.add_argument("--graph", action="store_true", help="a step is one CUDA graph")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU, to try the program")
     parser.add_argument("--wait-ms", type=float, default=0.0, help="the loader takes so long")
     parser.add_argument("--data-parallel", action="store_true", help="one process, all GPUs")
     parser.add_argument("--profiler", action="store_true", help="under torch.profiler, CUDA only")
@@ -47,14 +52,14 @@ def main() -> None:
     if options.minutes:
         _train(options)
         return
-    times = _train(options)[options.warmup :]
+    times = _train(options)
     if int(os.environ.get("RANK", "0")) == 0 and options.turns:
         print(json.dumps(_by_turn(times, options.turn_steps)))
     elif int(os.environ.get("RANK", "0")) == 0:
         mean, median = statistics.mean(times), statistics.median(times)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         measured = {"mean_ms": 1e3 * mean, "median_ms": 1e3 * median, "peak_mib": peak}
-        print(json.dumps(measured | {"steps": len(times)}))
+        print(json.dumps(measured | {"steps": options.block * len(times)}))
 
 
 def _by_turn(times: list[float], steps: int) -> dict[str, list[float]]:
@@ -150,50 +155,122 @@ class _Lines:
 
 def _steps(options: argparse.Namespace) -> Iterator[int]:
     """Yield step numbers, as many as were asked for or for as long."""
-    end = time.monotonic() + 60 * options.minutes
+    seconds = 60 * options.minutes or options.seconds
+    end = time.monotonic() + seconds
     step = 0
-    while time.monotonic() < end if options.minutes else step < options.steps:
+    while time.monotonic() < end if seconds else step < options.steps:
         yield step
         step += 1
 
 
-def _train(options: argparse.Namespace) -> list[float]:
+def _workload(options: argparse.Namespace, device: str) -> tuple[Any, Any, Any]:
+    """Return the model, and a batch of inputs and labels on the host."""
     import torch
+
+    model: Any
+    if options.model in ("gpt2", "tiny"):
+        from benchmarks.gpt2 import Gpt2
+
+        model = Gpt2(options.model)
+        tokens = torch.randint(0, model.words, (options.batch, model.length))
+        return model.to(device), tokens, tokens.roll(-1, 1).flatten()
     import torchvision
 
+    model = getattr(torchvision.models, options.model)().to(device)
+    images = torch.randn(options.batch, 3, 224, 224)
+    labels = torch.randint(0, 1000, (options.batch,))
+    return model.to(memory_format=torch.channels_last), images, labels
+
+
+def _captured(step: Callable[[], None]) -> Callable[[], None]:
+    """Return the step as one CUDA graph, whose replays are marked as steps."""
+    import torch
+
+    try:
+        from gputrace import step as ended
+    except ImportError:
+        ended = None  # type: ignore[assignment]
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay() -> None:
+        graph.replay()
+        if ended is not None:
+            ended()
+
+    return replay
+
+
+def _prepare(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return what trains one step, and what waits for the GPU."""
+    import torch
+
     rank, world = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    device = "cpu" if options.cpu else "cuda"
     torch.manual_seed(0)
-    torch.cuda.set_device(rank)
     torch.backends.cudnn.benchmark = False
-    model: Any = getattr(torchvision.models, options.model)().cuda()
-    model = model.to(memory_format=torch.channels_last)
+    if not options.cpu:
+        torch.cuda.set_device(rank)
+    model, inputs, labels = _workload(options, device)
     if world > 1:
-        torch.distributed.init_process_group("nccl")
-        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+        torch.distributed.init_process_group("gloo" if options.cpu else "nccl")
+        ranks = None if options.cpu else [rank]
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=ranks)
     if options.data_parallel:
         model = torch.nn.DataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images = torch.randn(options.batch, 3, 224, 224).pin_memory()
-    labels = torch.randint(0, 1000, (options.batch,)).pin_memory()
-    before = _before_steps(options)
-    times, lines = [], _Lines()
-    for step in _steps(options):
-        before(step)
-        began = time.perf_counter()
-        time.sleep(options.wait_ms / 1e3)
-        x = images.cuda(non_blocking=True).to(memory_format=torch.channels_last)
-        y = labels.cuda(non_blocking=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
+    if options.graph:
+        inputs, labels = inputs.to(device), labels.to(device)
+    elif not options.cpu:
+        inputs, labels = inputs.pin_memory(), labels.pin_memory()
+    layout = torch.channels_last if inputs.dim() == 4 else torch.preserve_format
+
+    def step() -> None:
+        x, y = inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        with torch.autocast(device, torch.bfloat16, cache_enabled=not options.graph):
+            loss = torch.nn.functional.cross_entropy(model(x.to(memory_format=layout)), y)
+        optimizer.zero_grad(set_to_none=not options.graph)
         loss.backward()
         optimizer.step()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-        if options.minutes:
-            lines.add(step - options.warmup, times[-1])
+
+    wait = (lambda: None) if options.cpu else torch.cuda.synchronize
+    return _captured(step) if options.graph else step, wait
+
+
+def _train(options: argparse.Namespace) -> list[float]:
+    """Return the seconds of each step after the warm-up, or the mean of each block's."""
+    step, wait = _prepare(options)
+    before = _before_steps(options)
+    times: list[float] = []
+    lines = _Lines()
+    began = time.perf_counter()
+    for number in _steps(options):
+        before(number)
+        if options.block == 1 or number == options.warmup:
+            began = time.perf_counter()
+        time.sleep(options.wait_ms / 1e3)
+        step()
+        past = number - options.warmup + 1
+        if past > 0 and past % options.block == 0:
+            wait()
+            now = time.perf_counter()
+            times.append((now - began) / options.block)
+            began = now
+            if options.minutes:
+                lines.add(past - 1, times[-1])
+        elif past == 0 or options.block == 1:
+            wait()
     before(-1)
-    if world > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        import torch
+
         torch.distributed.destroy_process_group()
     return times
 

@@ -18,7 +18,7 @@ from gputrace.model.comparison import Comparison
 from gputrace.model.options import Options, Window, read_options, read_steps, read_window
 from gputrace.model.results import Analysis, as_subclass
 from gputrace.report.html import write_page
-from gputrace.report.tables import verdict
+from gputrace.report.wording import verdict
 from gputrace.store.cache import ResultCache
 
 if TYPE_CHECKING:

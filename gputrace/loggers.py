@@ -32,7 +32,7 @@ from gputrace.api import OpenTrace, open
 from gputrace.errors import GputraceError, MissingError, UsageError
 from gputrace.marks import recording_folder
 from gputrace.model.time_class import CLASSES
-from gputrace.report.tables import advice, verdict
+from gputrace.report.wording import advice, verdict
 from gputrace.sanitize import sentence
 
 if TYPE_CHECKING:

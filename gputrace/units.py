@@ -99,6 +99,11 @@ def format_ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
+def format_ids(noun: str, ids: Sequence[int]) -> str:
+    """Format distinct sorted ids as ``rank 3``, ``ranks 0-3, 7``."""
+    return f"{noun}{'' if len(ids) == 1 else 's'} {format_ranges(ids)}"
+
+
 def format_window(start: int, end: int) -> str:
     """Format a window as ``12s to 14.5s``; open sides as ``its start`` and ``its end``."""
     first = "its start" if start <= -_FOREVER else f"{start / 10**9:.9g}s"

@@ -16,10 +16,10 @@ from rich.style import Style
 from gputrace.analyzers.timeline_model import SORTS, GapFilter, GapTable, join, order
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.palette import LOOKS, SEVERITIES
-from gputrace.report.tables import label, moment
 from gputrace.report.tui.screen import KEYS, parse_filter, parse_ranks
 from gputrace.report.tui.state import Viewport
 from gputrace.report.tui.timeline import round_step
+from gputrace.report.wording import label, moment
 from gputrace.sanitize import clean
 
 MOVES: Final = st.lists(

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gputrace.analyzers.timeline_model.gaps import describe_gap
 from gputrace.readers.registry import open_trace
 from gputrace.store import cache
 from gputrace.store.cache import Kept, dump_columns, key_of, load, load_columns, store
+from tests import command
 
 STARVED = "h200x4-ddp-starved-9-15.sqlite"
 ENTRY = Kept(b"text", [np.arange(5), np.array([], np.int16), np.array([True, False])])
@@ -147,3 +149,34 @@ def test_a_scene_is_the_same_after_it_was_kept(
     longest = int(scene.gaps.length.argmax())
     with open_trace(path) as one, open_trace(path) as other:
         assert describe_gap(one, again, longest) == describe_gap(other, scene, longest)
+
+
+DECODED_TWICE: Final = """
+import sys, threading
+from gputrace.analyzers.timeline_model import Scene
+from gputrace.store.cache import load, load_columns
+
+sys.setswitchinterval(1e-6)
+kept, both, titles = load(sys.argv[1]), threading.Barrier(2), []
+
+def decode():
+    both.wait()
+    titles.append(load_columns(kept, Scene).title)
+
+threads = [threading.Thread(target=decode) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(*titles, sep="\\n")
+"""
+
+
+def test_two_threads_may_be_the_first_to_decode_a_type(
+    folder: Path, recording: Callable[[str], Path]
+) -> None:
+    """As the browser's do with two traces side by side: msgspec crashes then."""
+    scene = scene_of(recording(STARVED))
+    store("scene-1", dump_columns(scene))
+    ran = command.python("-c", DECODED_TWICE, "scene-1", env={"GPUTRACE_CACHE": str(folder)})
+    assert (ran.code, ran.out.splitlines()) == (0, [scene.title] * 2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.collectors.spool.chunks import ChunkFile, Format, read_chunk_file
+from gputrace.collectors.spool import ChunkFile, Format, read_chunk_file
 from gputrace.errors import InputError
 
 KNOWN = Format(b"GPUTRTST", 1, "a test file", "a test file of gputrace")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace.analyzers.collectives import ClockFit, fit_clocks
+from gputrace.analyzers.clocks import ClockFit, fit_clocks
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.api import Report
 from gputrace.model.events import Events, Kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputrace.report.tables import kernel_labels
+from gputrace.report.wording import kernel_labels
 
 
 @pytest.mark.parametrize(

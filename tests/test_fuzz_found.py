@@ -17,8 +17,8 @@ import gputrace
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.collectors.finalize import merge
+from gputrace.collectors.spool import CHUNK, HEADER
 from gputrace.collectors.spool.activity import SPOOL, read_spool, windows_of
-from gputrace.collectors.spool.chunks import CHUNK, HEADER
 from gputrace.collectors.spool.host_events import CLOCKS
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model import names

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.spool.chunks import ChunkFile
+from gputrace.collectors.spool import ChunkFile
 from tests import command
 
 HOOKS: Final = command.ROOT / "gputrace" / "collectors" / "hooks"

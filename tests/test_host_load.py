@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 
 import gputrace
@@ -186,6 +187,82 @@ def test_the_clock_is_that_of_the_core_that_the_thread_is_on(tmp_path: Path) -> 
     counters = events.records["counter"]
     mine = [events.names[int(name)] == "core kHz" for name in counters["name"]]
     assert set(counts(counters[mine]).tolist()) == {1_800_000}
+
+
+COUNTS: Final = """
+import os, threading, time
+import gputrace
+
+def ours():
+    return [n for n in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{n}")
+            and os.readlink(f"/proc/self/fd/{n}").endswith("/schedstat")]
+
+def step():
+    end = time.thread_time() + 0.012
+    while time.thread_time() < end:
+        pass
+    gputrace.step()
+
+for _ in range(4): step()
+"""
+
+
+def on_core_ms(program: Program) -> dict[int, list[float]]:
+    """What was counted of each thread that marked steps, in milliseconds."""
+    events = program.events()
+    found: dict[int, list[float]] = {}
+    for row in events.records["counter"]:
+        if events.names[int(row["name"])] == "on core":
+            value = float(counts(np.array([row]))[0]) / MS
+            found.setdefault(int(row["thread"]), []).append(value)
+    return found
+
+
+def test_what_is_counted_of_a_thread_is_what_it_has_used(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    program.quietly(COUNTS + "assert len(ours()) == 1\nfor _ in range(10): step()")
+    [used] = on_core_ms(program).values()
+    # From the end of the first step to that of the last but a few.
+    assert 12 * 8 <= sum(used) <= 14 * 14
+    assert min(used) >= 12
+
+
+def test_a_program_that_closes_all_files_keeps_its_own_and_is_counted_on(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    program.quietly(
+        COUNTS + "mine = ours()\n"
+        "os.closerange(3, 400)\n"
+        "opened = [os.open('/proc/self/stat', os.O_RDONLY) for _ in range(397)]\n"
+        "assert int(mine[0]) in opened\n"
+        "for _ in range(8): step()\n"
+        "for number in opened: os.fstat(number)\n"
+        "print(os.getpid())"
+    )
+    [used] = on_core_ms(program).values()
+    assert sum(used) >= 12 * 6
+
+
+def test_a_forked_child_keeps_no_file_of_its_parents(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    program.quietly(
+        COUNTS + "child = os.fork()\n"
+        "if not child: os._exit(len(ours()))\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "assert len(ours()) == 1"
+    )
+
+
+def test_each_thread_that_marks_steps_is_counted_by_itself(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    program.quietly(
+        COUNTS + "def spin():\n    for _ in range(6): step()\n"
+        "thread = threading.Thread(target=spin)\nthread.start(); thread.join()\n"
+        "assert len(ours()) == 1\n"
+    )
+    first, second = on_core_ms(program).values()
+    assert 12 <= sum(first) <= 4 * 14
+    assert 12 <= sum(second) <= 6 * 14
 
 
 def test_a_clock_that_stays_is_nothing_to_report(tmp_path: Path) -> None:

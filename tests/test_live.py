@@ -20,13 +20,12 @@ from textual.pilot import Pilot
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model.cells import make_curve
 from gputrace.cli.record_live import RecordingFeed
-from gputrace.collectors import live
+from gputrace.collectors import live, spool
 from gputrace.collectors.finalize import DOMAIN_CREATED
 from gputrace.collectors.job_tasks import Team, holds_lock
 from gputrace.collectors.live import RecordingFollower
-from gputrace.collectors.spool import chunks
+from gputrace.collectors.spool import CHUNK, HEADER, ChunkTail, Format, LineTail
 from gputrace.collectors.spool.activity import read_spool
-from gputrace.collectors.spool.chunks import CHUNK, HEADER, Format
 from gputrace.collectors.spool.host_events import join_hosts, read_host_file
 from gputrace.readers.open import open_traces
 from gputrace.report.tui.live import CardNow, LiveApp, Now, Pace
@@ -93,7 +92,7 @@ def test_a_file_read_while_it_grows_gives_each_whole_chunk_once(
     whole = HEADER.pack(FORMAT.magic, FORMAT.version, 7, 11, 13)
     whole += b"".join(chunk(*each) for each in bodies)
     path = tmp_path_factory.mktemp("tail") / "host.7.spool"
-    reader, seen = chunks.ChunkTail(path, FORMAT), []
+    reader, seen = ChunkTail(path, FORMAT), []
     for end in [*sorted(cuts), len(whole)]:
         path.write_bytes(whole[:end])
         seen += reader.read({b"KERN"})
@@ -105,12 +104,12 @@ def test_a_file_read_while_it_grows_gives_each_whole_chunk_once(
 def test_of_a_large_file_names_are_read_and_the_last_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "_FAR", 250)
+    monkeypatch.setattr(spool, "_FAR", 250)
     whole = HEADER.pack(FORMAT.magic, FORMAT.version, 7, 11, 13) + chunk(b"NAME", b"first")
     whole += b"".join(chunk(b"KERN", bytes([at]) * 100) for at in range(9))
     path = tmp_path / "host.7.spool"
     path.write_bytes(whole)
-    seen = chunks.ChunkTail(path, FORMAT).read({b"KERN"})
+    seen = ChunkTail(path, FORMAT).read({b"KERN"})
     assert [(tag, body[:1]) for tag, body in seen] == [
         (b"NAME", b"f"),
         (b"KERN", bytes([7])),
@@ -127,7 +126,7 @@ def test_a_log_read_while_it_grows_gives_each_whole_line_once(
 ) -> None:
     whole = b"".join(line + b"\n" for line in lines)
     path = tmp_path_factory.mktemp("tail") / "n.nvml.jsonl"
-    reader, seen = chunks.LineTail(path), list[bytes]()
+    reader, seen = LineTail(path), list[bytes]()
     for end in [*sorted(cuts), len(whole)]:
         path.write_bytes(whole[:end])
         seen += (line.rstrip(b"\n") for line in reader.read())

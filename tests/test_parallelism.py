@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 import gputrace
-from gputrace.analyzers import parallelism
+from gputrace.analyzers import pipelines
 from gputrace.analyzers.collectives import match_collectives
 from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.findings.stragglers import _where
@@ -372,9 +372,9 @@ def test_a_step_whose_messages_wait_in_a_circle_counts_nowhere(
     world = World(2)
     group = world.group(range(2))
     trained(world, lambda number: (short if number == 3 else long).run(world, group))
-    split = parallelism._split
+    split = pipelines._split
     monkeypatch.setattr(
-        parallelism, "_split", lambda turn: split(turn) if turn.work[0] > 4 * 800_000 else None
+        pipelines, "_split", lambda turn: split(turn) if turn.work[0] > 4 * 800_000 else None
     )
     (pipeline,) = analyzed(world, tmp_path).pipelines
     assert pipeline.work_ns == 4 * 3 * 400_000

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.hooks._gputrace_hooks import host_file
-from gputrace.collectors.spool.chunks import read_all
+from gputrace.collectors.spool import read_all
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError
 

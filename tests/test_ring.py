@@ -25,8 +25,8 @@ from gputrace.collectors.backend import Limits, ring
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.session import LimitWatch, prune
 from gputrace.collectors.slow_steps import MOST, SlowSteps, StepLengths
+from gputrace.collectors.spool import in_order, read_all
 from gputrace.collectors.spool.activity import Spool, join_spools, read_spool, windows_of
-from gputrace.collectors.spool.chunks import in_order, read_all
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError
 from tests import command

@@ -13,7 +13,7 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.model.results import Gap, WhatIf
-from gputrace.report import tables, text
+from gputrace.report import tables, text, wording
 from gputrace.report.markdown_html import render_markdown
 from gputrace.report.tables import Table
 from gputrace.units import format_bytes, format_number
@@ -139,16 +139,16 @@ def predicted(report: Report, low_ns: int, high_ns: int, cost_ns: int = 1_000_00
 
 def test_a_saving_larger_than_the_cost_says_why(report: Report) -> None:
     more = predicted(report, 8_000_000, 9_500_000, cost_ns=500_000)
-    assert tables.savings(more, more.findings[0]) == (
+    assert wording.savings(more, more.findings[0]) == (
         " Pinned memory would save about 1.00 ms of 10.0 ms a step (500 µs to 2.00 ms, from 4 "
         "measured pairs); more than 500 µs because launches come sooner."
     )
     wide = predicted(report, 8_000_000, 10_000_000)
-    assert tables.savings(wide, wide.findings[0]) == (
+    assert wording.savings(wide, wide.findings[0]) == (
         " Pinned memory might save up to 2.00 ms of 10.0 ms a step, from 4 measured pairs."
     )
     less = predicted(report, 9_000_000, 9_000_000)
-    assert tables.savings(less, less.findings[0]) == (
+    assert wording.savings(less, less.findings[0]) == (
         " Pinned memory would save about 1.00 ms of 10.0 ms a step."
     )
 
@@ -165,7 +165,7 @@ def test_a_saving_larger_than_the_cost_says_why(report: Report) -> None:
     ],
 )
 def test_a_sentence_begins_with_a_capital_unless_a_name_does(text: str, shown: str) -> None:
-    assert tables.capital(text) == shown
+    assert wording.capital(text) == shown
 
 
 def test_sentences_of_markdown_and_html_are_parted_and_begin_with_capitals(report: Report) -> None:

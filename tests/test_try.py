@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from errno import ENOSPC
 from itertools import pairwise
@@ -26,16 +26,7 @@ from gputrace.cli import run as run_command
 from gputrace.collectors.session import HOOKS
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
-from gputrace.trials import (
-    ALIKE,
-    MOST,
-    Verdict,
-    compare,
-    ledger,
-    losses_differ,
-    order,
-    turn_losses_differ,
-)
+from gputrace.trials import ledger, order
 from gputrace.trials.cures import (
     CURES,
     Candidate,
@@ -49,6 +40,14 @@ from gputrace.trials.cures import (
 from gputrace.trials.patch import apply, make_patch
 from gputrace.trials.runs import Change, Measured, Spent, Turn, Turns
 from gputrace.trials.runs import Program as ProgramToTry
+from gputrace.trials.statistics import (
+    ALIKE,
+    MOST,
+    Verdict,
+    compare,
+    losses_differ,
+    turn_losses_differ,
+)
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.packages import install
@@ -221,19 +220,41 @@ def test_a_run_is_ended_when_the_time_is_over(real: Real) -> None:
         trial.run(Candidate(), 2, 8, left_s=0.2)
 
 
-def test_turns_are_measured_in_the_order_in_which_they_are_switched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A step takes 10 with no cure, 7 with gc, 4 with bf16; the first of a turn takes long."""
+class InProgram:
+    """What changes a program, as it would load it, with cures that are on."""
+
+    def __init__(self) -> None:
+        names = ("_gputrace_hooks.cures." + name for name in ("host", "model", "trial"))
+        self.host, self.model, self.state = map(importlib.import_module, names)
+
+    def start(self, *cures: str) -> None:
+        self.state.cures.update(dict.fromkeys(cures, True))
+        self.state._on.update(cures)
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        return list(self.state.trial.changes)
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[InProgram]:
     monkeypatch.syspath_prepend(HOOKS)
-    hooks = importlib.import_module("_gputrace_hooks.cures")
+    before = set(sys.modules)
+    yield InProgram()
+    for name in set(sys.modules) - before:
+        if name.startswith("_gputrace_hooks"):
+            del sys.modules[name]
+
+
+def test_turns_are_measured_in_the_order_in_which_they_are_switched(hooks: InProgram) -> None:
+    """A step takes 10 with no cure, 7 with gc, 4 with bf16; the first of a turn takes long."""
     turns = Turns(tuple(read_candidates("gc,bf16,gc+bf16")), 5)
-    monkeypatch.setattr(hooks, "asked", {"turns": turns.ids, "warmup": 6})
-    assert [hooks._turn_at(past, 5) for past in range(-6, 0, 2)] == turns.ids
+    hooks.state.asked.update(turns=turns.ids, warmup=6)
+    assert [hooks.state.turn_at(past, 5) for past in range(-6, 0, 2)] == turns.ids
     ends = list(range(6))
     for past in range(4 * 4 * 5):
         saved = {"gc": 3, "bf16": 6}
-        step = 10 - sum(saved[cure] for cure in hooks._turn_at(past // 5 * 5, 5))
+        step = 10 - sum(saved[cure] for cure in hooks.state.turn_at(past // 5 * 5, 5))
         ends.append(ends[-1] + step + 100 * (past % 5 == 0))
     losses = [float(later - sooner) for sooner, later in pairwise(ends)]
     left: Any = SimpleNamespace(ends=ends, losses=[None, *losses], rank=0)
@@ -384,11 +405,9 @@ for x, y in DataLoader(data, 8):
 
 
 def test_a_number_of_the_step_before_is_read_without_waiting(
-    monkeypatch: pytest.MonkeyPatch,
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors here count the reads that wait for a GPU."""
-    monkeypatch.syspath_prepend(HOOKS)
-    hooks = importlib.import_module("_gputrace_hooks.cures")
     waited: list[float] = []
 
     class Tensor:
@@ -410,28 +429,24 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
         Tensor=Tensor,
         __file__="/torch/__init__.py",
         empty_like=lambda *_, **given: Tensor(0, is_cuda=given["device"] != "cpu"),
-        cuda=SimpleNamespace(Event=lambda: event),
+        cuda=SimpleNamespace(Event=lambda: event, is_available=lambda: True),
     )
-    monkeypatch.setattr(hooks, "_has_gpu", lambda: True)
-    monkeypatch.setattr(hooks, "cures", {"defer-item": True})
-    monkeypatch.setattr(hooks, "_active", {"defer-item"})
-    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
-    hooks._defer_item(torch)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hooks.start("defer-item")
+    hooks.host.torch_calls(torch)
     reads = []
     for step in range(3):
         reads.append([Tensor(10 * step + part).item() for part in range(2)])
-        hooks._trial.ends.append(step)
+        hooks.state.trial.ends.append(step)
     assert reads == [[0, 1], [0, 1], [10, 11]]
     assert waited == [0, 1], "only the first step waits"
     assert Tensor(7, is_cuda=False).item() == 7
-    assert {change["cure"] for change in hooks._trial.changes} == {"defer-item"}
+    assert {change["cure"] for change in hooks.changes} == {"defer-item"}
 
 
 def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
-    monkeypatch: pytest.MonkeyPatch,
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(HOOKS)
-    hooks = importlib.import_module("_gputrace_hooks.cures")
 
     class Tensor:
         is_cuda = True
@@ -445,27 +460,22 @@ def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
 
     graphs = SimpleNamespace(make_graphed_callables=capture)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, cuda=graphs))
-    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
-    monkeypatch.setattr(hooks, "cures", {"graphs": True})
-    monkeypatch.setattr(hooks, "_active", {"graphs"})
+    hooks.start("graphs")
     model, other = (SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2))
-    hooks._graph("graphs", model, (Tensor(8, 3),))
+    hooks.model._graph("graphs", model, (Tensor(8, 3),))
     assert model.forward(Tensor(8, 3)) == "captured"
     assert model.forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
     assert model.forward(Tensor(8, 3), mask=None) == "as it is"
-    monkeypatch.setattr(hooks, "_active", set())
+    hooks.state._on.clear()
     assert model.forward(Tensor(8, 3)) == "as it is", "it is switched off"
-    assert [change["cure"] for change in hooks._trial.changes] == ["graphs"]
-    hooks._graph("graphs", other, ())
+    assert [change["cure"] for change in hooks.changes] == ["graphs"]
+    hooks.model._graph("graphs", other, ())
     assert other.forward() == "as it is"
-    assert "other arguments than tensors" in hooks._trial.reasons["graphs"]
+    assert "other arguments than tensors" in hooks.state.trial.reasons["graphs"]
 
 
-def test_a_function_of_jax_donates_what_it_returns_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(HOOKS)
-    hooks = importlib.import_module("_gputrace_hooks.cures")
-    monkeypatch.setattr(hooks, "_trial", hooks._Trial())
-    monkeypatch.setattr(hooks, "cures", {"donate": True})
+def test_a_function_of_jax_donates_what_it_returns_anew(hooks: InProgram) -> None:
+    hooks.start("donate")
     donated: list[tuple[int, ...]] = []
 
     def jit(function: Any, **keywords: Any) -> Any:
@@ -483,7 +493,7 @@ def test_a_function_of_jax_donates_what_it_returns_anew(monkeypatch: pytest.Monk
 
     tree = SimpleNamespace(tree_leaves=leaves)
     jax: Any = SimpleNamespace(jit=jit, Array=np.ndarray, tree_util=tree)
-    hooks.jitted(jax)
+    hooks.model.jitted(jax)
     weights, batch = np.zeros((2, 3)), np.zeros((8, 2))
 
     step = jax.jit()(lambda state, batch: ((state[0] + 1, state[1]), batch.sum()))
@@ -493,30 +503,28 @@ def test_a_function_of_jax_donates_what_it_returns_anew(monkeypatch: pytest.Monk
     loss(weights, batch)
     jax.jit(lambda x: x, static_argnums=1)(batch)
     assert donated == [(0,), (0,), (), ()]
-    assert [change["new"] for change in hooks._trial.changes] == ["(0,)"]
+    assert [change["new"] for change in hooks.changes] == ["(0,)"]
 
 
 def test_ranks_get_whole_cores_of_the_node_of_their_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hooks: InProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two nodes of four cores with two threads each: cores 0 to 3 and 8 to 11 are of node 0."""
-    monkeypatch.syspath_prepend(HOOKS)
-    hooks = importlib.import_module("_gputrace_hooks.cures")
-    monkeypatch.setattr(hooks, "_SYSTEM", str(tmp_path))
+    monkeypatch.setattr(hooks.host, "_SYSTEM", str(tmp_path))
     for core in range(16):
         folder = tmp_path / "devices" / "system" / "cpu" / f"cpu{core}"
         (folder / f"node{core // 4 % 2}").mkdir(parents=True)
         (folder / "topology").mkdir()
         (folder / "topology" / "thread_siblings_list").write_text(f"{core % 8},{core % 8 + 8}\n")
-    layout = sorted(hooks._layout(core) for core in range(16))
-    assert [hooks._cores_of(rank, [1, 1, 0, 0], layout) for rank in range(4)] == [
+    layout = sorted(hooks.host._layout(core) for core in range(16))
+    assert [hooks.host._cores_of(rank, [1, 1, 0, 0], layout) for rank in range(4)] == [
         [4, 12, 5, 13],
         [6, 14, 7, 15],
         [0, 8, 1, 9],
         [2, 10, 3, 11],
     ]
-    assert hooks._cores_of(1, [-1, -1], layout) == [4, 12, 5, 13, 6, 14, 7, 15]
-    assert hooks._layout(99) == (0, 99, 99)
+    assert hooks.host._cores_of(1, [-1, -1], layout) == [4, 12, 5, 13, 6, 14, 7, 15]
+    assert hooks.host._layout(99) == (0, 99, 99)
 
 
 def test_a_plugins_cure_changes_what_its_file_says(

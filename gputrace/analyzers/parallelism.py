@@ -1,16 +1,15 @@
 """Forms of parallel training: what each group of ranks is for, by what its members exchange; the
-bubbles of pipelines, the load of experts, sharded parameters and split matrix products.
+load of experts, sharded parameters and split matrix products.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives, RankGroup, steps_of
@@ -22,16 +21,7 @@ from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
-from gputrace.model.results import (
-    ExpertRank,
-    Experts,
-    Pipeline,
-    PipelineStage,
-    ShardedData,
-    Step,
-    TensorParallel,
-)
-from gputrace.model.struct import Struct
+from gputrace.model.results import ExpertRank, Experts, ShardedData, Step, TensorParallel
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
 PIPELINE, EXPERT, CONTEXT = "pipeline", "expert", "context"
@@ -195,321 +185,6 @@ def of_role(collectives: Collectives, roles: Sequence[str], role: str) -> Mask:
     return np.isin(collectives.group, chosen)
 
 
-# ---- Pipelines ----
-
-
-class _Event(NamedTuple):
-    """One end of a message, in the order of a stage's time."""
-
-    work: int
-    """Nanoseconds of work that the stage has done by then in the step."""
-    message: int
-    sends: bool
-    transfer: int
-    """Nanoseconds from the later of its two starts on; 0 for a send."""
-    posted: bool
-    """True for a receipt that was asked for before the work ahead of it was done."""
-
-
-class _Turn(Struct, frozen=True, dict=True):
-    """One step of a pipeline: events and work of each stage, and its length on the first one."""
-
-    events: tuple[tuple[_Event, ...], ...]
-    work: tuple[int, ...]
-    length: int
-
-    def replay(self, scale: Sequence[float], *, transfers: bool) -> float | None:
-        """Return how long the step takes if stages only work, and wait for messages.
-
-        Args:
-            scale: factor for the work of each stage.
-            transfers: False if messages arrive as they are sent.
-
-        Returns None where messages wait for each other in a circle.
-        """
-        now, done = [0.0] * len(self.work), [0] * len(self.work)
-        left = [0] * len(self.work)
-        sent: dict[int, float] = {}
-        waiting = True
-        while waiting:
-            waiting, moved = False, False
-            for stage, events in enumerate(self.events):
-                while left[stage] < len(events):
-                    event = events[left[stage]]
-                    at = now[stage] + (event.work - done[stage]) * scale[stage]
-                    if event.sends:
-                        sent[event.message] = at
-                    elif event.message not in sent:
-                        waiting = True
-                        break
-                    else:
-                        begun = sent[event.message]
-                        begun = begun if event.posted else max(begun, at)
-                        at = max(at, begun + (event.transfer if transfers else 0))
-                    now[stage], done[stage] = at, event.work
-                    left[stage], moved = left[stage] + 1, True
-            if waiting and not moved:
-                return None
-        rest = zip(now, self.work, done, scale, strict=True)
-        return max(at + (work - before) * factor for at, work, before, factor in rest)
-
-
-_MOST_TURNS: Final = 32
-"""Steps of a pipeline that are replayed, spread over the measured ones."""
-_AT_ONCE_NS: Final = 1_000
-"""Longest time between the receipt that work waits for and that work."""
-
-
-def find_pipelines(
-    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
-) -> tuple[Pipeline, ...]:
-    """Return the pipelines, with the time that their stages do not work, by cause.
-
-    A step is replayed from the work of each stage and the messages between them: without the
-    host's gaps, then without transfers, then with the work spread evenly. What each of these takes
-    away is the host's, the transfers' and the imbalance's part of the bubble; what is left beyond
-    the work is the schedule's.
-    """
-    sends = collectives.sends
-    if len(sends):
-        sends = sends[of_role(collectives, roles, PIPELINE)[sends[:, 0]]]
-    # A message is of the step in which it arrives: the last gradient may leave after its own.
-    arrived = replace(collectives, start=collectives.end - 1)
-    steps = steps_of(arrived, gpus.operations, measured) if len(sends) else np.empty(0, np.int64)
-    pipelines = []
-    for lanes in _chains(collectives.lane[sends]):
-        mine = sends[np.isin(collectives.lane[sends[:, 0]], lanes)]
-        mine = mine[steps[mine[:, 1]] != UNKNOWN]
-        pipeline = _pipeline(gpus, collectives, lanes, mine, steps[mine[:, 1]], measured)
-        pipelines += [] if pipeline is None else [pipeline]
-    return tuple(pipelines)
-
-
-def _chains(pairs: NDArray[np.int16]) -> list[list[int]]:
-    """Return the sets of lanes that messages connect, each in order."""
-    chain: dict[int, set[int]] = {}
-    for a, b in set(map(tuple, pairs.tolist())):
-        joined = chain.get(a, {a}) | chain.get(b, {b})
-        chain |= dict.fromkeys(joined, joined)
-    return sorted({id(each): sorted(each) for each in chain.values()}.values())
-
-
-def _pipeline(
-    gpus: PerGpu,
-    collectives: Collectives,
-    lanes: Sequence[int],
-    sends: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    measured: Sequence[Step],
-) -> Pipeline | None:
-    """Return the pipeline of some lanes; None if its steps cannot be replayed."""
-    by_gpu = steps_by_gpu(measured)
-    places = [gpus.operations[lane].gpu for lane in lanes]
-    windows = [{s.step: s for s in by_gpu.get((gpu.gpu, gpu.rank), ())} for gpu in places]
-    numbers = sorted(set(steps.tolist()).intersection(*windows))
-    chosen = numbers[:: max(1, -(-len(numbers) // _MOST_TURNS))]
-    if not chosen:
-        return None
-    first = {lane: _first_event(collectives, sends, steps, lane, chosen) for lane in lanes}
-    order = sorted(range(len(lanes)), key=lambda n: first[lanes[n]])
-    lanes, places = [lanes[n] for n in order], [places[n] for n in order]
-    windows = [windows[n] for n in order]
-    each = _turns(gpus, collectives, lanes, sends, steps, windows, chosen)
-    split = [(turn, parts) for turn in each if (parts := _split(turn)) is not None]
-    if not split:
-        return None
-    turns = [turn for turn, _ in split]
-    causes = [round(float(np.mean(column))) for column in zip(*(p for _, p in split), strict=True)]
-    work = [round(float(np.mean([turn.work[n] for turn in turns]))) for n in range(len(lanes))]
-    length = round(float(np.mean([turn.length for turn in turns])))
-    mean = round(float(np.mean(work)))
-    schedule, imbalance, transfer = causes[:3]
-    host = length - mean - schedule - imbalance - transfer
-    return Pipeline(
-        *_schedule(collectives, lanes, sends, steps, chosen),
-        steps=len(turns),
-        step_ns=length,
-        work_ns=mean,
-        bubble_ns=length - mean,
-        schedule_ns=schedule,
-        imbalance_ns=imbalance,
-        transfer_ns=transfer,
-        host_ns=host,
-        slowest=int(np.argmax(work)),
-        excess_ns=max(work) - mean,
-        stages=tuple(
-            PipelineStage(
-                stage=n,
-                gpu=gpu.gpu,
-                rank=gpu.rank,
-                work_ns=work_of_rank,
-                bubble_ns=length - work_of_rank,
-                schedule_ns=schedule,
-                imbalance_ns=imbalance + mean - work_of_rank,
-                transfer_ns=transfer,
-                host_ns=host,
-            )
-            for n, (gpu, work_of_rank) in enumerate(zip(places, work, strict=True))
-        ),
-    )
-
-
-def _first_event(
-    collectives: Collectives,
-    sends: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    lane: int,
-    chosen: Sequence[int],
-) -> int:
-    """Return when, in the first of some steps, a lane first sent or had received something."""
-    inside = steps == chosen[0]
-    sent = sends[inside & (collectives.lane[sends[:, 0]] == lane), 0]
-    received = sends[inside & (collectives.lane[sends[:, 1]] == lane), 1]
-    times = np.append(collectives.start[sent], collectives.end[received])
-    return int(times.min(initial=np.iinfo(np.int64).max))
-
-
-def _schedule(
-    collectives: Collectives,
-    lanes: Sequence[int],
-    sends: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    chosen: Sequence[int],
-) -> tuple[str, int]:
-    """Return the schedule's name, and the number of micro-batches, by the first of some steps."""
-    mine = sends[steps == chosen[0]]
-    ends = collectives.lane[mine]
-    last, count = lanes[-1], len(lanes)
-    on = np.count_nonzero((ends[:, 0] == lanes[0]) & (ends[:, 1] == lanes[1]))
-    back = np.count_nonzero((ends[:, 0] == last) & (ends[:, 1] == lanes[0])) if count > 2 else 0
-    if back:
-        return "interleaved", int(on - back)
-    # The last stage sends its first gradient at once, or after all micro-batches.
-    begin = collectives.start[mine[ends[:, 0] == last, 0]].min(initial=np.iinfo(np.int64).max)
-    before = np.count_nonzero(collectives.end[mine[ends[:, 1] == last, 1]] <= begin)
-    if on > 1 and before >= on:
-        return "GPipe", int(on)
-    return ("1F1B" if before <= 2 else "unknown"), int(on)
-
-
-def _turns(
-    gpus: PerGpu,
-    collectives: Collectives,
-    lanes: Sequence[int],
-    sends: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    windows: Sequence[Mapping[int, Step]],
-    chosen: Sequence[int],
-) -> list[_Turn]:
-    """Return the steps to replay: the messages of each stage by how much work came before them."""
-    lane_of = {gpus.operations[lane].gpu: lane for lane in lanes}
-    summaries = {lane_of[each.gpu]: each for each in gpus.lanes if each.gpu in lane_of}
-    rows, asked = [], []
-    for lane, steps_of_lane in zip(lanes, windows, strict=True):
-        of_lane = collectives.lane == lane
-        others = np.flatnonzero(of_lane & ~np.isin(collectives.group, collectives.group[sends]))
-        # Of what it does with other ranks, a stage works from when all are there.
-        talks = collectives.start[others] + collectives.wait[others], collectives.end[others]
-        spans = np.array(
-            [(steps_of_lane[n].start_ns, steps_of_lane[n].end_ns) for n in chosen], np.int64
-        ).T
-        at = np.where(np.isin(steps, chosen), np.searchsorted(chosen, steps), UNKNOWN)
-        messages = [
-            np.flatnonzero((at != UNKNOWN) & (collectives.lane[sends[:, side]] == lane))
-            for side in (0, 1)
-        ]
-        begins = [spans[0][at[mine]] for mine in messages]
-        sent = collectives.start[sends[messages[0], 0]]
-        got = collectives.start[sends[messages[1], 1]], collectives.end[sends[messages[1], 1]]
-        moments = np.concatenate([spans[1], sent, *got, got[1] - _AT_ONCE_NS])
-        since = np.concatenate([spans[0], begins[0], begins[1], begins[1], begins[1]])
-        rows.append((at, messages, sent, got))
-        asked.append((*talks, since, np.maximum(moments, since)))
-    columns = zip(*asked, strict=True)
-    done = gpus.each(_work_within, [summaries[lane] for lane in lanes], *columns)
-    turns = []
-    for number, step in enumerate(chosen):
-        events, work = [], []
-        for (at, messages, sent, got), worked in zip(rows, done, strict=True):
-            sizes = np.cumsum([len(chosen), len(sent), len(got[0]), len(got[0])])
-            total, before, posted, ended, just_before = np.split(worked, sizes)
-            there = collectives.start[sends[messages[1], 0]]
-            transfer = np.maximum(got[1] - np.maximum(got[0], there), 0)
-            # Work that went on when a message came needs it later.
-            gates = np.where(just_before == ended, ended, UNKNOWN)
-            early = posted < ended
-            timed = [
-                (int(sent[n]), _Event(int(before[n]), message, True, 0, False))
-                for n, message in enumerate(messages[0].tolist())
-                if at[message] == number
-            ]
-            timed += [
-                (
-                    int(got[1][n]),
-                    _Event(int(gates[n]), message, False, int(transfer[n]), bool(early[n])),
-                )
-                for n, message in enumerate(messages[1].tolist())
-                if at[message] == number
-            ]
-            timed.sort(key=lambda each: each[0])
-            events.append(_placed([event for _, event in timed], int(total[number])))
-            work.append(int(total[number]))
-        # From the first stage's first forward pass to its last backward pass.
-        span = windows[0][step]
-        turns.append(_Turn(tuple(events), tuple(work), span.end_ns - span.start_ns))
-    return turns
-
-
-def _placed(events: Sequence[_Event], total: int) -> tuple[_Event, ...]:
-    """Place receipts that came while work went on: that work needs them only after it has sent
-    what it made.
-    """
-    placed: list[_Event] = []
-    later: list[_Event] = []
-    for event in events:
-        if event.work == UNKNOWN:
-            later.append(event)
-            continue
-        placed.append(event)
-        placed += [each._replace(work=event.work) for each in later]
-        later = []
-    return (*placed, *(each._replace(work=total) for each in later))
-
-
-def _work_within(
-    view: GpuShardView, talk_starts: Times, talk_ends: Times, starts: Times, ends: Times
-) -> NDArray[np.int64]:
-    """Return for how long a GPU works in stretches of time: all but communication, and some of
-    that.
-    """
-    operations = view.operations
-    works = operations.classes != OperationClass.COMMUNICATION
-    work = union(
-        np.append(operations.start[works], talk_starts), np.append(operations.end[works], talk_ends)
-    )
-    return work.within(starts, ends)
-
-
-def _split(turn: _Turn) -> tuple[float, float, float] | None:
-    """Return what schedule, imbalance and transfers take of a step, on the mean of its stages."""
-    mean = sum(turn.work) / len(turn.work)
-    alike, even = [1.0] * len(turn.work), [mean / max(work, 1) for work in turn.work]
-    replays = [
-        turn.replay(alike, transfers=True),
-        turn.replay(alike, transfers=False),
-        turn.replay(even, transfers=False),
-    ]
-    # No replay takes longer than the step did, or less than the work.
-    most, lengths = float(turn.length), []
-    for length in replays:
-        if length is None:
-            return None
-        most = max(min(most, length), mean)
-        lengths.append(most)
-    busy, at_once, balanced = lengths
-    return balanced - mean, at_once - balanced, busy - at_once
-
-
 # ---- Experts ----
 
 _EXCHANGE: Final = re.compile(r"\b(dispatch|combine)$")
@@ -663,12 +338,16 @@ def _ends_before(starts: Times, ends: Times, gathers: Mask) -> Times:
     return before
 
 
+_FIRST_NS: Final = 1_000
+"""Length of the first part of a collective, beside which compute shows that it was prefetched."""
+
+
 def _compute_beside(
     view: GpuShardView, starts: Times, ends: Times, since: Times
 ) -> tuple[Times, Times, Times]:
     """Return the compute beside each collective, beside its first part, and in the time before."""
     compute = view.lane.timeline.of_class(OperationClass.COMPUTE)
-    first = np.minimum(starts + _AT_ONCE_NS, ends)
+    first = np.minimum(starts + _FIRST_NS, ends)
     spans = (starts, ends), (starts, first), (since, starts)
     beside, at_start, before = (compute.within(*span) for span in spans)
     return beside, at_start, before

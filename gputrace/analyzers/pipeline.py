@@ -16,11 +16,8 @@ from gputrace.analyzers.breakdown import (
     steady,
     summarize,
 )
-from gputrace.analyzers.collectives import (
-    Collectives,
-    fit_clocks,
-    match_collectives,
-)
+from gputrace.analyzers.clocks import fit_clocks
+from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.device_metrics import find_energy, find_utilization
 from gputrace.analyzers.findings import find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts

@@ -24,7 +24,7 @@ from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, un
 from gputrace.model.results import Phase, Step
 from gputrace.model.time_class import CLASSES
 from gputrace.model.trace import Trace
-from gputrace.units import format_ns, format_ranges
+from gputrace.units import format_ids, format_ns
 
 _WORKS: Final = 0.1
 """Minimum work of a rank in a phase, relative to the busiest rank, for it not to be waiting."""
@@ -160,7 +160,7 @@ def _blocked(lane: AnyLane, steps: BlockedSteps) -> Phase:
 
 def _describe_wait(ranks: Sequence[int], joint: int | None, idle: int | None) -> str:
     return (
-        f"waits for rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}: "
+        f"waits for {format_ids('rank', ranks)}: "
         f"{format_ns(joint or 0)} in communication, {format_ns(idle or 0)} idle"
     )
 

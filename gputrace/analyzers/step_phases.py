@@ -42,6 +42,8 @@ ALL: Final = "all"
 """All idle time, beside the causes of it."""
 LAUNCH: Final = "launch"
 
+_MODEL: Final = "model"
+"""Name of the calls of the modules that no other module calls."""
 _KNOWN: Final = tuple(name for name in PHASES if name != OTHER)
 
 
@@ -109,9 +111,10 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     between = {UNSCALING: calls(UNSCALING), CLIPPING: calls(CLIPPING)}
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
     ends.append(events.end[events.kind == Kind.STEP])
-    forward = calls(FORWARD)
+    forward, model = calls(FORWARD), calls(_MODEL)
     if not len(forward):
-        forward = _before(backward.start, np.sort(np.concatenate(ends)))
+        before = _before(backward.start, np.sort(np.concatenate(ends)))
+        forward = merge_touching(_from(before, model.start).difference(calls(OTHER)), model)
     # The first to have a nanosecond keeps it.
     layers = [
         (DATA, data),
@@ -133,6 +136,22 @@ def _before(starts: Times, ends: Times) -> Intervals:
     last = np.searchsorted(ends, starts, "right") - 1
     known = last >= 0
     return union(ends[last[known]], starts[known])
+
+
+def _from(times: Intervals, starts: Times) -> Intervals:
+    """Return each interval from the first start in it on; whole where there is none.
+
+    Those before all starts, of steps from before calls were timed, have the median length.
+    """
+    if not len(starts):
+        return times
+    first = np.append(starts, np.iinfo(np.int64).max)[np.searchsorted(starts, times.start)]
+    has_one, early = first < times.end, times.end <= starts[0]
+    begins = np.where(has_one, first, times.start)
+    if has_one.any():
+        usual = int(np.median(times.end[has_one] - first[has_one]))
+        begins[early] = np.maximum(times.start, times.end - usual)[early]
+    return union(begins, times.end)
 
 
 def idle_by_phase(

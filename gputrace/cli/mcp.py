@@ -307,7 +307,7 @@ def _said(text: str, *rows: dict[str, Any]) -> Said:
 
 
 def _verdict(trace: list[str], steps: str | None = None, time: str | None = None) -> Iterator[Said]:
-    from gputrace.report.tables import finding_text, notes, verdict
+    from gputrace.report.wording import finding_text, notes, verdict
 
     report = _analyzed(trace, steps, time)
     if not report.findings:
@@ -334,7 +334,8 @@ def _verdict(trace: list[str], steps: str | None = None, time: str | None = None
 def _breakdown(
     trace: list[str], steps: str | None = None, time: str | None = None
 ) -> Iterator[Said]:
-    from gputrace.report.tables import CLASS_NAMES, capital, gpu_label
+    from gputrace.report.tables import CLASS_NAMES
+    from gputrace.report.wording import capital, gpu_label
     from gputrace.units import format_ns, format_share
 
     report = _analyzed(trace, steps, time)
@@ -356,7 +357,7 @@ def _breakdown(
 def _gaps(
     trace: list[str], limit: int = 10, steps: str | None = None, time: str | None = None
 ) -> Iterator[Said]:
-    from gputrace.report.tables import capital, gpu_label
+    from gputrace.report.wording import capital, gpu_label
     from gputrace.units import format_count, format_ns
 
     report = _analyzed(trace, steps, time)
@@ -426,7 +427,7 @@ def _what_if(trace: list[str], steps: str | None = None, time: str | None = None
 def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
     import gputrace
     from gputrace.report.comparison import notes, verdict
-    from gputrace.report.tables import capital
+    from gputrace.report.wording import capital
 
     for name, paths in (("before", before), ("after", after)):
         if len(paths) > 1:
@@ -449,7 +450,7 @@ def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
 def _changes(comparison: Comparison) -> Iterator[Said]:
     """Yield what changed beyond the noise: classes, kernels, findings."""
     from gputrace.report.comparison import NAMES, growth
-    from gputrace.report.tables import capital
+    from gputrace.report.wording import capital
     from gputrace.sanitize import clean
     from gputrace.units import format_ns
 

@@ -290,6 +290,14 @@ def _plan(
     delay_ns, duration_ns = _time(delay), _time(duration)
     if min(delay_ns, duration_ns) < 0:
         raise UsageError("--delay and --duration cannot be negative")
+    windows = {
+        "--profiler-api": profiler_api,
+        "--delay": delay_ns,
+        "--duration": duration_ns,
+        "--steps": steps,
+        "--every": every,
+    }
+    chosen = [name for name, value in windows.items() if value]
     plan = Plan(
         output,
         backend,
@@ -304,9 +312,7 @@ def _plan(
         api=api,
         sample=_share(sample) if sample is not None else None,
         # A window that a person chose is theirs.
-        control=not (
-            no_control or profiler_api or delay_ns or duration_ns or steps or every or keep
-        ),
+        control=not (no_control or chosen or keep),
         hw_trace=hw_trace,
         graph_nodes=_NODE_STEPS * graph_nodes,
         when_slow=_when_slow(when_slow, keep) if when_slow is not None else 0.0,
@@ -314,25 +320,14 @@ def _plan(
     )
     if plan.every is not None:
         in_steps = plan.every.in_steps
-        others = {
-            "--profiler-api": profiler_api,
-            "--delay": in_steps and delay_ns > 0,
-            "--duration": in_steps and duration_ns > 0,
-            "--steps": not in_steps and steps is not None,
-        }
-        if wrong := [name for name, is_given in others.items() if is_given]:
-            unit = "steps" if in_steps else "times"
-            both = f"--every in {unit} cannot be told when by {wrong[0]}"
+        others = ("--delay", "--duration") if in_steps else ("--steps",)
+        if wrong := [name for name in chosen if name in ("--profiler-api", *others)]:
+            both = (
+                f"--every in {'steps' if in_steps else 'times'} cannot be told when by {wrong[0]}"
+            )
             raise UsageError(f"{both}; leave out one of them")
-    windows = {
-        "--profiler-api": profiler_api,
-        "--delay": delay_ns,
-        "--duration": duration_ns,
-        "--steps": steps,
-        "--every": every,
-        "--no-control": no_control,
-    }
-    if plan.sample and (wrong := [name for name, given in windows.items() if given]):
+    if plan.sample and (chosen or no_control):
+        wrong = [*chosen, "--no-control"]
         raise UsageError(f"--sample chooses the steps itself; leave out {wrong[0]}")
     return plan
 

@@ -244,7 +244,7 @@ def _table(outcome: Outcome) -> Table:
         (
             row.cure,
             said(row),
-            _predicted(row),
+            foretold(row),
             "changed" if row.numerics else "–",
             str(row.rounds),
         )
@@ -265,7 +265,8 @@ def said(row: Entry) -> str:
     return f"{row.verdict} ({low:+.1f}% to {high:+.1f}%)"
 
 
-def _predicted(row: Entry) -> str:
+def foretold(row: Entry) -> str:
+    """Return a prediction as ``+56% (+12% to +99%)``."""
     if row.predicted is None:
         return "–"
     if row.predicted_low is None or row.predicted_high is None:
@@ -325,7 +326,7 @@ def _history(path: Path | None, as_json: bool) -> int:
             entry.program,
             entry.cure,
             said(entry),
-            _predicted(entry),
+            foretold(entry),
         )
         for entry in entries
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.nvml.log import NvmlLog, make_steady, read_nvml, tables
+from gputrace.collectors.spool import LATEST, Loss, read_all
 from gputrace.collectors.spool.activity import (
     Spool,
     call_windows_of,
@@ -24,7 +25,6 @@ from gputrace.collectors.spool.activity import (
     read_spool,
     windows_of,
 )
-from gputrace.collectors.spool.chunks import LATEST, Loss, read_all
 from gputrace.collectors.spool.host_events import (
     HostEvents,
     Records,

@@ -21,7 +21,7 @@ from gputrace.collectors.backends.cupti import CUPTI, collector_library, cupti_f
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.session import HOOKS, can_be_read_meanwhile, finish
-from gputrace.collectors.spool.chunks import CHUNK, HEADER, ChunkFile
+from gputrace.collectors.spool import CHUNK, HEADER, ChunkFile
 from gputrace.errors import UsageError
 
 _FOR_CUDA: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")

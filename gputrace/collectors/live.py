@@ -18,9 +18,9 @@ from gputrace.collectors.finalize import LEAD_NS, rank_of, write_all, write_host
 from gputrace.collectors.job_tasks import began, holds_lock, read_meta
 from gputrace.collectors.launch import orphans_of
 from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
+from gputrace.collectors.spool import ChunkTail, LineTail, base_of, in_order
 from gputrace.collectors.spool.activity import RECORDS, SPOOL, Spool, join_spools
 from gputrace.collectors.spool.activity import take_text as take_spool_text
-from gputrace.collectors.spool.chunks import ChunkTail, LineTail, base_of, in_order
 from gputrace.collectors.spool.host_events import (
     CLOCKS,
     EVENT,

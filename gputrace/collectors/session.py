@@ -33,7 +33,7 @@ from gputrace.collectors.backends.cupti import CUPTI
 from gputrace.collectors.hangs import Hangs
 from gputrace.collectors.launch import Launch, find_program, load_numpy
 from gputrace.collectors.nvml import Sampler
-from gputrace.collectors.spool.chunks import CHUNK, HEADER
+from gputrace.collectors.spool import CHUNK, HEADER
 from gputrace.errors import GputraceError, MissingError, UsageError
 from gputrace.store import sqlite_security
 from gputrace.units import format_ranges

@@ -18,7 +18,7 @@ from typing import Final
 
 from gputrace.collectors.job_tasks import read_meta, write_meta
 from gputrace.collectors.nvml import own_environment
-from gputrace.collectors.spool.chunks import ChunkTail, base_of, in_order
+from gputrace.collectors.spool import ChunkTail, base_of, in_order
 from gputrace.collectors.spool.host_events import EVENT, HOST, KINDS, read_records
 from gputrace.errors import InputError
 from gputrace.units import format_ns

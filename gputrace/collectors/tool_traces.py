@@ -19,7 +19,7 @@ from gputrace.collectors.backend import Merged
 from gputrace.collectors.finalize import correct_clocks
 from gputrace.collectors.launch.supervised import ask
 from gputrace.collectors.nvml.log import read_nvml
-from gputrace.collectors.spool.chunks import read_all
+from gputrace.collectors.spool import read_all
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError, MissingError
 from gputrace.model.names import demangle_all, short

@@ -31,14 +31,7 @@ from gputrace.analyzers.operations import (
     pair_of,
 )
 from gputrace.errors import GputraceError
-from gputrace.model.events import (
-    UNKNOWN,
-    Column,
-    Events,
-    Kind,
-    distinct_ids,
-    number_ids,
-)
+from gputrace.model.events import UNKNOWN, Column, Events, Kind, distinct_ids, number_ids
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, NoGpu, Process, Progress, Quality, Session, Trace
 from gputrace.readers.registry import open_trace

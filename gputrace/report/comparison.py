@@ -24,14 +24,9 @@ from gputrace.model.comparison import (
 )
 from gputrace.report import render_as, render_rows
 from gputrace.report.markdown_html import escape, render_table
-from gputrace.report.tables import CLASS_NAMES, Table, gpu_name, kernel_labels
-from gputrace.report.text import (
-    open_console,
-    print_table,
-    room_for_names,
-    said,
-    without_blanks,
-)
+from gputrace.report.tables import CLASS_NAMES, Table
+from gputrace.report.text import open_console, print_table, room_for_names, said, without_blanks
+from gputrace.report.wording import gpu_name, kernel_labels
 from gputrace.units import format_ns, format_number, format_share
 
 FORMATS: Final = {

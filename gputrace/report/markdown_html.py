@@ -7,17 +7,8 @@ import re
 from typing import Final
 
 from gputrace.model.results import Analysis
-from gputrace.report.tables import (
-    TEXT_COLUMNS,
-    Limits,
-    Table,
-    advice,
-    finding_text,
-    notes,
-    tables_after,
-    tables_before,
-    verdict,
-)
+from gputrace.report.tables import TEXT_COLUMNS, Limits, Table, tables_after, tables_before
+from gputrace.report.wording import advice, finding_text, notes, verdict
 from gputrace.sanitize import sentence
 
 _MARKUP: Final = re.compile(r"[\\`*_<>|\[\]~$&#]")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec.structs import force_setattr
 
 from gputrace.model.host import PHASES
-from gputrace.model.names import short
 from gputrace.model.results import (
     Analysis,
     Breakdown,
@@ -19,28 +14,22 @@ from gputrace.model.results import (
     CopyUse,
     Experts,
     ExtraTable,
-    Finding,
-    Gap,
     GpuLink,
-    GpuTotals,
     Pipeline,
     Roofline,
-    Step,
 )
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
-from gputrace.sanitize import LONGEST, clean, cut, sentence
+from gputrace.report.wording import cut_middle, gpu_label, kernel_labels, loop_name
+from gputrace.sanitize import sentence
 from gputrace.units import (
     format_bytes,
     format_count,
+    format_ids,
     format_ns,
     format_number,
-    format_ranges,
     format_share,
 )
-
-if TYPE_CHECKING:
-    from gputrace.analyzers.timeline_model import SceneLane
 
 CLASS_NAMES: Final = {row.id: row.label for row in TIME_CLASSES}
 """Display names of the classes of time, in the order of the partition."""
@@ -49,8 +38,6 @@ _COLUMNS: Final[dict[str, list[str]]] = {}
 for _row in TIME_CLASSES:
     _COLUMNS.setdefault(_row.column, []).append(_row.id)
 """Columns of the table for many GPUs, each with the classes that it sums."""
-_HIDDEN_SHARE: Final = 0.01
-"""Share of the time above which hidden data loading is mentioned."""
 TEXT_COLUMNS: Final = ("evidence", "not done")
 """Columns that hold sentences."""
 
@@ -79,54 +66,6 @@ class Table(Struct, frozen=True):
         header, *rows = zip(*(map(sentence, column) for column in kept), strict=True)
         force_setattr(self, "header", header)
         force_setattr(self, "rows", tuple(rows))
-
-
-def verdict(analysis: Analysis) -> str:
-    """Return the first finding's message as a sentence."""
-    if not analysis.findings:
-        return "Nothing stands out: no class of time is worth a change."
-    return f"{capital(analysis.findings[0].message)}."
-
-
-def advice(analysis: Analysis) -> Iterator[str]:
-    """Yield what to do about the first finding, if there is any."""
-    for first in analysis.findings[:1]:
-        yield f"What to do: {first.advice}.{savings(analysis, first)}"
-
-
-def finding_text(analysis: Analysis, finding: Finding) -> str:
-    """Return a finding's message as sentences, with the predicted gain of a fix."""
-    return f"{capital(finding.message)}.{savings(analysis, finding)}"
-
-
-def capital(text: str) -> str:
-    """Return a text with the capital letter of a sentence's beginning, unless a name begins it."""
-    return re.sub(r"^(gpu(?= \d)|[a-z](?=[a-z']* ))", lambda begin: begin[0].upper(), text)
-
-
-def gpu_name(gpu: int | None, rank: int, known: bool, ranked: bool) -> str:
-    """Return ``gpu 3``, or ``device 3`` for an unknown card; with its rank if ``ranked``."""
-    if gpu is None:
-        return f"rank {rank}"
-    name = f"{'gpu' if known else 'device'} {gpu}" if gpu >= 0 else "unknown device"
-    return f"{name} rank {rank}" if ranked else name
-
-
-def needs_ranks(rows: Sequence[GpuTotals] | Sequence[SceneLane]) -> bool:
-    """Return true if labels of GPUs need ranks: there are several, numbered unlike the GPUs."""
-    return len({row.rank for row in rows}) > 1 and any(row.gpu != row.rank for row in rows)
-
-
-def gpu_label(row: Breakdown | Gap | GpuTotals | Step, analysis: Analysis) -> str:
-    """Return the name of a GPU; with the rank where it differs."""
-    known = all(t.gpu_known for t in analysis.gpus if (t.gpu, t.rank) == (row.gpu, row.rank))
-    ranked = row.gpu is not None and row.gpu >= 0 and needs_ranks(analysis.gpus)
-    return gpu_name(row.gpu, row.rank, known, ranked)
-
-
-def card_name(gpu: int, analysis: Analysis) -> str:
-    """Return the name of a card, whichever rank runs on it."""
-    return gpu_name(gpu, 0, all(t.gpu_known for t in analysis.gpus if t.gpu == gpu), ranked=False)
 
 
 def main_table(analysis: Analysis, most_across: int) -> Table:
@@ -200,7 +139,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
     shown = [gap for gap in gaps.largest_in_steps or gaps.largest if gap.length_ns >= least]
     if not shown:
         return None
-    where = f" in these {_loop(analysis)[0]}s" if gaps.largest_in_steps else ""
+    where = f" in these {loop_name(analysis)[0]}s" if gaps.largest_in_steps else ""
     body = tuple(
         (
             gpu_label(gap, analysis),
@@ -218,50 +157,6 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
     return Table(title, ("", "length", "from", "step", "cause", "evidence"), body)
 
 
-def notes(analysis: Analysis) -> Iterator[str]:
-    """Yield the caveats of the figures, a line each."""
-    if len(analysis.paths) > 1 and analysis.gpus:
-        ranks: dict[str, set[int]] = {}
-        for total in analysis.gpus:
-            ranks.setdefault(total.host, set()).add(total.rank)
-        told = {
-            host: f"rank{'' if len(ids) == 1 else 's'} {format_ranges(sorted(ids))}"
-            for host, ids in ranks.items()
-        }
-        unnamed = told.pop("", "")
-        clauses = [f"{host} has {ids}" for host, ids in told.items()]
-        clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
-        count = f" of {format_count(len(told), 'host')}" if told else ""
-        yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
-    if any(not total.gpu_known for total in analysis.gpus):
-        yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
-    yield from _loader_note(analysis)
-    steps = analysis.steps
-    if not analysis.gpus and steps.p50_ns is not None and steps.p95_ns is not None:
-        p50, p95 = format_ns(steps.p50_ns), format_ns(steps.p95_ns)
-        yield f"Steps are {steps.reason}: p50 {p50}, p95 {p95}."
-    for reason, rows in analysis.dropped_rows.items():
-        yield f"{format_count(rows, 'row')} left out: {reason}."
-    if analysis.gaps.hint:
-        yield f"{capital(analysis.gaps.hint)}."
-    yield from (f"{capital(warning)}." for warning in analysis.warnings)
-
-
-def _loader_note(analysis: Analysis) -> Iterator[str]:
-    """Note data loading hidden under GPU work: no loss yet, but the next potential bottleneck."""
-    rows = [row for row in analysis.breakdown if row.host_data_ns is not None and row.steps]
-    if not rows or not analysis.gpus:
-        return
-    steps = sum(row.steps for row in rows)
-    host = sum(row.host_data_ns or 0 for row in rows)
-    waited = sum(row.of("data_feeding") for row in rows)
-    if host - waited > _HIDDEN_SHARE * sum(row.total_ns for row in rows):
-        yield (
-            f"The host spends {format_ns(host / steps)} {_loop(analysis)[1]} in the data loader; "
-            f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
-        )
-
-
 def _title(analysis: Analysis) -> str:
     steps, count = analysis.steps, max(row.steps for row in analysis.breakdown)
     if not count:
@@ -277,7 +172,7 @@ def _title(analysis: Analysis) -> str:
             mean = format_ns(sum(totals) / len(totals))
             span = f"each GPU from its first to its last operation, {mean} on average"
         return f"Where the time went ({span}; {why})"
-    word, a_turn = _loop(analysis)
+    word, a_turn = loop_name(analysis)
     what = "" if steps.kind == "training" else ", not shown to be training"
     if analysis.recorder is not None and analysis.recorder.added_ns:
         what += "; what recording adds is in it"
@@ -286,13 +181,7 @@ def _title(analysis: Analysis) -> str:
 
 def _unit(analysis: Analysis) -> str:
     """Return the unit that the mean is per: a step, an iteration or the span."""
-    return _loop(analysis)[1] if analysis.breakdown[0].steps else "span"
-
-
-def _loop(analysis: Analysis) -> tuple[str, str]:
-    """Return the name of one turn of the detected loop, without and with its article."""
-    training = analysis.steps.kind == "training"
-    return ("step", "a step") if training else ("iteration", "an iteration")
+    return loop_name(analysis)[1] if analysis.breakdown[0].steps else "span"
 
 
 def _mean(row: Breakdown, name: str = "total") -> float:
@@ -368,7 +257,7 @@ def phases_table(analysis: Analysis) -> Table | None:
     if most is None:
         return None
     of = f" of rank {most.rank}" if len(analysis.step_phases) > 1 else ""
-    a_turn = _loop(analysis)[1]
+    a_turn = loop_name(analysis)[1]
     rows = [phase for phase in most.phases if phase.host_ns or phase.idle_ns]
     body: list[tuple[str, ...]] = [
         (phase.name, format_ns(phase.host_ns), format_share(phase.host_ns, most.step_ns))
@@ -405,7 +294,7 @@ def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
     title = f"A batch in the data loader{of} ({workers}, {loader.batches:,} batches; {queue})"
     parts = [part for part in loader.parts if part.share >= _LEAST_SHARE]
     body = [
-        (_cut(part.name, _LONGEST_PART), format_ns(part.batch_ns), f"{part.share:.1%}")
+        (cut_middle(part.name, _LONGEST_PART), format_ns(part.batch_ns), f"{part.share:.1%}")
         for part in parts
     ]
     body.append(("all", format_ns(loader.batch_ns), ""))
@@ -563,9 +452,7 @@ def _members(total: CollectiveTotals) -> str:
     gpus, ranks = sorted(set(total.gpus)), sorted(set(total.ranks))
     # Cards of several hosts have the same indices.
     many = len(gpus) < len(total.gpus)
-    who = f"rank{'' if len(ranks) == 1 else 's'} {format_ranges(ranks)}"
-    if not many:
-        who = f"gpu{'' if len(gpus) == 1 else 's'} {format_ranges(gpus)}"
+    who = format_ids("rank", ranks) if many else format_ids("gpu", gpus)
     unseen = (total.group_size or 0) - len(total.gpus)
     who += f" of {total.group_size}" if unseen > 0 else ""
     who += f" on {total.hosts} hosts" if total.hosts > 1 else ""
@@ -617,7 +504,7 @@ def sharded_table(analysis: Analysis) -> Table | None:
     header = ("", "gathers", "exposed", "wait", "prefetched", "could hide", "again", "scatters")
     rows = tuple(
         (
-            f"rank{'' if len(group.ranks) == 1 else 's'} {format_ranges(group.ranks)}",
+            format_ids("rank", group.ranks),
             f"{group.gathers:,}",
             format_ns(group.gather_exposed_ns),
             _time(group.gather_wait_ns),
@@ -638,7 +525,7 @@ def tensor_table(analysis: Analysis) -> Table | None:
         return None
     rows = tuple(
         (
-            f"ranks {format_ranges(group.ranks)}",
+            format_ids("rank", group.ranks),
             f"{group.collectives:,}",
             format_ns(group.total_ns),
             format_ns(group.exposed_ns // max(group.collectives, 1)),
@@ -695,7 +582,7 @@ def kernels_table(
             *_speed_cells(use.roofline),
         )
         rows.append(cells)
-    where = _loop(analysis)[1] if kernels.steps else "in all"
+    where = loop_name(analysis)[1] if kernels.steps else "in all"
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {row[2] for row in rows} & {"yes", "no"}:
         of += "; tc: on tensor cores"
@@ -752,44 +639,6 @@ def _speed_cells(line: Roofline | None) -> tuple[str, str]:
     return speed, "" if line.of_limit is None else f"{line.of_limit:.0%} {line.limit}"
 
 
-def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
-    """Shorten names of kernels to what people call them; different names stay different.
-
-    Longer ones than ``longest`` are cut in the middle, as their ends distinguish kernels.
-    """
-    # Its patterns take as long to compile as a cached answer to be shown.
-    from gputrace.analyzers.kernel_names import short_name
-
-    shorts = {name: short_name(name) for name in names}
-    labels = {name: _cut(short, longest) for name, short in shorts.items()}
-    labels |= _distinct(labels, shorts, longest)
-    return [labels[name] for name in names]
-
-
-def _distinct(labels: Mapping[str, str], short: Mapping[str, str], longest: int) -> dict[str, str]:
-    """Return labels that show where names part, for those that have the same label."""
-    apart: dict[str, str] = {}
-    for label in set(labels.values()):
-        names = [name for name in labels if labels[name] == label]
-        if len(names) == 1:
-            continue
-        shorts = [short[name] for name in names]
-        texts = shorts if len(set(shorts)) == len(names) else names
-        ends = zip(min(texts), max(texts), strict=False)
-        shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
-        word = re.split(r"[\W_]", shared)[-1]
-        start = len(shared) - (len(word) if len(word) < longest // 4 else 0)
-        head = shorts[0][: longest // 2]
-        if texts is shorts:
-            head = head[:start]
-        parted = {
-            name: cut(f"{head}…{text[start:]}", longest)
-            for name, text in zip(names, texts, strict=True)
-        }
-        apart |= parted | _distinct(parted, short, longest)
-    return apart
-
-
 def copies_table(analysis: Analysis) -> Table | None:
     """Tabulate the copies of all GPUs by direction; None where they take next to no time."""
     total = sum(row.total_ns for row in analysis.breakdown)
@@ -827,13 +676,6 @@ _COPIES: Final = {
     "d2d": "within the device",
     "peer": "between GPUs",
 }
-
-
-def _cut(name: str, longest: int) -> str:
-    if len(name) <= longest:
-        return name
-    head = longest // 2
-    return f"{name[:head]}…{name[len(name) - (longest - head - 1) :]}"
 
 
 def links_table(analysis: Analysis, most: int) -> Table | None:
@@ -884,56 +726,3 @@ def extra_table(table: ExtraTable) -> Table:
         for row in table.rows
     )
     return Table(table.title, table.header, rows)
-
-
-_MORE: Final = 1.1
-"""Ratio to a finding's cost from which a predicted gain says why it is larger."""
-
-
-def savings(analysis: Analysis, finding: Finding) -> str:
-    """Return a sentence, after a space, on the predicted gain of a fix; empty if unknown.
-
-    Among findings with the same id only the first gets it: the prediction covers all of them.
-    """
-    cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
-    first = next(known for known in analysis.findings if known.id == finding.id)
-    if cure is None or first is not finding:
-        return ""
-    now, gain = format_ns(cure.now_ns), format_ns(cure.gain_ns)
-    least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
-    why = ""
-    if cure.beyond and cure.gain_ns > _MORE * finding.impact_ns:
-        why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
-    basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
-    if cure.high_ns >= cure.now_ns:
-        return f" {cure.what} might save up to {most} of {now} a step{basis}{why}."
-    between = "" if least == most else f" ({format_range(least, most)}{basis})"
-    return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
-
-
-def format_range(least: str, most: str) -> str:
-    """Format two quantities as ``1.2 to 1.4 ms``, with the unit once where both have it."""
-    number, _, unit = least.rpartition(" ")
-    return f"{number if most.endswith(f' {unit}') else least} to {most}"
-
-
-@lru_cache(maxsize=4096)
-def label(name: str) -> str:
-    """Return a kernel's short name, each character one column wide."""
-    text = short(name) if len(name) < 10 * LONGEST else name
-    text = clean(text, 80)
-    if text.isascii():
-        return text
-    from rich.cells import cell_len
-
-    return "".join(c if cell_len(c) == 1 else "·" for c in text)
-
-
-def moment(ns: int, step_ns: int = 1_000) -> str:
-    """Format a time, ``28.6547s``, with decimals enough to resolve ``step_ns`` nanoseconds."""
-    decimals = min(max(0, 10 - len(str(max(step_ns, 1)))), 9)
-    sign, size = ("-", -ns) if ns < 0 else ("", ns)
-    whole, below = divmod(size, 10**9)
-    if not decimals:
-        return f"{sign}{whole}s"
-    return f"{sign}{whole}.{below:09d}"[: len(f"{sign}{whole}") + 1 + decimals] + "s"

@@ -13,17 +13,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gputrace.model.results import Analysis
-from gputrace.report.tables import (
-    TEXT_COLUMNS,
-    Limits,
-    Table,
-    advice,
-    notes,
-    savings,
-    tables_after,
-    tables_before,
-    verdict,
-)
+from gputrace.report.tables import TEXT_COLUMNS, Limits, Table, tables_after, tables_before
+from gputrace.report.wording import advice, notes, savings, verdict
 from gputrace.sanitize import sentence
 
 _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}

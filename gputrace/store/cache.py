@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from gputrace.plugins import plugins
@@ -37,6 +37,10 @@ _ALIGNED: Final = 64
 """Bytes to a multiple of which columns begin."""
 _LEVELS: Final = 2
 """Folder levels to inspect: a folder of traces, some of which are folders of tables."""
+
+_DECODES: Final = Lock()
+"""Held while an entry is decoded: msgspec 0.22 crashes where two threads are the first to decode a
+type."""
 
 _Value = TypeVar("_Value")
 
@@ -272,7 +276,8 @@ def load_columns(entry: Kept, kind: type[_Value]) -> _Value | None:
         return entry.columns[part]
 
     try:
-        return msgspec.msgpack.decode(entry.text, type=kind, dec_hook=decode)
+        with _DECODES:
+            return msgspec.msgpack.decode(entry.text, type=kind, dec_hook=decode)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 

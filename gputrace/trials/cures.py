@@ -1,7 +1,7 @@
 """Cures: changes of a program that can be made from outside, and what is known of each.
 
 To add one, give it an entry in `CURES`. What it does in the program is an entry of ``MODULES`` in
-``collectors/hooks/_gputrace_hooks/cures.py``, unless its environment says it all.
+``collectors/hooks/_gputrace_hooks/cures``, unless its environment says it all.
 """
 
 from __future__ import annotations

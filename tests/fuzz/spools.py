@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.in_process import copy_since
 from gputrace.collectors.live import RecentHost, RecentSpool
+from gputrace.collectors.spool import HEADER
 from gputrace.collectors.spool.activity import join_spools, read_spool, windows_of
-from gputrace.collectors.spool.chunks import HEADER
 from gputrace.collectors.spool.host_events import join_hosts, read_host_file
 from tests.fuzz.looking import LOOK, look
 

@@ -7,14 +7,7 @@ from dataclasses import asdict
 from math import log
 from typing import Final
 
-from gputrace.analyzers.compare.runs import (
-    ABSENT,
-    NAMES,
-    Mean,
-    Run,
-    difference,
-    ratio,
-)
+from gputrace.analyzers.compare.runs import ABSENT, NAMES, Mean, Run, difference, ratio
 from gputrace.model.comparison import (
     Change,
     ClassChange,

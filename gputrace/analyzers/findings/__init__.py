@@ -14,6 +14,7 @@ from typing import Final
 
 from gputrace.analyzers.findings import (
     busy,
+    data_feeding,
     gpu_links,
     hardware,
     host,
@@ -30,7 +31,7 @@ RULES: Final[tuple[Rule, ...]] = (
     whole_run.recorder_overhead,
     whole_run.lost_records,
     whole_run.low_utilization,
-    idle.data_feeding,
+    data_feeding.data_feeding,
     idle.autotune_repeated,
     idle.alloc_stall,
     idle.sync_bound,

@@ -30,12 +30,8 @@ from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import (
-    find_experts,
-    find_pipelines,
-    find_roles,
-    find_sharded,
-)
+from gputrace.analyzers.parallelism import find_experts, find_roles, find_sharded
+from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import Place, PythonLines, dominating
 from gputrace.analyzers.run_phases import find_start_up
 from gputrace.analyzers.step_phases import (

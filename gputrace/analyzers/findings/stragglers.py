@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.data_feeding import how_to_feed_faster
 from gputrace.analyzers.findings.hardware import lower_clock
-from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE, how_to_feed_faster
+from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
 from gputrace.analyzers.grouping import median, median_of_others
 from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.stragglers import KernelRatio, Straggler

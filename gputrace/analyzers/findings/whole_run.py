@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.data_feeding import explained, how_to_feed_faster
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
-from gputrace.analyzers.findings.idle import explained, how_to_feed_faster
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_state import read_host_state
@@ -23,7 +23,7 @@ from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Phase, Step
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
-from gputrace.units import format_count, format_ns, format_ranges
+from gputrace.units import format_count, format_ids, format_ns, format_ranges
 
 _TOO_MANY: Final = 0.10
 """Share of a rank's GPU operations whose lack leaves no figure right."""
@@ -567,8 +567,7 @@ def _phase_severity(share: float, times: _Times) -> str:
 
 
 def _when(times: _Times) -> str:
-    shown = format_ranges(times.steps[:5]) + (", …" if len(times.steps) > 5 else "")
-    return f"after step{'' if len(times.steps) == 1 else 's'} {shown}"
+    return f"after {format_ids('step', times.steps[:5])}{', …' if len(times.steps) > 5 else ''}"
 
 
 def _meanwhile(times: _Times) -> str:
@@ -576,12 +575,9 @@ def _meanwhile(times: _Times) -> str:
     if not times.waits:
         return f"the GPUs run nothing for {format_ns(times.idle_ns)} of it"
     waiting, longest = sorted(times.waits), max(times.waits.values())
-    who = f"rank{'' if len(times.working) == 1 else 's'} {format_ranges(times.working)}"
     verb = "waits" if len(waiting) == 1 else "wait"
-    return (
-        f"rank{'' if len(waiting) == 1 else 's'} {format_ranges(waiting)} {verb} "
-        f"{format_ns(longest)} for {who}"
-    )
+    who = format_ids("rank", times.working)
+    return f"{format_ids('rank', waiting)} {verb} {format_ns(longest)} for {who}"
 
 
 def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str | None]:

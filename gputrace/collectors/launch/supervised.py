@@ -14,14 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.launch import (
-    FORWARDED,
-    NOT_RUNNABLE,
-    PYTHONS,
-    CannotRun,
-    Launch,
-    wait_for,
-)
+from gputrace.collectors.launch import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun, Launch, wait_for
 from gputrace.errors import InputError, MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("tool_shim.py")

@@ -12,10 +12,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.spool import chunks
+from gputrace.collectors.spool import (
+    LATEST,
+    Format,
+    Loss,
+    read_chunk_file,
+    read_numbered,
+    read_stop,
+)
 from gputrace.collectors.spool.host_events import CLOCKS, Records, read_records
 
-SPOOL: Final = chunks.Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
+SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
 
 
 _Field = tuple[str, str] | tuple[str, str, tuple[int, ...]]
@@ -118,7 +125,7 @@ class Spool:
     calls: list[Switch] = field(default_factory=list)
     control: list[Switch] = field(default_factory=list)
     nodes: list[Switch] = field(default_factory=list)
-    losses: list[chunks.Loss] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
     began: int = 0
     seen_until: int = 0
     after: dict[bytes, NDArray[np.int64]] = field(default_factory=dict)
@@ -133,7 +140,7 @@ class Spool:
 
 def read_spool(path: Path) -> Spool:
     """Read one file; raise InputError if it is no spool of a known version."""
-    file = chunks.read_chunk_file(path, SPOOL)
+    file = read_chunk_file(path, SPOOL)
     spool = Spool(file.pid, file.host, file.started, began=file.began)
     parts: dict[bytes, list[Records]] = {tag: [np.empty(0, kind)] for tag, kind in RECORDS.items()}
     after: dict[bytes, list[int]] = {tag: [0] for tag in RECORDS}
@@ -197,14 +204,14 @@ def join_spools(parts: Sequence[Spool]) -> Spool:
 
 def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
     """Parse a chunk without records, after a number of clock readings."""
-    if tag == b"NAME" and (named := chunks.read_numbered(body)):
+    if tag == b"NAME" and (named := read_numbered(body)):
         spool.names[named[0]] = named[1]
-    elif tag == b"THRD" and (named := chunks.read_numbered(body)):
+    elif tag == b"THRD" and (named := read_numbered(body)):
         spool.threads[named[0]] = named[1].decode("utf-8", "replace")
     elif tag == b"INFO":
         key, _, value = body.decode("utf-8", "replace").partition("=")
         spool.info[key] = value
-        moment = int(value) if _MOMENT.fullmatch(value) else chunks.LATEST + 1
+        moment = int(value) if _MOMENT.fullmatch(value) else LATEST + 1
         switched = {
             "captures": _CAPTURES,
             "calls": _CALLS,
@@ -212,9 +219,9 @@ def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
             "nodes": _NODES,
         }
         for name, switches in switched.items():
-            if key in switches and moment <= chunks.LATEST:
+            if key in switches and moment <= LATEST:
                 getattr(spool, name).append((moment, switches[key], looks))
-    elif tag == b"FULL" and (stop := chunks.read_stop(body)):
+    elif tag == b"FULL" and (stop := read_stop(body)):
         spool.losses.append(stop)
         spool.stopped = True
     elif tag == b"LOSS" and len(body) >= 16:
@@ -255,12 +262,12 @@ def drop_unsettled_nodes(spool: Spool) -> int:
     nodes = nodes[np.lexsort((nodes["start"], nodes["start"] == 0, nodes["correlation"]))]
     calls, first = np.unique(nodes["correlation"], return_index=True)
     begun, graphs = nodes["start"][first], nodes["graph"][first]
-    until = np.full(len(calls), chunks.LATEST, np.uint64)
+    until = np.full(len(calls), LATEST, np.uint64)
     for graph in np.unique(graphs):
         mine = graphs == graph
         starts = np.sort(np.append(begun[mine], replays["start"][replays["graph"] == graph]))
         following = np.searchsorted(starts, begun[mine], side="right")
-        until[mine] = np.append(starts + _CLOCK_NOISE_NS, np.uint64(chunks.LATEST))[following]
+        until[mine] = np.append(starts + _CLOCK_NOISE_NS, np.uint64(LATEST))[following]
     dropped = 0
     for tag in (b"KERN", b"COPY", b"MSET"):
         rows = spool.records[tag]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.collectors.spool.chunks import Format, Loss, read_chunk_file, read_numbered, read_stop
+from gputrace.collectors.spool import Format, Loss, read_chunk_file, read_numbered, read_stop
 
 Records = NDArray[np.void]
 

@@ -16,7 +16,8 @@ from gputrace.model.options import Window
 from gputrace.model.results import Analysis, Curve, Utilization
 from gputrace.model.time_class import CLASSES
 from gputrace.report.palette import LOOKS, NOTHING
-from gputrace.report.tables import CLASS_NAMES, card_name, gpu_label
+from gputrace.report.tables import CLASS_NAMES
+from gputrace.report.wording import card_name, gpu_label
 from gputrace.sanitize import clean
 
 CURVES: Final = {

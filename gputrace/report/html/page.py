@@ -49,28 +49,23 @@ from gputrace.report.html.timeline import Material, facts, file_name, timeline_c
 from gputrace.report.tables import (
     TEXT_COLUMNS,
     Table,
-    card_name,
     cards_table,
     collectives_table,
     energy_table,
     experts_table,
     extra_table,
-    finding_text,
-    gpu_label,
     kernels_table,
     links_table,
     loader_tables,
     main_table,
     modules_table,
-    notes,
     phases_table,
     pipeline_table,
-    savings,
     sharded_table,
     tensor_table,
     throughput_table,
-    verdict,
 )
+from gputrace.report.wording import card_name, finding_text, gpu_label, notes, savings, verdict
 from gputrace.units import format_ns, format_number, format_share
 from gputrace.version import __version__
 

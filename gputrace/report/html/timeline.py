@@ -36,7 +36,7 @@ from gputrace.report.html.charts import (
     plain_text,
 )
 from gputrace.report.palette import LOOKS
-from gputrace.report.tables import gpu_name, needs_ranks
+from gputrace.report.wording import gpu_name, needs_ranks
 
 _SHOWN_STEPS: Final = 3
 """Number of steps in the initial view, around the worst gap."""

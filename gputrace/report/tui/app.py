@@ -29,7 +29,6 @@ from gputrace.analyzers.timeline_model import (
 from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, describe_gap, operation_at
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
-from gputrace.report.tables import moment, verdict
 from gputrace.report.tui.panes import PANES, GapList, gap_text, operation_text
 from gputrace.report.tui.screen import (
     KEYS,
@@ -42,6 +41,7 @@ from gputrace.report.tui.screen import (
 )
 from gputrace.report.tui.state import Board, Picked, ShownLane, Viewport
 from gputrace.report.tui.timeline import Ruler, Timeline
+from gputrace.report.wording import moment, verdict
 from gputrace.sanitize import clean
 from gputrace.units import format_ns
 

@@ -23,9 +23,9 @@ from gputrace.model.intervals import Times
 from gputrace.model.results import Analysis, Breakdown
 from gputrace.model.time_class import CLASSES
 from gputrace.report.palette import LEVELS, SEVERITIES, Palette
-from gputrace.report.tables import gpu_label, verdict
 from gputrace.report.tui.screen import TerminalApp
 from gputrace.report.tui.state import CURVE_LOOKS
+from gputrace.report.wording import gpu_label, verdict
 from gputrace.sanitize import clean
 from gputrace.units import format_ns
 

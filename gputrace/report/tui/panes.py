@@ -25,7 +25,7 @@ from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.palette import SEVERITIES, Palette
-from gputrace.report.tables import capital, finding_text, kernels_table, label, moment
+from gputrace.report.tables import kernels_table
 from gputrace.report.text import (
     BESIDE_NAMES,
     open_console,
@@ -35,6 +35,7 @@ from gputrace.report.text import (
 )
 from gputrace.report.tui.state import Board
 from gputrace.report.tui.timeline import bar_rows, class_words
+from gputrace.report.wording import capital, finding_text, label, moment
 from gputrace.sanitize import clean, sentence
 from gputrace.units import format_count, format_ns, format_ranges, format_share
 

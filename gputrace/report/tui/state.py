@@ -23,7 +23,7 @@ from gputrace.analyzers.timeline_model import (
 )
 from gputrace.analyzers.timeline_model.cells import CURVES, NOTHING
 from gputrace.model.intervals import Times
-from gputrace.report.tables import needs_ranks
+from gputrace.report.wording import needs_ranks
 from gputrace.sanitize import clean
 from gputrace.units import format_ns, parse_duration
 

@@ -27,8 +27,8 @@ from gputrace.model.events import Kind
 from gputrace.model.intervals import Times
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.report.palette import LEVELS, LOOKS, Palette
-from gputrace.report.tables import label, moment
 from gputrace.report.tui.state import CURVE_LOOKS, Board, ShownLane, Viewport
+from gputrace.report.wording import label, moment
 from gputrace.sanitize import cut
 from gputrace.units import format_ns, format_share
 

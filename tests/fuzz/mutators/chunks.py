@@ -6,7 +6,7 @@ import struct
 from random import Random
 from typing import Final
 
-from gputrace.collectors.spool.chunks import CHUNK, HEADER
+from gputrace.collectors.spool import CHUNK, HEADER
 from tests.fuzz import values
 from tests.fuzz.mutators import raw
 

@@ -2,6 +2,9 @@
 
 imports          notices that the program imports a framework
 pytorch, others  what is wrapped in each
+allocator        reads what torch's allocator of GPU memory counts
+modules          records the modules of a torch network that threads are in
+model_calls      times the calls of a torch program's model
 loader           the parts of a batch of torch's DataLoader
 compilation      times compilations, and keeps their reasons
 wrappers         time a wait, mark a step, make way for a profiler
@@ -9,7 +12,7 @@ steps            counts the steps, opens and closes the window of ``--steps A:B`
 load             records how threads spend their time, what else wants cores, and collections
 hangs            shows steps and collectives to a recorder that looks for hangs
 control          reaches the collector's library in this process, leaves steps unrecorded
-cures            changes the program as `gputrace try` asks, and measures its steps
+cures            change the program as `gputrace try` asks, and measure its steps
 recorder         keeps the events and writes them now and then
 host_file        the file that they are written to
 sampler          looks where the program is, if asked to

@@ -23,7 +23,7 @@ _begun: "dict[int, int]" = {}
 
 def dynamo_frames(module: "Any") -> None:
     """Time the compiling of functions, and of the rest of one after a graph break."""
-    from .pytorch import modules
+    from .modules import modules
 
     compile_frame = defined(module, "_compile")
     if compile_frame is None:

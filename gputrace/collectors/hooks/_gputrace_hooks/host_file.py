@@ -270,13 +270,18 @@ def folder_bytes() -> int:
 
 def open_high(path: str, flags: int) -> int:
     """Open a file for appending, with a number that no program counts on."""
-    import fcntl
-
     always = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     low = os.open(path, always | flags, 0o600)
     if flags & os.O_CREAT:
         # Whatever files of the program are to be.
         os.fchmod(low, 0o600)
+    return move_high(low)
+
+
+def move_high(low: int) -> int:
+    """Give a descriptor a number that no program counts on; where there is none, it stays."""
+    import fcntl
+
     try:
         # Out of the way of programs that count on low numbers.
         high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _HIGH)

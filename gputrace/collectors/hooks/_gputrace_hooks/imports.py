@@ -75,7 +75,7 @@ PATCHES = {
     "torch.autograd": "pytorch.backward",
     "torch.autograd.profiler": "pytorch.profiler",
     "torch.cuda.amp.grad_scaler": "pytorch.grad_scaler",
-    "torch.cuda.memory": "pytorch.cuda_memory",
+    "torch.cuda.memory": "allocator.cuda_memory",
     "torch.distributed.distributed_c10d": "hangs.collectives",
     "torch.distributed.pipelining.stage": "pytorch.pipeline_stage",
     "torch.nn.utils": "pytorch.clipping",
@@ -148,7 +148,7 @@ def patch(module: "ModuleType") -> None:
         sampler.install_for_steps(os.environ["GPUTRACE_LINES"])
     for name in names.split():
         try:
-            home, function = name.split(".")
+            home, function = name.rsplit(".", 1)
             getattr(import_module(f"{__package__}.{home}"), function)(module)
         except Exception:
             recorder.note_failure(module.__name__)

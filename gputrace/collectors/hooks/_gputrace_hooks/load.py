@@ -1,11 +1,12 @@
 """Load of the host: time of the thread that trains on a core or queued for one; collections.
 
-Counters of the kernel are read at the end of a step, but at most every 10 ms, since a read takes
-15 µs, and less often where it takes longer, as in a sandbox that emulates /proc. Each is recorded
-as the difference since the last read. Once a second or later, such that it takes 0.3 % of the time,
-the counters of the other threads of the process are read, and the limits of its cores and its
-cgroup, and the clock of the thread's core where the kernel has cpufreq; once, with the second of
-these, whether a library of OpenMP is loaded.
+Counters of the kernel are read at the end of a step, but at most every 10 ms, and less often where
+that takes more than 30 µs, as in a sandbox that emulates /proc. The file that they are in stays
+open: to open it takes longer than all the rest, and lets others have Python's lock three times.
+Each count is recorded as the difference since the last read, when events are written. Once a second
+or later, such that it takes 0.3 % of the time, the counters of the other threads of the process are
+read, and the limits of its cores and its cgroup, and the clock of the thread's core where the
+kernel has cpufreq; once, with the second of these, whether a library of OpenMP is loaded.
 
 Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``. A program
 that empties that list is left alone.
@@ -17,8 +18,17 @@ from resource import RUSAGE_THREAD, getrusage
 from time import process_time
 
 from . import recorder
-from .host_file import is_handlers, time_ns
-from .recorder import COUNTER, GC, note_failure, on_fork, on_write, record_of, word
+from .host_file import is_handlers, move_high, time_ns
+from .recorder import (
+    COUNTER,
+    GC,
+    before_write,
+    note_failure,
+    on_fork,
+    on_write,
+    record_of,
+    word,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,16 +43,57 @@ _PATIENCE = 300
 _USUAL_LOOK = 30000
 _WORTH_NS = 1000000
 _MOST_THREADS = 1000
+_OF_THIS_THREAD = "/proc/thread-self/schedstat"
+_MOST_BYTES = 80
 
 _OPENMP = b"libgomp", b"libiomp5", b"libomp"
 
 _OF_THREAD = "on core", "queued", "process on core", "minor faults", "major faults", "preemptions"
 
 
+class _Schedule:
+    """The kernel's file of how long a thread was on a core and queued for one; it stays open."""
+
+    def __init__(self) -> None:
+        self._thread, self._file = 0, -1
+        self._identity = 0, 0
+
+    def read(self, thread: int) -> "tuple[int, int]":
+        """Return the nanoseconds of this thread, of the system's id ``thread``; raises OSError."""
+        if thread == self._thread:
+            try:
+                return _times(os.pread(self._file, _MOST_BYTES, 0))
+            except (OSError, ValueError) as error:
+                # The program may have closed all descriptors and opened its own.
+                if is_handlers(error):
+                    raise
+        self.close()
+        self._file = move_high(os.open(_OF_THIS_THREAD, os.O_RDONLY | os.O_CLOEXEC))
+        self._identity, self._thread = self._opened(), thread
+        return _times(os.pread(self._file, _MOST_BYTES, 0))
+
+    def close(self) -> None:
+        """Close the file, if the descriptor is still ours."""
+        try:
+            if self._thread and self._opened() == self._identity:
+                os.close(self._file)
+        except OSError as error:
+            if is_handlers(error):
+                raise
+        self._thread = 0
+
+    def _opened(self) -> "tuple[int, int]":
+        status = os.fstat(self._file)
+        return status.st_dev, status.st_ino
+
+
 class _Looks:
     """Counts at the last look, of one process and thread."""
 
     def __init__(self) -> None:
+        self.schedule = _Schedule()
+        # Those to record: thread, the last look, this one, and what was counted at each.
+        self.taken: list[tuple[int, int, int, tuple[int, ...], tuple[int, ...]]] = []
         self.due = self.scan_due = 0
         self.took = _USUAL_LOOK
         self.at, self.scanned = 0, 0
@@ -69,21 +120,36 @@ def step_ended(now: int) -> None:
     looks.due = now + _BETWEEN_LOOKS
     begun = time_ns()
     try:
-        thread, counts = recorder.thread_id(), _count()
-    except OSError as error:
+        thread = recorder.thread_id()
+        used = getrusage(RUSAGE_THREAD)
+        counts = (
+            *looks.schedule.read(thread),
+            int(process_time() * 1e9),
+            used.ru_minflt,
+            used.ru_majflt,
+            used.ru_nivcsw,
+        )
+    except (OSError, ValueError) as error:
         if is_handlers(error):
             raise
         # A kernel without schedstat, or no descriptor is left.
         looks.is_blind = True
         return
     if thread == looks.thread and looks.counts:
-        for name, then, count in zip(_OF_THREAD, looks.counts, counts):
-            if count > then:
-                record_of(thread, looks.at, now, word(name), counter(count - then))
+        looks.taken.append((thread, looks.at, now, looks.counts, counts))
     looks.at, looks.thread, looks.counts = now, thread, counts
     # One that lost its core to others says nothing of the next.
     looks.took = max(0, min(time_ns() - begun, 2 * looks.took))
     looks.due = now + max(_BETWEEN_LOOKS, _PATIENCE * looks.took)
+
+
+def _record_taken() -> None:
+    taken = _looks.taken
+    while taken:
+        thread, since, now, before, counts = taken.pop(0)
+        for name, then, count in zip(_OF_THREAD, before, counts):
+            if count > then:
+                record_of(thread, since, now, word(name), counter(count - then))
 
 
 def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
@@ -99,17 +165,14 @@ def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
         looks.collection_began = 0
 
 
-def _count() -> "tuple[int, ...]":
-    on_core, queued = scheduled("/proc/thread-self/schedstat")
-    used = getrusage(RUSAGE_THREAD)
-    faults = used.ru_minflt, used.ru_majflt, used.ru_nivcsw
-    return (on_core, queued, int(process_time() * 1e9), *faults)
-
-
 def scheduled(path: str) -> "tuple[int, int]":
     """Return the nanoseconds that a thread was on a core, and queued for one."""
-    numbers = _read(path).split()
-    return int(numbers[0]), int(numbers[1])
+    return _times(_read(path))
+
+
+def _times(text: bytes) -> "tuple[int, int]":
+    on_core, queued, _ = text.split()
+    return int(on_core), int(queued)
 
 
 def _read(path: str) -> bytes:
@@ -286,8 +349,10 @@ def _pressure() -> int:
 
 def _in_forked_child() -> None:
     global _looks
+    _looks.schedule.close()
     _looks = _Looks()
 
 
+before_write.append(_record_taken)
 on_write.append(scan)
 on_fork.append(_in_forked_child)

@@ -53,6 +53,8 @@ _PATIENCE, _A_MOMENT_S = 100, 0.01
 # What a process writes of the most that is allowed before it looks again.
 _PART = 16
 
+before_write: "list[Callable[[], None]]" = []
+"""Called before events are written: what is quicker to keep as it is becomes events there."""
 on_write: "list[Callable[[], None]]" = []
 """Called after events were written, four times a second in the long run."""
 on_fork: "list[Callable[[], None]]" = []
@@ -200,7 +202,7 @@ def write(now: int) -> None:
 def finish() -> None:
     """Write the pending events at the end of the process."""
     state, token = _state, object()
-    if state.file.pid != os.getpid() or not _events:
+    if state.file.pid != os.getpid():
         return
     for _ in range(_PATIENCE):
         if state.writer.setdefault(0, token) is token:
@@ -248,8 +250,11 @@ def _write_events(state: _State, now: int) -> None:
     # Where a signal handler raised between the writing of these and the line that forgets them.
     del _events[: state.file.held]
     state.file.held = 0
-    count = len(_events)
+    count = 0
     try:
+        for call in before_write:
+            call()
+        count = len(_events)
         if count and not state.failed:
             _write_chunks(state, _events[:count], now)
     except RecursionError:

@@ -1,0 +1,209 @@
+"""Finding about input: GPUs that wait for batches, and what makes these late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec.structs import replace
+
+from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.findings.host import why_pipeline_late
+from gputrace.model.host import COLLATING, READING, SENDING, Loader
+from gputrace.model.results import Evidence, Finding
+from gputrace.units import format_count, format_ns
+
+_FEED_FASTER: Final = {
+    "pytorch": "give the DataLoader more workers (num_workers{workers}, persistent_workers=True)"
+    "{pin} and prefetch_factor; decode less per sample, or cache decoded data",
+    "tensorflow": "end the tf.data pipeline with .prefetch(tf.data.AUTOTUNE), map with "
+    "num_parallel_calls=tf.data.AUTOTUNE, cache decoded data",
+    "jax": "prefetch batches to the device in a background thread; load with several workers",
+    "mxnet": "give gluon's DataLoader num_workers{pin}; use RecordIO and prefetching",
+    "chainer": "use MultiprocessIterator with more processes and n_prefetch",
+}
+_READY: Final = 0.2
+"""Part of the wait for input below which waits for the loader do not explain it."""
+_COPY_SOONER: Final = (
+    "see what the loop does between taking a batch and copying it: what changes samples belongs "
+    "into the loader's workers, all else after the copy"
+)
+
+
+def data_feeding(facts: Facts) -> Iterator[Finding]:
+    """The GPUs wait for the next batch; in traces without GPU activity, the program does.
+
+    Where the loader's workers were recorded, the message says how many would keep up (a simulation
+    of the loader's queue), and names one that takes 1.5 times as long as the others, and the part
+    of a batch that takes 40 % of their time. Of tf.data, Grain, DALI and torchdata's nodes, it
+    names the setting that holds batches up, and the step to expect with a larger one.
+
+    Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
+    time that a GPU can have idled for it.
+
+    Wrong if: the step is no shorter with one batch used again and again.
+    """
+    findings = facts.costly(
+        "data-feeding",
+        "data_feeding",
+        f"the GPUs wait {{cost}} for {'the next batch' if facts.trains else 'data from the host'}",
+        how_to_feed_faster(facts),
+    )
+    yield from explained(facts, findings)
+
+
+def how_to_feed_faster(facts: Facts) -> str:
+    """Return advice on the input pipeline that fits the framework and the loader's settings."""
+    loader = _slowest_loader(facts)
+    if loader is not None and _is_ready(facts, loader):
+        return _COPY_SOONER
+    is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
+    return _FEED_FASTER.get(
+        facts.framework, "load and decode batches in parallel, ahead of time"
+    ).format(
+        workers="" if loader is None else f", now {loader.workers}",
+        pin="" if is_pinned else ", pin_memory=True",
+    )
+
+
+def _slowest_loader(facts: Facts) -> Loader | None:
+    """Return the loader that its rank waits for most; None where none was recorded."""
+    return max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
+
+
+def _is_ready(facts: Facts, loader: Loader) -> bool:
+    """Return whether a GPU waits for input that its loader has ready."""
+    rows = [row for row in facts.rows if row.rank == loader.rank]
+    idle = sum(row.of("data_feeding") for row in rows) / max(sum(row.steps for row in rows), 1)
+    return loader.wait_ns < _READY * idle
+
+
+_DOMINATES: Final = 0.4
+"""Share of the workers' time from which a part is named."""
+_GAINS: Final = 0.95
+"""Predicted part of a step below which a cheaper part of a batch is worth telling."""
+_OF_THE_WAIT: Final = 0.5
+"""Share of the wait from which receiving is named."""
+_ADVICE: Final = {
+    READING: "read less often or ahead of time: larger files read in order, a local disk, a cache "
+    "in memory, formats that need no parsing",
+    COLLATING: "make batches in fewer steps: samples of one shape, arrays that torch.stack joins, "
+    "a collate_fn without loops over fields",
+    SENDING: "return tensors instead of Python objects: they go through shared memory and are not "
+    "pickled",
+}
+
+
+def explained(facts: Facts, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield the findings with what makes batches late, where the loader's workers tell."""
+    for finding in findings:
+        why = why_late(facts)
+        if why is None:
+            yield finding
+            continue
+        clause, cure, evidence = why
+        yield replace(
+            finding,
+            message=f"{finding.message}; {clause}",
+            advice=cure or finding.advice,
+            evidence={**finding.evidence, **evidence},
+        )
+
+
+def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
+    """Return a clause on what makes batches late, advice, and evidence; None where unknown."""
+    loader = _slowest_loader(facts)
+    if loader is None:
+        return why_pipeline_late(facts)
+    if _is_ready(facts, loader):
+        wait = format_ns(loader.wait_ns)
+        clause = f"the loader makes it wait {wait} a step, the rest is what the loop does itself"
+        return clause, _COPY_SOONER, {"loader_wait_ns": loader.wait_ns}
+    reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
+    if not reasons:
+        return None
+    clauses, cures = zip(*reasons, strict=True)
+    evidence: dict[str, float | int | str | None] = {
+        "workers": loader.workers,
+        "batch_ns": loader.batch_ns,
+        "longest_part": loader.parts[0].name,
+        "longest_part_share": loader.parts[0].share,
+    }
+    if loader.better is not None:
+        evidence |= {"better_workers": loader.better.workers}
+    if loader.slow is not None:
+        worker, ratio = loader.slow
+        evidence |= {"slow_worker": worker.worker, "slow_ratio": round(ratio, 2)}
+    return "; ".join(clauses), "; ".join(cure for cure in cures if cure), evidence
+
+
+def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
+    slow = loader.slow
+    if slow is not None:
+        worker, ratio = slow
+        yield (
+            f"one worker of {loader.workers} (worker {worker.worker}) takes {ratio:.1f} times as "
+            "long as the others",
+            "batches are taken in order, so all wait for the slow worker: look at what it loads, "
+            "and give all workers samples of equal cost",
+        )
+    else:
+        yield from _on_workers(loader, who)
+    if loader.sending >= _DOMINATES:
+        yield f"pickling and sending take {loader.sending:.0%} of a batch", _ADVICE[SENDING]
+    first = loader.parts[0]
+    if first.share < _DOMINATES or first.name == SENDING:
+        return
+    what = {READING: "reading samples", COLLATING: "collating"}
+    name = what.get(first.name, first.name.removeprefix("transform "))
+    whose = "the workers' time" if loader.workers else "the loader's time"
+    clause = f"{name} is {first.share:.0%} of {whose}"
+    if first.name == READING and loader.from_disk:
+        clause += f", and {loader.from_disk:.0%} of what it reads comes from a disk"
+    cure = _ADVICE.get(first.name)
+    if cure is None:
+        cure = f"make {name} cheaper, or do it once and keep the result"
+    yield clause, cure + _if_cheaper(loader)
+
+
+def _if_cheaper(loader: Loader) -> str:
+    """Return the steps to expect where a batch's longest part costs less; those that gain 5 %."""
+    steps = {"with samples kept in memory": loader.cached_step_ns}
+    if loader.parts[0].name == READING:
+        steps["if no disk were waited for"] = loader.no_disk_step_ns
+    elif loader.parts[0].name != COLLATING:
+        steps["if it took half as long"] = loader.half_step_ns
+    gains = [
+        f"of {format_ns(step)} {how}"
+        for how, step in reversed(steps.items())
+        if step is not None and step < _GAINS * loader.step_ns
+    ]
+    return f" (a step {', '.join(gains)})" if gains else ""
+
+
+def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
+    """Yield how many workers would keep up, or how far more of them get."""
+    now = f"with {loader.workers} {who} still waits {format_ns(loader.wait_ns)} a step"
+    alone = "" if loader.workers else ": the process that trains loads by itself (num_workers=0)"
+    choice, present = loader.better, loader.now
+    if choice is not None:
+        workers = format_count(choice.workers, "worker")
+        would = "keep up"
+        if not loader.keeps_up(choice):
+            would = f"leave a wait of {format_ns(choice.wait_ns)} a step"
+        yield (
+            f"{workers} would {would}; {now}{alone}",
+            f"num_workers={choice.workers} (now {loader.workers})",
+        )
+    elif present is not None and not loader.keeps_up(present):
+        yield f"more workers than num_workers={loader.workers} would gain next to nothing", ""
+    elif present is None and not loader.workers:
+        yield (
+            "the process that trains loads by itself (num_workers=0)",
+            "num_workers=1 or more (now 0), so that batches are made beside the training",
+        )
+    if loader.receiving_ns >= _OF_THE_WAIT * loader.wait_ns:
+        yield (
+            f"receiving a batch takes {format_ns(loader.receiving_ns)} a step",
+            "pin_memory=True has a thread of its own receive",
+        )

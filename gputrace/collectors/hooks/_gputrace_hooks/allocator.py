@@ -1,0 +1,197 @@
+"""Counts of torch's CUDA allocator, and the tensors for which it takes segments.
+
+``torch.cuda.memory_stats`` is read at the beginning and the end of some steps and of their phases,
+as many as take 0.3 % of the time. Nothing is reset: the peak is the program's, and rises in the
+phase that needs most.
+"""
+
+import sys
+from functools import wraps
+
+from . import steps
+from .host_file import is_handlers, time_ns
+from .load import counter
+from .recorder import note_failure, on_fork, record_of, thread_id, word
+from .wrappers import defined, ours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class _Memory:
+    """Counts of torch's allocator, on the current device."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Any] | None = None
+        self.due = self.took = 0
+        self.is_watched = False
+        # Peak so far, when it was read, and the counts at the last step's end with theirs.
+        self.peak = self.at = self.counted = 0
+        self.counts: dict[str, int] = {}
+        self.history: Any = None
+        self.requests = _Requests()
+
+    def step_ended(self, rank: int, end: int) -> None:
+        """Record the counts since the last such step, and plan the next one."""
+        if not self.is_watched and self.counted <= end < self.due:
+            return
+        stats = self.look(True)
+        if not stats:
+            return
+        counts = {name: _count(stats, *keys) for name, keys in _COUNTS.items()}
+        if self.counts:
+            for name, count in counts.items():
+                self._record(name, self.counted, end, count - self.counts[name])
+        for name, keys in _AMOUNTS.items():
+            self._record(name, end, end, _count(stats, *keys))
+        grew = bool(self.counts) and counts["segments"] > self.counts["segments"]
+        self.counts, self.counted = counts, end
+        self.is_watched = not self.is_watched
+        if self.history is not None:
+            self.requests.step_ended(self.history, self.is_watched, grew, end)
+        if not self.is_watched:
+            self.due, self.took = end + _PATIENCE * self.took, 0
+
+    def look(self, asked: bool = False) -> "Any":
+        """Read the counts at a bound of a phase, if they are watched; record the peak if it rose.
+
+        It returns nothing where torch has not begun with CUDA.
+        """
+        if self.read is None or not (self.is_watched or asked):
+            return None
+        try:
+            start = time_ns()
+            stats = self.read()
+            now = time_ns()
+            self.took += max(now - start, 0)
+            peak = _count(stats, *_PEAK)
+            if peak > self.peak and self.at:
+                self._record("memory peak", self.at, start, peak)
+            self.peak, self.at = peak, start
+            return stats
+        except Exception as error:
+            if is_handlers(error):
+                raise
+            self.read = None
+            note_failure("reading what torch's allocator counts")
+            return None
+
+    def _record(self, name: str, start: int, end: int, value: int) -> None:
+        if value > 0:
+            record_of(thread_id(), min(start, end), end, word(name), counter(value))
+
+    def forget(self) -> None:
+        """Leave what is known to the parent: CUDA does not survive a fork."""
+        self.due = self.took = self.peak = self.at = self.counted = 0
+        self.is_watched, self.counts = False, {}
+        self.requests = _Requests()
+
+
+class _Requests:
+    """Sizes of the tensors for which torch takes segments from the GPU in steady steps.
+
+    In a few steps that are watched, if segments were new in the steps before, torch records what is
+    asked of its allocator, without stacks: after a new segment, the next allocation is what it was
+    taken for. A program that records that itself is left alone.
+    """
+
+    def __init__(self) -> None:
+        self.left = 3
+        self.grew = self.is_on = False
+
+    def step_ended(self, module: "Any", begins: bool, grew: bool, end: int) -> None:
+        """Begin with a step that is watched, or look what it asked for."""
+        try:
+            if self.is_on:
+                self.is_on = False
+                if grew:
+                    self._look(module, end)
+                _record_history(module)(None)
+            elif begins and self.grew and grew and self.left and steps.recorded()[0] >= _STEADY:
+                enabled = getattr(sys.modules.get("torch._C"), "_cuda_isHistoryEnabled", None)
+                self.left -= 1
+                if enabled is None or enabled():
+                    self.left = 0
+                    return
+                _record_history(module)("all", context=None, max_entries=_ENTRIES)
+                self.is_on = True
+            self.grew = grew
+        except Exception as error:
+            if is_handlers(error):
+                raise
+            self.left, self.is_on = 0, False
+            note_failure("looking at what torch's allocator is asked for")
+
+    def _look(self, module: "Any", end: int) -> None:
+        is_new = False
+        entries = module._snapshot()["device_traces"][sys.modules["torch.cuda"].current_device()]
+        for entry in entries:
+            action = entry["action"]
+            if action in ("segment_alloc", "segment_map"):
+                is_new = True
+            elif action == "alloc" and is_new:
+                is_new = False
+                record_of(thread_id(), end, end, word("segment request"), counter(entry["size"]))
+
+
+def _record_history(module: "Any") -> "Any":
+    """Return torch's function, without the wrapper that notices calls of the program's."""
+    function = module._record_memory_history
+    return getattr(function, "__wrapped__", function)
+
+
+_STEADY, _ENTRIES = 8, 4000
+_PATIENCE = 300
+_PEAK = "allocated_bytes", "all", "peak"
+_COUNTS = {
+    "allocation retries": ("num_alloc_retries",),
+    "segments": ("segment", "all", "allocated"),
+    "segment bytes": ("reserved_bytes", "all", "allocated"),
+    "segments freed": ("segment", "all", "freed"),
+}
+_AMOUNTS = {
+    "memory allocated": ("allocated_bytes", "all", "current"),
+    "memory reserved": ("reserved_bytes", "all", "current"),
+    "memory split": ("inactive_split_bytes", "all", "current"),
+}
+
+
+def _count(stats: "Any", *keys: str) -> int:
+    for key in keys:
+        stats = stats.get(key, {})
+    return stats if isinstance(stats, int) else 0
+
+
+memory = _Memory()
+on_fork.append(memory.forget)
+steps.on_step.append(memory.step_ended)
+
+
+def cuda_memory(module: "Any") -> None:
+    """Read the allocator's counts from here on, and time the calls that empty its cache."""
+    memory.read = getattr(module, "memory_stats_as_nested_dict", None)
+    record_history = defined(module, "_record_memory_history")
+    if record_history is not None and hasattr(module, "_snapshot"):
+        memory.history = module
+
+        @wraps(record_history)
+        def by_program(*args: "Any", **keywords: "Any") -> "Any":
+            memory.requests.left, memory.requests.is_on = 0, False
+            return record_history(*args, **keywords)
+
+        module._record_memory_history = ours(by_program)
+    function = defined(module, "empty_cache")
+    if function is None:
+        return
+
+    @wraps(function)
+    def empty_cache() -> None:
+        start = time_ns()
+        try:
+            function()
+        finally:
+            record_of(thread_id(), start, time_ns(), word("cache emptied"), counter(1))
+
+    module.empty_cache = ours(empty_cache)

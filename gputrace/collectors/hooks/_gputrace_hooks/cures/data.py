@@ -1,0 +1,163 @@
+"""Cures of how data are loaded: torch's DataLoader, Hugging Face's arguments for it, tf.data."""
+
+import sys
+from functools import wraps
+from types import FunctionType
+
+from ..wrappers import ours
+from .trial import change_call, cures, guarded, is_on, sees_gpu, trial
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def loaders(module: "Any") -> None:
+    """Change how torch's DataLoader is made, and take its batches to the GPU ahead of time."""
+    iterable = getattr(module, "IterableDataset", ())
+    change_call(module.DataLoader, "__init__", lambda get: _loader_arguments(get, iterable))
+    if "staging" in cures:
+        guarded("staging", _stage, module)
+
+
+def _loader_arguments(
+    present: "Callable[[str], Any]", iterable: "Any"
+) -> "dict[str, tuple[str, Any]]":
+    wanted: dict[str, tuple[str, Any]] = {}
+    workers = before = present("num_workers")
+    if "workers" in cures:
+        if isinstance(present("dataset"), iterable):
+            trial.skip("workers", "the dataset is iterable: each worker may read all of it")
+        else:
+            workers = cures["workers"]
+            wanted["num_workers"] = ("workers", workers)
+    factor = cures.get("prefetch") or present("prefetch_factor") or 2
+    trial.buffered = max(trial.buffered, workers * factor)
+    wanted.update(_of_workers(workers, before))
+    if "pinned" in cures and sees_gpu("pinned"):
+        wanted["pin_memory"] = ("pinned", True)
+    return wanted
+
+
+def _of_workers(workers: int, before: int) -> "dict[str, tuple[str, Any]]":
+    """Return arguments that only a loader with workers takes, or what takes them away."""
+    wanted: dict[str, tuple[str, Any]] = {}
+    for cure, name in (("prefetch", "prefetch_factor"), ("persistent", "persistent_workers")):
+        if workers and cure in cures:
+            wanted[name] = (cure, cures[cure])
+        elif not workers:
+            trial.skip(cure, "the loader has no workers")
+            if before:
+                wanted[name] = ("", None if cure == "prefetch" else False)
+    return wanted
+
+
+_OF_TRAINER = {
+    "workers": "dataloader_num_workers",
+    "prefetch": "dataloader_prefetch_factor",
+    "persistent": "dataloader_persistent_workers",
+    "pinned": "dataloader_pin_memory",
+    "bucket-cap": "ddp_bucket_cap_mb",
+    "static-graph": "ddp_static_graph",
+}
+"""Arguments by which Hugging Face's Trainer makes loaders and DistributedDataParallel, by cure:
+they are in the program, where the calls that they lead to are not."""
+
+
+def trainer_arguments(module: "Any") -> None:
+    """Change the arguments of Hugging Face's Trainer, of whichever class they are."""
+    cls = module.TrainingArguments
+    begin = vars(cls).get("__post_init__")
+    wanted = {cure: name for cure, name in _OF_TRAINER.items() if cure in cures}
+    if not wanted or not isinstance(begin, FunctionType):
+        return
+
+    @wraps(begin)
+    def begin_changed(self: "Any") -> None:
+        for cure, name in wanted.items():
+            old, new = getattr(self, name, None), cures[cure]
+            needs_workers = cure in ("prefetch", "persistent")
+            if old == new or (needs_workers and not self.dataloader_num_workers):
+                continue
+            if hasattr(self, name) and (cure != "pinned" or sees_gpu(cure)):
+                setattr(self, name, new)
+                call = type(self).__name__
+                trial.change(cure, call, name, -1, old, new, ("transformers",))
+        begin(self)
+
+    cls.__post_init__ = ours(begin_changed)
+
+
+def _stage(module: "Any") -> None:
+    """Copy each next batch to the GPU on a stream of its own while the program trains."""
+    if not sees_gpu("staging"):
+        return
+    base, torch = module._BaseDataLoaderIter, sys.modules["torch"]
+    following = base.__next__
+
+    @wraps(following)
+    def next_batch(self: "Any") -> "Any":
+        held = self.__dict__
+        if "_gputrace_ahead" not in held:
+            if not is_on("staging"):
+                return following(self)
+            stream = held.setdefault("_gputrace_stream", torch.cuda.Stream())
+            held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
+            trial.change("staging", "next", "", -1, "", "")
+        stream, (batch, error) = held["_gputrace_stream"], held.pop("_gputrace_ahead")
+        if error is not None:
+            raise error
+        current = torch.cuda.current_stream()
+        current.wait_stream(stream)
+        each_tensor(torch, batch, lambda tensor: tensor.record_stream(current))
+        if is_on("staging"):
+            held["_gputrace_ahead"] = _ahead(torch, stream, following, self)
+        return batch
+
+    base.__next__ = ours(next_batch)
+
+
+def _ahead(torch: "Any", stream: "Any", following: "Any", loader: "Any") -> "tuple[Any, Any]":
+    try:
+        batch = following(loader)
+    except StopIteration as error:
+        return None, error
+    with torch.cuda.stream(stream):
+        return each_tensor(torch, batch, lambda tensor: tensor.cuda(non_blocking=True)), None
+
+
+def each_tensor(torch: "Any", value: "Any", function: "Callable[[Any], Any]") -> "Any":
+    """Return a batch with the function's values in place of its tensors, where it returns any."""
+    if isinstance(value, torch.Tensor):
+        made = function(value)
+        return value if made is None else made
+    if isinstance(value, dict):
+        for key in value:
+            value[key] = each_tensor(torch, value[key], function)
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [each_tensor(torch, item, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def tf_datasets(module: "Any") -> None:
+    """Have TensorFlow choose how many calls of a map run at once, and how far to read ahead."""
+    cls, autotune = module.DatasetV2, -1
+    if "tf-parallel" in cures:
+        for name in ("map", "interleave", "batch"):
+            parallel = {"num_parallel_calls": ("tf-parallel", autotune)}
+            change_call(cls, name, lambda _, parallel=parallel: parallel)  # type: ignore[misc]
+    iterate = vars(cls).get("__iter__")
+    if "tf-prefetch" in cures and iterate is not None:
+
+        @wraps(iterate)
+        def ahead(self: "Any") -> "Any":
+            if type(self).__name__ == "_PrefetchDataset":
+                trial.skip("tf-prefetch", "the dataset ends with a prefetch already")
+                return iterate(self)
+            trial.change("tf-prefetch", "prefetch", "buffer_size", -1, None, autotune)
+            return iterate(self.prefetch(autotune))
+
+        cls.__iter__ = ours(ahead)

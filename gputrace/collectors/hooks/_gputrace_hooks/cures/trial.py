@@ -1,0 +1,392 @@
+"""Trial of this process: its steps and losses, and the changes made in it, by turns.
+
+Cures change arguments of calls by `change_call`, and are switched off and on between steps.
+"""
+
+import atexit
+import json
+import os
+import sys
+from functools import wraps
+from types import FunctionType
+
+from .. import recorder, steps
+from ..host_file import time_ns
+from ..wrappers import ours
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Choose = Callable[[Callable[[str], Any]], "dict[str, tuple[str, Any]]"]
+
+asked: "dict[str, Any]" = {}
+"""GPUTRACE_TRY, as `gputrace try` set it."""
+cures: "dict[str, Any]" = {}
+"""Values of cures by id."""
+between: "list[Callable[[int], None]]" = []
+"""Called between steps, with their number so far."""
+switched: "list[tuple[str, Callable[[bool], None]]]" = []
+"""Cures, and what is called where they are switched off or on within the run."""
+_on: "set[str]" = set()
+"""Ids of the cures that are on."""
+
+_FRAMEWORKS = (
+    *("torch", "lightning", "transformers", "tensorflow", "keras", "jax", "flax"),
+    *("mxnet", "chainer", "cntk"),
+)
+MOST_CALLS = 20
+"""Changes of a cure that are kept."""
+_MOST_EXITS = 2
+_FOLDER = os.path.dirname(os.path.abspath(recorder.__file__))
+_SIGTERM = 15
+
+
+class Trial:
+    """Steps of this process, and the changes made in it."""
+
+    def __init__(self) -> None:
+        self.changes: list[dict[str, Any]] = []
+        self.reasons: dict[str, str] = {}
+        self.buffered = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew in a forked child, with the changes that were made before."""
+        self.pid = os.getpid()
+        self.rank = self.stops = 0
+        self.ends: list[int] = []
+        self.losses: list[Any] = []
+        self.loss: Any = None
+
+    def write(self, kind: str = "try") -> None:
+        """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, whether it was
+        ``stopped``, the ``changes``, ``reasons`` for which cures change nothing where they do not,
+        and how many batches loaders may have had ready before the first step (``buffered``).
+        """
+        host, cuda = os.uname().nodename, _initialized_cuda()
+        path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
+        content = {
+            "pid": self.pid,
+            "host": host,
+            "rank": read_number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
+            "world_size": read_number(
+                "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"
+            ),
+            "ends": self.ends,
+            "losses": [_value(loss) for loss in self.losses if kind == "try"],
+            "stopped": bool(self.stops),
+            "changes": self.changes,
+            "reasons": self.reasons,
+            "main": os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",
+            "versions": _versions(),
+            "gpu": "" if cuda is None else str(cuda.get_device_name()),
+            "buffered": self.buffered,
+        }
+        with open(path + ".new", "w") as file:
+            json.dump(content, file)
+        os.rename(path + ".new", path)
+
+    def change(
+        self,
+        cure: str,
+        call: str,
+        name: str,
+        place: int,
+        old: "Any",
+        new: "Any",
+        beyond: "tuple[str, ...]" = (),
+    ) -> None:
+        """Keep what was changed in a call, and the line that made it.
+
+        ``place`` is the argument's, -1 where it was given by name or not at all; lines of the
+        packages ``beyond`` which the call comes from are passed over.
+        """
+        file, line = _caller(beyond)
+        entry = {
+            "cure": cure,
+            "call": call,
+            "argument": name,
+            "position": place,
+            "old": repr(old)[:80],
+            "new": repr(new)[:80],
+            "file": file,
+            "line": line,
+        }
+        if entry not in self.changes and len(self.changes) < MOST_CALLS * len(cures):
+            self.changes.append(entry)
+
+    def skip(self, cure: str, why: str) -> None:
+        """Keep why a cure changes nothing, if it does; the first reason counts."""
+        self.reasons.setdefault(cure, why)
+
+    def finish(self) -> None:
+        """Leave what there is at the end of the process, unless that was done before."""
+        if self.pid == os.getpid() and not self.stops and (self.ends or asked["steps"] is None):
+            self.write()
+
+    def step_ended(self, rank: int, end: int) -> None:
+        """Count a step; have it followed by one with other cures, or by none."""
+        if rank > self.rank:
+            # A source that knows better: what counted before were parts of its steps.
+            self.rank, self.ends, self.losses = rank, [], []
+        self.ends.append(end)
+        self.losses.append(self.loss)
+        self.loss = None
+        count = len(self.ends)
+        if self.stops or (asked["steps"] is not None and count >= asked["warmup"] + asked["steps"]):
+            self._stop()
+        for call in between:
+            call(count)
+        past, stretch = count - asked["warmup"], asked.get("stretch", 0)
+        # The first step of a stretch is passed over.
+        if past == 0 or (stretch and past > 0 and past % stretch in (0, 1)):
+            self._wait()
+        if stretch and (past < 0 or past % stretch == 0):
+            _switch_to(set(turn_at(past, stretch)))
+        if stretch and past > 0 and past % (stretch * (len(asked["turns"]) + 1)) == 0:
+            self.write("turns")
+            if os.path.exists(os.path.join(asked["folder"], "enough")):
+                self._stop()
+
+    def _stop(self) -> None:
+        """End the process as ``sys.exit()`` would, or by SIGTERM where that is caught or no use."""
+        self.stops += 1
+        if self.stops == 1:
+            self._wait()
+            self.write()
+        import threading
+
+        if self.stops <= _MOST_EXITS and threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+        os.kill(os.getpid(), _SIGTERM)
+
+    def _wait(self) -> None:
+        """Have the last step end where torch's GPU has done what was launched in it."""
+        cuda = _initialized_cuda()
+        if cuda is not None:
+            cuda.synchronize()
+        self.ends[-1] = time_ns()
+
+
+trial = Trial()
+
+
+def start(asked_for: "dict[str, Any]") -> None:
+    """Measure the steps of this process, and leave them at its end."""
+    asked.update(asked_for)
+    cures.update(asked["cures"])
+    _on.update(asked["turns"][0] if asked.get("stretch") else cures)
+    steps.on_step.append(trial.step_ended)
+    recorder.on_fork.append(trial.restart)
+    recorder.on_worker.append(_in_worker)
+    atexit.register(trial.finish)
+
+
+def _in_worker() -> None:
+    util: Any = sys.modules["multiprocessing.util"]
+    util.Finalize(None, trial.finish, exitpriority=-100)
+
+
+def turn_at(past: int, stretch: int) -> "list[str]":
+    """Return the cures that are on after a step, by its number past the warm-up.
+
+    Turns share the warm-up, in which each does what it does but once. Then each round has the
+    program as it is and all turns, forwards and backwards by turns.
+    """
+    turns: list[list[str]] = asked["turns"]
+    if past < 0:
+        return turns[(past + asked["warmup"]) * len(turns) // asked["warmup"]]
+    times, at = divmod(past // stretch, len(turns) + 1)
+    return ([], *turns)[at if times % 2 == 0 else len(turns) - at]
+
+
+def is_on(cure: str) -> bool:
+    """Return whether a cure is switched on."""
+    return cure in _on
+
+
+def _switch_to(wanted: "set[str]") -> None:
+    changed = wanted ^ _on
+    _on.symmetric_difference_update(changed)
+    for cure, call in switched:
+        if cure in changed:
+            guarded(cure, call, cure in wanted)
+
+
+def read_number(*names: str) -> "int | None":
+    """Return the number that the first of these variables of the environment holds."""
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _value(loss: "Any") -> "float | None":
+    try:
+        return None if loss is None else float(loss)
+    except Exception:
+        return None
+
+
+def _versions() -> "dict[str, str]":
+    loaded = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in _FRAMEWORKS)
+    return {name: str(version) for name, version in loaded if version}
+
+
+def _initialized_cuda() -> "Any":
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if getattr(cuda, "is_initialized", bool)() else None
+
+
+def sees_gpu(cure: str) -> bool:
+    """Return whether torch sees a GPU; without one, this cure changes nothing."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_available():
+        return True
+    trial.skip(cure, "torch sees no GPU")
+    return False
+
+
+def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "Any":
+    """Call a function; an error of it, or of what it calls, is the cure's, and goes no further."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        trial.skip(cure, f"failed: {error!r}"[:200])
+        return None
+
+
+def _caller(beyond: "tuple[str, ...]" = ()) -> "tuple[str, int]":
+    """Find the innermost line that is neither ours nor a framework's."""
+    homes = [_FOLDER]
+    for name in ("torch", "tensorflow", "keras", *beyond):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file:
+            homes.append(os.path.dirname(os.path.abspath(file)))
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = os.path.abspath(frame.f_code.co_filename)
+        made = frame.f_code.co_filename == "<string>"  # the constructor of a dataclass
+        if not made and not file.startswith(tuple(home + os.sep for home in homes)):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
+
+
+def change_call(holder: "Any", name: str, choose: "Choose", later: bool = False) -> None:
+    """Have calls of a function, or of a class's method, take other arguments.
+
+    ``choose`` gets what gives the present value of an argument by its name; it returns for each
+    argument to change the cure, which may be empty, and the new value. Of what is changed
+    ``later``, by other means, only the call is kept.
+    """
+    function = vars(holder).get(name)
+    if not isinstance(function, FunctionType):
+        return
+    call = holder.__name__ if name == "__init__" else name
+    changed = _Arguments(function, call, int(isinstance(holder, type)), choose)
+
+    @wraps(function)
+    def changed_call(*args: "Any", **keywords: "Any") -> "Any":
+        try:
+            new = changed(list(args), dict(keywords))
+            args, keywords = (args, keywords) if later else new
+        except Exception:
+            recorder.note_failure(f"changing {call}")
+        return function(*args, **keywords)
+
+    setattr(holder, name, ours(changed_call))
+
+
+class _Arguments:
+    """Arguments of a call as a cure has them."""
+
+    def __init__(self, function: "Any", call: str, first: int, choose: "Choose") -> None:
+        """``first`` is the place of the first argument that a program gives, 1 after ``self``."""
+        from inspect import signature
+
+        self.parameters = signature(function).parameters
+        self.names = list(self.parameters)
+        self.call, self.first, self.choose = call, first, choose
+
+    def __call__(self, args: "list[Any]", keywords: "dict[str, Any]") -> "Any":
+        given = list(args), dict(keywords)
+        for name, (cure, value) in self.choose(lambda name: self.present(name, *given)).items():
+            if name not in self.parameters:
+                trial.skip(cure, f"{self.call} takes no {name} here")
+                continue
+            old, place = self.present(name, *given), self.names.index(name)
+            if type(old) is type(value) and old == value:
+                trial.skip(cure, f"{name} is {value!r} already")
+                continue
+            if place < len(args):
+                args[place] = value
+            else:
+                keywords[name], place = value, self.first - 1
+            if cure:
+                trial.change(cure, self.call, name, place - self.first, old, value)
+        return tuple(args), keywords
+
+    def present(self, name: str, args: "list[Any]", keywords: "dict[str, Any]") -> "Any":
+        """Return the value of an argument before any change; None of one that is unknown here."""
+        if name not in self.parameters:
+            return None
+        place = self.names.index(name)
+        default = self.parameters[name].default
+        return args[place] if place < len(args) else keywords.get(name, default)
+
+
+def losses(module: "Any") -> None:
+    """Keep what the program differentiates, a number a step: it is read when all is over."""
+    function = vars(module).get("backward")
+    if not isinstance(function, FunctionType):
+        return
+
+    @wraps(function)
+    def backward(tensors: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        if hasattr(tensors, "detach") and tensors.numel() == 1:
+            try:
+                trial.loss = tensors.detach().clone()
+            except Exception:
+                trial.loss = None
+        return function(tensors, *args, **keywords)
+
+    module.backward = ours(backward)
+
+
+def keras_losses(module: "Any") -> None:
+    """Keep the running mean that ``fit`` shows after each batch."""
+    cls = module.CallbackList
+    function = vars(cls).get("on_train_batch_end")
+    if not isinstance(function, FunctionType):
+        return
+
+    @wraps(function)
+    def on_train_batch_end(
+        self: "Any", batch: "Any", logs: "Any" = None, *args: "Any", **keywords: "Any"
+    ) -> "Any":
+        if isinstance(logs, dict):
+            trial.loss = logs.get("loss")
+        return function(self, batch, logs, *args, **keywords)
+
+    # Not marked as ours, or the hook that marks steps would leave it alone.
+    cls.on_train_batch_end = on_train_batch_end
+
+
+def event_files(module: "Any") -> None:
+    """Have TensorBoard's files written into the folder of the trial, which is removed."""
+    if not asked.get("keep"):
+        change_call(module.EventFileWriter, "__init__", _elsewhere)
+
+
+def tf_summaries(module: "Any") -> None:
+    """Do so with the files that TensorFlow writes."""
+    if not asked.get("keep"):
+        change_call(module, "create_file_writer_v2", _elsewhere)
+
+
+def _elsewhere(present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
+    return {"logdir": ("", os.path.join(asked["folder"], "tensorboard"))}

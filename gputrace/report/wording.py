@@ -1,0 +1,215 @@
+"""Sentences and labels of reports: verdicts, findings, notes; names of GPUs and kernels; times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final
+
+from gputrace.model.names import short
+from gputrace.model.results import Analysis, Breakdown, Finding, Gap, GpuTotals, Step
+from gputrace.sanitize import LONGEST, clean, cut
+from gputrace.units import format_count, format_ids, format_ns
+
+if TYPE_CHECKING:
+    from gputrace.analyzers.timeline_model import SceneLane
+
+_HIDDEN_SHARE: Final = 0.01
+"""Share of the time above which hidden data loading is mentioned."""
+
+
+def verdict(analysis: Analysis) -> str:
+    """Return the first finding's message as a sentence."""
+    if not analysis.findings:
+        return "Nothing stands out: no class of time is worth a change."
+    return f"{capital(analysis.findings[0].message)}."
+
+
+def advice(analysis: Analysis) -> Iterator[str]:
+    """Yield what to do about the first finding, if there is any."""
+    for first in analysis.findings[:1]:
+        yield f"What to do: {first.advice}.{savings(analysis, first)}"
+
+
+def finding_text(analysis: Analysis, finding: Finding) -> str:
+    """Return a finding's message as sentences, with the predicted gain of a fix."""
+    return f"{capital(finding.message)}.{savings(analysis, finding)}"
+
+
+def capital(text: str) -> str:
+    """Return a text with the capital letter of a sentence's beginning, unless a name begins it."""
+    return re.sub(r"^(gpu(?= \d)|[a-z](?=[a-z']* ))", lambda begin: begin[0].upper(), text)
+
+
+def gpu_name(gpu: int | None, rank: int, known: bool, ranked: bool) -> str:
+    """Return ``gpu 3``, or ``device 3`` for an unknown card; with its rank if ``ranked``."""
+    if gpu is None:
+        return f"rank {rank}"
+    name = f"{'gpu' if known else 'device'} {gpu}" if gpu >= 0 else "unknown device"
+    return f"{name} rank {rank}" if ranked else name
+
+
+def needs_ranks(rows: Sequence[GpuTotals] | Sequence[SceneLane]) -> bool:
+    """Return true if labels of GPUs need ranks: there are several, numbered unlike the GPUs."""
+    return len({row.rank for row in rows}) > 1 and any(row.gpu != row.rank for row in rows)
+
+
+def gpu_label(row: Breakdown | Gap | GpuTotals | Step, analysis: Analysis) -> str:
+    """Return the name of a GPU; with the rank where it differs."""
+    known = all(t.gpu_known for t in analysis.gpus if (t.gpu, t.rank) == (row.gpu, row.rank))
+    ranked = row.gpu is not None and row.gpu >= 0 and needs_ranks(analysis.gpus)
+    return gpu_name(row.gpu, row.rank, known, ranked)
+
+
+def card_name(gpu: int, analysis: Analysis) -> str:
+    """Return the name of a card, whichever rank runs on it."""
+    return gpu_name(gpu, 0, all(t.gpu_known for t in analysis.gpus if t.gpu == gpu), ranked=False)
+
+
+def notes(analysis: Analysis) -> Iterator[str]:
+    """Yield the caveats of the figures, a line each."""
+    if len(analysis.paths) > 1 and analysis.gpus:
+        ranks: dict[str, set[int]] = {}
+        for total in analysis.gpus:
+            ranks.setdefault(total.host, set()).add(total.rank)
+        told = {host: format_ids("rank", sorted(ids)) for host, ids in ranks.items()}
+        unnamed = told.pop("", "")
+        clauses = [f"{host} has {ids}" for host, ids in told.items()]
+        clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
+        count = f" of {format_count(len(told), 'host')}" if told else ""
+        yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
+    if any(not total.gpu_known for total in analysis.gpus):
+        yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
+    yield from _loader_note(analysis)
+    steps = analysis.steps
+    if not analysis.gpus and steps.p50_ns is not None and steps.p95_ns is not None:
+        p50, p95 = format_ns(steps.p50_ns), format_ns(steps.p95_ns)
+        yield f"Steps are {steps.reason}: p50 {p50}, p95 {p95}."
+    for reason, rows in analysis.dropped_rows.items():
+        yield f"{format_count(rows, 'row')} left out: {reason}."
+    if analysis.gaps.hint:
+        yield f"{capital(analysis.gaps.hint)}."
+    yield from (f"{capital(warning)}." for warning in analysis.warnings)
+
+
+def _loader_note(analysis: Analysis) -> Iterator[str]:
+    """Note data loading hidden under GPU work: no loss yet, but the next potential bottleneck."""
+    rows = [row for row in analysis.breakdown if row.host_data_ns is not None and row.steps]
+    if not rows or not analysis.gpus:
+        return
+    steps = sum(row.steps for row in rows)
+    host = sum(row.host_data_ns or 0 for row in rows)
+    waited = sum(row.of("data_feeding") for row in rows)
+    if host - waited > _HIDDEN_SHARE * sum(row.total_ns for row in rows):
+        a_turn = loop_name(analysis)[1]
+        yield (
+            f"The host spends {format_ns(host / steps)} {a_turn} in the data loader; "
+            f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
+        )
+
+
+def loop_name(analysis: Analysis) -> tuple[str, str]:
+    """Return the name of one turn of the detected loop, without and with its article."""
+    training = analysis.steps.kind == "training"
+    return ("step", "a step") if training else ("iteration", "an iteration")
+
+
+def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
+    """Shorten names of kernels to what people call them; different names stay different.
+
+    Longer ones than ``longest`` are cut in the middle, as their ends distinguish kernels.
+    """
+    # Its patterns take as long to compile as a cached answer to be shown.
+    from gputrace.analyzers.kernel_names import short_name
+
+    shorts = {name: short_name(name) for name in names}
+    labels = {name: cut_middle(short, longest) for name, short in shorts.items()}
+    labels |= _distinct(labels, shorts, longest)
+    return [labels[name] for name in names]
+
+
+def _distinct(labels: Mapping[str, str], short: Mapping[str, str], longest: int) -> dict[str, str]:
+    """Return labels that show where names part, for those that have the same label."""
+    apart: dict[str, str] = {}
+    for label in set(labels.values()):
+        names = [name for name in labels if labels[name] == label]
+        if len(names) == 1:
+            continue
+        shorts = [short[name] for name in names]
+        texts = shorts if len(set(shorts)) == len(names) else names
+        ends = zip(min(texts), max(texts), strict=False)
+        shared = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], ends))
+        word = re.split(r"[\W_]", shared)[-1]
+        start = len(shared) - (len(word) if len(word) < longest // 4 else 0)
+        head = shorts[0][: longest // 2]
+        if texts is shorts:
+            head = head[:start]
+        parted = {
+            name: cut(f"{head}…{text[start:]}", longest)
+            for name, text in zip(names, texts, strict=True)
+        }
+        apart |= parted | _distinct(parted, short, longest)
+    return apart
+
+
+def cut_middle(name: str, longest: int) -> str:
+    """Cut a name that is longer, so that its beginning and its end are left."""
+    if len(name) <= longest:
+        return name
+    head = longest // 2
+    return f"{name[:head]}…{name[len(name) - (longest - head - 1) :]}"
+
+
+_MORE: Final = 1.1
+"""Ratio to a finding's cost from which a predicted gain says why it is larger."""
+
+
+def savings(analysis: Analysis, finding: Finding) -> str:
+    """Return a sentence, after a space, on the predicted gain of a fix; empty if unknown.
+
+    Among findings with the same id only the first gets it: the prediction covers all of them.
+    """
+    cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
+    first = next(known for known in analysis.findings if known.id == finding.id)
+    if cure is None or first is not finding:
+        return ""
+    now, gain = format_ns(cure.now_ns), format_ns(cure.gain_ns)
+    least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
+    why = ""
+    if cure.beyond and cure.gain_ns > _MORE * finding.impact_ns:
+        why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
+    basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
+    if cure.high_ns >= cure.now_ns:
+        return f" {cure.what} might save up to {most} of {now} a step{basis}{why}."
+    between = "" if least == most else f" ({format_range(least, most)}{basis})"
+    return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
+
+
+def format_range(least: str, most: str) -> str:
+    """Format two quantities as ``1.2 to 1.4 ms``, with the unit once where both have it."""
+    number, _, unit = least.rpartition(" ")
+    return f"{number if most.endswith(f' {unit}') else least} to {most}"
+
+
+@lru_cache(maxsize=4096)
+def label(name: str) -> str:
+    """Return a kernel's short name, each character one column wide."""
+    text = short(name) if len(name) < 10 * LONGEST else name
+    text = clean(text, 80)
+    if text.isascii():
+        return text
+    from rich.cells import cell_len
+
+    return "".join(c if cell_len(c) == 1 else "·" for c in text)
+
+
+def moment(ns: int, step_ns: int = 1_000) -> str:
+    """Format a time, ``28.6547s``, with decimals enough to resolve ``step_ns`` nanoseconds."""
+    decimals = min(max(0, 10 - len(str(max(step_ns, 1)))), 9)
+    sign, size = ("-", -ns) if ns < 0 else ("", ns)
+    whole, below = divmod(size, 10**9)
+    if not decimals:
+        return f"{sign}{whole}s"
+    return f"{sign}{whole}.{below:09d}"[: len(f"{sign}{whole}") + 1 + decimals] + "s"

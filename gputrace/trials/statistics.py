@@ -1,0 +1,146 @@
+"""Statistics of a trial: whether steps with a cure are shorter, and whether losses differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from gputrace.analyzers.compare.runs import CONFIDENCE, student
+
+ALIKE: Final = 0.02
+"""Part of a step up to which a difference is none."""
+LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
+"""Rounds after which it is decided whether that was enough. To look more often would make chance
+decide more often; the intervals hold at all of them together."""
+FEWEST: Final = LOOKS[0]
+MOST: Final = LOOKS[-1]
+_AT_LAST: Final = 0.02
+"""Chance of error of the last interval. Earlier ones have as much less as they have fewer rounds,
+which leaves the last rounds, dearest to get, the most to say. All together err in 5 % at most, for
+runs that scatter by 0.5 to 10 % (by simulation, docs/studies/cures.md)."""
+_TRIMMED: Final = 0.1
+"""Part of the rounds left out at each end of the ratios."""
+_NARROW: Final = 0.02
+_NARROW_PART: Final = 0.1
+"""Half-width at which the interval of a difference is narrow enough: of a step, of the gain."""
+
+
+class Verdict(StrEnum):
+    """Answers to the question whether a cure helps."""
+
+    FASTER = "faster"
+    ALIKE = "no difference"
+    SLOWER = "slower"
+    OPEN = "cannot tell yet"
+    NOTHING = "changes nothing"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Step with a cure as a fraction of the step without, with its interval of 95 %."""
+
+    ratio: float
+    low: float
+    high: float
+    rounds: int
+    verdict: Verdict
+    enough: bool
+    """True if more rounds would not change the answer, and the interval is narrow."""
+
+    @property
+    def gain(self) -> float:
+        """Return the part by which steps are faster, negative where they are slower."""
+        return 1 / self.ratio - 1
+
+
+def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
+    """Compare steps of the same rounds; None for fewer than `FEWEST` rounds.
+
+    Args:
+        bare: steps of the program as it is, one number a round, any unit.
+        cured: steps with the cure, in the same rounds.
+    """
+    rounds = len(cured)
+    if rounds < FEWEST:
+        return None
+    logs = np.sort(np.log(np.asarray(cured, float) / np.asarray(bare, float)))
+    cut = int(_TRIMMED * rounds)
+    kept = logs[cut : rounds - cut]
+    # A trimmed mean with its error by the winsorized variance, after Yuen: a round in which the
+    # machine was busy with something else counts little.
+    scatter = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
+    middle, error = float(kept.mean()), scatter * math.sqrt(rounds) / len(kept)
+    looks = (1 - CONFIDENCE) * MOST / (_AT_LAST * rounds)
+    shown, sure = (error * student(rows, len(kept) - 1) for rows in (1, looks))
+    verdict = _verdict(middle - sure, middle + sure)
+    ratio = math.exp(middle)
+    width = max(_NARROW, _NARROW_PART * abs(1 - ratio))
+    narrow = verdict == Verdict.ALIKE or (verdict != Verdict.OPEN and shown <= width)
+    low, high = math.exp(middle - shown), math.exp(middle + shown)
+    enough = rounds >= MOST or (rounds in LOOKS and narrow)
+    return Ratio(ratio, low, high, rounds, verdict, enough)
+
+
+def _verdict(low: float, high: float) -> Verdict:
+    """Return the answer of an interval of the logarithm of a ratio."""
+    alike = math.log1p(ALIKE)
+    if -alike <= low and high <= alike:
+        return Verdict.ALIKE
+    if high < 0:
+        return Verdict.FASTER
+    return Verdict.SLOWER if low > 0 else Verdict.OPEN
+
+
+_MOST_LOSS: Final = 0.01
+"""Part of the loss up to which a difference is none."""
+
+
+def losses_differ(bare: Sequence[Sequence[float]], cured: Sequence[Sequence[float]]) -> bool | None:
+    """Return whether the losses of the same steps differ beyond what runs and batches differ by.
+
+    Each run counts by its mean loss over the second half of the steps that all have, with the error
+    that the scatter from step to step gives it, or that of the runs, if larger. None where a side
+    has no losses.
+    """
+    sides = [[run for run in side if run] for side in (bare, cured)]
+    count = min((len(run) for side in sides for run in side), default=0)
+    if not all(sides) or count < 2 * FEWEST:
+        return None
+    halves = [np.asarray([run[count // 2 : count] for run in side], float) for side in sides]
+    if not all(np.isfinite(half).all() for half in halves):
+        return bool(np.isfinite(halves[0]).all())
+    means = [half.mean(axis=1) for half in halves]
+    difference = abs(float(means[1].mean() - means[0].mean()))
+    if difference <= _MOST_LOSS * abs(float(means[0].mean())):
+        return False
+    # Runs with the same seed have the same batches: more runs do not make their mean surer.
+    batches = [float((np.diff(half) ** 2).mean()) / 2 / half.shape[1] for half in halves]
+    runs = [float(side.var(ddof=1)) / len(side) if len(side) > 1 else 0.0 for side in means]
+    error = math.sqrt(sum(map(max, batches, runs)))
+    return difference > error * student(len(LOOKS), count // 2)
+
+
+def turn_losses_differ(pairs: Sequence[tuple[float, float]]) -> bool | None:
+    """Return whether losses with a cure differ from those of the same rounds beyond their scatter.
+
+    Args:
+        pairs: mean losses without the cure and with it, in each round of a run.
+
+    None for fewer rounds than `FEWEST`, or where the program's own losses are not finite.
+    """
+    bare, cured = np.asarray(pairs, float).T
+    if len(pairs) < FEWEST or not np.isfinite(bare).all():
+        return None
+    if not np.isfinite(cured).all():
+        return True
+    differences = cured - bare
+    error = float(differences.std(ddof=1)) / math.sqrt(len(pairs))
+    least = _MOST_LOSS * abs(float(bare.mean()))
+    sure = error * student(len(LOOKS), len(pairs) - 1)
+    return abs(float(differences.mean())) > max(least, sure)
