@@ -35,7 +35,7 @@ class Benchmark:
 BENCHMARKS: Final = (
     Benchmark("speed", "benchmarks.speed", "time and memory, beside the floor and the peers"),
     Benchmark("profile", "benchmarks.profiles", "what the processor does (needs py-spy)"),
-    Benchmark("ranks", "benchmarks.ranks", "a run of 64 ranks, by one process and by a cluster"),
+    Benchmark("ranks", "benchmarks.ranks", "many ranks, by one process and by a cluster"),
     Benchmark("harmless", "benchmarks.harmless", "programs end as without a recorder (GPU)", 4),
     Benchmark("overhead", "benchmarks.overhead", "what recording costs training (GPU)", 11),
     Benchmark("phases", "benchmarks.phases", "phases of a step, by the loops' clocks (GPU)", 4),
@@ -47,6 +47,7 @@ BENCHMARKS: Final = (
     Benchmark("agreement", "benchmarks.agreement", "whether nsys sees the same (needs GPUs)"),
     Benchmark("browse", "benchmarks.browse", "the browser: opening, and answering a key"),
     Benchmark("page", "benchmarks.page", "the page: time, memory and size"),
+    Benchmark("frames", "benchmarks.frames", "the page: a frame while it moves (needs Chromium)"),
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
     Benchmark("compared", "benchmarks.compared", "what differs between generated runs"),
     Benchmark("losses", "benchmarks.losses", "whether rows that are missing are reported"),
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tuple(filter(None, parsed.parts.split(","))),
         parsed.save,
         parsed.cpu,
+        parsed.huge,
     )
     chosen = [benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names]
     return max(_run_all(chosen, options))
@@ -120,6 +122,11 @@ def _parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="only compare with the committed bounds; 1 if worse"
     )
     parser.add_argument("--large", action="store_true", help="10 million kernels too (minutes)")
+    parser.add_argument(
+        "--huge",
+        action="store_true",
+        help="speed: 100 million kernels, ranks: 1,000 and 10,000, and no other (40 GB of disk)",
+    )
     parser.add_argument(
         "--no-peers", dest="peers", action="store_false", help="leave other programs out"
     )

@@ -18,8 +18,11 @@ from benchmarks.terminal import Answer, Terminal
 
 SIZE: Final = "3 M"
 TARGET_OPEN_S: Final = 1.5
+TARGET_LANES_S: Final = 0.4
 TARGETS_FRAME_S: Final = {16: 0.050, 48: 0.100}
 """By lanes in view."""
+_LANES: Final = "gpu 7"
+"""The label of the last lane."""
 _DONE: Final = "gap 1 of"
 """Text of the status line once the gaps are listed."""
 _KEYS: Final = {
@@ -54,22 +57,34 @@ def run(options: Options) -> int:
 
 
 def _openings(path: Path, turns: int) -> None:
-    times = []
+    openings = []
     for _ in range(turns + 1):
         with Terminal((*commands.gputrace(), "browse", str(path)), 200, 50) as terminal:
-            times.append(terminal.until(_DONE))
-    first, *again = times
-    middle = statistics.median(again)
+            openings.append([terminal.until(text) for text in (_LANES, _DONE)])
+    first, *again = openings
+    lanes, done = (
+        Answer(*map(statistics.median, zip(*each, strict=True)))
+        for each in zip(*again, strict=True)
+    )
+    slowest = max(each.wall_s for _, each in again)
     show(
-        f"Opening {SIZE} kernels on 8 GPUs at 200x50, until the gaps are listed",
-        ("", "seconds"),
+        f"Opening {SIZE} kernels on 8 GPUs at 200x50, seconds",
+        ("", "wall", "CPU"),
         [
-            ("the first time", f"{first:.2f}"),
-            (f"again, median of {turns}", f"{middle:.2f}"),
-            ("again, slowest", f"{max(again):.2f}"),
+            ("the first time, until the gaps are listed", *_seconds(first[1])),
+            (f"again, until the lanes are there, median of {turns}", *_seconds(lanes)),
+            (f"again, until the gaps are listed, median of {turns}", *_seconds(done)),
+            ("again, slowest", f"{slowest:.2f}", ""),
         ],
     )
-    print(f"\n  Target {TARGET_OPEN_S} s: {verdict(middle < TARGET_OPEN_S)}")
+    met = verdict(done.wall_s < TARGET_OPEN_S)
+    print(f"\n  Target {TARGET_OPEN_S} s: {met}", end="; ")
+    met = verdict(lanes.cpu_s < TARGET_LANES_S)
+    print(f"the lanes, {TARGET_LANES_S} s of the processor: {met}")
+
+
+def _seconds(answer: Answer) -> tuple[str, str]:
+    return f"{answer.wall_s:.2f}", f"{answer.cpu_s:.2f}"
 
 
 def _frames(path: Path, lanes: int, turns: int) -> None:

@@ -16,7 +16,7 @@ TABLES = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME")
 def main(path: str) -> None:
     began = time.perf_counter()
     connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
-    sql = 'SELECT count(*), sum(start), sum("end") FROM '
+    sql = 'SELECT count(*), total(start), total("end") FROM '
     rows = [connection.execute(sql + table).fetchone()[0] for table in TABLES]
     connection.close()
     print(json.dumps({"rows": rows, "seconds": time.perf_counter() - began}))

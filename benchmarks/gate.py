@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from benchmarks import commands
-from benchmarks.inputs import USUAL, kineto_folder, nsys_export
+from benchmarks.inputs import USUAL, kineto_folder, nsys_export, ranks_folder
 from benchmarks.measure import alternate_all
 from benchmarks.options import Options
 from benchmarks.tables import show
@@ -31,6 +31,7 @@ BOUNDS: Final = {
     "analyze, Kineto: processor time / nsys's": Bound(2.5, 0.25),
     "analyze, 0.1 M: processor time / numpy's import": Bound(3.0, 0.25),
     "analyze: time of 3 M / of 0.8 M, a kernel": Bound(0.65, 0.4),
+    "analyze, 64 ranks of 16 k: processor time / 3 M's": Bound(0.95, 0.25),
     "--help: time / Python's start": Bound(3.0, 0.4),
 }
 """Lower one when gputrace has become better, so that it stays so."""
@@ -95,6 +96,7 @@ def _ratios(turns: int) -> tuple[float, ...]:
             commands.python("import numpy", "numpy"),
             commands.analyze(larger, "larger"),
             commands.floor(larger, "larger floor"),
+            commands.analyze(ranks_folder("64 ranks of 16 k"), "ranks"),
             commands.usage("help"),
             commands.python("pass", "start"),
         ],
@@ -110,5 +112,6 @@ def _ratios(turns: int) -> tuple[float, ...]:
         series["Kineto"].cpu_s / series["usual"].cpu_s,
         series["small"].cpu_s / series["numpy"].cpu_s,
         series["larger"].times(series["usual"]) * kernels[0] / kernels[1],
+        series["ranks"].cpu_s / series["larger"].cpu_s,
         series["help"].times(series["start"]),
     )

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.generate KIND STEPS TIMES PATH`: makes one trace; `inputs.py` calls it.
+"""`python -m benchmarks.generate KIND PATH STEPS TIMES [HOSTS]`: makes one trace, for `inputs.py`.
 
 The run is the one that other tools were compared on: eight GPUs, data waits of 20 ms and input
 copies of 4 ms in each step, some 100 ms of computing, 20 all-reduces; rank 5 is 10 % slower.
@@ -15,8 +15,6 @@ from pathlib import Path
 from benchmarks.repeated import repeat
 from tests.parts import Node, write_parts
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys, write_nvprof
-
-HOSTS = 8
 
 
 def plan(steps: int) -> Plan:
@@ -53,19 +51,23 @@ def dense(steps: int) -> Plan:
     )
 
 
-def write_ranks(recording: Recording, folder: Path, times: int) -> None:
-    """The run on eight machines at once: each machine has the eight ranks of the recording."""
+def write_ranks(recording: Recording, folder: Path, times: int, hosts: int) -> None:
+    """The run on many machines at once: each machine has the eight ranks of the recording.
+
+    A file of each rank of the recording is made once, and copied with another rank and host in it.
+    """
     nodes = [Node("node", (rank,)) for rank in range(len(recording.processes))]
     for place, path in enumerate(write_parts(recording, folder, nodes)):
         with closing(sqlite3.connect(path)) as database:
             database.execute("VACUUM")
         repeat(path, times)
-        for host in range(HOSTS):
+        for host in range(hosts):
             rank = host * len(nodes) + place
-            target = folder / f"rank{rank:02}.sqlite"
+            target = folder / f"rank{rank:05}.sqlite"
             shutil.copy(path, target)
             with closing(sqlite3.connect(target)) as database, database:
-                own = (f"node{host}", rank, HOSTS * len(nodes))
+                database.execute("PRAGMA synchronous = OFF")
+                own = (f"node{host}", rank, hosts * len(nodes))
                 database.execute(
                     "UPDATE GPUTRACE_PROCESS SET host = ?, rank = ?, worldSize = ?", own
                 )
@@ -75,7 +77,7 @@ def write_ranks(recording: Recording, folder: Path, times: int) -> None:
         path.unlink()
 
 
-def main(kind: str, steps: int, times: int, path: Path) -> None:
+def main(kind: str, path: Path, steps: int, times: int, hosts: int = 1) -> None:
     recording = simulate(dense(steps) if kind == "dense" else plan(steps))
     if kind in ("nsys", "dense"):
         write_nsys(recording, path)
@@ -83,11 +85,11 @@ def main(kind: str, steps: int, times: int, path: Path) -> None:
     elif kind == "nvprof":
         write_nvprof(recording, path)
     elif kind == "ranks":
-        write_ranks(recording, path, times)
+        write_ranks(recording, path, times, hosts)
     else:
         path.mkdir()
         write_kineto(recording, path)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +23,24 @@ SIZES: Final = {
     "3 M": (375, 1),
     "10 M": (1250, 1),
     "30 M": (1250, 3),
+    "100 M": (125, 100),
 }
 """Training steps of eight ranks, about 1,000 kernels each, and how often all of it comes; by the
 millions of kernels that makes."""
 USUAL: Final = "0.8 M"
 LARGE: Final = ("10 M", "30 M")
+HUGE: Final = "100 M"
+"""A file of 12 GB, of which an analysis writes 17 GB more to disk meanwhile."""
 DENSE_SIZES: Final = {"2 M": (3000, 2), "6 M": (3000, 6), "10 M": (3000, 10)}
 """Steps and repetitions of a launch-bound training on one GPU, 330 kernels a step; by size."""
-RANKS: Final = 64
-RANK_SIZES: Final = {"16 k": (16, 1), "1 M": (250, 4)}
-"""Steps and repetitions for each of `RANKS` files; by its kernels."""
+RANK_SIZES: Final = {
+    "64 ranks of 16 k": (16, 1, 8),
+    "64 ranks of 1 M": (250, 4, 8),
+    "1,000 ranks of 10 k": (10, 1, 125),
+    "1,000 ranks of 100 k": (100, 1, 125),
+    "10,000 ranks of 10 k": (10, 1, 1250),
+}
+"""Steps and repetitions of a file for each rank, and hosts of eight ranks; by ranks and kernels."""
 _SOURCES: Final = (
     *sorted((ROOT / "tests" / "synthetic").glob("*.py")),
     ROOT / "benchmarks" / "generate.py",
@@ -40,8 +49,12 @@ _LIMIT_S: Final = 1_800.0
 
 
 def nsys_export(size: str, kind: str = "nsys") -> Path:
-    """An nsys SQLite export, in the page cache; ``dense`` of a GPU that waits for each launch."""
+    """An nsys SQLite export, in the page cache unless huge; ``dense`` of a GPU that waits for each
+    launch.
+    """
     path = _made(kind, size, ".sqlite")
+    if size == HUGE:
+        return path
     with path.open("rb") as file:
         while file.read(1 << 24):
             pass
@@ -62,7 +75,7 @@ def nvprof_folder(size: str) -> Path:
 
 
 def ranks_folder(size: str) -> Path:
-    """A run of `RANKS` ranks, an nsys export each."""
+    """A run of `RANK_SIZES`, an nsys export for each rank."""
     return _made("ranks", size, "")
 
 
@@ -86,17 +99,16 @@ def _made(kind: str, size: str, suffix: str) -> Path:
 def _generate(kind: str, size: str, target: Path) -> None:
     """In a process of its own, since it needs a gigabyte for 3 million kernels."""
     print(f"generating {target.name}", file=sys.stderr)
-    sizes = {"ranks": RANK_SIZES, "dense": DENSE_SIZES}.get(kind, SIZES)
-    steps, times = sizes[size]
+    by_kind: dict[str, Mapping[str, tuple[int, ...]]] = {"ranks": RANK_SIZES, "dense": DENSE_SIZES}
+    sizes = by_kind.get(kind, SIZES)
     unfinished = target.with_name(f"unfinished-{os.getpid()}-{target.name}")
     command = (
         sys.executable,
         "-m",
         "benchmarks.generate",
         kind,
-        str(steps),
-        str(times),
         str(unfinished),
+        *map(str, sizes[size]),
     )
     result = run(command, _LIMIT_S)
     if result.code:

@@ -2,9 +2,11 @@
 
 A script that stands alone and imports next to nothing. Linux reports as a process's peak memory
 at least what its parent held when it was started, so the parent has to be small.
-Prints seconds by the clock, in the program and in the system, peak KiB, and the exit status (or
-minus the signal). The peak is that of all processes together, where the command starts others;
-then it is looked at every 20 ms, and pages that they share count for each.
+Prints seconds by the clock, in the program and in the system, peak KiB, peak KiB of anonymous
+memory, which no file backs, the exit status (or minus the signal), and the processor's seconds of
+each process, the command's own first. The peak is that of all processes together, where the command
+starts others; then it is looked at every 20 ms, as anonymous memory always is, and pages that they
+share count for each.
 """
 
 import os
@@ -17,6 +19,7 @@ WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 EVERY_S = 0.02
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
@@ -25,11 +28,14 @@ class Tree(threading.Thread):
 
     Attributes:
         peak_kib: the most that two or more had together.
+        anonymous_kib: the most memory beside what is mapped from files.
+        cpu_s: processor time of each process, when it was last looked at.
     """
 
     def __init__(self, root: int) -> None:
         super().__init__(daemon=True)
-        self.peak_kib = 0
+        self.peak_kib = self.anonymous_kib = 0
+        self.cpu_s: dict[int, float] = {}
         self._root = root
 
     def run(self) -> None:
@@ -38,8 +44,11 @@ class Tree(threading.Thread):
             pids = [self._root]
             for pid in pids:
                 pids += children(pid)
+            self.cpu_s.update((pid, cpu_s(pid) or self.cpu_s.get(pid, 0.0)) for pid in pids)
+            resident, mapped = map(sum, zip(*map(memory_kib, pids), strict=True))
+            self.anonymous_kib = max(self.anonymous_kib, resident - mapped)
             if len(pids) > 1:
-                self.peak_kib = max(self.peak_kib, sum(map(resident_kib, pids)))
+                self.peak_kib = max(self.peak_kib, resident)
 
 
 def children(pid: int) -> list[int]:
@@ -53,12 +62,23 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in " ".join(texts).split()]
 
 
-def resident_kib(pid: int) -> int:
+def memory_kib(pid: int) -> tuple[int, int]:
+    """Return what a process has in memory, and how much of that is mapped from files."""
     try:
         with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123
-            return int(file.read().split()[1]) * PAGE_KIB
-    except (OSError, IndexError):
-        return 0
+            _, resident, mapped, *_ = file.read().split()
+    except (OSError, ValueError):
+        return 0, 0
+    return int(resident) * PAGE_KIB, int(mapped) * PAGE_KIB
+
+
+def cpu_s(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return TICK_S * (int(fields[11]) + int(fields[12]))
 
 
 def main(limit_s: float, out: str, err: str, command: list[str]) -> None:
@@ -78,7 +98,9 @@ def main(limit_s: float, out: str, err: str, command: list[str]) -> None:
     wall = time.perf_counter() - began
     code = os.waitstatus_to_exitcode(status)
     peak = max(usage.ru_maxrss, tree.peak_kib)
-    print(wall, usage.ru_utime, usage.ru_stime, peak, code)
+    print(
+        wall, usage.ru_utime, usage.ru_stime, peak, tree.anonymous_kib, code, *tree.cpu_s.values()
+    )
 
 
 if __name__ == "__main__":

@@ -32,10 +32,14 @@ class Run:
     system_s: float
     peak_bytes: int
     """Peak memory of all processes together, where the command starts others."""
+    anonymous_bytes: int
+    """Peak of the memory that no file backs, looked at every 20 ms."""
     code: int
     """The exit status, or minus the signal that ended it."""
     output: str
     error: str
+    each_s: tuple[float, ...] = ()
+    """Processor time of each process that lived for 20 ms, the command's own first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,10 @@ class Series:
     def peak_bytes(self) -> int:
         return max(run.peak_bytes for run in self.runs)
 
+    @property
+    def anonymous_bytes(self) -> int:
+        return max(run.anonymous_bytes for run in self.runs)
+
     def times(self, other: Series) -> float:
         """How many times as long as another job: the median over the turns both had."""
         pairs = zip(self.walls, other.walls, strict=False)
@@ -91,15 +99,20 @@ def run(command: Sequence[str], limit_s: float = LIMIT_S) -> Run:
         launch = (sys.executable, "-I", "-S", _LAUNCH, str(limit_s), str(out), str(err))
         done = subprocess.run((*launch, *command), cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
-            return Run(0.0, 0.0, 0.0, 0, done.returncode, "", done.stderr)
-        *times, kibibytes, code = done.stdout.split()
+            return Run(0.0, 0.0, 0.0, 0, 0, done.returncode, "", done.stderr)
+        *times, peak, anonymous, code = done.stdout.split()[:6]
+        each = tuple(map(float, done.stdout.split()[6:]))
         texts = [path.read_text(errors="replace") for path in (out, err)]
     wall, user, system = map(float, times)
-    return Run(wall, user, system, int(kibibytes) * 1024, int(code), *texts)
+    sizes = int(peak) * 1024, int(anonymous) * 1024
+    return Run(wall, user, system, *sizes, int(code), texts[0], texts[1], each)
 
 
 def alternate(
-    jobs: Sequence[Job], turns: int, patience_s: float = float("inf")
+    jobs: Sequence[Job],
+    turns: int,
+    patience_s: float = float("inf"),
+    limit_s: float = LIMIT_S,
 ) -> dict[str, Series]:
     """Runs the jobs in turn, so that what else the machine does falls on all of them alike.
 
@@ -113,7 +126,7 @@ def alternate(
                 continue
             if job.before:
                 job.before()
-            runs.append(run(job.command))
+            runs.append(run(job.command, limit_s))
     return series
 
 

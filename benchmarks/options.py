@@ -30,6 +30,8 @@ class Options:
     """JSON file for the figures of experiments."""
     cpu: bool = False
     """Tiny models on the CPU in place of a GPU, to see that experiments run."""
+    huge: bool = False
+    """Measure only what takes most of a disk, once."""
 
     @property
     def runs(self) -> int:

@@ -10,6 +10,7 @@ from typing import Final
 from benchmarks import commands, gate, peers
 from benchmarks.inputs import (
     DENSE_SIZES,
+    HUGE,
     LARGE,
     SIZES,
     USUAL,
@@ -22,6 +23,7 @@ from benchmarks.measure import (
     Failed,
     Job,
     Series,
+    alternate,
     alternate_all,
     machine,
     pin,
@@ -37,6 +39,8 @@ KINETO: Final = "PyTorch's profiler, a file for each of 8 ranks"
 TARGET_KINETO_S: Final = 2.0
 TARGET_KINETO_BYTES: Final = 800 * MIB
 DENSE: Final = "2 M"
+TARGET_HUGE_S: Final = 120.0
+_HUGE_LIMIT_S: Final = 3_600.0
 _GROWN: Final = (
     *("kernels", "file MiB", "wall s", "fastest to slowest", "x floor", "µs a kernel"),
     *("user µs", "to the usual", "peak MiB", "bytes a kernel"),
@@ -52,6 +56,9 @@ def run(options: Options) -> int:
     try:
         if options.check:
             return gate.check(options)
+        if options.huge:
+            _huge()
+            return 0
         _whole_command(options.runs)
         _formats(options.runs)
         _growth(options)
@@ -125,7 +132,8 @@ def _formats(turns: int) -> None:
 
 
 def _growth(options: Options) -> None:
-    sizes = [size for size in SIZES if options.large or size not in LARGE]
+    left_out = (HUGE,) if options.large else (HUGE, *LARGE)
+    sizes = [size for size in SIZES if size not in left_out]
     title = "Growth: gputrace analyze FILE --json by kernels (linear: the same time a kernel)"
     series = _by_size(title, "nsys", sizes, USUAL, options.runs)
     first, last = sizes[0], sizes[-1]
@@ -137,6 +145,35 @@ def _dense(options: Options) -> None:
     sizes = [size for size in DENSE_SIZES if options.large or size == DENSE]
     title = "Launch-bound, one GPU: gputrace analyze FILE --json by kernels"
     _by_size(title, "dense", sizes, DENSE, options.runs)
+
+
+def _huge() -> None:
+    """What does not fit into memory, by one process, once."""
+    path = nsys_export(HUGE)
+    jobs = [commands.analyze(path), commands.floor(path)]
+    series = alternate(jobs, 1, limit_s=_HUGE_LIMIT_S)
+    if failed := next((one for one in series.values() if one.runs[0].code), None):
+        raise Failed(failed.runs[0].error.strip()[-500:])
+    kernels, calls = commands.rows(series[commands.FLOOR])
+    analysis = series[commands.ANALYZE]
+    commands.require_right(analysis, kernels)
+    ran = analysis.runs[0]
+    size = mebibytes(path.stat().st_size)
+    show(
+        f"Out of core: {kernels:,} kernels, {calls:,} CUDA calls, {size} MiB",
+        ("command", "wall s", "user s", "system s", "peak MiB", "anonymous MiB"),
+        [
+            (
+                label,
+                *map(seconds, (one.wall_s, one.runs[0].user_s, one.runs[0].system_s)),
+                *map(mebibytes, (one.peak_bytes, one.anonymous_bytes)),
+            )
+            for label, one in series.items()
+        ],
+    )
+    processor_s = ran.user_s + ran.system_s
+    print(f"\n  Target {TARGET_HUGE_S:.0f} s: {verdict(ran.wall_s < TARGET_HUGE_S)}", end="; ")
+    print(f"by the processor's time: {verdict(processor_s < TARGET_HUGE_S)}")
 
 
 def _by_size(

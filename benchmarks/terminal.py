@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from benchmarks.measure import ROOT, Failed
+from benchmarks.processes import cpu_s, folder_of
 
 QUIET_S: Final = 0.25
 """A screen that has been still for so long is done."""
@@ -39,7 +40,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
-        self._began = time.perf_counter()
+        self._began, self._seen = time.perf_counter(), b""
         self._process = subprocess.Popen(
             command,
             stdin=slave,
@@ -51,14 +52,16 @@ class Terminal:
         )
         os.close(slave)
 
-    def until(self, text: str) -> float:
-        """Seconds from the start until a text is drawn; raises Failed where it never is."""
-        seen = b""
+    def until(self, text: str) -> Answer:
+        """How long from the start until a text is drawn, by the clock and of the processor in all
+        threads; raises Failed where it never is.
+        """
         while time.perf_counter() - self._began < _LIMIT_S:
+            if text.encode() in self._seen:
+                wall_s = time.perf_counter() - self._began
+                return Answer(wall_s, cpu_s(folder_of(self._process.pid)))
             part = self._read(1.0)
-            seen += part
-            if text.encode() in seen:
-                return time.perf_counter() - self._began
+            self._seen += part
             if not part and self._process.poll() is not None:
                 break
         raise Failed(f"{text!r} was never drawn")

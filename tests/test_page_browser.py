@@ -410,6 +410,76 @@ def test_what_moves_too_fast_to_be_drawn_in_full_is_when_it_stands(
     browser.until(f"Math.abs({BARS}.left.length - {full}) < {full} * 0.1")
 
 
+def test_a_drag_moves_the_lanes_at_once_and_the_charts_when_it_rests(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.until("document.body.dataset.rows")
+    browser.run("document.getElementById('lanes').scrollIntoView()")
+    browser.run("document.querySelector('[data-do=in]').click()")
+    before = shown(browser)
+    left, top, width, height = browser.run(
+        "(box => [box.x, box.y, box.width, box.height])"
+        "(document.getElementById('timeline').getBoundingClientRect())"
+    )
+
+    def mouse(kind: str, x: float, **more: Any) -> None:
+        at = {"x": left + x, "y": top + height / 2}
+        browser.ask("Input.dispatchMouseEvent", type=kind, **at, **more)
+
+    mouse("mousePressed", width / 2, button="left", buttons=1, clickCount=1)
+    mouse("mouseMoved", width / 2 - 10, button="left", buttons=1)
+    visible, areas, still = browser.run(f"""(async () => {{
+        const to = x => window.dispatchEvent(new PointerEvent("pointermove", {{ clientX: x }}));
+        to({left + width / 2 - 100});
+        await {FRAME};
+        const canvas = document.querySelector("#timeline canvas.moving");
+        const {{ width, height }} = canvas, areas = {{}};
+        const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+        for (let at = 0; at < pixels.length; at += 4) {{
+            const bytes = [...pixels.slice(at, at + 3)];
+            const color = bytes.map(byte => byte.toString(16).padStart(2, "0")).join("");
+            areas[color] = (areas[color] || 0) + 1;
+        }}
+        return [!canvas.hidden, areas, {SHOWN}];
+    }})()""")
+    assert visible
+    assert still == pytest.approx(before), "the charts wait"
+    mouse("mouseReleased", width / 2 - 100, button="left", clickCount=1)
+    browser.until("document.querySelector('#timeline canvas.moving').hidden")
+    after = shown(browser)
+    assert after[0] > before[0]
+    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+    # Both show as much of each class, but for the words in front.
+    colors, area = browser.run(f"""[{BARS}.color, {BARS}.left.map((left, at) =>
+        (Math.min({BARS}.right[at], {RANGE}.end) - Math.max(left, {RANGE}.start))
+        * ({BARS}.top[at] - {BARS}.bottom[at]))]""")
+    charted = dict.fromkeys(colors, 0.0)
+    for color, size in zip(colors, area, strict=True):
+        charted[color] += size
+    most, next_ = sorted(charted, key=lambda color: -charted[color])[:2]
+    ratio = areas[most[1:]] / areas[next_[1:]]
+    assert ratio == pytest.approx(charted[most] / charted[next_], rel=0.1)
+    assert_nothing_wrong(browser)
+
+
+def test_the_wheel_zooms_at_the_pointer_with_ctrl(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.until("document.body.dataset.rows")
+    before = shown(browser)
+    turn = """document.getElementById("{}").dispatchEvent(new WheelEvent("wheel",
+        {{ deltaY: -100, ctrlKey: {}, clientX: innerWidth / 2, cancelable: true }}))"""
+    assert browser.run(turn.format("timeline", "false")), "the page scrolls"
+    assert not browser.run(turn.format("timeline", "true"))
+    browser.until(f"{SHOWN}[0] > {before[0]} && {SHOWN}[1] < {before[1]}")
+    between = shown(browser)
+    assert not browser.run(turn.format("rows", "true"))
+    browser.until(f"{SHOWN}[0] > {between[0]} && {SHOWN}[1] < {between[1]}")
+    assert_nothing_wrong(browser)
+
+
 def test_every_key_does_what_the_page_says(
     browser: Browser, recording: Callable[[str], Path], tmp_path: Path
 ) -> None:

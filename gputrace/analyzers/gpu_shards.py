@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from gputrace.analyzers.host_calls import (
     CALL_COLUMNS,
     CudaApiCalls,
+    number_threads,
     read_calls,
     recorded_calls,
     sorts_of,
-    thread_keys,
 )
 from gputrace.analyzers.lanes import (
     AnyGpu,
@@ -398,10 +398,10 @@ def spill_operations(
     aside, parts, peers = SpillFile(), [], False
     for events in trace.parts(GPU_KINDS, COLUMNS, progress):
         peers = peers or bool((events.kind == Kind.COPY_PEER).any())
-        parts.append(_part(events, pair_keys(events), aside))
+        parts.append(_part(events, number_ids(pair_keys(events)), aside))
     if peers:  # Peer copies are also rows of the GPU at their other end.
         events = other_ends(trace, COLUMNS)
-        parts.append(_part(events, pair_keys(events), aside))
+        parts.append(_part(events, number_ids(pair_keys(events)), aside))
     work: Counter[int] = Counter()
     for part in parts:
         work.update({key: rows.stop - rows.start for key, rows in part.groups.items()})
@@ -432,7 +432,7 @@ def spill_calls(
         return None
     aside = SpillFile()
     read = trace.parts([Kind.API], CALL_COLUMNS, progress)
-    parts = [_part(events, thread_keys(events), aside) for events in read]
+    parts = [_part(events, number_threads(events), aside) for events in read]
     keys = sorted({key for part in parts for key in part.groups})
     if not keys:
         return None
@@ -495,8 +495,13 @@ class _Part(Struct, frozen=True, dict=True):
         return joined
 
 
-def _part(events: Events, keys: NDArray[np.signedinteger[Any]], scratch: SpillFile) -> _Part:
-    distinct, number = number_ids(keys)
+def _part(
+    events: Events,
+    numbered: tuple[NDArray[np.int64], NDArray[np.signedinteger[Any]]],
+    scratch: SpillFile,
+) -> _Part:
+    """Sort rows by group; ``numbered`` has the keys of the groups, and the index of each row's."""
+    distinct, number = numbered
     kind = np.int16 if len(distinct) < 1 << 15 else np.int64  # Sixteen bits sort in two passes.
     order = np.argsort(number.astype(kind), kind="stable")
     edges = [0, *np.cumsum(np.bincount(number)).tolist()]

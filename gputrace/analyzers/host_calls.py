@@ -191,7 +191,7 @@ def read_calls(
     events = trace.events([Kind.API], CALL_COLUMNS, window, progress)
     if not len(events):
         return None
-    thread = _number_threads(events)
+    thread = number_threads(events)[1]
     order, counts = _order(thread, events.start), np.bincount(thread)
     first = np.cumsum(counts) - counts
     leading = order[first]
@@ -230,10 +230,11 @@ def by_thread(events: Events) -> Events:
     return events.select(np.lexsort((events.start, thread_keys(events))))
 
 
-def _number_threads(events: Events) -> NDArray[np.signedinteger[Any]]:
-    """Return the thread number of each row, in order of process and thread id."""
+def number_threads(events: Events) -> tuple[NDArray[np.int64], NDArray[np.signedinteger[Any]]]:
+    """Return the `thread_keys` of the threads in their order, and the index of each row's."""
     ids, inverse = number_ids(events.thread.astype(np.int64) & 0xFFFFFFFF)
-    return number_ids(events.process.astype(np.int64) * len(ids) + inverse)[1]
+    pairs, numbers = number_ids(events.process.astype(np.int64) * len(ids) + inverse)
+    return pairs // len(ids) << 32 | ids[pairs % len(ids)], numbers
 
 
 def _order(thread: NDArray[np.signedinteger[Any]], start: Times) -> NDArray[np.intp]:

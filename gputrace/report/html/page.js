@@ -111,11 +111,12 @@
     for (const end of ["start", "end"]) board.range.properties[end].change.connect(later);
     rows.forEach((row, at) => row.addEventListener("click", () => choose(at, true)));
     for (const button of document.querySelectorAll("button[data-do]"))
-      button.addEventListener("click", () => act(button.dataset.do));
+      button.addEventListener("click", () => act(button.dataset.do, show));
     document.addEventListener("keydown", key);
     addEventListener("resize", later);
     Object.assign(board, { fold: yes => fold(found, yes), later, hits: markHits, short: text => text.length > labelSize() ? text.slice(0, labelSize() - 1) + "…" : text });
     draw();
+    board.glide = Moving.setUp(found, board, facts, { now: visible, show: put, describe, tell });
     if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; draw(); nameKernels(); document.body.dataset.rows = "yes"; });
   }
 
@@ -226,18 +227,30 @@
     return Object.fromEntries(Object.entries(bars).map(([name, values]) => [name, order.map(at => values[at])]));
   }
 
+  const visible = () => [Math.max(board.range.start * 1e9, facts.start), Math.min(board.range.end * 1e9, facts.end)];
+
+  function tell(from, to) {
+    where.textContent = `${(from / 1e9).toFixed(6)} s to ${(to / 1e9).toFixed(6)} s (${Lanes.told(to - from)})`;
+  }
+
+  // The steps in a window, and the words of steps and gaps.
+  function describe(from, to, px) {
+    const words = { x: [], y: [], text: [], color: [] };
+    nameGaps(from, to, px, words);
+    return { steps: listSteps(from, to, px, words), words };
+  }
+
   function draw() {
-    const from = Math.max(board.range.start * 1e9, facts.start), to = Math.min(board.range.end * 1e9, facts.end);
+    const [from, to] = visible();
     if (!(to > from)) return;
     const px = Math.max((document.getElementById("timeline").clientWidth || 1200) - (narrow() ? 96 : 142), 200);
     const columns = Math.round(px / (board.count > 8 ? 2 : 1.25) / (board.moving ? board.coarse : 1));
     board.detail("bars").data = everything(from, to, columns);
-    const words = { x: [], y: [], text: [], color: [] };
-    nameGaps(from, to, px, words);
-    drawSteps(from, to, px, words);
+    const { steps, words } = describe(from, to, px);
+    board.detail("steps").data = steps;
     board.detail("words").data = words;
     if (board.rows) board.rows.draw(from, to, px);
-    where.textContent = `${(from / 1e9).toFixed(6)} s to ${(to / 1e9).toFixed(6)} s (${Lanes.told(to - from)})`;
+    tell(from, to);
     const coarse = Math.max(...board.lanes.map(own => Lanes.coarsest(own, from, to)));
     document.getElementById("reduced").textContent = coarse > (to - from) / px
       ? ` Here the page keeps the shares of ${Lanes.told(coarse)} at a time, not their order; the listed gaps are kept in full.` : "";
@@ -252,12 +265,12 @@
         if (room <= 0) continue;
         const length = (longer ? "≥ " : "") + Lanes.told(end - start), cause = looks[which].label.slice(6);
         const text = [`${length} ${cause}`, length].find(one => one.length * letterPx <= room);
-        if (text) put(words, (left + right) / 2, bottomOf(at) + Lanes.HEIGHT / 2, text, onto(looks[which].color));
+        if (text) word(words, (left + right) / 2, bottomOf(at) + Lanes.HEIGHT / 2, text, onto(looks[which].color));
       }
     });
   }
 
-  function drawSteps(from, to, px, words) {
+  function listSteps(from, to, px, words) {
     const { left, right, number, phase } = board.steps.data, out = empty(), scale = (to - from) / px;
     for (let at = 0; at < left.length; at++) {
       if (right[at] * 1e9 < from || left[at] * 1e9 > to) continue;
@@ -268,13 +281,13 @@
       const told = phase[at] === "steady" ? "" : ` (${phase[at]})`;
       const text = (number[at] < 0 ? [phase[at]] : [`step ${number[at]}${told}`, `${number[at]}`])
         .find(one => one.length * letterPx <= (high - low) / scale);
-      if (text) put(words, (low + high) / 2, board.count + 0.25, text, "#ffffff");
+      if (text) word(words, (low + high) / 2, board.count + 0.25, text, "#ffffff");
     }
     const { left: l, right: r, bottom, top, color } = out;
-    board.detail("steps").data = { left: l, right: r, bottom, top, color };
+    return { left: l, right: r, bottom, top, color };
   }
 
-  function put(words, at, height, text, color) {
+  function word(words, at, height, text, color) {
     words.x.push(at / 1e9); words.y.push(height); words.text.push(text); words.color.push(color);
   }
 
@@ -290,6 +303,12 @@
   }
 
   function show(from, to) {
+    board.glide.stop();
+    put(from, to);
+  }
+
+  // Lets the charts show a window.
+  function put(from, to) {
     const width = Math.min(Math.max(to - from, facts.shortest), facts.end - facts.start);
     from = Math.min(Math.max(from, facts.start), facts.end - width);
     board.range.setv({ start: from / 1e9, end: (from + width) / 1e9 });
@@ -310,8 +329,8 @@
     if (scroll) toLanes();
   }
 
-  function act(what) {
-    const from = board.range.start * 1e9, to = board.range.end * 1e9, width = to - from, middle = (from + to) / 2;
+  function act(what, show) {
+    const [from, to] = board.glide.view() || [board.range.start * 1e9, board.range.end * 1e9], width = to - from, middle = (from + to) / 2;
     const does = {
       run: () => show(facts.start, facts.end),
       measured: () => { board.fold(true); show(board.strip.start * 1e9, board.strip.end * 1e9); },
@@ -332,7 +351,7 @@
     const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", m: "measured", n: "next", p: "previous" }[event.key];
     if (!what) return;
     event.preventDefault();
-    act(what);
+    act(what, event.repeat ? board.glide.move : show);
     const { top, bottom } = document.getElementById("timeline").getBoundingClientRect();
     if (bottom < 0 || top > innerHeight) toLanes();
   }

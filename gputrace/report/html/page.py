@@ -115,7 +115,7 @@ def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
         "charts": list(charts),
         "classes": class_list(),
         "style": _file("page.css"),
-        "scripts": [_file(name) for name in ("timeline.js", "rows.js", "page.js")],
+        "scripts": [_file(name) for name in ("timeline.js", "rows.js", "moving.js", "page.js")],
         "version": __version__,
         "sources": "",
         "text_columns": TEXT_COLUMNS,

@@ -135,6 +135,30 @@ const Rows = (() => {
         ? "The page holds no names here, only around the listed gaps; gputrace browse has all." : "";
     }
 
+    // The same boxes onto a canvas, while they move.
+    function paint({ context, width, height }, from, to) {
+      const { height: tall, places, heads } = arrange(), scale = (to - from) / width, unit = height / Math.max(tall, 1), words = [];
+      context.fillStyle = facts.ground;
+      context.fillRect(0, 0, width, height);
+      for (const [group, bottom] of heads) words.push([3, height - (bottom + 0.5) * unit, `${facts.lanes[group.lane]}: ${group.name}`, "#c8c8d0"]);
+      for (const [row, lowest] of places) {
+        const drawn = Array(row.height).fill(-1);
+        for (let at = 0; at < row.start.length && row.start[at] < to; at++) {
+          const depth = row.depth[at], end = (row.end[at] - from) / scale;
+          if (end < 0 || end < drawn[depth]) continue;
+          const left = Math.max((row.start[at] - from) / scale, 0), room = Math.max(Math.min(end, width) - left, leastPx / 2);
+          const top = height - (lowest + row.height - depth) * unit, color = colorOf(row, at);
+          drawn[depth] = Math.ceil(left + room);
+          context.fillStyle = color;
+          context.fillRect(left, top, room > 2 * leastPx ? room - 0.6 : room, 0.88 * unit);
+          const most = Math.floor((room - 6) / letterPx), text = most >= 4 ? packed.short[row.name[at]] || unnamed(row, at) : "";
+          if (text) words.push([left + 3, top + unit / 2, text.length <= most ? text : text.slice(0, most - 1) + "…", onto(color)]);
+        }
+      }
+      Object.assign(context, { font: "11px helvetica, sans-serif", textAlign: "left", textBaseline: "middle" });
+      for (const [x, y, text, color] of words) { context.fillStyle = color; context.fillText(text, x, y); }
+    }
+
     const bottomAt = (places, [row, at]) => places.get(row) + row.height - 1 - row.depth[at] + 0.06;
 
     function drawChosen(places) {
@@ -250,7 +274,7 @@ const Rows = (() => {
       const most = (measured.length ? measured : list).reduce((one, other) => length(other) > length(one) ? other : one, list[0]);
       if (most) select(...most, true);
     }
-    return { draw, longest, whole: !packed.within };
+    return { draw, paint, longest, whole: !packed.within };
   }
 
   // The rows in the Trace Event Format, in microseconds.

@@ -105,26 +105,28 @@ const Lanes = (() => {
     }
   }
 
-  // Stretches of idle time at least `least` long that reach into a window, whole: [start, end, the
-  // class with most of it, whether it may be longer]. Beside a cell its end is not known.
-  function gaps(own, from, to, least, idle) {
+  // Stretches of idle time, whole: [start, end, the class with most of it, whether it may be
+  // longer]. Beside a cell its end is not known.
+  function dark(own, idle) {
     const inCell = run => run >= 0 && run < own.kind.length && (own.kind[run] & IN_CELL) !== 0;
-    const dark = run => idle.has(own.kind[run] & CLASS) && !inCell(run);
     const found = [];
-    let run = find(own.edges, from);
-    while (run > 0 && dark(run) && dark(run - 1)) run--;
-    while (run < own.kind.length && own.edges[run] < to) {
-      if (!dark(run)) { run++; continue; }
+    for (let run = 0; run < own.kind.length;) {
       const first = run, most = new Map();
-      for (; run < own.kind.length && dark(run); run++) {
+      for (; run < own.kind.length && idle.has(own.kind[run] & CLASS) && !inCell(run); run++) {
         const which = own.kind[run] & CLASS;
         most.set(which, (most.get(which) || 0) + own.edges[run + 1] - own.edges[run]);
       }
-      if (own.edges[run] - own.edges[first] >= least)
-        found.push([own.edges[first], own.edges[run], [...most].reduce((a, b) => (b[1] > a[1] ? b : a))[0],
-          inCell(first - 1) || inCell(run)]);
+      if (run === first) { run++; continue; }
+      found.push([own.edges[first], own.edges[run], [...most].reduce((a, b) => (b[1] > a[1] ? b : a))[0],
+        inCell(first - 1) || inCell(run)]);
     }
     return found;
+  }
+
+  // Those at least `least` long that reach into a window.
+  function gaps(own, from, to, least, idle) {
+    own.dark ||= dark(own, idle);
+    return own.dark.filter(([start, end]) => end - start >= least && end > from && start < to);
   }
 
   // The widest cell in a window of which only shares are known; 0 where there is none.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, Range1d, RangeTool, TapTool, WheelZoomTool
+from bokeh.models import ColumnDataSource, HoverTool, Range1d, RangeTool, TapTool
 from bokeh.plotting import figure
 
 from gputrace.analyzers.kernel_names import short_name
@@ -110,9 +110,7 @@ def _row_figure(shown: Range1d) -> figure:
     """Return the empty chart of streams and threads; the page's script fills it and sets its
     height.
     """
-    plot = new_figure(
-        "rows", 40, x_range=shown, y_range=(0, 1), tools="xpan", active_drag="xpan", margin=0
-    )
+    plot = new_figure("rows", 40, x_range=shown, y_range=(0, 1), tools="", margin=0)
     plot.toolbar_location = None
     plot.update(background_fill_color=GROUND, background_fill_alpha=1, min_border_bottom=0)
     plot.grid.visible = plot.xaxis.visible = False
@@ -128,7 +126,6 @@ def _row_figure(shown: Range1d) -> figure:
     tips.append(("from", "@left{0.000000000} s"))
     plot.add_tools(HoverTool(renderers=[boxes], tooltips=tips, visible=False, attachment="below"))
     plot.add_tools(TapTool(renderers=[boxes], visible=False))
-    plot.add_tools(WheelZoomTool(dimensions="width", modifiers={"ctrl": True}))
     for kind, color in (("hits", "#ffff00"), ("chosen", "#ffffff")):
         source = _empty(f"rows-{kind}", _QUAD[:4])
         plot.quad(*sides, source=source, fill_alpha=0, line_color=color, line_width=2)
@@ -213,8 +210,8 @@ def _figure(scene: Scene, name: str, height: int, x_range: Any) -> figure:
         x_range=x_range,
         y_range=(0, count + (0.5 if name == "timeline" else 0)),
         x_axis_label="seconds",
-        tools="xpan,xbox_zoom" if name == "timeline" else "",
-        active_drag="xpan" if name == "timeline" else None,
+        tools="xbox_zoom" if name == "timeline" else "",
+        active_drag=None,
     )
     plot.update(background_fill_color=GROUND, background_fill_alpha=1)
     plot.grid.visible = False
@@ -225,8 +222,6 @@ def _figure(scene: Scene, name: str, height: int, x_range: Any) -> figure:
     plot.yaxis.update(axis_line_alpha=0, major_tick_line_alpha=0)
     plot.xaxis.formatter.update(use_scientific=False, precision=9, power_limit_high=12)
     _glyphs(plot, name)
-    if name == "timeline":
-        plot.add_tools(WheelZoomTool(dimensions="width", modifiers={"ctrl": True}))
     return plot
 
 
