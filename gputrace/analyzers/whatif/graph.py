@@ -678,8 +678,9 @@ def _alike(graph: Graph, calls: list[Index]) -> Index:
     first = distinct_ids(groups[0][groups[0] >= 0])
     shared = reduce(lambda kept, ids: kept[is_among(kept, ids)], groups[1:], first)
     sections = [np.cumsum(is_among(ids, shared)) for ids in groups]
-    if len({int(section.max(initial=0)) for section in sections}) > 1:
+    last = {int(section.max(initial=0)) for section in sections}
+    if len(last) > 1:
         return np.empty((len(calls), 0), np.int64)
-    counts = np.stack([np.bincount(section) for section in sections])
+    counts = np.stack([np.bincount(section, minlength=max(last) + 1) for section in sections])
     even = (counts == counts[0]).all(axis=0)
     return np.stack([rows[even[section]] for rows, section in zip(calls, sections, strict=True)])
