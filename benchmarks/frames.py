@@ -32,7 +32,7 @@ _PLACE: Final = (
 )
 _STEP_PX: Final = 4
 _CTRL: Final = 2
-"""Of the protocol's modifiers."""
+"""Bit of the modifier keys in the DevTools protocol."""
 Send = Callable[..., None]
 """Sends an event of the mouse, so many pixels to the left of where it began."""
 

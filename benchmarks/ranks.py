@@ -22,7 +22,7 @@ LARGE: Final = "64 ranks of 1 M"
 MANY: Final = "1,000 ranks of 10 k"
 HUGE: Final = ("1,000 ranks of 100 k", "10,000 ranks of 10 k")
 WORKERS: Final = (1, 2)
-"""As many as the cores that commands get."""
+"""Numbers of workers, up to the cores that commands get."""
 ALONE: Final = "one process"
 TARGET_LARGE_S: Final = 40.0
 TARGET_TIMES: Final = 2 / 1.3

@@ -148,7 +148,7 @@ def _dense(options: Options) -> None:
 
 
 def _huge() -> None:
-    """What does not fit into memory, by one process, once."""
+    """Measure one process on a file that does not fit into memory, once."""
     path = nsys_export(HUGE)
     jobs = [commands.analyze(path), commands.floor(path)]
     series = alternate(jobs, 1, limit_s=_HUGE_LIMIT_S)
