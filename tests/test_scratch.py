@@ -114,7 +114,10 @@ def test_the_file_has_no_name_and_ends_with_the_process(tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "gputrace").iterdir()) == []
 
 
-def test_memory_is_given_back_when_another_thing_is_looked_at() -> None:
+def test_memory_is_given_back_when_another_thing_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spill_file, "_KEPT", 1 << 20)
     aside = SpillFile()
     columns = [aside.keep(np.full(1 << 20, number)) for number in range(4)]
     things = LazySequence(columns, aside)

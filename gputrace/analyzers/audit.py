@@ -95,14 +95,12 @@ def _unmatched(shard: Shard) -> list[Missing]:
         return []
     has = np.zeros(len(calls.start), np.bool_)
     for begin, end in find_captures(shard.trace, calls).tolist():
-        process = calls.threads[calls.thread[begin]][0]
-        for thread, (of, _) in enumerate(calls.threads):
-            # What other threads launch meanwhile, as the backward pass, may be captured too.
-            if of == process:
-                first, last = calls.first[thread : thread + 2]
-                edges = calls.start[begin], calls.end[end]
-                meanwhile = first + np.searchsorted(calls.start[first:last], edges)
-                has[slice(*meanwhile)] = True
+        # What other threads launch meanwhile, as the backward pass, may be captured too.
+        for thread in calls.threads_of(calls.threads[calls.thread[begin]][0]):
+            first, last = calls.first[thread : thread + 2]
+            edges = calls.start[begin], calls.end[end]
+            meanwhile = first + np.searchsorted(calls.start[first:last], edges)
+            has[slice(*meanwhile)] = True
     missing: list[Missing] = []
     by_process: dict[int, list[GpuOperations]] = {}
     for operations in shard.operations:
@@ -133,15 +131,9 @@ def _without_operation(
     operations = gpus[0]
     hands_over = np.zeros(len(Call), np.bool_)
     hands_over[[Call.ISSUE, Call.COPY]] = True
-    threads = [number for number, (of, _) in enumerate(calls.threads) if of == process]
-    parts = [slice(calls.first[number], calls.first[number + 1]) for number in threads]
-    rows = np.concatenate(
-        [
-            part.start + np.flatnonzero(hands_over[calls.sort[part]] & (calls.start[part] < until))
-            for part in parts
-        ]
-        or [np.empty(0, np.int64)]
-    )
+    threads = calls.threads_of(process)
+    mine = slice(calls.first[threads.start], calls.first[threads.stop])
+    rows = mine.start + np.flatnonzero(hands_over[calls.sort[mine]] & (calls.start[mine] < until))
     if has[rows].all():
         return
     if operations.windows:

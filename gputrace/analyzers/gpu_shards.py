@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -406,11 +407,13 @@ def spill_operations(
     for part in parts:
         work.update({key: rows.stop - rows.start for key, rows in part.groups.items()})
     keys = {pair_of(key): key for key in work}
+    holding = _holding(parts)
     spilled = []
     for gpu in group_gpus(trace, {pair_of(key): work[key] for key in sorted(work)}):
         mine = [keys[pair] for pair in gpu.pairs]
-        order = np.argsort(_column(parts, mine, "start"), kind="stable")
-        events = Events({name: scratch.keep(_column(parts, mine, name)[order]) for name in COLUMNS})
+        at = [parts[index] for index in sorted({i for key in mine for i in holding[key]})]
+        order = np.argsort(_column(at, mine, "start"), kind="stable")
+        events = Events({name: scratch.keep(_column(at, mine, name)[order]) for name in COLUMNS})
         windows = tuple(trace.recorded(gpu.process)), call_windows(trace, gpu)
         spilled.append(scratch.keep(GpuOperations(gpu, events, classify(trace, events), *windows)))
         aside.let_go()
@@ -418,7 +421,17 @@ def spill_operations(
     return spilled
 
 
+def _holding(parts: Sequence[_Part]) -> dict[int, list[int]]:
+    """Return the indices of the parts that have rows of each group: a file a rank has few."""
+    holding: dict[int, list[int]] = {}
+    for index, part in enumerate(parts):
+        for key in part.groups:
+            holding.setdefault(key, []).append(index)
+    return holding
+
+
 def _column(parts: Sequence[_Part], keys: Sequence[int], name: str) -> Column:
+    """Return a column of some groups, joined of the parts that have rows of them."""
     values = [part.column(keys, name) for part in parts]
     joined: Column = np.concatenate(values, dtype=COLUMN_TYPES[name])
     return joined
@@ -433,11 +446,11 @@ def spill_calls(
     aside = SpillFile()
     read = trace.parts([Kind.API], CALL_COLUMNS, progress)
     parts = [_part(events, number_threads(events), aside) for events in read]
-    keys = sorted({key for part in parts for key in part.groups})
+    holding = _holding(parts)
+    keys = sorted(holding)
     if not keys:
         return None
-    nothing = slice(0, 0)
-    rows_of = [[part.groups.get(key, nothing) for part in parts] for key in keys]
+    rows_of = [[parts[index].groups[key] for index in holding[key]] for key in keys]
     counts = [sum(rows.stop - rows.start for rows in each) for each in rows_of]
     types = {name: COLUMN_TYPES[name] for name in ("start", "end", "name", "correlation", "thread")}
     rooms = {
@@ -446,11 +459,12 @@ def spill_calls(
     }
     rooms["sort"] = scratch.room(np.int8, sum(counts))
     for number, (key, count) in enumerate(zip(keys, counts, strict=True)):
-        order = np.argsort(_column(parts, [key], "start"), kind="stable")
+        at = [parts[index] for index in holding[key]]
+        order = np.argsort(_column(at, [key], "start"), kind="stable")
         for name in ("start", "end", "name", "correlation"):
-            rooms[name].append(_column(parts, [key], name)[order])
+            rooms[name].append(_column(at, [key], name)[order])
         rooms["thread"].append(np.full(count, number, np.int32))
-        rooms["sort"].append(sorts_of(trace, _column(parts, [key], "name")[order]))
+        rooms["sort"].append(sorts_of(trace, _column(at, [key], "name")[order]))
         aside.let_go()
     first = np.append(0, np.cumsum(counts))
     threads = tuple((key >> 32, int(np.int32(np.uint32(key & 0xFFFFFFFF)))) for key in keys)
@@ -459,8 +473,8 @@ def spill_calls(
     by_correlation = {}  # By process, whose threads lie side by side; 0 is no id.
     processes = [process for process, _ in threads]
     for process in sorted(set(processes)):
-        low = int(first[processes.index(process)])
-        high = int(first[len(processes) - processes[::-1].index(process)])
+        low = int(first[bisect_left(processes, process)])
+        high = int(first[bisect_right(processes, process)])
         rows = np.flatnonzero(correlation[low:high] > 0) + low
         if len(rows):
             by_correlation[process] = scratch.keep(IdLookup(correlation[rows], rows))

@@ -65,6 +65,14 @@ def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:
     return dict(found)
 
 
+def spans_by_rank(steps: Iterable[Step]) -> dict[int, dict[int, tuple[int, int]]]:
+    """Return when each step began and ended, by rank and number; on the last of a rank's GPUs."""
+    spans = defaultdict[int, dict[int, tuple[int, int]]](dict)
+    for step in steps:
+        spans[step.rank][step.step] = step.start_ns, step.end_ns
+    return dict(spans)
+
+
 def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
     """For each row, the median of all other rows, column by column; at least two rows."""
     order = np.argsort(values, axis=0, kind="stable")

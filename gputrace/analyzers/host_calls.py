@@ -102,6 +102,12 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
             rows_of[rows] = calls.rows(operations.correlation[rows])
         return rows_of
 
+    def threads_of(self, process: int) -> range:
+        """Return the numbers of a process's threads, which lie side by side."""
+        return range(
+            bisect_left(self.threads, (process,)), bisect_left(self.threads, (process + 1,))
+        )
+
     def of_thread(self, thread: int, *sorts: Call) -> Intervals:
         """Return when a thread was inside calls of some sorts, or of any."""
         edges = self.first[thread : thread + 2]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
+from gputrace.analyzers.grouping import spans_by_rank
 from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
@@ -344,12 +345,13 @@ def measure_throughput(
         steps: on all GPUs.
         unrecorded: length of an unrecorded step as a fraction of a recorded one.
     """
-    rows = []
+    rows, spans_of = [], spans_by_rank(steps)
     for rank, process in sorted(processes.items()):
-        spans = {step.step: step.end_ns - step.start_ns for step in steps if step.rank == rank}
+        spans = spans_of.get(rank, {})
         if (process in work or rank in flop) and spans:
             counted = work.get(process, {})
-            rate = len(spans) * 1e9 / (sum(spans.values()) * unrecorded)
+            total = sum(end - start for start, end in spans.values())
+            rate = len(spans) * 1e9 / (total * unrecorded)
             per_step = {name: counted.get(name) for name in ("samples", "tokens")}
             given = "MFLOP" in counted
             per_step["flop"] = counted["MFLOP"] * 1e6 if given else flop.get(rank)
@@ -413,8 +415,9 @@ def _counted(
     """Yield each rank that has counters and steps, its process, these, and the steps' time and
     number.
     """
+    spans_of = spans_by_rank(steps)
     for rank, process in sorted(processes.items()):
-        spans = {step.step: (step.start_ns, step.end_ns) for step in steps if step.rank == rank}
+        spans = spans_of.get(rank, {})
         if process in counters and spans:
             starts, ends = np.array(list(spans.values()), np.int64).reshape(-1, 2).T
             yield rank, process, counters[process], union(starts, ends), len(spans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Final
@@ -275,10 +276,12 @@ def _waits(
     scratch: SpillFile | None,
 ) -> dict[int, dict[int, Intervals]]:
     """Return when each thread prepared an input copy, by process and thread."""
-    waits = {}
-    for process in dict.fromkeys(of_gpu.gpu.process for of_gpu in operations):
-        gpus = [of_gpu for of_gpu in operations if of_gpu.gpu.process == process]
-        inputs = [of_gpu.events.select(find_input_copies(trace, of_gpu)) for of_gpu in gpus]
+    waits, gpus_of = {}, defaultdict[int, list[int]](list)
+    for index, of_gpu in enumerate(operations):
+        gpus_of[of_gpu.gpu.process].append(index)
+    for process, gpus in gpus_of.items():
+        of_gpus = [operations[index] for index in gpus]
+        inputs = [of_gpu.events.select(find_input_copies(trace, of_gpu)) for of_gpu in of_gpus]
         waits[process] = waits_for_data(calls, inputs)
         if scratch:
             scratch.let_go()

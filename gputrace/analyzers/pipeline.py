@@ -113,11 +113,7 @@ def analyze(
             collectives=facts.collective_totals,
             gaps=find_gaps(
                 gpus,
-                [
-                    lane
-                    for lane, row in zip(gpus.lanes, facts.breakdown, strict=False)
-                    if row in facts.listed
-                ],
+                facts.listed_lanes,
                 all_steps,
                 chosen,
                 options.gaps,

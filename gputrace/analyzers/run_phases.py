@@ -403,11 +403,10 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     if calls is None:
         return {}
     threads = []
-    for index, (process, _) in enumerate(calls.threads):
-        if process == view.operations.gpu.process:
-            low, high = calls.first[index : index + 2].tolist()
-            high = low + int(np.searchsorted(calls.start[low:high], end))
-            threads += [slice(low, high)] if low < high else []
+    for thread in calls.threads_of(view.operations.gpu.process):
+        low, high = calls.first[thread : thread + 2].tolist()
+        high = low + int(np.searchsorted(calls.start[low:high], end))
+        threads += [slice(low, high)] if low < high else []
     if not threads:
         return {}
 

@@ -13,8 +13,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
-from functools import cached_property
-from pathlib import Path
+from functools import cache, cached_property
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
@@ -32,7 +31,7 @@ LARGE: Final = 1 << 30
 _EXTENT: Final = 1 << 28
 """Minimum bytes per mapping, so that few mappings serve many columns."""
 _KEPT: Final = 1 << 27
-"""Bytes of a process, beside what is mapped, that freed columns may be among."""
+"""Bytes, mapped or freed, by which a process may grow until they are released."""
 _SMALL: Final = 1 << 14
 """Bytes below which a column stays in memory."""
 
@@ -61,6 +60,7 @@ class SpillFile:
         weakref.finalize(self, os.close, self._descriptor)
         self._mapped: list[mmap.mmap] = []
         self._free = self._start = self._end = 0
+        self._shared, self._anonymous = _memory()[0], 0
 
     def room(self, kind: Any, length: int) -> Room:
         """Reserve space for a column that is written in parts."""
@@ -102,10 +102,16 @@ class SpillFile:
         return spilled
 
     def let_go(self) -> None:
-        """Release the mapped pages read so far, and much freed memory, to the system."""
-        for mapped in self._mapped:
-            mapped.madvise(mmap.MADV_DONTNEED)
-        _trim()
+        """Release the mapped pages read so far, and freed memory, to the system if it is much."""
+        shared, anonymous = _memory()
+        if shared - self._shared > _KEPT:
+            for mapped in self._mapped:
+                mapped.madvise(mmap.MADV_DONTNEED)
+            self._shared = _memory()[0]
+        if anonymous - self._anonymous > _KEPT:
+            with suppress(OSError, AttributeError):  # Not glibc.
+                ctypes.CDLL(None).malloc_trim(0)
+            self._anonymous = _memory()[1]
 
     def _spill(self, column: Array) -> Array:
         base: Any = column.base
@@ -181,12 +187,19 @@ class Room:
         self._offset += part.nbytes
 
 
-def _trim() -> None:
-    """Give memory that malloc has kept back to the system, where it is more than a few columns."""
-    with suppress(OSError, AttributeError):  # Neither Linux nor glibc.
-        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-        if (resident - shared) * mmap.PAGESIZE > _KEPT:
-            ctypes.CDLL(None).malloc_trim(0)
+@cache
+def _statm() -> int:
+    """Return a descriptor of this process's counts of pages: they are asked for very often."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _memory() -> tuple[int, int]:
+    """Return the bytes of files that this process has mapped and read, and of all else it has."""
+    try:
+        _, resident, shared, *_ = map(int, os.pread(_statm(), 80, 0).split())
+    except OSError:  # Not Linux.
+        return 0, 0
+    return shared * mmap.PAGESIZE, (resident - shared) * mmap.PAGESIZE
 
 
 def _no_room(error: OSError) -> MissingError:

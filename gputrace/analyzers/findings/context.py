@@ -5,6 +5,7 @@ findings of them.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Final
@@ -18,7 +19,7 @@ from gputrace.analyzers.collectives import Collectives, total_collectives
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
 from gputrace.analyzers.gpu_links import Links, Pageable, find_copies, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
 from gputrace.analyzers.host_state import (
     measure_allocators,
     measure_load,
@@ -239,10 +240,13 @@ class Known(Struct, frozen=True, dict=True):
     def _paces(self) -> dict[int, Pace]:
         processes = self.processes
         loads = {load.rank: load for load in self.host_load}
+        spans_of, rows_of = spans_by_rank(self.measured), defaultdict[int, list[Breakdown]](list)
+        for row in self.rows:
+            rows_of[row.rank] += [row] if row.steps else []
         paces = {}
         for rank in processes:
-            rows = [row for row in self.rows if row.rank == rank and row.steps]
-            spans = {step.step: step for step in self.measured if step.rank == rank}.values()
+            rows = rows_of[rank]
+            spans = spans_of.get(rank, {}).values()
             steps = sum(row.steps for row in rows)
             if not steps:
                 continue
@@ -254,7 +258,7 @@ class Known(Struct, frozen=True, dict=True):
                 waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
             step_ns = sum(row.total_ns for row in rows) / steps
             paces[rank] = Pace(
-                union([step.start_ns for step in spans], [step.end_ns for step in spans]),
+                union([start for start, _ in spans], [end for _, end in spans]),
                 len(spans),
                 step_ns,
                 waited_ns / steps,
@@ -281,13 +285,9 @@ class Known(Struct, frozen=True, dict=True):
         phases = self.per_gpu.whole.once(read_phases)
         if not phases or not self.measured:
             return ()
-        of_ranks = []
+        of_ranks, spans_of = [], spans_by_rank(self.measured)
         for rank, process in sorted(self.processes.items()):
-            spans = {
-                step.step: (step.start_ns, step.end_ns)
-                for step in self.measured
-                if step.rank == rank
-            }
+            spans = spans_of.get(rank, {})
             if process in phases and spans:
                 of_rank = measure_phases(
                     phases[process], rank, list(spans.values()), self._idle_of_rank(rank)
@@ -371,6 +371,15 @@ class Known(Struct, frozen=True, dict=True):
         return rows or self.breakdown
 
     @cached_property
+    def listed_lanes(self) -> list[LaneSummary]:
+        """Lanes of the GPUs of `listed`."""
+        return self._lanes_of(self.listed)
+
+    def _lanes_of(self, rows: Sequence[Breakdown]) -> list[LaneSummary]:
+        gpus = {(row.gpu, row.rank) for row in rows}
+        return [lane for lane in self.per_gpu.lanes if (lane.gpu.gpu, lane.gpu.rank) in gpus]
+
+    @cached_property
     def rows(self) -> tuple[Breakdown, ...]:
         """Rows of the breakdown that count: those of the GPUs that do the work.
 
@@ -391,10 +400,7 @@ class Known(Struct, frozen=True, dict=True):
     @cached_property
     def working(self) -> list[LaneSummary]:
         """Lanes of the GPUs that count."""
-        pairs = (
-            zip(self.per_gpu.lanes, self.breakdown, strict=True) if self.per_gpu.operations else ()
-        )
-        return [lane for lane, row in pairs if row in self.rows]
+        return self._lanes_of(self.rows) if self.per_gpu.operations else []
 
     @cached_property
     def copies(self) -> tuple[CopyUse, ...]:

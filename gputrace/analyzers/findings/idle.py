@@ -522,9 +522,13 @@ def _idle_in(gpu: GpuShardView, steps: Sequence[tuple[int, int]]) -> int:
     calls, gaps, total = gpu.calls, gpu.lane.timeline.gaps, 0
     if calls is None:
         return 0
-    processes = {process for process, _ in gpu.operations.gpu.pairs}
-    threads = [number for number, (process, _) in enumerate(calls.threads) if process in processes]
-    allocs = np.flatnonzero((calls.sort == Call.ALLOC) & np.isin(calls.thread, threads))
+    edges = [
+        calls.first[[threads.start, threads.stop]]
+        for threads in map(calls.threads_of, sorted({of for of, _ in gpu.operations.gpu.pairs}))
+    ]
+    allocs = np.concatenate(
+        [low + np.flatnonzero(calls.sort[low:high] == Call.ALLOC) for low, high in edges]
+    )
     for start, end in steps:
         inside = allocs[(calls.start[allocs] >= start) & (calls.end[allocs] <= end)]
         callers = calls.thread[inside]

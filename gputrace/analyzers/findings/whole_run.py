@@ -385,7 +385,8 @@ def _recorded_of_host(gpu: GpuShardView) -> int:
     calls, process = gpu.calls, gpu.operations.gpu.process
     if calls is None:
         return 0
-    mine = np.repeat([of == process for of, _ in calls.threads], np.diff(calls.first))
+    threads = calls.threads_of(process)
+    mine = slice(calls.first[threads.start], calls.first[threads.stop])
     return int(calls.end[mine].max(initial=0) - calls.start[mine].min(initial=2**62))
 
 
