@@ -65,12 +65,13 @@ def analyze(
     of PyTorch's flight recorder, one a rank, say which rank the others wait for.
     """
     import gputrace
+    from gputrace.model import keep_freed_memory
     from gputrace.readers.flight_recorder import is_hang_report
 
     if all(map(is_hang_report, traces)):
         click.echo(_hang(traces, form), nl=False)
         return ExitCode.DONE
-    console.keep_freed_memory()
+    keep_freed_memory()
     with (
         reading(_named(traces)) as progress,
         gputrace.open(

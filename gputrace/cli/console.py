@@ -85,24 +85,6 @@ def reading(name: str) -> AbstractContextManager[Progress | None]:
     return progress_bar(f"reading {name}")
 
 
-def keep_freed_memory() -> None:
-    """Have malloc keep freed columns for the next ones; the system clears all pages it gives."""
-    import ctypes
-
-    with suppress(OSError, AttributeError):  # musl has no mallopt.
-        mallopt = ctypes.CDLL(None).mallopt
-        for option, value in _KEPT.items():
-            mallopt(option, value)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_KEPT = {
-    _M_ARENA_MAX: 1,  # Threads that decode files share what is kept.
-    _M_TRIM_THRESHOLD: 1 << 26,
-    _M_MMAP_THRESHOLD: 1 << 25,
-}
-
-
 class _LateBar:
     """Progress bar that appears, and imports rich, only when work takes long."""
 

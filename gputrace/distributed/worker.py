@@ -31,6 +31,7 @@ from gputrace.analyzers.operations import (
     pair_of,
 )
 from gputrace.errors import GputraceError
+from gputrace.model import keep_freed_memory
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, distinct_ids, number_ids
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, NoGpu, Process, Progress, Quality, Session, Trace
@@ -134,6 +135,7 @@ class OpenFile:
     """File that is open in this process, for one request at a time."""
 
     def __init__(self, file: File) -> None:
+        keep_freed_memory()  # Dask's own settings return each column to the system.
         self.closing = ExitStack()
         self.lock = Lock()
         self.trace = open_trace(Path(file.path), file.keep_going, file.windows)

@@ -1,8 +1,11 @@
-"""Data model that the layers exchange, and the C library of its loops over columns."""
+"""Data model that the layers exchange, the memory of its columns, and the C library of loops over
+them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +16,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LIBRARY: Final = Path(__file__).with_name("_columns.so")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_MALLOC: Final = {
+    _M_ARENA_MAX: 1,  # Threads that decode files share what is kept.
+    _M_TRIM_THRESHOLD: 1 << 26,
+    _M_MMAP_THRESHOLD: 1 << 25,
+}
 
 
 @cache
@@ -47,6 +56,16 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     for function in ("union", "intersection", "difference"):
         getattr(loaded, f"gputrace_{function}").restype = count
     return loaded
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep freed columns for the next ones; the system clears all pages it gives."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):  # musl has no mallopt.
+        mallopt = ctypes.CDLL(None).mallopt
+        for option, value in _MALLOC.items():
+            mallopt(option, value)
 
 
 def address(column: NDArray[Any]) -> int:
