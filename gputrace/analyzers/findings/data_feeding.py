@@ -183,8 +183,9 @@ def _if_cheaper(loader: Loader) -> str:
 
 def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     """Yield how many workers would keep up, or how far more of them get."""
-    now = f"with {loader.workers} {who} still waits {format_ns(loader.wait_ns)} a step"
-    alone = "" if loader.workers else ": the process that trains loads by itself (num_workers=0)"
+    now = "now the process that trains loads by itself (num_workers=0)"
+    if loader.workers:
+        now = f"with {loader.workers} {who} still waits {format_ns(loader.wait_ns)} a step"
     choice, present = loader.better, loader.now
     if choice is not None:
         workers = format_count(choice.workers, "worker")
@@ -192,7 +193,7 @@ def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
         if not loader.keeps_up(choice):
             would = f"leave a wait of {format_ns(choice.wait_ns)} a step"
         yield (
-            f"{workers} would {would}; {now}{alone}",
+            f"{workers} would {would}; {now}",
             f"num_workers={choice.workers} (now {loader.workers})",
         )
     elif present is not None and not loader.keeps_up(present):
