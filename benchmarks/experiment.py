@@ -24,6 +24,7 @@ from benchmarks.commands import gputrace
 from benchmarks.measure import ROOT, Failed, machine
 from benchmarks.options import Options
 from gputrace.collectors.backend import has_driver
+from gputrace.units import format_number
 
 ROUNDS: Final = 3
 LIMIT_S: Final = 600.0
@@ -47,13 +48,6 @@ class Ended:
         return lines[-1][:300] if lines else "it said nothing"
 
 
-def _number(value: float) -> str:
-    """Format with four significant digits or more, and no power of ten."""
-    digits = sum(abs(value) < 10**power for power in (1, 2, 3))
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if digits else text
-
-
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure in several rounds; their range is the noise of the host."""
@@ -70,7 +64,7 @@ class Figure:
         return max(self.rounds) - min(self.rounds)
 
     def __str__(self) -> str:
-        middle, low, high = map(_number, (self.median, min(self.rounds), max(self.rounds)))
+        middle, low, high = map(format_number, (self.median, min(self.rounds), max(self.rounds)))
         return f"{middle} ({low} to {high})"
 
 
@@ -95,9 +89,9 @@ class Check:
         return True if off <= self.allowed else None if off <= self.noise else False
 
     def __str__(self) -> str:
-        found, wanted, allowed = map(_number, (self.found, self.wanted, self.allowed))
+        found, wanted, allowed = map(format_number, (self.found, self.wanted, self.allowed))
         limit = f"{'at most ' if self.at_most else ''}{wanted} ± {allowed}"
-        noise = f", noise {_number(self.noise)}" if self.noise else ""
+        noise = f", noise {format_number(self.noise)}" if self.noise else ""
         verdict = {True: "met", None: "within the noise", False: "MISSED"}[self.met]
         return f"{self.what}: {found}, asked {limit}{noise}: {verdict}"
 
@@ -285,7 +279,7 @@ def completed(command: Sequence[str], limit_s: float = LIMIT_S) -> Ended:
     return ended
 
 
-def told(ran: Ended) -> dict[str, Any]:
+def printed_result(ran: Ended) -> dict[str, Any]:
     """Return the last line of JSON that a program printed."""
     lines = [line for line in ran.output.splitlines() if line.startswith("{")]
     if not lines:
@@ -297,4 +291,4 @@ def told(ran: Ended) -> dict[str, Any]:
 def analysis(trace: Path, *how: str) -> dict[str, Any]:
     """Return what ``gputrace analyze --json`` says of a trace."""
     command = ("env", "GPUTRACE_CACHE=off", *gputrace(), "analyze", str(trace), "--json", *how)
-    return told(completed(command))
+    return printed_result(completed(command))

@@ -224,8 +224,8 @@ def _measure(state: str) -> tuple[float, float] | None:
         # As of a crash, whose signal this names.
         print(f"idle: {state} failed ({ran.returncode}):\n{ran.stderr.strip()[-2000:]}")
         return None
-    told = json.loads(ran.stdout.splitlines()[-1])
-    return told["step_ms"], told["launch_us"]
+    result = json.loads(ran.stdout.splitlines()[-1])
+    return result["step_ms"], result["launch_us"]
 
 
 @contextmanager

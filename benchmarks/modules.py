@@ -26,9 +26,9 @@ from benchmarks.experiment import (
     completed,
     in_turn,
     near,
+    printed_result,
     program,
     recorded,
-    told,
     unfit,
 )
 from benchmarks.measure import MIB
@@ -61,7 +61,7 @@ def _train(options: Options, *more: str) -> tuple[str, ...]:
 def _counts(journal: Journal, options: Options) -> None:
     """Tokens, FLOPs, energy and memory, by what the program counts in recorded runs."""
     variants: dict[str, Callable[[], dict[str, Any]]] = {
-        "bare": lambda: told(completed(_train(options))),
+        "bare": lambda: printed_result(completed(_train(options))),
         "recorded": lambda: _recorded(options),
     }
     found = in_turn(journal, variants, options.runs_or(ROUNDS))
@@ -80,7 +80,7 @@ def _counts(journal: Journal, options: Options) -> None:
 def _recorded(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "t.sqlite")
-        line = told(completed(recorded(trace, _train(options))))
+        line = printed_result(completed(recorded(trace, _train(options))))
         return line | {"report": analysis(trace)}
 
 

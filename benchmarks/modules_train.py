@@ -56,20 +56,20 @@ def main() -> None:
         gputrace.step(tokens=tokens.numel(), samples=options.batch, flop=flop)
     _wait(device)
     seconds = time.perf_counter() - began
-    told: dict[str, Any] = {"step": seconds / (options.steps - options.warmup)}
-    told |= {"tokens_per_s": tokens.numel() / told["step"], "flop_per_s": flop / told["step"]}
+    result: dict[str, Any] = {"step": seconds / (options.steps - options.warmup)}
+    result |= {"tokens_per_s": tokens.numel() / result["step"], "flop_per_s": flop / result["step"]}
     name = torch.cuda.get_device_name() if device == "cuda" else "a CPU"
     peak = next((peak for known, peak in PEAKS.items() if known in name), None)
-    told["mfu"] = peak and told["flop_per_s"] / peak
+    result["mfu"] = peak and result["flop_per_s"] / peak
     after = energy()
-    told["peak_bytes"] = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    told["watts"] = None
+    result["peak_bytes"] = torch.cuda.max_memory_allocated() if device == "cuda" else None
+    result["watts"] = None
     if after is not None and before is not None:
-        told["watts"] = 1e-3 * (after - before) / seconds
+        result["watts"] = 1e-3 * (after - before) / seconds
     if options.profile:
         profiler.stop()
         profiler.export_chrome_trace(options.profile)
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 def _step(model: Any, tokens: Any, device: str) -> Callable[[], None]:

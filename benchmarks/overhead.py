@@ -34,9 +34,9 @@ from benchmarks.experiment import (
     in_turn,
     lacks,
     near,
+    printed_result,
     program,
     recorded,
-    told,
     unfit,
 )
 from benchmarks.options import Options
@@ -180,10 +180,12 @@ def asked(found: Mapping[str, Sequence[Ran]]) -> list[Check]:
     bare, checks = steps["bare"], []
     # Analysis has means, trimmed, of steps; so a clock of its kind is what it is held against.
     means = Figure(tuple(ran.mean_ms for ran in found["bare"]))
-    told = [ran.unrecorded_ms for ran in found["recorded"] if not math.isnan(ran.unrecorded_ms)]
-    if told:
+    estimates = [
+        ran.unrecorded_ms for ran in found["recorded"] if not math.isnan(ran.unrecorded_ms)
+    ]
+    if estimates:
         what = "unrecorded step, ms"
-        checks.append(near(what, statistics.median(told), means, OFF))
+        checks.append(near(what, statistics.median(estimates), means, OFF))
     if "torch.profiler" in steps:
         half = 0.5 * max(steps["torch.profiler"].median - bare.median, 0.0)
         extra = steps["recorded"].median - bare.median
@@ -233,7 +235,7 @@ def _long(journal: Journal, part: str, training: Training, options: Options) -> 
 
 
 def _ran(command: Sequence[str]) -> Ran:
-    line = told(completed(command, LONG_S + 180))
+    line = printed_result(completed(command, LONG_S + 180))
     return Ran(line["mean_ms"], line["median_ms"], line["peak_mib"], line["steps"])
 
 
@@ -279,12 +281,12 @@ def _turned(variant: str, model: str, batch: int) -> Turns:
     words = ["--model", model, "--batch", str(batch), "--turns", turns, "--turn-steps", steps]
     name, *how = variant.split()
     if name == "torch.profiler":
-        line = told(completed(program(str(TRAIN), *words, "--profiler", ranks=2)))
+        line = printed_result(completed(program(str(TRAIN), *words, "--profiler", ranks=2)))
         return Turns(line["off_ms"], line["on_ms"])
     with tempfile.TemporaryDirectory() as folder:
         command = recorded(Path(folder, "t.sqlite"), program(str(TRAIN), *words, ranks=2), *how)
         held = [f"{name}={value}" for name, value in COLLECTOR.items()]
-        line = told(completed(("env", *held, *command)))
+        line = printed_result(completed(("env", *held, *command)))
     return Turns(line["off_ms"], line["on_ms"])
 
 

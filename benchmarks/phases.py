@@ -26,9 +26,9 @@ from benchmarks.experiment import (
     in_turn,
     lacks,
     near,
+    printed_result,
     program,
     recorded,
-    told,
     unfit,
 )
 from benchmarks.measure import Failed
@@ -83,7 +83,7 @@ def _try(journal: Journal, part: str, options: Options) -> None:
 
 
 def _told(command: tuple[str, ...]) -> dict[str, Any]:
-    return told(completed(command))
+    return printed_result(completed(command))
 
 
 def _analyzed(trace: Path, command: tuple[str, ...]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from benchmarks.experiment import (
     completed,
     execute,
     lacks,
+    printed_result,
     program,
-    told,
     unfit,
 )
 from benchmarks.measure import Failed
@@ -120,11 +120,11 @@ def _try(journal: Journal, options: Options, trials: dict[str, list[Trial]], par
         ended = execute((*gputrace(), "try", *how, *cures, "--", *command), budget + 180)
     if ended.code not in (DONE, NOTHING_FASTER):
         raise Failed(f"gputrace try: exit status {ended.code} ({ended.last_words})")
-    rows = [Entry(**row) for row in told(ended)["rows"]]
+    rows = [Entry(**row) for row in printed_result(ended)["rows"]]
     fastest = fastest_of(rows)
     cure = fastest.cure if fastest and fastest.cure in sick.cures else sick.cures[0]
     words = ("--turns", str(TURNS), "--steps", str(sick.steps), "--cured", cure)
-    hand = gains(told(completed((*command, *words)))["pairs"])
+    hand = gains(printed_result(completed((*command, *words)))["pairs"])
     trials[part].append(Trial(fastest, hand))
     for row in rows:
         journal.row(part, ledger=ledger_row(name, row))
