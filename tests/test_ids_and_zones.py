@@ -20,6 +20,7 @@ from gputrace.model.events import (
     distinct_ids,
     is_among,
     number_ids,
+    order_by_group,
     sort_numbers,
 )
 from gputrace.model.options import Window
@@ -64,6 +65,26 @@ def test_numbers_are_sorted(few: list[int], seed: int) -> None:
     expected = np.sort(column)
     sort_numbers(column)
     assert (column == expected).all()
+
+
+@pytest.mark.usefixtures("columns")
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-9, 9)), max_size=40), st.booleans())
+def test_rows_come_by_group_then_start_then_as_they_are(
+    rows: list[tuple[int, int]], is_sorted: bool
+) -> None:
+    rows = sorted(rows, key=lambda row: row[1]) if is_sorted else rows
+    group, start = np.array(rows, np.int64).reshape(-1, 2).T
+    order, edges = order_by_group(group.astype(np.int16), 6, start)
+    assert order.tolist() == sorted(range(len(rows)), key=rows.__getitem__)
+    begins = [sum(of < number for of, _ in rows) for number in range(7)]
+    assert edges.tolist() == begins
+
+
+@pytest.mark.usefixtures("columns")
+def test_a_row_of_no_group_is_refused() -> None:
+    for group in (-1, 2):
+        with pytest.raises(ValueError, match="beyond 2"):
+            order_by_group(np.array([0, group]), 2, np.zeros(2, np.int64))
 
 
 @given(ids(), ids(), st.sampled_from([np.int16, np.int32, np.int64]))

@@ -11,7 +11,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gputrace.model
-from gputrace.model.intervals import EMPTY, Intervals, number_windows, search, union, union_of
+from gputrace.model.intervals import (
+    EMPTY,
+    Intervals,
+    merge_touching,
+    number_windows,
+    search,
+    union,
+    union_of,
+)
 
 pytestmark = pytest.mark.usefixtures("columns")
 
@@ -83,7 +91,8 @@ def test_times_are_searched_before_and_after_their_equals(
 
 
 @given(ROWS, ROWS)
-def test_intersection_and_difference_are_those_of_sets(first: Rows, second: Rows) -> None:
+def test_what_is_made_of_two_sets_is_as_of_python_s(first: Rows, second: Rows) -> None:
+    assert members(merge_touching(of(first), of(second))) == covered(first) | covered(second)
     assert members(of(first).intersection(of(second))) == covered(first) & covered(second)
     assert members(of(first).difference(of(second))) == covered(first) - covered(second)
 

@@ -7,6 +7,8 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,13 @@ from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph, find_waits
 from gputrace.analyzers.whatif.calibration import Calibration, Pair, calibrate, pairs
 from gputrace.analyzers.whatif.graph import Graph, Items, Recorded, replay, with_quick_host
-from gputrace.analyzers.whatif.step_rows import MOST_ITEMS, choose_steps, read_rows, when_issued
+from gputrace.analyzers.whatif.step_rows import (
+    MOST_ITEMS,
+    choose_steps,
+    find_instances,
+    read_rows,
+    when_issued,
+)
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, WhatIf
 from gputrace.readers.registry import open_trace
@@ -331,3 +339,21 @@ def test_a_prediction_says_how_many_pairs_its_range_allows_for(tmp_path: Path) -
     predicted = cures(written(PLANTED["prefetch"], tmp_path))["prefetch"]
     assert predicted.pairs == calibrate("prefetch").pairs >= 4
     assert predicted.high_ns >= min(1.2 * predicted.step_ns, predicted.now_ns)
+
+
+_FEW = st.integers(0, 3)
+_MATCHED = st.lists(st.tuples(_FEW, _FEW, _FEW, st.integers(0, 99)))
+
+
+@given(_MATCHED, st.lists(st.tuples(_FEW, _FEW, _FEW)))
+def test_an_operation_is_of_the_collective_of_its_gpu_start_and_id(
+    matched: list[tuple[int, int, int, int]], rows: list[tuple[int, int, int]]
+) -> None:
+    known = {row[:3]: row[3] for row in matched}
+    columns = np.array(matched, np.int64).reshape(-1, 4).T
+    names = "lane", "start", "correlation", "instance"
+    collectives: Any = SimpleNamespace(**dict(zip(names, columns, strict=True)))
+    gpu, start, correlation = np.array(rows, np.int64).reshape(-1, 3).T
+    events: Any = SimpleNamespace(start=start, correlation=correlation)
+    found = find_instances(collectives, events, gpu, 4)
+    assert found.tolist() == [known.get(row, -1) for row in rows]

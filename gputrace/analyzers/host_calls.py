@@ -12,7 +12,17 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.model.events import Events, IdLookup, Kind, Mask, distinct_ids, is_among, number_ids
+from gputrace.model.events import (
+    Column,
+    Events,
+    IdLookup,
+    Kind,
+    Mask,
+    distinct_ids,
+    is_among,
+    number_ids,
+    order_by_group,
+)
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -197,19 +207,17 @@ def read_calls(
     events = trace.events([Kind.API], CALL_COLUMNS, window, progress)
     if not len(events):
         return None
-    thread = number_threads(events)[1]
-    order, counts = _order(thread, events.start), np.bincount(thread)
-    first = np.cumsum(counts) - counts
-    leading = order[first]
+    threads, thread = number_threads(events)
+    order, edges = order_by_group(thread, len(threads), events.start)
+    leading = order[edges[:-1]]
     process, ids = events.process[leading].tolist(), events.thread[leading].tolist()
     events = events.having("start", "end", "name", "correlation").take_away(order)
-    edges = np.append(first, len(events))
     return CudaApiCalls(
         start=events.start,
         end=events.end,
         name=events.name,
         sort=sorts_of(trace, events.name),
-        thread=np.repeat(np.arange(len(first), dtype=np.int32), counts),
+        thread=np.repeat(np.arange(len(threads), dtype=np.int32), np.diff(edges)),
         threads=tuple(zip(process, ids, strict=True)),
         first=edges,
         _by_correlation=_correlations(events.correlation, process, edges.tolist()),
@@ -238,22 +246,12 @@ def by_thread(events: Events) -> Events:
 
 def number_threads(events: Events) -> tuple[NDArray[np.int64], NDArray[np.signedinteger[Any]]]:
     """Return the `thread_keys` of the threads in their order, and the index of each row's."""
-    ids, inverse = number_ids(events.thread.astype(np.int64) & 0xFFFFFFFF)
+    thread: Column = events.thread
+    if len(thread) and thread.min() < 0:
+        thread = thread.astype(np.int64) & 0xFFFFFFFF
+    ids, inverse = number_ids(thread)
     pairs, numbers = number_ids(events.process.astype(np.int64) * len(ids) + inverse)
     return pairs // len(ids) << 32 | ids[pairs % len(ids)], numbers
-
-
-def _order(thread: NDArray[np.signedinteger[Any]], start: Times) -> NDArray[np.intp]:
-    """Return the rows by thread, then start; recorders write those of a thread in order."""
-    kind = np.int16 if int(thread.max()) < 1 << 15 else np.int64  # Sixteen bits sort in two passes.
-    thread = thread.astype(kind)
-    by_thread = np.argsort(thread, kind="stable")
-    ordered = start[by_thread]
-    earlier = np.flatnonzero(ordered[1:] < ordered[:-1]) + 1
-    if (thread[by_thread[earlier]] != thread[by_thread[earlier - 1]]).all():
-        return by_thread
-    by_start = np.argsort(start, kind="stable")
-    return by_start[np.argsort(thread[by_start], kind="stable")]
 
 
 def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:

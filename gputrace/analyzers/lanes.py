@@ -28,7 +28,7 @@ from gputrace.analyzers.steps import FoundSteps, find_input_copies
 from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, is_among
-from gputrace.model.intervals import EMPTY, Intervals, Times, union, union_of
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union, union_of
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
@@ -95,10 +95,7 @@ def build_timeline(operations: GpuOperations, window: Window | None = None) -> T
     for which in OperationClass:
         times = union_of(start, end, operations.classes, range(which, which + 1))
         classes.append(times.difference(busy))
-        if len(times) and len(busy):
-            # The union of all rows so far is quicker than merging the new ones into `busy`.
-            times = union_of(start, end, operations.classes, range(which + 1))
-        busy = times if len(times) else busy
+        busy = merge_touching(busy, times)
     return Timeline(
         operations.gpu,
         span,

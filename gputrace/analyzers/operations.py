@@ -23,6 +23,7 @@ from gputrace.model.events import (
     distinct_ids,
     is_among,
     number_ids,
+    order_by_group,
 )
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
@@ -152,9 +153,7 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
         return []
     classes = classify(trace, events)
     gpus, gpu_index = find_gpus(trace, events)
-    rows = np.argsort(events.start, kind="stable")
-    rows = rows[np.argsort(gpu_index[rows], kind="stable")]  # Sixteen bits sort in two passes.
-    edges = [0, *np.cumsum(np.bincount(gpu_index)).tolist()]
+    rows, edges = order_by_group(gpu_index, len(gpus), events.start)
     events, classes = events.having(*COLUMNS).take_away(rows), classes.take(rows)
     return [
         GpuOperations(
@@ -164,7 +163,7 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
             tuple(trace.recorded(gpu.process)),
             call_windows(trace, gpu),
         )
-        for gpu, (first, end) in zip(gpus, pairwise(edges), strict=True)
+        for gpu, (first, end) in zip(gpus, pairwise(edges.tolist()), strict=True)
     ]
 
 
@@ -272,7 +271,7 @@ def _physical(
     return np.array([known[pair] for pair in pairs], np.int16)
 
 
-def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int16]]:
+def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int32]]:
     """Return the active GPUs, in order of host and index, and the index of each event's GPU.
 
     Needs the columns ``process`` and ``device``.
@@ -281,7 +280,7 @@ def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int16
     pairs = [pair_of(key) for key in distinct.tolist()]
     gpus = group_gpus(trace, dict(zip(pairs, np.bincount(where).tolist(), strict=True)))
     owner = {pair: index for index, gpu in enumerate(gpus) for pair in gpu.pairs}
-    return gpus, np.array([owner[pair] for pair in pairs], np.int16).take(where)
+    return gpus, np.array([owner[pair] for pair in pairs], np.int32).take(where)
 
 
 _Pair = tuple[int, int]

@@ -51,13 +51,16 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.gputrace_contains.argtypes = (*of_set, pointer, count, pointer)
     loaded.gputrace_intersection.argtypes = (*of_set, *of_set, pointer, pointer)
     loaded.gputrace_difference.argtypes = (*of_set, *of_set, pointer, pointer)
+    loaded.gputrace_merge.argtypes = (*of_set, *of_set, pointer, pointer)
+    loaded.gputrace_cover.argtypes = (*of_set, pointer)
     loaded.gputrace_before.argtypes = (pointer, *of_set, pointer, count, pointer)
     loaded.gputrace_search.argtypes = (pointer, count, pointer, count, width, pointer)
+    loaded.gputrace_group.argtypes = (*of_set, count, *(pointer,) * 3)
     loaded.gputrace_sort.argtypes = (pointer, pointer, count)
     loaded.gputrace_mark.argtypes = ids
     for name in ("index", "look_up"):
         getattr(loaded, f"gputrace_{name}").argtypes = (*ids, width, pointer)
-    for function in ("union", "intersection", "difference"):
+    for function in ("union", "intersection", "difference", "merge"):
         getattr(loaded, f"gputrace_{function}").restype = count
     return loaded
 

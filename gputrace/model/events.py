@@ -283,6 +283,33 @@ def number_ids(ids: Column) -> tuple[NDArray[np.int64], NDArray[np.signedinteger
     return distinct, _look_up(ids, low, index_of)
 
 
+def order_by_group(
+    group: Column, groups: int, start: NDArray[np.int64]
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """Return the rows in order of group and start, equal ones as they are, and where in them each
+    group begins, with the end of the last one.
+
+    Args:
+        group: numbers from 0 to below ``groups``.
+        groups: number of groups.
+        start: nanoseconds, by row. Sorted within a group they cost next to nothing.
+    """
+    edges = np.zeros(groups + 1, np.int64)
+    if len(group) and not 0 <= group.min() <= group.max() < groups:
+        raise ValueError(f"a group beyond {groups}")
+    if (native := library()) is None:
+        np.cumsum(np.bincount(group, minlength=groups), out=edges[1:])
+        return np.lexsort((start, group)), edges
+    group, start = np.ascontiguousarray(group, np.int32), np.ascontiguousarray(start)
+    order, falls = np.empty(len(group), np.intp), np.empty((2, groups), np.int64)
+    room = address(order), address(edges[1:]), address(falls)
+    native.gputrace_group(address(group), address(start), len(group), groups, *room)
+    for number in np.flatnonzero(falls[0]).tolist():
+        rows = order[edges[number] : edges[number + 1]]
+        rows[:] = rows[np.argsort(start[rows], kind="stable")]
+    return order, edges
+
+
 class IdLookup:
     """Index of the first row of each id: a direct table for dense ids, else a binary search."""
 

@@ -54,6 +54,10 @@ class Intervals(Struct, frozen=True, dict=True):
     @cached_property
     def _covered(self) -> Times:
         """Nanoseconds of the set before each interval, and at the end all of them."""
+        if (native := library()) is not None:
+            covered = np.empty(len(self) + 1, np.int64)
+            native.gputrace_cover(*self._in_memory, address(covered))
+            return covered
         covered = np.zeros(len(self) + 1, np.int64)
         np.subtract(self.end, self.start, out=covered[1:])
         np.cumsum(covered, out=covered)
@@ -202,8 +206,13 @@ def _written(function: Any, one: Intervals, other: Intervals) -> Intervals:
     """Return the set that a function of the C library makes of two."""
     found = np.empty((2, len(one) + len(other)), np.int64)
     at = address(found)
-    count = function(*one._in_memory, *other._in_memory, at, at + found.strides[0])
-    return Intervals(*found[:, :count].copy())
+    return _kept(found, function(*one._in_memory, *other._in_memory, at, at + found.strides[0]))
+
+
+def _kept(found: Times, count: int) -> Intervals:
+    """Return the first intervals of those that there is room for, in no more than twice theirs."""
+    kept = found[:, :count]
+    return Intervals(*(kept if 2 * count > found.shape[1] else kept.copy()))
 
 
 def _pairs(first: IndexArray, end: IndexArray) -> tuple[IndexArray, IndexArray]:
@@ -226,6 +235,10 @@ def _merged(first: Intervals, second: Intervals) -> Intervals:
 
 def merge_touching(first: Intervals, second: Intervals) -> Intervals:
     """Return the nanoseconds that are in either set."""
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    if (native := library()) is not None:
+        return _written(native.gputrace_merge, first, second)
     few, many = sorted((first, second), key=len)
     both = _merged(many, few.difference(many))
     apart = both.start[1:] > both.end[:-1]
@@ -289,4 +302,4 @@ def _joined(
     count = native.gputrace_union(
         address(start), address(end), len(start), *which, at, at + found.strides[0]
     )
-    return None if count < 0 else Intervals(*found[:, :count].copy())
+    return None if count < 0 else _kept(found, count)

@@ -37,7 +37,9 @@ int main(int count, char **words) {
         fill(start, end, mine), fill(other_start, other_end, others);
         gputrace_intersection(start, end, mine, other_start, other_end, others, from, to);
         gputrace_difference(start, end, mine, other_start, other_end, others, from, to);
+        gputrace_merge(start, end, mine, other_start, other_end, others, from, to);
         int64_t *found = column(others), *covered = column(mine + 1);
+        gputrace_cover(start, end, mine, covered);
         for (int64_t i = 0; i <= mine; i++) covered[i] = draw(1000);
         gputrace_before(start, end, covered, mine, other_start, others, found);
         gputrace_contains(start, end, mine, other_start, others, (uint8_t *)found);
@@ -48,6 +50,10 @@ int main(int count, char **words) {
         for (int64_t i = 0; i < mine; i++) group[i] = (int8_t)draw(4);
         gputrace_union(start, end, mine, group, first, first + 2, joined, ends);
         gputrace_union(start, end, mine, NULL, 0, 0, joined, ends) < 0 ? unsorted++ : sorted++;
+        int32_t *number = calloc((size_t)mine + 1, 4);
+        for (int64_t i = 0; i < mine; i++) number[i] = (int32_t)draw(4) - !draw(99);
+        int64_t groups = 3 + draw(2), *edges = column(groups), *falls = column(2 * groups);
+        gputrace_group(number, start, mine, groups, joined, edges, falls);
         int32_t width = 1 << draw(4);
         int64_t size = draw(300), low = draw(2) ? draw(200) - 100 : INT64_MIN + draw(5);
         int64_t many = mine * 8 / width;
@@ -63,7 +69,7 @@ int main(int count, char **words) {
             if (start[i] < start[i - 1]) return 1;
         free(start), free(end), free(to), free(from), free(other_start), free(other_end);
         free(found), free(covered), free(joined), free(ends), free(marks), free(table), free(entries);
-        free(group), free(rows);
+        free(group), free(rows), free(number), free(edges), free(falls);
     }
     printf("%ld %ld\n", sorted, unsorted);
     return 0;

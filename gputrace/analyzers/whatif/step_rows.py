@@ -200,7 +200,7 @@ def read_rows(
         gpu=gpu[rows],
         step=step[rows],
         call=issued,
-        collective=_collectives(collectives, events, gpu[rows], len(known)),
+        collective=find_instances(collectives, events, gpu[rows], len(known)),
         gathers=distinct_ids(collectives.instance[gathers]).astype(np.int64),
         steps=steps,
     )
@@ -210,19 +210,27 @@ def _span(windows: StepWindows, steps: range) -> Window:
     return Window(int(windows.start[steps.start]), int(windows.end[steps.stop - 1]))
 
 
-def _collectives(
+def find_instances(
     collectives: Collectives, events: Events, gpu: NDArray[np.int64], gpus: int
 ) -> NDArray[np.int64]:
     """Return the collective of each row, identified by GPU, start and correlation."""
-    instances = np.full(len(events), -1, np.int64)
+    instances = np.full(len(gpu), -1, np.int64)
     by_lane = zip(rows_by(collectives.lane, gpus), rows_by(gpu, gpus), strict=True)
     for mine, rows in by_lane:
-        starts = collectives.start[mine].tolist()
-        keys = zip(starts, collectives.correlation[mine].tolist(), strict=True)
-        number = dict(zip(keys, collectives.instance[mine].tolist(), strict=True))
-        rows = rows[is_among(events.start[rows], starts)]
-        pairs = zip(events.start[rows].tolist(), events.correlation[rows].tolist(), strict=True)
-        instances[rows] = [number.get(pair, -1) for pair in pairs]
+        if not len(mine) or not len(rows):
+            continue
+        mine = mine[np.argsort(collectives.start[mine], kind="stable")]
+        starts, start = collectives.start[mine], events.start[rows]
+        # Of several that start at a time, the last one of the same id.
+        at = np.searchsorted(starts, start, "right") - 1
+        sought = np.flatnonzero((at >= 0) & (starts[at] == start))
+        while len(sought):
+            known, row = mine[at[sought]], rows[sought]
+            same = collectives.correlation[known] == events.correlation[row]
+            instances[row[same]] = collectives.instance[known[same]]
+            sought = sought[~same]
+            at[sought] -= 1
+            sought = sought[(at[sought] >= 0) & (starts[at[sought]] == start[sought])]
     return instances
 
 

@@ -6,6 +6,7 @@
 // written: the caller sees to it.
 
 #include <stdint.h>
+#include <string.h>
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -92,6 +93,43 @@ EXPORTED int64_t gputrace_difference(const int64_t *start, const int64_t *end, i
     return left;
 }
 
+// Appends the intervals of a set from `i` to below `until` to a set of `joined`, which none of them
+// starts before; returns how many there are then.
+static int64_t append(const int64_t *start, const int64_t *end, int64_t i, int64_t until,
+                      int64_t *starts, int64_t *ends, int64_t joined) {
+    for (; joined && i < until && start[i] <= ends[joined - 1]; i++)
+        if (end[i] > ends[joined - 1]) ends[joined - 1] = end[i];
+    memcpy(starts + joined, start + i, (size_t)(until - i) * sizeof *starts);
+    memcpy(ends + joined, end + i, (size_t)(until - i) * sizeof *ends);
+    return joined + until - i;
+}
+
+// Writes what is in either set, at most one interval for each of both; returns how many.
+EXPORTED int64_t gputrace_merge(const int64_t *start, const int64_t *end, int64_t count,
+                                const int64_t *other_start, const int64_t *other_end,
+                                int64_t others, int64_t *starts, int64_t *ends) {
+    int64_t i = 0, j = 0, joined = 0;
+    while (i < count && j < others) {
+        int64_t until = after(start, i, count, other_start[j]);
+        joined = append(start, end, i, until, starts, ends, joined);
+        i = until;
+        if (i == count) break;
+        until = after(other_start, j, others, start[i]);
+        joined = append(other_start, other_end, j, until, starts, ends, joined);
+        j = until;
+    }
+    joined = append(start, end, i, count, starts, ends, joined);
+    return append(other_start, other_end, j, others, starts, ends, joined);
+}
+
+// Writes how much of a set lies before each interval, and at the end all of it.
+EXPORTED void gputrace_cover(const int64_t *start, const int64_t *end, int64_t count,
+                             int64_t *covered) {
+    uint64_t sum = covered[0] = 0;
+    for (int64_t i = 0; i < count; i++)
+        covered[i + 1] = (int64_t)(sum += (uint64_t)end[i] - (uint64_t)start[i]);
+}
+
 // Writes how much of a set lies before each time; `covered` has how much lies before each interval.
 EXPORTED void gputrace_before(const int64_t *start, const int64_t *end, const int64_t *covered,
                               int64_t count, const int64_t *times, int64_t asked, int64_t *before) {
@@ -125,6 +163,30 @@ EXPORTED void gputrace_search(const int64_t *sorted, int64_t count, const int64_
         if (after_equals) i = after(sorted, i, count, times[k]);
         else i = times[k] == INT64_MIN ? 0 : after(sorted, i, count, times[k] - 1);
         places[k] = i;
+    }
+}
+
+// Writes the rows in order of group, from 0 to below `groups`, those of one as they are, and where
+// each group's rows end; `falls` becomes whether starts fall in it, and has another `groups` numbers
+// of room. Writes no order if there is another group.
+EXPORTED void gputrace_group(const int32_t *group, const int64_t *start, int64_t count,
+                             int64_t groups, int64_t *order, int64_t *ends, int64_t *falls) {
+    int64_t *last = falls + groups;
+    for (int64_t g = 0; g < groups; g++) ends[g] = falls[g] = 0, last[g] = INT64_MIN;
+    for (int64_t i = 0; i < count; i++) {
+        if (group[i] < 0 || group[i] >= groups) return;
+        ends[group[i]]++;
+    }
+    for (int64_t g = 0, at = 0; g < groups; g++) {
+        int64_t many = ends[g];
+        ends[g] = at;
+        at += many;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int32_t g = group[i];
+        order[ends[g]++] = i;
+        falls[g] |= start[i] < last[g];
+        last[g] = start[i];
     }
 }
 
