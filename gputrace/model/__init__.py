@@ -16,16 +16,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LIBRARY: Final = Path(__file__).with_name("_columns.so")
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MALLOC: Final = {
     _M_ARENA_MAX: 1,  # Threads that decode files share what is kept.
-    _M_TRIM_THRESHOLD: 1 << 30,
-    _M_MMAP_MAX: 0,
+    _M_TRIM_THRESHOLD: 1 << 26,
+    _M_MMAP_THRESHOLD: 1 << 25,
 }
-_RESERVED: Final = 1 << 28
-"""Bytes of addresses of the first columns, which the system backs by large pages."""
-_LARGE_PAGE: Final = 1 << 21
-_MADV_HUGEPAGE: Final = 14
 
 
 @cache
@@ -66,21 +62,13 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep freed columns for the next ones, and take large pages for them: the system
-    clears all pages it gives, and each small one costs as much again to be given.
-    """
-    from ctypes import CDLL, c_size_t, c_void_p
+    """Have malloc keep freed columns for the next ones; the system clears all pages it gives."""
+    import ctypes
 
     with suppress(OSError, AttributeError):  # musl has no mallopt.
-        system = CDLL(None)
+        mallopt = ctypes.CDLL(None).mallopt
         for option, value in _MALLOC.items():
-            system.mallopt(option, value)
-        system.malloc.restype = c_void_p
-        if reserved := system.malloc(c_size_t(_RESERVED)):
-            first = -(-reserved // _LARGE_PAGE) * _LARGE_PAGE
-            length = c_size_t(reserved + _RESERVED - first)
-            system.madvise(c_void_p(first), length, _MADV_HUGEPAGE)
-            system.free(c_void_p(reserved))
+            mallopt(option, value)
 
 
 def address(column: NDArray[Any]) -> int:
