@@ -352,8 +352,9 @@ def _sum_up(view: GpuShardView, windows: Intervals, numbers: Mapping[int, int]) 
     lengths = operations.end - operations.start
     rows, sort = compared(operations, windows, numbers)
     amount = _sums(sort, np.where(sort < 0, operations.events.bytes[rows], 1))
-    talking = (kinds == Kind.KERNEL) & (operations.classes == OperationClass.COMMUNICATION)
-    talking &= windows.contains(operations.start)
+    talks = (kinds == Kind.KERNEL) & (operations.classes == OperationClass.COMMUNICATION)
+    talking = np.flatnonzero(talks)
+    talking = talking[windows.contains(operations.start[talking])]
     from_host = lengths[kinds == Kind.COPY_H2D]
     return amount, _sums(sort, lengths[rows]), int(lengths[talking].sum()), int(from_host.sum())
 

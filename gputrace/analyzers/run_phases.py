@@ -456,13 +456,13 @@ def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) 
     A search runs one algorithm after another, those that are chosen among them.
     """
     kernels, names = ops.events.kind == Kind.KERNEL, ops.events.name
-    early = kernels & (ops.start < windows.end[warmup - 1])
-    later = kernels & (ops.start >= windows.start[warmup])
-    only = np.setdiff1d(distinct_ids(names[early]), distinct_ids(names[later]), assume_unique=True)
+    warmed_up, steady = windows.end[warmup - 1], windows.start[warmup]
+    end, first = np.searchsorted(ops.start, (warmed_up, steady)).tolist()
+    early, later = np.flatnonzero(kernels[:end]), names[first:][kernels[first:]]
+    only = np.setdiff1d(distinct_ids(names[early]), distinct_ids(later), assume_unique=True)
     tried = [id for id, name in trace.names(only).items() if family_of(name) in PRODUCTS]
-    among = np.flatnonzero(kernels)
-    positions = np.flatnonzero((early & is_among(names, tried))[among])
-    rows = among[positions]
+    positions = np.flatnonzero(is_among(names[early], tried))
+    rows = early[positions]
     soon = np.flatnonzero(np.diff(positions) <= _MOST_BETWEEN)
     searches = union(ops.start[rows[soon]], ops.end[rows[soon + 1]])
     return merge_touching(searches, union(ops.start[rows], ops.end[rows]))

@@ -294,11 +294,13 @@ def _launched_by(
     launched. Steps count that have at least half as many launches by modules as any.
     """
     ops, (ranges, paths) = view.operations, view.once(_read_modules)
+    if view.calls is None or not len(ranges):
+        return {}, 0
     starts, ends = np.array(sorted(steps), np.int64).reshape(-1, 2).T
     step = search(starts, ops.start, "right") - 1
     inside = (step >= 0) & (ops.start < ends[np.maximum(step, 0)])
     rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & inside)
-    if view.calls is None or not len(rows) or not len(ranges):
+    if not len(rows):
         return {}, 0
     issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))
     around = view.calls.ranges_around(issued_by, ranges)

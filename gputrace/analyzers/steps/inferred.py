@@ -300,13 +300,18 @@ def input_groups(operations: GpuOperations) -> list[Rows]:
 
     In order of bytes moved, most first.
     """
-    events = operations.events
-    rows = np.flatnonzero((events.kind == Kind.COPY_H2D) & (events.bytes >= _LEAST_INPUT_BYTES))
-    rows = rows[np.argsort(events.bytes[rows], kind="stable")]
-    sizes, first = np.unique(events.bytes[rows], return_index=True)
+    rows, sizes = _large_copies(operations), operations.events.bytes
+    rows = rows[np.argsort(sizes[rows], kind="stable")]
+    sizes, first = np.unique(sizes[rows], return_index=True)
     groups = np.split(rows, first[1:])
     often = [(int(s) * len(g), g) for s, g in zip(sizes, groups, strict=False) if len(g) >= 3]
     return [group for _, group in sorted(often, key=lambda moved: -moved[0])]
+
+
+def _large_copies(operations: GpuOperations) -> Rows:
+    rows = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
+    large: Rows = rows[operations.events.bytes[rows] >= _LEAST_INPUT_BYTES]
+    return large
 
 
 def inputs_of_steps(operations: GpuOperations, bursts: Bursts) -> Rows:
@@ -318,8 +323,7 @@ def inputs_of_steps(operations: GpuOperations, bursts: Bursts) -> Rows:
     ]
     if chosen:
         return np.sort(np.concatenate(chosen))
-    events = operations.events
-    rows = np.flatnonzero((events.kind == Kind.COPY_H2D) & (events.bytes >= _LEAST_INPUT_BYTES))
+    rows = _large_copies(operations)
     of_any_size = _is_regular(np.diff(np.searchsorted(rows, bursts.last)))
     return rows if of_any_size else np.empty(0, np.intp)
 
@@ -388,7 +392,8 @@ def _keeps_distance(between: NDArray[np.intp]) -> bool:
 
 def _first_of_batch(operations: GpuOperations, copies: Rows) -> Rows:
     """The first of each run of copies with nothing computed between them."""
-    computed = np.cumsum(operations.classes == OperationClass.COMPUTE)[copies]
+    computing = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
+    computed = np.searchsorted(computing, copies)
     first: Rows = copies[np.concatenate([[True], np.diff(computed) > 0])]
     return first
 
