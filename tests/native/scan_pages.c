@@ -27,8 +27,9 @@ static int64_t scan(const struct file *file, uint32_t root, int32_t column_count
         static const int widths[OUTPUTS] = {8, 8, 4, 2, 1};
         int64_t limits[1][2] = {{-1000, INT64_MAX}};
         struct value values[OUTPUTS + 1];
+        int is_plain = (int)draw(2);
         for (int i = 0; i < OUTPUTS; i++)
-            values[i] = (struct value){i, i % column_count, (i + 1) % column_count, 0, 1, 1,
+            values[i] = (struct value){is_plain ? COLUMN : i, i % column_count, (i + 1) % column_count, 0, 1, 1,
                                        malloc((size_t)(rows * widths[i])), widths[i], 0, NULL};
         values[OUTPUTS] = (struct value){.column = column_count - 1, .ranges = 1, .limits = limits};
         got = gputrace_scan_leaves(file, pages, highs, got, low, first, last, root, columns, column_count,

@@ -233,6 +233,7 @@ struct scan {
     int32_t column_count, value_count;
     int fields;      // Number of fields of a record that are looked at.
     int has_filter;
+    int is_plain;    // Rows are not chosen, and each value is a column's.
     uint64_t mask[2];
     int64_t walks;   // Overflow pages that may still be read.
     uint8_t *overflow_page;
@@ -438,6 +439,40 @@ static int is_within(const struct value *value, int64_t number) {
     return 0;
 }
 
+// Writes a number of the current row; one that is too large for its type is none, as NULL.
+static inline void write_number(const struct scan *scan, const struct value *value,
+                                int64_t number) {
+    switch (value->width) {
+    case 1:
+        ((int8_t *)value->output)[scan->row] = number == (int8_t)number ? (int8_t)number : -1;
+        break;
+    case 2:
+        ((int16_t *)value->output)[scan->row] = number == (int16_t)number ? (int16_t)number : -1;
+        break;
+    case 4:
+        ((int32_t *)value->output)[scan->row] = number == (int32_t)number ? (int32_t)number : -1;
+        break;
+    default:
+        ((int64_t *)value->output)[scan->row] = number;
+    }
+}
+
+// Writes a row whose fields are all on the page, and of which each value is a column's.
+static int write_plain_row(struct scan *scan, const struct cell *cell,
+                           const struct layout *layout) {
+    if (scan->row >= scan->capacity) return BROKEN;
+    for (int i = 0; i < scan->value_count; i++) {
+        const struct value *value = &scan->values[i];
+        const struct field *field = &layout->fields[value->column];
+        int64_t number = field->is_null ? -1 : field->constant;
+        if (field->length) number = (int64_t)big64(cell->record + field->offset) >> field->shift;
+        else if (scan->columns[value->column].absence == ROWID) number = cell->rowid;
+        write_number(scan, value, number);
+    }
+    scan->row++;
+    return 0;
+}
+
 static int write_row(struct scan *scan, const int64_t *numbers, const uint8_t *nulls,
                      int64_t rowid) {
     int64_t number;
@@ -456,20 +491,7 @@ static int write_row(struct scan *scan, const int64_t *numbers, const uint8_t *n
         if (!value->output) continue;
         if ((failed = compute(value, numbers, nulls, rowid, &number, &is_null))) return failed;
         if (is_null) number = -1;
-        // A number that is too large for its type is none, as NULL.
-        switch (value->width) {
-        case 1:
-            ((int8_t *)value->output)[scan->row] = number == (int8_t)number ? (int8_t)number : -1;
-            break;
-        case 2:
-            ((int16_t *)value->output)[scan->row] = number == (int16_t)number ? (int16_t)number : -1;
-            break;
-        case 4:
-            ((int32_t *)value->output)[scan->row] = number == (int32_t)number ? (int32_t)number : -1;
-            break;
-        default:
-            ((int64_t *)value->output)[scan->row] = number;
-        }
+        write_number(scan, value, number);
     }
     scan->row++;
     return 0;
@@ -494,6 +516,10 @@ static int scan_leaf(struct scan *scan, const uint8_t *page, int64_t low, int64_
         const struct layout *layout =
             find_layout(scan, cell.record, cell.local, cell.payload, &failed);
         if (!layout) return failed;
+        if (scan->is_plain && layout->end <= cell.local) {
+            if ((failed = write_plain_row(scan, &cell, layout))) return failed;
+            continue;
+        }
         if ((failed = read_numbers(scan, &cell, layout, numbers, nulls))) return failed;
         if ((failed = write_row(scan, numbers, nulls, cell.rowid))) return failed;
     }
@@ -509,12 +535,14 @@ static int prepare(struct scan *scan) {
         scan->wanted[index] = (int8_t)i;
         if (index >= scan->fields) scan->fields = index + 1;
     }
+    scan->is_plain = 1;
     for (int i = 0; i < scan->value_count; i++) {
         const struct value *value = &scan->values[i];
         int32_t used[] = {value->column, value->second, value->third};
         for (int j = 0; j < 3; j++)
             if (used[j] < 0 || used[j] >= scan->column_count) return UNSUPPORTED;
         scan->has_filter |= !value->output;
+        scan->is_plain &= value->output && value->operation == COLUMN;
     }
     uint8_t mask[MAX_KEY] = {0};
     memset(mask, 0xff, scan->fields < MAX_KEY ? (size_t)scan->fields : MAX_KEY);
