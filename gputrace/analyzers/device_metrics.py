@@ -242,7 +242,7 @@ def find_energy(
     tables = gpus.each(_split, lanes, *edges) if lanes else []
     rows = []
     for (lane, mine, starts, ends, grown), (classes, waited) in zip(counted, tables, strict=True):
-        # Of a stretch that was not recorded no class is known; it draws as much as what is beside it.
+        # Of what was not recorded no class is known; it draws as much as what is beside it.
         lengths, passed = classes.sum(axis=1), ends - starts
         beside = lengths - stretches(mine, lane.window).within(starts, ends)
         known = (lengths >= _ENOUGH * passed) & (beside <= _BESIDE * (passed - lengths))

@@ -194,13 +194,7 @@ def makes_way(
 
     @wraps(start)
     def begins(*args: "Any", **keywords: "Any") -> "Any":
-        if not uses_gpu(*args):
-            return start(*args, **keywords)
-        if lets_go and not _at_work and control.keeps_cupti():
-            note(
-                f"{name} sees nothing of the GPU: gputrace records it, and CUPTI would crash the"
-                " program's CUDA graphs at its end; with record --backend host it sees all"
-            )
+        if not uses_gpu(*args) or (lets_go and _is_kept_from(name)):
             return start(*args, **keywords)
         key = _key(holder, name, args)
         if not _at_work:
@@ -226,6 +220,17 @@ def makes_way(
 
     setattr(holder, begin, ours(begins))
     setattr(holder, end, ours(ends))
+
+
+def _is_kept_from(name: str) -> bool:
+    """Return True if the collector goes on with CUPTI while a profiler runs, and note it."""
+    if _at_work or not control.keeps_cupti():
+        return False
+    note(
+        f"{name} sees nothing of the GPU: gputrace records it, and CUPTI would crash the program's"
+        " CUDA graphs at its end; with record --backend host it sees all"
+    )
+    return True
 
 
 def _key(holder: "Any", name: str, args: "tuple[Any, ...]") -> object:
