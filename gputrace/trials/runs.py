@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from gputrace.collectors.launch import gputrace_command, orphans_of
-from gputrace.collectors.session import HOOKS
+from gputrace.collectors.session import HOOKS, keep_hooks
 from gputrace.errors import UsageError
 from gputrace.studies.runner import MARK, Failed, end_all, why_failed
 from gputrace.trials.cures import Candidate, read_candidates
@@ -294,7 +294,7 @@ class Program:
         try:
             with out.open("wb") as to_out, err.open("wb") as to_err:
                 process = subprocess.Popen(
-                    command,
+                    keep_hooks(command),
                     stdin=subprocess.DEVNULL,
                     stdout=to_out,
                     stderr=to_err,
