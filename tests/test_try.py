@@ -682,6 +682,38 @@ def test_ranks_get_whole_cores_of_the_node_of_their_gpu(
     assert hooks.host._layout(99) == (0, 99, 99)
 
 
+@pytest.mark.parametrize(
+    ("visible", "nodes"),
+    [
+        (None, [0, 1]),
+        ("2, 0", [1, 0]),
+        ("GPU-c2,GPU-a0b1", [1, 0]),
+        ("GPU-none,GPU-a0b1", [-1, -1]),
+        ("7,0", [-1, -1]),
+    ],
+)
+def test_the_node_of_a_gpu_is_known_by_its_number_and_by_its_uuid(
+    hooks: InProgram,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    nodes: list[int],
+) -> None:
+    monkeypatch.setattr(hooks.host, "_SYSTEM", str(tmp_path))
+    monkeypatch.setattr(hooks.host, "_GPUS", str(tmp_path / "gpus"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for number, uuid in enumerate(("GPU-a0b1", "GPU-b1", "GPU-c2d3")):
+        bus = f"0000:{number}A:00.0"
+        card, device = (tmp_path / "gpus" / bus, tmp_path / "bus/pci/devices" / bus.lower())
+        card.mkdir(parents=True)
+        (card / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\n")
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{min(number, 1)}\n")
+    assert hooks.host._gpu_nodes(2) == nodes
+
+
 def test_a_plugins_cure_changes_what_its_file_says(
     real: Real, monkeypatch: pytest.MonkeyPatch
 ) -> None:
