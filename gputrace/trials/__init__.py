@@ -551,10 +551,11 @@ class _Trial:
             best = winners[0]
             words = () if request.name else request.command
             patch = make_patch(best.candidate, best.changes, main, words)
-        if not self._rows and not interrupted:
+        has_begun = self._pilot is not None and not interrupted
+        if not self._rows and has_begun:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
         left = [row for row in self._rows if row.verdict == Verdict.OPEN and not row.over]
-        if left and not interrupted and self._pilot is not None and not self._notes:
+        if left and has_begun and not self._notes:
             notes.append(self._what_was_left(left))
         failed = next((run for run in self._as_it_is if run.failure), None)
         if failed is not None:

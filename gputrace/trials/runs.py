@@ -41,8 +41,8 @@ FAILURE: Final = "failed: "
 """Beginning of the reason of a cure whose hook raised an error."""
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
-"""Seconds that a program has to end after its last step, before it is ended; and its recorder to
-write the trace after that."""
+"""Seconds that a program has to end after its last step, before it is ended; and its recorder at
+least to write the trace after that."""
 _SIGNAL_S: Final = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 _FEWEST_STEPS: Final = 5
@@ -339,7 +339,7 @@ class Program:
                 if now <= min(until, deadline, stops):
                     continue
                 if stops < math.inf:
-                    _end(process, recorded_in)
+                    _end(process, recorded_in, min(until, deadline) - now)
                     return None
                 if now > until:
                     raise Spent
@@ -512,11 +512,11 @@ def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
     return left
 
 
-def _end(process: subprocess.Popen[bytes], recorded_in: Path | None) -> None:
+def _end(process: subprocess.Popen[bytes], recorded_in: Path | None, left_s: float = 0.0) -> None:
     """End a program: SIGTERM to its group, and SIGKILL for what stays.
 
-    With the folder of a recorded run, only its program gets them: the recorder has then time to
-    write the trace.
+    With the folder of a recorded run, only its program gets them: the recorder has then what is
+    left of its time, in seconds, to write the trace.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         if recorded_in is None:
@@ -527,7 +527,7 @@ def _end(process: subprocess.Popen[bytes], recorded_in: Path | None) -> None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_SIGNAL_S if number == signal.SIGTERM else _GRACE_S)
+            process.wait(_SIGNAL_S if number == signal.SIGTERM else max(_GRACE_S, left_s))
             return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
