@@ -479,6 +479,9 @@ def test_in_a_control_stretch_cupti_is_idle_or_taken_out(
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (2, 4)
     assert [is_out for _, is_out, _ in spool.control] == [False, True, False]
+    merge(tmp_path, tmp_path / "t.sqlite", {})
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as rows:
+        assert rows.execute("SELECT idleCupti FROM GPUTRACE_CONTROL").fetchall() == [(stays,)]
 
 
 def test_in_programs_of_xla_copies_between_gpus_are_left_out(
@@ -505,6 +508,23 @@ def test_cupti_stays_once_there_was_a_graph(machine: Machine, tmp_path: Path) ->
     """It may crash programs that have CUDA graphs if it is let go of."""
     script = "inject plain capture 1 sleep 5 sample capture 0 sleep 1500 plain finalized"
     assert said(machine, tmp_path, script, MANUAL) == [0]
+
+
+def test_a_profiler_that_lets_go_of_cupti_gets_it_before_there_is_a_graph_of_xla(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """XLA's calls cuptiFinalize as it ends, which graphs that were recorded do not survive."""
+    library = tmp_path / "jaxlib" / "libjax_common.so"
+    library.parent.mkdir()
+    library.symlink_to(machine.folder / "libcuda.so.1")
+    script = "inject sample sleep 5 keeps graphs 1 1 keeps taken"
+    for name, env, expected in (
+        ("xla", {"LD_PRELOAD": str(library)}, [-1, 0, 1]),
+        ("not-told", {"LD_PRELOAD": str(library), "GPUTRACE_SERIAL_GRAPHS": "0"}, [0, 0, 1]),
+        ("plain", {}, [-1, -1, 0]),
+    ):
+        (tmp_path / name).mkdir()
+        assert said(machine, tmp_path / name, script, env) == expected, name
 
 
 HARDWARE: Final = {"GPUTRACE_HW_TRACE": "1", "FAKE_CUPTI_VERSION": "130401"}

@@ -944,6 +944,7 @@ void gputrace_pause(int on) { tell("pause", on); }
 void gputrace_capture(int on) { tell("capture", on); }
 int steps;
 void gputrace_step(void) { steps++; }
+int gputrace_keeps(void) { return getenv("KEEPS") ? 0 : -1; }
 """
 LOAD: Final = """
 import ctypes, os
@@ -1204,6 +1205,23 @@ def test_the_collector_makes_way_for_other_profilers_too(
     assert calls(library) == ["pause 1", "pause 0", "pause 1"]
     *_, last = names(program.events(), "note")
     assert "is not recorded after" in last
+
+
+def test_a_profiler_that_would_crash_the_program_s_graphs_gets_no_cupti(
+    program: Program, library: dict[str, str]
+) -> None:
+    body = "def start_trace(where): print('starts')\ndef stop_trace(): print('stops')\n"
+    program.write({"jax/_src/profiler.py": body})
+    out = program.quietly(
+        f"{LOAD}load()\nfrom jax._src import profiler\n"
+        "profiler.start_trace('there')\nprofiler.stop_trace()\n",
+        KEEPS="1",
+        **library,
+    )
+    assert out == "starts\nstops\n"
+    assert calls(library) == []
+    (note,) = names(program.events(), "note")
+    assert note.startswith("JAX's profiler sees nothing of the GPU: gputrace records it")
 
 
 @pytest.mark.parametrize(
@@ -1746,7 +1764,7 @@ def test_samples_and_tokens_of_a_step_make_rates(tmp_path: Path) -> None:
         "import gputrace, time\n"
         "for _ in range(15):\n"
         "    time.sleep(0.01)\n"
-        "    gputrace.step(samples=16, tokens=8192, flop=6e15)\n"
+        "    gputrace.step(samples=16, tokens=8192, flop=6e15 + 500_000)\n"
         "    time.sleep(0.01)\n"
         "    gputrace.step()\n"
     )
@@ -1757,7 +1775,11 @@ def test_samples_and_tokens_of_a_step_make_rates(tmp_path: Path) -> None:
     with gputrace.open(trace) as opened:
         report = opened.analyze()
     (row,) = report.throughput
-    assert (row.samples_per_step, row.tokens_per_step, row.flop_per_step) == (8, 4096, 3e15)
+    assert (row.samples_per_step, row.tokens_per_step, row.flop_per_step) == (
+        8,
+        4096,
+        3e15 + 250_000,
+    )
     assert row.mfu is None, "no card was seen"
     assert row.samples_per_s is not None
     assert row.tokens_per_s == pytest.approx(512 * row.samples_per_s, rel=1e-3)

@@ -235,6 +235,20 @@ def test_waits_for_data_alone_are_no_phases(tmp_path: Path) -> None:
     assert "most of it" not in launch_bound(report).message
 
 
+def test_what_a_phase_takes_before_an_input_copy_is_no_loading(tmp_path: Path) -> None:
+    """The host is held in the optimizer for 5 ms, then makes a batch in 3 and copies it."""
+    host = Host().trains(("backward", 0.5, 1), ("optimizer", 1, 7))
+    run = Run(host.export, pid=PID)
+    for number in range(STEPS + 1):
+        run.now = number * PERIOD
+        run.input_copy()
+        run.now = number * PERIOD + MS
+        run.kernel(MS, "gemm")
+    (row,) = analyze(run, tmp_path).breakdown
+    assert row.data_feeding_ns / row.steps == pytest.approx(3 * MS, rel=0.1)
+    assert row.launch_ns / row.steps == pytest.approx(5.5 * MS, rel=0.1)
+
+
 # ---- the hooks, with modules that stand for torch's ----
 
 TORCH: Final = {
@@ -271,6 +285,11 @@ class PipelineStage(_PipelineStageBase): pass
     "lightning/pytorch/strategies/strategy.py": """
 class Strategy:
     def training_step(self, batch): return 2 * batch
+    def backward(self, loss):
+        import time, torch.autograd
+        time.sleep(0.02)  # the program's on_before_backward
+        torch.autograd.backward([])
+        return loss
     def optimizer_step(self, optimizer, call):
         result = call()
         optimizer.step()
@@ -406,6 +425,18 @@ def test_lightning_s_closure_is_no_part_of_its_optimizer_s_step(torch: Program) 
     assert out == "42\n"
     inner = ["other", "gradient clipping", "optimizer"]
     assert phases(torch.events()) == [*inner, "optimizer"]
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_backward_pass_has_what_lightning_does_around_it(torch: Program, package: str) -> None:
+    path = f"{package.replace('.', '/')}/strategies/strategy.py"
+    torch.write({path: TORCH["lightning/pytorch/strategies/strategy.py"]})
+    use = f"from {package}.strategies.strategy import Strategy\nprint(Strategy().backward(42))\n"
+    assert torch.quietly(USES + use) == "42\n"
+    events = torch.events()
+    rows = events.records["phase"]
+    assert phases(events) == ["backward", "backward"]
+    assert (rows["end"] - rows["start"]).max() >= 20 * MS
 
 
 def test_optimizers_that_are_none_of_torch_s_are_timed(torch: Program) -> None:
