@@ -73,6 +73,8 @@ def queries() -> Iterator[Query]:
     }
     narrow: dict[str, type[np.signedinteger[Any]]] = {"kind": np.int16, "added": np.int8}
     yield Query(TABLE, values, {name: narrow.get(name, np.int64) for name in values})
+    plain = {name: Value.of(name) for name in values}
+    yield Query(TABLE, plain, {name: narrow.get(name, np.int32) for name in plain})
     less = {"graph": Value.subtracted(-(1 << 30), "kind"), "end": Value.of("end")}
     where = Condition.below(Value.of("start"), 1000), Condition.at_least(less["end"], -5)
     yield Query(TABLE, less, {"graph": np.int32, "end": np.int64}, where)
