@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import StepsOf, quantile
+from gputrace.analyzers.grouping import StepsOf, edges_of, quantile, time_of
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
@@ -169,8 +169,8 @@ def break_down(
 def _part(lane: AnyLaneSummary, steps: Sequence[Step]) -> tuple[Times, Times]:
     """Return starts and ends of the steps; else of a lane's span, or its parts that have calls."""
     if steps:
-        starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
-        return np.array(starts), np.array(ends)
+        starts, ends = edges_of(steps)
+        return starts, ends
     if lane.with_calls is not None and lane.with_calls.total:
         return lane.with_calls.start, lane.with_calls.end
     return np.array([lane.window.start]), np.array([lane.window.end])
@@ -239,10 +239,7 @@ def find_gaps(
 ) -> Gaps:
     """Count all gaps of some lanes, and list the ``most`` largest with their evidence."""
     steps_of = StepsOf(measured)
-    steps = [
-        union([step.start_ns for step in mine], [step.end_ns for step in mine])
-        for mine in map(steps_of, (lane.gpu for lane in lanes))
-    ]
+    steps = [time_of(steps_of(lane.gpu)) for lane in lanes]
     by_gpu = gpus.each(_gaps_of, lanes, steps, same=(most,))
     longest = [_longest([gaps.anywhere for gaps in by_gpu], most)]
     longest.append(_longest([gaps.in_steps for gaps in by_gpu], most))

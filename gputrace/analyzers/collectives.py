@@ -643,7 +643,7 @@ operations, each link carries the whole message."""
 
 
 def total_collectives(
-    gpus: PerGpu, collectives: Collectives, measured: Sequence[Step], roles: Sequence[str] = ()
+    gpus: PerGpu, collectives: Collectives, measured: Sequence[Step], roles: Sequence[str]
 ) -> tuple[CollectiveTotals, ...]:
     """Sum up the collectives by operation and group, most time first.
 
@@ -653,8 +653,7 @@ def total_collectives(
         measured: steps to sum up; if none, the windows of the lanes.
         roles: what each group is for.
     """
-    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    of_lane = {index_of[lane.gpu]: lane for lane in gpus.lanes}
+    of_lane = gpus.lane_of
     if measured:
         chosen = steps_of(collectives, gpus.operations, measured) != UNKNOWN
     else:

@@ -377,14 +377,10 @@ def _drawn_by(lane: LaneSummary, gpus: PerGpu, starts: Times, ends: Times) -> Fl
     if len(of_card) == 1:
         return np.ones(len(starts))
     count = len(of_card)
-    busy = np.stack(gpus.each(_running, of_card, [starts] * count, [ends] * count))
+    busy = np.stack(gpus.each(_busy_within, of_card, [starts] * count, [ends] * count))
     together = busy.sum(axis=0)
     mine = busy[of_card.index(lane)]
     return np.where(together > 0, mine / np.maximum(together, 1), 1 / count)
-
-
-def _running(view: GpuShardView, starts: Times, ends: Times) -> Times:
-    return view.lane.timeline.busy.within(starts, ends)
 
 
 def _per(energy: float | None, number: float | None) -> float | None:

@@ -122,6 +122,12 @@ class PerGpu:
         }
         self.operations = _in_order(ran)
 
+    @property
+    def lane_of(self) -> dict[int, LaneSummary]:
+        """Lanes by the index of their GPU in ``operations``."""
+        index_of = {summary.gpu: index for index, summary in enumerate(self.operations)}
+        return {index_of[lane.gpu]: lane for lane in self.lanes}
+
     def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
         """Run tasks and return their results in order.
 

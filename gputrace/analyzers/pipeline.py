@@ -22,7 +22,7 @@ from gputrace.analyzers.device_metrics import find_energy, find_utilization
 from gputrace.analyzers.findings import find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf
+from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
@@ -358,8 +358,7 @@ def steps_with_api_records(gpus: PerGpu, steps: tuple[Step, ...]) -> tuple[Step,
     if not gpus.has_calls or not sampled:
         return steps
     of_gpu = [steps_of(summary.gpu) for summary in sampled]
-    edges = [np.array([(s.start_ns, s.end_ns) for s in mine], np.int64).T for mine in of_gpu]
-    complete = gpus.each(_are_whole, sampled, *zip(*edges, strict=True))
+    complete = gpus.each(_are_whole, sampled, *zip(*map(edges_of, of_gpu), strict=True))
     lacking = {
         step.step
         for mine, whole in zip(of_gpu, complete, strict=True)

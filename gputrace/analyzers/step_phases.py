@@ -40,7 +40,6 @@ from gputrace.readers.operators import Place, innermost
 
 ALL: Final = "all"
 """All idle time, beside the causes of it."""
-LAUNCH: Final = "launch"
 
 _MODEL: Final = "model"
 """Name of the calls of the modules that no other module calls."""

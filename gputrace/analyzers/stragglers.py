@@ -15,6 +15,7 @@ from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import (
     StepsOf,
+    edges_of,
     median,
     median_of_known,
     median_of_others,
@@ -488,7 +489,7 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
     steps_of = StepsOf(steps)
     together = overlap([summary.span for summary in operations])
     edges = [
-        _ratio_edges(steps_of(summary.gpu)) if steps else _compared_time(summary.span, together)
+        edges_of(steps_of(summary.gpu)) if steps else _compared_time(summary.span, together)
         for summary in operations
     ]
     _, names = same_names(gpus, [typical.computing for typical in operations])
@@ -560,12 +561,6 @@ def _compared_time(span: Window, together: Window) -> NDArray[np.int64]:
     """
     uneven = span.end - span.start > (1 + _UNEVEN) * (together.end - together.start)
     return np.array([together if uneven else span], np.int64).T
-
-
-def _ratio_edges(steps: Sequence[Step]) -> NDArray[np.int64]:
-    """Return starts and ends of the steps: shape (2, steps)."""
-    edges = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64)
-    return edges.reshape(-1, 2).T
 
 
 def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]) -> _Launches:

@@ -107,7 +107,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     if min(allocs / _MANY_ALLOCS, syncs / _MANY_SYNCS) < len(facts.rows):
         return
     cost = _idle_between_allocations(facts)
-    share = cost / max(facts.mean_ns, 1)
+    share = facts.share_of(cost)
     yield facts.finding(
         "autotune-repeated",
         severity_of(share) or "low",
@@ -222,7 +222,7 @@ def _allocating_calls(facts: Facts) -> list[str]:
     """Return the names of the allocating calls that take most of the time in which GPUs idle for
     them, most first.
     """
-    each = facts.per_gpu.each(_in_allocations, facts.working, _times(facts))
+    each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
     spent = sum(map(Counter, each), Counter())
     least = _ALLOC_NAMED * spent.total()
     return [name for name, ns in spent.most_common() if ns >= least]
@@ -390,9 +390,10 @@ def _waits_are_long(facts: Facts) -> bool:
 
 def _long_waits(facts: Facts) -> tuple[int, int]:
     """Return the nanoseconds per step that the GPUs wait for launches, in long gaps and in all."""
-    waits = facts.per_gpu.each(_launch_waits, facts.working, _times(facts))
-    steps = max(1, sum(max(row.steps, 1) for row in facts.rows))
-    return sum(long for long, _ in waits) // steps, sum(total for _, total in waits) // steps
+    waits = facts.per_gpu.each(_launch_waits, facts.working, facts.working_times)
+    return sum(long for long, _ in waits) // facts.turns, sum(
+        all for _, all in waits
+    ) // facts.turns
 
 
 def _launch_waits(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
@@ -426,7 +427,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     shorter with managed memory prefetched.
     """
     why = ", and the trace does not show why: "
-    if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, _times(facts))) > sum(
+    if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, facts.working_times)) > sum(
         row.of("other_idle") for row in facts.rows
     ):
         why = " before pages of managed memory, which move one after another as they are touched"
@@ -448,10 +449,6 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
         advice,
         beside=-_between_kernels(facts),
     )
-
-
-def _times(facts: Facts) -> list[Intervals]:
-    return [facts.time_of(lane) for lane in facts.working]
 
 
 def _before_pages(gpu: GpuShardView, time: Intervals) -> int:

@@ -95,7 +95,7 @@ def _cut(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> Cuts:
     first = after[:-1].copy()
     place = np.searchsorted(inputs, bursts.last, "right")
     each = int(median(np.diff(place))) if len(place) > 1 else 0
-    if each and _start_after_end(operations, bursts, inputs):
+    if each and _start_after_end(bursts, inputs):
         own = place[1:] - each
         fed = own >= place[:-1]
         first[fed] = np.maximum(inputs[own[fed]], first[fed])
@@ -144,7 +144,7 @@ def _is_cut_off(cuts: Cuts) -> bool:
     return len(cuts) > _LEAST_STEPS and bool(sizes[0] < _WHOLE * median(sizes[1:]))
 
 
-def _start_after_end(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> bool:
+def _start_after_end(bursts: Bursts, inputs: Rows) -> bool:
     """Return whether input copies come at one distance after the optimizer, not beside the step
     before (prefetched), nor whenever a loader is done.
     """

@@ -77,11 +77,6 @@ class StepWindows(Struct, frozen=True, dict=True):
         """Nanoseconds of each step."""
         return self.end - self.start
 
-    @property
-    def intervals(self) -> Times:
-        """Nanoseconds from each step's start to the next one's."""
-        return np.diff(self.start)
-
 
 _SLOWER: Final = 0.15
 """A step longer than the later ones by this part of them is not yet at speed,"""
