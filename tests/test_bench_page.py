@@ -62,7 +62,10 @@ def test_what_is_less_than_on_the_fewest_gpus_is_drawn_to_the_left() -> None:
     chart = find_charts(summarize(planted.scaling()))["losses"]
     sources = [own.data_source for own in chart.renderers if isinstance(own, GlyphRenderer)]
     drawn = [source.data for source in sources if isinstance(source, ColumnDataSource)]
-    ends = {name: [data[name] for data in drawn if any(data[name])] for name in ("launch", "h2d")}
+    ends = {
+        name: [data[name] for data in drawn if any(data.get(name, ()))]
+        for name in ("launch", "h2d")
+    }
     assert all(value <= 0 for data in ends["launch"] for value in data)
     assert all(value >= 0 for data in ends["h2d"] for value in data)
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, HoverTool, NumeralTickFormatter
+from bokeh.models import ColumnDataSource, DataRange1d, NumeralTickFormatter
 from bokeh.models.annotations import Whisker
 from bokeh.plotting import figure
 from rich.text import Text
@@ -19,11 +19,14 @@ from gputrace.model.time_class import CLASSES
 from gputrace.report import plain, to_json
 from gputrace.report.html.charts import (
     add_legend,
-    class_color,
-    class_label,
+    add_tips,
+    bar_figure,
     gpu_look,
-    new_figure,
+    ideal_over_gpus,
+    line_over_gpus,
+    over_gpus,
     plain_text,
+    stack_classes,
     stacked_bars,
 )
 from gputrace.report.html.page import common_variables, render_page
@@ -502,13 +505,10 @@ def _classes_table(summary: Summary) -> Table:
 
 
 _GREEN: Final = "#009e73"
-_IDEAL: Final = "#8a8a8a"
 _LABEL: Final = 80
 """Maximum characters of a label."""
 _ROOM: Final = 1.03
 """Length of an axis relative to its largest value: bokeh leaves no room for whiskers."""
-_BAR: Final = 26
-"""Pixels per bar, with spacing."""
 
 
 def find_charts(summary: Summary) -> dict[str, figure]:
@@ -537,11 +537,10 @@ def _all_scale(summary: Summary) -> bool:
 def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
     """Draw a line for each series, with the range of the repeats, and the ideal line."""
     ranges = {row.label: row.rate for row in summary.rows}
-    plot = _by_gpus("rates", "samples/s", rows)
+    plot = over_gpus("rates", 280, "samples/s", (row.gpus for row in rows))
     plot.yaxis.formatter = NumeralTickFormatter(format="0,0")
     entries, ideal, tops = list[tuple[str, list[Any]]](), list[Any](), list[float]()
     for number, (series, members) in enumerate(_series(rows).items()):
-        color, dash = gpu_look(number)
         spreads = [ranges[row.label] for row in members]
         source = ColumnDataSource(
             {
@@ -556,11 +555,9 @@ def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
                 ],
             }
         )
-        entries.append((series, _line(plot, source, color, dash, "samples/s", "@value{0,0}")))
-        ideal.append(plot.line("gpus", "ideal", source=source, color=_IDEAL, line_dash="dashed"))
-        plot.add_layout(
-            Whisker(base="gpus", lower="low", upper="high", source=source, line_color=color)
-        )
+        tips = [("GPUs", "@gpus"), ("samples/s", "@value{0,0}")]
+        entries.append((series, line_over_gpus(plot, source, tips, number)))
+        ideal.append(ideal_over_gpus(plot, source))
         tops += [*source.data["high"], *source.data["ideal"]]
     plot.y_range.update(end=_ROOM * max(tops))
     add_legend(plot, [*entries, ("ideal", ideal)])
@@ -568,23 +565,17 @@ def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
 
 
 def _efficiency_chart(rows: Sequence[Efficiency]) -> figure:
-    plot = _by_gpus("efficiency", "efficiency, %", rows)
+    gpus = sorted({row.gpus for row in rows})
+    plot = over_gpus("efficiency", 280, "efficiency, %", gpus)
     entries = []
     for number, (series, members) in enumerate(_series(rows).items()):
-        color, dash = gpu_look(number)
         percent = [100 * row.efficiency for row in members]
         source = ColumnDataSource({"gpus": [row.gpus for row in members], "value": percent})
-        entries.append((series, _line(plot, source, color, dash, "efficiency", "@value{0.0} %")))
-    gpus = sorted({row.gpus for row in rows})
-    ideal = plot.line(gpus, [100.0] * len(gpus), color=_IDEAL, line_dash="dashed")
+        tips = [("GPUs", "@gpus"), ("efficiency", "@value{0.0} %")]
+        entries.append((series, line_over_gpus(plot, source, tips, number)))
+    whole = ColumnDataSource({"gpus": gpus, "ideal": [100.0] * len(gpus)})
+    ideal = ideal_over_gpus(plot, whole)
     add_legend(plot, [*entries, ("ideal", [ideal])])
-    return plot
-
-
-def _by_gpus(name: str, axis: str, rows: Sequence[Efficiency]) -> figure:
-    options = {"y_range": DataRange1d(start=0), "x_axis_label": "GPUs", "y_axis_label": axis}
-    plot = new_figure(name, 280, **options, tools="", toolbar_location=None)
-    plot.xaxis.ticker = sorted({row.gpus for row in rows})
     return plot
 
 
@@ -604,16 +595,6 @@ def _series(rows: Iterable[Efficiency]) -> Mapping[str, list[Efficiency]]:
     }
 
 
-def _line(
-    plot: figure, source: ColumnDataSource, color: str, dash: str, word: str, value: str
-) -> list[Any]:
-    line = plot.line("gpus", "value", source=source, color=color, line_dash=dash, line_width=2)
-    dots = plot.scatter("gpus", "value", source=source, color=color, size=9)
-    tips = [("GPUs", "@gpus"), (word, value)]
-    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
-    return [line, dots]
-
-
 def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
     """Draw a bar for each configuration, with the range of its repeats."""
     known = [(row, row.rate) for row in rows if row.rate is not None]
@@ -628,7 +609,7 @@ def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
             "high": [rate.high for _, rate in known],
         }
     )
-    plot = _bars("rates", labels, "samples/s")
+    plot = bar_figure("rates", labels, "samples/s")
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     bars = plot.hbar(y="row", right="value", height=0.7, source=source, color=_GREEN)
     plot.x_range.update(end=_ROOM * max(rate.high for _, rate in known))
@@ -637,19 +618,7 @@ def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
             Whisker(base="row", lower="low", upper="high", dimension="width", source=source)
         )
     tips = [("", "@row"), ("samples/s", "@value{0,0}"), ("range", "@low{0,0} to @high{0,0}")]
-    plot.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
-    return plot
-
-
-def _bars(name: str, rows: Sequence[Any], axis: str) -> figure:
-    """Return an empty chart with a line for each of the rows, from the top."""
-    ranges = {
-        "x_range": DataRange1d(start=0, range_padding=0.02),
-        "y_range": FactorRange(factors=list(rows)[::-1]),
-    }
-    height = 70 + _BAR * len(rows)
-    plot = new_figure(name, height, **ranges, x_axis_label=axis, tools="", toolbar_location=None)
-    plot.ygrid.visible = False
+    add_tips(plot, bars, tips)
     return plot
 
 
@@ -668,26 +637,14 @@ def _losses_chart(rows: Sequence[Efficiency]) -> figure | None:
     if not known:
         return None
     labels = [plain_text(row.label, _LABEL) for row in known]
-    plot = _bars("losses", labels, "ms a step")
+    plot = bar_figure("losses", labels, "ms a step")
     plot.x_range = DataRange1d(range_padding=0.02)
     lost = [{loss.name: loss.ns / 1e6 for loss in row.losses} for row in known]
     for sign in (1, -1):
         values = {
             name: [max(sign * table.get(name, 0), 0) * sign for table in lost] for name in CLASSES
         }
-        names = [name for name in CLASSES if any(values[name])]
-        drawn = plot.hbar_stack(
-            names,
-            y="row",
-            height=0.8,
-            source=ColumnDataSource({"row": labels, **values}),
-            color=[class_color(name) for name in names],
-            line_color="#808080",
-            line_width=0.5,
-        )
-        for name, bar in zip(names, drawn, strict=True):
-            tips = [("", "@row"), (class_label(name), f"@{name}{{+0,0.000}} ms")]
-            plot.add_tools(HoverTool(renderers=[bar], tooltips=tips, visible=False))
+        stack_classes(plot, labels, values, "+")
     return plot
 
 
@@ -704,11 +661,10 @@ def _shares(
         return None
     rows = [row for row, _, _ in bars]
     data = {"row": rows, "value": [b for _, b, _ in bars], "color": [c for _, _, c in bars]}
-    plot = _bars(name, rows, axis)
+    plot = bar_figure(name, rows, axis)
     drawn = plot.hbar(
         y="row", right="value", height=0.8, source=ColumnDataSource(data), color="color"
     )
-    tips = [("", "@row"), (axis, "@value{0,0.00}")]
-    plot.add_tools(HoverTool(renderers=[drawn], tooltips=tips, visible=False))
+    add_tips(plot, drawn, [("", "@row"), (axis, "@value{0,0.00}")])
     plot.yaxis[0].update(group_label_orientation="horizontal")
     return plot

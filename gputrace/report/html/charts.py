@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter, Range1d
-from bokeh.models.annotations import Legend, LegendItem
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    FactorRange,
+    HoverTool,
+    NumeralTickFormatter,
+    Range1d,
+)
+from bokeh.models.annotations import Legend, LegendItem, Whisker
 from bokeh.plotting import figure
 
 from gputrace.analyzers.timeline_model.cells import RUN_CLASSES
@@ -33,6 +40,8 @@ CURVES: Final = {
 
 _FEW_POINTS: Final = 80
 """Curves of up to so many points get dots, too."""
+_BAR: Final = 26
+"""Pixels per bar, with spacing."""
 _OVER: Final = 1.2
 """Height of the chart of step times, relative to the longest steady step."""
 _MOST_STEPS: Final = 20_000
@@ -219,7 +228,7 @@ def step_chart(analysis: Analysis) -> figure | None:
             "x", "y", marker="marker", source=source, size=6, line_color=color, fill_color="fill"
         )
         tips = [("", label), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
-        plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
+        add_tips(plot, dots, tips)
         entries.append((plain_text(label), [line, dots]))
         typical.append(next((at for at, step in enumerate(shown) if step.phase == "steady"), 0))
     add_legend(plot, entries, typical)
@@ -245,31 +254,77 @@ def class_chart(analysis: Analysis) -> figure | None:
 
 def stacked_bars(labels: Sequence[str], values: Mapping[str, Sequence[float]], axis: str) -> figure:
     """Draw a bar for each label, stacked from the classes with any time."""
+    plot = bar_figure("classes", labels, axis)
+    stack_classes(plot, labels, values)
+    return plot
+
+
+def bar_figure(name: str, rows: Sequence[Any], axis: str) -> figure:
+    """Return an empty chart with room for a bar for each of the rows, from the top."""
+    ranges = {
+        "x_range": DataRange1d(start=0, range_padding=0.02),
+        "y_range": FactorRange(factors=list(rows)[::-1]),
+    }
+    height = 70 + _BAR * len(rows)
+    plot = new_figure(name, height, **ranges, x_axis_label=axis, tools="", toolbar_location=None)
+    plot.ygrid.visible = False
+    return plot
+
+
+def stack_classes(
+    plot: figure, labels: Sequence[str], values: Mapping[str, Sequence[float]], sign: str = ""
+) -> None:
+    """Stack the classes with any time, in milliseconds, in the bars of some labels."""
     names = [name for name in CLASSES if any(values.get(name, ()))]
-    data: dict[str, Any] = {"row": labels, **{name: values[name] for name in names}}
-    plot = new_figure(
-        "classes",
-        70 + 26 * len(labels),
-        x_range=DataRange1d(start=0, range_padding=0.02),
-        y_range=labels[::-1],
-        x_axis_label=axis,
-        tools="",
-        toolbar_location=None,
-    )
     drawn = plot.hbar_stack(
         names,
         y="row",
         height=0.8,
-        source=ColumnDataSource(data),
+        source=ColumnDataSource({"row": labels, **{name: values[name] for name in names}}),
         color=[class_color(name) for name in names],
         line_color="#808080",
         line_width=0.5,
     )
     for name, bar in zip(names, drawn, strict=True):
-        tips = [(class_label(name), f"@{name}{{0,0.000}} ms")]
-        plot.add_tools(HoverTool(renderers=[bar], tooltips=tips, visible=False))
-    plot.ygrid.visible = False
+        tips = [("", "@row"), (class_label(name), f"@{name}{{{sign}0,0.000}} ms")]
+        add_tips(plot, bar, tips)
+
+
+def over_gpus(name: str, height: int, axis: str, gpus: Iterable[int]) -> figure:
+    """Return an empty chart of figures over numbers of GPUs."""
+    options = {"y_range": DataRange1d(start=0), "x_axis_label": "GPUs", "y_axis_label": axis}
+    plot = new_figure(name, height, **options, tools="", toolbar_location=None)
+    plot.xaxis.ticker = sorted(set(gpus))
     return plot
+
+
+def line_over_gpus(
+    plot: figure,
+    source: ColumnDataSource,
+    tips: Sequence[tuple[str, str]],
+    index: int = 0,
+) -> list[Any]:
+    """Draw the column ``value`` over ``gpus``, with the bounds ``low`` and ``high`` if it has such,
+    in the look of an index.
+    """
+    color, dash = gpu_look(index)
+    line = plot.line("gpus", "value", source=source, color=color, line_dash=dash, line_width=2)
+    dots = plot.scatter("gpus", "value", source=source, color=color, size=9)
+    if "low" in source.data:
+        bounds = Whisker(base="gpus", lower="low", upper="high", source=source, line_color=color)
+        plot.add_layout(bounds)
+    add_tips(plot, dots, tips)
+    return [line, dots]
+
+
+def ideal_over_gpus(plot: figure, source: ColumnDataSource) -> Any:
+    """Draw the column ``ideal`` over ``gpus``."""
+    return plot.line("gpus", "ideal", source=source, color="#8a8a8a", line_dash="dashed")
+
+
+def add_tips(plot: figure, drawn: Any, tips: Sequence[tuple[str, str]], **look: Any) -> None:
+    """Show tips under the pointer on what was drawn."""
+    plot.add_tools(HoverTool(renderers=[drawn], tooltips=list(tips), visible=False, **look))
 
 
 GROUND: Final = "#16161c"

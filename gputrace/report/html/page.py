@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from bokeh.embed import file_html
 from bokeh.model import Model
-from bokeh.models import ColumnDataSource, DataRange1d, HoverTool
-from bokeh.models.annotations import Whisker
+from bokeh.models import ColumnDataSource
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
@@ -38,8 +37,10 @@ from gputrace.report.html.charts import (
     class_chart,
     class_label,
     class_list,
+    ideal_over_gpus,
+    line_over_gpus,
     measured_window,
-    new_figure,
+    over_gpus,
     plain_text,
     run_charts,
     stacked_bars,
@@ -486,19 +487,8 @@ def _speed_chart(comparison: Comparison, name: str, label: str) -> figure:
     else:
         data["value"] = [100 * (row.efficiency or 0.0) for row in rows]
     source = ColumnDataSource(data)
-    plot = new_figure(
-        name, 260, y_range=DataRange1d(start=0), x_axis_label="GPUs", y_axis_label=label, tools=""
-    )
-    plot.toolbar_location = None
-    plot.xaxis.ticker = sorted(set(data["gpus"]))
-    line = plot.line("gpus", "value", source=source, color="#009e73", line_width=2)
-    dots = plot.scatter("gpus", "value", source=source, color="#009e73", size=9)
-    ideal = plot.line("gpus", "ideal", source=source, color="#8a8a8a", line_dash="dashed")
-    if name == "speed":
-        plot.add_layout(
-            Whisker(base="gpus", lower="low", upper="high", source=source, line_color="#009e73")
-        )
+    plot = over_gpus(name, 260, label, data["gpus"])
     tips = [("run", "@run"), ("GPUs", "@gpus"), (label, "@value{0.00}"), ("ideal", "@ideal{0.00}")]
-    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
-    add_legend(plot, [("measured", [line, dots]), ("ideal", [ideal])])
+    measured = line_over_gpus(plot, source, tips)
+    add_legend(plot, [("measured", measured), ("ideal", [ideal_over_gpus(plot, source)])])
     return plot

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bokeh.models import ColumnDataSource, HoverTool, Range1d, RangeTool, TapTool
+from bokeh.models import ColumnDataSource, Range1d, RangeTool, TapTool
 from bokeh.plotting import figure
 
 from gputrace.analyzers.kernel_names import short_name
@@ -29,6 +29,7 @@ from gputrace.model.trace import Trace
 from gputrace.report.html.charts import (
     GROUND,
     PHASES,
+    add_tips,
     class_list,
     folded_range,
     measured_window,
@@ -124,7 +125,7 @@ def _row_figure(shown: Range1d) -> figure:
     )  # fmt: skip
     tips = [(name, f"@{name}") for name in ("name", "row", "launch", "length", "step")]
     tips.append(("from", "@left{0.000000000} s"))
-    plot.add_tools(HoverTool(renderers=[boxes], tooltips=tips, visible=False, attachment="below"))
+    add_tips(plot, boxes, tips, attachment="below")
     plot.add_tools(TapTool(renderers=[boxes], visible=False))
     for kind, color in (("hits", "#ffff00"), ("chosen", "#ffffff")):
         source = _empty(f"rows-{kind}", _QUAD[:4])
@@ -236,7 +237,7 @@ def _glyphs(plot: figure, name: str) -> None:
         plot.quad(*sides, source=hits, fill_color="#ffff00", line_color=None)
         return
     tips = [("", "@what"), ("share", "@share"), ("from", "@left{0.000000000} s")]
-    plot.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
+    add_tips(plot, bars, tips)
     for kind, alpha, line, width in (("steps", 0.35, "#9a9aa5", 1), ("chosen", 0, "#ffffff", 2)):
         look = {"fill_color": "color", "fill_alpha": alpha, "line_color": line, "line_width": width}
         plot.quad(*sides, source=_empty(f"{name}-{kind}", _QUAD[:5]), **look)
