@@ -18,6 +18,7 @@ from gputrace.collectors.backend import has_driver
 from gputrace.collectors.launch import orphans_of
 from gputrace.collectors.session import masked
 from tests import command
+from tests.reports import rows
 
 MARKED: Final = """
 import time, gputrace
@@ -33,11 +34,6 @@ RUN: Final = "__import__('gputrace.cli').cli.main"
 
 def record(output: Path, *words: str, env: dict[str, str] | None = None) -> command.Ran:
     return command.gputrace("record", "-o", output, "--no-nvml", *words, env=env)
-
-
-def rows(trace: Path, sql: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(trace)) as database:
-        return database.execute(sql).fetchall()
 
 
 @pytest.fixture
