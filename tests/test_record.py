@@ -16,7 +16,7 @@ import pytest
 
 from gputrace.collectors.backend import has_driver
 from gputrace.collectors.launch import orphans_of
-from gputrace.collectors.session import masked
+from gputrace.collectors.masking import masked
 from tests import command
 from tests.reports import rows
 

@@ -56,6 +56,7 @@ from gputrace.model.events import (
     distinct_ids,
     number_ids,
 )
+from gputrace.model.intervals import Times
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
@@ -396,6 +397,11 @@ class GpuShardView:
     def any_lane(self) -> AnyLane:
         """Return the lane of the GPU or of a host-only rank."""
         return self._shard.lanes[self._shard.lane_index_of[self._gpu]]
+
+
+def compute_within(view: GpuShardView, starts: Times, ends: Times) -> Times:
+    """Return for how long a GPU computes in each of some windows."""
+    return view.lane.timeline.of_class(OperationClass.COMPUTE).within(starts, ends)
 
 
 def spill_operations(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives, RankGroup, steps_of
 from gputrace.analyzers.communicators import ALL_TO_ALL, SEND_RECV
-from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, compute_within
 from gputrace.analyzers.grouping import edges_of, steps_by_gpu
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import LaneSummary
@@ -212,7 +212,7 @@ def find_experts(
             ends = [collectives.end[pair[:, 0]] for pair in pairs]
             returns = [collectives.start[pair[:, 1]] for pair in pairs]
             starts = list(map(np.maximum, returns, ends))
-            work = gpus.each(_computed, summaries, ends, starts)
+            work = gpus.each(compute_within, summaries, ends, starts)
             rows = np.flatnonzero((collectives.group == index) & np.isin(numbers, whole))
             experts.append(_load(gpus, collectives, lanes, rows, np.array(work), len(whole)))
     return tuple(experts)
@@ -258,10 +258,6 @@ def _exchanged(
         if count % 2 == 0 and all(other[step] == count for other in counts)
     ]
     return [mine[np.isin(numbers[mine], whole)].reshape(-1, 2) for mine in by_lane]
-
-
-def _computed(view: GpuShardView, starts: Times, ends: Times) -> NDArray[np.int64]:
-    return view.lane.timeline.of_class(OperationClass.COMPUTE).within(starts, ends)
 
 
 def _load(

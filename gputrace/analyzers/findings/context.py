@@ -15,7 +15,8 @@ from msgspec import field
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
-from gputrace.analyzers.collectives import Collectives, total_collectives
+from gputrace.analyzers.collective_totals import total_collectives
+from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
 from gputrace.analyzers.gpu_links import Links, Pageable, find_copies, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
