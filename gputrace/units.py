@@ -64,6 +64,11 @@ def format_ns(nanoseconds: int | float) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def format_change(nanoseconds: int | float) -> str:
+    """Format a difference as ``+1.20 ms``, ``-310 µs``, ``0``."""
+    return f"{'+' * (nanoseconds > 0)}{format_ns(nanoseconds)}" if nanoseconds else "0"
+
+
 def format_number(value: float) -> str:
     """Format with three significant digits or more, never as a power of ten: ``1,234``, ``2.5``."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"

@@ -46,7 +46,7 @@ from gputrace.studies.results import (
     Summary,
 )
 from gputrace.studies.summary import count_range, device_word, label
-from gputrace.units import format_bytes, format_ns, format_number
+from gputrace.units import format_bytes, format_change, format_ns, format_number
 
 
 def render_text(summary: Summary, width: int = 80, color: bool = False) -> str:
@@ -259,11 +259,6 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else _time(value * 1e9)
 
 
-def _signed_time(ns: int | None) -> str:
-    """Format as ``+1.2 ms``, ``-310 µs``, ``0``."""
-    return f"+{format_ns(ns)}" if ns is not None and ns > 0 else _time(ns)
-
-
 def rate(value: float | None) -> str:
     """Format samples per second as ``12,345``, ``812``, ``7.24``."""
     return "" if value is None else format_number(value)
@@ -361,7 +356,7 @@ _EFFECTS: Final[_Columns] = (
     ("", lambda row: f"{row.value} beside {row.base}" + (f" ({row.others})" * bool(row.others))),
     ("samples/s", lambda row: _times(row.speed_up)),
     ("(range)", _bounds),
-    ("idle a step", lambda row: _signed_time(row.gap_ns)),
+    ("idle a step", lambda row: "" if row.gap_ns is None else format_change(row.gap_ns)),
 )
 
 _MOST_ACROSS: Final = 5
@@ -383,7 +378,7 @@ def _losses_tables(summary: Summary) -> Iterator[Table]:
             for name in shown
         ]
         total = [(row.step_ns or 0) - (row.base_step_ns or 0) for row in rows]
-        body.append(["total", *map(_signed_time, total)])
+        body.append(["total", *map(format_change, total)])
         title = "Where the efficiency goes: what a step has more of than that of the fewest GPUs"
         yield _fill(title, ["", *(row.label for row in rows)], body)
 
@@ -393,7 +388,7 @@ def _amount(loss: Loss | None, row: Efficiency) -> str:
     if loss is None or not loss.ns:
         return ""
     share = loss.ns / row.base_step_ns if row.base_step_ns else 0.0
-    return f"{_signed_time(loss.ns)} ({share:+.1%})"
+    return f"{format_change(loss.ns)} ({share:+.1%})"
 
 
 _CURES: Final = {"pinned": "pinned, own stream"}

@@ -20,7 +20,7 @@ from gputrace.model.comparison import (
     ScalingRow,
 )
 from gputrace.model.time_class import CLASSES, TIME_CLASSES
-from gputrace.units import format_ns, format_number
+from gputrace.units import format_change, format_ns, format_number
 
 __all__ = ["Comparison", "Run", "compare", "read_run", "with_batch"]
 
@@ -255,8 +255,7 @@ def describe_scaling(scaling: Scaling, unit: str) -> str:
     losses = sorted((loss for loss in last.losses if loss.changed), key=lambda loss: -abs(loss.ns))
     if losses:
         causes = ", ".join(
-            f"{'+' if loss.ns > 0 else ''}{format_ns(loss.ns)} {WORDS[loss.name]}"
-            for loss in losses[:_MOST]
+            f"{format_change(loss.ns)} {WORDS[loss.name]}" for loss in losses[:_MOST]
         )
         lost = last.mean_ns - last.ideal_ns
         sentence += (
