@@ -4,7 +4,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 from typing import Any, Final
 
@@ -173,11 +173,7 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     means = np.array([_mean(around)[0] for around in beside])
     ratios = np.array([_mean(own)[0] for own in control]) / means
     ratio = float(weights @ ratios)
-    scatter = 0.0
-    for lengths in (control, beside):
-        relative = np.concatenate([own / _mean(own)[0] for own in lengths])
-        spread = _mean(relative)[1] * len(relative) ** 0.5
-        scatter = np.hypot(scatter, spread * np.sqrt((weights**2) @ [1 / len(n) for n in lengths]))
+    scatter = _scatter(control, beside, weights)
     effective = 1 / float(weights @ weights)
     if effective > _SEVERAL:
         variance = float(weights @ (ratios - ratio) ** 2) / (effective - 1)
@@ -192,6 +188,18 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         stretches=len(stretches),
         steps=sum(map(len, control)),
     )
+
+
+def _scatter(
+    control: Sequence[Times], beside: Sequence[Times], weights: NDArray[np.float64]
+) -> float:
+    """Return the standard error of the weighted mean ratio of stretches, from that of steps."""
+    scatter = 0.0
+    for lengths in (control, beside):
+        relative = np.concatenate([own / _mean(own)[0] for own in lengths])
+        spread = _mean(relative)[1] * len(relative) ** 0.5
+        scatter = np.hypot(scatter, spread * np.sqrt((weights**2) @ [1 / len(n) for n in lengths]))
+    return scatter
 
 
 def _settled(steps: MarkedSteps) -> NDArray[np.int64]:
