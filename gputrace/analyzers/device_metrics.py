@@ -53,6 +53,9 @@ _AT_MAX: Final = 0.99
 _ENOUGH: Final = 0.5
 """Minimum fraction of the measured time that a counter's readings must span, and of a figure's
 period that must be measured time."""
+_BESIDE: Final = 0.25
+"""Maximum recorded time beside measured steps between two readings of energy, as a fraction of the
+time that was not recorded, which does not begin and end with a step."""
 _PERIOD: Final = 1_000_000_000
 """Longest window of the first figure: the driver's sampling period."""
 
@@ -206,7 +209,8 @@ def find_energy(
     nvml: Nvml, gpus: PerGpu, steps: Sequence[Step], throughput: Sequence[Throughput]
 ) -> tuple[Energy, ...]:
     """Return the energy of each GPU by class, between the readings of NVML's counter that lie in
-    the measured steps; nothing of cards without two such readings.
+    the measured steps; nothing of cards without two such readings. What was not recorded between
+    them, half of the time at most, is taken to draw as much as the rest, and left out.
 
     What ranks that share a card draw between two readings is divided by the time in which each runs
     anything; evenly where none does.
@@ -221,33 +225,42 @@ def find_energy(
     counted = []
     for lane in gpus.lanes:
         mine = steps_of(lane.gpu)
-        starts, ends, grown = _growth(nvml, lane, stretches(mine, lane.window))
+        measured = stretches(mine, lane.window)
+        starts, ends, grown = _growth(nvml, lane, measured)
         if len(starts):
-            counted.append((lane, mine, starts, ends, grown))
+            counted.append((lane, mine, measured, starts, ends, grown))
     lanes = [row[0] for row in counted]
-    edges = [row[2] for row in counted], [row[3] for row in counted]
+    edges = [row[3] for row in counted], [row[4] for row in counted]
     tables = gpus.each(_split, lanes, *edges) if lanes else []
     rows = []
-    for (lane, mine, starts, ends, grown), (classes, waited) in zip(counted, tables, strict=True):
-        # Of a stretch that was not recorded, no class is known.
-        whole = classes.sum(axis=1) == ends - starts
-        if whole.any():
-            drawn = (grown * _drawn_by(lane, gpus, starts, ends))[whole]
-            known = work.get(lane.gpu.rank)
-            rows.append(_energy(lane.gpu, mine, known, classes[whole], waited[whole], drawn))
+    for (lane, mine, measured, starts, ends, grown), (classes, waited) in zip(
+        counted, tables, strict=True
+    ):
+        # Of what was not recorded no class is known; it draws as much as what is beside it.
+        lengths, passed = classes.sum(axis=1), ends - starts
+        beside = lengths - measured.within(starts, ends)
+        known = (lengths >= _ENOUGH * passed) & (beside <= _BESIDE * (passed - lengths))
+        if known.any():
+            drawn = (grown * _drawn_by(lane, gpus, starts, ends) * lengths / passed)[known]
+            done = work.get(lane.gpu.rank)
+            rows.append(_energy(lane.gpu, mine, done, classes[known], waited[known], drawn))
     return tuple(rows)
 
 
 def _growth(nvml: Nvml, lane: LaneSummary, measured: Intervals) -> tuple[Times, Times, Times]:
-    """Return the times between two readings of a card's counter that are measured as a whole, and
-    the millijoules by which it grew in each: starts, ends, growth.
+    """Return the times between two readings of a card's counter within the measured time, and the
+    millijoules by which it grew in each: starts, ends, growth.
     """
     samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
     samples = samples.select(np.isfinite(samples["energy"]))
     starts, ends = samples.time[:-1], samples.time[1:]
     grown = np.diff(samples["energy"]).astype(np.int64)
     # A counter falls back to 0 where the driver was loaded anew.
-    keep = (measured.within(starts, ends) == ends - starts) & (ends > starts) & (grown >= 0)
+    keep = (ends > starts) & (grown >= 0)
+    if len(measured):
+        keep &= (starts >= measured.start[0]) & (ends <= measured.end[-1])
+    else:
+        keep[:] = False
     return starts[keep], ends[keep], grown[keep]
 
 
