@@ -1220,7 +1220,7 @@ def test_a_profiler_that_would_crash_the_program_s_graphs_gets_no_cupti(
     )
     assert out == "starts\nstops\n"
     assert calls(library) == []
-    (note,) = names(program.events(), "note")
+    (note,) = event_names(program.events(), "note")
     assert note.startswith("JAX's profiler sees nothing of the GPU: gputrace records it")
 
 
