@@ -118,6 +118,7 @@ def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
     process.captures = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.captures]
     process.calls = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.calls]
     process.control = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.control]
+    process.idle = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.idle]
     process.nodes = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.nodes]
     process.losses = [_corrected(loss, clock) for loss in process.losses]
 
