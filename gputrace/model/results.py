@@ -829,7 +829,7 @@ class Kernels(Struct, frozen=True):
     """By GPU, where the trace has shapes of operators."""
 
 
-class GpuLink(Struct, frozen=True):
+class GpuLink(Struct, frozen=True, rename={"from_": "from"}):
     """One direction between two GPUs of a host, over the whole recording.
 
     Bandwidths are bytes per second; None is unknown.
