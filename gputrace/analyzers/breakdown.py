@@ -19,7 +19,7 @@ from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
+from gputrace.model.events import UNKNOWN, Events, Kind
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, Gap, Gaps, Step, Steps
@@ -394,12 +394,12 @@ def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
 def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end: int) -> str:
     """Return the evidence that the feeding thread's rows hold for a gap."""
     rows = calls.overlapping(feeder, start, end)
-    text = trace.names(distinct_ids(calls.name[rows]))
+    ids, begins, ends = (column[rows].tolist() for column in (calls.name, calls.start, calls.end))
+    text = trace.names(set(ids))
     spent: dict[str, int] = {}
-    for row in rows.tolist():
-        name = text[int(calls.name[row])].partition("_v")[0]
-        length = min(int(calls.end[row]), end) - max(int(calls.start[row]), start)
-        spent[name] = spent.get(name, 0) + length
+    for id, began, ended in zip(ids, begins, ends, strict=True):
+        name = text[id].partition("_v")[0]
+        spent[name] = spent.get(name, 0) + min(ended, end) - max(began, start)
     worth = _WORTH * (end - start)
     named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
     parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS]]

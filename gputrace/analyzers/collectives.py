@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -353,7 +352,7 @@ def _sequences(
         yield from parts.items()
 
 
-class _Talk(NamedTuple):
+class _Talk(Struct, frozen=True):
     """Communication kernels and peer copies of one GPU."""
 
     row: NDArray[np.int64]
@@ -601,6 +600,8 @@ def _rank_groups(
     group = np.full(len(lane), UNKNOWN, np.int32)
     if not len(lane):
         return group, ()
+    from random import Random
+
     draw = Random(0)
     keys = np.array([draw.getrandbits(62) for _ in range(int(lane.max()) + 1)])
     members = np.zeros(int(instance[-1]) + 1, np.int64)

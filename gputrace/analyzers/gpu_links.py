@@ -482,8 +482,8 @@ class Topology(Struct, frozen=True, dict=True):
 GB: Final = 10**9
 
 _NVLINK: Final = (
-    (re.compile(r"P100", re.IGNORECASE), 20 * GB),
-    (re.compile(r"\bG?B[123]00|RTX PRO 6000|GB10", re.IGNORECASE), 50 * GB),
+    (r"(?i)P100", 20 * GB),
+    (r"(?i)\bG?B[123]00|RTX PRO 6000|GB10", 50 * GB),
 )
 """Bytes per second of one NVLink in one direction, by pattern of the model."""
 _NVLINK_ELSE: Final = 25 * GB
@@ -522,7 +522,9 @@ def able(link: str, source: Card | None, target: Card | None) -> int | None:
     count = nvlinks(link)
     if count:
         name = source.name if source is not None else ""
-        return count * next((rate for model, rate in _NVLINK if model.search(name)), _NVLINK_ELSE)
+        return count * next(
+            (rate for model, rate in _NVLINK if re.search(model, name)), _NVLINK_ELSE
+        )
     if link not in _ORDER or source is None or target is None:
         return None
     rates = [pcie_rate(card) for card in (source, target)]

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -68,7 +68,7 @@ _Kept = TypeVar("_Kept", GpuOperations, Lane)
 _OfGpu = TypeVar("_OfGpu", GpuSummary, LaneSummary)
 
 
-class ShardTask(NamedTuple):
+class ShardTask(Struct, frozen=True):
     """Task for a shard."""
 
     shard: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from gputrace.model.results import Pipeline, PipelineStage, Step
 from gputrace.model.struct import Struct
 
 
-class _Event(NamedTuple):
+class _Event(Struct, frozen=True):
     """One end of a message, in the order of a stage's time."""
 
     work: int
@@ -315,9 +315,9 @@ def _placed(events: Sequence[_Event], total: int) -> tuple[_Event, ...]:
             later.append(event)
             continue
         placed.append(event)
-        placed += [each._replace(work=event.work) for each in later]
+        placed += [replace(each, work=event.work) for each in later]
         later = []
-    return (*placed, *(each._replace(work=total) for each in later))
+    return (*placed, *(replace(each, work=total) for each in later))
 
 
 def _work_within(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -342,7 +341,7 @@ def _last_lane(collectives: Collectives) -> NDArray[np.int64]:
 _FULL: Final = 900
 """Queued operations above which a launch waits for a slot: CUDA queues about 1,000."""
 
-_FREE: Final = re.compile(r"(cuda|cu|hip)(Mem)?(Host)?Free(?!\w*Async)")
+_FREE: Final = r"(cuda|cu|hip)(Mem)?(Host)?Free(?!\w*Async)"
 _WITH_HOST: Final = (Kind.COPY_H2D, Kind.COPY_D2H)
 """Copies whose call may block until they are done."""
 

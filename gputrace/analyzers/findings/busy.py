@@ -448,7 +448,7 @@ _MOSTLY_ON_THEM: Final = 0.25
 """Share of the kernels' time on tensor cores, or in 16 bits and less, from which the precision is
 mixed already."""
 _LOW_PRECISIONS: Final = (*SIXTEEN, "fp8", "fp4", "int8")
-_COMPILED: Final = re.compile(r"triton_[a-z]{3}_fused_")
+_COMPILED: Final = r"triton_[a-z]{3}_fused_"
 """Kernels of torch.compile."""
 
 
@@ -466,7 +466,7 @@ def _how_to_compute_less(facts: Facts) -> str:
         if kernels is None or any(use.family == "convolution" for use in kernels.top):
             advice.append("the layout that the tensor cores want")
             advice[1] += " (channels_last)" if is_torch else ""
-    if kernels is None or not any(_COMPILED.search(row.name) for row in kernels.top):
+    if kernels is None or not any(re.search(_COMPILED, row.name) for row in kernels.top):
         advice += ["compiled or fused operations" + (" (torch.compile)" if is_torch else "")]
     return ", ".join([*advice, "smaller inputs or models, faster cards, or more of them"])
 

@@ -642,12 +642,12 @@ class Facts(Known, frozen=True, dict=True):
         return stretches(chosen, lane.window)
 
 
-_DO: Final = re.compile(r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b")
+_DO: Final = r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b"
 
 
 def _of_one(message: str) -> str:
     """Return a message about several GPUs for one."""
-    message = _DO.sub(r"the GPU \1s", message).replace(": their speed", ": its speed")
+    message = re.sub(_DO, r"the GPU \1s", message).replace(": their speed", ": its speed")
     return message.replace("the GPUs'", "the GPU's").replace("the GPUs", "the GPU")
 
 

@@ -31,9 +31,9 @@ _FRAGMENTED: Final = 0.1
 """Unused part of reserved memory that cannot be given back, from which it is fragmented."""
 _EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
-_IN_ORDER: Final = re.compile("Async")
+_IN_ORDER: Final = "Async"
 """Names of stream-ordered allocations, which do not block."""
-_CUDNN: Final = re.compile(r"cudnn|(?<![a-z])conv(?!ert)|convol", re.IGNORECASE)
+_CUDNN: Final = r"(?i)cudnn|(?<![a-z])conv(?!ert)|convol"
 
 _LAUNCH_LESS: Final = {
     "pytorch": "launch less often and sooner: CUDA graphs or "
@@ -135,7 +135,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """
     calls = _allocating_calls(facts) if facts.share("alloc") >= _ALLOC_MEDIUM else []
     advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
-    if calls and all(map(_OF_THE_HOST.search, calls)):
+    if calls and all(re.search(_OF_THE_HOST, call) for call in calls):
         advice = "pin the host's memory once, before the loop, and use it again"
     elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
@@ -214,8 +214,8 @@ _SIZES_SAID: Final = 2
 _ALLOC_MEDIUM: Final = 0.02
 _ALLOC_NAMED: Final = 0.25
 """Part of the idle time that allocations take from which one of them is named."""
-_OF_THE_HOST: Final = re.compile(r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host")
-_VERSION: Final = re.compile(r"_v\d+(_ptsz|_ptds)?$")
+_OF_THE_HOST: Final = r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host"
+_VERSION: Final = r"_v\d+(_ptsz|_ptds)?$"
 
 
 def _allocating_calls(facts: Facts) -> list[str]:
@@ -238,7 +238,7 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
     names = gpu.calls.name[rows]
     spent: Counter[str] = Counter()
     for id, text in gpu.trace.names(distinct_ids(names[within > 0])).items():
-        spent[_VERSION.sub("", text)] += int(within[names == id].sum())
+        spent[re.sub(_VERSION, "", text)] += int(within[names == id].sum())
     return dict(spent)
 
 
@@ -501,7 +501,7 @@ def _uses_cudnn(facts: Facts) -> bool:
     ids = distinct_ids(
         np.concatenate([operations.names for operations in facts.per_gpu.operations])
     )
-    return any(_CUDNN.search(name) for name in facts.trace.names(ids).values())
+    return any(re.search(_CUDNN, name) for name in facts.trace.names(ids).values())
 
 
 def _idle_between_allocations(facts: Facts) -> int:
