@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks import commands
 from benchmarks.inputs import nsys_export
@@ -100,7 +100,7 @@ def _measure(page: Path, folder: Path, turns: int) -> dict[str, Cost]:
     return costs
 
 
-def _cost(browser: Browser, gesture: Callable[[int, int], dict[str, object]]) -> Cost:
+def _cost(browser: Browser, gesture: Callable[[int, int], dict[str, Any]]) -> Cost:
     """Processor time and frames while a gesture goes on, its beginning and its end apart.
 
     Events are posted as a mouse sends them. Waiting for the browser's answer to each would measure
@@ -108,7 +108,7 @@ def _cost(browser: Browser, gesture: Callable[[int, int], dict[str, object]]) ->
     """
     left, top, width, height = browser.run(_PLACE)
 
-    def post(moved: int = 0, **event: object) -> None:
+    def post(moved: int = 0, **event: Any) -> None:
         at = {"x": left + width * 0.7 - moved, "y": top + height / 2}
         browser.post("Input.dispatchMouseEvent", **at, **event)
 
@@ -131,13 +131,13 @@ def _cost(browser: Browser, gesture: Callable[[int, int], dict[str, object]]) ->
     return Cost(spent / frames, frames / seconds)
 
 
-def _drag(event: int, events: int) -> dict[str, object]:
+def _drag(event: int, events: int) -> dict[str, Any]:
     """To one side and back."""
     moved = _STEP_PX * (10 + min(event, events - event))
     return {"type": "mouseMoved", "moved": moved, "button": "left", "buttons": 1}
 
 
-def _turn_wheel(event: int, events: int) -> dict[str, object]:
+def _turn_wheel(event: int, events: int) -> dict[str, Any]:
     """In and out again."""
     turn = -_TURN if event < events / 2 else _TURN
     return {"type": "mouseWheel", "deltaX": 0, "deltaY": turn, "modifiers": _CTRL}
