@@ -423,8 +423,14 @@ def test_two_traces_lie_side_by_side_and_are_aligned(two_ranks: Path, starved: P
         board = app.board
         assert [shown.label for shown in board.lanes][:3] == ["A gpu 0", "A gpu 1", "B gpu 0"]
         assert set(board.table.lane.tolist()) == set(range(6))
+        await press(pilot, "j")
+        await until(pilot, lambda: app.detail_text)
         await answer(pilot, "t", "#4")
+        chosen = board.selected
         await press(pilot, "A")
+        assert chosen is not None
+        assert board.selected == chosen == board.rows[app.gap_list.index]
+        assert app.detail_text
         starts: tuple[set[int], set[int]] = (set(), set())
         for shown in board.gpus:
             steps = board.steps_at(shown)
