@@ -437,6 +437,11 @@ def test_two_traces_lie_side_by_side_and_are_aligned(two_ranks: Path, starved: P
             assert steps is not None
             starts[shown.trace].add(int(steps.start[4]))
         assert board.cursor in starts[0] & starts[1]
+        assert board.lane_at_cursor is not None
+        whose = ("A " + two_ranks.name, "B " + starved.name)[board.lane_at_cursor.trace]
+        for key in ("2", "3", "4"):
+            await press(pilot, key)
+            assert any(f"{whose}, the trace" in line for line in screen(app))
 
     browse([two_ranks], drive, beside=[starved])
 

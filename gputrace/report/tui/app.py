@@ -309,12 +309,17 @@ class BrowseApp(TerminalApp[None]):
         box.display = not has_gaps and not self.enlarged
         self.query_one("#below").display = has_gaps and not self.enlarged
         shown = self.board.lane_at_cursor
-        scene = self.board.scenes[shown.trace if shown else 0]
+        trace = shown.trace if shown else 0
+        scene = self.board.scenes[trace]
         if not has_gaps and scene is not None and scene.analysis is not None:
+            head = Text()
+            if len(self.board.scenes) > 1:
+                name = clean(self.sources[trace].paths[0].name, 60)
+                head = Text(f"{'AB'[trace]} {name}, the trace at the cursor\n", "bold")
             width = self.size.width - 4
-            height = max(box.size.height or self.query_one("#below").size.height, 6)
+            height = max(box.size.height or self.query_one("#below").size.height, 6) - bool(head)
             text = PANES[self.pane](scene.analysis, width, height, self.palette)
-            self.update_text("#pane-text", text)
+            self.update_text("#pane-text", head + text)
 
     def _show_status(self) -> None:
         board, view = self.board, self.board.view
