@@ -59,6 +59,24 @@ def counting(watts: int) -> Any:
     return lambda gpu, time, _row: {"energy": 10**6 + time * watts * (gpu + 1) // MS}
 
 
+def unrecorded(database: sqlite3.Connection, off_ms: int) -> None:
+    """Make a control stretch of so many milliseconds after the second sample."""
+    (first,) = database.execute("SELECT min(timeNs) FROM GPUTRACE_NVML_SAMPLE").fetchone()
+    start = first + 220 * MS
+    end = start + off_ms * MS
+    for kind in ("KERNEL", "MEMCPY", "MEMSET", "RUNTIME"):
+        table = f"CUPTI_ACTIVITY_KIND_{kind}"
+        database.execute(f"DELETE FROM {table} WHERE end > ? AND start < ?", (start, end))
+    (pid,) = database.execute("SELECT globalPid FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+    database.execute("CREATE TABLE GPUTRACE_META (name, value)")
+    for table, rows in (
+        ("WINDOW", [(0, start, pid), (end, 2 * end, pid)]),
+        ("CONTROL", [(start, end, pid)]),
+    ):
+        database.execute(f"CREATE TABLE GPUTRACE_{table} (start, end, globalPid)")
+        database.executemany(f"INSERT INTO GPUTRACE_{table} VALUES (?, ?, ?)", rows)
+
+
 class TestTheEnergy:
     def test_of_the_classes_is_the_counters(self, path: Path) -> None:
         report = analyzed(path, Plan(steps=12, ranks=2, allreduces=2), value=counting(500))
@@ -96,6 +114,24 @@ class TestTheEnergy:
         report = analyzed(path, Plan(steps=12, ranks=1), value=reset)
         (row,) = report.energy
         assert row.total_mj == pytest.approx(row.measured_ns / MS * 1000, rel=1e-3)
+
+    @pytest.mark.parametrize(("off", "counted"), [(90, 110), (150, 0)])
+    def test_of_what_was_not_recorded_between_two_readings_is_left_out(
+        self, path: Path, off: int, counted: int
+    ) -> None:
+        """Of 200 ms: all of it where that is more than half."""
+        recording = simulate(Plan(steps=70, ranks=1))
+        write_nsys(recording, path)
+        write_nvml(recording, path, every_ns=200 * MS, value=counting(500))
+        with closing(sqlite3.connect(path)) as database, database:
+            unrecorded(database, off)
+        with gputrace.open(path) as trace:
+            rows = trace.analyze().energy
+        assert len(rows) == bool(counted)
+        for row in rows:
+            assert row.measured_ns == pytest.approx(counted * MS, rel=0.01)
+            assert row.total_mj == pytest.approx(row.measured_ns / MS * 500, rel=1e-3)
+            assert sum(row.classes_mj.values()) == row.total_mj
 
     def test_is_unknown_without_a_counter(self, path: Path) -> None:
         assert analyzed(path, BALANCED).energy == ()

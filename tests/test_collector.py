@@ -507,6 +507,23 @@ def test_cupti_stays_once_there_was_a_graph(machine: Machine, tmp_path: Path) ->
     assert said(machine, tmp_path, script, MANUAL) == [0]
 
 
+def test_a_profiler_that_lets_go_of_cupti_gets_it_before_there_is_a_graph_of_xla(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """XLA's calls cuptiFinalize as it ends, which graphs that were recorded do not survive."""
+    library = tmp_path / "jaxlib" / "libjax_common.so"
+    library.parent.mkdir()
+    library.symlink_to(machine.folder / "libcuda.so.1")
+    script = "inject sample sleep 5 keeps graphs 1 1 keeps taken"
+    for name, env, expected in (
+        ("xla", {"LD_PRELOAD": str(library)}, [-1, 0, 1]),
+        ("not-told", {"LD_PRELOAD": str(library), "GPUTRACE_SERIAL_GRAPHS": "0"}, [0, 0, 1]),
+        ("plain", {}, [-1, -1, 0]),
+    ):
+        (tmp_path / name).mkdir()
+        assert said(machine, tmp_path / name, script, env) == expected, name
+
+
 HARDWARE: Final = {"GPUTRACE_HW_TRACE": "1", "FAKE_CUPTI_VERSION": "130401"}
 
 

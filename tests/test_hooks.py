@@ -944,6 +944,7 @@ void gputrace_pause(int on) { tell("pause", on); }
 void gputrace_capture(int on) { tell("capture", on); }
 int steps;
 void gputrace_step(void) { steps++; }
+int gputrace_keeps(void) { return getenv("KEEPS") ? 0 : -1; }
 """
 LOAD: Final = """
 import ctypes, os
@@ -1204,6 +1205,23 @@ def test_the_collector_makes_way_for_other_profilers_too(
     assert calls(library) == ["pause 1", "pause 0", "pause 1"]
     *_, last = names(program.events(), "note")
     assert "is not recorded after" in last
+
+
+def test_a_profiler_that_would_crash_the_program_s_graphs_gets_no_cupti(
+    program: Program, library: dict[str, str]
+) -> None:
+    body = "def start_trace(where): print('starts')\ndef stop_trace(): print('stops')\n"
+    program.write({"jax/_src/profiler.py": body})
+    out = program.quietly(
+        f"{LOAD}load()\nfrom jax._src import profiler\n"
+        "profiler.start_trace('there')\nprofiler.stop_trace()\n",
+        KEEPS="1",
+        **library,
+    )
+    assert out == "starts\nstops\n"
+    assert calls(library) == []
+    (note,) = names(program.events(), "note")
+    assert note.startswith("JAX's profiler sees nothing of the GPU: gputrace records it")
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,20 @@ def test_waits_for_data_alone_are_no_phases(tmp_path: Path) -> None:
     assert "most of it" not in launch_bound(report).message
 
 
+def test_what_a_phase_takes_before_an_input_copy_is_no_loading(tmp_path: Path) -> None:
+    """The host is held in the optimizer for 5 ms, then makes a batch in 3 and copies it."""
+    host = Host().trains(("backward", 0.5, 1), ("optimizer", 1, 7))
+    run = Run(host.export, pid=PID)
+    for number in range(STEPS + 1):
+        run.now = number * PERIOD
+        run.input_copy()
+        run.now = number * PERIOD + MS
+        run.kernel(MS, "gemm")
+    (row,) = analyze(run, tmp_path).breakdown
+    assert row.data_feeding_ns / row.steps == pytest.approx(3 * MS, rel=0.1)
+    assert row.launch_ns / row.steps == pytest.approx(5.5 * MS, rel=0.1)
+
+
 # ---- the hooks, with modules that stand for torch's ----
 
 TORCH: Final = {

@@ -569,6 +569,31 @@ def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
     assert "other arguments than tensors" in hooks.state.trial.reasons["graphs"]
 
 
+def test_of_distributed_data_parallel_the_model_within_is_captured(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DistributedDataParallel looks at events in its own forward pass, which ends a capture."""
+
+    class DistributedDataParallel:
+        def __init__(self, module: Any) -> None:
+            self.module = module
+
+        def forward(self, inputs: Any) -> str:
+            return f"reduced {self.module.forward(inputs)}"
+
+    def capture(model: Any, sample: Sequence[Any]) -> None:
+        model.forward = lambda *_: "captured"
+
+    tensor = SimpleNamespace(is_cuda=True, shape=(8, 3))
+    torch = SimpleNamespace(Tensor=SimpleNamespace, cuda=SimpleNamespace())
+    torch.cuda.make_graphed_callables = capture
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hooks.start("graphs")
+    model = DistributedDataParallel(SimpleNamespace(forward=lambda *_: "as it is"))
+    hooks.model._graph("graphs", model, (tensor,))
+    assert model.forward(tensor) == "reduced captured"
+
+
 def test_a_function_of_jax_donates_what_it_returns_anew(hooks: InProgram) -> None:
     hooks.start("donate")
     donated: list[tuple[int, ...]] = []

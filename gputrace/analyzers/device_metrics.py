@@ -53,6 +53,9 @@ _AT_MAX: Final = 0.99
 _ENOUGH: Final = 0.5
 """Minimum fraction of the measured time that a counter's readings must span, and of a figure's
 period that must be measured time."""
+_BESIDE: Final = 0.25
+"""Maximum recorded time beside measured steps between two readings of energy, as a fraction of the
+time that was not recorded, which does not begin and end with a step."""
 _PERIOD: Final = 1_000_000_000
 """Longest window of the first figure: the driver's sampling period."""
 
@@ -206,7 +209,8 @@ def find_energy(
     nvml: Nvml, gpus: PerGpu, steps: Sequence[Step], throughput: Sequence[Throughput]
 ) -> tuple[Energy, ...]:
     """Return the energy of each GPU by class, between the readings of NVML's counter that lie in
-    the measured steps; nothing of cards without two such readings.
+    the measured steps; nothing of cards without two such readings. What was not recorded between
+    them, half of the time at most, is taken to draw as much as the rest, and left out.
 
     What ranks that share a card draw between two readings is divided by the time in which each runs
     anything; evenly where none does.
@@ -226,8 +230,11 @@ def find_energy(
         grown = np.diff(samples["energy"]).astype(np.int64)
         mine = steps_of(lane.gpu)
         measured = stretches(mine, lane.window)
+        if not measured:
+            continue
+        keep = (starts >= measured.start[0]) & (ends <= measured.end[-1]) & (ends > starts)
         # A counter falls back to 0 where the driver was loaded anew.
-        keep = (measured.within(starts, ends) == ends - starts) & (ends > starts) & (grown >= 0)
+        keep &= grown >= 0
         if keep.any():
             counted.append((lane, mine, starts[keep], ends[keep], grown[keep]))
     lanes = [row[0] for row in counted]
@@ -235,28 +242,29 @@ def find_energy(
     tables = gpus.each(_split, lanes, *edges) if lanes else []
     rows = []
     for (lane, mine, starts, ends, grown), (classes, waited) in zip(counted, tables, strict=True):
-        # Of a stretch that was not recorded, no class is known.
-        whole = classes.sum(axis=1) == ends - starts
-        if not whole.any():
+        # Of what was not recorded no class is known; it draws as much as what is beside it.
+        lengths, passed = classes.sum(axis=1), ends - starts
+        beside = lengths - stretches(mine, lane.window).within(starts, ends)
+        known = (lengths >= _ENOUGH * passed) & (beside <= _BESIDE * (passed - lengths))
+        if not known.any():
             continue
-        grown = grown * _drawn_by(lane, gpus, starts, ends)
-        classes, waited, grown = classes[whole], waited[whole], grown[whole]
-        lengths = (ends - starts)[whole]
-        passed, total = int(lengths.sum()), round(float(grown.sum()))
+        grown = grown * _drawn_by(lane, gpus, starts, ends) * lengths / passed
+        classes, waited, grown, lengths = (x[known] for x in (classes, waited, grown, lengths))
+        total = round(float(grown.sum()))
         # Rounded as running sums, so that the classes sum to the total.
         edge = np.round(np.cumsum((classes * (grown / lengths)[:, None]).sum(axis=0)))
         edge = edge.astype(np.int64)
         edge[-1] = total
         waits = None if (waited == UNKNOWN).any() else (waited * grown / lengths).sum()
         length = np.mean([step.end_ns - step.start_ns for step in mine]) if mine else None
-        step_mj = None if length is None else total / passed * float(length)
+        step_mj = None if length is None else total / int(lengths.sum()) * float(length)
         known = work.get(lane.gpu.rank)
         rows.append(
             Energy(
                 gpu=lane.gpu.gpu,
                 rank=lane.gpu.rank,
                 host=lane.gpu.host_name,
-                measured_ns=passed,
+                measured_ns=int(lengths.sum()),
                 total_mj=total,
                 classes_mj=dict(zip(CLASSES, np.diff(edge, prepend=0).tolist(), strict=True)),
                 communication_wait_mj=None if waits is None else round(float(waits)),

@@ -59,6 +59,8 @@ class HostEvidence(Struct, frozen=True, dict=True):
     """Work of the recorder."""
     mpi: Mapping[tuple[int, int], Intervals]
     """Calls of MPI that wait for other ranks."""
+    phases: Mapping[tuple[int, int], Intervals]
+    """Calls that are a part of a step, as a forward pass is: no thread loads data in them."""
 
 
 class Causes(Struct, frozen=True, dict=True):
@@ -84,7 +86,7 @@ class Causes(Struct, frozen=True, dict=True):
 
 
 def read_evidence(trace: Trace) -> HostEvidence:
-    """Read recorded data waits, recorder overhead and waits in MPI."""
+    """Read recorded data waits, recorder overhead, waits in MPI and phases."""
     columns = ("start", "end", "name", "process", "thread")
     waits = trace.events([Kind.DATA_WAIT], columns)
     every = trace.events([Kind.RANGE], columns)
@@ -93,7 +95,8 @@ def read_evidence(trace: Trace) -> HostEvidence:
     data = _by_thread(waits)
     for thread, intervals in _by_thread(ranges).items():
         data[thread] = merge_touching(data.get(thread, EMPTY), intervals)
-    return HostEvidence(data, _by_thread(overhead), _by_thread(mpi))
+    phases = trace.events([Kind.PHASE], columns)
+    return HostEvidence(data, *map(_by_thread, (overhead, mpi, phases)))
 
 
 def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
@@ -235,12 +238,14 @@ def _until(gaps: Intervals, moments: Times) -> Intervals:
     return Intervals(gaps.start[keep], ends[keep])
 
 
-def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[int, Intervals]:
+def waits_for_data(
+    calls: CudaApiCalls, input_copies: Sequence[Events], evidence: HostEvidence
+) -> dict[int, Intervals]:
     """Return when each thread made no CUDA call before issuing an input copy, by thread.
 
     The way starts where the thread last handed work to a GPU or had waited for one; calls after
     that which do neither (events, queries, allocations, synchronisations with nothing to wait for)
-    interrupt the wait and do not end it.
+    interrupt the wait and do not end it; so does a phase of a step, where these were recorded.
     """
     waits: dict[int, Intervals] = {}
     copies = np.concatenate([calls.issued_by(events) for events in input_copies])
@@ -258,7 +263,8 @@ def waits_for_data(calls: CudaApiCalls, input_copies: Sequence[Events]) -> dict[
         # Where calls were not recorded all along, none between the two proves nothing.
         sure = calls.all_recorded(calls.threads[thread][0], begins, ends)
         stretches = union(begins[sure], ends[sure])
-        waits[thread] = stretches.difference(calls.of_thread(thread))
+        phases = evidence.phases.get(calls.threads[thread], EMPTY)
+        waits[thread] = stretches.difference(calls.of_thread(thread)).difference(phases)
     return waits
 
 

@@ -218,8 +218,8 @@ def find_lanes(
         cost: cost of recording the steps, if known.
     """
     has_calls = has_calls or calls is not None
-    evidence = read_evidence(trace) if has_calls else HostEvidence({}, {}, {})
-    waits = _waits(trace, operations, calls, scratch) if calls is not None else {}
+    evidence = read_evidence(trace) if has_calls else HostEvidence({}, {}, {}, {})
+    waits = _waits(trace, operations, calls, evidence, scratch) if calls is not None else {}
     lanes = []
     for of_gpu in operations:
         timeline = build_timeline(of_gpu, window)
@@ -273,6 +273,7 @@ def _waits(
     trace: Trace,
     operations: Sequence[GpuOperations],
     calls: CudaApiCalls,
+    evidence: HostEvidence,
     scratch: SpillFile | None,
 ) -> dict[int, dict[int, Intervals]]:
     """Return when each thread prepared an input copy, by process and thread."""
@@ -282,7 +283,7 @@ def _waits(
     for process, gpus in gpus_of.items():
         of_gpus = [operations[index] for index in gpus]
         inputs = [of_gpu.events.select(find_input_copies(trace, of_gpu)) for of_gpu in of_gpus]
-        waits[process] = waits_for_data(calls, inputs)
+        waits[process] = waits_for_data(calls, inputs, evidence)
         if scratch:
             scratch.let_go()
     return waits

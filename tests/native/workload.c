@@ -34,6 +34,7 @@
  *   at_once                       says how many of these calls were under way at once, at most
  *   hardware                      says whether the hardware takes the times of kernels
  *   taken                         says whether somebody subscribed to CUPTI's callbacks
+ *   keeps                         says what gputrace_keeps returns
  *   attended                      waits until somebody is told of cudaProfilerStart, a minute at most
  *   line                          waits for a line on stdin
  *   sleep MS; say, complain TEXT  on stdout and on stderr
@@ -68,7 +69,7 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
 static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), (*fake_attended)(void);
-static int (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void);
+static int (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void), (*gputrace_keeps)(void);
 static int (*fake_hardware)(void);
 static void (*fake_instantiate)(int);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void), (*gputrace_write)(void);
@@ -529,6 +530,7 @@ static void find(void) {
         *(void **)&gputrace_rest = dlsym(collector, "gputrace_rest");
         *(void **)&gputrace_nodes = dlsym(collector, "gputrace_nodes");
         *(void **)&gputrace_pause = dlsym(collector, "gputrace_pause");
+        *(void **)&gputrace_keeps = dlsym(collector, "gputrace_keeps");
         *(void **)&gputrace_step = dlsym(collector, "gputrace_step");
         *(void **)&gputrace_write = dlsym(collector, "gputrace_write");
     }
@@ -670,6 +672,7 @@ int main(int count, char **words) {
         else if (!strcmp(what, "finalized")) say(fake_finalized);
         else if (!strcmp(what, "at_once")) say(fake_at_once);
         else if (!strcmp(what, "taken")) say(fake_taken);
+        else if (!strcmp(what, "keeps")) say(gputrace_keeps);
         else if (!strcmp(what, "hardware")) say(fake_hardware);
         else if (!strcmp(what, "calls")) say(fake_calls);
         else if (!strcmp(what, "choices")) say(fake_choices);

@@ -24,6 +24,8 @@ parser.add_argument("--steps", type=int, default=24)
 parser.add_argument("--width", type=int, default=256)
 parser.add_argument("--layers", type=int, default=4)
 options = parser.parse_args()
+# Several may run at once on one card.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 if options.buffers:
     more = "--xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUDNN"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {more}"

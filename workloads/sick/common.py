@@ -85,7 +85,9 @@ def train(build, cures, tiny, steps, warmup, talk):
             if "channels-last" in cures and inputs.dim() == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             if cures.get("graphs") is True:
-                model = torch.cuda.make_graphed_callables(model, (inputs,))
+                # In its place; what DistributedDataParallel does around it no graph can hold.
+                inner = model.module if RANKS > 1 else model
+                torch.cuda.make_graphed_callables(inner, (inputs,))
                 cures["graphs"] = "captured"
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled="bf16" in cures):

@@ -3,6 +3,7 @@
 #include "buffers.h"
 #include "calls.h"
 #include "cupti.h"
+#include "graphs.h"
 #include "hazards.h"
 #include "library.h"
 #include "sampling.h"
@@ -256,6 +257,15 @@ void capture_pause(int pause) {
     spool_lock();
     spool_loss(0, "recording paused for another profiler in the program");
     spool_unlock();
+}
+
+int capture_keeps(void) {
+    pthread_mutex_lock(&lock);
+    int is_needed = ready && (recording || buffers_seen()) && hazards & HAZARD_LETTING_GO;
+    int has_graphs = !(hazards & HAZARD_GRAPHS_AT_ONCE) || graphs_were_made();
+    int status = is_needed && has_graphs ? subscriber_take() : -1;
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 /* After a window: CUPTI is let go of, once; and calls that were chosen only to last are turned off. */

@@ -31,6 +31,11 @@ int capture_nodes(int on);
 /* Makes way for another user of CUPTI, and comes back. */
 void capture_pause(int pause);
 
+/* Before another user begins that lets go of CUPTI at its end: keeps the only subscriber from it and goes on
+ * where the CUDA graphs of the program would not survive that, see hazards.c. Returns 0, or -1 where it may
+ * have CUPTI. */
+int capture_keeps(void);
+
 /* Whether what happens belongs to the recording. */
 int capture_is_on(void);
 

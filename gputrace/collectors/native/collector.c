@@ -66,6 +66,10 @@ EXPORTED void gputrace_pause(int pause) {
     if (started_ok && !in_child) capture_pause(pause);
 }
 
+/* Keeps CUPTI from a profiler that would crash the program; the hooks ask before one of XLA begins. See
+ * capture_keeps. */
+EXPORTED int gputrace_keeps(void) { return started_ok && !in_child ? capture_keeps() : -1; }
+
 /* The hooks call it as a step ends. */
 EXPORTED void gputrace_step(void) { sampling_step(); }
 

@@ -26,6 +26,7 @@
 static uint8_t makes_graphs[CALLS];
 /* The thread within such a call, by pthread_self, which is never 0. */
 static atomic_uintptr_t maker;
+static atomic_int made;
 
 static int is_of_graphs(uint32_t id) {
     static const char start[] = "cuGraph";
@@ -46,6 +47,7 @@ void graphs_call(uint32_t id, int ends) {
     uintptr_t self = (uintptr_t)pthread_self(), nobody = 0;
     if (id >= CALLS || !makes_graphs[id]) return;
     if (ends) {
+        made = 1;
         atomic_compare_exchange_strong(&maker, &self, 0);
         return;
     }
@@ -58,3 +60,4 @@ void graphs_call(uint32_t id, int ends) {
 }
 
 void graphs_forget(void) { maker = 0; }
+int graphs_were_made(void) { return made; }

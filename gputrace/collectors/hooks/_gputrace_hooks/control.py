@@ -34,6 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable
+    from typing import Any
 
 _DRIVER = "libcuda.so.1"
 _START = "cuProfilerStart"
@@ -92,22 +93,27 @@ def rest(hold_ns: int, stays: bool) -> bool:
     """
     import ctypes
 
-    try:
-        library = _loaded_library() if os.environ.get("GPUTRACE_LIBRARY") else None
-        return (
-            library is not None and library.gputrace_rest(ctypes.c_uint64(hold_ns), int(stays)) == 0
-        )
-    except Exception as error:
-        _pass_on(error)
-        recorder.note_failure("reaching the collector")
-        return False
+    return _does("gputrace_rest", ctypes.c_uint64(hold_ns), int(stays))
 
 
 def record_nodes(on: bool) -> bool:
     """Begin or end the steps of which the nodes of graphs are recorded; return True if so done."""
+    return _does("gputrace_nodes", int(on))
+
+
+def keeps_cupti() -> bool:
+    """Return True if the collector keeps CUPTI from a profiler that takes it out of the process.
+
+    CUDA graphs that were made while it was recorded do not survive that.
+    """
+    return _does("gputrace_keeps")
+
+
+def _does(function: str, *values: "Any") -> bool:
+    """Call a function of the collector; return True if there is one, and it does as asked."""
     try:
         library = _loaded_library() if os.environ.get("GPUTRACE_LIBRARY") else None
-        return library is not None and library.gputrace_nodes(int(on)) == 0
+        return library is not None and getattr(library, function)(*values) == 0
     except Exception as error:
         _pass_on(error)
         recorder.note_failure("reaching the collector")

@@ -88,7 +88,7 @@ def keras_jax_trainer(module: "Any") -> None:
 
 def tensorflow_profiler(module: "ModuleType") -> None:
     """Make way for TensorFlow's profiler, which uses CUPTI."""
-    makes_way(module, "start", "stop", "TensorFlow's profiler", comes_back=False)
+    makes_way(module, "start", "stop", "TensorFlow's profiler", lets_go=True)
 
 
 def tensorpack_callbacks(module: "Any") -> None:
@@ -124,7 +124,7 @@ def tensorpack_input(module: "Any") -> None:
 
 def jax_profiler(module: "Any") -> None:
     """Make way for JAX's profiler, which uses CUPTI; its step annotations are steps."""
-    makes_way(module, "start_trace", "stop_trace", "JAX's profiler", comes_back=False)
+    makes_way(module, "start_trace", "stop_trace", "JAX's profiler", lets_go=True)
     annotation = getattr(module, "StepTraceAnnotation", None)
     if annotation is not None:
         what = word("jax.profiler.StepTraceAnnotation")

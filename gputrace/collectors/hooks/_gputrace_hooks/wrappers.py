@@ -179,12 +179,14 @@ def makes_way(
     end: str,
     name: str,
     uses_gpu: "Callable[..., bool]" = lambda *args: True,
-    comes_back: bool = True,
+    lets_go: bool = False,
 ) -> None:
     """Pause the collector between two functions, while another tool uses CUPTI.
 
-    Unless it ``comes_back``, nothing of the GPU is recorded after it either. That is for profilers
-    of XLA: a program of JAX 0.11 died with SIGSEGV when CUPTI 13.0.1 recorded again after one.
+    A profiler of XLA ``lets_go`` of CUPTI as it ends. CUDA graphs that were made while they were
+    recorded do not survive that (CUDA_ERROR_ILLEGAL_ADDRESS), nor did a program of JAX 0.11 that
+    recording went on (SIGSEGV; both with CUPTI 13.0.1). So where there are such graphs it gets
+    nothing of the GPU, and else nothing is recorded after it.
     """
     start, stop = defined(holder, begin), defined(holder, end)
     if start is None or stop is None:
@@ -192,7 +194,7 @@ def makes_way(
 
     @wraps(start)
     def begins(*args: "Any", **keywords: "Any") -> "Any":
-        if not uses_gpu(*args):
+        if not uses_gpu(*args) or (lets_go and _is_kept_from(name)):
             return start(*args, **keywords)
         key = _key(holder, name, args)
         if not _at_work:
@@ -204,7 +206,7 @@ def makes_way(
         except BaseException:
             _come_back(key, name)
             raise
-        if not comes_back and _FOR_GOOD not in _at_work:
+        if lets_go and _FOR_GOOD not in _at_work:
             _at_work.add(_FOR_GOOD)
             note(f"GPU activity is not recorded after {name} either: CUPTI may crash the program")
         return result
@@ -218,6 +220,17 @@ def makes_way(
 
     setattr(holder, begin, ours(begins))
     setattr(holder, end, ours(ends))
+
+
+def _is_kept_from(name: str) -> bool:
+    """Return True if the collector goes on with CUPTI while a profiler runs, and note it."""
+    if _at_work or not control.keeps_cupti():
+        return False
+    note(
+        f"{name} sees nothing of the GPU: gputrace records it, and CUPTI would crash the program's"
+        " CUDA graphs at its end; with record --backend host it sees all"
+    )
+    return True
 
 
 def _key(holder: "Any", name: str, args: "tuple[Any, ...]") -> object:

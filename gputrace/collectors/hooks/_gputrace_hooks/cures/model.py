@@ -222,9 +222,13 @@ def _autocast(cure: str, model: "Any", _: "Any") -> None:
 def _graph(cure: str, model: "Any", inputs: "Any") -> None:
     """Capture its passes before its first call; a call with other shapes goes without the graphs.
 
-    Later, what autograd keeps of an earlier pass would tie the capture to that pass's stream.
+    Later, what autograd keeps of an earlier pass would tie the capture to that pass's stream. Of
+    DistributedDataParallel it is the module within: what it does itself, before and after, no graph
+    can hold (PyTorch documentation, 'CUDA semantics', partial-network capture).
     """
     torch: Any = sys.modules["torch"]
+    if type(model).__name__ == "DistributedDataParallel":
+        model = model.module
     forward = model.forward
 
     def shapes(args: "Any") -> "list[Any]":
