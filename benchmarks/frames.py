@@ -40,7 +40,7 @@ _PLACE: Final = (
 )
 _STEP_PX: Final = 4
 _TURN: Final = 20
-"""What a turn of the wheel counts in browsers: in by 5 %."""
+"""One turn of the wheel, in pixels; it zooms by 5 %."""
 _CTRL: Final = 2
 """Bit of the modifier keys in the DevTools protocol."""
 
