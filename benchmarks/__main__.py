@@ -57,6 +57,7 @@ BENCHMARKS: Final = (
     Benchmark("cures", "benchmarks.cures", "faults of real training, and their cures (two GPUs)"),
     Benchmark("whatif", "benchmarks.whatif", "predicted against simulated step times"),
     Benchmark("bounds", "benchmarks.bounds", "no prediction undercuts the compute that stays"),
+    Benchmark("trials", "benchmarks.trials", "answers of gputrace try in generated trials"),
 )
 
 GROUPS: Final = {"gpu": ("harmless", "overhead", "phases", "modules", "sick")}

@@ -177,7 +177,7 @@ def test_rates_are_those_of_the_program_without_the_recorder() -> None:
     steps: Any = [
         SimpleNamespace(rank=0, step=n, start_ns=n * MS, end_ns=(n + 1) * MS) for n in range(4)
     ]
-    work = {7: {"tokens": 100.0, "MFLOP": 1.0}}
+    work = {7: {"tokens": 100.0, "flop": 1e6}}
     (row,) = measure_throughput(work, {}, {0: 7}, steps, unrecorded=0.8)
     assert row.tokens_per_step == 100
     assert row.tokens_per_s == pytest.approx(100 * 1000 / 0.8)

@@ -479,6 +479,9 @@ def test_in_a_control_stretch_cupti_is_idle_or_taken_out(
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (2, 4)
     assert [is_out for _, is_out, _ in spool.control] == [False, True, False]
+    merge(tmp_path, tmp_path / "t.sqlite", {})
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as rows:
+        assert rows.execute("SELECT idleCupti FROM GPUTRACE_CONTROL").fetchall() == [(stays,)]
 
 
 def test_in_programs_of_xla_copies_between_gpus_are_left_out(

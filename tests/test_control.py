@@ -22,6 +22,7 @@ from gputrace.analyzers.steps.windows import MarkedSteps, estimate_cost
 from gputrace.api import Report
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.session import HOOKS
+from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
 from gputrace.model.results import RecorderCost
 from tests.command import ROOT
@@ -149,7 +150,12 @@ def steps(
     is_recorded = ~is_control if recorded is None else np.isin(number, recorded)
     lengths = lengths.copy()
     lengths[control.stop] += attach_ns
-    return MarkedSteps(number, lengths, is_recorded, is_control)
+    return MarkedSteps(number, lengths, is_recorded, is_control, out_of(lengths))
+
+
+def out_of(steps: Times) -> Mask:
+    """CUPTI left the process in all stretches."""
+    return np.zeros(len(steps), bool)
 
 
 def noisy(rng: np.random.Generator, cost: float) -> Times:
@@ -175,7 +181,7 @@ def test_the_unrecorded_step_is_that_of_the_whole_run_and_not_of_its_slow_beginn
     lengths = (1.25 * bare).astype(np.int64)
     is_control = np.isin(number, [*range(64, 80), *range(128, 160), *range(256, 320)])
     lengths[is_control] = bare[is_control]
-    found = estimate_cost([MarkedSteps(number, lengths, ~is_control, is_control)])
+    found = estimate_cost([MarkedSteps(number, lengths, ~is_control, is_control, out_of(number))])
     assert found is not None
     assert found.step_ns == pytest.approx(lengths[~is_control].mean(), rel=0.01)
     assert found.unrecorded_step_ns == pytest.approx(bare[~is_control].mean(), rel=0.01)
@@ -188,9 +194,23 @@ def test_steps_that_cost_more_where_recording_is_sampled_are_corrected_by_more()
     is_control |= (number >= 2048) & (number % 512 >= 35)
     cost = np.where(is_control, 1.0, np.where(number < 2048, 1.2, 1.4))
     lengths = (8_000_000 * cost).astype(np.int64)
-    found = estimate_cost([MarkedSteps(number, lengths, ~is_control, is_control)])
+    found = estimate_cost([MarkedSteps(number, lengths, ~is_control, is_control, out_of(number))])
     assert found is not None
     assert found.unrecorded_step_ns == pytest.approx(8_000_000, rel=0.005)
+
+
+def test_stretches_with_an_idle_cupti_show_a_part_of_the_cost() -> None:
+    """Half of it and more, or less: the bounds hold both."""
+    number = np.arange(1000)
+    is_control = np.isin(number, [*range(64, 80), *range(128, 160), *range(256, 320)])
+    for seen in (0.4, 0.54, 0.7):
+        cost = np.where(is_control, 1.3 - 0.3 * seen, 1.3)
+        lengths = (8_000_000 * cost).astype(np.int64)
+        found = estimate_cost([MarkedSteps(number, lengths, ~is_control, is_control, is_control)])
+        assert found is not None
+        assert found.low_ns < 8_000_000 < found.high_ns
+        assert found.unrecorded_step_ns == pytest.approx(8_000_000, rel=0.1)
+        assert (found.unrecorded_step_ns == pytest.approx(8_000_000, rel=0.001)) is (seen == 0.54)
 
 
 def test_the_interval_holds_the_truth_where_the_pace_of_the_host_wanders() -> None:
@@ -201,7 +221,9 @@ def test_the_interval_holds_the_truth_where_the_pace_of_the_host_wanders() -> No
     for _ in range(100):
         pace = np.exp(np.cumsum(rng.normal(0, 0.004, 1500)) + rng.normal(0, 0.06, 1500))
         lengths = (8_000_000 * pace * np.where(is_control, 1.0, 1.2)).astype(np.int64)
-        found = estimate_cost([MarkedSteps(number, lengths, ~is_control, is_control)])
+        found = estimate_cost(
+            [MarkedSteps(number, lengths, ~is_control, is_control, out_of(number))]
+        )
         assert found is not None
         truth = 8_000_000 * pace[~is_control].mean()
         held += found.low_ns <= truth <= found.high_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,15 @@ def executable(path: Path, text: str) -> Path:
     path.write_text(text)
     path.chmod(0o700)
     return path
+
+
+@pytest.mark.parametrize(("option", "said"), [("", False), ("-E", True)])
+def test_a_python_that_starts_without_the_hooks_is_said(
+    tmp_path: Path, option: str, said: bool
+) -> None:
+    executable(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} {option} "$@"\n')
+    ran = examine({"PATH": f"{tmp_path}:/bin"})
+    assert (f"host hooks: {tmp_path}/python starts without them" in ran.out) is said
 
 
 def test_cards_are_counted_with_their_compute_capability(library: Path, tmp_path: Path) -> None:

@@ -265,6 +265,36 @@ def test_each_thread_that_marks_steps_is_counted_by_itself(tmp_path: Path) -> No
     assert 12 <= sum(second) <= 6 * 14
 
 
+def test_threads_that_sleep_are_read_where_they_can_have_run(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    out = program.quietly(
+        "import threading, time, gputrace\nfrom _gputrace_hooks import load\n"
+        "load._BETWEEN_SCANS = load._PATIENCE = 0\n"
+        "read, scheduled, wake, done = [], load.scheduled, threading.Event(), threading.Event()\n"
+        "load.scheduled = lambda path: (read.append(path), scheduled(path))[1]\n"
+        "def work():\n"
+        "    wake.wait()\n"
+        "    end = time.thread_time() + 0.05\n"
+        "    while time.thread_time() < end: pass\n"
+        "    done.set(); threading.Event().wait()\n"
+        "def scan():\n"
+        "    del read[:]\n"
+        "    load.scan()\n"
+        "    return len(read)\n"
+        "for _ in range(40): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "worker = threading.Thread(target=work, daemon=True)\n"
+        "worker.start(); time.sleep(0.1)\n"
+        "gputrace.step()\n"
+        "first, *later = [scan() for _ in range(12)]\n"
+        "wake.set(); done.wait(); scan()\n"
+        "print(first, max(later[2:]), worker.native_id)"
+    )
+    first, later, worker = map(int, out.split())
+    assert first >= 42
+    assert later <= 8
+    assert sum(on_core_ms(program)[worker]) >= 45
+
+
 def test_a_clock_that_takes_long_to_read_is_read_once(tmp_path: Path) -> None:
     """Some kernels sleep for 10 ms to measure it, while the step waits."""
     out = Program(tmp_path).quietly(

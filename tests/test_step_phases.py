@@ -285,6 +285,11 @@ class PipelineStage(_PipelineStageBase): pass
     "lightning/pytorch/strategies/strategy.py": """
 class Strategy:
     def training_step(self, batch): return 2 * batch
+    def backward(self, loss):
+        import time, torch.autograd
+        time.sleep(0.02)  # the program's on_before_backward
+        torch.autograd.backward([])
+        return loss
     def optimizer_step(self, optimizer, call):
         result = call()
         optimizer.step()
@@ -420,6 +425,18 @@ def test_lightning_s_closure_is_no_part_of_its_optimizer_s_step(torch: Program) 
     assert out == "42\n"
     inner = ["other", "gradient clipping", "optimizer"]
     assert phases(torch.events()) == [*inner, "optimizer"]
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_backward_pass_has_what_lightning_does_around_it(torch: Program, package: str) -> None:
+    path = f"{package.replace('.', '/')}/strategies/strategy.py"
+    torch.write({path: TORCH["lightning/pytorch/strategies/strategy.py"]})
+    use = f"from {package}.strategies.strategy import Strategy\nprint(Strategy().backward(42))\n"
+    assert torch.quietly(USES + use) == "42\n"
+    events = torch.events()
+    rows = events.records["phase"]
+    assert phases(events) == ["backward", "backward"]
+    assert (rows["end"] - rows["start"]).max() >= 20 * MS
 
 
 def test_optimizers_that_are_none_of_torch_s_are_timed(torch: Program) -> None:

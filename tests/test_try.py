@@ -22,12 +22,13 @@ import numpy as np
 import pytest
 
 import gputrace
+from benchmarks.trials import NOISES, tally
 from gputrace import trials
 from gputrace.cli import run as run_command
 from gputrace.collectors.session import HOOKS
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
-from gputrace.trials import ledger, order
+from gputrace.trials import ledger, order, runs
 from gputrace.trials.cures import (
     CURES,
     Candidate,
@@ -236,6 +237,66 @@ def test_a_run_is_ended_when_the_time_is_over(real: Real) -> None:
     trial = ProgramToTry((sys.executable, str(real.script)))
     with pytest.raises(Spent):
         trial.run(Candidate(), 2, 8, left_s=0.2)
+
+
+STAYS: Final = """\
+import atexit, signal, subprocess, sys
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", deaf])
+signal.signal(signal.SIGTERM, lambda *_: (open("asked", "w").close(), child.kill()))
+atexit.register(child.wait)
+"""
+"""Waits for a child at its end, and ends that one when it is asked to."""
+
+
+def test_a_recorded_program_that_waits_for_a_child_is_ended_and_its_recording_kept(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "_GRACE_S", 3.0)
+    monkeypatch.chdir(real.folder)
+    real.script.write_text(STAYS + PROGRAM)
+    trial, trace = ProgramToTry((sys.executable, str(real.script))), real.folder / "t.sqlite"
+    run = trial.run(Candidate(), 2, 8, trace, left_s=120.0)
+    assert (run.steps, run.ended) == (8, False)
+    assert (real.folder / "asked").exists(), "it was asked before it was killed"
+    assert trace.exists()
+
+
+def test_a_first_run_longer_than_the_budget_is_ended_and_said_of_each_cure(real: Real) -> None:
+    slow = PROGRAM.replace("range(500)", "range(500000)")
+    real.script.write_text(slow)
+    command = [sys.executable, str(real.script)]
+    assert len(gputrace.try_cures(command, budget="1s", steps=100000).notes) == 1
+    outcome = gputrace.try_cures(command, "workers=4,gc", budget="4s", steps=100000)
+    assert outcome.seconds < 1.03 * 4 + 2 * runs._SIGNAL_S + runs._GRACE_S
+    assert outcome.runs == 1
+    assert [(row.cure, row.verdict, row.why) for row in outcome.rows] == [
+        ("workers=4", "cannot tell yet", "the budget ended within the first run"),
+        ("gc", "cannot tell yet", "the budget ended within the first run"),
+    ]
+    [note] = outcome.notes
+    assert "the first run took longer than the budget" in note
+
+
+FAILS: Final = PROGRAM.replace("range(500)", "range(120)").replace('print("done")', "sys.exit(3)")
+"""Ends with an exit code of its own after 120 steps: in the run of turns, not in the first."""
+
+
+def test_a_program_that_fails_after_its_steps_as_it_is_fails_by_no_cure(real: Real) -> None:
+    real.script.write_text(FAILS)
+    outcome = gputrace.try_cures([sys.executable, str(real.script)], "gc", budget="2min")
+    [row] = outcome.rows
+    assert row.verdict != "failed"
+    assert row.rounds >= 3
+    assert "exit code 3 after 120 steps as it is, too: steps before that count" in outcome.notes[0]
+
+
+def test_a_program_that_fails_with_a_cure_alone_fails_by_it(real: Real) -> None:
+    """The same exit code, but not as far; the program as it is also fails, at its end."""
+    cured = "    if item > 60 and not gc.isenabled(): sys.exit(3)\n    optimizer.step()\n"
+    real.script.write_text("import gc\n" + FAILS.replace("    optimizer.step()\n", cured))
+    outcome = gputrace.try_cures([sys.executable, str(real.script)], "gc", budget="2min")
+    assert [(row.verdict, row.why) for row in outcome.rows] == [("failed", "exit code 3")]
 
 
 class InProgram:
@@ -645,6 +706,38 @@ def test_ranks_get_whole_cores_of_the_node_of_their_gpu(
     ]
     assert hooks.host._cores_of(1, [-1, -1], layout) == [4, 12, 5, 13, 6, 14, 7, 15]
     assert hooks.host._layout(99) == (0, 99, 99)
+
+
+@pytest.mark.parametrize(
+    ("visible", "nodes"),
+    [
+        (None, [0, 1]),
+        ("2, 0", [1, 0]),
+        ("GPU-c2,GPU-a0b1", [1, 0]),
+        ("GPU-none,GPU-a0b1", [-1, -1]),
+        ("7,0", [-1, -1]),
+    ],
+)
+def test_the_node_of_a_gpu_is_known_by_its_number_and_by_its_uuid(
+    hooks: InProgram,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    nodes: list[int],
+) -> None:
+    monkeypatch.setattr(hooks.host, "_SYSTEM", str(tmp_path))
+    monkeypatch.setattr(hooks.host, "_GPUS", str(tmp_path / "gpus"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for number, uuid in enumerate(("GPU-a0b1", "GPU-b1", "GPU-c2d3")):
+        bus = f"0000:{number}A:00.0"
+        card, device = (tmp_path / "gpus" / bus, tmp_path / "bus/pci/devices" / bus.lower())
+        card.mkdir(parents=True)
+        (card / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\n")
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{min(number, 1)}\n")
+    assert hooks.host._gpu_nodes(2) == nodes
 
 
 def test_a_plugins_cure_changes_what_its_file_says(
@@ -1073,6 +1166,15 @@ def test_little_that_is_sure_is_no_difference_and_noise_ends_undecided() -> None
     assert noisy is not None
     assert (noisy.verdict, noisy.enough) == (Verdict.OPEN, True)
     assert compare([1, 1], [2, 2]) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["whole runs, 2%", "steps in turns, 5%", "an event each 3.5 turns"]
+)
+def test_an_interval_holds_the_effect_after_whichever_look(name: str) -> None:
+    [noise] = [noise for noise in NOISES if name in noise.name]
+    found = tally(noise, 0.8, trials=1000)
+    assert found.covered >= 0.95
 
 
 def falling(scale: float, seed: int = 0, scatter: float = 0.05) -> list[float]:

@@ -123,6 +123,14 @@ _ALIKE: Final = 1.5
 _WITHIN_PHASE: Final = 0.9
 """Part of the time in which a peak of memory was reached that is in one phase, for it to count."""
 _MOST_REQUESTS: Final = 5
+_WORK: Final = {
+    "samples": ("samples", 1),
+    "tokens": ("tokens", 1),
+    "MFLOP": ("flop", 10**6),
+    "FLOP": ("flop", 1),
+}
+"""Counters of a step's work, by name: what they count, and their unit. A counter has 48 bits, too
+few for FLOPs."""
 _OF_STEPPING: Final = "process on core"
 """Counter that only the thread has that marks the steps."""
 
@@ -148,7 +156,7 @@ def read_counters(shard: Shard) -> Mapping[int, Counters]:
 
 
 def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
-    """Read the samples, tokens and MFLOP of a mean step by process, as the program gave them.
+    """Read the samples, tokens and FLOPs of a mean step by process, as the program gave them.
 
     Steps that were given none, such as those of an evaluation, count as steps.
     """
@@ -161,11 +169,14 @@ def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
     work: dict[int, dict[str, float]] = {}
     for number, text in names.items():
         for process in distinct_ids(events.process[events.name == number]).tolist():
-            if text in ("samples", "tokens", "MFLOP"):
+            if text in _WORK:
+                name, scale = _WORK[text]
                 rows = (events.process == process) & (events.name == number)
                 count = int(np.count_nonzero(steps.process == process))
                 given = events.bytes[rows]
-                work.setdefault(process, {})[text] = float(given.sum()) / max(count, len(given))
+                mean = scale * float(given.sum()) / max(count, len(given))
+                of_process = work.setdefault(process, {})
+                of_process[name] = of_process.get(name, 0.0) + mean
     return work
 
 
@@ -353,8 +364,8 @@ def measure_throughput(
             total = sum(end - start for start, end in spans.values())
             rate = len(spans) * 1e9 / (total * unrecorded)
             per_step = {name: counted.get(name) for name in ("samples", "tokens")}
-            given = "MFLOP" in counted
-            per_step["flop"] = counted["MFLOP"] * 1e6 if given else flop.get(rank)
+            given = "flop" in counted
+            per_step["flop"] = counted["flop"] if given else flop.get(rank)
             per_s = {k: None if n is None else round(n * rate, 3) for k, n in per_step.items()}
             rows.append(
                 Throughput(

@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from shutil import which
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from gputrace.collectors.backend import HOW_TO_BUILD, has_driver
@@ -114,8 +117,7 @@ def _collector() -> Iterator[Check]:
         yield Check("collector", "missing", "not built", HOW_TO_BUILD)
     else:
         yield Check("collector", "ok", library.name)
-    if not (HOOKS / "sitecustomize.py").exists():
-        yield Check("host hooks", "note", "not installed", "steps and data waits go unrecorded")
+    yield from _hooks()
     cupti = {str(path) for path in libcuptis()}
     for pattern in _CUPTI_PLACES:
         cupti |= {str(path) for path in Path("/").glob(pattern.lstrip("/"))}
@@ -139,6 +141,37 @@ def _collector() -> Iterator[Check]:
     if other := os.environ.get("CUDA_INJECTION64_PATH"):
         advice = "unset it to record: CUDA has room for one recorder"
         yield Check("CUDA_INJECTION64_PATH", "note", other, advice)
+
+
+_HOOKED: Final = """
+import sys
+print("_gputrace_hooks.imports" in sys.modules or sys.version_info < (3, 6))
+"""
+
+
+def _hooks() -> Iterator[Check]:
+    """Check that the Python of this shell starts with the hooks, which a wrapper may prevent."""
+    if not (HOOKS / "sitecustomize.py").exists():
+        yield Check("host hooks", "note", "not installed", "steps and data waits go unrecorded")
+        return
+    python = which("python") or which("python3")
+    if python is None:
+        return
+    paths = filter(None, [str(HOOKS), os.environ.get("PYTHONPATH")])
+    with TemporaryDirectory() as folder, suppress(OSError, subprocess.TimeoutExpired):
+        ran = subprocess.run(
+            [python, "-c", _HOOKED],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(paths), "GPUTRACE_DIR": folder},
+            timeout=10,
+        )
+        if ran.stdout.strip() == "False":
+            advice = (
+                "it, or a script of that name, replaces or ignores PYTHONPATH: no steps are seen"
+            )
+            yield Check("host hooks", "note", f"{python} starts without them", advice)
 
 
 _FIND_CUPTI: Final = """

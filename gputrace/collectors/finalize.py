@@ -174,16 +174,16 @@ class _Activity:
             "monotonicRawNs": clocks["raw"].astype(np.int64),
         }
         add("GPUTRACE_CLOCK", looks)
-        calls = call_windows_of(spool) or []
-        for table, stretches in (
-            ("GPUTRACE_WINDOW", windows_of(spool)),
-            ("GPUTRACE_API_WINDOW", calls),
-            ("GPUTRACE_CONTROL", control_stretches_of(spool)),
-            ("GPUTRACE_GRAPH_NODES", node_stretches_of(spool)),
+        control, idle = control_stretches_of(spool)
+        for table, stretches, more in (
+            ("GPUTRACE_WINDOW", windows_of(spool), {}),
+            ("GPUTRACE_API_WINDOW", call_windows_of(spool) or [], {}),
+            ("GPUTRACE_CONTROL", control, {"idleCupti": idle}),
+            ("GPUTRACE_GRAPH_NODES", node_stretches_of(spool), {}),
         ):
             starts, ends = np.array(stretches, np.uint64).reshape(-1, 2).T
-            span = {"start": self._time(starts), "end": self._time(ends)}
-            add(table, span | {"globalPid": [self._pid] * len(stretches)})
+            span: dict[str, Any] = {"start": self._time(starts), "end": self._time(ends)}
+            add(table, span | {"globalPid": [self._pid] * len(stretches)} | more)
         losses = list(spool.losses)
         if "left_out" in spool.info and len(spool.records[b"DEVI"]) > 1:
             losses.append((spool.started, 0, spool.info["left_out"]))
@@ -671,6 +671,7 @@ def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
     process.captures = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.captures]
     process.calls = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.calls]
     process.control = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.control]
+    process.idle = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.idle]
     process.nodes = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.nodes]
     process.losses = [_corrected(loss, clock) for loss in process.losses]
 

@@ -428,6 +428,9 @@ class RenumberedTrace(Trace):
         windows = self._trace.control_stretches(self._local(process))
         return [self._later(window) for window in windows]
 
+    def idle_stretches(self, process: int) -> Sequence[Window]:
+        return [self._later(window) for window in self._trace.idle_stretches(self._local(process))]
+
     def _process(self, number: int) -> int:
         return self._number_of.get(self._trace.processes[number], _IDLE - number)
 

@@ -237,10 +237,15 @@ class Trace(ABC):
         return None
 
     def control_stretches(self, process: int) -> Sequence[Window]:
-        """Return the ordered stretches in which the recorder was out of the process.
+        """Return the ordered stretches in which the recorder recorded nothing.
 
-        Steps marked there are the program's without the recorder.
+        Steps marked there are the program's without the recorder, but for what its idle CUPTI
+        costs.
         """
+        return ()
+
+    def idle_stretches(self, process: int) -> Sequence[Window]:
+        """Return those of the control stretches in which CUPTI stayed in the process."""
         return ()
 
     def node_stretches(self) -> Sequence[Window]:

@@ -350,7 +350,7 @@ class OwnTrace(NsysTrace):
 
     def __init__(self, path: Path, database: Database) -> None:
         super().__init__(path, database)
-        self._known_windows: dict[str, dict[int, list[Window]]] = {}
+        self._known_windows: dict[tuple[str, str], dict[int, list[Window]]] = {}
         if database.has("GPUTRACE_LOSS", "records", "reason"):
             rows = database.query("SELECT reason, sum(records) FROM GPUTRACE_LOSS GROUP BY reason")
             for reason, count in rows:
@@ -415,15 +415,21 @@ class OwnTrace(NsysTrace):
     def control_stretches(self, process: int) -> Sequence[Window]:
         return self._windows("GPUTRACE_CONTROL").get(process, ())
 
+    def idle_stretches(self, process: int) -> Sequence[Window]:
+        return self._windows("GPUTRACE_CONTROL", "idleCupti").get(process, ())
+
     def node_stretches(self) -> Sequence[Window]:
         return sorted(chain.from_iterable(self._windows(STRETCHES).values()))
 
-    def _windows(self, table: str) -> dict[int, list[Window]]:
-        """Return the windows of each process in a table."""
-        if table in self._known_windows:
-            return self._known_windows[table]
-        windows = self._known_windows[table] = dict[int, list[Window]]()
-        rows = self._database.select(table, "globalPid", "start", "end", where="1 ORDER BY start")
+    def _windows(self, table: str, flag: str = "") -> dict[int, list[Window]]:
+        """Return the windows of each process in a table, or those with a flag, which may lack."""
+        if (table, flag) in self._known_windows:
+            return self._known_windows[table, flag]
+        windows = self._known_windows[table, flag] = dict[int, list[Window]]()
+        if flag and not self._database.has(table, flag):
+            return windows
+        columns, where = ("globalPid", "start", "end"), f"{flag or 1} ORDER BY start"
+        rows = self._database.select(table, *columns, where=where)
         for process, start, end in rows:
             window = Window(start if start > 0 else FROM_THE_START, end)
             windows.setdefault(self._process_index(process >> 24), []).append(window)

@@ -298,6 +298,10 @@ class MergedTrace(Trace):
         part = self._part_of[process]
         return part.to_merged_clock(part.trace.control_stretches(part.local_process[process]))
 
+    def idle_stretches(self, process: int) -> Sequence[Window]:
+        part = self._part_of[process]
+        return part.to_merged_clock(part.trace.idle_stretches(part.local_process[process]))
+
     def node_stretches(self) -> Sequence[Window]:
         parts = (part.to_merged_clock(part.trace.node_stretches()) for part in self._parts)
         return sorted(chain.from_iterable(parts))

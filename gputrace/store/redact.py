@@ -92,6 +92,9 @@ class RedactedTrace(Trace):
     def control_stretches(self, process: int) -> Sequence[Window]:
         return self._trace.control_stretches(process)
 
+    def idle_stretches(self, process: int) -> Sequence[Window]:
+        return self._trace.idle_stretches(process)
+
     def node_stretches(self) -> Sequence[Window]:
         return self._trace.node_stretches()
 

@@ -73,6 +73,9 @@ _TURN: Final = (5, 80)
 """Fewest and most steps of a turn within a run."""
 _BEYOND_BUDGET: Final = 0.03
 """Part of the budget by which the last run may take longer than was thought."""
+_AS_FAR: Final = 1.1
+"""Steps of the program as it is to those with a cure, up to which both ended at the same place:
+that of a program which trains for some time is not to the step."""
 _ALONE: Final = 0.7
 """Part of the budget for cures by themselves; the rest is for the best together."""
 
@@ -279,6 +282,8 @@ class _Trial:
         self._runs = 0
         self._notes: list[str] = []
         self._pilot: Measured | None = None
+        self._as_it_is: list[Measured] = []
+        """All runs without cures, measured or not."""
 
     def run(self) -> Outcome:
         """Record or run the program once, then try each cure, and the best together."""
@@ -302,7 +307,14 @@ class _Trial:
                 self._take_turns(self._rows[-1:], request.budget_s)
             self._take_turns(self._rows, request.budget_s)
         except Spent:
-            pass
+            if self._pilot is None:
+                self._rows = [_Row(candidate, None) for candidate in request.candidates or ()]
+                for row in self._rows:
+                    row.why = "the budget ended within the first run"
+                self._notes.append(
+                    f"the first run took longer than the budget, and was ended after "
+                    f"{self._spent():.0f} s; give more, or fewer --steps"
+                )
         except KeyboardInterrupt:
             interrupted = True
         return self._outcome(analysis, interrupted)
@@ -338,19 +350,40 @@ class _Trial:
         turns: Turns | None = None,
         enough: Callable[[Measured], bool] = lambda _: False,
     ) -> Measured:
-        """Make a run; raises InputError where the program as it is fails."""
+        """Make a run; raises InputError where the program as it is fails, Spent for no budget."""
+        left_s = (1 + _BEYOND_BUDGET) * self._request.budget_s - self._spent()
+        if left_s <= 0:
+            raise Spent
         self._progress(label, self._spent(), self._request.budget_s)
         self._runs += 1
+        steps = steps or self._steps
         try:
-            steps, left_s = steps or self._steps, math.inf
-            if self._pilot is not None:
-                left_s = (1 + _BEYOND_BUDGET) * self._request.budget_s - self._spent()
-            return self._program.run(candidate, self._warmup, steps, record, turns, enough, left_s)
+            run = self._program.run(candidate, self._warmup, steps, record, turns, enough, left_s)
         except Failed as error:
             if candidate.settings:
                 raise
             name = self._request.name or shlex.join(self._request.command)
             raise InputError(name, str(error)) from None
+        if not candidate.settings:
+            self._as_it_is.append(run)
+        elif run.failure:
+            self._assert_fails_anyway(run)
+        return run
+
+    def _assert_fails_anyway(self, run: Measured) -> None:
+        """Raise Failed where the program as it is would not end as a run with cures has.
+
+        Where no run shows how it ends after as many steps, one more does.
+        """
+        bare = self._as_it_is
+        if not any(each.code is not None or each.made > run.made for each in bare):
+            try:
+                self._go(Candidate(), "as it is, to its end", steps=run.made + 1 - self._warmup)
+            except Spent:
+                unknown = "the budget ended before it was known whether it does so as it is"
+                raise Failed(f"{run.failure}; {unknown}") from None
+        if not any(each.code == run.code and each.made <= _AS_FAR * run.made for each in bare):
+            raise Failed(run.failure)
 
     def _spent(self) -> float:
         return time.monotonic() - self._began
@@ -518,12 +551,19 @@ class _Trial:
             best = winners[0]
             words = () if request.name else request.command
             patch = make_patch(best.candidate, best.changes, main, words)
-        if not self._rows and not interrupted:
+        has_begun = self._pilot is not None and not interrupted
+        if not self._rows and has_begun:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
         left = [row for row in self._rows if row.verdict == Verdict.OPEN and not row.over]
-        if left and not interrupted and not self._notes:
+        if left and has_begun and not self._notes:
             notes.append(self._what_was_left(left))
-        if any(not run.ended for run in self._bare):
+        failed = next((run for run in self._as_it_is if run.failure), None)
+        if failed is not None:
+            notes.append(
+                f"the program ends with {failed.failure} after {failed.made} steps as it is, too: "
+                "steps before that count"
+            )
+        if any(not run.ended for run in self._as_it_is):
             notes.append("the program went on after its last step, and was ended by a signal")
         try:
             ledger.append(request.ledger or ledger.default_ledger(), entries)

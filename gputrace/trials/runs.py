@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gputrace.collectors.launch import gputrace_command
-from gputrace.collectors.session import HOOKS
+from gputrace.collectors.launch import gputrace_command, orphans_of
+from gputrace.collectors.session import HOOKS, keep_hooks
 from gputrace.errors import UsageError
 from gputrace.studies.runner import MARK, Failed, end_all, why_failed
 from gputrace.trials.cures import Candidate, read_candidates
@@ -41,7 +41,10 @@ FAILURE: Final = "failed: "
 """Beginning of the reason of a cure whose hook raised an error."""
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
-"""Seconds that a program has to end after its last step, before it is ended."""
+"""Seconds that a program has to end after its last step, before it is ended; and its recorder at
+least to write the trace after that."""
+_SIGNAL_S: Final = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
 _FEWEST_STEPS: Final = 5
 _ORDERS: Final = 16
 """Orders of turns, each for two rounds; as many are more rounds than a run has."""
@@ -117,6 +120,13 @@ class Measured:
     seconds: float
     ended: bool
     """True if the program ended by itself after its last step, without a signal of ours."""
+    made: int = 0
+    """Steps made, with those of the warm-up."""
+    code: int | None = None
+    """Exit code, 128 + N for signal N, of a program that had no more steps to make; None for one
+    that was stopped."""
+    failure: str = ""
+    """That code with the program's error; empty for 0 and None."""
     turns: tuple[tuple[Turn, ...], ...] = ()
     """Rounds of each of the cures that had turns within the run."""
 
@@ -284,7 +294,7 @@ class Program:
         try:
             with out.open("wb") as to_out, err.open("wb") as to_err:
                 process = subprocess.Popen(
-                    command,
+                    keep_hooks(command),
                     stdin=subprocess.DEVNULL,
                     stdout=to_out,
                     stderr=to_err,
@@ -314,8 +324,9 @@ class Program:
         look: Callable[[], None] | None,
         until: float,
     ) -> int | None:
-        """Wait for the end, and look meanwhile; a program that goes on after its steps is ended."""
-        deadline, stops = monotonic() + self.timeout_s, float("inf")
+        """Wait for the end, and look meanwhile; end a program that goes on after its steps."""
+        deadline, stops = monotonic() + self.timeout_s, math.inf
+        recorded_in = folder if recorded else None
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
@@ -323,18 +334,18 @@ class Program:
                 if look is not None:
                     look()
                 now = monotonic()
-                # A recorder makes its trace when its program has ended.
-                if not recorded and stops == float("inf") and any(folder.glob("*.try")):
+                if stops == math.inf and any(folder.glob("*.try")):
                     stops = now + _GRACE_S
-                if now > until and stops == float("inf"):
+                if now <= min(until, deadline, stops):
+                    continue
+                if stops < math.inf:
+                    _end(process, recorded_in, min(until, deadline) - now)
+                    return None
+                if now > until:
                     raise Spent
-                if now > min(deadline, stops):
-                    _end(process)
-                    if now <= deadline:
-                        return None
-                    raise Failed(f"ended after {self.timeout_s:.0f} s, the most for one run")
+                raise Failed(f"ended after {self.timeout_s:.0f} s, the most for one run")
         except BaseException:
-            _end(process)
+            _end(process, recorded_in)
             raise
 
     def _read(
@@ -342,9 +353,13 @@ class Program:
     ) -> Measured:
         left = _left_in(folder, kind)
         measured = [each for each in left if len(each.ends) >= warmup + _FEWEST_STEPS]
-        if code and not any(each.stopped for each in left):
-            shown = code if code >= 0 else 128 - code
-            raise Failed(why_failed(shown, folder / "out", folder / "err"))
+        if any(each.stopped for each in left):
+            exit_code = None
+        else:
+            exit_code = 128 - code if code is not None and code < 0 else code
+        failure = why_failed(exit_code, folder / "out", folder / "err") if exit_code else ""
+        if failure and not measured:
+            raise Failed(failure)
         if not measured:
             raise Failed(_why_no_steps(left, warmup))
         slowest = max(measured, key=lambda each: _mean(each, warmup))
@@ -369,6 +384,9 @@ class Program:
             buffered=max(each.buffered for each in left),
             seconds=seconds,
             ended=code is not None,
+            made=len(slowest.ends),
+            code=exit_code,
+            failure=failure,
         )
 
     def _original(self, path: str, folder: Path) -> str:
@@ -494,14 +512,27 @@ def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
     return left
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program and its group: SIGTERM, and SIGKILL for what stays."""
+def _end(process: subprocess.Popen[bytes], recorded_in: Path | None, left_s: float = 0.0) -> None:
+    """End a program: SIGTERM to its group, and SIGKILL for what stays.
+
+    With the folder of a recorded run, only its program gets them: the recorder has then what is
+    left of its time, in seconds, to write the trace.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
+        if recorded_in is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+        else:
+            for pid in {*orphans_of(recorded_in, MARK)} - {process.pid}:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(5)
+            process.wait(_SIGNAL_S if number == signal.SIGTERM else max(_GRACE_S, left_s))
             return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_SIGNAL_S)
 
 
 def _mean(left: _Left, warmup: int) -> float:

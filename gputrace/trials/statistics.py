@@ -10,23 +10,23 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.compare.runs import CONFIDENCE, student
+from gputrace.analyzers.compare.runs import student
 
 ALIKE: Final = 0.02
 """Part of a step up to which a difference is none."""
 LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
 """Rounds after which it is decided whether that was enough. To look more often would make chance
-decide more often; the intervals hold at all of them together."""
+decide more often."""
 FEWEST: Final = LOOKS[0]
 MOST: Final = LOOKS[-1]
-_AT_LAST: Final = 0.02
-"""Chance of error of the last interval. Earlier ones have as much less as they have fewer rounds,
-which leaves the last rounds, dearest to get, the most to say. All together err in 5 % at most, for
-runs that scatter by 0.5 to 10 % (by simulation, docs/studies/cures.md)."""
+_ALL: Final = sum(LOOKS)
+"""Rounds of all looks, each of which may err in proportion to its own: 5 % together, by Bonferroni.
+So the last rounds, dearest to get, have the most to say, and the intervals hold whichever look is
+the last (repeated confidence intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989)."""
 _TRIMMED: Final = 0.1
 """Part of the rounds left out at each end of the ratios."""
-_NARROW: Final = 0.02
-_NARROW_PART: Final = 0.1
+_NARROW: Final = 0.03
+_NARROW_PART: Final = 0.15
 """Half-width at which the interval of a difference is narrow enough: of a step, of the gain."""
 
 
@@ -43,7 +43,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Step with a cure as a fraction of the step without, with its interval of 95 %."""
+    """Step with a cure as a fraction of the step without, with its interval.
+
+    It is one of 95 % after all looks at a growing number of rounds, whichever was the last.
+    """
 
     ratio: float
     low: float
@@ -76,13 +79,12 @@ def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
     # machine was busy with something else counts little.
     scatter = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
     middle, error = float(kept.mean()), scatter * math.sqrt(rounds) / len(kept)
-    looks = (1 - CONFIDENCE) * MOST / (_AT_LAST * rounds)
-    shown, sure = (error * student(rows, len(kept) - 1) for rows in (1, looks))
-    verdict = _verdict(middle - sure, middle + sure)
+    half = error * student(_ALL / rounds, len(kept) - 1)
+    verdict = _verdict(middle - half, middle + half)
     ratio = math.exp(middle)
     width = max(_NARROW, _NARROW_PART * abs(1 - ratio))
-    narrow = verdict == Verdict.ALIKE or (verdict != Verdict.OPEN and shown <= width)
-    low, high = math.exp(middle - shown), math.exp(middle + shown)
+    narrow = verdict == Verdict.ALIKE or (verdict != Verdict.OPEN and half <= width)
+    low, high = math.exp(middle - half), math.exp(middle + half)
     enough = rounds >= MOST or (rounds in LOOKS and narrow)
     return Ratio(ratio, low, high, rounds, verdict, enough)
 

@@ -253,8 +253,9 @@ class Marks(Struct, frozen=True, dict=True):
         if not control:
             return None
         recorded = self.lie_in(trace.recorded(self.process))
+        idle = self.lie_in(trace.idle_stretches(self.process))
         lengths = self.end - self.start
-        return MarkedSteps(self.numbers, lengths, recorded, self.lie_in(control))
+        return MarkedSteps(self.numbers, lengths, recorded, self.lie_in(control), idle)
 
     def within(self, windows: Sequence[Window]) -> Marks:
         """Return the steps that lie in one window each; all if no window is recorded."""

@@ -39,12 +39,14 @@ class MarkedSteps(Struct, frozen=True, dict=True):
     recorded: Mask
     """True where GPU activity was recorded for all of the step."""
     control: Mask
-    """True where the recorder was out of the program's way for all of the step."""
+    """True where nothing was recorded for all of the step."""
+    idle: Mask
+    """True where CUPTI stayed in the process nevertheless, for all of the step."""
 
     def select(self, kept: Mask) -> MarkedSteps:
         """Return some of the steps."""
         times = self.number[kept], self.length[kept]
-        return MarkedSteps(*times, self.recorded[kept], self.control[kept])
+        return MarkedSteps(*times, self.recorded[kept], self.control[kept], self.idle[kept])
 
 
 class StepWindows(Struct, frozen=True, dict=True):
@@ -124,6 +126,12 @@ _SEVERAL: Final = 2.0
 """Stretches of equal weight from which on their scatter says something."""
 _FEWEST: Final = 8
 """Minimum number of control steps, and of recorded ones, to compare."""
+_SEEN: Final = 0.54
+"""Part of the cost of recording that steps with an idle CUPTI are without: the median of nine
+comparisons with whole runs without a recorder (0.33 to 0.68; ResNet-18, ResNet-50 and GPT-2 on
+H100, CUPTI 13.0.1: docs/benchmarks.md)."""
+_UNSURE: Final = 0.25
+"""Its standard error, as a part of it."""
 _SURE: Final = 2.0
 """Half-width of the interval, in standard errors."""
 _TRIMMED: Final = 0.1
@@ -142,8 +150,9 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     Steps count if all ranks were recorded in them, or none: ranks that train together wait for the
     slowest. Trimmed means are compared, of each stretch with the recorded steps beside it, and each
     recorded step of the run would be as much shorter as at the stretch that is next to it. So much
-    is taken off their mean, which a few long ones lengthen in any run. The interval covers two
-    standard errors, from the scatter of steps or of stretches, whichever is larger.
+    is taken off their mean, which a few long ones lengthen in any run. Of the cost, a stretch in
+    which CUPTI is idle shows the part `_SEEN`. The interval covers two standard errors, from the
+    scatter of steps or of stretches, whichever is larger, and that of this part.
     """
     marked = [steps for steps in ranks if steps is not None and len(steps.number)]
     if not marked or len(marked) < len(ranks):
@@ -155,6 +164,7 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         np.mean([steps.length for steps in marked], axis=0).astype(np.int64),
         np.all([steps.recorded for steps in marked], axis=0),
         np.all([steps.control for steps in marked], axis=0),
+        np.any([steps.idle for steps in marked], axis=0),
     )
     settled = _settled(together)
     stretches = list(_stretches(together, settled))
@@ -176,17 +186,22 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         return None
     weights /= weights.sum()
     means = np.array([_mean(around)[0] for around in beside])
-    ratios = np.array([_mean(own)[0] for own in control]) / means
+    costs = 1 - np.array([_mean(own)[0] for own in control]) / means
+    idle = np.array([together.idle[run].any() for run, _ in stretches])
+    times = np.where(idle, 1 / _SEEN, 1.0)
+    ratios = 1 - costs * times
     ratio = float(weights @ ratios)
     scatter = 0.0
     for lengths in (control, beside):
         relative = np.concatenate([own / _mean(own)[0] for own in lengths])
         spread = _mean(relative)[1] * len(relative) ** 0.5
-        scatter = np.hypot(scatter, spread * np.sqrt((weights**2) @ [1 / len(n) for n in lengths]))
+        each = (weights * times) ** 2 @ [1 / len(own) for own in lengths]
+        scatter = np.hypot(scatter, spread * np.sqrt(each))
     effective = 1 / float(weights @ weights)
     if effective > _SEVERAL:
         variance = float(weights @ (ratios - ratio) ** 2) / (effective - 1)
         scatter = max(scatter, variance**0.5)
+    scatter = np.hypot(scatter, _UNSURE * float((weights * idle) @ (1 - ratios)))
     low, high = ratio - _SURE * scatter, ratio + _SURE * scatter
     mean = float(together.length[rows].mean())
     return RecorderCost(

@@ -82,6 +82,7 @@ _MOMENT: Final = re.compile(r"[0-9]{1,19}")
 _CAPTURES: Final = {"capture_on": True, "capture_off": False}
 _CALLS: Final = {"calls_on": True, "calls_off": False}
 _CONTROL: Final = {"let_go": True, "idle": True, "capture_on": False, "paused": False}
+_IDLE: Final = {"idle": True, "capture_on": False, "paused": False}
 _NODES: Final = {"nodes_on": True, "nodes_off": False}
 _CLOCK_NOISE_NS: Final = np.uint64(100_000)
 """By how much CUPTI's times of one replay may overlap those of the next."""
@@ -104,7 +105,8 @@ class Spool:
         info: key-value pairs that the process wrote; the last of each key.
         captures: starts and ends of recording, in the order written.
         calls: starts and ends of recording CUDA calls, if not always recorded with the GPUs.
-        control: starts and ends of stretches without CUPTI.
+        control: starts and ends of stretches in which CUPTI records nothing.
+        idle: starts and ends of those of them in which it stays in the process.
         nodes: starts and ends of recording the nodes of CUDA graphs.
         losses: dropped records, including the end of writing.
         stopped: True if writing failed before the process ended.
@@ -124,6 +126,7 @@ class Spool:
     captures: list[Switch] = field(default_factory=list)
     calls: list[Switch] = field(default_factory=list)
     control: list[Switch] = field(default_factory=list)
+    idle: list[Switch] = field(default_factory=list)
     nodes: list[Switch] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     began: int = 0
@@ -197,6 +200,7 @@ def join_spools(parts: Sequence[Spool]) -> Spool:
         joined.captures = joined.captures + [(at, on, n + before) for at, on, n in part.captures]
         joined.calls = joined.calls + [(at, on, n + before) for at, on, n in part.calls]
         joined.control = joined.control + [(at, on, n + before) for at, on, n in part.control]
+        joined.idle = joined.idle + [(at, on, n + before) for at, on, n in part.idle]
         joined.nodes = joined.nodes + [(at, on, n + before) for at, on, n in part.nodes]
         joined.losses = joined.losses + part.losses
     return joined
@@ -216,6 +220,7 @@ def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
             "captures": _CAPTURES,
             "calls": _CALLS,
             "control": _CONTROL,
+            "idle": _IDLE,
             "nodes": _NODES,
         }
         for name, switches in switched.items():
@@ -241,12 +246,15 @@ def windows_of(spool: Spool) -> list[tuple[int, int]]:
     return windows
 
 
-def control_stretches_of(spool: Spool) -> list[tuple[int, int]]:
-    """Return the ordered stretches without CUPTI; the last may reach to the end.
+def control_stretches_of(spool: Spool) -> tuple[list[tuple[int, int]], list[bool]]:
+    """Return the ordered stretches in which CUPTI records nothing, the last of which may reach to
+    the end, and whether it stays in the process.
 
     They follow a window: nothing is known of the time before the first one.
     """
-    return _stretches(spool.control, _latest(spool))
+    stretches = _stretches(spool.control, _latest(spool))
+    idle = {start for start, _ in _stretches(spool.idle, _latest(spool))}
+    return stretches, [start in idle for start, _ in stretches]
 
 
 def drop_unsettled_nodes(spool: Spool) -> int:

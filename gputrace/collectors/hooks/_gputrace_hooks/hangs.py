@@ -16,7 +16,7 @@ from functools import wraps
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 
 from . import FOLDER, steps
-from .host_file import is_handlers, open_high, quietly, time_ns
+from .host_file import assert_fits, is_handlers, open_high, time_ns
 from .recorder import note_failure, on_fork
 from .wrappers import defined, ours
 
@@ -69,7 +69,8 @@ def _mapped(path: str) -> "Any":
     libc.mmap.argtypes = (ctypes.c_void_p, *integers)
     with open(path, "w+b") as file:
         # Not a hole: to write into one on a full disk ends a process.
-        quietly(os.posix_fallocate, file.fileno(), 0, size)
+        assert_fits(size)
+        os.posix_fallocate(file.fileno(), 0, size)
         at = libc.mmap(None, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fileno(), 0)
     if at == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "cannot be mapped")

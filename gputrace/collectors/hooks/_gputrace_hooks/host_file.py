@@ -18,17 +18,14 @@ ones the last GPUTRACE_SEGMENTS stay. Each holds the names of its events.
 import os
 import sys
 import time
+from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 from struct import pack
 
 from . import FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
-    from typing import Any, TypeVar
-
-    _T = TypeVar("_T")
 
 MAGIC = b"GPUTRHST"
 VERSION = 1
@@ -40,8 +37,8 @@ _PLACE = 40
 _HIGH = 200
 _NOT_OPEN = 9
 """EBADF."""
-_TOO_LONG = 25
-"""SIGXFSZ."""
+_TOO_LONG = 27
+"""EFBIG."""
 _HAS_REST = 4
 """CO_VARARGS."""
 _VARIABLES = (
@@ -166,8 +163,9 @@ class HostFile:
         """
         size = os.fstat(self._file).st_size
         try:
+            assert_fits(size + len(data))
             while data:
-                data = data[quietly(os.write, self._file, data) :]
+                data = data[os.write(self._file, data) :]
             self.held = holds
         except BaseException:
             # The disk is full, say, or a signal came: leave whole chunks.
@@ -182,7 +180,9 @@ class HostFile:
             # Appending would override the place.
             flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_APPEND)
-            quietly(os.pwrite, self._file, pack("<QQI4x", stopped, lost, errno), _PLACE)
+            data = pack("<QQI4x", stopped, lost, errno)
+            assert_fits(_PLACE + len(data))
+            os.pwrite(self._file, data, _PLACE)
 
     def close(self) -> None:
         """Close the parent's file in a forked child."""
@@ -224,24 +224,14 @@ class HostFile:
         self._path = path
 
 
-def quietly(write: "Callable[..., _T]", *arguments: "Any") -> "_T":
-    """Write; the signal of a limit on the size of files is for those of the program, not ours."""
-    import _signal
+def assert_fits(end: int) -> None:
+    """Raise OSError for a file that would end beyond the limit on the size of files.
 
-    if _signal.getsignal(_TOO_LONG) == _signal.SIG_IGN:
-        # As Python sets it at its start.
-        return write(*arguments)
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, [])
-    # Handlers may raise when a call has returned: each `finally` needs one call to do its work.
-    try:
-        _signal.pthread_sigmask(_signal.SIG_BLOCK, [_TOO_LONG])
-        try:
-            return write(*arguments)
-        finally:
-            if _TOO_LONG not in before:
-                _signal.sigtimedwait([_TOO_LONG], 0)
-    finally:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+    To write there would send SIGXFSZ, which is for the program's own files, and may end it.
+    """
+    limit = getrlimit(RLIMIT_FSIZE)[0]
+    if limit != RLIM_INFINITY and end > limit:
+        raise OSError(_TOO_LONG, os.strerror(_TOO_LONG))
 
 
 def _segment(start: str, number: int) -> str:

@@ -6,7 +6,9 @@ open: to open it takes longer than all the rest, and lets others have Python's l
 Each count is recorded as the difference since the last read, when events are written. Once a second
 or later, such that it takes 0.3 % of the time, the counters of the other threads of the process are
 read, and the limits of its cores and its cgroup, and the clock of the thread's core where the
-kernel has cpufreq; once, with the second of these, whether a library of OpenMP is loaded.
+kernel has cpufreq; once, with the second of these, whether a library of OpenMP is loaded. Each
+thread costs a file to open; hundreds that stay open might be more than the program may have. So
+those that sleep are left out where the time of the process shows that they still do.
 
 Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``. A program
 that empties that list is left alone.
@@ -43,6 +45,11 @@ _PATIENCE = 300
 _USUAL_LOOK = 30000
 _WORTH_NS = 1000000
 _MOST_THREADS = 1000
+_UNSEEN_NS = 10000000
+_SLEEP_SCANS = 8
+"""Threads that slept are read where the process was so much longer on cores than the others, and
+each at one of so many scans."""
+_NEW = 0, (0, 0), False
 _OF_THIS_THREAD = "/proc/thread-self/schedstat"
 _MOST_BYTES = 80
 _LONG_READ_NS = 5000000
@@ -100,7 +107,9 @@ class _Looks:
         self.at, self.scanned = 0, 0
         self.thread = 0
         self.counts: tuple[int, ...] = ()
-        self.threads: dict[str, tuple[int, int]] = {}
+        # Threads by id: when they were read, their times, and whether they slept before.
+        self.threads: dict[int, tuple[int, tuple[int, int], bool]] = {}
+        self.scans = self.spent = 0
         self.throttled = self.pressure = -1
         self.is_blind = self.knows_openmp = False
         self.has_clock = True
@@ -213,7 +222,7 @@ def scan() -> None:
         since, looks.scanned = looks.scanned, now
         for name, value in _of_machine(looks):
             record_of(looks.thread, since or now, now, word(name), counter(value))
-        _scan_threads(looks, since, now)
+        _scan_threads(looks, now)
         if since and not looks.knows_openmp:
             looks.knows_openmp = True
             _find_openmp(looks, now)
@@ -226,23 +235,44 @@ def scan() -> None:
     looks.scan_due = now + max(_BETWEEN_SCANS, _PATIENCE * took)
 
 
-def _scan_threads(looks: _Looks, since: int, now: int) -> None:
-    threads = os.listdir("/proc/self/task")[:_MOST_THREADS]
+def _scan_threads(looks: _Looks, now: int) -> None:
+    """Record the times of the other threads, of sleepers only where these can have run."""
+    threads = [int(name) for name in os.listdir("/proc/self/task")[:_MOST_THREADS]]
     before, looks.threads = looks.threads, {}
-    names = word("on core"), word("queued")
+    spent, looks.spent = looks.spent, int(process_time() * 1e9)
+    looks.scans += 1
+    unseen, sleepers = looks.spent - spent, []
     for thread in threads:
-        try:
-            times = looks.threads[thread] = scheduled("/proc/self/task/" + thread + "/schedstat")
-        except OSError as error:
-            if is_handlers(error):
-                raise
-            continue
-        then = before.get(thread)
-        if then is None or not since or int(thread) == looks.thread:
-            continue
-        for name, old, new in zip(names, then, times):
-            if new - old >= _WORTH_NS:
-                record_of(int(thread), since, now, name, counter(new - old))
+        if before.get(thread, _NEW)[2]:
+            sleepers.append(thread)
+        else:
+            unseen -= _scan_thread(looks, thread, before.get(thread, _NEW), now)
+    for thread in sleepers:
+        if unseen >= _UNSEEN_NS or not (looks.scans + thread) % _SLEEP_SCANS:
+            _scan_thread(looks, thread, before[thread], now)
+        else:
+            looks.threads[thread] = before[thread]
+
+
+def _scan_thread(
+    looks: _Looks, thread: int, before: "tuple[int, tuple[int, int], bool]", now: int
+) -> int:
+    """Record what a thread has used since it was read before; return its nanoseconds on a core."""
+    then, old, _ = before
+    try:
+        times = scheduled(f"/proc/self/task/{thread}/schedstat")
+    except OSError as error:
+        if is_handlers(error):
+            raise
+        return 0
+    used = [new - count for new, count in zip(times, old)]
+    looks.threads[thread] = now, times, then > 0 and max(used) < _WORTH_NS
+    if not then:
+        return 0
+    for name, time in zip(("on core", "queued"), used):
+        if time >= _WORTH_NS and thread != looks.thread:
+            record_of(thread, then, now, word(name), counter(time))
+    return used[0]
 
 
 def _find_openmp(looks: _Looks, now: int) -> None:

@@ -40,7 +40,7 @@ def optimizer(module: "Any") -> None:
         if before is not None:
             before(lambda optimizer, args, keywords: _own_begin(optimizer))
     # It may stand between a loss and its backward pass.
-    phase(module.Optimizer, "zero_grad", "other", _is_compiling, memory.look)
+    _time(module.Optimizer, "zero_grad", "other")
     function = defined(module.Optimizer, "__init__")
     if function is not None:
         wrap = _wrap if register is None else _time_all
@@ -53,12 +53,12 @@ def _time_all(cls: "Any") -> None:
     Those of the main program are let be: cloudpickle would take what wraps them with their class.
     """
     if cls.__module__ != "__main__":
-        phase(cls, "step", "optimizer", _is_compiling, memory.look)
+        _time(cls, "step", "optimizer")
 
 
 def backward(module: "Any") -> None:
     """Time the function that ``Tensor.backward`` calls."""
-    phase(module, "backward", "backward", _is_compiling, _around_backward)
+    _time(module, "backward", "backward", _around_backward)
 
 
 def _around_backward() -> None:
@@ -66,65 +66,70 @@ def _around_backward() -> None:
     modules.backward_ended()
 
 
-def pipeline_stage(module: "Any") -> None:
-    """Time the passes of micro-batches through a stage, which waits for others between them."""
-    passes = ("forward_one_chunk", "forward"), ("backward_one_chunk", "backward")
-    for name, called in (*passes, ("backward_weight_one_chunk", "backward")):
-        phase(module._PipelineStageBase, name, called, _is_compiling, memory.look)
+_PHASES = {
+    "accelerate.accelerator": (
+        "Accelerator",
+        {"backward": "backward", "clip_grad_norm_": "gradient clipping"},
+    ),
+    # It looks for packages at each step.
+    "accelerate.optimizer": ("AcceleratedOptimizer", {"step": "optimizer"}),
+    "deepspeed.runtime.engine": (
+        "DeepSpeedEngine",
+        {
+            "forward": "forward",
+            "backward": "backward",
+            "clip_fp32_gradients": "gradient clipping",
+            "step": "optimizer",
+        },
+    ),
+    "keras.src.backend.torch.optimizers.torch_parallel_optimizer": (
+        "TorchParallelOptimizer",
+        {"_backend_update_step": "optimizer"},
+    ),
+    # What Lightning has the optimizer call, which is none of its step.
+    "pytorch_lightning.loops.optimization.automatic": ("Closure", {"closure": "other"}),
+    "pytorch_lightning.plugins.precision.precision": (
+        "Precision",
+        {"clip_gradients": "gradient clipping"},
+    ),
+    "pytorch_lightning.strategies.strategy": (
+        "Strategy",
+        {"training_step": "forward", "backward": "backward", "optimizer_step": "optimizer"},
+    ),
+    # Passes of micro-batches through a stage, which waits for others between them.
+    "torch.distributed.pipelining.stage": (
+        "_PipelineStageBase",
+        {
+            "forward_one_chunk": "forward",
+            "backward_one_chunk": "backward",
+            "backward_weight_one_chunk": "backward",
+        },
+    ),
+    "transformers.trainer": ("Trainer", {"_clip_grad_norm": "gradient clipping"}),
+}
+"""Class of a module, and its methods by the phase of a step that they are, with what the framework
+does around torch's own calls."""
 
 
-def lightning_strategy(module: "Any") -> None:
-    """Time the forward passes that Lightning has its module make, and steps of optimizers."""
-    phase(module.Strategy, "training_step", "forward", _is_compiling, memory.look)
-    phase(module.Strategy, "optimizer_step", "optimizer", _is_compiling, memory.look)
+def phases(module: "Any") -> None:
+    """Time the methods that `_PHASES` has for the module."""
+    name = module.__name__.replace("lightning.pytorch", "pytorch_lightning")
+    cls, methods = _PHASES[name]
+    for method, called in methods.items():
+        _time(getattr(module, cls), method, called)
 
 
-def lightning_precision(module: "Any") -> None:
-    """Time clipping, by norm or by value."""
-    phase(module.Precision, "clip_gradients", "gradient clipping", _is_compiling, memory.look)
-
-
-def lightning_closure(module: "Any") -> None:
-    """Time what Lightning has the optimizer call, which is none of its step."""
-    phase(module.Closure, "closure", "other", _is_compiling, memory.look)
-
-
-def accelerate_optimizer(module: "Any") -> None:
-    """Time steps with what Accelerate does around them: it looks for packages at each."""
-    phase(module.AcceleratedOptimizer, "step", "optimizer", _is_compiling, memory.look)
-
-
-def accelerator(module: "Any") -> None:
-    """Time clipping and backward passes with what Accelerate does around them."""
-    clip = "clip_grad_norm_", "gradient clipping"
-    for name, called in (clip, ("backward", "backward")):
-        phase(module.Accelerator, name, called, _is_compiling, memory.look)
-
-
-def deepspeed_engine(module: "Any") -> None:
-    """Time the phases that DeepSpeed's engine has methods for; those of its own optimizers are none
-    of torch's.
-    """
-    for name, called in (
-        ("forward", "forward"),
-        ("backward", "backward"),
-        ("clip_fp32_gradients", "gradient clipping"),
-        ("step", "optimizer"),
-    ):
-        phase(module.DeepSpeedEngine, name, called, _is_compiling, memory.look)
-
-
-def keras_optimizer(module: "Any") -> None:
-    """Time updates of Keras' optimizers with torch, which are none of torch's."""
-    cls = module.TorchParallelOptimizer
-    phase(cls, "_backend_update_step", "optimizer", _is_compiling, memory.look)
+def _time(
+    holder: "Any", name: str, called: str, around: "Callable[[], None]" = memory.look
+) -> None:
+    phase(holder, name, called, _is_compiling, around)
 
 
 def transformers_trainer(module: "Any") -> None:
     """Time clipping and forward passes of transformers' trainer, or those by which a subclass
     replaces them.
     """
-    phase(module.Trainer, "_clip_grad_norm", "gradient clipping", _is_compiling, memory.look)
+    phases(module)
     function = defined(module.Trainer, "__init__")
     if function is not None:
         module.Trainer.__init__ = after(function, lambda self: _time_loss(type(self)))
@@ -133,12 +138,12 @@ def transformers_trainer(module: "Any") -> None:
 def _time_loss(cls: type) -> None:
     holder = next((base for base in cls.__mro__ if "compute_loss" in vars(base)), None)
     if holder is not None:
-        phase(holder, "compute_loss", "forward", _is_compiling, memory.look)
+        _time(holder, "compute_loss", "forward")
 
 
 def clipping(module: "Any") -> None:
     """Time clipping in its module and in the package that imports it, whichever comes first."""
-    phase(module, "clip_grad_norm_", "gradient clipping", _is_compiling, memory.look)
+    _time(module, "clip_grad_norm_", "gradient clipping")
 
 
 def _own_begin(optimizer: object) -> None:
@@ -265,7 +270,7 @@ def grad_scaler(module: "Any") -> None:
 
     The optimizer's phase begins where the scaler looks for infinities, which waits for the GPU.
     """
-    phase(module.GradScaler, "unscale_", "gradient unscaling", _is_compiling, memory.look)
+    _time(module.GradScaler, "unscale_", "gradient unscaling")
     function = defined(module.GradScaler, "step")
     if function is None:
         return

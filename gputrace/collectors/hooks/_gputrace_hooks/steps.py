@@ -138,7 +138,9 @@ def step_by_user(samples: int = 0, tokens: int = 0, flop: float = 0) -> None:
     """Mark the end of a step, for ``gputrace.step()``, and record the work that it did."""
     step_ended(_by_user, USER, step_by_user)
     if samples or tokens or flop:
-        load.record_counts({"samples": samples, "tokens": tokens, "MFLOP": flop / 1e6})
+        mega, rest = divmod(flop, 1e6)
+        counts = {"samples": samples, "tokens": tokens, "MFLOP": mega, "FLOP": rest}
+        load.record_counts(counts)
 
 
 def _apply_window(source: _Source) -> None:

@@ -139,6 +139,7 @@ def pin_cores() -> None:
 
 
 _SYSTEM = "/sys"
+_GPUS = "/proc/driver/nvidia/gpus"
 
 
 def _cores_of(rank: int, gpus: "list[int]", layout: "list[tuple[int, int, int]]") -> "list[int]":
@@ -170,13 +171,26 @@ def _layout(core: int) -> "tuple[int, int, int]":
 def _gpu_nodes(ranks: int) -> "list[int]":
     """Return the NUMA nodes of the GPUs that ranks see, in the order of the bus; -1 if unknown."""
     try:
-        buses = sorted(os.listdir("/proc/driver/nvidia/gpus"))
+        buses = sorted(os.listdir(_GPUS))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        order = list(map(int, visible.split(","))) if visible else list(range(len(buses)))
+        gpus = [_bus_of(gpu.strip(), buses) for gpu in visible.split(",")] if visible else buses
         nodes = []
-        for gpu in order[:ranks]:
-            with open(f"{_SYSTEM}/bus/pci/devices/{buses[gpu].lower()}/numa_node") as file:
+        for bus in gpus[:ranks]:
+            with open(f"{_SYSTEM}/bus/pci/devices/{bus.lower()}/numa_node") as file:
                 nodes.append(int(file.read()))
     except (OSError, ValueError, IndexError):
         nodes = []
     return nodes if len(nodes) == ranks else [-1] * ranks
+
+
+def _bus_of(gpu: str, buses: "list[str]") -> str:
+    """Return which of some buses has a GPU that is named by its number, or its UUID's beginning."""
+    if gpu.isdigit():
+        return buses[int(gpu)]
+    for bus in buses:
+        with open(f"{_GPUS}/{bus}/information") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name == "GPU UUID" and value.strip().startswith(gpu):
+                    return bus
+    raise ValueError(gpu)
