@@ -9,26 +9,24 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, DataRange1d, NumeralTickFormatter
-from bokeh.models.annotations import Whisker
-from bokeh.plotting import figure
 from rich.text import Text
 
 from gputrace.model.comparison import Loss
 from gputrace.model.time_class import CLASSES
 from gputrace.report import plain, to_json
 from gputrace.report.html.charts import (
+    DASHED,
     add_legend,
-    add_tips,
-    bar_figure,
+    class_color,
+    class_label,
+    draw_points,
+    draw_spread,
     gpu_look,
-    ideal_over_gpus,
-    line_over_gpus,
-    over_gpus,
+    gpus_chart,
     plain_text,
-    stack_classes,
     stacked_bars,
 )
+from gputrace.report.html.models import Chart, Model, source
 from gputrace.report.html.page import common_variables, render_page
 from gputrace.report.markdown_html import escape, render_table
 from gputrace.report.tables import CLASS_NAMES, Table
@@ -500,13 +498,18 @@ def _classes_table(summary: Summary) -> Table:
 
 
 _GREEN: Final = "#009e73"
+_IDEAL: Final = {"line_color": "#8a8a8a", "line_dash": DASHED}
+_TALL: Final = 280
+"""Height of a chart over numbers of GPUs, in pixels."""
 _LABEL: Final = 80
 """Maximum characters of a label."""
 _ROOM: Final = 1.03
 """Length of an axis relative to its largest value: bokeh leaves no room for whiskers."""
+_BAR: Final = 26
+"""Pixels per bar, with spacing."""
 
 
-def find_charts(summary: Summary) -> dict[str, figure]:
+def find_charts(summary: Summary) -> dict[str, Chart]:
     """Return the non-empty figures of the page by name."""
     scaled = [row for row in summary.efficiency if row.rate > 0]
     made = {
@@ -529,47 +532,47 @@ def _all_scale(summary: Summary) -> bool:
     return bool(scaled) and known <= scaled
 
 
-def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
+def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> Chart:
     """Draw a line for each series, with the range of the repeats, and the ideal line."""
     ranges = {row.label: row.rate for row in summary.rows}
-    plot = over_gpus("rates", 280, "samples/s", (row.gpus for row in rows))
-    plot.yaxis.formatter = NumeralTickFormatter(format="0,0")
-    entries, ideal, tops = list[tuple[str, list[Any]]](), list[Any](), list[float]()
+    plot = gpus_chart("rates", _TALL, (row.gpus for row in rows), "samples/s")
+    plot.yaxis.formatter = Model("NumeralTickFormatter", format="0,0")
+    entries, ideal, tops = list[tuple[str, list[Model]]](), list[Model](), list[float]()
     for number, (series, members) in enumerate(_series(rows).items()):
+        look = gpu_look(number)
         spreads = [ranges[row.label] for row in members]
-        source = ColumnDataSource(
-            {
-                "gpus": [row.gpus for row in members],
-                "value": [row.rate for row in members],
-                "low": [spread.low if spread else 0.0 for spread in spreads],
-                "high": [spread.high if spread else 0.0 for spread in spreads],
-                # As many GPUs at the efficiency of the base.
-                "ideal": [
-                    row.rate / row.efficiency if row.efficiency else members[0].rate
-                    for row in members
-                ],
-            }
-        )
-        tips = [("GPUs", "@gpus"), ("samples/s", "@value{0,0}")]
-        entries.append((series, line_over_gpus(plot, source, tips, number)))
-        ideal.append(ideal_over_gpus(plot, source))
-        tops += [*source.data["high"], *source.data["ideal"]]
+        columns: dict[str, list[Any]] = {
+            "gpus": [row.gpus for row in members],
+            "value": [row.rate for row in members],
+            "low": [spread.low if spread else 0.0 for spread in spreads],
+            "high": [spread.high if spread else 0.0 for spread in spreads],
+            # As many GPUs at the efficiency of the base.
+            "ideal": [
+                row.rate / row.efficiency if row.efficiency else members[0].rate for row in members
+            ],
+        }
+        points = source(columns)
+        entries.append((series, _line(plot, points, look, "samples/s", "@value{0,0}")))
+        ideal.append(plot.draw("Line", points, x="gpus", y="ideal", **_IDEAL))
+        draw_spread(plot, points, "gpus", line_color=look[0])
+        tops += [*columns["high"], *columns["ideal"]]
     plot.y_range.update(end=_ROOM * max(tops))
     add_legend(plot, [*entries, ("ideal", ideal)])
     return plot
 
 
-def _efficiency_chart(rows: Sequence[Efficiency]) -> figure:
+def _efficiency_chart(rows: Sequence[Efficiency]) -> Chart:
     gpus = sorted({row.gpus for row in rows})
-    plot = over_gpus("efficiency", 280, "efficiency, %", gpus)
+    plot = gpus_chart("efficiency", _TALL, gpus, "efficiency, %")
     entries = []
     for number, (series, members) in enumerate(_series(rows).items()):
         percent = [100 * row.efficiency for row in members]
-        source = ColumnDataSource({"gpus": [row.gpus for row in members], "value": percent})
-        tips = [("GPUs", "@gpus"), ("efficiency", "@value{0.0} %")]
-        entries.append((series, line_over_gpus(plot, source, tips, number)))
-    whole = ColumnDataSource({"gpus": gpus, "ideal": [100.0] * len(gpus)})
-    ideal = ideal_over_gpus(plot, whole)
+        points = source({"gpus": [row.gpus for row in members], "value": percent})
+        entries.append(
+            (series, _line(plot, points, gpu_look(number), "efficiency", "@value{0.0} %"))
+        )
+    whole = source({"gpus": gpus, "ideal": [100.0] * len(gpus)})
+    ideal = plot.draw("Line", whole, x="gpus", y="ideal", **_IDEAL)
     add_legend(plot, [*entries, ("ideal", [ideal])])
     return plot
 
@@ -590,13 +593,21 @@ def _series(rows: Iterable[Efficiency]) -> Mapping[str, list[Efficiency]]:
     }
 
 
-def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
+def _line(
+    plot: Chart, points: Model, look: tuple[str, Sequence[int]], word: str, value: str
+) -> list[Model]:
+    drawn = draw_points(plot, points, *look)
+    plot.add_tips(drawn[-1], [("GPUs", "@gpus"), (word, value)])
+    return drawn
+
+
+def _rate_bars(rows: Sequence[ConfigurationResult]) -> Chart | None:
     """Draw a bar for each configuration, with the range of its repeats."""
     known = [(row, row.rate) for row in rows if row.rate is not None]
     if not known:
         return None
     labels = [plain_text(row.label, _LABEL) for row, _ in known]
-    source = ColumnDataSource(
+    points = source(
         {
             "row": labels,
             "value": [rate.median for _, rate in known],
@@ -604,20 +615,34 @@ def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
             "high": [rate.high for _, rate in known],
         }
     )
-    plot = bar_figure("rates", labels, "samples/s")
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
-    bars = plot.hbar(y="row", right="value", height=0.7, source=source, color=_GREEN)
+    plot = _bars("rates", labels, "samples/s")
+    plot.xaxis.formatter = Model("NumeralTickFormatter", format="0,0")
+    look = {"height": 0.7, "fill_color": _GREEN, "line_color": _GREEN}
+    bars = plot.draw("HBar", points, y="row", right="value", **look)
     plot.x_range.update(end=_ROOM * max(rate.high for _, rate in known))
     if any(rate.count > 1 for _, rate in known):
-        plot.add_layout(
-            Whisker(base="row", lower="low", upper="high", dimension="width", source=source)
-        )
+        draw_spread(plot, points, "row", dimension="width")
     tips = [("", "@row"), ("samples/s", "@value{0,0}"), ("range", "@low{0,0} to @high{0,0}")]
-    add_tips(plot, bars, tips)
+    plot.add_tips(bars, tips)
     return plot
 
 
-def _classes(rows: Sequence[ConfigurationResult]) -> figure | None:
+def _bars(name: str, rows: Sequence[Any], axis: str) -> Chart:
+    """Return an empty chart with a line for each of the rows, from the top."""
+    plot = Chart(
+        name,
+        70 + _BAR * len(rows),
+        x_range=Model("DataRange1d", start=0, range_padding=0.02),
+        y_range=list(rows)[::-1],
+        x_axis_label=axis,
+        tools=(),
+        toolbar_location=None,
+    )
+    plot.hide_grid(x=False)
+    return plot
+
+
+def _classes(rows: Sequence[ConfigurationResult]) -> Chart | None:
     known = [(row, row.classes) for row in rows if row.classes is not None]
     if not known:
         return None
@@ -626,26 +651,29 @@ def _classes(rows: Sequence[ConfigurationResult]) -> figure | None:
     return stacked_bars(labels, values, "ms a step")
 
 
-def _losses_chart(rows: Sequence[Efficiency]) -> figure | None:
+def _losses_chart(rows: Sequence[Efficiency]) -> Chart | None:
     """Draw what each class adds to the base's step to the right, savings to the left."""
     known = [row for row in rows if row.losses]
     if not known:
         return None
     labels = [plain_text(row.label, _LABEL) for row in known]
-    plot = bar_figure("losses", labels, "ms a step")
-    plot.x_range = DataRange1d(range_padding=0.02)
+    plot = _bars("losses", labels, "ms a step")
+    plot.x_range = Model("DataRange1d", range_padding=0.02)
     lost = [{loss.name: loss.ns / 1e6 for loss in row.losses} for row in known]
     for sign in (1, -1):
         values = {
             name: [max(sign * table.get(name, 0), 0) * sign for table in lost] for name in CLASSES
         }
-        stack_classes(plot, labels, values, "+")
+        colors = {name: class_color(name) for name in CLASSES if any(values[name])}
+        bars = plot.draw_stacked_bars(source({"row": labels, **values}), colors)
+        for name, bar in zip(colors, bars, strict=True):
+            plot.add_tips(bar, [("", "@row"), (class_label(name), f"@{name}{{+0,0.000}} ms")])
     return plot
 
 
 def _shares(
     summary: Summary, name: str, axis: str, value: Callable[[GpuShare], float]
-) -> figure | None:
+) -> Chart | None:
     """Draw a bar for each GPU of each placement."""
     bars = [
         ((plain_text(row.label, _LABEL), f"gpu {number}"), value(share), gpu_look(number)[0])
@@ -656,10 +684,9 @@ def _shares(
         return None
     rows = [row for row, _, _ in bars]
     data = {"row": rows, "value": [b for _, b, _ in bars], "color": [c for _, _, c in bars]}
-    plot = bar_figure(name, rows, axis)
-    drawn = plot.hbar(
-        y="row", right="value", height=0.8, source=ColumnDataSource(data), color="color"
-    )
-    add_tips(plot, drawn, [("", "@row"), (axis, "@value{0,0.00}")])
-    plot.yaxis[0].update(group_label_orientation="horizontal")
+    plot = _bars(name, rows, axis)
+    look = {"height": 0.8, "fill_color": "color", "line_color": "color"}
+    drawn = plot.draw("HBar", source(data), y="row", right="value", **look)
+    plot.add_tips(drawn, [("", "@row"), (axis, "@value{0,0.00}")])
+    plot.yaxis.group_label_orientation = "horizontal"
     return plot
