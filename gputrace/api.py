@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from gputrace import report
-from gputrace.errors import GputraceError, InputError, LeftOut, UsageError
+from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.comparison import Comparison
 from gputrace.model.options import Options, Window, read_options, read_steps, read_window
-from gputrace.model.results import Analysis, as_subclass
+from gputrace.model.results import Analysis, LeftOut, as_subclass
 from gputrace.report.html import write_page
 from gputrace.report.wording import verdict
 from gputrace.store.cache import ResultCache

@@ -11,7 +11,6 @@ A message is one line: what is wrong, where, and what to do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
@@ -74,17 +73,6 @@ class PluginError(GputraceError):
     """Error for a plugin that does not work."""
 
     exit_code = ExitCode.MISSING_HERE
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A file of a run that could not be read, or only in part."""
-
-    path: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
 
 
 class ErrorPolicy:

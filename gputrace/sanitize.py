@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import Final
 
 LONGEST: Final = 400
@@ -17,7 +16,7 @@ LONGEST_EXPORTED: Final = 4_000
 
 _HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 """Unicode categories that move the cursor, change the text direction, hide, or are unassigned."""
-_ACTS: Final = re.compile(
+_ACTS: Final = (
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -39,6 +38,8 @@ def _shown(letter: str) -> str:
     """Map white space to a space, and non-printing characters to U+FFFD."""
     if letter.isspace():
         return " "
+    import unicodedata
+
     return "\N{REPLACEMENT CHARACTER}" if unicodedata.category(letter) in _HIDDEN else letter
 
 
@@ -59,7 +60,7 @@ def cut(text: str, most: int = LONGEST_EXPORTED) -> str:
 
 def json_text(text: str) -> str:
     """Escape characters in JSON that a terminal may interpret; no value changes."""
-    return text if text.isascii() and "\x7f" not in text else _ACTS.sub(_escaped, text)
+    return text if text.isascii() and "\x7f" not in text else re.sub(_ACTS, _escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:

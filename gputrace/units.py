@@ -17,7 +17,7 @@ _UNITS: Final = {
     "min": 60 * 10**9,
     "h": 3600 * 10**9,
 }
-_DURATION: Final = re.compile(rf"(-?\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?")
+_DURATION: Final = rf"(-?\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?"
 _FOREVER: Final = 1 << 62
 
 
@@ -26,7 +26,7 @@ def parse_duration(text: str) -> int:
 
     Raises ValueError for anything else.
     """
-    match = _DURATION.fullmatch(text.strip())
+    match = re.fullmatch(_DURATION, text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a time; write 12s, 3.5ms, 250us, 40ns, 5min or 2h")
     whole, _, fraction = match[1].partition(".")
@@ -62,6 +62,11 @@ def format_ns(nanoseconds: int | float) -> str:
             break
     digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     return f"{value:,.{digits}f} {unit}"
+
+
+def format_change(nanoseconds: int | float) -> str:
+    """Format a difference as ``+1.20 ms``, ``-310 µs``, ``0``."""
+    return f"{'+' * (nanoseconds > 0)}{format_ns(nanoseconds)}" if nanoseconds else "0"
 
 
 def format_number(value: float) -> str:

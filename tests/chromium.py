@@ -38,16 +38,21 @@ class Browser:
 
     def ask(self, method: str, **params: Any) -> Any:
         """One command of the protocol; raises AssertionError where the browser refuses it."""
-        self._last += 1
-        self._loop.run_until_complete(
-            self._write({"id": self._last, "method": method, "params": params})
-        )
+        self.post(method, **params)
         while True:
             message = self._next()
             if message.get("id") == self._last:
                 assert "error" not in message, message
                 return message["result"]
-            self.events.append(message)
+            if "method" in message:
+                self.events.append(message)
+
+    def post(self, method: str, **params: Any) -> None:
+        """A command whose answer nobody waits for."""
+        self._last += 1
+        self._loop.run_until_complete(
+            self._write({"id": self._last, "method": method, "params": params})
+        )
 
     def _next(self) -> dict[str, Any]:
         async def read() -> Any:

@@ -125,8 +125,3 @@ def convert(folder: Path) -> tuple[Ran, Path]:
     """Run the command on a recording's folder."""
     output = folder.with_name("t.sqlite")
     return command.gputrace("recover", folder, "-o", output), output
-
-
-def rows(trace: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(trace)) as database:
-        return database.execute(sql).fetchall()

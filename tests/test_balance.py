@@ -8,9 +8,10 @@ import pytest
 
 import gputrace
 from gputrace.api import Report
-from gputrace.model.results import Finding, Load
+from gputrace.model.results import Load
 from tests.handmade import MS, US, Run, analyze, ids
 from tests.recordings import packed, unpack
+from tests.reports import finding_of
 from tests.synthetic import Kind, Plan, Recording, simulate, write_nsys, write_nvml
 
 PARALLEL = Plan(steps=12, warmup_steps=0, kernels_per_step=60, gpus_per_process=4, seed=3)
@@ -24,10 +25,6 @@ def run(tmp_path: Path, plan: Plan, *, nvml: bool = False) -> tuple[Recording, R
         write_nvml(recording, path)
     with gputrace.open(path) as trace:
         return recording, trace.analyze()
-
-
-def skew(report: Report) -> Finding:
-    return next(finding for finding in report.findings if finding.id == "gpu0-skew")
 
 
 def load(report: Report, gpu: int) -> Load:
@@ -50,7 +47,7 @@ class TestOneProcessWithSeveralGpus:
 
     def test_it_is_named_with_its_cost_and_a_better_way(self, tmp_path: Path) -> None:
         _, report = run(tmp_path, PARALLEL)
-        found = skew(report)
+        found = finding_of(report, "gpu0-skew")
         assert (found.gpus, found.ranks) == ((0,), (0,))
         assert 0 < found.impact_ns <= found.evidence["extra_ns"]  # type: ignore[operator]
         assert "DistributedDataParallel" in found.advice
@@ -68,7 +65,7 @@ class TestOneProcessWithSeveralGpus:
     def test_memory_is_told_where_it_was_sampled(self, tmp_path: Path) -> None:
         _, report = run(tmp_path, PARALLEL, nvml=True)
         assert [row.memory_bytes for row in report.balance] == [40_000 << 20] * 4
-        assert skew(report).evidence["memory_bytes"] == 40_000 << 20
+        assert finding_of(report, "gpu0-skew").evidence["memory_bytes"] == 40_000 << 20
 
 
 class TestSeveralRanks:
@@ -120,8 +117,8 @@ class TestWhatCountsAsMore:
         assert (row.own_kernels, row.own_kernel_ns) == (20 * 10, 20 * MS)
         assert row.extra_ns["kernels"] == 20 * MS
         # Rank 1 waits for its GPU besides, 7 µs a step, so that the two drift apart.
-        assert skew(report).impact_ns == pytest.approx(1 * MS, rel=0.1)
-        assert "rank 0 does alone" in skew(report).advice
+        assert finding_of(report, "gpu0-skew").impact_ns == pytest.approx(1 * MS, rel=0.1)
+        assert "rank 0 does alone" in finding_of(report, "gpu0-skew").advice
 
     def test_more_launches_of_a_kernel_of_all_ranks_count_by_their_number(
         self, tmp_path: Path
@@ -152,7 +149,7 @@ class TestRealRecordings:
         with gputrace.open(unpack("h200x4-dataparallel-7-9.sqlite", tmp_path)) as trace:
             report = trace.analyze(steps="0:3")
         assert report.findings[0].id == "autotune-repeated"
-        found = skew(report)
+        found = finding_of(report, "gpu0-skew")
         assert (found.severity, found.gpus) == ("low", (0,))
         # 2.8 ms a step at 55 GB/s, and next to nothing on the others.
         assert found.evidence["h2d_ns"] == pytest.approx(2.8 * MS, rel=0.03)
@@ -172,7 +169,7 @@ class TestRealRecordings:
         with gputrace.open(unpack(name, tmp_path)) as trace:
             report = trace.analyze()
         assert report.findings[0].id == "autotune-repeated"
-        found = skew(report)
+        found = finding_of(report, "gpu0-skew")
         assert found.evidence["h2d_run_ns"] == pytest.approx(77 * MS, rel=0.01)
         assert found.evidence["others_h2d_run_ns"] == pytest.approx(0.2 * MS, rel=0.2)
         assert found.severity == "low"

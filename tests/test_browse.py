@@ -423,14 +423,25 @@ def test_two_traces_lie_side_by_side_and_are_aligned(two_ranks: Path, starved: P
         board = app.board
         assert [shown.label for shown in board.lanes][:3] == ["A gpu 0", "A gpu 1", "B gpu 0"]
         assert set(board.table.lane.tolist()) == set(range(6))
+        await press(pilot, "j")
+        await until(pilot, lambda: app.detail_text)
         await answer(pilot, "t", "#4")
+        chosen = board.selected
         await press(pilot, "A")
+        assert chosen is not None
+        assert board.selected == chosen == board.rows[app.gap_list.index]
+        assert app.detail_text
         starts: tuple[set[int], set[int]] = (set(), set())
         for shown in board.gpus:
             steps = board.steps_at(shown)
             assert steps is not None
             starts[shown.trace].add(int(steps.start[4]))
         assert board.cursor in starts[0] & starts[1]
+        assert board.lane_at_cursor is not None
+        whose = ("A " + two_ranks.name, "B " + starved.name)[board.lane_at_cursor.trace]
+        for key in ("2", "3", "4"):
+            await press(pilot, key)
+            assert any(f"{whose}, the trace" in line for line in screen(app))
 
     browse([two_ranks], drive, beside=[starved])
 

@@ -20,6 +20,7 @@ from gputrace.model.trace import Process
 from gputrace.readers.in_memory import MemoryTrace
 from tests.gpus import handmade
 from tests.parts import Node, write_parts, write_whole
+from tests.reports import analyze
 from tests.synthetic import Plan, Recording, simulate, write_nvprof
 
 MS = 1_000_000
@@ -31,11 +32,6 @@ WALL = "wall clocks only"
 def recording() -> Recording:
     plan = Plan(steps=10, ranks=4, allreduces=2, late_host_rank=2, late_host_ns=2 * MS, streams=2)
     return simulate(plan)
-
-
-def analyze(*paths: Path) -> Report:
-    with gputrace.open(*paths) as trace:
-        return trace.analyze()
 
 
 def starts(report: Report) -> list[tuple[int, int, int]]:

@@ -93,11 +93,10 @@ def test_a_program_gets_one_object_with_both_analyses(demo: Demo) -> None:
     assert row["host_data_ns"] >= 20 * MS * row["steps"]
 
 
-@pytest.mark.parametrize(("form", "mark"), [("markdown", "#### Where"), ("csv", "gpu,gpu_known,")])
-def test_other_forms_are_one_after_the_other(form: str, mark: str, demo: Demo) -> None:
-    ran = demo("--format", form)
+def test_other_forms_are_one_after_the_other(demo: Demo) -> None:
+    ran = demo("--format", "csv")
     assert (ran.code, ran.err) == (DONE, "")
-    assert len([line for line in ran.out.splitlines() if line.startswith(mark)]) == 2
+    assert len([line for line in ran.out.splitlines() if line.startswith("gpu,gpu_known,")]) == 2
 
 
 def test_the_bundled_recording_alone(demo: Demo) -> None:

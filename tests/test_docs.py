@@ -18,7 +18,7 @@ from docs.site import names
 from gputrace import errors
 from gputrace.analyzers.findings import ALL_RULES
 from gputrace.analyzers.findings.context import Rule
-from gputrace.analyzers.whatif import calibration
+from gputrace.analyzers.whatif import CURES, calibration
 from gputrace.api import ComparisonReport, OpenTrace, Report
 from gputrace.studies.framework_environments import read_frameworks, read_needs
 from tests.drawings import DRAWINGS, draw
@@ -155,6 +155,12 @@ def test_every_workload_is_in_their_table_with_its_versions_and_placements() -> 
     for entry, (_, _, versions, _) in zip(entries, shown, strict=True):
         pins = {*read_needs(entry.script).dependencies, *entry.requires}
         assert {one.replace(" ", "==") for one in versions.split(", ")} <= pins
+
+
+def test_the_json_of_predictions_names_every_cure() -> None:
+    text = (DOCS / "json.md").read_text(encoding="utf-8")
+    ids = text.partition("`what_if`: a row for each cure")[2].partition("`finding`")[0]
+    assert set(re.findall(r"`([\w-]+)`", ids)) - {"id"} == {cure.id for cure in CURES}
 
 
 def test_every_option_for_slurm_is_documented() -> None:

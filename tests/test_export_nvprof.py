@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import lzma
-import sqlite3
-from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -16,15 +14,11 @@ from gputrace.store.redact import redaction_for
 from gputrace.store.slice import slice_trace
 from gputrace.store.sqlite_reader import Database
 from tests.recordings import DATA
+from tests.reports import rows
 
 KERNEL: Final = "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"
 RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 MARKER: Final = "CUPTI_ACTIVITY_KIND_MARKER"
-
-
-def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as database:
-        return database.execute(sql).fetchall()
 
 
 @pytest.fixture(scope="module")

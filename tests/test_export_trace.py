@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +16,7 @@ from gputrace.api import Report
 from tests import command
 from tests.exports import KERNEL, NVTX, RUNTIME, Export, global_id
 from tests.handmade import Run, train
+from tests.reports import rows
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
 
 DATAPARALLEL: Final = "h200x4-dataparallel-7-9.sqlite"
@@ -41,11 +40,6 @@ def answers(report: Report) -> object:
     gaps = report.gaps
     listed = [replace(gap, step=None) for gap in gaps.largest]
     return report.gpus, gaps.count, gaps.total_ns, gaps.by_cause, listed
-
-
-def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(path)) as database:
-        return database.execute(sql).fetchall()
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])

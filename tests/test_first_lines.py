@@ -10,6 +10,7 @@ import gputrace
 from tests import kineto
 from tests.exports import MEMCPY, RUNTIME, UNIFIED_D2H, UNIFIED_H2D, global_id
 from tests.handmade import MS, US, Run, analyze, ids
+from tests.reports import finding_of
 
 
 def first(run: Run, folder: Path) -> tuple[str, str]:
@@ -145,7 +146,7 @@ def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, to_host: bool, 
         run.optimizer()
         run.copy(MS, to_host=to_host)
     report = analyze(run, tmp_path)
-    found = next(finding for finding in report.findings if finding.id == "copies-exposed")
+    found = finding_of(report, "copies-exposed")
     assert said in found.message
     assert found.impact_ns == pytest.approx(MS, rel=0.06)
 
@@ -177,7 +178,7 @@ def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:
     kept = [row for row in run.export.rows[RUNTIME] if not 1 < int(row["correlationId"] or 0) < 25]
     run.export.rows[RUNTIME] = kept
     report = analyze(run, tmp_path)
-    found = next(finding for finding in report.findings if finding.id == "idle-unexplained")
+    found = finding_of(report, "idle-unexplained")
     assert "the calls that issued what follows are not in it" in found.message
 
 

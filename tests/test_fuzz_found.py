@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import gputrace
-from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool import CHUNK, HEADER
@@ -352,7 +351,3 @@ def test_rows_that_lie_years_apart_are_not_drawn(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="13,344 days apart, too far to be drawn"):
             trace.material()
         assert trace.material(time=(0, 5_000)).scene.span.start == 1_000
-
-
-def test_a_mangled_name_may_give_a_length_of_any_number_of_digits() -> None:
-    assert short_name("_ZN" + "9" * 5000 + "6kernel")

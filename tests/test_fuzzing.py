@@ -108,6 +108,12 @@ def test_the_runner_keeps_the_input_that_ended_a_worker(
     assert runner.summary(["xplane"])["xplane"]["failed"] == 1
 
 
+def test_the_page_has_the_targets_that_there_are() -> None:
+    text = (ROOT / "docs" / "fuzzing.md").read_text(encoding="utf-8")
+    rows = text.partition(page.BEGIN)[2].partition(page.END)[0].splitlines()[3:-1]
+    assert [row.split()[1] for row in rows if row] == [target.name for target in TARGETS]
+
+
 def test_the_page_gets_the_counts(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     path.write_text(f"before\n{page.BEGIN}old\n{page.END}after\n")

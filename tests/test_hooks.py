@@ -153,10 +153,6 @@ def torch(program: Program) -> Program:
     return program
 
 
-def names(events: HostEvents, kind: str) -> list[str]:
-    return [events.names[int(record["name"])] for record in events.records[kind]]
-
-
 def numbers(events: HostEvents, kind: str) -> list[int]:
     return [int(number) for number in events.records[kind]["number"]]
 
@@ -179,8 +175,10 @@ def test_waits_and_steps_have_the_times_threads_and_names_they_had(torch: Progra
     assert (events.pid, events.host, events.whole) == (pid, os.uname().nodename, True)
     assert numbers(events, "data_wait") == [0, 0, 0, 1]
     assert numbers(events, "step") == [0, 1, 2]
-    assert set(names(events, "data_wait")) == {"torch.utils.data.dataloader._BaseDataLoaderIter"}
-    assert set(names(events, "step")) == {"torch.optim.Optimizer.step"}
+    assert set(event_names(events, "data_wait")) == {
+        "torch.utils.data.dataloader._BaseDataLoaderIter"
+    }
+    assert set(event_names(events, "step")) == {"torch.optim.Optimizer.step"}
     assert {*waits["thread"], *steps["thread"]} == {thread}
     assert begin <= waits["start"][0] < steps["end"][-1] <= end
     assert (waits["end"] - waits["start"] >= 20_000_000).all()
@@ -423,7 +421,7 @@ def test_of_loaders_that_are_chains_only_the_last_is_waited_for(
     program.write({module.replace(".", "/") + ".py": WITHIN.format(name=name)})
     source = f"from {module} import {name}, Node\nprint(list({name}()), list(Node()))"
     assert program.quietly(source) == "[1, 0] [1, 0]\n"
-    assert names(program.events(), "data_wait") == [f"{module}.{name}"] * 3
+    assert event_names(program.events(), "data_wait") == [f"{module}.{name}"] * 3
 
 
 @pytest.mark.parametrize(
@@ -447,7 +445,7 @@ def test_waits_for_iterators_of_each_framework_are_recorded(
     program.write({module.replace(".", "/") + ".py": ITERATOR.format(name=name)})
     source = f"from {module} import {name}\nprint(list({name}()), {name}().next())"
     assert program.quietly(source) == "[1, 0] 1\n"
-    assert names(program.events(), "data_wait") == [f"{module}.{name}"] * 4
+    assert event_names(program.events(), "data_wait") == [f"{module}.{name}"] * 4
     assert numbers(program.events(), "data_wait") == [0, 0, 1, 0]
 
 
@@ -488,7 +486,7 @@ def test_steps_of_each_framework_are_recorded(
     program.write({path: MARKED.format(name=name, method=method)})
     call = f"from {module} import {name}\nit = {name}()\nprint(it.{method}(1, a=2)); it.{method}()"
     assert program.quietly(call) == "((1,), {'a': 2})\n"
-    assert names(program.events(), "step") == [source] * 2
+    assert event_names(program.events(), "step") == [source] * 2
     assert numbers(program.events(), "step") == [0, 1]
 
 
@@ -547,7 +545,7 @@ def test_what_a_multi_node_optimizer_does_is_one_step_though_the_first_sends_alo
         f"from chainer.optimizer import GradientMethod\nfrom chainermn.optimizers import {cls}\n"
         f"optimizer = {cls}(GradientMethod())\nfor _ in range(60): optimizer.update()\n"
     )
-    assert names(program.events(), "step") == ["chainermn.MultiNodeOptimizer.update"] * 60
+    assert event_names(program.events(), "step") == ["chainermn.MultiNodeOptimizer.update"] * 60
     assert numbers(program.events(), "step") == list(range(60))
 
 
@@ -560,7 +558,7 @@ def test_an_updater_counts_before_the_multi_node_optimizer_that_it_calls(program
         "updater = StandardUpdater(_MultiNodeOptimizer(GradientMethod()))\n"
         "for _ in range(5): updater.update()\n"
     )
-    assert names(program.events(), "step") == ["chainer.training.StandardUpdater"] * 5
+    assert event_names(program.events(), "step") == ["chainer.training.StandardUpdater"] * 5
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -579,7 +577,7 @@ def test_each_process_of_a_multiprocess_updater_counts_its_own_steps(
         "    updater.finalize()\n"
     )
     events = program.all_events()
-    assert sorted(names(one, "step")[0] for one in events) == [
+    assert sorted(event_names(one, "step")[0] for one in events) == [
         "chainer.training.MultiprocessParallelUpdater",
         "chainer.training.StandardUpdater",
     ]
@@ -636,7 +634,7 @@ def test_waits_for_cntk_s_sources_are_recorded_be_they_in_c_or_in_python(
     batches = ["{'size': 2, 'map': 3}", "True {'size': 4}", "True {}", "True {}"]
     assert out.splitlines() == batches
     sources = ["cntk.io.MinibatchSource", "cntk.io.MinibatchSourceFromData", *["__main__.Own"] * 2]
-    assert names(program.events(), "data_wait") == sources
+    assert event_names(program.events(), "data_wait") == sources
 
 
 TENSORFLOW: Final = {
@@ -713,7 +711,7 @@ def test_a_call_of_a_tensorflow_function_is_a_step_if_an_optimizer_works_in_it(
         "for _ in range(3): print(train('batch'), check()); check()\n"
     )
     assert out == "('batch',) ()\n" * 3
-    assert names(tensorflow.events(), "step") == ["tf.function"] * 3
+    assert event_names(tensorflow.events(), "step") == ["tf.function"] * 3
 
 
 def test_of_tensorflow_functions_within_functions_the_one_that_is_called_counts(
@@ -752,7 +750,7 @@ def test_an_optimizer_outside_of_tensorflows_graphs_makes_a_step_at_once(
         f"for _ in range(2): print(other.{method}('grads'))\n"
     )
     assert out == "grads\n" * 2
-    assert names(tensorflow.events(), "step") == ["tf.keras.optimizers.Optimizer"] * 2
+    assert event_names(tensorflow.events(), "step") == ["tf.keras.optimizers.Optimizer"] * 2
 
 
 def test_waits_outside_of_tensorflows_graphs_are_recorded(tensorflow: Program) -> None:
@@ -764,9 +762,9 @@ def test_waits_outside_of_tensorflows_graphs_are_recorded(tensorflow: Program) -
     )
     assert out == "1\n0\n0\n"
     name = "tensorflow.python.data.ops.iterator_ops.OwnedIterator"
-    assert names(tensorflow.events(), "data_wait") == [name] * 4
+    assert event_names(tensorflow.events(), "data_wait") == [name] * 4
     assert numbers(tensorflow.events(), "data_wait") == [0, 0, 1, 0]
-    assert names(tensorflow.events(), "note") == []
+    assert event_names(tensorflow.events(), "note") == []
 
 
 def test_no_wait_is_told_where_the_steps_take_their_batches_inside_the_graph(
@@ -780,7 +778,7 @@ def test_no_wait_is_told_where_the_steps_take_their_batches_inside_the_graph(
     events = tensorflow.events()
     assert numbers(events, "step") == [0, 1, 2]
     assert numbers(events, "data_wait") == []
-    assert names(events, "note") == [
+    assert event_names(events, "note") == [
         "TensorFlow takes the batches inside its graph: waits for them are not recorded"
     ]
 
@@ -813,7 +811,7 @@ def test_steps_of_tensorpack_count_even_if_a_callback_ends_the_training(program:
         FED + "steps = iter('ab')\ncallbacks = Callbacks(lambda: next(steps))\n"
         "try:\n    while True: callbacks.trigger_step()\nexcept StopIteration: pass\n"
     )
-    assert names(program.events(), "step") == ["tensorpack.Trainer.run_step"] * 3
+    assert event_names(program.events(), "step") == ["tensorpack.Trainer.run_step"] * 3
 
 
 @pytest.mark.parametrize(("queue", "waits"), [("", 2), ("print(EnqueueThread().run());", 0)])
@@ -841,7 +839,7 @@ class StepTraceAnnotation(TraceAnnotation): pass
         "from jax._src.profiler import StepTraceAnnotation, TraceAnnotation\n"
         "for _ in range(3):\n    with StepTraceAnnotation(), TraceAnnotation(): pass\n"
     )
-    assert names(program.events(), "step") == ["jax.profiler.StepTraceAnnotation"] * 3
+    assert event_names(program.events(), "step") == ["jax.profiler.StepTraceAnnotation"] * 3
 
 
 @pytest.mark.parametrize(
@@ -859,7 +857,7 @@ def test_a_step_ends_where_the_user_marks_it_or_with_its_block(
     body: str, count: int, program: Program
 ) -> None:
     program.quietly(f"import gputrace\n{body}")
-    assert names(program.events(), "step") == ["gputrace.step"] * count
+    assert event_names(program.events(), "step") == ["gputrace.step"] * count
 
 
 def test_a_block_of_a_step_does_nothing_where_nothing_is_recorded(program: Program) -> None:
@@ -878,7 +876,9 @@ def test_what_the_user_marks_goes_before_a_loop_and_that_before_an_optimizer(
     loop += "for _ in range(2): optimizer.step(); optimizer.step(); engine._take_model_step()\n"
     torch.quietly(LOOP + loop)
     torch.quietly(f"{LOOP}{loop}from gputrace.marks import step\nstep()")
-    by_source = {names(events, "step")[0]: numbers(events, "step") for events in torch.all_events()}
+    by_source = {
+        event_names(events, "step")[0]: numbers(events, "step") for events in torch.all_events()
+    }
     assert by_source == {"deepspeed.DeepSpeedEngine.step": [0, 1], "gputrace.step": [0]}
 
 
@@ -906,8 +906,8 @@ def test_annotations_are_recorded_in_with_and_as_decorator(program: Program) -> 
         "step(); step()\n"
     )
     events = program.events()
-    assert sorted(names(events, "annotation")) == ["again"] * 2 + ["fails"] + ["half"] * 3
-    assert names(events, "step") == ["gputrace.step"] * 2
+    assert sorted(event_names(events, "annotation")) == ["again"] * 2 + ["fails"] + ["half"] * 3
+    assert event_names(events, "step") == ["gputrace.step"] * 2
     assert (events.records["annotation"]["start"] <= events.records["annotation"]["end"]).all()
 
 
@@ -983,7 +983,7 @@ def test_a_window_of_steps_is_captured_from_its_first_step_to_its_last(
     )
     on, off = "capture 1", "capture 1,capture 0"
     assert out.splitlines() == ["0 none", "1 none", f"2 {on}", f"3 {on}", f"4 {off}", f"5 {off}"]
-    assert names(torch.events(), "note") == [
+    assert event_names(torch.events(), "note") == [
         "recording from step 2",
         "recorded to the end of step 3",
     ]
@@ -1028,7 +1028,7 @@ def test_windows_come_again_with_a_step_before_each(
     first = wanted.index(True)
     before = [number + 1 < 12 and number >= first and wanted[number + 1] for number in range(12)]
     assert on == [a or b for a, b in zip(wanted, before, strict=True)]
-    assert names(torch.events(), "note") == []
+    assert event_names(torch.events(), "note") == []
 
 
 @pytest.mark.parametrize(
@@ -1151,7 +1151,7 @@ def test_a_program_without_cuda_is_not_asked(torch: Program, driver: dict[str, s
 
 def test_a_window_that_names_no_steps_is_said_and_harms_nothing(torch: Program) -> None:
     torch.quietly(LOOP + "Optimizer().step()", GPUTRACE_STEPS="early")
-    assert names(torch.events(), "note") == ["GPUTRACE_STEPS=early names no steps"]
+    assert event_names(torch.events(), "note") == ["GPUTRACE_STEPS=early names no steps"]
 
 
 @pytest.mark.parametrize(
@@ -1176,7 +1176,7 @@ def test_the_collector_makes_way_while_torch_profiler_records_the_gpu(
     assert out == f"prepares {seen}\ninside\nstops {seen}\n"
     assert calls(library) == expected
     if expected:
-        begun, ended = names(torch.events(), "note")
+        begun, ended = event_names(torch.events(), "note")
         assert "torch.profiler records it" in begun
         assert "recorded again" in ended
     else:
@@ -1203,7 +1203,7 @@ def test_the_collector_makes_way_for_other_profilers_too(
     )
     # One that ran does not leave a CUPTI that a program with XLA's graphs survives.
     assert calls(library) == ["pause 1", "pause 0", "pause 1"]
-    *_, last = names(program.events(), "note")
+    *_, last = event_names(program.events(), "note")
     assert "is not recorded after" in last
 
 
@@ -1220,7 +1220,7 @@ def test_a_profiler_that_would_crash_the_program_s_graphs_gets_no_cupti(
     )
     assert out == "starts\nstops\n"
     assert calls(library) == []
-    (note,) = names(program.events(), "note")
+    (note,) = event_names(program.events(), "note")
     assert note.startswith("JAX's profiler sees nothing of the GPU: gputrace records it")
 
 
@@ -1238,7 +1238,7 @@ def test_the_collector_makes_way_while_torch_s_monitor_runs(
         **library,
     )
     assert calls(library) == ["pause 1", "pause 0"]
-    assert "torch's CUPTI monitor records it" in names(program.events(), "note")[0]
+    assert "torch's CUPTI monitor records it" in event_names(program.events(), "note")[0]
 
 
 # ---- the program is left as it is ----
@@ -1355,7 +1355,7 @@ def test_a_hook_that_fails_leaves_a_line_and_the_program_alone(torch: Program) -
         }
     )
     torch.quietly(LOOP + "Optimizer().step(); print(list(_BaseDataLoaderIter('a')))")
-    [line] = names(torch.events(), "note")
+    [line] = event_names(torch.events(), "note")
     assert "torch.optim.optimizer" in line
     assert "not today" in line
     assert numbers(torch.events(), "data_wait") == [0, 1]

@@ -21,6 +21,7 @@ import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError, UsageError
 from tests import command
+from tests.reports import finding_of
 from tests.test_json import NAMES
 from tests.test_json import rows as rows_of
 
@@ -309,7 +310,7 @@ def test_slow_steps_say_whether_they_waited_for_data(made: Made) -> None:
     made.step(600, 660)
     made.wait(600, 652)
     report = made.report()
-    slow = next(finding for finding in report.findings if finding.id == "slow-steps")
+    slow = finding_of(report, "slow-steps")
     assert slow.evidence["class"] == "host_data"
     assert "waiting for data (40.0 ms)" in slow.message
     assert slow.advice.startswith("look at the batches of these steps")

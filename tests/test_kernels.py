@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from gputrace.analyzers.kernel_names import FAMILIES
 from gputrace.api import Report
-from gputrace.model.results import Finding, Kernels, KernelUse
+from gputrace.model.results import Kernels, KernelUse
 from tests.handmade import ADAM, MS, US, Run, analyze, ids
+from tests.reports import finding_of
 from tests.synthetic import Kind, Plan
 from tests.test_generated_training import run
 
@@ -48,10 +49,6 @@ def kernels_of(report: Report) -> Kernels:
 
 def use_of(report: Report, name: str) -> KernelUse:
     return next(use for use in kernels_of(report).top if use.name == name)
-
-
-def finding(report: Report, id: str) -> Finding:
-    return next(found for found in report.findings if found.id == id)
 
 
 def test_a_kernel_is_counted_over_the_measured_steps(tmp_path: Path) -> None:
@@ -123,7 +120,9 @@ def test_tiny_kernels_and_the_delay_of_a_launch_are_measured(tmp_path: Path) -> 
         run.optimizer()
         run.synchronize()
     report = analyze(run, tmp_path)
-    assert "91% of the kernels are shorter than 5.00 µs" in finding(report, "launch-bound").message
+    assert (
+        "91% of the kernels are shorter than 5.00 µs" in finding_of(report, "launch-bound").message
+    )
     launches = kernels_of(report).launches
     assert launches.tiny_count == 30 * report.steps.steady_count
     assert launches.tiny_ns == launches.tiny_count * 2 * US
@@ -132,14 +131,14 @@ def test_tiny_kernels_and_the_delay_of_a_launch_are_measured(tmp_path: Path) -> 
 
 def test_fp32_products_are_told_where_the_card_has_tensor_cores(tmp_path: Path) -> None:
     report = analyze(training((SGEMM, 500 * US), (TENSOR, 500 * US), card="Tesla T4"), tmp_path)
-    found = finding(report, "no-tensor-cores")
+    found = finding_of(report, "no-tensor-cores")
     assert found.severity == "low"
     assert found.evidence["touched_ns"] == found.evidence["on_tensor_cores_ns"] == 500 * US
     assert found.impact_ns == 250 * US
     assert "float16" in found.advice
     assert "TF32" not in found.advice
     newer = analyze(training((SGEMM, 500 * US), card="NVIDIA A100-SXM4-80GB"), tmp_path)
-    assert "TF32" in finding(newer, "no-tensor-cores").advice
+    assert "TF32" in finding_of(newer, "no-tensor-cores").advice
 
 
 @pytest.mark.parametrize("card", ["Tesla P100-PCIE-16GB", "NVIDIA GeForce GTX 1080 Ti"])
@@ -179,7 +178,7 @@ def test_no_gain_is_foretold_without_peaks_or_of_tiny_products(
 
 def test_turning_layouts_is_told_with_its_cost(tmp_path: Path) -> None:
     report = analyze(training((TURN, 100 * US), (TENSOR, 500 * US), (TURN, 100 * US)), tmp_path)
-    found = finding(report, "layout-transposes")
+    found = finding_of(report, "layout-transposes")
     assert found.evidence["kernels"] == 2
     assert found.impact_ns == 200 * US
     assert found.severity == "medium"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, Kind
@@ -18,6 +17,7 @@ from gputrace.model.intervals import union
 from gputrace.readers.registry import open_trace
 from tests import command
 from tests.kineto import event, kernel, real, write
+from tests.reports import analyze
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys
 from tests.synthetic.kineto import PLAIN
 
@@ -34,11 +34,6 @@ def there(path: Path) -> Path:
     if not path.exists():
         pytest.skip(f"{path} is not on this machine")
     return path
-
-
-def analyze(*paths: Path) -> Report:
-    with gputrace.open(*map(there, paths)) as trace:
-        return trace.analyze()
 
 
 class TestRealRecordings:

@@ -16,11 +16,12 @@ from gputrace.analyzers.collectives import match_collectives
 from gputrace.analyzers.gpu_links import Links, able, badness, measure_links
 from gputrace.api import Report
 from gputrace.model.nvml import Card
-from gputrace.model.results import Finding
 from tests.exports import D2H, H2D, Export, Opened
 from tests.gpus import gpus_of
 from tests.handmade import MS, US, ids
+from tests.reports import finding_of
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
+from tests.synthetic.link_plants import switches
 from tests.synthetic.nvml import Row, Values, nvlinks, pcie
 
 Link = Callable[[int, int], Row]
@@ -33,11 +34,6 @@ RANKS = Plan(
 )  # fmt: skip
 HOST_BRIDGE = ((0, 2), (0, 3), (1, 2), (1, 3))
 """Pairs of cards that are not under one switch."""
-
-
-def two_switches(gpu: int, peer: int) -> Row:
-    """Cards 0 and 1 under one PCIe switch, 2 and 3 under another."""
-    return pcie("PIX" if gpu // 2 == peer // 2 else "PHB")(gpu, peer)
 
 
 def run(
@@ -54,10 +50,6 @@ def run(
     write_nvml(recording, path, link=link, value=value)
     with gputrace.open(path) as trace:
         return trace.analyze()
-
-
-def found(report: Report, id: str) -> Finding:
-    return next(finding for finding in report.findings if finding.id == id)
 
 
 class TestWhatLinksCarry:
@@ -95,10 +87,10 @@ class TestSlowerLinks:
     ) -> None:
         """Published for six GTX 1070: pairs under one switch are 1.17 to 1.22 times as fast."""
         server: dict[str, Any] = {"exchange": "gpu-server", "slow_link": ratio}
-        even = run(tmp_path, ONE_PROCESS, two_switches, **server)
-        slow = run(tmp_path, ONE_PROCESS, two_switches, **server, slow_pairs=HOST_BRIDGE)
+        even = run(tmp_path, ONE_PROCESS, switches, **server)
+        slow = run(tmp_path, ONE_PROCESS, switches, **server, slow_pairs=HOST_BRIDGE)
         assert "topology" not in ids(even)
-        finding = found(slow, "topology")
+        finding = finding_of(slow, "topology")
         assert finding.evidence["ratio"] == pytest.approx(ratio, rel=0.01)
         assert (finding.evidence["link"], finding.evidence["than"]) == ("PHB", "PIX")
         lost = (slow.steps.mean_ns or 0) - (even.steps.mean_ns or 0)
@@ -110,7 +102,7 @@ class TestSlowerLinks:
 
         pairs: dict[str, Any] = {"group_size": 2, "slow_link": 1.2}
         assert "topology" not in ids(run(tmp_path, RANKS, link, **pairs))
-        finding = found(run(tmp_path, RANKS, link, **pairs, slow_pairs=((2, 3),)), "topology")
+        finding = finding_of(run(tmp_path, RANKS, link, **pairs, slow_pairs=((2, 3),)), "topology")
         assert finding.evidence["ratio"] == pytest.approx(1.2, rel=0.01)
         assert finding.gpus == (2, 3)
         # Three all-reduces of 2 ms take 0.4 ms longer each, partly beside the backward pass.
@@ -123,12 +115,12 @@ class TestSlowerLinks:
             "slow_link": 1.22,
             "slow_pairs": HOST_BRIDGE,
         }
-        assert "topology" not in ids(run(tmp_path, ONE_PROCESS, two_switches, **server))
+        assert "topology" not in ids(run(tmp_path, ONE_PROCESS, switches, **server))
 
     @pytest.mark.parametrize("seed", range(4))
     def test_links_that_scatter_are_not_slower(self, tmp_path: Path, seed: int) -> None:
         plan = {**RANKS.__dict__, "seed": seed, "jitter": 0.15, "group_size": 2}
-        assert "topology" not in ids(run(tmp_path, Plan(**plan), two_switches))
+        assert "topology" not in ids(run(tmp_path, Plan(**plan), switches))
 
     @pytest.mark.parametrize(("slower", "named"), [(1.0, False), (1.17, True), (2.0, True)])
     def test_a_ring_that_crosses_host_bridges_loses_there(
@@ -136,7 +128,7 @@ class TestSlowerLinks:
     ) -> None:
         crossings = ((1, 2), (3, 0))
         plan = {"exchange": "ring", "slow_pairs": crossings, "slow_link": slower}
-        report = run(tmp_path, Plan(**(ONE_PROCESS.__dict__ | plan)), two_switches)
+        report = run(tmp_path, Plan(**(ONE_PROCESS.__dict__ | plan)), switches)
         assert ("topology" in ids(report)) is named
         assert "gpu0-skew" not in ids(report)
 
@@ -164,7 +156,7 @@ class TestABetterChoice:
                         (*pair, shown, shown),
                     )
         with gputrace.open(path) as trace:
-            finding = found(trace.analyze(), "topology")
+            finding = finding_of(trace.analyze(), "topology")
         assert finding.evidence["better_choice"] == "0,2"
         assert "CUDA_VISIBLE_DEVICES=0,2" in finding.advice
         assert (finding.severity, finding.impact_ns) == ("low", 0)
@@ -190,14 +182,14 @@ class TestThroughTheHost:
         assert finding.evidence["peer_access"] == "CNS"
 
     def test_straight_copies_are_not_staged(self, tmp_path: Path) -> None:
-        report = run(tmp_path, ONE_PROCESS, two_switches, exchange="gpu-server")
+        report = run(tmp_path, ONE_PROCESS, switches, exchange="gpu-server")
         assert "host-staged-comm" not in ids(report)
         assert sum(row.staged_copies for row in report.links) == 0
 
     def test_copies_as_slow_as_pcie_do_not_use_nvlink(self, tmp_path: Path) -> None:
         """The generated copies run at 40 GB/s; 18 NVLinks carry 450."""
         report = run(tmp_path, ONE_PROCESS, nvlinks, exchange="gpu-server")
-        finding = found(report, "host-staged-comm")
+        finding = finding_of(report, "host-staged-comm")
         assert finding.evidence["bandwidth"] == pytest.approx(40e9, rel=0.01)
 
     @pytest.mark.parametrize(("nvlink", "named"), [(0, True), (200, False)])
@@ -215,7 +207,7 @@ class TestThroughTheHost:
             assert "NCCL_P2P_DISABLE" in finding.advice
 
     def test_nccl_without_peer_access_is_through_the_host(self, tmp_path: Path) -> None:
-        finding = found(run(tmp_path, RANKS, pcie("PHB", "CNS")), "host-staged-comm")
+        finding = finding_of(run(tmp_path, RANKS, pcie("PHB", "CNS")), "host-staged-comm")
         assert "(CNS)" in finding.message
         assert "host-staged-comm" not in ids(run(tmp_path, RANKS, pcie("PHB")))
 
@@ -262,7 +254,7 @@ class TestPairingOfCopies:
 
 
 def test_the_json_calls_the_ends_from_and_to(tmp_path: Path) -> None:
-    report = run(tmp_path, ONE_PROCESS, two_switches, exchange="gpu-server")
+    report = run(tmp_path, ONE_PROCESS, switches, exchange="gpu-server")
     rows = json.loads(report.render("json"))["links"]
     assert {(row["from"], row["to"]) for row in rows} == {
         (a, b) for a in range(4) for b in range(4) if a != b
@@ -270,7 +262,7 @@ def test_the_json_calls_the_ends_from_and_to(tmp_path: Path) -> None:
 
 
 def test_reports_show_what_went_between_gpus(tmp_path: Path) -> None:
-    report = run(tmp_path, ONE_PROCESS, two_switches, exchange="gpu-server")
+    report = run(tmp_path, ONE_PROCESS, switches, exchange="gpu-server")
     for form in ("text", "markdown"):
         shown = report.render(form)
         assert "Copies between GPUs" in shown

@@ -25,6 +25,7 @@ from gputrace.units import format_ranges
 from tests import command
 from tests.exports import Export
 from tests.parts import Node, write_parts, write_whole
+from tests.reports import analyze, fields_of
 from tests.synthetic import Plan, Recording, simulate
 
 PLANS = {
@@ -50,25 +51,16 @@ def small() -> Recording:
     return simulate(Plan(steps=6, ranks=4, kernels_per_step=20, allreduces=1))
 
 
-def analyze(*paths: Path) -> Report:
-    with gputrace.open(*paths) as trace:
-        return trace.analyze()
-
-
 def figures(report: Report, *without: str) -> dict[str, list[dict[str, Any]]]:
     """Everything of a report that does not depend on how many files it came from."""
     tables = {
-        name: [_plain(row, *without) for row in getattr(report, name)]
+        name: [fields_of(row, *without) for row in getattr(report, name)]
         for name in ("gpus", "step_list", "phases", "breakdown", "findings")
     }
     for name in ("largest", "largest_in_steps"):
-        tables[name] = [_plain(gap, *without) for gap in getattr(report.gaps, name)]
+        tables[name] = [fields_of(gap, *without) for gap in getattr(report.gaps, name)]
     tables["totals"] = [{"steps": report.steps, "span": report.span_ns, "gaps": report.gaps.count}]
     return tables
-
-
-def _plain(row: Any, *without: str) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__slots__ if name not in without}
 
 
 class TestFiguresAreThoseOfOneFile:

@@ -9,11 +9,9 @@ import json
 import os
 import pty
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +20,7 @@ import pytest
 from gputrace.collectors.backends import nsys as nsys_run
 from gputrace.collectors.launch import Launch
 from gputrace.collectors.launch.supervised import prefix
-from tests import command
+from tests import command, reports
 from tests.command import Ran, assert_refused
 from tests.fake_nsys import MACHINE, SECRETS
 
@@ -83,8 +81,7 @@ class Machine:
         return dict(word.split("=", 1) for word in words if word.startswith("--"))
 
     def rows(self, sql: str) -> list[tuple[object, ...]]:
-        with closing(sqlite3.connect(self.output)) as database:
-            return database.execute(sql).fetchall()
+        return reports.rows(self.output, sql)
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from tests.nvprof import (
     spool,
 )
 from tests.recordings import DATA
+from tests.reports import fields_of
 from tests.synthetic import Plan, Recording, simulate, write_nsys, write_nvprof
 
 REAL: Final = DATA / "profiling-lm-da6bcc3f.nvprof.xz"
@@ -57,10 +58,6 @@ def rows(trace: Trace, *kinds: Kind, columns: str, window: Window | None = None)
         texts = trace.names(events.name)
         lists["name"] = [texts[id] for id in lists["name"]]
     return list(zip(*lists.values(), strict=True))
-
-
-def plain(row: Any, *without: str) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__slots__ if name not in without}
 
 
 class TestRows:
@@ -314,13 +311,13 @@ def _figures(report: Report, origin: int) -> Mapping[str, Any]:
     ]
     return {
         "gpus": [
-            plain(replace(gpu, start_ns=gpu.start_ns - origin), "host", "name")
+            fields_of(replace(gpu, start_ns=gpu.start_ns - origin), "host", "name")
             for gpu in report.gpus
         ],
-        "breakdown": [plain(row, "host") for row in report.breakdown],
+        "breakdown": [fields_of(row, "host") for row in report.breakdown],
         "steps": report.steps,
         "step_list": [(s.gpu, s.step, s.phase, s.end_ns - s.start_ns) for s in report.step_list],
-        "gaps": sorted((plain(gap, "host", "end_ns") for gap in gaps), key=str),
+        "gaps": sorted((fields_of(gap, "host", "end_ns") for gap in gaps), key=str),
         "findings": [(f.id, f.severity, f.impact_ns, f.message) for f in report.findings],
     }
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests import command, nvprof
+from tests import command, reports
 from tests.command import Ran, assert_refused
 
 MARKED: Final = """
@@ -60,7 +60,7 @@ class Machine:
         return words[: words.index(sys.executable)]
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        return nvprof.rows(self.output, sql)
+        return reports.rows(self.output, sql)
 
 
 @pytest.fixture

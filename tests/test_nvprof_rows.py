@@ -22,10 +22,10 @@ from tests.nvprof import (
     VERSIONS,
     Nvvp,
     convert,
-    rows,
     spool,
 )
 from tests.recordings import DATA
+from tests.reports import rows
 
 REAL: Final = DATA / "profiling-lm-da6bcc3f.nvprof.xz"
 US: Final = 1_000

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import gputrace
 from gputrace.api import Report
 from tests.recordings import DATA
+from tests.reports import analyze
 
 MS = 1_000_000
 STEPS = 10
@@ -33,8 +33,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(path: Path) -> Report:
-    with gputrace.open(path) as trace:
-        return trace.analyze()
+    return analyze(path)
 
 
 @pytest.fixture

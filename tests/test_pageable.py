@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 import gputrace
-from gputrace.api import Report
-from gputrace.model.results import Finding
 from tests.handmade import BATCH_BYTES, MS, US, Run, analyze, ids, train
+from tests.reports import finding_of
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
-
-
-def found(report: Report) -> Finding:
-    return next(finding for finding in report.findings if finding.id == "h2d-pageable")
 
 
 def test_the_traces_own_pinned_copies_tell_how_fast_it_could_be(tmp_path: Path) -> None:
@@ -25,7 +20,7 @@ def test_the_traces_own_pinned_copies_tell_how_fast_it_could_be(tmp_path: Path) 
         run.model()
         run.optimizer()
         run.synchronize()
-    finding = found(analyze(run, tmp_path))
+    finding = finding_of(analyze(run, tmp_path), "h2d-pageable")
     assert finding.impact_ns == pytest.approx(600 * US, rel=0.01)
     assert finding.evidence["copy_ns"] == 900 * US
     assert finding.evidence["pinned_bandwidth"] == pytest.approx(BATCH_BYTES / 300e-6, rel=0.01)
@@ -74,7 +69,7 @@ def test_else_the_cards_slot_does_if_it_is_known(tmp_path: Path, nvml: bool) -> 
     # PCIe 5 with 16 lanes carries these bytes in a millisecond.
     cost = 3 * MS if nvml else 4 * MS
     assert {row.limit_bytes_per_s for row in report.copies} == {63_015_384_608 if nvml else None}
-    assert found(report).impact_ns == pytest.approx(cost, rel=0.01)
+    assert finding_of(report, "h2d-pageable").impact_ns == pytest.approx(cost, rel=0.01)
     # What is told there is not told again.
     assert "h2d-exposed" not in ids(report)
     assert report.findings[0].id == "h2d-pageable"

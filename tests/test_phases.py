@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from gputrace.analyzers.run_phases import find_epochs
 from gputrace.api import Report
-from gputrace.model.results import Finding, Phase
+from gputrace.model.results import Phase
 from tests.handmade import MS, US, Run, analyze, assert_training, ids
+from tests.reports import finding_of
 from tests.synthetic import Plan, Recording
 from tests.test_generated_training import run
 
@@ -24,10 +25,6 @@ RANKS = replace(PLAN, ranks=3, allreduces=2)
 
 def of(report: Report, name: str) -> list[Phase]:
     return [phase for phase in report.phases if phase.phase == name]
-
-
-def finding(report: Report, id: str) -> Finding:
-    return next(found for found in report.findings if found.id == id)
 
 
 def steps_of(report: Report) -> int:
@@ -65,7 +62,7 @@ class TestValidation:
         for phase in found[2:]:
             assert (phase.communication_ns or 0) > 0.9 * length(phase)
             assert phase.evidence.startswith("waits for rank 0: ")
-        told = finding(report, "validation-downtime")
+        told = finding_of(report, "validation-downtime")
         total = planted(recording, "validation")
         assert told.evidence["total_ns"] == pytest.approx(total, rel=0.02)
         assert told.evidence["lost_ns"] == pytest.approx(total * 2 / 3, rel=0.02)
@@ -93,7 +90,7 @@ class TestValidation:
         held = {(s.rank, s.step) for s in report.step_list if s.phase == "validation"}
         assert held == {(rank, step) for rank in (1, 2) for step in (8, 16)}
         assert [row.steps for row in report.breakdown] == [steps_of(report) - n for n in (0, 2, 2)]
-        told = finding(report, "validation-downtime")
+        told = finding_of(report, "validation-downtime")
         total = planted(recording, "validation")
         assert (told.evidence["working_ranks"], told.evidence["waiting_ranks"]) == ("0", "1-2")
         assert told.evidence["lost_ns"] == pytest.approx(total * 2 / 3, rel=0.02)
@@ -108,18 +105,18 @@ class TestValidation:
     def test_gpus_that_idle_in_it_are_a_loss(self, tmp_path: Path) -> None:
         plan = replace(self.plan, validation_on_all=True, data_wait_ns=3 * MS)
         _, report = run(tmp_path, plan)
-        told = finding(report, "validation-downtime")
+        told = finding_of(report, "validation-downtime")
         assert told.evidence["waiting_ranks"] == ""
         assert told.evidence["lost_ns"] == pytest.approx(2 * 12 * 3 * MS, rel=0.15)
         assert "the GPUs run nothing for" in told.message
 
     def test_of_a_single_one_it_is_not_known_how_often_it_comes(self, tmp_path: Path) -> None:
         plan = replace(self.plan, validation_after=(7,), validation_batches=100)
-        told = finding(run(tmp_path, plan)[1], "validation-downtime")
+        told = finding_of(run(tmp_path, plan)[1], "validation-downtime")
         assert float(told.evidence["share_of_run"] or 0) > 0.2
         assert told.severity == "medium"
         twice = replace(plan, validation_after=(7, 15))
-        assert finding(run(tmp_path, twice)[1], "validation-downtime").severity == "high"
+        assert finding_of(run(tmp_path, twice)[1], "validation-downtime").severity == "high"
 
 
 class TestMarkedSteps:
@@ -166,7 +163,7 @@ class TestCheckpoints:
 
     def test_the_time_that_training_stands_still_is_told(self, tmp_path: Path) -> None:
         recording, report = run(tmp_path, self.plan)
-        told = finding(report, "checkpoint-stall")
+        told = finding_of(report, "checkpoint-stall")
         total = planted(recording, "checkpoint")
         assert told.evidence["total_ns"] == pytest.approx(total, rel=0.02)
         assert told.impact_ns == pytest.approx(total / steps_of(report), rel=0.02)
@@ -218,7 +215,7 @@ class TestEpochs:
         for phase in found:
             assert phase.cost_ns == pytest.approx(60 * MS, rel=0.02)
             assert length(phase) == pytest.approx(61 * MS, rel=0.05)
-        slow = finding(report, "slow-steps")
+        slow = finding_of(report, "slow-steps")
         assert (slow.evidence["class"], slow.evidence["epoch_steps"]) == ("data_feeding", 10)
         assert "epochs of 10 steps" in slow.message
         assert "persistent_workers=True" in slow.advice
@@ -270,7 +267,7 @@ class TestWarmup:
             assert phase.causes["autotuning"] > 0
             assert "compilation" not in phase.causes
             assert sum(phase.causes.values()) <= length(phase)
-        told = finding(report, "warmup")
+        told = finding_of(report, "warmup")
         assert "of allocating memory and" in told.message
         assert "of trying algorithms" in told.message
         assert told.evidence["module_loading_ns"] == phases[0].causes["module_loading"]
@@ -294,7 +291,7 @@ class TestWarmup:
         [phase] = of(report, "warmup")
         assert phase.causes["compilation"] == pytest.approx(50 * MS, rel=0.02)
         assert phase.cost_ns == pytest.approx(50 * MS, rel=0.05)
-        assert "of compilation" in finding(report, "warmup").message
+        assert "of compilation" in finding_of(report, "warmup").message
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import sys
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +12,7 @@ from typing import Final
 import pytest
 
 from tests import command
+from tests.reports import rows
 
 PYTHONS: Final = ("3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
 
@@ -73,10 +72,8 @@ def samples(trace: Path) -> list[tuple[int, str, str]]:
         JOIN StringIds users ON users.id = nameId
         JOIN StringIds innermost ON innermost.id = innerNameId
         ORDER BY start"""
-    with closing(sqlite3.connect(trace)) as database:
-        if not database.execute("SELECT 1 FROM sqlite_master WHERE name LIKE '%SAMPLE'").fetchone():
-            return []
-        return database.execute(sql).fetchall()
+    there = rows(trace, "SELECT 1 FROM sqlite_master WHERE name LIKE '%SAMPLE'")
+    return rows(trace, sql) if there else []
 
 
 def own_messages(err: str) -> list[str]:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import gputrace
 from gputrace.api import Report
 from tests.recordings import DATA, packed, unpack
+from tests.reports import analyze
 
 Large = Callable[[str], Path]
 Recording = Callable[[str], Path]
@@ -37,11 +37,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Large:
         return path if path.exists() else unpack(path.name, folder)
 
     return find
-
-
-def analyze(path: Path, steps: str | None = None) -> Report:
-    with gputrace.open(path) as trace:
-        return trace.analyze(steps=steps)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +77,7 @@ def test_every_interval_between_steps_is_the_loops_own_within_1_percent(
 
 
 def test_a_starved_run_waits_for_data_two_fifths_of_its_time(large: Large) -> None:
-    report = analyze(large("h200x4-ddp-starved"), "8:25")
+    report = analyze(large("h200x4-ddp-starved"), steps="8:25")
     assert report.steps.mean_ns == pytest.approx(62.8e6, rel=0.02)
     assert {row.gpu for row in report.breakdown} == {0, 1, 2, 3}
     for row in report.breakdown:
@@ -99,7 +94,7 @@ def test_data_waits_are_proven_without_the_c_librarys_calls(large: Large, tmp_pa
     with sqlite3.connect(path) as database:
         database.execute("DROP TABLE OSRT_API")
     database.close()
-    for row in analyze(path, "8:25").breakdown:
+    for row in analyze(path, steps="8:25").breakdown:
         assert row.share("data_feeding") == pytest.approx(0.40, abs=0.015)
 
 

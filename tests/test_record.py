@@ -16,8 +16,10 @@ import pytest
 
 from gputrace.collectors.backend import has_driver
 from gputrace.collectors.launch import orphans_of
-from gputrace.collectors.session import HOOKS, HookWatch, keep_hooks, masked
+from gputrace.collectors.masking import masked
+from gputrace.collectors.session import HOOKS, HookWatch, keep_hooks
 from tests import command
+from tests.reports import rows
 
 MARKED: Final = """
 import time, gputrace
@@ -33,11 +35,6 @@ RUN: Final = "__import__('gputrace.cli').cli.main"
 
 def record(output: Path, *words: str, env: dict[str, str] | None = None) -> command.Ran:
     return command.gputrace("record", "-o", output, "--no-nvml", *words, env=env)
-
-
-def rows(trace: Path, sql: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(trace)) as database:
-        return database.execute(sql).fetchall()
 
 
 @pytest.fixture

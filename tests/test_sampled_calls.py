@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import gputrace
 from gputrace.api import Report
 from gputrace.collectors.spool.activity import Spool, call_windows_of, read_spool
 from tests import command
 from tests.native.build import Machine, compile_all
+from tests.reports import analyze
 from tests.synthetic import Plan, simulate
 from tests.test_windows import write_marked
 
@@ -62,11 +62,6 @@ def write_plan(plan: Plan, path: Path) -> Path:
         for table in ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "OSRT_API"):
             trace.execute(f"DROP TABLE IF EXISTS {table}")
     return path
-
-
-def analyze(path: Path, steps: tuple[int, int] | None = None) -> Report:
-    with gputrace.open(path) as trace:
-        return trace.analyze(steps=steps)
 
 
 @pytest.fixture(scope="module", params=list(PLANS))
@@ -150,7 +145,7 @@ def test_no_time_without_calls_is_a_wait_for_data(reports: list[Report]) -> None
 
 
 def test_of_steps_without_calls_nothing_is_said_of_the_host(files: list[Path]) -> None:
-    report = analyze(files[1], (36, 46))
+    report = analyze(files[1], steps=(36, 46))
     assert not {"launch-bound", "data-feeding"} & {f.id for f in report.findings}
     assert report.recorded_calls is not None
     assert (report.recorded_calls.steps, report.recorded_calls.of_steps) == (0, 10)

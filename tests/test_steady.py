@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.collectors.finalize import correct_clocks
+from gputrace.collectors.clock_correction import correct_clocks
 from gputrace.collectors.nvml.log import make_steady as make_log_steady
 from gputrace.collectors.nvml.log import read_nvml
 from gputrace.collectors.spool.activity import RECORDS, Spool

@@ -11,14 +11,12 @@ from typing import Final, cast
 import numpy as np
 import pytest
 
-import gputrace
 from benchmarks.losses import LOSSES, Loss, lose
 from gputrace.analyzers.audit import _lone_collectives
 from gputrace.analyzers.collectives import Collectives, RankGroup
 from gputrace.analyzers.gpu_shards import PerGpu
-from gputrace.api import Report
 from gputrace.model.intervals import union
-from tests import recordings
+from tests import recordings, reports
 from tests.exports import Export
 from tests.handmade import Run, analyze, train
 from tests.synthetic import PLANTS, planted
@@ -43,16 +41,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Path], Pat
     return copy
 
 
-def report_of(path: Path) -> Report:
-    with gputrace.open(path) as trace:
-        return trace.analyze()
-
-
 @pytest.mark.parametrize("seed", RUNS)
 def test_a_whole_recording_lacks_nothing(
     seed: int, whole: Callable[[int, Path], Path], tmp_path: Path
 ) -> None:
-    report = report_of(whole(seed, tmp_path))
+    report = reports.analyze(whole(seed, tmp_path))
     assert report.missing == ()
     assert "lost-records" not in {finding.id for finding in report.findings}
 
@@ -64,7 +57,7 @@ def test_two_per_cent_of_the_rows_are_missed(
 ) -> None:
     path = whole(seed, tmp_path)
     lose(path, loss, 0.02, random.Random(seed))
-    report = report_of(path)
+    report = reports.analyze(path)
     assert report.missing
     assert 0.01 <= report.missing[0].share <= 0.04
     assert report.missing[0].gpu is not None
@@ -78,7 +71,7 @@ def test_without_a_fifth_of_the_operations_no_verdict_is_given(
 ) -> None:
     path = whole(RUNS[0], tmp_path)
     lose(path, LOSSES[0], 0.2, random.Random(1))
-    report = report_of(path)
+    report = reports.analyze(path)
     assert report.findings[0].id == "lost-records"
     assert report.findings[0].severity == "high"
     first = report.render("text").splitlines()[0]
@@ -200,9 +193,9 @@ KINETO: Final = (
 def test_real_recordings_with_memsets_of_nothing_lack_nothing(path: Path) -> None:
     if not path.exists():
         pytest.skip(f"{path} is not here")
-    assert report_of(path).missing == ()
+    assert reports.analyze(path).missing == ()
 
 
 @pytest.mark.parametrize("name", recordings.SMALL)
 def test_real_recordings_lack_nothing(name: str, tmp_path: Path) -> None:
-    assert report_of(recordings.unpack(name, tmp_path)).missing == ()
+    assert reports.analyze(recordings.unpack(name, tmp_path)).missing == ()

@@ -13,6 +13,7 @@ import gputrace
 from gputrace.api import Report
 from gputrace.errors import UsageError
 from tests import command
+from tests.reports import analyze
 from tests.synthetic import Plan, Recording, simulate, write_nsys
 
 MS: Final = 1_000_000
@@ -81,11 +82,6 @@ def cut_into_windows(path: Path, extra: dict[int, int]) -> None:
             )
         for table in ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "OSRT_API"):
             trace.execute(f"DROP TABLE IF EXISTS {table}")
-
-
-def analyze(path: Path) -> Report:
-    with gputrace.open(path) as trace:
-        return trace.analyze()
 
 
 @pytest.fixture(scope="module")

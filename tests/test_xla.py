@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind, Memory
@@ -21,6 +20,7 @@ from gputrace.model.trace import Trace
 from gputrace.readers.registry import open_trace
 from tests import command, xla
 from tests.recordings import DATA
+from tests.reports import analyze
 from tests.synthetic import Plan, simulate, write_nsys
 from tests.xla import Event, Row
 
@@ -35,11 +35,6 @@ PLANS = {
 def opened(content: bytes, folder: Path, name: str = "run.xplane.pb") -> Trace:
     (folder / name).write_bytes(content)
     return open_trace(folder / name)
-
-
-def analyze(path: Path) -> Report:
-    with gputrace.open(path) as trace:
-        return trace.analyze()
 
 
 def gpu(*events: Event, name: str = "Stream #7(Compute)", plane: str = "/device:GPU:2") -> Row:

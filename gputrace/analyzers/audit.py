@@ -8,7 +8,6 @@ all but cut ones have the operation of each launch and the call of each operatio
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from random import Random
 from typing import Any, Final
 
 import numpy as np
@@ -262,6 +261,8 @@ def _lacking_instances(
         begins: first start of each.
         gpus: number of GPUs.
     """
+    from random import Random
+
     draw = Random(0)
     keys = np.array([draw.getrandbits(62) for _ in range(gpus)])
     members = np.add.reduceat(keys[lane], first)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import StepsOf, quantile
+from gputrace.analyzers.grouping import StepsOf, edges_of, quantile, time_of
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
@@ -19,7 +19,7 @@ from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
+from gputrace.model.events import UNKNOWN, Events, Kind
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, Gap, Gaps, Step, Steps
@@ -169,8 +169,8 @@ def break_down(
 def _part(lane: AnyLaneSummary, steps: Sequence[Step]) -> tuple[Times, Times]:
     """Return starts and ends of the steps; else of a lane's span, or its parts that have calls."""
     if steps:
-        starts, ends = [step.start_ns for step in steps], [step.end_ns for step in steps]
-        return np.array(starts), np.array(ends)
+        starts, ends = edges_of(steps)
+        return starts, ends
     if lane.with_calls is not None and lane.with_calls.total:
         return lane.with_calls.start, lane.with_calls.end
     return np.array([lane.window.start]), np.array([lane.window.end])
@@ -239,10 +239,7 @@ def find_gaps(
 ) -> Gaps:
     """Count all gaps of some lanes, and list the ``most`` largest with their evidence."""
     steps_of = StepsOf(measured)
-    steps = [
-        union([step.start_ns for step in mine], [step.end_ns for step in mine])
-        for mine in map(steps_of, (lane.gpu for lane in lanes))
-    ]
+    steps = [time_of(steps_of(lane.gpu)) for lane in lanes]
     by_gpu = gpus.each(_gaps_of, lanes, steps, same=(most,))
     longest = [_longest([gaps.anywhere for gaps in by_gpu], most)]
     longest.append(_longest([gaps.in_steps for gaps in by_gpu], most))
@@ -397,12 +394,12 @@ def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
 def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end: int) -> str:
     """Return the evidence that the feeding thread's rows hold for a gap."""
     rows = calls.overlapping(feeder, start, end)
-    text = trace.names(distinct_ids(calls.name[rows]))
+    ids, begins, ends = (column[rows].tolist() for column in (calls.name, calls.start, calls.end))
+    text = trace.names(set(ids))
     spent: dict[str, int] = {}
-    for row in rows.tolist():
-        name = text[int(calls.name[row])].partition("_v")[0]
-        length = min(int(calls.end[row]), end) - max(int(calls.start[row]), start)
-        spent[name] = spent.get(name, 0) + length
+    for id, began, ended in zip(ids, begins, ends, strict=True):
+        name = text[id].partition("_v")[0]
+        spent[name] = spent.get(name, 0) + min(ended, end) - max(began, start)
     worth = _WORTH * (end - start)
     named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
     parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +17,8 @@ from gputrace.model.intervals import Times
 from gputrace.model.struct import Struct
 from gputrace.units import format_ns
 
-_ENDS_AT_ONCE: Final = re.compile(r"all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)
-_ENDS_WITH_ITS_PARTNER: Final = re.compile(r"send_?recv", re.IGNORECASE)
+_ENDS_AT_ONCE: Final = r"(?i)all_?reduce|all_?gather|reduce_?scatter"
+_ENDS_WITH_ITS_PARTNER: Final = r"(?i)send_?recv"
 _WIDEST_NS: Final = 500_000
 """Maximum scatter of ends around a shift, if they are of the same collectives."""
 _FEWEST: Final = 5
@@ -97,7 +96,7 @@ def _fit(clocks: Sequence[int], ends: Sequence[Mapping[str, Times]]) -> ClockFit
     return ClockFit(shifts, len(scatter), residual) if residual <= _WIDEST_NS else None
 
 
-def _ends(view: GpuShardView, pattern: re.Pattern[str]) -> dict[str, Times]:
+def _ends(view: GpuShardView, pattern: str) -> dict[str, Times]:
     """Return the ends of the communication kernels of each name, in order of start."""
     operations, events = view.operations, view.operations.events
     rows = (operations.classes == OperationClass.COMMUNICATION) & (events.kind == Kind.KERNEL)

@@ -23,21 +23,18 @@ from gputrace.model.struct import Struct
 
 ALL_TO_ALL: Final = "AllToAll"
 SEND_RECV: Final = "SendRecv"
-_OPERATION: Final = re.compile(
-    r"""
+_OPERATION: Final = r"""(?xi)
     (?P<AllReduce> all_?reduce | cross_device_reduce) | (?P<AllGather> all_?gather)
     | (?P<ReduceScatter> reduce_?scatter) | (?P<AllToAll> all_?to_?all)
     | (?P<Broadcast> broadcast | bcast) | (?P<SendRecv> send_?recv | (^|nccl)(send|recv)$)
     | (?P<Reduce> reduce)
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
+    """
 
 
 def operation_of(name: str) -> str:
     """Return ``AllReduce`` and so on by the name of a kernel; else its name without parameters."""
     base = name.partition("(")[0].partition("<")[0] or name
-    match = _OPERATION.search(base)
+    match = re.search(_OPERATION, base)
     return match.lastgroup if match and match.lastgroup else base
 
 

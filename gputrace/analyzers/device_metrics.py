@@ -224,56 +224,77 @@ def find_energy(
     steps_of, work = StepsOf(steps), {row.rank: row for row in throughput}
     counted = []
     for lane in gpus.lanes:
-        samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
-        samples = samples.select(np.isfinite(samples["energy"]))
-        starts, ends = samples.time[:-1], samples.time[1:]
-        grown = np.diff(samples["energy"]).astype(np.int64)
         mine = steps_of(lane.gpu)
         measured = stretches(mine, lane.window)
-        if not measured:
-            continue
-        keep = (starts >= measured.start[0]) & (ends <= measured.end[-1]) & (ends > starts)
-        # A counter falls back to 0 where the driver was loaded anew.
-        keep &= grown >= 0
-        if keep.any():
-            counted.append((lane, mine, starts[keep], ends[keep], grown[keep]))
+        starts, ends, grown = _growth(nvml, lane, measured)
+        if len(starts):
+            counted.append((lane, mine, measured, starts, ends, grown))
     lanes = [row[0] for row in counted]
-    edges = [row[2] for row in counted], [row[3] for row in counted]
+    edges = [row[3] for row in counted], [row[4] for row in counted]
     tables = gpus.each(_split, lanes, *edges) if lanes else []
     rows = []
-    for (lane, mine, starts, ends, grown), (classes, waited) in zip(counted, tables, strict=True):
+    for (lane, mine, measured, starts, ends, grown), (classes, waited) in zip(
+        counted, tables, strict=True
+    ):
         # Of what was not recorded no class is known; it draws as much as what is beside it.
         lengths, passed = classes.sum(axis=1), ends - starts
-        beside = lengths - stretches(mine, lane.window).within(starts, ends)
+        beside = lengths - measured.within(starts, ends)
         known = (lengths >= _ENOUGH * passed) & (beside <= _BESIDE * (passed - lengths))
-        if not known.any():
-            continue
-        grown = grown * _drawn_by(lane, gpus, starts, ends) * lengths / passed
-        classes, waited, grown, lengths = (x[known] for x in (classes, waited, grown, lengths))
-        total = round(float(grown.sum()))
-        # Rounded as running sums, so that the classes sum to the total.
-        edge = np.round(np.cumsum((classes * (grown / lengths)[:, None]).sum(axis=0)))
-        edge = edge.astype(np.int64)
-        edge[-1] = total
-        waits = None if (waited == UNKNOWN).any() else (waited * grown / lengths).sum()
-        length = np.mean([step.end_ns - step.start_ns for step in mine]) if mine else None
-        step_mj = None if length is None else total / int(lengths.sum()) * float(length)
-        known = work.get(lane.gpu.rank)
-        rows.append(
-            Energy(
-                gpu=lane.gpu.gpu,
-                rank=lane.gpu.rank,
-                host=lane.gpu.host_name,
-                measured_ns=int(lengths.sum()),
-                total_mj=total,
-                classes_mj=dict(zip(CLASSES, np.diff(edge, prepend=0).tolist(), strict=True)),
-                communication_wait_mj=None if waits is None else round(float(waits)),
-                step_mj=None if step_mj is None else round(step_mj),
-                sample_mj=_per(step_mj, known.samples_per_step if known else None),
-                token_mj=_per(step_mj, known.tokens_per_step if known else None),
-            )
-        )
+        if known.any():
+            drawn = (grown * _drawn_by(lane, gpus, starts, ends) * lengths / passed)[known]
+            done = work.get(lane.gpu.rank)
+            rows.append(_energy(lane.gpu, mine, done, classes[known], waited[known], drawn))
     return tuple(rows)
+
+
+def _growth(nvml: Nvml, lane: LaneSummary, measured: Intervals) -> tuple[Times, Times, Times]:
+    """Return the times between two readings of a card's counter within the measured time, and the
+    millijoules by which it grew in each: starts, ends, growth.
+    """
+    samples = nvml.samples.of(lane.gpu.host, lane.gpu.gpu)
+    samples = samples.select(np.isfinite(samples["energy"]))
+    starts, ends = samples.time[:-1], samples.time[1:]
+    grown = np.diff(samples["energy"]).astype(np.int64)
+    # A counter falls back to 0 where the driver was loaded anew.
+    keep = (ends > starts) & (grown >= 0)
+    if len(measured):
+        keep &= (starts >= measured.start[0]) & (ends <= measured.end[-1])
+    else:
+        keep[:] = False
+    return starts[keep], ends[keep], grown[keep]
+
+
+def _energy(
+    gpu: Gpu,
+    steps: Sequence[Step],
+    work: Throughput | None,
+    classes: NDArray[np.int64],
+    waited: Times,
+    drawn: Floats,
+) -> Energy:
+    """Return the energy of a GPU by class, of shape (readings, classes) in nanoseconds, and the
+    millijoules drawn between readings.
+    """
+    lengths = classes.sum(axis=1)
+    passed, total = int(lengths.sum()), round(float(drawn.sum()))
+    # Rounded as running sums, so that the classes sum to the total.
+    edge = np.round(np.cumsum((classes * (drawn / lengths)[:, None]).sum(axis=0))).astype(np.int64)
+    edge[-1] = total
+    waits = None if (waited == UNKNOWN).any() else (waited * drawn / lengths).sum()
+    length = np.mean([step.end_ns - step.start_ns for step in steps]) if steps else None
+    step_mj = None if length is None else total / passed * float(length)
+    return Energy(
+        gpu=gpu.gpu,
+        rank=gpu.rank,
+        host=gpu.host_name,
+        measured_ns=passed,
+        total_mj=total,
+        classes_mj=dict(zip(CLASSES, np.diff(edge, prepend=0).tolist(), strict=True)),
+        communication_wait_mj=None if waits is None else round(float(waits)),
+        step_mj=None if step_mj is None else round(step_mj),
+        sample_mj=_per(step_mj, work.samples_per_step if work else None),
+        token_mj=_per(step_mj, work.tokens_per_step if work else None),
+    )
 
 
 PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
@@ -385,14 +406,10 @@ def _drawn_by(lane: LaneSummary, gpus: PerGpu, starts: Times, ends: Times) -> Fl
     if len(of_card) == 1:
         return np.ones(len(starts))
     count = len(of_card)
-    busy = np.stack(gpus.each(_running, of_card, [starts] * count, [ends] * count))
+    busy = np.stack(gpus.each(_busy_within, of_card, [starts] * count, [ends] * count))
     together = busy.sum(axis=0)
     mine = busy[of_card.index(lane)]
     return np.where(together > 0, mine / np.maximum(together, 1), 1 / count)
-
-
-def _running(view: GpuShardView, starts: Times, ends: Times) -> Times:
-    return view.lane.timeline.busy.within(starts, ends)
 
 
 def _per(energy: float | None, number: float | None) -> float | None:

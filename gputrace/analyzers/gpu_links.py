@@ -295,7 +295,7 @@ _NOBODY: Final = -1
 class Traffic(Struct, frozen=True, dict=True):
     """Copies from one GPU to another; arrays of equal length, times in nanoseconds.
 
-    A copy through the host has two halves, one on each GPU; a direct one occupies both throughout.
+    One through the host lasts from the start of the copy to it to the end of that from it.
     """
 
     source: NDArray[np.int64]
@@ -303,10 +303,6 @@ class Traffic(Struct, frozen=True, dict=True):
     target: NDArray[np.int64]
     bytes: NDArray[np.int64]
     start: Times
-    first_end: Times
-    """End on the source GPU."""
-    second_start: Times
-    """Start on the target GPU."""
     end: Times
 
     def __len__(self) -> int:
@@ -335,8 +331,7 @@ def read_peer_copies(trace: Trace, operations: Sequence[GpuSummary]) -> Traffic:
     copies = trace.events([Kind.COPY_PEER], columns)
     source = _places(operations, copies.process, copies.source_device)
     target = _places(operations, copies.process, copies.destination_device)
-    start, end = copies.start, copies.end
-    traffic = Traffic(source, target, copies.bytes, start, end, start, end)
+    traffic = Traffic(source, target, copies.bytes, copies.start, copies.end)
     return traffic.select((source != _NOBODY) & (target != _NOBODY) & (source != target))
 
 
@@ -369,9 +364,8 @@ def find_staged(trace: Trace, operations: Sequence[GpuSummary], talks: bool) -> 
     ]
     first, second = np.array(pairs, np.int64).reshape(-1, 2).T
     return Traffic(
-        gpu[first], gpu[second], copies.bytes[first],
-        copies.start[first], copies.end[first], copies.start[second], copies.end[second],
-    )  # fmt: skip
+        gpu[first], gpu[second], copies.bytes[first], copies.start[first], copies.end[second]
+    )
 
 
 def _of_size(
@@ -488,8 +482,8 @@ class Topology(Struct, frozen=True, dict=True):
 GB: Final = 10**9
 
 _NVLINK: Final = (
-    (re.compile(r"P100", re.IGNORECASE), 20 * GB),
-    (re.compile(r"\bG?B[123]00|RTX PRO 6000|GB10", re.IGNORECASE), 50 * GB),
+    (r"(?i)P100", 20 * GB),
+    (r"(?i)\bG?B[123]00|RTX PRO 6000|GB10", 50 * GB),
 )
 """Bytes per second of one NVLink in one direction, by pattern of the model."""
 _NVLINK_ELSE: Final = 25 * GB
@@ -528,7 +522,9 @@ def able(link: str, source: Card | None, target: Card | None) -> int | None:
     count = nvlinks(link)
     if count:
         name = source.name if source is not None else ""
-        return count * next((rate for model, rate in _NVLINK if model.search(name)), _NVLINK_ELSE)
+        return count * next(
+            (rate for model, rate in _NVLINK if re.search(model, name)), _NVLINK_ELSE
+        )
     if link not in _ORDER or source is None or target is None:
         return None
     rates = [pcie_rate(card) for card in (source, target)]

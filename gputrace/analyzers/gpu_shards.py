@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -56,6 +56,7 @@ from gputrace.model.events import (
     distinct_ids,
     number_ids,
 )
+from gputrace.model.intervals import Times
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
@@ -67,7 +68,7 @@ _Kept = TypeVar("_Kept", GpuOperations, Lane)
 _OfGpu = TypeVar("_OfGpu", GpuSummary, LaneSummary)
 
 
-class ShardTask(NamedTuple):
+class ShardTask(Struct, frozen=True):
     """Task for a shard."""
 
     shard: int
@@ -121,6 +122,12 @@ class PerGpu:
             each.gpu: number for number, part in enumerate(ran) for each in part
         }
         self.operations = _in_order(ran)
+
+    @property
+    def lane_of(self) -> dict[int, LaneSummary]:
+        """Lanes by the index of their GPU in ``operations``."""
+        index_of = {summary.gpu: index for index, summary in enumerate(self.operations)}
+        return {index_of[lane.gpu]: lane for lane in self.lanes}
 
     def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
         """Run tasks and return their results in order.
@@ -390,6 +397,11 @@ class GpuShardView:
     def any_lane(self) -> AnyLane:
         """Return the lane of the GPU or of a host-only rank."""
         return self._shard.lanes[self._shard.lane_index_of[self._gpu]]
+
+
+def compute_within(view: GpuShardView, starts: Times, ends: Times) -> Times:
+    """Return for how long a GPU computes in each of some windows."""
+    return view.lane.timeline.of_class(OperationClass.COMPUTE).within(starts, ends)
 
 
 def spill_operations(

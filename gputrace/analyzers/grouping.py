@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gputrace.model.events import Column
-from gputrace.model.intervals import Intervals, union
+from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
 
 
 def rows_by(groups: Column, count: int) -> list[NDArray[np.intp]]:
-    """For each group from 0 to ``count``, its rows in order; others are in no group."""
+    """Return the rows of each group from 0 to ``count``, in order; others are in no group."""
     order = np.argsort(groups, kind="stable")
     edges = np.searchsorted(groups[order], np.arange(count + 1))
     pairs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
@@ -44,11 +44,20 @@ class StepsOf:
         return self._steps.get((whose.gpu, whose.rank), ())
 
 
+def edges_of(steps: Iterable[Step]) -> Times:
+    """Return starts and ends of steps: shape (2, steps)."""
+    rows = [(step.start_ns, step.end_ns) for step in steps]
+    return np.array(rows, np.int64).reshape(-1, 2).T
+
+
+def time_of(steps: Iterable[Step]) -> Intervals:
+    """Return the time in which any of some steps runs."""
+    return union(*edges_of(steps))
+
+
 def stretches(steps: Sequence[Step], window: Window) -> Intervals:
-    """The time of some steps of a GPU, or a window where there are none."""
-    if not steps:
-        return union([window.start], [window.end])
-    return union([step.start_ns for step in steps], [step.end_ns for step in steps])
+    """Return the time of some steps of a GPU, or a window where there are none."""
+    return time_of(steps) if steps else union([window.start], [window.end])
 
 
 def overlap(windows: Sequence[Window]) -> Window:
@@ -58,7 +67,7 @@ def overlap(windows: Sequence[Window]) -> Window:
 
 
 def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:
-    """The steps by GPU and rank, in order."""
+    """Return the steps by GPU and rank, in order."""
     found = defaultdict[tuple[Any, int], list[Step]](list)
     for step in steps:
         found[step.gpu, step.rank].append(step)
@@ -74,7 +83,7 @@ def spans_by_rank(steps: Iterable[Step]) -> dict[int, dict[int, tuple[int, int]]
 
 
 def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
-    """For each row, the median of all other rows, column by column; at least two rows."""
+    """Return for each row the median of all other rows, column by column; at least two rows."""
     order = np.argsort(values, axis=0, kind="stable")
     ordered = np.take_along_axis(values, order, axis=0).astype(np.float64)
     place = np.argsort(order, axis=0, kind="stable")

@@ -183,7 +183,7 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
         return {}
 
 
-_CAPTURE: Final = re.compile(r"(cuda|cu|hip)Stream(Begin|End)Capture")
+_CAPTURE: Final = r"(cuda|cu|hip)Stream(Begin|End)Capture"
 
 
 def find_captures(trace: Trace, calls: CudaApiCalls) -> NDArray[np.intp]:

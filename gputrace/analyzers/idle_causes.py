@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Final
@@ -22,19 +21,18 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
 
-_RECORDER: Final = re.compile(
-    r"CUPTI|profiling|\(Profiler\)|injection|^Buffer Flush|^Activity Buffer|^Instrumentation",
-    re.IGNORECASE,
+_RECORDER: Final = (
+    r"(?i)CUPTI|profiling|\(Profiler\)|injection|^Buffer Flush|^Activity Buffer|^Instrumentation"
 )
 """Names of overhead rows caused by the recorder, not the driver (lazy loading, JIT)."""
 
-_DATA_RANGE: Final = re.compile(
-    r"^data$|data.?(load|wait|feed|fetch|iter)|(load|next|fetch|get).?(batch|data|input)|__next__|infeed",
-    re.IGNORECASE,
+_DATA_RANGE: Final = (
+    r"(?i)^data$|data.?(load|wait|feed|fetch|iter)|(load|next|fetch|get).?(batch|data|input)"
+    r"|__next__|infeed"
 )
 """Names of NVTX ranges that wait for the next batch, or make it."""
 
-_MPI_WAITS: Final = re.compile(
+_MPI_WAITS: Final = (
     r"P?MPI_(?!\w*_(init|local)\b)(Wait|Barrier|S?[Ss]end|M?[Rr]ecv|M?[Pp]robe|All(?!oc)|Reduce"
     r"|Bcast|Gather|Scatter|Scan|Exscan|Neighbor|Win_(fence|wait|lock|unlock|flush))"
 )
@@ -99,7 +97,7 @@ def read_evidence(trace: Trace) -> HostEvidence:
     return HostEvidence(data, *map(_by_thread, (overhead, mpi, phases)))
 
 
-def _named(trace: Trace, events: Events, pattern: re.Pattern[str]) -> Events:
+def _named(trace: Trace, events: Events, pattern: str) -> Events:
     return events.select(
         is_among(events.name, list(trace.search(distinct_ids(events.name), pattern)))
     )

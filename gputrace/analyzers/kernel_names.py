@@ -56,7 +56,7 @@ _OPTIMIZER: Final = re.compile(
 """Kernels of optimizers: PyTorch's foreach and fused ones, Inductor's, apex, DeepSpeed,
 TensorFlow's Apply…, MXNet's …_update, Chainer's."""
 
-_NOT_OPTIMIZER: Final = re.compile(r"CopyFunctor|::Copy<|ZeroFunctor|LpNorm|_copy_|zero_|_l2norm")
+_NOT_OPTIMIZER: Final = r"CopyFunctor|::Copy<|ZeroFunctor|LpNorm|_copy_|zero_|_l2norm"
 """Optimizer-like kernels that end no step: gathering shards, zeroing gradients, their norm."""
 
 _CONVERSION: Final = (
@@ -164,7 +164,7 @@ def is_communication(kernel: str) -> bool:
 @lru_cache(_MOST_NAMES)
 def is_optimizer(kernel: str) -> bool:
     """Return whether a kernel is an optimizer's, by its name."""
-    return bool(_OPTIMIZER.search(kernel.lower()) and not _NOT_OPTIMIZER.search(kernel))
+    return bool(_OPTIMIZER.search(kernel.lower()) and not re.search(_NOT_OPTIMIZER, kernel))
 
 
 def family_of(name: str) -> str:
@@ -213,8 +213,8 @@ _WRAPPER: Final = re.compile(
     r"(^|::)(Kernel2?|device_kernel|GemmUniversal|run_kernel|kernel|kentry)$"
 )
 """Wrappers of CUTLASS and AMD's ck_tile, whose kernel proper is a template argument."""
-_CUTLASS: Final = re.compile(r"cutlass\w*_(tensorop|simt|wmma)\w*|cutlass\w*?_\d+_\w+")
-_TEMPLATE: Final = re.compile(r"\w+::\w+(?=::Kernel_traits<)|\w+(?=<)")
+_CUTLASS: Final = r"cutlass\w*_(tensorop|simt|wmma)\w*|cutlass\w*?_\d+_\w+"
+_TEMPLATE: Final = r"\w+::\w+(?=::Kernel_traits<)|\w+(?=<)"
 _INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
 """Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
@@ -255,7 +255,7 @@ def short_name(name: str) -> str:
     bare, own = _bare(name), function_name(name)
     inside = bare[len(own) + 1 :]
     if _WRAPPER.search(own):
-        known = _CUTLASS.search(inside) or _TEMPLATE.search(inside)
+        known = re.search(_CUTLASS, inside) or re.search(_TEMPLATE, inside)
         return known[0] if known else bare[:_LONGEST]
     found = _INSIDE.search(inside)
     base = own.rsplit("::", 1)[-1] or bare

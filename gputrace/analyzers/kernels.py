@@ -206,7 +206,7 @@ def _add_work(
     )
 
 
-class KernelWork(NamedTuple):
+class KernelWork(Struct, frozen=True):
     """Work of the kernels of one GPU that start in some intervals, by code of the name."""
 
     flop: NDArray[np.float64]
@@ -444,8 +444,8 @@ __all__ = [
 
 
 _MOST_WORDS: Final = 12
-_WORD: Final = re.compile(r"\b(?:[A-Za-z_]\w*|[0-9]+)")
-_PARAMETERS: Final = re.compile(r"\([^()]*\)")
+_WORD: Final = r"\b(?:[A-Za-z_]\w*|[0-9]+)"
+_PARAMETERS: Final = r"\([^()]*\)"
 _WRITTEN_DIFFERENTLY: Final = {
     *("void", "const", "volatile", "true", "false", "0", "1", "auto", "std", "__1", "operator"),
     *("anonymous", "namespace", "unnamed", "lambda", "instance"),
@@ -528,8 +528,8 @@ def pattern_of(name: str) -> str:
     clear = _in_words(name)
     rest, nested = clear[clear.find(function) + len(function) :], 1
     while nested:  # Parentheses within others are taken out first.
-        rest, nested = _PARAMETERS.subn("", rest)
-    words = [word for word in _WORD.findall(rest) if word not in _WRITTEN_DIFFERENTLY]
+        rest, nested = re.subn(_PARAMETERS, "", rest)
+    words = [word for word in re.findall(_WORD, rest) if word not in _WRITTEN_DIFFERENTLY]
     whole = f"(^|[^A-Za-z0-9_]){re.escape(function)}([^A-Za-z0-9_]|$)"
     return ".*".join([whole, *words[:_MOST_WORDS]])
 

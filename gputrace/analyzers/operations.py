@@ -302,7 +302,7 @@ def pair_of(key: int) -> _Pair:
 def group_gpus(trace: Trace, work: Mapping[_Pair, int]) -> list[Gpu]:
     """Return the GPUs in order of host and index, given counts of events by (process, device)."""
     groups = _group(trace, work)
-    ranks = _ranks(trace, groups, work)
+    ranks = _ranks(trace, work)
     gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
     return sorted(gpus, key=order_of)
 
@@ -352,9 +352,7 @@ def _main_devices(work: Mapping[_Pair, int]) -> dict[int, int]:
     return main
 
 
-def _ranks(
-    trace: Trace, groups: list[list[_Pair]], work: Mapping[_Pair, int]
-) -> dict[int, tuple[int, bool]]:
+def _ranks(trace: Trace, work: Mapping[_Pair, int]) -> dict[int, tuple[int, bool]]:
     """Return the rank of each process, and True if recorded; if not, by host, main GPU and pid."""
     recorded = {process: trace.processes[process].rank for process, _ in work}
     if all(rank != UNKNOWN for rank in recorded.values()):

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives, RankGroup, steps_of
 from gputrace.analyzers.communicators import ALL_TO_ALL, SEND_RECV
-from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import steps_by_gpu
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, compute_within
+from gputrace.analyzers.grouping import edges_of, steps_by_gpu
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
@@ -55,8 +55,7 @@ def find_roles(gpus: PerGpu, collectives: Collectives, measured: Sequence[Step])
     named = [role_of_name(group.name) for group in collectives.groups]
     if not measured or not any(not role for role in named):
         return tuple(named)
-    of_lane = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    lanes = {of_lane[lane.gpu]: lane for lane in gpus.lanes}
+    lanes = gpus.lane_of
     number = steps_of(collectives, gpus.operations, measured)
     patterns: dict[int, tuple[int, NDArray[np.intp]]] = {}
     for index, group in enumerate(collectives.groups):
@@ -70,8 +69,7 @@ def find_roles(gpus: PerGpu, collectives: Collectives, measured: Sequence[Step])
     for lane, rows in patterns.values():
         gpu = gpus.operations[lane].gpu
         mine = {step.step: step for step in by_gpu.get((gpu.gpu, gpu.rank), ())}
-        spans = [mine[n] for n in number[rows].tolist()]
-        edges.append(np.array([(s.start_ns, s.end_ns) for s in spans], np.int64).reshape(-1, 2).T)
+        edges.append(edges_of(mine[n] for n in number[rows].tolist()))
     done = gpus.each(
         _compute_around,
         [lanes[lane] for lane, _ in patterns.values()],
@@ -214,7 +212,7 @@ def find_experts(
             ends = [collectives.end[pair[:, 0]] for pair in pairs]
             returns = [collectives.start[pair[:, 1]] for pair in pairs]
             starts = list(map(np.maximum, returns, ends))
-            work = gpus.each(_computed, summaries, ends, starts)
+            work = gpus.each(compute_within, summaries, ends, starts)
             rows = np.flatnonzero((collectives.group == index) & np.isin(numbers, whole))
             experts.append(_load(gpus, collectives, lanes, rows, np.array(work), len(whole)))
     return tuple(experts)
@@ -226,8 +224,7 @@ def _groups_of(
     """Yield the number of each group of a role, and its lanes with anything in the window, by
     number and as summaries.
     """
-    of_gpu = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    summaries = {of_gpu[lane.gpu]: lane for lane in gpus.lanes}
+    summaries = gpus.lane_of
     for index, role_of_group in enumerate(roles):
         if role_of_group == role:
             lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
@@ -261,10 +258,6 @@ def _exchanged(
         if count % 2 == 0 and all(other[step] == count for other in counts)
     ]
     return [mine[np.isin(numbers[mine], whole)].reshape(-1, 2) for mine in by_lane]
-
-
-def _computed(view: GpuShardView, starts: Times, ends: Times) -> NDArray[np.int64]:
-    return view.lane.timeline.of_class(OperationClass.COMPUTE).within(starts, ends)
 
 
 def _load(

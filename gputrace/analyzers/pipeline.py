@@ -22,7 +22,7 @@ from gputrace.analyzers.device_metrics import find_energy, find_utilization
 from gputrace.analyzers.findings import find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf
+from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
@@ -86,69 +86,77 @@ def analyze(
         facts = _facts(gpus, lanes, all_steps, collectives, window, options)
         if watcher is not None:
             watcher.facts_found(facts)
-        quality, chosen = trace.quality, facts.measured
-        links, balance, cards = facts.links, facts.balance, facts.cards
-        plugged, tables = run_plugins(facts)
-        run = prepare_replay(facts)
-        facts.late_gains.update(late_gains(facts, run))
-        findings = find(facts, plugged)
-        predictions = what_if(facts, findings, run)
-        recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
-        if recorded_calls is not None:
-            quality.notes.append(str(recorded_calls))
-        if all_steps.cost is not None and not all_steps.cost.added_ns:
-            quality.notes.append(str(all_steps.cost))
-        return Analysis(
-            schema_version=SCHEMA_VERSION,
-            source=trace.source,
-            path=str(trace.path),
-            paths=tuple(str(path) for path in trace.paths),
-            origin_ns=trace.origin,
-            span_ns=_span(trace, lanes),
-            gpus=tuple(map(_totals, gpus.lanes)),
-            steps=summarize(all_steps, facts.timed or steady(facts.steps)),
-            step_list=tuple(facts.steps),
-            phases=facts.phases,
-            breakdown=facts.listed,
-            collectives=facts.collective_totals,
-            gaps=find_gaps(
-                gpus,
-                facts.listed_lanes,
-                all_steps,
-                chosen,
-                options.gaps,
-                facts.lines,
-                is_python=bool(facts.framework),
-            ),
-            balance=balance,
-            links=links.rows if links is not None else (),
-            findings=order(findings, predictions, facts.mean_ns),
-            what_if=predictions,
-            kernels=facts.kernels,
-            cards=cards,
-            utilization=find_utilization(facts.nvml, gpus, window),
-            recorded_calls=recorded_calls,
-            recorder=all_steps.cost,
-            missing=facts.missing,
-            host_load=facts.host_load,
-            allocators=facts.allocators,
-            loader=facts.loaders,
-            input_pipelines=facts.input_pipelines,
-            step_phases=facts.step_phases,
-            pipelines=facts.pipelines,
-            experts=facts.experts,
-            sharded=facts.sharded,
-            tensor=find_tensor(gpus, collectives, facts.roles, chosen),
-            # Last: all that reads the trace may have something to say of it.
-            dropped_rows=dict(sorted(quality.dropped.items())),
-            warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
-            left_out=tuple(quality.left_out),
-            tables=tables,
-            throughput=facts.throughput,
-            energy=find_energy(facts.nvml, gpus, chosen, facts.throughput),
-            modules=find_modules(gpus, chosen),
-            copies=facts.copies,
-        )
+        return _answer(facts, lanes, window, options)
+
+
+def _answer(
+    facts: Facts, lanes: Sequence[AnyLaneSummary], window: Window | None, options: Options
+) -> Analysis:
+    """Find what costs time and what would save some, and collect the answer."""
+    trace, gpus, all_steps = facts.trace, facts.per_gpu, facts.found
+    quality, chosen = trace.quality, facts.measured
+    links, balance, cards = facts.links, facts.balance, facts.cards
+    plugged, tables = run_plugins(facts)
+    run = prepare_replay(facts)
+    facts.late_gains.update(late_gains(facts, run))
+    findings = find(facts, plugged)
+    predictions = what_if(facts, findings, run)
+    recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
+    if recorded_calls is not None:
+        quality.notes.append(str(recorded_calls))
+    if all_steps.cost is not None and not all_steps.cost.added_ns:
+        quality.notes.append(str(all_steps.cost))
+    return Analysis(
+        schema_version=SCHEMA_VERSION,
+        source=trace.source,
+        path=str(trace.path),
+        paths=tuple(str(path) for path in trace.paths),
+        origin_ns=trace.origin,
+        span_ns=_span(trace, lanes),
+        gpus=tuple(map(_totals, gpus.lanes)),
+        steps=summarize(all_steps, facts.timed or steady(facts.steps)),
+        step_list=tuple(facts.steps),
+        phases=facts.phases,
+        breakdown=facts.listed,
+        collectives=facts.collective_totals,
+        gaps=find_gaps(
+            gpus,
+            facts.listed_lanes,
+            all_steps,
+            chosen,
+            options.gaps,
+            facts.lines,
+            is_python=bool(facts.framework),
+        ),
+        balance=balance,
+        links=links.rows if links is not None else (),
+        findings=order(findings, predictions, facts.mean_ns),
+        what_if=predictions,
+        kernels=facts.kernels,
+        cards=cards,
+        utilization=find_utilization(facts.nvml, gpus, window),
+        recorded_calls=recorded_calls,
+        recorder=all_steps.cost,
+        missing=facts.missing,
+        host_load=facts.host_load,
+        allocators=facts.allocators,
+        loader=facts.loaders,
+        input_pipelines=facts.input_pipelines,
+        step_phases=facts.step_phases,
+        pipelines=facts.pipelines,
+        experts=facts.experts,
+        sharded=facts.sharded,
+        tensor=find_tensor(gpus, facts.collectives, facts.roles, chosen),
+        # Last: all that reads the trace may have something to say of it.
+        dropped_rows=dict(sorted(quality.dropped.items())),
+        warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
+        left_out=tuple(quality.left_out),
+        tables=tables,
+        throughput=facts.throughput,
+        energy=find_energy(facts.nvml, gpus, chosen, facts.throughput),
+        modules=find_modules(gpus, chosen),
+        copies=facts.copies,
+    )
 
 
 def _span(trace: Trace, lanes: Sequence[AnyLaneSummary]) -> int:
@@ -358,8 +366,7 @@ def steps_with_api_records(gpus: PerGpu, steps: tuple[Step, ...]) -> tuple[Step,
     if not gpus.has_calls or not sampled:
         return steps
     of_gpu = [steps_of(summary.gpu) for summary in sampled]
-    edges = [np.array([(s.start_ns, s.end_ns) for s in mine], np.int64).T for mine in of_gpu]
-    complete = gpus.each(_are_whole, sampled, *zip(*edges, strict=True))
+    complete = gpus.each(_are_whole, sampled, *zip(*map(edges_of, of_gpu), strict=True))
     lacking = {
         step.step
         for mine, whole in zip(of_gpu, complete, strict=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from gputrace.model.results import Pipeline, PipelineStage, Step
 from gputrace.model.struct import Struct
 
 
-class _Event(NamedTuple):
+class _Event(Struct, frozen=True):
     """One end of a message, in the order of a stage's time."""
 
     work: int
@@ -249,37 +249,59 @@ def _turns(
         asked.append((*talks, since, np.maximum(moments, since)))
     columns = zip(*asked, strict=True)
     done = gpus.each(_work_within, [summaries[lane] for lane in lanes], *columns)
+    stages = []
+    for (at, messages, sent, got), worked in zip(rows, done, strict=True):
+        there = collectives.start[sends[messages[1], 0]]
+        transfer = np.maximum(got[1] - np.maximum(got[0], there), 0)
+        times = sent, got[1], transfer
+        stages.append(_by_turn(at, messages, times, worked, len(chosen)))
     turns = []
-    for number, step in enumerate(chosen):
-        events, work = [], []
-        for (at, messages, sent, got), worked in zip(rows, done, strict=True):
-            sizes = np.cumsum([len(chosen), len(sent), len(got[0]), len(got[0])])
-            total, before, posted, ended, just_before = np.split(worked, sizes)
-            there = collectives.start[sends[messages[1], 0]]
-            transfer = np.maximum(got[1] - np.maximum(got[0], there), 0)
-            # Work that went on when a message came needs it later.
-            gates = np.where(just_before == ended, ended, UNKNOWN)
-            early = posted < ended
-            timed = [
-                (int(sent[n]), _Event(int(before[n]), message, True, 0, False))
-                for n, message in enumerate(messages[0].tolist())
-                if at[message] == number
-            ]
-            timed += [
-                (
-                    int(got[1][n]),
-                    _Event(int(gates[n]), message, False, int(transfer[n]), bool(early[n])),
-                )
-                for n, message in enumerate(messages[1].tolist())
-                if at[message] == number
-            ]
-            timed.sort(key=lambda each: each[0])
-            events.append(_placed([event for _, event in timed], int(total[number])))
-            work.append(int(total[number]))
+    for step, of_step in zip(chosen, zip(*stages, strict=True), strict=True):
+        events, work = zip(*of_step, strict=True)
         # From the first stage's first forward pass to its last backward pass.
         span = windows[0][step]
-        turns.append(_Turn(tuple(events), tuple(work), span.end_ns - span.start_ns))
+        turns.append(_Turn(events, work, span.end_ns - span.start_ns))
     return turns
+
+
+def _by_turn(
+    at: NDArray[np.int64],
+    messages: Sequence[NDArray[np.intp]],
+    times: tuple[Times, Times, Times],
+    worked: NDArray[np.int64],
+    turns: int,
+) -> Iterator[tuple[tuple[_Event, ...], int]]:
+    """Yield the events and the work of a stage in each step.
+
+    Args:
+        at: index of the step of each message.
+        messages: those that the stage sends, and those that it receives.
+        times: when it sent them, when it had received them, and how long that took.
+        worked: what `_work_within` says of it.
+        turns: number of steps.
+    """
+    sent, received, transfer = times
+    sizes = np.cumsum([turns, len(sent), len(received), len(received)])
+    total, before, posted, ended, just_before = np.split(worked, sizes)
+    # Work that went on when a message came needs it later.
+    gates = np.where(just_before == ended, ended, UNKNOWN)
+    early = posted < ended
+    for number in range(turns):
+        timed = [
+            (int(sent[n]), _Event(int(before[n]), message, True, 0, False))
+            for n, message in enumerate(messages[0].tolist())
+            if at[message] == number
+        ]
+        timed += [
+            (
+                int(received[n]),
+                _Event(int(gates[n]), message, False, int(transfer[n]), bool(early[n])),
+            )
+            for n, message in enumerate(messages[1].tolist())
+            if at[message] == number
+        ]
+        timed.sort(key=lambda each: each[0])
+        yield _placed([event for _, event in timed], int(total[number])), int(total[number])
 
 
 def _placed(events: Sequence[_Event], total: int) -> tuple[_Event, ...]:
@@ -293,9 +315,9 @@ def _placed(events: Sequence[_Event], total: int) -> tuple[_Event, ...]:
             later.append(event)
             continue
         placed.append(event)
-        placed += [each._replace(work=event.work) for each in later]
+        placed += [replace(each, work=event.work) for each in later]
         later = []
-    return (*placed, *(each._replace(work=total) for each in later))
+    return (*placed, *(replace(each, work=total) for each in later))
 
 
 def _work_within(

@@ -19,7 +19,7 @@ from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
-_LINE: Final = re.compile(r"(.*):(\d+) (\S+)")
+_LINE: Final = r"(.*):(\d+) (\S+)"
 """Name of a sample: file, line, function."""
 
 _HELD: Final = "lock held"
@@ -171,7 +171,7 @@ def _samples(view: GpuShardView, time: Intervals, cause: str) -> dict[Thread, ND
 
 def _shortened(names: Mapping[int, str]) -> dict[int, str]:
     """Return the shortest ends of paths that distinguish them."""
-    matches = {id: match for id, name in names.items() if (match := _LINE.fullmatch(name))}
+    matches = {id: match for id, name in names.items() if (match := re.fullmatch(_LINE, name))}
     short = _short_paths({match[1] for match in matches.values()})
     return dict(names) | {id: f"{short[m[1]]}:{m[2]} {m[3]}" for id, m in matches.items()}
 

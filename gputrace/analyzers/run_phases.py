@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from gputrace.analyzers.steps.windows import Interlude, StepWindows
 from gputrace.model.events import Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Phase, Step
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ids, format_ns
@@ -256,7 +257,7 @@ def find_epochs(waits: Times, lengths: Times, after_phases: Collection[int] = ()
     return begins if regular and edges <= distance else []
 
 
-class WarmupCause(NamedTuple):
+class WarmupCause(Struct, frozen=True):
     """Wording of a cause of long warm-up."""
 
     told: str
@@ -292,19 +293,19 @@ WARMUP_CAUSES: Final = {
 
 _COMPARED: Final = 30
 """Number of steady steps to compare with."""
-_LOADS: Final = re.compile(
+_LOADS: Final = (
     r"cu(Library|Module)(Load|Get|Unload)|cuKernelGet(Function|Library)|cudaLibraryLoad"
     r"|hipModuleLoad|(cuda|hip)(SetDevice|StreamCreate|DeviceGetStreamPriorityRange)"
 )
-_COMPILES: Final = re.compile(r"cuLink|nvrtc")
-_COMPILE_RANGE: Final = re.compile(
-    r"compil(?!ed)|inductor(?!.*call)|dynamo(?!.*cache)|nvrtc|(?<![a-z])(jit|ptxas|xla.?build)(?![a-z])",
-    re.IGNORECASE,
+_COMPILES: Final = r"cuLink|nvrtc"
+_COMPILE_RANGE: Final = (
+    r"(?i)compil(?!ed)|inductor(?!.*call)|dynamo(?!.*cache)|nvrtc"
+    r"|(?<![a-z])(jit|ptxas|xla.?build)(?![a-z])"
 )
 """Ranges that compile: what was compiled ("Torch-Compiled Region") and what is looked up in a cache
 runs in each step."""
-_COMPILE_OVERHEAD: Final = re.compile(r"JIT|compiler", re.IGNORECASE)
-_LOAD_OVERHEAD: Final = re.compile(r"module loading|function loading|lazy", re.IGNORECASE)
+_COMPILE_OVERHEAD: Final = r"(?i)JIT|compiler"
+_LOAD_OVERHEAD: Final = r"(?i)module loading|function loading|lazy"
 _MOST_BETWEEN: Final = 3
 """Maximum number of kernels between two that were tried in one search."""
 _ONCE: Final = ("compilation", "graph_capture", "module_loading", "allocation")
@@ -414,8 +415,8 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
         rows = np.concatenate([part.start + np.flatnonzero(chosen(part)) for part in threads])
         return union(calls.start[rows], calls.end[rows])
 
-    def called(pattern: re.Pattern[str]) -> Intervals:
-        wanted = [id for id, name in names.items() if pattern.match(name)]
+    def called(pattern: str) -> Intervals:
+        wanted = [id for id, name in names.items() if re.match(pattern, name)]
         return spans(lambda part: is_among(calls.name[part], wanted)) if wanted else EMPTY
 
     names = view.trace.names(

@@ -40,7 +40,6 @@ from gputrace.readers.operators import Place, innermost
 
 ALL: Final = "all"
 """All idle time, beside the causes of it."""
-LAUNCH: Final = "launch"
 
 _MODEL: Final = "model"
 """Name of the calls of the modules that no other module calls."""
@@ -236,7 +235,7 @@ def _means(sums: NDArray[np.int64], count: int) -> list[int]:
     return means
 
 
-_INSTANCE: Final = re.compile(r"_\d+(?=/|$)")
+_INSTANCE: Final = r"_\d+(?=/|$)"
 """Number of a module among those of its class."""
 
 
@@ -261,7 +260,7 @@ def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...
         modules: dict[str, set[str]] = {}
         parts = [n for n, lane in enumerate(gpus.lanes) if lane.gpu.rank == rank]
         for path, figures in (pair for n in parts for pair in launched[n][0].items()):
-            places = _INSTANCE.sub("", path).split("/") if path else [""]
+            places = re.sub(_INSTANCE, "", path).split("/") if path else [""]
             instances = path.split("/")
             for depth in range(1, len(places) + 1):
                 key = "/".join(places[:depth])
@@ -323,11 +322,11 @@ def _launched_by(
     return {paths.get(id, ""): row for id, row in by_id}, int(counted.sum())
 
 
-_NAMED: Final = re.compile(
+_NAMED: Final = (
     r"^(?:\{'Module': ')?(?!(?i:step|iter|epoch|batch|train|micro))([A-Za-z_]\w*(?:\.\w+)*)(?:'|$)"
 )
 """Name of a module in that of an NVTX range, or of a dictionary as layer-wise markers push it."""
-_REPEATED: Final = re.compile(r"\.(\d+)(?=\.|$)")
+_REPEATED: Final = r"\.(\d+)(?=\.|$)"
 """Number of a layer in a module's name."""
 
 
@@ -343,10 +342,10 @@ def _read_modules(shard: Shard) -> tuple[Events, dict[int, str]]:
         return ranges, shard.trace.names(distinct_ids(ranges.name))
     ranges = shard.trace.events([Kind.RANGE], columns[:5])
     texts = shard.trace.search(distinct_ids(ranges.name), _NAMED)
-    named = {id: match[1] for id, text in texts.items() if (match := _NAMED.match(text))}
-    networks = {name.split(".")[0] for name in named.values() if _REPEATED.search(name)}
+    named = {id: match[1] for id, text in texts.items() if (match := re.match(_NAMED, text))}
+    networks = {name.split(".")[0] for name in named.values() if re.search(_REPEATED, name)}
     paths = {
-        id: _REPEATED.sub(r"_\1", name).replace(".", "/")
+        id: re.sub(_REPEATED, r"_\1", name).replace(".", "/")
         for id, name in named.items()
         if name.split(".")[0] in networks
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
@@ -15,6 +14,7 @@ from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import (
     StepsOf,
+    edges_of,
     median,
     median_of_known,
     median_of_others,
@@ -341,7 +341,7 @@ def _last_lane(collectives: Collectives) -> NDArray[np.int64]:
 _FULL: Final = 900
 """Queued operations above which a launch waits for a slot: CUDA queues about 1,000."""
 
-_FREE: Final = re.compile(r"(cuda|cu|hip)(Mem)?(Host)?Free(?!\w*Async)")
+_FREE: Final = r"(cuda|cu|hip)(Mem)?(Host)?Free(?!\w*Async)"
 _WITH_HOST: Final = (Kind.COPY_H2D, Kind.COPY_D2H)
 """Copies whose call may block until they are done."""
 
@@ -488,7 +488,7 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
     steps_of = StepsOf(steps)
     together = overlap([summary.span for summary in operations])
     edges = [
-        _ratio_edges(steps_of(summary.gpu)) if steps else _compared_time(summary.span, together)
+        edges_of(steps_of(summary.gpu)) if steps else _compared_time(summary.span, together)
         for summary in operations
     ]
     _, names = same_names(gpus, [typical.computing for typical in operations])
@@ -560,12 +560,6 @@ def _compared_time(span: Window, together: Window) -> NDArray[np.int64]:
     """
     uneven = span.end - span.start > (1 + _UNEVEN) * (together.end - together.start)
     return np.array([together if uneven else span], np.int64).T
-
-
-def _ratio_edges(steps: Sequence[Step]) -> NDArray[np.int64]:
-    """Return starts and ends of the steps: shape (2, steps)."""
-    edges = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64)
-    return edges.reshape(-1, 2).T
 
 
 def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]) -> _Launches:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -170,6 +169,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _die_by(number: int) -> None:
     """End this process by a signal, without a core of its own; return if the signal ends none."""
     import resource
+    import signal
 
     sys.stderr.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import sys
 import time
@@ -113,6 +112,8 @@ class _LateBar:
 @contextmanager
 def signals_as_interrupt() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into KeyboardInterrupt; what `nohup` ignores stays ignored."""
+    import signal
+
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         for number, handler in before.items():

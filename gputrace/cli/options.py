@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -131,9 +132,12 @@ def read_batch(text: str | None) -> list[float] | None:
 
 def width() -> int:
     """Return the width of a report: that of the terminal up to 120, else 80."""
-    import shutil
-
-    return min(shutil.get_terminal_size((80, 24)).columns, 120)
+    # As shutil does, whose import takes 0.002 s.
+    columns = os.environ.get("COLUMNS", "")
+    wide = int(columns) if columns.isdecimal() else 0
+    with suppress(AttributeError, ValueError, OSError):  # None, closed, or no terminal.
+        wide = wide or os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+    return min(wide or 80, 120)
 
 
 def use_color() -> bool:

@@ -33,7 +33,6 @@ MOST: Final = 3
 """Reports of hangs that a recording makes."""
 _HEADER: Final = struct.Struct("<8sIIiiQQQQQi")
 _SLOT: Final = struct.Struct("<QQQqqH")
-_SLOTS: Final = 256
 _SLOT_BYTES: Final = 512
 _FIRST: Final = 128
 SIGNAL: Final = signal.SIGRTMIN + 21

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gputrace.collectors import finalize
 from gputrace.collectors.backend import Merged
-from gputrace.collectors.finalize import correct_clocks
+from gputrace.collectors.clock_correction import correct_clocks
 from gputrace.collectors.launch.supervised import ask
 from gputrace.collectors.nvml.log import read_nvml
 from gputrace.collectors.spool import read_all

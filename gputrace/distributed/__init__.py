@@ -7,7 +7,6 @@ Rows stay on the workers, one file a `Shard`; summaries travel, by Dask's own ``
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import signal
 import sys
@@ -367,7 +366,7 @@ class RemoteTrace(Trace):
             self._learn_names(self.receive(self.send(worker.call, "names", lacking)))
         return {id: self._names[id] for id in wanted}
 
-    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+    def search(self, ids: Collection[int] | Column, pattern: str) -> dict[int, str]:
         wanted = tuple(int(id) for id in ids)
         if all(id in self._names for id in wanted):
             return super().search(wanted, pattern)

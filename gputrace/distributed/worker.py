@@ -7,7 +7,6 @@ the content of a file that somebody else wrote (docs/security.md).
 from __future__ import annotations
 
 import pickle
-import re
 import tempfile
 import zlib
 from collections import Counter
@@ -392,7 +391,7 @@ class RenumberedTrace(Trace):
         unknown = {int(id): f"<name {id}>" for id in ids}
         return unknown | {number: texts[id] for id, number in numbers.items()}
 
-    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+    def search(self, ids: Collection[int] | Column, pattern: str) -> dict[int, str]:
         numbers = self._numbers_of(ids)
         texts = self._trace.search(list(numbers), pattern)
         return {numbers[id]: text for id, text in texts.items()}

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import field
 
-from gputrace.errors import LeftOut
 from gputrace.model.host import Allocator, HostLoad, InputPipeline, Loader, StepPhases
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
@@ -27,6 +26,16 @@ _TIMES: Final = {
     for name in CLASSES
     for field in ([f"{name}_ns"] + ["communication_wait_ns"] * (name == "communication"))
 }
+
+
+class LeftOut(Struct, frozen=True):
+    """A file of a run that could not be read, or only in part."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}"
 
 
 class _ClassTimes(Struct, frozen=True):
@@ -820,7 +829,7 @@ class Kernels(Struct, frozen=True):
     """By GPU, where the trace has shapes of operators."""
 
 
-class GpuLink(Struct, frozen=True):
+class GpuLink(Struct, frozen=True, rename={"from_": "from"}):
     """One direction between two GPUs of a host, over the whole recording.
 
     Bandwidths are bytes per second; None is unknown.

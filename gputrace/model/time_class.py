@@ -6,12 +6,10 @@ by a search so that any two are distinguishable with any colour vision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class TimeClass:
+class TimeClass(NamedTuple):
     """One class of time, with all words and looks that reports have for it."""
 
     id: str

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from msgspec import field
 
-from gputrace.errors import LeftOut
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
+from gputrace.model.results import LeftOut
 from gputrace.model.struct import Struct
 
 
@@ -268,13 +268,13 @@ class Trace(ABC):
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         """Return the text of each name id; ids unknown to the file become ``<name 17>``."""
 
-    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
-        """Return the texts, by id, in which a pattern is found.
+    def search(self, ids: Collection[int] | Column, pattern: str) -> dict[int, str]:
+        """Return the texts, by id, in which a regular expression is found.
 
         The pattern must treat all digits alike: readers test names that differ only in digits
         once.
         """
-        return {id: text for id, text in self.names(ids).items() if pattern.search(text)}
+        return {id: text for id, text in self.names(ids).items() if re.search(pattern, text)}
 
     @abstractmethod
     def device(self, process: int, device: int) -> Device:

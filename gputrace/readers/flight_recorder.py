@@ -205,9 +205,7 @@ _NEW: Final[dict[str, Callable[[], Any]]] = {
     "NEWTRUE": lambda: True,
     "NEWFALSE": lambda: False,
 }
-_VALUES: Final = re.compile(
-    r"INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|(SHORT_)?BIN(UNICODE8?|STRING|BYTES8?)"
-)
+_VALUES: Final = r"INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|(SHORT_)?BIN(UNICODE8?|STRING|BYTES8?)"
 _TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IGNORED: Final = ("PROTO", "FRAME", "STOP")
 
@@ -234,7 +232,7 @@ def _unpickle(data: bytes) -> Any:
         name = opcode.name
         if number > _MOST_OPCODES:
             raise Refused("holds more than any dump of a flight recorder")
-        if _VALUES.fullmatch(name):
+        if re.fullmatch(_VALUES, name):
             stack.append(argument)
         elif name in _NEW:
             stack.append(_NEW[name]())

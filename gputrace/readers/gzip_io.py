@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -36,6 +34,8 @@ def peek(head: bytes, limit: int = 1 << 20) -> bytes:
     """Return the beginning of the uncompressed content, given the first bytes of a file."""
     if not head.startswith(GZIP):
         return head[:limit]
+    import zlib
+
     for known in (head, head[:-_TRAILER]):
         with suppress(zlib.error):
             return zlib.decompressobj(wbits=31).decompress(known, limit)
@@ -57,7 +57,7 @@ def _quick_gzip() -> Any:
     for name in ("isal.igzip", "zlib_ng.gzip_ng"):
         with suppress(ImportError):
             return import_module(name)
-    return gzip
+    return import_module("gzip")
 
 
 class Content:
@@ -69,7 +69,7 @@ class Content:
         self._packed = self._file.read(2) == GZIP
         self._file.seek(0)
         gzip_ = _quick_gzip() if self._packed else None
-        self._is_quick = gzip_ not in (None, gzip)
+        self._is_quick = gzip_ is not None and gzip_.__name__ != "gzip"
         unpacked = gzip_.GzipFile(fileobj=self._file) if gzip_ else self._file
         self._unpacked = cast(BufferedReader, unpacked)
         self._length = 0
@@ -97,6 +97,8 @@ class Content:
 
     def _read_by_gzip(self, start: int) -> bytes:
         """Read a block again by `gzip`, which gives all that there is before a break."""
+        import gzip
+
         self._file.seek(0)
         unpacked = gzip.GzipFile(fileobj=self._file)
         unpacked.seek(start)
@@ -105,6 +107,8 @@ class Content:
         return self.read()
 
     def _broken_by(self, error: Exception) -> InputError:
+        import zlib
+
         if not isinstance(error, EOFError | OSError | zlib.error):
             raise error
         where = f"after {self._length:,} bytes of content"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -107,6 +106,8 @@ class ProcessGroup(NamedTuple):
     @property
     def id(self) -> int:
         """Return a number of 63 bits, the same in the file of each member."""
+        from hashlib import sha256  # Imports OpenSSL, for 0.003 s.
+
         text = f"{self.name}\0{self.size}\0{self.ranks}"
         return int.from_bytes(sha256(text.encode("utf-8", "replace")).digest()[:8], "big") >> 1
 

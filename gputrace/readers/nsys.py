@@ -102,7 +102,7 @@ def is_nsys(database: Database) -> bool:
     )
 
 
-_GIVES_WORK: Final = re.compile("Launch|Memcpy|Memset")
+_GIVES_WORK: Final = "Launch|Memcpy|Memset"
 """Calls that give a GPU something to run."""
 _MOST_TEXTS: Final = 1 << 14
 """Texts that are kept; kernels and calls have thousands of names at most."""
@@ -198,11 +198,11 @@ class NsysTrace(SqliteTrace[Table]):
             text |= {INLINE_TEXT - n: text for n, text in self._inline.texts(inline).items()}
         return {id: text.get(id, f"<name {id}>") for id in wanted}
 
-    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+    def search(self, ids: Collection[int] | Column, pattern: str) -> dict[int, str]:
         all_ids = np.fromiter(ids, np.int64, len(ids))
         inline = (all_ids > GRAPHS) & (all_ids <= INLINE_TEXT)
         listed = self.names(all_ids[~inline])
-        matches = {id: text for id, text in listed.items() if pattern.search(text)}
+        matches = {id: text for id, text in listed.items() if re.search(pattern, text)}
         if inline.any():
             numbers = self._inline.matching(pattern, INLINE_TEXT - all_ids[inline])
             matches |= self.names(INLINE_TEXT - numbers)
@@ -618,14 +618,14 @@ class Texts:
         known = [number for number in numbers if 0 <= number < len(self._distinct)]
         return {number: _decoded(self._distinct[number]) for number in known}
 
-    def matching(self, pattern: re.Pattern[str], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def matching(self, pattern: str, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers whose texts match a pattern, which must treat all digits alike."""
         if self._shape_of is None:
             shapes = dict[bytes, int]()
             texts = [text.translate(_ZERO_DIGITS) for text in self._distinct]
             self._shape_of = np.fromiter(_number(texts, shapes), np.int32, len(texts))
             self._shapes = list(map(_decoded, shapes))
-        matches = np.array([pattern.search(shape) is not None for shape in self._shapes], bool)
+        matches = np.array([re.search(pattern, shape) is not None for shape in self._shapes], bool)
         numbers = numbers[(numbers >= 0) & (numbers < len(self._distinct))]
         return np.asarray(numbers[matches[self._shape_of[numbers]]])
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from glob import glob
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,6 +109,7 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
 def find_nsys() -> str | None:
     """Return the nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual folders."""
     import shutil
+    from glob import glob
 
     if nsys := os.environ.get("GPUTRACE_NSYS") or shutil.which("nsys"):
         return nsys

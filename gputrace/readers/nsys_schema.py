@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,13 +151,12 @@ MEMORY_OF: Final[Mapping[int, Memory]] = {memory - 1: memory for memory in Memor
 """ENUM_CUDA_MEM_KIND, which counts from pageable where CUPTI counts from unknown."""
 
 
-_STRINGS: Final = re.compile(
-    r"\b(demangledName|shortName|mangledName|nameId|innerNameId|textId|jsonTextId)\b"
-    r'|^\s*"?(\w+)\b.*REFERENCES StringIds',
-    re.MULTILINE,
+_STRINGS: Final = (
+    r"(?m)\b(demangledName|shortName|mangledName|nameId|innerNameId|textId|jsonTextId)\b"
+    r'|^\s*"?(\w+)\b.*REFERENCES StringIds'
 )
 """Columns that name strings, in a table's declaration, where nsys says so in comments."""
-_DECLARED_SYMBOLS: Final = re.compile(r"\b(symbol|module)\b(?=\s+INTEGER)")
+_DECLARED_SYMBOLS: Final = r"\b(symbol|module)\b(?=\s+INTEGER)"
 """Text columns of call chains, which their declaration does not show."""
 
 _TIMES: Final = ("start", "timestamp", "timeNs")
@@ -167,8 +166,8 @@ _GPU: Final = ("globalPid", "deviceId", "copyKind", "srcDeviceId", "dstDeviceId"
 
 def string_columns(declaration: str) -> frozenset[str]:
     """Return the columns that hold ids of StringIds, by a table's CREATE TABLE statement."""
-    named = {match[1] or match[2] for match in _STRINGS.finditer(declaration)}
-    return frozenset(named | {match[1] for match in _DECLARED_SYMBOLS.finditer(declaration)})
+    named = {match[1] or match[2] for match in re.finditer(_STRINGS, declaration)}
+    return frozenset(named | {match[1] for match in re.finditer(_DECLARED_SYMBOLS, declaration)})
 
 
 def _timed(database: Database, table: str) -> TimedTable | None:
@@ -274,10 +273,10 @@ def _utc_offset(database: Database) -> int | None:
     return round(seconds / 900) * 900 * 10**9 if abs(seconds) < _FARTHEST_ZONE else None
 
 
-_VISIBLE: Final = re.compile(r"\bCUDA_VISIBLE_DEVICES\b\s*[=:]\s*['\"]?(\d{1,9}(?:,\d{1,9})*)\b")
+_VISIBLE: Final = r"\bCUDA_VISIBLE_DEVICES\b\s*[=:]\s*['\"]?(\d{1,9}(?:,\d{1,9})*)\b"
 
 
-class TargetGpu(NamedTuple):
+class TargetGpu(Struct, frozen=True):
     """A row of TARGET_INFO_GPU."""
 
     id: int
@@ -311,7 +310,7 @@ class DeviceMap:
         whole = [row for row in used if all(isinstance(id, int) for id in row)]
         self._ids: dict[tuple[int, int], int] = {(pid, ordinal): id for pid, ordinal, id in whole}
         captured = database.select("META_DATA_CAPTURE", "name", "value")
-        matches = (_VISIBLE.search(f"{name}={value}") for name, value in captured)
+        matches = (re.search(_VISIBLE, f"{name}={value}") for name, value in captured)
         visible = next(filter(None, matches), None)
         self._visible = [int(number) for number in visible[1].split(",")] if visible else []
 

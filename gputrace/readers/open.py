@@ -14,7 +14,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.errors import GputraceError, InputError, LeftOut, MissingError, UsageError
+from gputrace.errors import GputraceError, InputError, MissingError, UsageError
+from gputrace.model.results import LeftOut
 from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
 from gputrace.readers.nsys_export import is_table_folder
@@ -333,7 +334,7 @@ def _is_trace(path: Path) -> bool:
         return True  # Its reader reports the problem.
 
 
-_URL: Final = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)")
+_URL: Final = r"([a-z][a-z0-9+.-]+):/+(.*)"
 """Matches a single slash, too, since pathlib collapses repeated ones."""
 _BLOCK: Final = 8 << 20
 """Bytes copied at a time."""
@@ -343,7 +344,7 @@ def fetch_urls(paths: Sequence[str], progress: Progress | None = None) -> list[s
     """Replace each URL by a local file or folder, downloaded unless cached."""
     here = []
     for path in paths:
-        url = _URL.fullmatch(path)
+        url = re.fullmatch(_URL, path)
         if url is None or os.path.lexists(path):
             here.append(path)
         elif url[1] == "file":

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from shlex import quote
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from gputrace.errors import STOP, ErrorPolicy, GputraceError, InputError, LeftOut, PluginError
+from gputrace.errors import STOP, ErrorPolicy, GputraceError, InputError, PluginError
+from gputrace.model.results import LeftOut
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, warn
@@ -185,12 +185,14 @@ def try_open(path: Path, keep_going: bool = False, windows: bool = False) -> Tra
 def _unknown(candidate: Candidate) -> str:
     path = candidate.path
     if path.suffix in _PROGRAMS or candidate.content.startswith((b"#!", b"\x7fELF")):
+        from shlex import quote
+
         command = f"{_PROGRAMS.get(path.suffix, '')}{quote(str(path))}"
         return f"a program, not a trace; record it first: gputrace record -- {command}"
     readable = ", ".join(str(reader.files) for reader in all_readers())
     if candidate.database is None:
         unknown = f"not a trace that gputrace knows; it reads {readable}"
-        return next((why for known, why in _KNOWN if known.search(candidate.content)), unknown)
+        return next((why for known, why in _KNOWN if re.search(known, candidate.content)), unknown)
     if candidate.database.is_dlprof:
         return "a DLProf database, not a timeline; analyze the nsys export that it was made from"
     tables = list(candidate.database.tables)
@@ -236,20 +238,17 @@ _PROGRAMS: Final = {".py": "python ", ".sh": "sh "}
 _RECORD: Final = "record the program with `gputrace record -- python train.py`"
 _KNOWN: Final = (
     (
-        re.compile(rb'^\s*\{\s*"call_history"\s*:'),
+        rb'^\s*\{\s*"call_history"\s*:',
         "a TimerHook of Chainer: how long each call took, but not when, so there is no timeline; "
         + _RECORD,
     ),
     (
-        re.compile(rb'^\s*\[\s*\{.{0,200}"start_time_since_epoch_in_micros"', re.DOTALL),
+        rb'(?s)^\s*\[\s*\{.{0,200}"start_time_since_epoch_in_micros"',
         "a timeline of Horovod: when tensors were negotiated and reduced, but not what a GPU ran; "
         + _RECORD,
     ),
     (
-        re.compile(
-            rb'"traceEvents".*"(Allocators|/[^"]{0,200}[/:]device:[^"]{1,40} (Compute|Tensors))"',
-            re.DOTALL,
-        ),
+        rb'(?s)"traceEvents".*"(Allocators|/[^"]{0,200}[/:]device:[^"]{1,40} (Compute|Tensors))"',
         "a timeline of one session.run of TensorFlow (RunMetadata): operations, but not what a GPU "
         "ran in a whole training; use TensorFlow's profiler (.xplane.pb), or " + _RECORD,
     ),

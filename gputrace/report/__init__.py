@@ -13,13 +13,13 @@ import os
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from errno import EIO
-from functools import cache
 from importlib import import_module
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import to_builtins
 
 from gputrace.errors import MissingError, UsageError
 from gputrace.model.results import (
@@ -34,7 +34,6 @@ from gputrace.model.results import (
     Phase,
     Step,
 )
-from gputrace.model.struct import Struct
 from gputrace.plugins import call, expect, load_function, named, names
 from gputrace.sanitize import cell, json_text
 
@@ -80,38 +79,9 @@ def to_json(value: object) -> str:
     return json_text(line) + "\n"
 
 
-_PLAIN: Final = frozenset({bool, int, float, str, type(None)})
-
-
 def plain(value: object) -> object:
     """Convert structs and dataclasses to dictionaries, recursively."""
-    kind: Any = type(value)
-    if kind in _PLAIN:
-        return value
-    if (keys := _keys(kind)) is not None:
-        attributes, shown = keys
-        items = zip(shown, map(getattr, repeat(value), attributes), strict=True)
-        return {key: item if type(item) in _PLAIN else plain(item) for key, item in items}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [item if type(item) in _PLAIN else plain(item) for item in value]
-    return value
-
-
-@cache
-def _keys(kind: Any) -> tuple[Sequence[str], Sequence[str]] | None:
-    """Return field names and their JSON keys: fields named like Python keywords end in ``_``.
-
-    None for a type that is no dataclass.
-    """
-    if issubclass(kind, Struct):
-        names = kind.__struct_fields__
-    elif is_dataclass(kind):
-        names = tuple(field.name for field in fields(kind))
-    else:
-        return None
-    return names, [name.rstrip("_") for name in names]
+    return to_builtins(value, enc_hook=dict)  # Mappings of other types.
 
 
 def render_csv(analysis: Analysis) -> str:

@@ -27,7 +27,7 @@ from gputrace.report.markdown_html import escape, render_table
 from gputrace.report.tables import CLASS_NAMES, Table
 from gputrace.report.text import open_console, print_table, room_for_names, said, without_blanks
 from gputrace.report.wording import gpu_name, kernel_labels
-from gputrace.units import format_ns, format_number, format_share
+from gputrace.units import format_change, format_ns, format_number, format_share
 
 FORMATS: Final = {
     "text": "gputrace.report.comparison.render_text",
@@ -226,7 +226,7 @@ def _kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[T
             name,
             _time(row.a_ns) if row.a_count else "–",
             _time(row.b_ns) if row.b_count else "–",
-            _signed(row.difference_ns),
+            format_change(row.difference_ns),
             _arrow(format_number(row.a_count), format_number(row.b_count)),
             _each(row),
         )
@@ -309,7 +309,7 @@ def _cells(row: Change, step: int) -> tuple[str, ...]:
     return (
         _time(row.a_ns),
         _time(row.b_ns),
-        _signed(row.difference_ns),
+        format_change(row.difference_ns),
         _bounds(row.low_ns, row.high_ns),
         _outcome(row, step),
     )
@@ -346,11 +346,6 @@ def _bounds(low: int | None, high: int | None) -> str:
     return f"{low / scale:+.{digits}f} to {high / scale:+.{digits}f} {unit}"
 
 
-def _signed(ns: int) -> str:
-    """Format a difference: ``+1.20 ms``, ``-310 µs``, ``0``."""
-    return ("+" if ns > 0 else "") + format_ns(ns) if ns else "0"
-
-
 def _time(ns: int | None) -> str:
     """Format a time; a dash for none."""
     return "–" if not ns else format_ns(ns)
@@ -358,9 +353,7 @@ def _time(ns: int | None) -> str:
 
 def _rate(a_second: float | None) -> str:
     """Format samples per second; a dash where the batch size is unknown."""
-    if a_second is None:
-        return "–"
-    return format_number(a_second)
+    return "–" if a_second is None else format_number(a_second)
 
 
 def _worst(gpu: Worst | None) -> tuple[str, str]:
@@ -443,5 +436,5 @@ def _losses_table(comparison: Comparison, scaling: Scaling) -> Iterator[Table]:
 
 
 def _lost(ns: int, changed: bool | None) -> str:
-    text = _signed(ns) if ns else format_ns(ns)
+    text = format_change(ns) if ns else format_ns(ns)
     return text if changed else f"({text})"

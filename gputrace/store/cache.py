@@ -60,7 +60,8 @@ class ResultCache:
         # Results show the names as given, and windows alone may be read in another way.
         self._given = f"{[str(path) for path in paths]} {windows}"
         plugged = plugins("readers") or plugins("analyzers")
-        self._files = None if plugged else key_of(self._paths, "")
+        off = plugged or cache_root() is None
+        self._files = None if off else key_of(self._paths, "")
 
     @property
     def any(self) -> bool:

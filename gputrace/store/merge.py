@@ -13,7 +13,6 @@ that the numbers stay dense, which counting algorithms rely on.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations, zip_longest
@@ -131,7 +130,7 @@ class MergedTrace(Trace):
         texts = self._lookup(ids, lambda part, local_ids: part.trace.names(local_ids))
         return {int(id): texts.get(int(id), f"<name {id}>") for id in ids}
 
-    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+    def search(self, ids: Collection[int] | Column, pattern: str) -> dict[int, str]:
         return self._lookup(ids, lambda part, local_ids: part.trace.search(local_ids, pattern))
 
     def _lookup(

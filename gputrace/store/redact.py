@@ -72,7 +72,7 @@ class RedactedTrace(Trace):
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         return self._shown(self._trace.names(ids))
 
-    def search(self, ids: Collection[int] | Column, pattern: re.Pattern[str]) -> dict[int, str]:
+    def search(self, ids: Collection[int] | Column, pattern: str) -> dict[int, str]:
         return self._shown(self._trace.search(ids, pattern))
 
     def _shown(self, texts: dict[int, str]) -> dict[int, str]:

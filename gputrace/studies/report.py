@@ -9,23 +9,24 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Final
 
-from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, HoverTool, NumeralTickFormatter
-from bokeh.models.annotations import Whisker
-from bokeh.plotting import figure
 from rich.text import Text
 
 from gputrace.model.comparison import Loss
 from gputrace.model.time_class import CLASSES
 from gputrace.report import plain, to_json
 from gputrace.report.html.charts import (
+    DASHED,
     add_legend,
     class_color,
     class_label,
+    draw_points,
+    draw_spread,
     gpu_look,
-    new_figure,
+    gpus_chart,
     plain_text,
     stacked_bars,
 )
+from gputrace.report.html.models import Chart, Model, source
 from gputrace.report.html.page import common_variables, render_page
 from gputrace.report.markdown_html import escape, render_table
 from gputrace.report.tables import CLASS_NAMES, Table
@@ -43,7 +44,7 @@ from gputrace.studies.results import (
     Summary,
 )
 from gputrace.studies.summary import count_range, device_word, label
-from gputrace.units import format_bytes, format_ns, format_number
+from gputrace.units import format_bytes, format_change, format_ns, format_number
 
 
 def render_text(summary: Summary, width: int = 80, color: bool = False) -> str:
@@ -256,11 +257,6 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else _time(value * 1e9)
 
 
-def _signed_time(ns: int | None) -> str:
-    """Format as ``+1.2 ms``, ``-310 µs``, ``0``."""
-    return f"+{format_ns(ns)}" if ns is not None and ns > 0 else _time(ns)
-
-
 def rate(value: float | None) -> str:
     """Format samples per second as ``12,345``, ``812``, ``7.24``."""
     return "" if value is None else format_number(value)
@@ -358,7 +354,7 @@ _EFFECTS: Final[_Columns] = (
     ("", lambda row: f"{row.value} beside {row.base}" + (f" ({row.others})" * bool(row.others))),
     ("samples/s", lambda row: _times(row.speed_up)),
     ("(range)", _bounds),
-    ("idle a step", lambda row: _signed_time(row.gap_ns)),
+    ("idle a step", lambda row: "" if row.gap_ns is None else format_change(row.gap_ns)),
 )
 
 _MOST_ACROSS: Final = 5
@@ -380,7 +376,7 @@ def _losses_tables(summary: Summary) -> Iterator[Table]:
             for name in shown
         ]
         total = [(row.step_ns or 0) - (row.base_step_ns or 0) for row in rows]
-        body.append(["total", *map(_signed_time, total)])
+        body.append(["total", *map(format_change, total)])
         title = "Where the efficiency goes: what a step has more of than that of the fewest GPUs"
         yield _fill(title, ["", *(row.label for row in rows)], body)
 
@@ -390,7 +386,7 @@ def _amount(loss: Loss | None, row: Efficiency) -> str:
     if loss is None or not loss.ns:
         return ""
     share = loss.ns / row.base_step_ns if row.base_step_ns else 0.0
-    return f"{_signed_time(loss.ns)} ({share:+.1%})"
+    return f"{format_change(loss.ns)} ({share:+.1%})"
 
 
 _CURES: Final = {"pinned": "pinned, own stream"}
@@ -502,7 +498,9 @@ def _classes_table(summary: Summary) -> Table:
 
 
 _GREEN: Final = "#009e73"
-_IDEAL: Final = "#8a8a8a"
+_IDEAL: Final = {"line_color": "#8a8a8a", "line_dash": DASHED}
+_TALL: Final = 280
+"""Height of a chart over numbers of GPUs, in pixels."""
 _LABEL: Final = 80
 """Maximum characters of a label."""
 _ROOM: Final = 1.03
@@ -511,7 +509,7 @@ _BAR: Final = 26
 """Pixels per bar, with spacing."""
 
 
-def find_charts(summary: Summary) -> dict[str, figure]:
+def find_charts(summary: Summary) -> dict[str, Chart]:
     """Return the non-empty figures of the page by name."""
     scaled = [row for row in summary.efficiency if row.rate > 0]
     made = {
@@ -534,57 +532,48 @@ def _all_scale(summary: Summary) -> bool:
     return bool(scaled) and known <= scaled
 
 
-def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> figure:
+def _rates_by_gpus(summary: Summary, rows: Sequence[Efficiency]) -> Chart:
     """Draw a line for each series, with the range of the repeats, and the ideal line."""
     ranges = {row.label: row.rate for row in summary.rows}
-    plot = _by_gpus("rates", "samples/s", rows)
-    plot.yaxis.formatter = NumeralTickFormatter(format="0,0")
-    entries, ideal, tops = list[tuple[str, list[Any]]](), list[Any](), list[float]()
+    plot = gpus_chart("rates", _TALL, (row.gpus for row in rows), "samples/s")
+    plot.yaxis.formatter = Model("NumeralTickFormatter", format="0,0")
+    entries, ideal, tops = list[tuple[str, list[Model]]](), list[Model](), list[float]()
     for number, (series, members) in enumerate(_series(rows).items()):
-        color, dash = gpu_look(number)
+        look = gpu_look(number)
         spreads = [ranges[row.label] for row in members]
-        source = ColumnDataSource(
-            {
-                "gpus": [row.gpus for row in members],
-                "value": [row.rate for row in members],
-                "low": [spread.low if spread else 0.0 for spread in spreads],
-                "high": [spread.high if spread else 0.0 for spread in spreads],
-                # As many GPUs at the efficiency of the base.
-                "ideal": [
-                    row.rate / row.efficiency if row.efficiency else members[0].rate
-                    for row in members
-                ],
-            }
-        )
-        entries.append((series, _line(plot, source, color, dash, "samples/s", "@value{0,0}")))
-        ideal.append(plot.line("gpus", "ideal", source=source, color=_IDEAL, line_dash="dashed"))
-        plot.add_layout(
-            Whisker(base="gpus", lower="low", upper="high", source=source, line_color=color)
-        )
-        tops += [*source.data["high"], *source.data["ideal"]]
+        columns: dict[str, list[Any]] = {
+            "gpus": [row.gpus for row in members],
+            "value": [row.rate for row in members],
+            "low": [spread.low if spread else 0.0 for spread in spreads],
+            "high": [spread.high if spread else 0.0 for spread in spreads],
+            # As many GPUs at the efficiency of the base.
+            "ideal": [
+                row.rate / row.efficiency if row.efficiency else members[0].rate for row in members
+            ],
+        }
+        points = source(columns)
+        entries.append((series, _line(plot, points, look, "samples/s", "@value{0,0}")))
+        ideal.append(plot.draw("Line", points, x="gpus", y="ideal", **_IDEAL))
+        draw_spread(plot, points, "gpus", line_color=look[0])
+        tops += [*columns["high"], *columns["ideal"]]
     plot.y_range.update(end=_ROOM * max(tops))
     add_legend(plot, [*entries, ("ideal", ideal)])
     return plot
 
 
-def _efficiency_chart(rows: Sequence[Efficiency]) -> figure:
-    plot = _by_gpus("efficiency", "efficiency, %", rows)
+def _efficiency_chart(rows: Sequence[Efficiency]) -> Chart:
+    gpus = sorted({row.gpus for row in rows})
+    plot = gpus_chart("efficiency", _TALL, gpus, "efficiency, %")
     entries = []
     for number, (series, members) in enumerate(_series(rows).items()):
-        color, dash = gpu_look(number)
         percent = [100 * row.efficiency for row in members]
-        source = ColumnDataSource({"gpus": [row.gpus for row in members], "value": percent})
-        entries.append((series, _line(plot, source, color, dash, "efficiency", "@value{0.0} %")))
-    gpus = sorted({row.gpus for row in rows})
-    ideal = plot.line(gpus, [100.0] * len(gpus), color=_IDEAL, line_dash="dashed")
+        points = source({"gpus": [row.gpus for row in members], "value": percent})
+        entries.append(
+            (series, _line(plot, points, gpu_look(number), "efficiency", "@value{0.0} %"))
+        )
+    whole = source({"gpus": gpus, "ideal": [100.0] * len(gpus)})
+    ideal = plot.draw("Line", whole, x="gpus", y="ideal", **_IDEAL)
     add_legend(plot, [*entries, ("ideal", [ideal])])
-    return plot
-
-
-def _by_gpus(name: str, axis: str, rows: Sequence[Efficiency]) -> figure:
-    options = {"y_range": DataRange1d(start=0), "x_axis_label": "GPUs", "y_axis_label": axis}
-    plot = new_figure(name, 280, **options, tools="", toolbar_location=None)
-    plot.xaxis.ticker = sorted({row.gpus for row in rows})
     return plot
 
 
@@ -605,22 +594,20 @@ def _series(rows: Iterable[Efficiency]) -> Mapping[str, list[Efficiency]]:
 
 
 def _line(
-    plot: figure, source: ColumnDataSource, color: str, dash: str, word: str, value: str
-) -> list[Any]:
-    line = plot.line("gpus", "value", source=source, color=color, line_dash=dash, line_width=2)
-    dots = plot.scatter("gpus", "value", source=source, color=color, size=9)
-    tips = [("GPUs", "@gpus"), (word, value)]
-    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
-    return [line, dots]
+    plot: Chart, points: Model, look: tuple[str, Sequence[int]], word: str, value: str
+) -> list[Model]:
+    drawn = draw_points(plot, points, *look)
+    plot.add_tips(drawn[-1], [("GPUs", "@gpus"), (word, value)])
+    return drawn
 
 
-def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
+def _rate_bars(rows: Sequence[ConfigurationResult]) -> Chart | None:
     """Draw a bar for each configuration, with the range of its repeats."""
     known = [(row, row.rate) for row in rows if row.rate is not None]
     if not known:
         return None
     labels = [plain_text(row.label, _LABEL) for row, _ in known]
-    source = ColumnDataSource(
+    points = source(
         {
             "row": labels,
             "value": [rate.median for _, rate in known],
@@ -629,31 +616,33 @@ def _rate_bars(rows: Sequence[ConfigurationResult]) -> figure | None:
         }
     )
     plot = _bars("rates", labels, "samples/s")
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
-    bars = plot.hbar(y="row", right="value", height=0.7, source=source, color=_GREEN)
+    plot.xaxis.formatter = Model("NumeralTickFormatter", format="0,0")
+    look = {"height": 0.7, "fill_color": _GREEN, "line_color": _GREEN}
+    bars = plot.draw("HBar", points, y="row", right="value", **look)
     plot.x_range.update(end=_ROOM * max(rate.high for _, rate in known))
     if any(rate.count > 1 for _, rate in known):
-        plot.add_layout(
-            Whisker(base="row", lower="low", upper="high", dimension="width", source=source)
-        )
+        draw_spread(plot, points, "row", dimension="width")
     tips = [("", "@row"), ("samples/s", "@value{0,0}"), ("range", "@low{0,0} to @high{0,0}")]
-    plot.add_tools(HoverTool(renderers=[bars], tooltips=tips, visible=False))
+    plot.add_tips(bars, tips)
     return plot
 
 
-def _bars(name: str, rows: Sequence[Any], axis: str) -> figure:
+def _bars(name: str, rows: Sequence[Any], axis: str) -> Chart:
     """Return an empty chart with a line for each of the rows, from the top."""
-    ranges = {
-        "x_range": DataRange1d(start=0, range_padding=0.02),
-        "y_range": FactorRange(factors=list(rows)[::-1]),
-    }
-    height = 70 + _BAR * len(rows)
-    plot = new_figure(name, height, **ranges, x_axis_label=axis, tools="", toolbar_location=None)
-    plot.ygrid.visible = False
+    plot = Chart(
+        name,
+        70 + _BAR * len(rows),
+        x_range=Model("DataRange1d", start=0, range_padding=0.02),
+        y_range=list(rows)[::-1],
+        x_axis_label=axis,
+        tools=(),
+        toolbar_location=None,
+    )
+    plot.hide_grid(x=False)
     return plot
 
 
-def _classes(rows: Sequence[ConfigurationResult]) -> figure | None:
+def _classes(rows: Sequence[ConfigurationResult]) -> Chart | None:
     known = [(row, row.classes) for row in rows if row.classes is not None]
     if not known:
         return None
@@ -662,38 +651,29 @@ def _classes(rows: Sequence[ConfigurationResult]) -> figure | None:
     return stacked_bars(labels, values, "ms a step")
 
 
-def _losses_chart(rows: Sequence[Efficiency]) -> figure | None:
+def _losses_chart(rows: Sequence[Efficiency]) -> Chart | None:
     """Draw what each class adds to the base's step to the right, savings to the left."""
     known = [row for row in rows if row.losses]
     if not known:
         return None
     labels = [plain_text(row.label, _LABEL) for row in known]
     plot = _bars("losses", labels, "ms a step")
-    plot.x_range = DataRange1d(range_padding=0.02)
+    plot.x_range = Model("DataRange1d", range_padding=0.02)
     lost = [{loss.name: loss.ns / 1e6 for loss in row.losses} for row in known]
     for sign in (1, -1):
         values = {
             name: [max(sign * table.get(name, 0), 0) * sign for table in lost] for name in CLASSES
         }
-        names = [name for name in CLASSES if any(values[name])]
-        drawn = plot.hbar_stack(
-            names,
-            y="row",
-            height=0.8,
-            source=ColumnDataSource({"row": labels, **values}),
-            color=[class_color(name) for name in names],
-            line_color="#808080",
-            line_width=0.5,
-        )
-        for name, bar in zip(names, drawn, strict=True):
-            tips = [("", "@row"), (class_label(name), f"@{name}{{+0,0.000}} ms")]
-            plot.add_tools(HoverTool(renderers=[bar], tooltips=tips, visible=False))
+        colors = {name: class_color(name) for name in CLASSES if any(values[name])}
+        bars = plot.draw_stacked_bars(source({"row": labels, **values}), colors)
+        for name, bar in zip(colors, bars, strict=True):
+            plot.add_tips(bar, [("", "@row"), (class_label(name), f"@{name}{{+0,0.000}} ms")])
     return plot
 
 
 def _shares(
     summary: Summary, name: str, axis: str, value: Callable[[GpuShare], float]
-) -> figure | None:
+) -> Chart | None:
     """Draw a bar for each GPU of each placement."""
     bars = [
         ((plain_text(row.label, _LABEL), f"gpu {number}"), value(share), gpu_look(number)[0])
@@ -705,10 +685,8 @@ def _shares(
     rows = [row for row, _, _ in bars]
     data = {"row": rows, "value": [b for _, b, _ in bars], "color": [c for _, _, c in bars]}
     plot = _bars(name, rows, axis)
-    drawn = plot.hbar(
-        y="row", right="value", height=0.8, source=ColumnDataSource(data), color="color"
-    )
-    tips = [("", "@row"), (axis, "@value{0,0.00}")]
-    plot.add_tools(HoverTool(renderers=[drawn], tooltips=tips, visible=False))
-    plot.yaxis[0].update(group_label_orientation="horizontal")
+    look = {"height": 0.8, "fill_color": "color", "line_color": "color"}
+    drawn = plot.draw("HBar", source(data), y="row", right="value", **look)
+    plot.add_tips(drawn, [("", "@row"), (axis, "@value{0,0.00}")])
+    plot.yaxis.group_label_orientation = "horizontal"
     return plot

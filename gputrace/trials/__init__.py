@@ -607,7 +607,7 @@ class _Trial:
         )
 
     def _entry(self, row: _Row) -> Entry:
-        from gputrace.collectors.session import masked
+        from gputrace.collectors.masking import masked
 
         run = self._bare[-1] if self._bare else self._pilot
         ratio, prediction = row.ratio, row.prediction

@@ -56,11 +56,6 @@ class Ratio:
     enough: bool
     """True if more rounds would not change the answer, and the interval is narrow."""
 
-    @property
-    def gain(self) -> float:
-        """Return the part by which steps are faster, negative where they are slower."""
-        return 1 / self.ratio - 1
-
 
 def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
     """Compare steps of the same rounds; None for fewer than `FEWEST` rounds.

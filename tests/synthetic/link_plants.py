@@ -93,7 +93,7 @@ def write_two_sorts(recording: Recording, path: Path) -> None:
 def write_switches(recording: Recording, path: Path) -> None:
     """With a topology: two cards under each switch."""
     write_nsys(recording, path)
-    write_nvml(recording, path, link=_switches, every_ns=20_000_000)
+    write_nvml(recording, path, link=switches, every_ns=20_000_000)
 
 
 def write_without_nvlink(recording: Recording, path: Path) -> None:
@@ -107,7 +107,8 @@ def _two_sorts(gpu: int, peer: int) -> Row:
     return pcie("PHB" if apart else "PIX")(gpu, peer)
 
 
-def _switches(gpu: int, peer: int) -> Row:
+def switches(gpu: int, peer: int) -> Row:
+    """Two cards under each PCIe switch."""
     return pcie("PIX" if gpu // 2 == peer // 2 else "PHB")(gpu, peer)
 
 

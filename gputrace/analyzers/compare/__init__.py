@@ -20,7 +20,7 @@ from gputrace.model.comparison import (
     ScalingRow,
 )
 from gputrace.model.time_class import CLASSES, TIME_CLASSES
-from gputrace.units import format_ns, format_number
+from gputrace.units import format_change, format_ns, format_number
 
 __all__ = ["Comparison", "Run", "compare", "read_run", "with_batch"]
 
@@ -50,10 +50,10 @@ def compare(runs: Sequence[Run]) -> Comparison:
         warnings += [doubt] if doubt and scaling is None else []
         pair = compare_pair(runs[0], runs[1], unit, (ratio, source))
         verdict = verdict if scaling else judge(pair)
-    summaries = tuple(_summary(run, unit) for run in runs)
+    summaries = tuple(_summary(run) for run in runs)
     labels = [run.label for run in runs]
     if scaling is not None:
-        message = describe_scaling(scaling, summaries, unit)
+        message = describe_scaling(scaling, unit)
     elif pair is not None:
         message = describe_pair(verdict, pair, labels, unit)
     else:
@@ -63,7 +63,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     )
 
 
-def _summary(run: Run, unit: str) -> RunSummary:
+def _summary(run: Run) -> RunSummary:
     analysis, loop = run.analysis, run.loop
     steps = analysis.steps
     mean = round(loop.length.value) if loop is not None else None
@@ -233,7 +233,7 @@ def _shares(pair: Pair) -> Iterator[str]:
         yield f"{WORDS[row.name]} {row.a_share:.0%} and {row.b_share:.0%}"
 
 
-def describe_scaling(scaling: Scaling, runs: Sequence[RunSummary], unit: str) -> str:
+def describe_scaling(scaling: Scaling, unit: str) -> str:
     """Describe the run with most GPUs, or the fastest of equally large ones, in one sentence."""
     base, rows = scaling.rows[0], scaling.rows[1:]
     if scaling.kind == "same":
@@ -255,8 +255,7 @@ def describe_scaling(scaling: Scaling, runs: Sequence[RunSummary], unit: str) ->
     losses = sorted((loss for loss in last.losses if loss.changed), key=lambda loss: -abs(loss.ns))
     if losses:
         causes = ", ".join(
-            f"{'+' if loss.ns > 0 else ''}{format_ns(loss.ns)} {WORDS[loss.name]}"
-            for loss in losses[:_MOST]
+            f"{format_change(loss.ns)} {WORDS[loss.name]}" for loss in losses[:_MOST]
         )
         lost = last.mean_ns - last.ideal_ns
         sentence += (

@@ -124,8 +124,7 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     saving = pageable.saving_ns
     if not saving or saving < _PAGEABLE_SHARE * total:
         return
-    count = sum(max(row.steps, 1) for row in facts.rows)
-    share = saving / total
+    count, share = facts.turns, saving / total
     rate = pageable.bytes / max(pageable.copy_ns, 1)
     pinned = pageable.pinned_rate
     spent = f"{format_ns(saving // count)} of {facts.per} ({share:.0%})"
@@ -174,7 +173,7 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     cost = (whole - wait if apart else whole) - max(told_by_links(facts), told_by_skew(facts))
     elsewhere = sum(finding.impact_ns for finding in expert_imbalance(facts)) + _in_bubbles(facts)
     cost = min(cost, whole - elsewhere)
-    share = cost / max(facts.mean_ns, 1)
+    share = facts.share_of(cost)
     severity = severity_of(share)
     if severity is None:
         return
@@ -363,7 +362,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter with tokens sent to experts in turn, whatever the router says.
     """
     for experts in facts.experts:
-        share = experts.imbalance_ns / max(facts.mean_ns, 1)
+        share = facts.share_of(experts.imbalance_ns)
         excess = experts.imbalance_ns / max(experts.work_ns, 1)
         if share < _UNEQUAL_SHARE or excess < _UNEQUAL:
             continue
@@ -449,7 +448,7 @@ _MOSTLY_ON_THEM: Final = 0.25
 """Share of the kernels' time on tensor cores, or in 16 bits and less, from which the precision is
 mixed already."""
 _LOW_PRECISIONS: Final = (*SIXTEEN, "fp8", "fp4", "int8")
-_COMPILED: Final = re.compile(r"triton_[a-z]{3}_fused_")
+_COMPILED: Final = r"triton_[a-z]{3}_fused_"
 """Kernels of torch.compile."""
 
 
@@ -467,7 +466,7 @@ def _how_to_compute_less(facts: Facts) -> str:
         if kernels is None or any(use.family == "convolution" for use in kernels.top):
             advice.append("the layout that the tensor cores want")
             advice[1] += " (channels_last)" if is_torch else ""
-    if kernels is None or not any(_COMPILED.search(row.name) for row in kernels.top):
+    if kernels is None or not any(re.search(_COMPILED, row.name) for row in kernels.top):
         advice += ["compiled or fused operations" + (" (torch.compile)" if is_torch else "")]
     return ", ".join([*advice, "smaller inputs or models, faster cards, or more of them"])
 

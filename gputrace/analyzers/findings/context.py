@@ -15,7 +15,8 @@ from msgspec import field
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
-from gputrace.analyzers.collectives import Collectives, total_collectives
+from gputrace.analyzers.collective_totals import total_collectives
+from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
 from gputrace.analyzers.gpu_links import Links, Pageable, find_copies, find_pageable, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
@@ -456,7 +457,7 @@ HIGH: Final = 0.20
 MEDIUM: Final = 0.05
 """Shares of the time from which a cost is high and medium: xprof's limits for input-bound."""
 
-_OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
+WAITS_FOR_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
 """Causes of idle time in which the GPUs wait for what the host does."""
 
 _MOST: Final = 0.5
@@ -500,9 +501,7 @@ class Facts(Known, frozen=True, dict=True):
 
     def mean(self, name: str) -> int:
         """Return the mean nanoseconds of a class on one GPU, per step where there are steps."""
-        rows = self.rows
-        total = sum(row.of(name) for row in rows)
-        return total // max(1, sum(max(row.steps, 1) for row in rows))
+        return sum(row.of(name) for row in self.rows) // self.turns
 
     def mean_over_gpus(self, measure: Callable[[GpuShardView, Intervals], int]) -> int:
         """Return the mean of what a function measures on each GPU in its measured time, per step
@@ -511,9 +510,10 @@ class Facts(Known, frozen=True, dict=True):
         if not self.per_gpu.has_calls:
             return 0
         if measure not in self._means:
-            times = [self.time_of(lane) for lane in self.working]
-            spent = sum(self.per_gpu.each(measure, self.working, times))
-            self._means[measure] = spent // max(1, sum(max(row.steps, 1) for row in self.rows))
+            times = self.working_times
+            self._means[measure] = (
+                sum(self.per_gpu.each(measure, self.working, times)) // self.turns
+            )
         return self._means[measure]
 
     @cached_property
@@ -525,6 +525,15 @@ class Facts(Known, frozen=True, dict=True):
         """Return the share of the time that some classes have, over all GPUs."""
         total = sum(row.total_ns for row in self.rows) * self.unrecorded
         return sum(row.of(name) for row in self.rows for name in names) / max(total, 1)
+
+    def share_of(self, cost_ns: int) -> float:
+        """Return a cost in nanoseconds per step as a share of the mean step."""
+        return cost_ns / max(self.mean_ns, 1)
+
+    @property
+    def turns(self) -> int:
+        """Steps of all GPUs that count, one for a GPU without steps; at least 1."""
+        return max(1, sum(max(row.steps, 1) for row in self.rows))
 
     def finding(
         self,
@@ -561,7 +570,7 @@ class Facts(Known, frozen=True, dict=True):
         """
         beside -= sum(names.get(name, 0) for names in self.start_up.values())
         cost = self.mean(name) + beside
-        share = self.share(name) + beside / max(self.mean_ns, 1)
+        share = self.share(name) + self.share_of(beside)
         severity = severity_of(share, medium, high)
         if severity is None:
             return
@@ -592,8 +601,7 @@ class Facts(Known, frozen=True, dict=True):
         idle = [by_cause[cause] for by_cause in self._idle_in_phases if by_cause]
         if not idle:
             return None
-        steps = max(1, sum(max(row.steps, 1) for row in self.rows))
-        means = (np.sum(idle, axis=0) // steps).tolist()
+        means = (np.sum(idle, axis=0) // self.turns).tolist()
         total, named = self.mean(cause), dict(zip(PHASES, means, strict=True))
         del named[OTHER]
         most = max(named, key=lambda name: named[name])
@@ -601,7 +609,7 @@ class Facts(Known, frozen=True, dict=True):
 
     def place_in(self, cause: str) -> Place | None:
         """Return the line that dominates while GPUs that count idle for a cause; None if none."""
-        return self._place(self.working, [self.time_of(lane) for lane in self.working], cause)
+        return self._place(self.working, self.working_times, cause)
 
     def place_of(self, lane: LaneSummary, cause: str, steps: Sequence[int]) -> Place | None:
         """Return the line that dominates while one GPU idles for a cause in some measured steps."""
@@ -610,7 +618,7 @@ class Facts(Known, frozen=True, dict=True):
     def _place(
         self, lanes: Sequence[LaneSummary], time: Sequence[Intervals], cause: str
     ) -> Place | None:
-        if not self.per_gpu.has_calls or self.lines is None or cause not in _OF_THE_HOST:
+        if not self.per_gpu.has_calls or self.lines is None or cause not in WAITS_FOR_HOST:
             return None
         source = dominating(self.per_gpu, self.lines, lanes, time, cause)
         if source is None or source.samples < _FEWEST_SAMPLES or source.share < _DOMINATES:
@@ -622,6 +630,11 @@ class Facts(Known, frozen=True, dict=True):
         """Lookup of the measured steps of one GPU."""
         return StepsOf(self.measured)
 
+    @property
+    def working_times(self) -> list[Intervals]:
+        """Measured time of each of the GPUs that count."""
+        return [self.time_of(lane) for lane in self.working]
+
     def time_of(self, lane: LaneSummary, steps: Sequence[int] | None = None) -> Intervals:
         """Return the measured steps of a GPU, or some of them; its window where there are none."""
         chosen = self.measured_of(lane.gpu)
@@ -629,12 +642,12 @@ class Facts(Known, frozen=True, dict=True):
         return stretches(chosen, lane.window)
 
 
-_DO: Final = re.compile(r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b")
+_DO: Final = r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b"
 
 
 def _of_one(message: str) -> str:
     """Return a message about several GPUs for one."""
-    message = _DO.sub(r"the GPU \1s", message).replace(": their speed", ": its speed")
+    message = re.sub(_DO, r"the GPU \1s", message).replace(": their speed", ": its speed")
     return message.replace("the GPUs'", "the GPU's").replace("the GPUs", "the GPU")
 
 

@@ -342,9 +342,8 @@ def _no_access(facts: Facts, links: Links) -> Iterator[_Proof]:
 
 def _transfer(facts: Facts) -> int:
     """Return the mean exposed communication per GPU and step, without waiting, in nanoseconds."""
-    rows = facts.rows
-    spent = sum(row.of("communication") - (row.communication_wait_ns or 0) for row in rows)
-    return spent // max(1, sum(max(row.steps, 1) for row in rows))
+    spent = sum(row.of("communication") - (row.communication_wait_ns or 0) for row in facts.rows)
+    return spent // facts.turns
 
 
 def _access(links: Links, gpus: list[Gpu]) -> str:

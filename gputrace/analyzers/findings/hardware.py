@@ -75,7 +75,7 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
     }
     return finding_of(
         "clock-mismatch",
-        severity_of(excess / max(facts.mean_ns, 1)) or "low",
+        severity_of(facts.share_of(excess)) or "low",
         low,
         excess,
         f"{named(low)} {'run' if len(low) > 1 else 'runs'} at a {name} clock of {slowest:,.0f} "
@@ -189,7 +189,7 @@ def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
     }
     return finding_of(
         "throttling",
-        severity_of(excess / max(facts.mean_ns, 1)) or least,
+        severity_of(facts.share_of(excess)) or least,
         cards,
         excess,
         f"{named(cards)} {'are' if len(cards) > 1 else 'is'} throttled ({reason}) up to "
@@ -245,7 +245,7 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
     }
     yield finding_of(
         "pcie-degraded",
-        severity_of(excess / max(facts.mean_ns, 1)) or "low",
+        severity_of(facts.share_of(excess)) or "low",
         slow,
         excess,
         f"{named(slow)} {'have' if len(slow) > 1 else 'has'} a PCIe link of generation "
@@ -317,10 +317,9 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: a recording of the run shows kernels at all times.
     """
-    used = {c: c.utilization_percent for c in facts.cards if c.utilization_percent is not None}
+    used, span = _utilization(facts)
     if not used:
         return
-    span = int(np.ptp(facts.nvml.samples.time))
     percent = float(np.mean(list(used.values())))
     idle = round((1 - max(used.values()) / 100) * span)
     times, still = _stands_still(facts)
@@ -338,6 +337,12 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         "record some steps of the run (gputrace record -- COMMAND) to see what they wait for",
         {"utilization_percent": round(percent, 1), "still": times, "still_ns": still},
     )
+
+
+def _utilization(facts: Facts) -> tuple[dict[CardUse, float], int]:
+    """Return the utilization of each card in percent, and the nanoseconds of the samples."""
+    used = {c: c.utilization_percent for c in facts.cards if c.utilization_percent is not None}
+    return used, int(np.ptp(facts.nvml.samples.time)) if used else 0
 
 
 def _stands_still(facts: Facts) -> tuple[int, int]:
@@ -361,14 +366,13 @@ def uneven_utilization(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the cards run programs of their own.
     """
-    used = {c: c.utilization_percent for c in facts.cards if c.utilization_percent is not None}
+    used, span = _utilization(facts)
     if len(used) < 2:
         return
     most = max(used, key=lambda card: used[card])
     others = float(median([used[card] for card in used if card is not most]))
     if used[most] - others < _UNEVEN:
         return
-    span = int(np.ptp(facts.nvml.samples.time))
     yield finding_of(
         "uneven-utilization",
         "high",

@@ -7,17 +7,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
+from gputrace.analyzers.findings.context import HIGH, WAITS_FOR_HOST, Facts, severity_of
+from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.python_samples import Place
 from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.host import HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
 from gputrace.model.results import Evidence, Finding
-from gputrace.model.time_class import TIME_CLASSES
 from gputrace.units import format_count, format_ns
 
-_OF_THE_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
 _SLOWED: Final = 0.85
 """Part of the fastest clock that was seen below which a core is slow."""
 _STOPPED: Final = 0.02
@@ -71,8 +70,8 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     worst = max(loads, key=_queued, default=None)
     if worst is None:
         return
-    queued = min(round(_queued(worst) * facts.mean_ns), _most(facts))
-    severity = severity_of(queued / max(facts.mean_ns, 1))
+    queued = _bounded(facts, _queued(worst) * facts.mean_ns)
+    severity = severity_of(facts.share_of(queued))
     if severity is None:
         return
     cost = queued
@@ -91,7 +90,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     then = f"with a core for each, a step may take {format_ns(facts.mean_ns - cost)}"
     ratio = _with_fewer(worst, fewer)
     if ratio is not None:
-        cost = min(round((1 - ratio) * facts.mean_ns), _most(facts))
+        cost = _bounded(facts, (1 - ratio) * facts.mean_ns)
         crowd += (
             f"; the {worst.spinning} threads of OpenMP ({worst.openmp}) spin while one of them has "
             f"none, and all have one for about {worst.at_once:.1%} of the time"
@@ -104,7 +103,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         severity,
         cost,
         f"the threads that train are queued for a core {format_ns(queued)} of {facts.per} "
-        f"({queued / max(facts.mean_ns, 1):.0%}): {crowd}; {then}",
+        f"({facts.share_of(queued):.0%}): {crowd}; {then}",
         advice,
         _evidence(worst, facts.mean_ns),
     )
@@ -128,11 +127,14 @@ def _queued(load: HostLoad) -> float:
     return max(load.queued_ns / max(load.covered_ns, 1), load.others_queued)
 
 
-def _most(facts: Facts) -> int:
-    """Return the nanoseconds of a step that causes of the host can cost at most."""
-    if not facts.per_gpu.operations:
-        return facts.mean_ns
-    return sum(facts.mean(cause) for cause in _OF_THE_HOST) + facts.mean("other_idle")
+def _bounded(facts: Facts, cost_ns: float) -> int:
+    """Return a cost of the host in nanoseconds of a step: at most the GPUs' idle time that waits
+    for the host.
+    """
+    most = facts.mean_ns
+    if facts.per_gpu.operations:
+        most = sum(map(facts.mean, (*WAITS_FOR_HOST, "other_idle")))
+    return min(round(cost_ns), most)
 
 
 def _number(value: float) -> str:
@@ -171,7 +173,7 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
     if worst is None or worst.throttled < _STOPPED:
         return
     share = min(1.0, max(_queued(worst), worst.throttled / max(worst.wanted_cores, 1.0)))
-    cost = min(round(share * facts.mean_ns), _most(facts))
+    cost = _bounded(facts, share * facts.mean_ns)
     quota = (
         "its quota"
         if worst.quota_cores is None
@@ -179,10 +181,10 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
     )
     yield facts.finding(
         "cpu-throttled",
-        severity_of(cost / max(facts.mean_ns, 1)) or "low",
+        severity_of(facts.share_of(cost)) or "low",
         cost,
         f"the container's limit on CPU time stops the host for {format_ns(cost)} of {facts.per} "
-        f"({cost / max(facts.mean_ns, 1):.0%}): {worst.threads} threads use up {quota}",
+        f"({facts.share_of(cost):.0%}): {worst.threads} threads use up {quota}",
         "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
         "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)",
         _evidence(worst, facts.mean_ns),
@@ -207,8 +209,8 @@ def slow_cores(facts: Facts) -> Iterator[Finding]:
     if worst is None or not worst.core_mhz or not worst.fastest_mhz:
         return
     on_core = worst.of(worst.on_core_ns, facts.mean_ns)
-    cost = min(round(on_core * (1 - worst.core_mhz / worst.fastest_mhz)), _most(facts))
-    share = cost / max(facts.mean_ns, 1)
+    cost = _bounded(facts, on_core * (1 - worst.core_mhz / worst.fastest_mhz))
+    share = facts.share_of(cost)
     if share < _WORTH_TELLING:
         return
     yield facts.finding(
@@ -237,7 +239,7 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
     if worst is None or not facts.mean_ns:
         return
     faults = (worst.minor_faults + worst.major_faults) / worst.covered_ns * facts.mean_ns
-    cost = min(round(faults * _FAULT_NS), _most(facts))
+    cost = _bounded(facts, faults * _FAULT_NS)
     severity = severity_of(cost / facts.mean_ns)
     if severity is None:
         return
@@ -348,8 +350,8 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
     if rank is None or by_rank[rank].waits < _LEAST_WAITS:
         return
     waits, samples, holder, share = by_rank[rank]
-    cost = min(round(share * facts.mean_ns), _most(facts))
-    share = cost / max(facts.mean_ns, 1)
+    cost = _bounded(facts, share * facts.mean_ns)
+    share = facts.share_of(cost)
     severity = severity_of(share)
     if severity is None or holder is None:
         return
@@ -483,8 +485,8 @@ def _in_steps(facts: Facts, kind: Kind) -> _Found | None:
     rank = max(by_rank, key=lambda rank: by_rank[rank][1])
     inside, share = by_rank[rank]
     steps = len({step.step for step in facts.measured if step.rank == rank})
-    cost = min(round(share * facts.mean_ns), _most(facts))
-    return _Found(inside, rank, steps, cost, cost / max(facts.mean_ns, 1))
+    cost = _bounded(facts, share * facts.mean_ns)
+    return _Found(inside, rank, steps, cost, facts.share_of(cost))
 
 
 _RAISE: Final = {
@@ -537,5 +539,4 @@ def why_pipeline_late(facts: Facts) -> tuple[str, str, Evidence] | None:
 
 
 def _measured_time(facts: Facts, rank: int) -> Intervals:
-    steps = [step for step in facts.measured if step.rank == rank]
-    return union([step.start_ns for step in steps], [step.end_ns for step in steps])
+    return time_of(step for step in facts.measured if step.rank == rank)

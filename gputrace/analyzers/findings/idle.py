@@ -31,9 +31,9 @@ _FRAGMENTED: Final = 0.1
 """Unused part of reserved memory that cannot be given back, from which it is fragmented."""
 _EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
-_IN_ORDER: Final = re.compile("Async")
+_IN_ORDER: Final = "Async"
 """Names of stream-ordered allocations, which do not block."""
-_CUDNN: Final = re.compile(r"cudnn|(?<![a-z])conv(?!ert)|convol", re.IGNORECASE)
+_CUDNN: Final = r"(?i)cudnn|(?<![a-z])conv(?!ert)|convol"
 
 _LAUNCH_LESS: Final = {
     "pytorch": "launch less often and sooner: CUDA graphs or "
@@ -107,7 +107,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     if min(allocs / _MANY_ALLOCS, syncs / _MANY_SYNCS) < len(facts.rows):
         return
     cost = _idle_between_allocations(facts)
-    share = cost / max(facts.mean_ns, 1)
+    share = facts.share_of(cost)
     yield facts.finding(
         "autotune-repeated",
         severity_of(share) or "low",
@@ -135,7 +135,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """
     calls = _allocating_calls(facts) if facts.share("alloc") >= _ALLOC_MEDIUM else []
     advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
-    if calls and all(map(_OF_THE_HOST.search, calls)):
+    if calls and all(re.search(_OF_THE_HOST, call) for call in calls):
         advice = "pin the host's memory once, before the loop, and use it again"
     elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
@@ -214,15 +214,15 @@ _SIZES_SAID: Final = 2
 _ALLOC_MEDIUM: Final = 0.02
 _ALLOC_NAMED: Final = 0.25
 """Part of the idle time that allocations take from which one of them is named."""
-_OF_THE_HOST: Final = re.compile(r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host")
-_VERSION: Final = re.compile(r"_v\d+(_ptsz|_ptds)?$")
+_OF_THE_HOST: Final = r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host"
+_VERSION: Final = r"_v\d+(_ptsz|_ptds)?$"
 
 
 def _allocating_calls(facts: Facts) -> list[str]:
     """Return the names of the allocating calls that take most of the time in which GPUs idle for
     them, most first.
     """
-    each = facts.per_gpu.each(_in_allocations, facts.working, _times(facts))
+    each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
     spent = sum(map(Counter, each), Counter())
     least = _ALLOC_NAMED * spent.total()
     return [name for name, ns in spent.most_common() if ns >= least]
@@ -238,7 +238,7 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
     names = gpu.calls.name[rows]
     spent: Counter[str] = Counter()
     for id, text in gpu.trace.names(distinct_ids(names[within > 0])).items():
-        spent[_VERSION.sub("", text)] += int(within[names == id].sum())
+        spent[re.sub(_VERSION, "", text)] += int(within[names == id].sum())
     return dict(spent)
 
 
@@ -390,9 +390,10 @@ def _waits_are_long(facts: Facts) -> bool:
 
 def _long_waits(facts: Facts) -> tuple[int, int]:
     """Return the nanoseconds per step that the GPUs wait for launches, in long gaps and in all."""
-    waits = facts.per_gpu.each(_launch_waits, facts.working, _times(facts))
-    steps = max(1, sum(max(row.steps, 1) for row in facts.rows))
-    return sum(long for long, _ in waits) // steps, sum(total for _, total in waits) // steps
+    waits = facts.per_gpu.each(_launch_waits, facts.working, facts.working_times)
+    return sum(long for long, _ in waits) // facts.turns, sum(
+        all for _, all in waits
+    ) // facts.turns
 
 
 def _launch_waits(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
@@ -426,7 +427,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     shorter with managed memory prefetched.
     """
     why = ", and the trace does not show why: "
-    if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, _times(facts))) > sum(
+    if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, facts.working_times)) > sum(
         row.of("other_idle") for row in facts.rows
     ):
         why = " before pages of managed memory, which move one after another as they are touched"
@@ -448,10 +449,6 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
         advice,
         beside=-_between_kernels(facts),
     )
-
-
-def _times(facts: Facts) -> list[Intervals]:
-    return [facts.time_of(lane) for lane in facts.working]
 
 
 def _before_pages(gpu: GpuShardView, time: Intervals) -> int:
@@ -504,7 +501,7 @@ def _uses_cudnn(facts: Facts) -> bool:
     ids = distinct_ids(
         np.concatenate([operations.names for operations in facts.per_gpu.operations])
     )
-    return any(_CUDNN.search(name) for name in facts.trace.names(ids).values())
+    return any(re.search(_CUDNN, name) for name in facts.trace.names(ids).values())
 
 
 def _idle_between_allocations(facts: Facts) -> int:

@@ -132,7 +132,7 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
     """Yield findings about GPUs on which the same kernels take longer, whoever waits for them."""
     reported = {late.lane.gpu for late in facts.late}
     for slow in slow_gpus(facts):
-        gpu, share = slow.gpu, slow.cost_ns / max(facts.mean_ns, 1)
+        gpu, share = slow.gpu, facts.share_of(slow.cost_ns)
         if gpu in reported:
             continue
         reason = lower_clock(facts, gpu.gpu, gpu.rank)
@@ -185,7 +185,7 @@ def _hidden_work(facts: Facts) -> Iterator[Finding]:
         extra = beside.get(lane.gpu, _NOT_COMPARED).extra_ns
         if lane.gpu in reported or extra < MEDIUM * facts.mean_ns:
             continue
-        lost, share = int(caused.mean()), extra / max(facts.mean_ns, 1)
+        lost, share = int(caused.mean()), facts.share_of(extra)
         yield Finding(
             "straggler",
             "low",
@@ -299,7 +299,7 @@ def _finding(
     advice: str,
     more: Evidence | None = None,
 ) -> Finding:
-    gpu, share = late.lane.gpu, late.cost_ns / max(facts.mean_ns, 1)
+    gpu, share = late.lane.gpu, facts.share_of(late.cost_ns)
     evidence = {
         "pattern": late.pattern,
         "steps": len(late.steps),

@@ -13,13 +13,13 @@ from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.data_feeding import explained, how_to_feed_faster
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
 from gputrace.analyzers.gpu_shards import GpuShardView
-from gputrace.analyzers.grouping import median
+from gputrace.analyzers.grouping import median, time_of
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.run_phases import WARMUP_CAUSES
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Mask
-from gputrace.model.intervals import EMPTY, Times, union
+from gputrace.model.intervals import EMPTY, Times
 from gputrace.model.results import Finding, Phase, Step
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
@@ -233,7 +233,7 @@ def _host_took(facts: Facts, rank: int, steps: Sequence[Step]) -> tuple[int, int
     those for which it compiles.
     """
     state, process = facts.per_gpu.whole.once(read_host_state), facts.processes.get(rank, -1)
-    time = union([step.start_ns for step in steps], [step.end_ns for step in steps])
+    time = time_of(steps)
     collected, compiled = (
         times.get(process, EMPTY).intersection(time).total // len(steps)
         for times in (state.collections, state.compilations)
@@ -299,7 +299,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     Wrong if: later steps are as long.
     """
     once = {cause: sum(names.values()) for cause, names in facts.start_up.items()}
-    severity = severity_of(sum(once.values()) / max(facts.mean_ns, 1))
+    severity = severity_of(facts.share_of(sum(once.values())))
     if severity is not None:
         spent = sum(once.values())
         parts, advice = _name_causes(once, spent)

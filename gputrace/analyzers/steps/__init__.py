@@ -221,11 +221,11 @@ _LEAST_COVERED: Final = 0.5
 _MOST_BEHIND: Final = 0.5
 """Part of a step that a GPU which keeps up with its host may be behind."""
 
-_STEP: Final = re.compile(r"(?<![a-z])(step|iter(ation)?|batch|train(ing)?)(?![a-z])", re.I)
-_NOT_STEP: Final = re.compile(
-    r"optim|forward|backward|eval|valid|(?<![a-z])(val|test|load|data|epoch)(?![a-z])", re.I
+_STEP: Final = r"(?i)(?<![a-z])(step|iter(ation)?|batch|train(ing)?)(?![a-z])"
+_NOT_STEP: Final = (
+    r"(?i)optim|forward|backward|eval|valid|(?<![a-z])(val|test|load|data|epoch)(?![a-z])"
 )
-_PROFILER: Final = re.compile(r"ProfilerStep#?\d*")
+_PROFILER: Final = r"ProfilerStep#?\d*"
 
 
 class Marks(Struct, frozen=True, dict=True):
@@ -277,7 +277,7 @@ def read_marks(trace: Trace) -> list[Marks]:
         families = {
             id: re.sub(r"\d+", "#", name)
             for id, name in text.items()
-            if kind == Kind.STEP or not _NOT_STEP.search(name)
+            if kind == Kind.STEP or not re.search(_NOT_STEP, name)
         }
         events = events.select(np.isin(events.name, list(families)))
         for process in distinct_ids(events.process).tolist():
@@ -297,7 +297,7 @@ def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:
         own = events.select(threads == thread)
         own = own.select(np.argsort(own.start, kind="stable"))
         start, end = own.start, own.end
-        least = _LEAST_PROFILED if _PROFILER.match(family) else _LEAST_STEPS
+        least = _LEAST_PROFILED if re.match(_PROFILER, family) else _LEAST_STEPS
         if len(own) >= least and bool((start[1:] >= end[:-1]).all()):
             told = kind == Kind.STEP and bool((own.correlation >= 0).all())
             numbers = own.correlation if told else np.arange(len(own))
@@ -305,7 +305,7 @@ def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:
 
 
 def _source(kind: Kind, family: str) -> str:
-    if _PROFILER.match(family):
+    if re.match(_PROFILER, family):
         return "profiler"
     return "markers" if kind == Kind.STEP else "nvtx"
 

@@ -95,7 +95,7 @@ def _cut(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> Cuts:
     first = after[:-1].copy()
     place = np.searchsorted(inputs, bursts.last, "right")
     each = int(median(np.diff(place))) if len(place) > 1 else 0
-    if each and _start_after_end(operations, bursts, inputs):
+    if each and _start_after_end(bursts, inputs):
         own = place[1:] - each
         fed = own >= place[:-1]
         first[fed] = np.maximum(inputs[own[fed]], first[fed])
@@ -144,7 +144,7 @@ def _is_cut_off(cuts: Cuts) -> bool:
     return len(cuts) > _LEAST_STEPS and bool(sizes[0] < _WHOLE * median(sizes[1:]))
 
 
-def _start_after_end(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> bool:
+def _start_after_end(bursts: Bursts, inputs: Rows) -> bool:
     """Return whether input copies come at one distance after the optimizer, not beside the step
     before (prefetched), nor whenever a loader is done.
     """
@@ -210,7 +210,7 @@ def window_starts(operations: GpuOperations, first: Rows) -> Times:
 
 Rows = NDArray[np.intp]
 
-_BACKWARD: Final = re.compile(r"backward|bwd|(?<![a-z])grad|wgrad|dgrad|Grad", re.IGNORECASE)
+_BACKWARD: Final = r"(?i)backward|bwd|(?<![a-z])grad|wgrad|dgrad|Grad"
 
 _LEAST_INPUT_BYTES: Final = 1024
 """Smaller copies are scalars and pointers, not batches."""
@@ -266,7 +266,7 @@ def may_train(trace: Trace, operations: GpuOperations) -> bool:
     """Return whether kernels of a backward pass ran, by name, or graphs that may hold some."""
     if (operations.events.kind == Kind.GRAPH).any():
         return True
-    return len(_kernels_named(trace, operations, _BACKWARD.search)) > 0
+    return len(_kernels_named(trace, operations, re.compile(_BACKWARD).search)) > 0
 
 
 def _kernels_named(
@@ -521,7 +521,7 @@ _LONG_PART: Final = 0.5
 _FORWARD: Final = 0.2
 """Share of a step's different kernels from which work between steps may be a forward pass."""
 
-_WRITES: Final = re.compile(r"_*(f?write|pwrite|writev|pwritev|fsync|fdatasync|fflush|sync_file)")
+_WRITES: Final = r"_*(f?write|pwrite|writev|pwritev|fsync|fdatasync|fflush|sync_file)"
 _SAVING_COPIES: Final = 3
 """More copies to the host than this, before anything is computed, save a checkpoint."""
 
@@ -613,7 +613,7 @@ def until_written(trace: Trace, windows: StepWindows, process: int) -> StepWindo
     span = Window(min(i.start for i in saved), int(windows.end[max(i.after for i in saved) + 1]))
     events = trace.events([Kind.OS_RUNTIME], ("start", "end", "name", "process"), span)
     names = trace.names(distinct_ids(events.name))
-    writes = [id for id, text in names.items() if _WRITES.match(text)]
+    writes = [id for id, text in names.items() if re.match(_WRITES, text)]
     events = events.select(np.isin(events.name, writes) & (events.process == process))
     starts, interludes = windows.start.copy(), list(windows.interludes)
     for index, checkpoint in enumerate(interludes):

@@ -4,7 +4,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 from typing import Any, Final
 
@@ -78,11 +78,6 @@ class StepWindows(Struct, frozen=True, dict=True):
     def lengths(self) -> Times:
         """Nanoseconds of each step."""
         return self.end - self.start
-
-    @property
-    def intervals(self) -> Times:
-        """Nanoseconds from each step's start to the next one's."""
-        return np.diff(self.start)
 
 
 _SLOWER: Final = 0.15
@@ -191,12 +186,7 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     times = np.where(idle, 1 / _SEEN, 1.0)
     ratios = 1 - costs * times
     ratio = float(weights @ ratios)
-    scatter = 0.0
-    for lengths in (control, beside):
-        relative = np.concatenate([own / _mean(own)[0] for own in lengths])
-        spread = _mean(relative)[1] * len(relative) ** 0.5
-        each = (weights * times) ** 2 @ [1 / len(own) for own in lengths]
-        scatter = np.hypot(scatter, spread * np.sqrt(each))
+    scatter = _scatter(control, beside, weights * times)
     effective = 1 / float(weights @ weights)
     if effective > _SEVERAL:
         variance = float(weights @ (ratios - ratio) ** 2) / (effective - 1)
@@ -212,6 +202,18 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         stretches=len(stretches),
         steps=sum(map(len, control)),
     )
+
+
+def _scatter(
+    control: Sequence[Times], beside: Sequence[Times], weights: NDArray[np.float64]
+) -> float:
+    """Return the standard error of the weighted mean ratio of stretches, from that of steps."""
+    scatter = 0.0
+    for lengths in (control, beside):
+        relative = np.concatenate([own / _mean(own)[0] for own in lengths])
+        spread = _mean(relative)[1] * len(relative) ** 0.5
+        scatter = np.hypot(scatter, spread * np.sqrt((weights**2) @ [1 / len(n) for n in lengths]))
+    return scatter
 
 
 def _settled(steps: MarkedSteps) -> NDArray[np.int64]:

@@ -312,6 +312,8 @@ def join(parts: Sequence[GapTable]) -> GapTable:
         return GapTable(
             *(nothing.astype(kind) for kind in ("i2", "i8", "i8", "i1", "i4", "?", "?"))
         )
+    if len(parts) == 1:
+        return parts[0]
     return GapTable(
         *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(GapTable))
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -213,7 +213,7 @@ def explained_only(graph: Graph) -> Graph:
     )
 
 
-class _Edit(NamedTuple):
+class _Edit(Struct, frozen=True):
     """Graph with an optimization, and its replay."""
 
     graph: Graph

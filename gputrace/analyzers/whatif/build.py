@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from gputrace.analyzers.whatif.graph import (
 from gputrace.analyzers.whatif.step_rows import Rows
 from gputrace.model.events import Column, Kind, Mask, Memory, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
 
@@ -176,7 +177,7 @@ _BLOCKED_NS: Final = 50_000
 """Minimum duration of a call or gap that a full queue explains."""
 
 
-class HostTimes(NamedTuple):
+class HostTimes(Struct, frozen=True):
     """Columns of calls, see `Graph`."""
 
     gap: Times
@@ -204,7 +205,7 @@ def host_times(
     return HostTimes(np.where(hand >= 0, 0, gap), waited, hand, hand_lag)
 
 
-class StartTimes(NamedTuple):
+class StartTimes(Struct, frozen=True):
     """Columns of operations, see `Graph`; residuals are 0 or above `SLACK_NS`."""
 
     latency: Times
@@ -241,7 +242,7 @@ def _usual(samples: Times, otherwise: int) -> int:
     return int(median(samples)) if len(samples) >= _ENOUGH else otherwise
 
 
-class Queueing(NamedTuple):
+class Queueing(Struct, frozen=True):
     """Columns of calls, corrected for full launch queues, see `Graph`."""
 
     slot: Index
@@ -279,7 +280,7 @@ def find_slots(items: Items, gpu: Index, call_ns: Times, host: HostTimes) -> Que
     return Queueing(slots, call_ns, gap)
 
 
-class _Lane(NamedTuple):
+class _Lane(Struct, frozen=True):
     """Launches of one GPU."""
 
     rows: Index
@@ -329,7 +330,7 @@ _EVERY_STREAM = ("Device", "Ctx", "Thread", "Free", "Unmap", "Release")
 Waits = dict[int, tuple[tuple[int, int], ...]]
 
 
-class Waiting(NamedTuple):
+class Waiting(Struct, frozen=True):
     """Columns of calls, see `Graph`."""
 
     own: Times

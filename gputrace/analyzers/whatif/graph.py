@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache, cached_property, reduce
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -431,7 +431,7 @@ def walk(graph: Graph) -> Times:  # noqa: C901 (one loop over plain integers: ca
     return np.array(ended, np.int64)
 
 
-class Measure(NamedTuple):
+class Measure(Struct, frozen=True):
     """Step lengths of a replay."""
 
     lengths: NDArray[np.float64]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +19,9 @@ from gputrace.report import check_target, unfinished_file
 
 def load(name: str) -> ModuleType:
     """Import a module of this package; raise MissingError where bokeh is not installed."""
-    try:
-        return import_module(f"gputrace.report.html.{name}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("bokeh", "jinja2", "tornado"):
-            raise
-        raise MissingError("a page needs bokeh; install it with `pip install bokeh`") from None
+    if not all(map(find_spec, ("bokeh", "jinja2", "tornado"))):
+        raise MissingError("a page needs bokeh; install it with `pip install bokeh`")
+    return import_module(f"gputrace.report.html.{name}")
 
 
 def write_page(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
-
-from bokeh.models import ColumnDataSource, DataRange1d, HoverTool, NumeralTickFormatter, Range1d
-from bokeh.models.annotations import Legend, LegendItem
-from bokeh.plotting import figure
 
 from gputrace.analyzers.timeline_model.cells import RUN_CLASSES
 from gputrace.model.intervals import union
 from gputrace.model.options import Window
 from gputrace.model.results import Analysis, Curve, Utilization
 from gputrace.model.time_class import CLASSES
+from gputrace.report.html.models import Chart, Model, field, fixed_ticks, source, value
 from gputrace.report.palette import LOOKS, NOTHING
 from gputrace.report.tables import CLASS_NAMES
 from gputrace.report.wording import card_name, gpu_label
@@ -31,29 +28,16 @@ CURVES: Final = {
 }
 """Curves of a run: label of the axis, and factor that scales the values to its unit."""
 
+_ENTRY_PX: Final = 16
+"""Height of an entry of a legend."""
+_ABOVE_PX: Final = 46
+"""Height of what is above a legend, and of its margins."""
 _FEW_POINTS: Final = 80
 """Curves of up to so many points get dots, too."""
 _OVER: Final = 1.2
 """Height of the chart of step times, relative to the longest steady step."""
 _MOST_STEPS: Final = 20_000
 """Maximum number of steps of a rank in the chart of step times; later ones are left out."""
-
-
-def new_figure(name: str, height: int, **options: Any) -> figure:
-    """Create an empty chart in the style and width of the page."""
-    plot = figure(
-        name=name,
-        height=height,
-        sizing_mode="stretch_width",
-        background_fill_alpha=0,
-        border_fill_alpha=0,
-        outline_line_alpha=0,
-        lod_threshold=None,
-        **{"tools": "xpan,xbox_zoom,reset", "toolbar_location": "above", **options},
-    )
-    plot.toolbar.logo = None
-    plot.grid.grid_line_alpha = 0.25
-    return plot
 
 
 def measured_window(analysis: Analysis) -> Window | None:
@@ -66,7 +50,7 @@ def measured_window(analysis: Analysis) -> Window | None:
 
 def folded_range(
     measured: tuple[float, float], whole: tuple[float, float], share: float = 0.03
-) -> Range1d:
+) -> Model:
     """Return a range that first shows the measured part; a button of the page unfolds the rest.
 
     The page's script finds both parts in its tags. A share of the part's length is its margin.
@@ -75,10 +59,10 @@ def folded_range(
     low, high = max(measured[0] - margin, whole[0]), min(measured[1] + margin, whole[1])
     if not low < high:
         low, high = whole
-    return Range1d(start=low, end=high, bounds=whole, tags=[low, high, *whole])
+    return Model("Range1d", start=low, end=high, bounds=whole, tags=[low, high, *whole])
 
 
-def run_charts(analysis: Analysis) -> dict[str, figure]:
+def run_charts(analysis: Analysis) -> dict[str, Chart]:
     """Draw the utilization curves of the GPUs, on a shared time axis that starts at 0 or later."""
     use = analysis.utilization
     if use is None:
@@ -94,7 +78,7 @@ def run_charts(analysis: Analysis) -> dict[str, figure]:
     return {name: _run_chart(analysis, use, name, axis) for name in CURVES if name in sampled}
 
 
-def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Range1d) -> figure:
+def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Model) -> Chart:
     origin, (label, scale) = analysis.origin_ns, CURVES[name]
     drawn = [
         (index, gpu, curve)
@@ -104,7 +88,7 @@ def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Range1d) -
     ]
     top = max(max(curve.high, default=0) for _, _, curve in drawn) * scale
     limit = 100.0 if label.endswith("%") else max(top * 1.08, 1e-9)
-    plot = new_figure(
+    plot = Chart(
         name,
         190,
         x_range=axis,
@@ -125,23 +109,25 @@ def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Range1d) -
     return plot
 
 
-def _line(plot: figure, index: int, curve: Curve, origin: int, scale: float) -> list[Any]:
+def _line(plot: Chart, index: int, curve: Curve, origin: int, scale: float) -> list[Model]:
     """Draw the mean; where points aggregate samples, a band shows their extremes."""
     color, dash = gpu_look(index)
     values = {"y": curve.mean, "low": curve.low, "high": curve.high}
     data = {name: [value * scale for value in column] for name, column in values.items()}
-    source = ColumnDataSource({"x": [(at - origin) / 1e9 for at in curve.time_ns], **data})
-    drawn: list[Any] = []
+    points = source({"x": [(at - origin) / 1e9 for at in curve.time_ns], **data})
+    drawn: list[Model] = []
     if curve.low != curve.high:
-        band: dict[str, Any] = {"source": source, "fill_color": color, "fill_alpha": 0.2}
-        drawn.append(plot.varea("x", "low", "high", **band))
-    drawn.append(plot.line("x", "y", source=source, color=color, line_dash=dash, line_width=1.8))
+        band = {"x": "x", "y1": "low", "y2": "high", "fill_color": color, "fill_alpha": 0.2}
+        drawn.append(plot.draw("VArea", points, **band))
+    line = {"line_color": color, "line_dash": dash, "line_width": 1.8}
+    drawn.append(plot.draw("Line", points, x="x", y="y", **line))
     if len(curve.time_ns) <= _FEW_POINTS:
-        drawn.append(plot.scatter("x", "y", source=source, color=color, size=5))
+        dot = {"size": 5, "line_color": color, "fill_color": color}
+        drawn.append(plot.draw("Scatter", points, x="x", y="y", **dot))
     return drawn
 
 
-def _shade(plot: figure, analysis: Analysis, top: float) -> None:
+def _shade(plot: Chart, analysis: Analysis, top: float) -> None:
     """Shade phases behind the curves, each kind in its colour."""
     origin = analysis.origin_ns
     entries = []
@@ -150,15 +136,15 @@ def _shade(plot: figure, analysis: Analysis, top: float) -> None:
         spans = union([match.start_ns for match in matching], [match.end_ns for match in matching])
         if len(spans):
             data = {"left": (spans.start - origin) / 1e9, "right": (spans.end - origin) / 1e9}
-            look: dict[str, Any] = {"fill_color": color, "fill_alpha": 0.13, "line_color": None}
-            source = ColumnDataSource(data)
-            drawn = plot.quad("left", "right", bottom=0, top=top, source=source, **look)
+            look = {"fill_color": color, "fill_alpha": 0.13, "line_color": None}
+            sides = {"left": "left", "right": "right", "bottom": 0, "top": top}
+            drawn = plot.draw("Quad", source(data), **sides, **look)
             entries.append((phase, [drawn]))
     add_legend(plot, entries)
 
 
 def add_legend(
-    plot: figure, entries: Sequence[tuple[str, list[Any]]], points: Sequence[int] = ()
+    plot: Chart, entries: Sequence[tuple[str, list[Model]]], points: Sequence[int] = ()
 ) -> None:
     """Add entries to the legend beside the chart; a click on one hides its line.
 
@@ -166,18 +152,18 @@ def add_legend(
     """
     if not entries:
         return
-    items = [LegendItem(label=label, renderers=drawn) for label, drawn in entries]
+    items = [Model("LegendItem", label=value(label), renderers=drawn) for label, drawn in entries]
     for item, index in zip(items, points, strict=False):
         item.index = index
-    if len(plot.legend):
-        plot.legend[0].items = [*plot.legend[0].items, *items]
-        return
-    legend = Legend(items=items, click_policy="hide", background_fill_alpha=0, border_line_alpha=0)
-    legend.update(label_text_font_size="11px", spacing=0, padding=0)
-    plot.add_layout(legend, "right")
+    if not plot.right:
+        look = {"background_fill_alpha": 0, "border_line_alpha": 0, "label_text_font_size": "11px"}
+        row = {"label_height": _ENTRY_PX, "glyph_height": _ENTRY_PX, "spacing": 0, "padding": 0}
+        plot.right.append(Model("Legend", items=[], click_policy="hide", **look, **row))
+    plot.right[0].items += items
+    plot.height = max(plot.height, _ABOVE_PX + _ENTRY_PX * len(plot.right[0].items))
 
 
-def step_chart(analysis: Analysis) -> figure | None:
+def step_chart(analysis: Analysis) -> Chart | None:
     """Draw the duration of each step by rank, or by GPU where each rank has one; steps of other
     phases than steady are hollow.
 
@@ -191,10 +177,10 @@ def step_chart(analysis: Analysis) -> figure | None:
     numbers, first = [step.step for step in steps], min(step.step for step in steady)
     ends = (min(numbers) - 0.5, max(numbers) + 0.5)
     axis = folded_range((first - 0.5, ends[1]), ends, 0)
-    plot = new_figure(
+    plot = Chart(
         "steps", 220, x_range=axis, y_range=(0, top), x_axis_label="step", y_axis_label="ms"
     )
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
+    plot.xaxis.formatter = Model("NumeralTickFormatter", format="0,0")
     entries, typical = [], []
     ranks = sorted({step.rank for step in steps})
     for index, rank in enumerate(ranks):
@@ -204,7 +190,7 @@ def step_chart(analysis: Analysis) -> figure | None:
         shown = list(by_number.values())[:_MOST_STEPS]
         color, dash = gpu_look(index)
         ms = [(step.end_ns - step.start_ns) / 1e6 for step in shown]
-        source = ColumnDataSource(
+        points = source(
             {
                 "x": [step.step for step in shown],
                 "y": [min(length, top * 0.97) for length in ms],
@@ -214,19 +200,18 @@ def step_chart(analysis: Analysis) -> figure | None:
                 "phase": [step.phase for step in shown],
             }
         )
-        line = plot.line("x", "y", source=source, color=color, line_dash=dash, line_alpha=0.6)
-        dots = plot.scatter(
-            "x", "y", marker="marker", source=source, size=6, line_color=color, fill_color="fill"
-        )
+        at: dict[str, Any] = {"x": "x", "y": "y", "line_color": color}
+        line = plot.draw("Line", points, **at, line_dash=dash, line_alpha=0.6)
+        dots = plot.draw("Scatter", points, **at, marker="marker", size=6, fill_color="fill")
         tips = [("", label), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
-        plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
+        plot.add_tips(dots, tips)
         entries.append((plain_text(label), [line, dots]))
         typical.append(next((at for at, step in enumerate(shown) if step.phase == "steady"), 0))
     add_legend(plot, entries, typical)
     return plot
 
 
-def class_chart(analysis: Analysis) -> figure | None:
+def class_chart(analysis: Analysis) -> Chart | None:
     """Draw the breakdown of a step on each GPU, in milliseconds per step."""
     rows = [row for row in analysis.breakdown if row.compute_ns is not None]
     if not rows:
@@ -243,32 +228,51 @@ def class_chart(analysis: Analysis) -> figure | None:
     return stacked_bars(labels, values, loop)
 
 
-def stacked_bars(labels: Sequence[str], values: Mapping[str, Sequence[float]], axis: str) -> figure:
+def gpus_chart(name: str, height: int, gpus: Iterable[int], label: str) -> Chart:
+    """Return an empty chart over numbers of GPUs, whose other axis begins at 0."""
+    plot = Chart(
+        name,
+        height,
+        y_range=Model("DataRange1d", start=0),
+        x_axis_label="GPUs",
+        y_axis_label=label,
+        tools=(),
+        toolbar_location=None,
+    )
+    plot.xaxis.ticker = fixed_ticks(sorted(set(gpus)))
+    return plot
+
+
+def draw_points(plot: Chart, points: Model, color: str, dash: Sequence[int] = ()) -> list[Model]:
+    """Draw the values over numbers of GPUs: a line, and dots."""
+    at: dict[str, Any] = {"x": "gpus", "y": "value", "line_color": color}
+    line = plot.draw("Line", points, **at, line_dash=dash, line_width=2)
+    return [line, plot.draw("Scatter", points, **at, fill_color=color, size=9)]
+
+
+def draw_spread(plot: Chart, points: Model, base: str, **look: Any) -> None:
+    """Draw from the low to the high of each row."""
+    ends = {name: field(column) for name, column in (("lower", "low"), ("upper", "high"))}
+    plot.center.append(Model("Whisker", source=points, base=field(base), **ends, **look))
+
+
+def stacked_bars(labels: Sequence[str], values: Mapping[str, Sequence[float]], axis: str) -> Chart:
     """Draw a bar for each label, stacked from the classes with any time."""
     names = [name for name in CLASSES if any(values.get(name, ()))]
     data: dict[str, Any] = {"row": labels, **{name: values[name] for name in names}}
-    plot = new_figure(
+    plot = Chart(
         "classes",
         70 + 26 * len(labels),
-        x_range=DataRange1d(start=0, range_padding=0.02),
+        x_range=Model("DataRange1d", start=0, range_padding=0.02),
         y_range=labels[::-1],
         x_axis_label=axis,
-        tools="",
+        tools=(),
         toolbar_location=None,
     )
-    drawn = plot.hbar_stack(
-        names,
-        y="row",
-        height=0.8,
-        source=ColumnDataSource(data),
-        color=[class_color(name) for name in names],
-        line_color="#808080",
-        line_width=0.5,
-    )
+    drawn = plot.draw_stacked_bars(source(data), {name: class_color(name) for name in names})
     for name, bar in zip(names, drawn, strict=True):
-        tips = [(class_label(name), f"@{name}{{0,0.000}} ms")]
-        plot.add_tools(HoverTool(renderers=[bar], tooltips=tips, visible=False))
-    plot.ygrid.visible = False
+        plot.add_tips(bar, [(class_label(name), f"@{name}{{0,0.000}} ms")])
+    plot.hide_grid(x=False)
     return plot
 
 
@@ -277,7 +281,9 @@ GROUND: Final = "#16161c"
 
 _GPUS: Final = ("#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#0072b2", "#d55e00", "#8a8a8a")
 """Colours by Okabe and Ito from green on, without the yellow that vanishes on white."""
-_DASHES: Final = ("solid", "dashed", "dotted", "dotdash")
+DASHED: Final = (6,)
+_DASHES: Final = ((), DASHED, (2, 4), (2, 4, 6, 4))
+"""Pixels drawn and left out, in turn."""
 PHASES: Final = {"warmup": "#e69f00", "validation": "#56b4e9", "checkpoint": "#cc79a7"}
 
 _LABELS: Final = CLASS_NAMES | {
@@ -287,7 +293,7 @@ _LABELS: Final = CLASS_NAMES | {
 }
 
 
-def gpu_look(index: int) -> tuple[str, str]:
+def gpu_look(index: int) -> tuple[str, tuple[int, ...]]:
     """Return the colour and the dash pattern of a GPU's line, by its index in the list."""
     return _GPUS[index % len(_GPUS)], _DASHES[index // len(_GPUS) % len(_DASHES)]
 

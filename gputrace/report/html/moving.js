@@ -87,7 +87,7 @@ const Moving = (() => {
     for (let at = Math.ceil(from / 1e9 / step); at * step * 1e9 <= to; at++) {
       const x = (at * step * 1e9 - from) / (to - from) * width;
       context.fillRect(x, top, 1, 5);
-      if (x < width - 15) context.fillText((at * step).toFixed(Math.max(0, Math.ceil(-Math.log10(step)))), x, top + 7);
+      if (x > 15 && x < width - 15) context.fillText((at * step).toFixed(Math.max(0, Math.ceil(-Math.log10(step)))), x, top + 7);
     }
   }
 

@@ -14,13 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from bokeh.embed import file_html
-from bokeh.model import Model
-from bokeh.models import ColumnDataSource, DataRange1d, HoverTool
-from bokeh.models.annotations import Whisker
-from bokeh.models.widgets import Div
-from bokeh.plotting import figure
-from bokeh.resources import INLINE
 from jinja2 import Environment, FunctionLoader, Template, select_autoescape
 from markupsafe import Markup, escape
 
@@ -34,16 +27,26 @@ from gputrace.report.comparison import tables
 from gputrace.report.comparison import verdict as comparison_verdict
 from gputrace.report.html.charts import (
     CURVES,
+    DASHED,
     add_legend,
     class_chart,
     class_label,
     class_list,
+    draw_points,
+    draw_spread,
+    gpus_chart,
     measured_window,
-    new_figure,
     plain_text,
     run_charts,
     stacked_bars,
     step_chart,
+)
+from gputrace.report.html.models import (
+    Chart,
+    element_id,
+    library,
+    source,
+    write_documents,
 )
 from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
 from gputrace.report.tables import (
@@ -78,24 +81,31 @@ def render(material: Material) -> str:
     return render_page("page.html", charts, page_variables(material, charts))
 
 
-def render_page(template: str, charts: dict[str, figure], variables: dict[str, Any]) -> str:
+_EMBED: Final = """
+<script type="application/json" id="charts">%s</script>
+<script>
+(({ docs, items }) => Bokeh.embed.embed_items(docs, items))(JSON.parse(document.getElementById("charts").textContent));
+</script>
+"""  # noqa: E501
+
+
+def render_page(template: str, charts: dict[str, Chart], variables: dict[str, Any]) -> str:
     """Render a page from one of the templates beside this module."""
-    # Bokeh rejects a document without models.
-    models: list[Model] = [*charts.values()] or [Div(visible=False)]
-    return file_html(
-        models,
-        resources=INLINE,
-        title=f"gputrace: {variables['content'].title}",
-        template=page_template(template),
-        template_variables=variables,
-        suppress_callback_warning=True,
+    title = f"gputrace: {variables['content'].title}"
+    documents = write_documents(charts.values(), title).decode()
+    return page_template(template).render(
+        variables,
+        title=title,
+        roots={name: {"elementid": element_id(name)} for name in charts},
+        bokeh_js=f"<script>{library()}</script>",
+        plot_script=_EMBED % documents.replace("<", "\\u003c"),
     )
 
 
-def find_charts(material: Material) -> dict[str, figure]:
+def find_charts(material: Material) -> dict[str, Chart]:
     """Draw all figures of a page, by name."""
     analysis = material.analysis
-    charts: dict[str, figure | None] = {
+    charts: dict[str, Chart | None] = {
         **(timeline_charts(material) if material.scene.lanes else {}),
         "classes": class_chart(analysis),
         "steps": step_chart(analysis),
@@ -104,12 +114,12 @@ def find_charts(material: Material) -> dict[str, figure]:
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def page_variables(material: Material, charts: dict[str, figure]) -> dict[str, Any]:
+def page_variables(material: Material, charts: dict[str, Chart]) -> dict[str, Any]:
     """Return the variables of a report's template, apart from those that Bokeh sets."""
     return common_variables(charts) | {"content": _content(material), "facts": facts(material)}
 
 
-def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
+def common_variables(charts: dict[str, Chart]) -> dict[str, Any]:
     """Return the variables of all templates; ``sources`` lists what a page may load."""
     return {
         "charts": list(charts),
@@ -454,8 +464,8 @@ def _comparison_content(comparison: Comparison) -> SimpleNamespace:
     )
 
 
-def _charts(comparison: Comparison) -> dict[str, figure]:
-    charts: dict[str, figure] = {}
+def _charts(comparison: Comparison) -> dict[str, Chart]:
+    charts: dict[str, Chart] = {}
     scaling = comparison.scaling
     if scaling is not None and any(row.speed_up is not None for row in scaling.rows):
         charts["speed"] = _speed_chart(comparison, "speed", "times faster")
@@ -469,7 +479,7 @@ def _charts(comparison: Comparison) -> dict[str, figure]:
     return charts
 
 
-def _speed_chart(comparison: Comparison, name: str, label: str) -> figure:
+def _speed_chart(comparison: Comparison, name: str, label: str) -> Chart:
     """Draw measured values, with bounds for the speed-up, and the ideal."""
     assert comparison.scaling is not None
     rows = [row for row in comparison.scaling.rows if row.speed_up is not None]
@@ -485,20 +495,13 @@ def _speed_chart(comparison: Comparison, name: str, label: str) -> figure:
         data["high"] = [row.speed_up_high or row.speed_up for row in rows]
     else:
         data["value"] = [100 * (row.efficiency or 0.0) for row in rows]
-    source = ColumnDataSource(data)
-    plot = new_figure(
-        name, 260, y_range=DataRange1d(start=0), x_axis_label="GPUs", y_axis_label=label, tools=""
-    )
-    plot.toolbar_location = None
-    plot.xaxis.ticker = sorted(set(data["gpus"]))
-    line = plot.line("gpus", "value", source=source, color="#009e73", line_width=2)
-    dots = plot.scatter("gpus", "value", source=source, color="#009e73", size=9)
-    ideal = plot.line("gpus", "ideal", source=source, color="#8a8a8a", line_dash="dashed")
+    points = source(data)
+    plot = gpus_chart(name, 260, data["gpus"], label)
+    measured = draw_points(plot, points, "#009e73")
+    ideal = plot.draw("Line", points, x="gpus", y="ideal", line_color="#8a8a8a", line_dash=DASHED)
     if name == "speed":
-        plot.add_layout(
-            Whisker(base="gpus", lower="low", upper="high", source=source, line_color="#009e73")
-        )
+        draw_spread(plot, points, "gpus", line_color="#009e73")
     tips = [("run", "@run"), ("GPUs", "@gpus"), (label, "@value{0.00}"), ("ideal", "@ideal{0.00}")]
-    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips, visible=False))
-    add_legend(plot, [("measured", [line, dots]), ("ideal", [ideal])])
+    plot.add_tips(measured[-1], tips)
+    add_legend(plot, [("measured", measured), ("ideal", [ideal])])
     return plot

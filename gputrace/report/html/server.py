@@ -10,13 +10,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Collection
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
-from bokeh.models import ColumnDataSource, Range1d
-from bokeh.plotting import figure
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from bokeh.server.util import bind_sockets
@@ -27,6 +25,7 @@ from tornado.ioloop import IOLoop
 from tornado.web import ErrorHandler
 
 from gputrace.errors import UsageError
+from gputrace.report.html.models import read_document, write_documents
 from gputrace.report.html.page import find_charts, page_template, page_variables
 from gputrace.report.html.timeline import Material, file_name
 
@@ -92,24 +91,22 @@ class _Site(BokehTornado):
 def _fill(document: Document, material: Material) -> None:
     """Fill the document of one view of the page."""
     charts = find_charts(material)
-    for chart in charts.values():
-        document.add_root(chart)
-    document.title = f"gputrace: {file_name(material.analysis)}"
+    title = f"gputrace: {file_name(material.analysis)}"
+    document.replace_with_json(read_document(write_documents(charts.values(), title)))
     document.template = page_template()
     document.template_variables.update(page_variables(material, charts), sources="'self'")
     if "timeline" in charts and not material.whole:
-        _Follower(document, material, charts["timeline"])
+        _Follower(document, material)
 
 
 class _Follower:
     """Sender of the window that a view shows, once it rests."""
 
-    def __init__(self, document: Document, material: Material, timeline: figure) -> None:
+    def __init__(self, document: Document, material: Material) -> None:
         self._document, self._material = document, material
-        assert isinstance(timeline.x_range, Range1d)
+        timeline: Any = document.get_model_by_name("timeline")
         self._range = timeline.x_range
-        sources = (tag for tag in timeline.tags if isinstance(tag, ColumnDataSource))
-        self._sources = [each for each in sources if (each.name or "").startswith("lane-")]
+        self._sources = [tag for tag in timeline.tags if tag.name.startswith("lane-")]
         self._waiting: Any = None
         for end in ("start", "end"):
             self._range.on_change(end, self._moved)
@@ -123,7 +120,7 @@ class _Follower:
         """Send the window in view, extended by its length on either side."""
         self._waiting = None
         origin, shown = self._material.scene.origin, self._range
-        start, end = (round(cast(float, at) * 1e9) + origin for at in (shown.start, shown.end))
+        start, end = (round(at * 1e9) + origin for at in (shown.start, shown.end))
         width = end - start
         runs = self._material.runs_around(start - width, end + width, _MOST_SENT)
         for source, lane_runs in zip(self._sources, runs, strict=True):

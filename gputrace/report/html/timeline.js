@@ -105,8 +105,8 @@ const Lanes = (() => {
     }
   }
 
-  // Stretches of idle time, whole: [start, end, the class with most of it, whether it may be
-  // longer]. Beside a cell its end is not known.
+  // Stretches of idle time, whole, the longest first: [start, end, the class with most of it,
+  // whether it may be longer]. Beside a cell its end is not known.
   function dark(own, idle) {
     const inCell = run => run >= 0 && run < own.kind.length && (own.kind[run] & IN_CELL) !== 0;
     const found = [];
@@ -120,13 +120,14 @@ const Lanes = (() => {
       found.push([own.edges[first], own.edges[run], [...most].reduce((a, b) => (b[1] > a[1] ? b : a))[0],
         inCell(first - 1) || inCell(run)]);
     }
-    return found;
+    return found.sort((one, other) => other[1] - other[0] - (one[1] - one[0]));
   }
 
   // Those at least `least` long that reach into a window.
   function gaps(own, from, to, least, idle) {
     own.dark ||= dark(own, idle);
-    return own.dark.filter(([start, end]) => end - start >= least && end > from && start < to);
+    const shorter = own.dark.findIndex(([start, end]) => end - start < least);
+    return own.dark.slice(0, shorter < 0 ? undefined : shorter).filter(([start, end]) => end > from && start < to);
   }
 
   // The widest cell in a window of which only shares are known; 0 where there is none.

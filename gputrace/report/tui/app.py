@@ -215,8 +215,11 @@ class BrowseApp(TerminalApp[None]):
         if scene.analysis is None:
             self.update_text("#verdict", f"{_LOOKING} …")
             self.show()
+        elif self._opened:
+            self.rearrange(lambda: self.select(0))
         else:
-            self.rearrange(self._begin)
+            self._open()
+            self.rearrange(self._follow_selection)
 
     def rearrange(self, then: Callable[[], None] | None = None) -> None:
         """Filter and sort the gaps again; many gaps, in the source's thread."""
@@ -229,8 +232,9 @@ class BrowseApp(TerminalApp[None]):
         if len(table) <= _AT_ONCE:
             self._arranged(table, self.board.arrange(table), then)
         else:
+            self.show()
             self.update_text("#status", "sorting …")
-            self.sources[0].ask(arrange)
+            self.call_after_refresh(self.sources[0].ask, arrange)
 
     def _arranged(
         self, table: GapTable, rows: NDArray[np.intp], then: Callable[[], None] | None
@@ -305,12 +309,17 @@ class BrowseApp(TerminalApp[None]):
         box.display = not has_gaps and not self.enlarged
         self.query_one("#below").display = has_gaps and not self.enlarged
         shown = self.board.lane_at_cursor
-        scene = self.board.scenes[shown.trace if shown else 0]
+        trace = shown.trace if shown else 0
+        scene = self.board.scenes[trace]
         if not has_gaps and scene is not None and scene.analysis is not None:
+            head = Text()
+            if len(self.board.scenes) > 1:
+                name = clean(self.sources[trace].paths[0].name, 60)
+                head = Text(f"{'AB'[trace]} {name}, the trace at the cursor\n", "bold")
             width = self.size.width - 4
-            height = max(box.size.height or self.query_one("#below").size.height, 6)
+            height = max(box.size.height or self.query_one("#below").size.height, 6) - bool(head)
             text = PANES[self.pane](scene.analysis, width, height, self.palette)
-            self.update_text("#pane-text", text)
+            self.update_text("#pane-text", head + text)
 
     def _show_status(self) -> None:
         board, view = self.board, self.board.view
@@ -450,8 +459,13 @@ class BrowseApp(TerminalApp[None]):
 
     def _reselect(self) -> None:
         """Keep the selection if it is still listed; else select the first row."""
+        self._follow_selection()
+        self.select(self.gap_list.index)
+
+    def _follow_selection(self) -> None:
+        """Place the list's cursor on what is selected, or on the first row if it is not listed."""
         listed = np.flatnonzero(self.board.rows == self.board.selected)
-        self.select(int(listed[0]) if len(listed) else 0)
+        self.gap_list.index = int(listed[0]) if len(listed) else 0
 
     def action_mark(self) -> None:
         """Set a mark; a third one clears the first two."""
@@ -473,7 +487,7 @@ class BrowseApp(TerminalApp[None]):
             self.notify("no steps were found in one of them", markup=False)
             return
         self.show_detail()
-        self.rearrange()
+        self.rearrange(self._follow_selection)
 
     # Prompts:
 
@@ -584,24 +598,22 @@ class BrowseApp(TerminalApp[None]):
 
     # Details and lanes:
 
-    def _begin(self) -> None:
-        """Show the worst gap with a step on either side, the first time."""
-        if self._opened:
-            self.select(0)
-            return
+    def _open(self) -> None:
+        """Select the worst gap, with a step on either side in view."""
         self._opened = True
-        if not len(self.board.rows):
+        if (worst := self.board.worst_gap()) is None:
             self.board.gap_filter = GapFilter()
-            self.board.rows = self.board.arrange(self.board.table)
+            worst = self.board.worst_gap()
         self.board.view = self.board.view.whole()
         room = self.timeline.most_rows >= _ROWS_WITH_CURVE * len(self.board.gpus)
         if room and (known := self.board.known_curves()):
             self.board.curve = known[0]
             self.board.filter_lanes()
-        if not len(self.board.rows):
+        if worst is None:
             return
-        self.select(0)
-        start, end = self.board.gap_span(int(self.board.rows[0]))
+        self.select_gap(worst)
+        self.timeline.reveal_cursor()
+        start, end = self.board.gap_span(worst)
         step = self.board.step_span(start) or (start, end)
         length = max(step[1] - step[0], end - start)
         self.board.view = self.board.view.show(start - length // 2, start + 3 * length // 2)

@@ -134,12 +134,21 @@ class Board:
 
     def arrange(self, table: GapTable) -> NDArray[np.intp]:
         """Return the rows to list, filtered and sorted; slow for many gaps."""
+        return order(table, self._chosen(table), self.sort, descending=self.descending)
+
+    def worst_gap(self) -> int | None:
+        """Return the row of the longest gap that passes the filter; None if none does."""
+        rows = self._chosen(self.table)
+        return int(rows[np.argmax(self.table.length[rows])]) if len(rows) else None
+
+    def _chosen(self, table: GapTable) -> NDArray[np.intp]:
+        """Return the rows that pass the filter."""
         chosen = self.gap_filter
         if self.ranks is not None:
             ranks = [n for n, gpu in enumerate(self.gpus) if gpu.lane.rank in self.ranks]
             lanes = ranks if chosen.lanes is None else sorted(set(ranks) & set(chosen.lanes))
             chosen = replace(chosen, lanes=lanes)
-        return order(table, chosen.rows(table), self.sort, descending=self.descending)
+        return chosen.rows(table)
 
     def steps_at(self, shown: ShownLane | None) -> StepWindows | None:
         """Return the steps of a lane's rank, on the axis; None if there are none."""
@@ -161,7 +170,7 @@ class Board:
         """Shift the second trace so that the steps of equal number at the cursor start together.
 
         The step is the nearest one in the trace and the rank at the cursor. Lanes and gaps are
-        rebuilt. Returns false where a trace has no steps.
+        rebuilt, and what is selected stays so. Returns false where a trace has no steps.
         """
         at = self.lane_at_cursor
         trace, rank = (at.trace, at.lane.rank) if at is not None else (0, 0)
@@ -171,8 +180,11 @@ class Board:
         number = int(np.abs((first, second)[trace] - self.cursor).argmin())
         self.cursor = int(first[min(number, len(first) - 1)])
         self.shifts[1] += int(second[min(number, len(second) - 1)]) - self.cursor
-        self.forget()
         self.rebuild()
+        if self.picked is not None:
+            known, row = self.picked.lane.lane, self.picked.row
+            again = next((shown for shown in self.lanes if shown.lane is known), None)
+            self.picked = None if again is None else Picked(again, row)
         return True
 
     def go_to_step(self, by: int) -> bool:
