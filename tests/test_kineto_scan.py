@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,7 +185,8 @@ def test_another_library_for_gzip_loses_nothing_before_a_break(
     text = json.dumps([event("kernel", f"gemm {n}", n, 1) for n in range(500)]).encode()
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(text)[:-300])
-    monkeypatch.setitem(__import__("sys").modules, "isal.igzip", SimpleNamespace(GzipFile=Quick))
+    library = SimpleNamespace(__name__="isal.igzip", GzipFile=Quick)
+    monkeypatch.setitem(sys.modules, "isal.igzip", library)
     with Content(path) as content:
         block = content.read()
         assert len(block) > 5000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import logging
 import os
 import re
 import signal
@@ -342,8 +343,11 @@ class TestCommand:
 
 
 def test_bokeh_knows_every_property_of_the_charts(
-    h100: Path, caplog: pytest.LogCaptureFixture
+    h100: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A page that was served here before has silenced it.
+    caplog.set_level(logging.WARNING, logger="bokeh")
+    monkeypatch.setattr(logging.getLogger("bokeh"), "propagate", True)
     with gputrace.open(h100) as trace:
         charts = find_charts(trace.material())
     document = Document.from_json(read_document(write_documents(charts.values(), "a trace")))
