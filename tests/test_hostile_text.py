@@ -136,6 +136,19 @@ def test_a_progress_bar_takes_no_markup_of_a_file_s_name(
     assert acts(shown) == set()
 
 
+def test_the_bar_goes_on_when_all_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The analysis of a large trace takes as long as reading it."""
+    monkeypatch.setattr(console, "_PATIENCE_S", 0.0)
+    bar = console._LateBar("reading a", "analyzing a")
+    shown = []
+    for done in (1, 4, 2):
+        bar.update(done, 4)
+        assert bar._bar is not None
+        shown.append((bar._bar.tasks[0].description, bar._bar.tasks[0].total))
+    bar.stop()
+    assert shown == [("reading a", 4), ("analyzing a", None), ("reading a", 4)]
+
+
 def test_no_cell_of_any_view_holds_what_would_be_obeyed() -> None:
     table = Table(TITLE, ("a", TITLE), tuple((name, name) for name in NAMES.values()))
     cells = [table.title, *table.header, *(text for row in table.rows for text in row)]

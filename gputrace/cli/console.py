@@ -67,12 +67,15 @@ _PATIENCE_S = 1.0
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Progress | None]:
-    """Yield a callback for work done and total work; None if stderr is no terminal."""
+def progress_bar(what: str, then: str = "") -> Iterator[Progress | None]:
+    """Yield a callback for work done and total work; None if stderr is no terminal.
+
+    What follows work of which the amount is known, if anything, is shown by a bar that runs.
+    """
     if not sys.stderr.isatty():
         yield None
         return
-    bar = _LateBar(what)
+    bar = _LateBar(what, then)
     try:
         yield bar.update
     finally:
@@ -80,15 +83,15 @@ def progress_bar(what: str) -> Iterator[Progress | None]:
 
 
 def reading(name: str) -> AbstractContextManager[Progress | None]:
-    """Return the `progress_bar` for reading a trace."""
-    return progress_bar(f"reading {name}")
+    """Return the `progress_bar` for reading a trace, and working on it."""
+    return progress_bar(f"reading {name}", f"analyzing {name}")
 
 
 class _LateBar:
     """Progress bar that appears, and imports rich, only when work takes long."""
 
-    def __init__(self, what: str) -> None:
-        self._what, self._began = what, time.monotonic()
+    def __init__(self, what: str, then: str = "") -> None:
+        self._what, self._then, self._began = what, then, time.monotonic()
         self._bar: Bar | None = None
 
     def update(self, done: int, total: int) -> None:
@@ -96,13 +99,19 @@ class _LateBar:
             if time.monotonic() - self._began < _PATIENCE_S:
                 return
             from rich.console import Console
-            from rich.markup import escape
             from rich.progress import Progress
 
             self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._bar.add_task(escape(clean(self._what)))
+            self._bar.add_task("")
             self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=done, total=max(total, done))
+        from rich.markup import escape
+
+        is_over = bool(self._then) and done >= total
+        task = self._bar.tasks[0]
+        # Without a total, the bar runs to and fro.
+        task.total = None if is_over else max(total, done)
+        what = escape(clean(self._then if is_over else self._what))
+        self._bar.update(task.id, description=what, completed=done)
 
     def stop(self) -> None:
         if self._bar is not None:
