@@ -15,9 +15,8 @@ from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, Kind
 from gputrace.model.intervals import union
 from gputrace.readers.registry import open_trace
-from tests import command
+from tests import command, reports
 from tests.kineto import event, kernel, real, write
-from tests.reports import analyze
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys
 from tests.synthetic.kineto import PLAIN
 
@@ -34,6 +33,10 @@ def there(path: Path) -> Path:
     if not path.exists():
         pytest.skip(f"{path} is not on this machine")
     return path
+
+
+def analyze(*paths: Path) -> Report:
+    return reports.analyze(*map(there, paths))
 
 
 class TestRealRecordings:

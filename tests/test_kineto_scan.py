@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gputrace
@@ -60,6 +60,8 @@ USUAL = st.fixed_dictionaries(
         "args": st.dictionaries(st.sampled_from(ARGS[:6]), st.integers(-1, 2**40)),
     },
 )
+SHORT = {"ph": "X", "cat": "kernel", "name": "", "ts": 0, "dur": 0, "pid": 0, "tid": None}
+"""As many values as a short list may have."""
 ODD = st.dictionaries(
     st.sampled_from(["ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id"]),
     VALUES | st.sampled_from("XBE") | st.dictionaries(st.sampled_from(ARGS), VALUES),
@@ -96,6 +98,7 @@ def scan_or_leave(text: bytes) -> bool:
     return True
 
 
+@example([SHORT], None, False)
 @given(st.lists(USUAL, max_size=6), st.sampled_from([None, 1]), st.booleans())
 def test_usual_events_are_scanned_as_they_are_decoded(
     events: list[Any], indent: int | None, ascii: bool

@@ -115,6 +115,8 @@ _NOT_TEXTS: Final = COLUMNS.index("start")
 """Position of the first column that is not of numbers in `EventTable.values`."""
 _SHORTEST: Final = 32
 """Bytes of the shortest event that profilers write; a list with shorter ones is decoded."""
+_FEW: Final = 16
+"""Values that a short list may have beside one for each event: it repeats few."""
 
 
 class EventTable:
@@ -239,12 +241,12 @@ class EventScanner:
         if library is None:
             return None
         most = len(text) // _SHORTEST + 1
-        if most > len(self._spans):
+        if most > self._columns.shape[1]:
             # Kept for the next list: the system clears each page of new memory.
             self._columns = np.empty((len(COLUMNS), most), np.int64)
-            self._spans = np.empty((most, 2), np.int64)
+            self._spans = np.empty((most + _FEW, 2), np.int64)
         columns, spans, count = self._columns, self._spans, ctypes.c_int64()
-        memory = columns.ctypes.data, len(spans), spans.ctypes.data, len(spans), count
+        memory = columns.ctypes.data, columns.shape[1], spans.ctypes.data, len(spans), count
         rows = library.gputrace_scan_events(text, len(text), *memory)
         try:
             if rows < 0 or not (text.isascii() or text.decode()):
