@@ -108,7 +108,7 @@ class _LateBar:
 
         is_over = bool(self._then) and done >= total
         task = self._bar.tasks[0]
-        # Without a total, the bar runs to and fro.
+        # Without a total, the bar moves back and forth.
         task.total = None if is_over else max(total, done)
         what = escape(clean(self._then if is_over else self._what))
         self._bar.update(task.id, description=what, completed=done)
