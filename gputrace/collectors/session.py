@@ -34,6 +34,7 @@ from gputrace.collectors.backends import HOST, backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
 from gputrace.collectors.hangs import Hangs
 from gputrace.collectors.launch import Launch, find_program, load_numpy, orphans_of
+from gputrace.collectors.launch.supervised import SUPERVISOR
 from gputrace.collectors.masking import masked
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.spool import CHUNK, HEADER
@@ -358,7 +359,7 @@ def _why_unhooked(pid: int) -> str:
         variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
     except OSError:
         return ""
-    if not name.startswith("python"):
+    if not name.startswith("python") or str(SUPERVISOR) in words:
         return ""
     paths = next((v for v in variables if v.startswith("PYTHONPATH=")), "")
     options = takewhile(lambda word: re.match("-[^cm-]", word), words[1:])
