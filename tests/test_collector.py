@@ -488,11 +488,8 @@ def test_in_programs_of_xla_copies_between_gpus_are_left_out(
     machine: Machine, tmp_path: Path
 ) -> None:
     """CUPTI 13.0 crashes them otherwise: see hazards.c."""
-    library = tmp_path / "jaxlib" / "libjax_common.so"
-    library.parent.mkdir()
-    library.symlink_to(machine.folder / "libcuda.so.1")
     kinds = []
-    for name, env in (("plain", {}), ("xla", {"LD_PRELOAD": str(library)})):
+    for name, env in (("plain", {}), ("xla", machine.with_library(tmp_path))):
         (tmp_path / name).mkdir()
         spool = recorded(machine, tmp_path / name, "inject sample", env)
         kinds.append(spool.records[b"COPY"]["copy_kind"].tolist())
@@ -514,13 +511,11 @@ def test_a_profiler_that_lets_go_of_cupti_gets_it_before_there_is_a_graph_of_xla
     machine: Machine, tmp_path: Path
 ) -> None:
     """XLA's calls cuptiFinalize as it ends, which graphs that were recorded do not survive."""
-    library = tmp_path / "jaxlib" / "libjax_common.so"
-    library.parent.mkdir()
-    library.symlink_to(machine.folder / "libcuda.so.1")
+    xla = machine.with_library(tmp_path)
     script = "inject sample sleep 5 keeps graphs 1 1 keeps taken"
     for name, env, expected in (
-        ("xla", {"LD_PRELOAD": str(library)}, [-1, 0, 1]),
-        ("not-told", {"LD_PRELOAD": str(library), "GPUTRACE_SERIAL_GRAPHS": "0"}, [0, 0, 1]),
+        ("xla", xla, [-1, 0, 1]),
+        ("not-told", xla | {"GPUTRACE_SERIAL_GRAPHS": "0"}, [0, 0, 1]),
         ("plain", {}, [-1, -1, 0]),
     ):
         (tmp_path / name).mkdir()

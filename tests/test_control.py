@@ -330,10 +330,7 @@ def run(machine: Machine, spools: Path, **variables: str) -> None:
 
 def test_in_programs_of_xla_cupti_stays(machine: Machine, tmp_path: Path) -> None:
     """It may crash programs that have CUDA graphs if it is let go of."""
-    library = tmp_path / "jaxlib" / "libjax_common.so"
-    library.parent.mkdir()
-    library.symlink_to(machine.folder / "libcuda.so.1")
-    run(machine, tmp_path / "spools", LD_PRELOAD=str(library))
+    run(machine, tmp_path / "spools", **machine.with_library(tmp_path))
     merge(tmp_path / "spools", tmp_path / "trace.sqlite", {})
     with closing(sqlite3.connect(tmp_path / "trace.sqlite")) as rows:
         tables = {name for (name,) in rows.execute("SELECT name FROM sqlite_master")}

@@ -47,9 +47,6 @@ def test_another_profiler_has_the_place_meanwhile(machine: Machine, tmp_path: Pa
 def test_programs_that_do_so_are_known_by_their_libraries(
     machine: Machine, tmp_path: Path, library: str
 ) -> None:
-    preloaded = tmp_path / "libs" / library
-    preloaded.parent.mkdir(parents=True)
-    preloaded.symlink_to(machine.folder / "libcuda.so.1")
+    env = machine.with_library(tmp_path / "libs", library)
     (tmp_path / "spools").mkdir()
-    env = {"LD_PRELOAD": str(preloaded)}
     assert said(machine, tmp_path / "spools", GRAPHS, env) == [1]

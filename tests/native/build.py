@@ -87,6 +87,13 @@ class Machine:
             **(extra or {}),
         }
 
+    def with_library(self, folder: Path, name: str = "jaxlib/libjax_common.so") -> dict[str, str]:
+        """Return the variable with which a program loads a library of that name, as JAX's does."""
+        library = folder / name
+        library.parent.mkdir(parents=True)
+        library.symlink_to(self.folder / "libcuda.so.1")
+        return {"LD_PRELOAD": str(library)}
+
     def command(self, script: str | Sequence[str]) -> list[str]:
         """The program with the words of a script, which workload.c describes."""
         words = script.split() if isinstance(script, str) else script
