@@ -179,12 +179,14 @@ def _step(device: str) -> Callable[[Any, Any], None]:
 
 def _train(loader: Any, step: Callable[[Any, Any], None], first: int, is_cpu: bool) -> float:
     """Return the seconds that the steps after the first ones took."""
-    began = 0.0
+    began, took, last = 0.0, 0.0, len(loader) - 1
     for number, (images, labels) in enumerate(loader):
         if number == first:
             began = _now(is_cpu)
         step(images, labels)
-    return _now(is_cpu) - began
+        if number == last:  # Before the workers are ended.
+            took = _now(is_cpu) - began
+    return took
 
 
 def _now(is_cpu: bool) -> float:
