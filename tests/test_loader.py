@@ -29,6 +29,7 @@ ALONE: Final = Feed(
     receive=0.0,
     receive_idle=0.0,
     train=10.0 * MS,
+    host=10.0 * MS,
     prefetch=2,
     pins=False,
     cores=8,
@@ -46,6 +47,14 @@ def test_what_is_received_from_a_busy_worker_comes_at_once_from_an_idle_one() ->
     receives = replace(ALONE, receive=9.0 * MS, receive_idle=1.0 * MS)
     assert batch_ns(receives, 2) == pytest.approx(20 * MS)
     assert batch_ns(receives, 8) == pytest.approx(11 * MS)
+
+
+def test_a_gpu_hides_what_its_host_does_meanwhile() -> None:
+    gpu = replace(ALONE, receive=5.0 * MS, receive_idle=5.0 * MS, host=4.0 * MS)
+    assert batch_ns(gpu, 8) == pytest.approx(10 * MS)
+    assert batch_ns(gpu, 0) == pytest.approx(44 * MS)
+    late = replace(gpu, host=8.0 * MS)
+    assert batch_ns(late, 8) == pytest.approx(13 * MS)
 
 
 def test_receiving_is_no_workers_to_hide_but_a_pinning_threads() -> None:
@@ -320,6 +329,25 @@ def test_with_a_gpu_its_waits_count(loading: Loading, tmp_path: Path) -> None:
         run.kernel(9 * MS, "gemm")
     message = feeding(loading.report(tmp_path)).message
     assert "8 workers would keep up; with 2 the GPU still waits" in message
+
+
+@pytest.mark.parametrize(("pageable", "trains"), [(False, 6.3), (True, 7.6)])
+def test_a_host_that_is_ahead_has_launched_before_its_gpu_gets_there(
+    loading: Loading, tmp_path: Path, pageable: bool, trains: float
+) -> None:
+    """A GPU has 6.3 ms of work, which comes in the last 5 of 30 ms, and waits twice for launches.
+
+    Copies from pageable memory wait for the GPU, so that no host is ahead.
+    """
+    run = Run(export=loading.export, pid=PID)
+    for step in range(STEPS):
+        run.now = (step * 30 + 25) * MS
+        run.input_copy(pageable=pageable)
+        for pause in (MS, 7 * MS // 2):
+            run.wait(pause)
+            run.kernel(3 * MS, "gemm")
+    loader = the(loading.report(tmp_path, wait=25))
+    assert loader.predictions[-1].step_ns == pytest.approx(trains * MS, rel=0.02)
 
 
 def test_a_loop_that_keeps_a_batch_to_itself_is_told_so(loading: Loading, tmp_path: Path) -> None:
