@@ -304,6 +304,18 @@ def test_receiving_is_named_where_it_is_the_wait(loading: Loading, tmp_path: Pat
     assert "workers would keep up" not in found.message
 
 
+def test_the_thread_that_pins_limits_any_number_of_workers(
+    loading: Loading, tmp_path: Path
+) -> None:
+    loading.add("pins memory", 0, 0, 1, 1, PID)
+    for number in range(STEPS):
+        loading.add("pin", number * 30 * MS, 24 * MS, 1, number, PID)
+    loader = the(report := loading.report(tmp_path))
+    assert loader.pin_ns == 24 * MS
+    assert loader.predictions[-1].step_ns == pytest.approx(25 * MS, rel=0.02)
+    assert re.search(r"^ *pin +24.0 ms", report.render(), re.MULTILINE)
+
+
 def test_no_cause_is_named_where_nothing_waits(loading: Loading, tmp_path: Path) -> None:
     loading.parts, loading.receive, loading.ready = {"fetch": 5}, 10 * US, 3
     report = loading.report(tmp_path, wait=0)
@@ -399,7 +411,7 @@ def _worker_loop(dataset_kind, dataset, index_queue, data_queue, collate_fn, bas
         data_queue.put((task[0], data))
 """,
     "torch/utils/data/dataloader.py": """
-import multiprocessing
+import multiprocessing, queue as queues, threading, time
 from ._utils import fetch, worker
 class _BaseDataLoaderIter:
     def __init__(self, loader):
@@ -420,14 +432,24 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         context = multiprocessing.get_context(loader.context)
         self._worker_result_queue = self._data_queue = context.Queue()
         self._queues, self._task_info, self._received = [], {}, 0
+        self._pin_memory = loader.pin_memory
+        if self._pin_memory:
+            self._data_queue = queues.Queue()
+            threading.Thread(target=self._pin, daemon=True).start()
         for number in range(loader.num_workers):
             queue = context.Queue()
             self._queues.append(queue)
-            args = 0, loader.dataset, queue, self._data_queue, list, self._base_seed, number
+            results = self._worker_result_queue
+            args = 0, loader.dataset, queue, results, list, self._base_seed, number
             context.Process(target=worker._worker_loop, args=args, daemon=True).start()
         for number, batch in self._batches:
             self._task_info[number] = (number % loader.num_workers,)
             self._queues[number % loader.num_workers].put((number, batch))
+    def _pin(self):
+        while True:
+            received = self._worker_result_queue.get(timeout=5)
+            time.sleep(0.02)
+            self._data_queue.put(received)
     def _next_data(self):
         if self._received == len(self._batches):
             for queue in self._queues: queue.put(None)
@@ -439,9 +461,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         self._received += 1
         return self._task_info.pop(self._received - 1)[1]
 class DataLoader:
-    def __init__(self, dataset, batches, num_workers=0, context="fork"):
+    def __init__(self, dataset, batches, num_workers=0, context="fork", pin_memory=False):
         self.dataset, self.batches, self.num_workers = dataset, batches, num_workers
-        self.context = context
+        self.context, self.pin_memory = context, pin_memory
     def __iter__(self):
         several = _MultiProcessingDataLoaderIter
         return (several if self.num_workers else _SingleProcessDataLoaderIter)(self)
@@ -512,6 +534,16 @@ def test_workers_tell_the_parts_of_their_batches(loads: Program, context: str) -
     assert len(main["receive"]) == 4
     # One more to learn that there are no more.
     assert len(main["ask"]) == 5
+
+
+def test_the_thread_that_pins_tells_how_long_that_takes(loads: Program) -> None:
+    source = LOADS.format(workers=2, more="pin_memory=True").replace("600", "5")
+    assert loads.quietly(source) == loads.quietly(source, hooked=False)
+    [main] = [own for own in map(parts, loads.all_events()) if "start workers" in own]
+    # It may have asked for the first batch before it is watched.
+    assert len(main["pin"]) in (2, 3, 4)
+    assert min(main["pin"]) >= 20
+    assert max(main["receive"]) < 20
 
 
 def test_a_process_that_loads_by_itself_tells_them_too(loads: Program) -> None:

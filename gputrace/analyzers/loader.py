@@ -161,14 +161,17 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     every = mine.of("receive")
     received = every.select(pace.time.contains(every.end))
     receive = float(received.lengths.mean()) if len(received.end) else 0.0
+    pinned = mine.of("pin")
+    pinned = pinned.select(pace.time.contains(pinned.end))
+    pin = float(pinned.lengths.mean()) if len(pinned.end) else 0.0
     per_step = len(asks.end) / pace.steps
     by_worker = batches.by_worker(at_work) if workers else ()
     loader = _Prediction(
-        pace, per_step, workers, cores, receive, _last(mine, "prefetch factor", 2), batches
+        pace, per_step, workers, cores, receive + pin, _last(mine, "prefetch factor", 2), batches
     )
     if len(every.end):
         shortest = np.sort(every.lengths)[: math.ceil(batches.undisturbed * len(every.end))]
-        loader.receive_idle = float(shortest.mean())
+        loader.receive_idle = float(shortest.mean()) + pin
     loader.pins = bool(_last(mine, "pins memory", 0))
     starts = mine.of("start workers").lengths
     return Loader(
@@ -182,6 +185,7 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         batch_ns=sum(part.batch_ns for part in batches.parts),
         processor_ns=round(float(batches.processor.mean())),
         receive_ns=round(receive),
+        pin_ns=round(pin) if len(pinned.end) else None,
         parts=batches.parts,
         by_worker=by_worker,
         start_workers_ns=int(median(starts)) if workers and len(starts) else 0,
@@ -433,7 +437,7 @@ class Feed(Struct, frozen=True, dict=True):
     Attributes:
         work, send, processor: of batches: fetching and collating; sending, in processor time;
             processor time of all that. A row for each worker where workers differ, else one row.
-        receive: of a batch in the process that trains.
+        receive: of a batch in the process that trains, and its copy into pinned memory.
         receive_idle: the same where its worker is idle: what it shares is fetched from a thread of
             it, which waits for the interpreter while the worker makes a batch.
         train: of the GPU for a batch, without any wait for it; without a GPU, as ``host``.
