@@ -115,7 +115,7 @@ class Loading:
         self.export.give("GPUTRACE_META", "name", "value")
         self.export.give(RANGES, "start", "end", "globalTid", "nameId", "kind", "number")
         self.export.rows.setdefault("GPUTRACE_META", [])
-        self.workers, self.ready, self.receive = 2, 0, MS
+        self.workers, self.ready, self.receive, self.handle = 2, 0, MS, 0
         self.parts: dict[str, int] = {"fetch": 54, "transform Decode": 40, "collate": 4, "send": 2}
         self.times_as_long = [1.0, 1.0]
         self.is_torchs = True
@@ -164,7 +164,8 @@ class Loading:
             if not self.is_torchs:
                 continue
             self.add("ask", at + US, 0, 1, self.ready, PID)
-            self.add("receive", at + US, self.receive, 1, number, PID)
+            received = max(wait * MS - self.receive - self.handle, US)
+            self.add("receive", at + received, self.receive, 1, number, PID)
             worker = number % max(self.workers, 1)
             process = PID + 1 + worker if self.workers else PID
             for part, length in self.parts.items():
@@ -221,6 +222,15 @@ def test_predictions_reach_from_no_worker_to_one_a_core(loading: Loading, tmp_pa
     expected = [68, 58, 29, 14.5, 11, 11]
     assert list(steps.values()) == pytest.approx(expected, rel=0.03)
     assert loader.half_step_ns == pytest.approx(19 * MS, rel=0.03)
+
+
+def test_what_a_loader_does_besides_in_the_process_that_trains_stays(
+    loading: Loading, tmp_path: Path
+) -> None:
+    loading.handle = 2 * MS
+    loader = the(loading.report(tmp_path))
+    assert loader.receive_ns == MS
+    assert loader.predictions[-1].step_ns == pytest.approx(13 * MS, rel=0.02)
 
 
 def test_a_disk_and_a_cache_are_predicted(loading: Loading, tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ class Pace(Struct, frozen=True, dict=True):
     step_ns: float
     wait_ns: float
     train_ns: float
-    """Of the GPU in a mean step that waits for no batch; without a GPU, of the process."""
+    """Time of the GPU in a mean step that waits for no batch; without a GPU, of the process."""
     host_ns: float
-    """Of the process in a mean step, without its own waits for batches."""
+    """Time of the process in a mean step, without its own waits for batches."""
     busy_ns: float
     """Processor time of the process in a mean step; 0 where unknown."""
     share_cores: int
@@ -164,15 +164,23 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     pinned = mine.of("pin")
     pinned = pinned.select(pace.time.contains(pinned.end))
     pin = float(pinned.lengths.mean()) if len(pinned.end) else 0.0
+    pins = bool(_last(mine, "pins memory", 0))
+    beside = 0.0 if pins or not workers else _handling(asks, received, pace)
     per_step = len(asks.end) / pace.steps
     by_worker = batches.by_worker(at_work) if workers else ()
     loader = _Prediction(
-        pace, per_step, workers, cores, receive + pin, _last(mine, "prefetch factor", 2), batches
+        pace,
+        per_step,
+        workers,
+        cores,
+        receive + pin + beside,
+        _last(mine, "prefetch factor", 2),
+        batches,
     )
     if len(every.end):
         shortest = np.sort(every.lengths)[: math.ceil(batches.undisturbed * len(every.end))]
-        loader.receive_idle = float(shortest.mean()) + pin
-    loader.pins = bool(_last(mine, "pins memory", 0))
+        loader.receive_idle = float(shortest.mean()) + pin + beside
+    loader.pins = pins
     starts = mine.of("start workers").lengths
     return Loader(
         rank,
@@ -198,6 +206,17 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         no_disk_step_ns=None if pace.is_crowded else loader.without_waits(),
         cached_step_ns=None if pace.is_crowded else loader.with_cache(),
     )
+
+
+def _handling(asks: LoaderEvents, received: LoaderEvents, pace: Pace) -> float:
+    """Return the nanoseconds that the process that trains spends on a batch in the loader, beside
+    receiving it and waiting until there is one to receive.
+    """
+    moments = np.sort(np.concatenate([asks.end, received.end]))
+    since = moments[np.searchsorted(moments, received.start, "right") - 1]
+    waited = np.maximum(received.start - since, 0).sum() + received.lengths.sum()
+    within = (pace.step_ns - pace.host_ns) * pace.steps
+    return max(0.0, within - float(waited)) / len(asks.end)
 
 
 def measure_pipelines(
@@ -437,7 +456,8 @@ class Feed(Struct, frozen=True, dict=True):
     Attributes:
         work, send, processor: of batches: fetching and collating; sending, in processor time;
             processor time of all that. A row for each worker where workers differ, else one row.
-        receive: of a batch in the process that trains, and its copy into pinned memory.
+        receive: of a batch in the process that trains, with its copy into pinned memory, or with
+            what else the loader does in the thread that trains.
         receive_idle: the same where its worker is idle: what it shares is fetched from a thread of
             it, which waits for the interpreter while the worker makes a batch.
         train: of the GPU for a batch, without any wait for it; without a GPU, as ``host``.
