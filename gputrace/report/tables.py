@@ -300,6 +300,8 @@ def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
     body.append(("all", format_ns(loader.batch_ns), ""))
     if loader.workers:
         body.append(("receive", format_ns(loader.receive_ns), ""))
+    if loader.pin_ns is not None:
+        body.append(("pin", format_ns(loader.pin_ns), ""))
     others = tuple(
         (
             f"{choice.workers}{' (now)' if choice.workers == loader.workers else ''}",

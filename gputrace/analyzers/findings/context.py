@@ -251,18 +251,28 @@ class Known(Struct, frozen=True, dict=True):
             steps = sum(row.steps for row in rows)
             if not steps:
                 continue
+            total_ns = sum(row.total_ns for row in rows)
             waited_ns = sum(row.of("host_data") for row in rows)
+            train_ns = host_ns = total_ns - waited_ns
             if self.per_gpu.operations:
                 # A GPU also waits for what the program itself does with a batch before its copy.
                 idle_ns = sum(row.of("data_feeding") for row in rows)
                 is_known = any(row.host_data_ns is not None for row in rows)
                 waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
-            step_ns = sum(row.total_ns for row in rows) / steps
+                train_ns = total_ns - waited_ns - sum(row.of("recorder") for row in rows)
+                host_ns = host_ns if is_known else train_ns
+                if self.is_pinned("h2d"):
+                    # A host that no batch holds up has launched before its GPU gets there.
+                    ahead_ns = train_ns - sum(row.of("launch") for row in rows)
+                    train_ns = min(train_ns, max(ahead_ns, host_ns))
+            step_ns = total_ns / steps
             paces[rank] = Pace(
                 union([start for start, _ in spans], [end for _, end in spans]),
                 len(spans),
                 step_ns,
                 waited_ns / steps,
+                train_ns / steps,
+                host_ns / steps,
                 loads[rank].process_cores * step_ns if rank in loads else 0.0,
                 len(processes),
                 rank in loads and loads[rank].others_queued >= MEDIUM,
