@@ -1312,7 +1312,7 @@ def test_findings_ask_for_cures_of_what_the_program_has(
 
 def test_every_finding_and_prediction_that_a_cure_names_is_one() -> None:
     from gputrace.analyzers.findings import ALL_RULES
-    from gputrace.analyzers.whatif import CURES as EFFECTS
+    from gputrace.analyzers.whatif.optimizations import CURES as EFFECTS
 
     findings = {rule.__name__.replace("_", "-") for rule in ALL_RULES}
     for cure in all_cures().values():
