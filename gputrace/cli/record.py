@@ -60,9 +60,7 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     "all. If not given, all, and of a long run that recording slows, some.",
 )
 @click.option(
-    "--keep",
-    metavar="TIME",
-    help="Keep only the last stretch of the recording on disk, as 5min.",
+    "--keep", metavar="TIME", help="Keep only the last stretch of the recording on disk, as 5min."
 )
 @click.option("--when-slow", metavar="2x", help="Also a trace of what --keep has of slow steps.")
 @click.option(

@@ -207,10 +207,7 @@ def about(opened: OpenFile) -> About:
 
 
 def read(
-    opened: OpenFile,
-    kinds: frozenset[Kind],
-    columns: Sequence[str],
-    window: Window | None,
+    opened: OpenFile, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
 ) -> Rows:
     """Read rows, as `Trace.read` does."""
     events = opened.trace.read(kinds, columns, window, None)

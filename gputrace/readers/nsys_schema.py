@@ -15,12 +15,7 @@ from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Session
-from gputrace.store.sqlite_reader import (
-    Database,
-    EventTable,
-    SqliteTables,
-    TimedTable,
-)
+from gputrace.store.sqlite_reader import Database, EventTable, SqliteTables, TimedTable
 from gputrace.store.table_scan import quote_identifier
 
 
@@ -515,10 +510,7 @@ def _schemas(database: Database) -> dict[tuple[int, int], Schema]:
 
 
 def _decoded(
-    schema: Schema,
-    size: int,
-    rows: list[tuple[Any, ...]],
-    process_index: Callable[[int], int],
+    schema: Schema, size: int, rows: list[tuple[Any, ...]], process_index: Callable[[int], int]
 ) -> dict[str, NDArray[Any]]:
     """Return the event columns of ranges of one schema, whose payloads have one size."""
     start, end, thread, name, blobs = zip(*rows, strict=True)

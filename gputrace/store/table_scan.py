@@ -300,14 +300,7 @@ class Scanner:
         highs = np.empty(file.pages, np.int64)
         low = ctypes.c_int64()
         leaves = self._library.gputrace_list_leaves(
-            file,
-            layout.root,
-            first,
-            end - 1,
-            pages.ctypes.data,
-            highs.ctypes.data,
-            len(pages),
-            low,
+            file, layout.root, first, end - 1, pages.ctypes.data, highs.ctypes.data, len(pages), low
         )
         if leaves <= 0:
             return None
