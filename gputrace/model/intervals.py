@@ -127,7 +127,10 @@ class Intervals(Struct, frozen=True, dict=True):
             return EMPTY
         if (native := library()) is not None:
             return _written(native.gputrace_intersection, self, other)
-        mine, theirs = _pairs(*self._met(other))
+        first = np.searchsorted(other.end, self.start, "right")
+        met = np.maximum(np.searchsorted(other.start, self.end, "left") - first, 0)
+        mine = np.repeat(np.arange(len(self)), met)
+        theirs = np.arange(len(mine)) + np.repeat(first - np.cumsum(met) + met, met)
         return Intervals(
             np.maximum(self.start[mine], other.start[theirs]),
             np.minimum(self.end[mine], other.end[theirs]),
@@ -139,37 +142,7 @@ class Intervals(Struct, frozen=True, dict=True):
             return self
         if (native := library()) is not None:
             return _written(native.gputrace_difference, self, other)
-        first, end = self._met(other)
-        met = first < end
-        if not met.any():
-            return self
-        row = np.minimum(first, len(other) - 1)
-        gone = met & (other.start[row] <= self.start) & (other.end[row] >= self.end)
-        cut = met & ~gone
-        left = self.select(cut)._without(other, first[cut], end[cut])
-        return _merged(self.select(~met), left)
-
-    def _met(self, other: Intervals) -> tuple[IndexArray, IndexArray]:
-        """Return the first of the other set's intervals that meets each one of this, and the next
-        after.
-
-        The first is that after it where none does.
-        """
-        first = np.searchsorted(other.end, self.start, "right")
-        return first, np.maximum(np.searchsorted(other.start, self.end, "left"), first)
-
-    def _without(self, other: Intervals, first: IndexArray, end: IndexArray) -> Intervals:
-        """Return what is left where each interval is met by some of the other set's: as in
-        `_met`.
-        """
-        _, theirs = _pairs(first, end)
-        last = np.cumsum(end - first + 1) - 1
-        begins, ends = np.ones((2, len(theirs) + len(self)), bool)
-        begins[last - (end - first)] = ends[last] = False
-        starts, stops = np.empty((2, len(begins)), np.int64)
-        starts[~begins], stops[~ends] = self.start, self.end
-        starts[begins], stops[ends] = other.end[theirs], other.start[theirs]
-        return Intervals(starts, stops).select(starts < stops)
+        return self.intersection(other.complement(int(self.start[0]), int(self.end[-1])))
 
 
 def search(ordered: Times, times: Times, side: Literal["left", "right"] = "left") -> IndexArray:
@@ -215,38 +188,14 @@ def _kept(found: Times, count: int) -> Intervals:
     return Intervals(*(kept if 2 * count > found.shape[1] else kept.copy()))
 
 
-def _pairs(first: IndexArray, end: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Pair each index of one set with each index of its range in another."""
-    counts = end - first
-    mine = np.repeat(np.arange(len(first)), counts)
-    offsets = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return mine, first[mine] + offsets
-
-
-def _merged(first: Intervals, second: Intervals) -> Intervals:
-    """Both of two sets that have nothing in common and touch nowhere."""
-    if not len(first) or not len(second):
-        return first if len(first) else second
-    places = np.searchsorted(first.start, second.start)
-    return Intervals(
-        np.insert(first.start, places, second.start), np.insert(first.end, places, second.end)
-    )
-
-
 def merge_touching(first: Intervals, second: Intervals) -> Intervals:
     """Return the nanoseconds that are in either set."""
     if not len(first) or not len(second):
         return first if len(first) else second
     if (native := library()) is not None:
         return _written(native.gputrace_merge, first, second)
-    few, many = sorted((first, second), key=len)
-    both = _merged(many, few.difference(many))
-    apart = both.start[1:] > both.end[:-1]
-    if apart.all():
-        return both
-    return Intervals(
-        both.start[np.concatenate([[True], apart])], both.end[np.concatenate([apart, [True]])]
-    )
+    starts, ends = ((getattr(first, edge), getattr(second, edge)) for edge in ("start", "end"))
+    return union(np.concatenate(starts), np.concatenate(ends))
 
 
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))

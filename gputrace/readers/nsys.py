@@ -336,8 +336,8 @@ class OwnTrace(NsysTrace):
         if not self._graphs:
             return
         sql = (
-            f"SELECT globalPid, graphId, count(*) FROM {graph_nodes.REPLAYS} WHERE typeof(globalPid) = "
-            "'integer' GROUP BY globalPid, graphId"
+            f"SELECT globalPid, graphId, count(*) FROM {graph_nodes.REPLAYS} "
+            "WHERE typeof(globalPid) = 'integer' GROUP BY globalPid, graphId"
         )
         counts = {(self._process_index(p >> 24), g): n for p, g, n in database.query(sql)}
         self._graphs = graph_nodes.that_fit(self._graphs, counts)

@@ -341,7 +341,8 @@ def _soonest(
             database.execute(
                 f"INSERT OR IGNORE INTO temp.launched "
                 "SELECT CAST(r.correlationId AS INTEGER), r.start "
-                f"FROM {file}.{schema.PREFIX}{table} AS r WHERE {schema.HAS_TIMES} LIMIT {operations}"
+                f"FROM {file}.{schema.PREFIX}{table} AS r "
+                f"WHERE {schema.HAS_TIMES} LIMIT {operations}"
             )
     source = "{}" if calls is None else f"(SELECT * FROM {{}} LIMIT {calls})"
     delays = [
