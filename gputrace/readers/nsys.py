@@ -36,6 +36,7 @@ from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import (
     FROM_THE_START,
+    Coverage,
     Device,
     NoGpu,
     Process,
@@ -377,18 +378,14 @@ class OwnTrace(NsysTrace):
             chosen &= (events.start < window.end) & (events.end >= window.start)
         return events.select(chosen).having(*columns)
 
-    def recorded(self, process: int) -> Sequence[Window]:
-        return self._windows("GPUTRACE_WINDOW").get(process, ())
-
-    def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        windows = self._windows("GPUTRACE_API_WINDOW").get(process)
-        return windows and [window for window in windows if window.start < window.end]
-
-    def control_stretches(self, process: int) -> Sequence[Window]:
-        return self._windows("GPUTRACE_CONTROL").get(process, ())
-
-    def idle_stretches(self, process: int) -> Sequence[Window]:
-        return self._windows("GPUTRACE_CONTROL", "idleCupti").get(process, ())
+    def coverage(self, process: int) -> Coverage:
+        calls = self._windows("GPUTRACE_API_WINDOW").get(process)
+        return Coverage(
+            self._windows("GPUTRACE_WINDOW").get(process, ()),
+            calls and [window for window in calls if window.start < window.end],
+            self._windows("GPUTRACE_CONTROL").get(process, ()),
+            self._windows("GPUTRACE_CONTROL", "idleCupti").get(process, ()),
+        )
 
     def node_stretches(self) -> Sequence[Window]:
         return sorted(chain.from_iterable(self._windows(graph_nodes.STRETCHES).values()))
