@@ -67,6 +67,10 @@ struct cupti {
 };
 extern struct cupti cupti;
 
+/* A handle of libcupti, and in FOUND (PATH_MAX bytes) what it was opened as; NULL where there is none.
+ * GPUTRACE_CUPTI names one by its path. WHY is by what this one was chosen. */
+void *find_cupti(char *found, const char **why);
+
 /* Takes the functions of a libcupti; 0 where all are there that recording needs. */
 int cupti_load(void *library);
 

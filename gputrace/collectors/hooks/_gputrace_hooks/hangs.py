@@ -17,7 +17,7 @@ from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 
 from . import FOLDER, steps
 from .host_file import assert_fits, is_handlers, open_high, time_ns
-from .recorder import note_failure, on_fork
+from .recorder import note_ours, on_fork
 from .wrappers import defined, ours
 
 TYPE_CHECKING = False
@@ -129,10 +129,8 @@ def _ring() -> "_Ring | None":
         ring = None
         try:
             ring = _Ring()
-        except (OSError, ImportError) as error:
-            if is_handlers(error):
-                raise
-            note_failure("looking for hangs")
+        except (OSError, ImportError):
+            note_ours("looking for hangs")
         _rings.append(ring)
     return _rings[0]
 
@@ -231,10 +229,8 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
                 _texts.clear()
             known = _texts[at_line] = _describe(module, ring, name, group, other, frame)
         return ring.enter(*known)
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("noting collectives")
+    except Exception:
+        note_ours("noting collectives")
         return None
 
 
@@ -286,10 +282,8 @@ def _leave(module: "Any", slot: "tuple[Any, ...]") -> None:
         if not ring.ranks and module.is_initialized():
             ring.rank, ring.ranks = module.get_rank(), module.get_world_size()
         ring.leave(*slot)
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("noting collectives")
+    except Exception:
+        note_ours("noting collectives")
 
 
 _is_program: "dict[str, bool]" = {}

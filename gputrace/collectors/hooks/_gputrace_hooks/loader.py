@@ -19,7 +19,7 @@ from types import FunctionType
 
 from . import BEGAN, wrappers
 from .host_file import is_handlers, time_ns
-from .recorder import note_failure, on_fork, record, word, write
+from .recorder import note_ours, on_fork, record, word, write
 from .wrappers import after, defined, ours
 
 TYPE_CHECKING = False
@@ -159,10 +159,8 @@ def _watch_fetcher(fetcher: "Any") -> None:
                 _add(start, time_ns(), COLLATE, *getattr(_now, "batch", (0, 0)))
 
         fetcher.collate_fn = collated
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("watching a dataset")
+    except Exception:
+        note_ours("watching a dataset")
 
 
 class _Fetching:
@@ -250,10 +248,8 @@ def worker_loop(module: "Any") -> None:
     def loop(*args: "Any", **keywords: "Any") -> "Any":
         try:
             _watch_worker(dict(zip(names, args), **keywords))
-        except Exception as error:
-            if is_handlers(error):
-                raise
-            note_failure("watching a loader's worker")
+        except Exception:
+            note_ours("watching a loader's worker")
         return function(*args, **keywords)
 
     module._worker_loop = ours(loop)
@@ -386,10 +382,8 @@ def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
         result = function(self, loader, *args, **keywords)
         try:
             _announce(self, loader, start)
-        except Exception as error:
-            if is_handlers(error):
-                raise
-            note_failure("watching a loader")
+        except Exception:
+            note_ours("watching a loader")
         return result
 
     return ours(begin)  # type: ignore[no-any-return]
@@ -445,11 +439,9 @@ def _asking(function: "Callable[..., Any]") -> "Callable[..., Any]":
         if number:
             try:
                 _add_depth(self, number)
-            except Exception as error:
-                if is_handlers(error):
-                    raise
+            except Exception:
+                note_ours("looking at a loader's queue")
                 self._of_gputrace = 0
-                note_failure("looking at a loader's queue")
         return function(self)
 
     return ours(next_data)  # type: ignore[no-any-return]

@@ -10,8 +10,7 @@ from functools import wraps
 from types import FunctionType
 
 from . import loader
-from .host_file import is_handlers
-from .recorder import note_failure, word
+from .recorder import note_failure, note_ours, word
 from .steps import LOOP, OPTIMIZER, step_ended, weak
 from .wrappers import (
     after,
@@ -153,10 +152,8 @@ def _describe(
 ) -> None:
     try:
         vars(iterator)["_of_gputrace"] = loader.describe(library, settings_of(iterator))
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure(f"looking at the settings of {library}")
+    except Exception:
+        note_ours(f"looking at the settings of {library}")
 
 
 def grain_data_loader(module: "Any") -> None:
@@ -210,11 +207,9 @@ def _tell_ready(iterator: "Any") -> None:
                     loader.ready(number, int(count()))
                     return
             node = held.get("_it")
-    except Exception as error:
-        if is_handlers(error):
-            raise
+    except Exception:
+        note_ours("looking at a queue of torchdata.nodes")
         iterator.__dict__["_of_gputrace"] = 0
-        note_failure("looking at a queue of torchdata.nodes")
 
 
 def _of_nodes(iterator: "Any") -> "list[tuple[str, str, int]]":
