@@ -6,18 +6,10 @@ from typing import Final
 
 from msgspec.structs import force_setattr
 
+from gputrace.model.communication import CollectiveTotals, Experts, GpuLink, Pipeline
 from gputrace.model.host import PHASES
-from gputrace.model.results import (
-    Analysis,
-    Breakdown,
-    CollectiveTotals,
-    CopyUse,
-    Experts,
-    ExtraTable,
-    GpuLink,
-    Pipeline,
-    Roofline,
-)
+from gputrace.model.kernels import Roofline
+from gputrace.model.results import Analysis, Breakdown, CopyUse, ExtraTable
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.report.wording import cut_middle, gpu_label, kernel_labels, loop_name
