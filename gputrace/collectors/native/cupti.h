@@ -3,8 +3,7 @@
  * Numbers and offsets are facts of the interface, the same from CUPTI 11.8 to 13.5: new versions only
  * append to records. libcupti itself is loaded at run time.
  */
-#ifndef GPUTRACE_CUPTI_H
-#define GPUTRACE_CUPTI_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -95,5 +94,3 @@ int decode_has_unknown_graphs(void);
 extern uint32_t api_names[3][CALLS];
 /* Whether records name threads by pthread_self. */
 extern int threads_by_self;
-
-#endif
