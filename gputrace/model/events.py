@@ -341,10 +341,10 @@ class IdLookup:
 def _look_up(ids: Column, low: int, table: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the entry of each id in a table that begins at id ``low``; `UNKNOWN` beyond it."""
     if (native := library()) is not None:
-        ids, found = np.ascontiguousarray(ids), np.empty(ids.shape, np.int32)
+        ids, entries = np.ascontiguousarray(ids), np.empty(ids.shape, np.int32)
         given = address(ids), ids.itemsize, ids.size, low, len(table), address(table)
-        native.gputrace_look_up(*given, UNKNOWN, address(found))
-        return found
+        native.gputrace_look_up(*given, UNKNOWN, address(entries))
+        return entries
     positions = ids.astype(np.int64) - low
     known = (positions >= 0) & (positions < len(table))
     return np.where(known, table.take(positions, mode="clip"), np.int32(UNKNOWN))

@@ -70,12 +70,12 @@ class Intervals(Struct, frozen=True, dict=True):
             return np.zeros_like(times)
         if times.size > _MANY and (native := library()) is not None:
             times = np.ascontiguousarray(times)
-            found = np.empty_like(times)
+            result = np.empty_like(times)
             (start, end, count), whole = self._in_memory, address(self._covered)
             native.gputrace_before(
-                start, end, whole, count, address(times), times.size, address(found)
+                start, end, whole, count, address(times), times.size, address(result)
             )
-            return found
+            return result
         times = np.asarray(np.maximum(times, self.start[0]))
         index = self.start.searchsorted(times, "right")
         unfinished = np.maximum(self.end.take(index - 1) - times, 0)
@@ -177,15 +177,15 @@ def number_windows(ordered: Times, starts: Times, ends: Times) -> IndexArray:
 
 def _written(function: Any, one: Intervals, other: Intervals) -> Intervals:
     """Return the set that a function of the C library makes of two."""
-    found = np.empty((2, len(one) + len(other)), np.int64)
-    at = address(found)
-    return _kept(found, function(*one._in_memory, *other._in_memory, at, at + found.strides[0]))
+    result = np.empty((2, len(one) + len(other)), np.int64)
+    at = address(result)
+    return _kept(result, function(*one._in_memory, *other._in_memory, at, at + result.strides[0]))
 
 
-def _kept(found: Times, count: int) -> Intervals:
+def _kept(result: Times, count: int) -> Intervals:
     """Return the first intervals of those that there is room for, in no more than twice theirs."""
-    kept = found[:, :count]
-    return Intervals(*(kept if 2 * count > found.shape[1] else kept.copy()))
+    kept = result[:, :count]
+    return Intervals(*(kept if 2 * count > result.shape[1] else kept.copy()))
 
 
 def merge_touching(first: Intervals, second: Intervals) -> Intervals:
@@ -245,10 +245,10 @@ def _joined(
     groups: range = range(0),
 ) -> Intervals | None:
     """Return the union of intervals, by the C library; None unless they are sorted by start."""
-    found = np.empty((2, len(start)), np.int64)
-    at = address(found)
+    result = np.empty((2, len(start)), np.int64)
+    at = address(result)
     which = None if group is None else address(group), groups.start, groups.stop
     count = native.gputrace_union(
-        address(start), address(end), len(start), *which, at, at + found.strides[0]
+        address(start), address(end), len(start), *which, at, at + result.strides[0]
     )
-    return None if count < 0 else _kept(found, count)
+    return None if count < 0 else _kept(result, count)

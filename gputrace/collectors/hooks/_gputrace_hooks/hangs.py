@@ -12,13 +12,13 @@ import os
 import signal
 import struct
 import sys
-from functools import wraps
+from functools import partial, wraps
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 
 from . import FOLDER, steps
 from .host_file import assert_fits, is_handlers, open_high, time_ns
 from .recorder import note_ours, on_fork
-from .wrappers import defined, ours
+from .wrappers import ours, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,9 +155,7 @@ def collectives(module: "ModuleType") -> None:
     if os.environ.get("GPUTRACE_HANG"):
         _have_pipe()
         for name in _COLLECTIVES:
-            function = defined(module, name)
-            if function is not None:
-                setattr(module, name, _noted(module, name, function))
+            wrap(module, name, partial(_noted, module, name))
 
 
 def _have_pipe() -> None:

@@ -20,7 +20,7 @@ from types import FunctionType
 from . import BEGAN, wrappers
 from .host_file import is_handlers, time_ns
 from .recorder import note_ours, on_fork, record, word, write
-from .wrappers import after, defined, ours
+from .wrappers import call_after, defined, ours, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,16 +131,9 @@ def _search(dataset: "Any", depth: int) -> "list[Any]":
 
 def fetchers(module: "ModuleType") -> None:
     """Time the functions that fetch and collate a batch."""
-    base = module._BaseDatasetFetcher
-    begin = defined(base, "__init__")
-    if begin is None:
-        return
-    base.__init__ = after(begin, _watch_fetcher)
+    call_after(module._BaseDatasetFetcher, "__init__", _watch_fetcher)
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        cls = getattr(module, name, None)
-        function = defined(cls, "fetch") if cls else None
-        if function is not None:
-            cls.fetch = _timed_fetch(function)  # type: ignore[union-attr]
+        wrap(getattr(module, name, None), "fetch", _timed_fetch)
 
 
 def _watch_fetcher(fetcher: "Any") -> None:
@@ -367,12 +360,8 @@ def dataloader(module: "Any") -> None:
         single = getattr(module, kind + "SingleProcessDataLoaderIter", None)
         several = getattr(module, kind + "MultiProcessingDataLoaderIter", None)
         for cls in (single, several):
-            begin = defined(cls, "__init__") if cls else None
-            if begin is not None:
-                setattr(cls, "__init__", _announced(begin))  # noqa: B010
-        ask = defined(several, "_next_data") if several else None
-        if ask is not None:
-            several._next_data = _asking(ask)  # type: ignore[union-attr]
+            wrap(cls, "__init__", _announced)
+        wrap(several, "_next_data", _asking)
 
 
 def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
