@@ -51,6 +51,7 @@ from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import (
     NULL,
     Database,
+    Selection,
     SqliteTables,
     SqliteTrace,
     read_integers,
@@ -135,18 +136,17 @@ class NsysTrace(SqliteTrace[schema.Table]):
     def kinds(self) -> frozenset[Kind]:
         return super().kinds | (schema.MESSAGE_KINDS if self._has_messages else frozenset())
 
-    def _beside_tables(
-        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
-    ) -> list[Events]:
+    def _beside_tables(self, wanted: Selection) -> list[Events]:
         """Return NCCL's messages, where any are asked for and ranges have payloads."""
-        if not kinds & schema.MESSAGE_KINDS or not self._has_messages:
+        if not wanted.kinds & schema.MESSAGE_KINDS or not self._has_messages:
             return []
-        events = schema.read_messages(self._database, self._process_index, window)
+        events = schema.read_messages(self._database, self._process_index, wanted.window)
         events = drop_invalid_rows(events, self.quality, "NVTX_PAYLOAD_SCHEMAS")
-        events = events.select(is_among(events.kind, kinds))
+        events = events.select(is_among(events.kind, wanted.kinds))
         unknown = np.full(len(events), UNKNOWN)
-        present = events.columns
-        return [Events({n: getattr(events, n) if n in present else unknown for n in columns})]
+        lacking = [name for name in wanted.columns if name not in events.columns]
+        arrays = {name: getattr(events, name) for name in events.columns}
+        return [Events(arrays | dict.fromkeys(lacking, unknown)).having(*wanted.columns)]
 
     def on(self, database: Database) -> Self:
         part = super().on(database)
@@ -192,6 +192,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
     def read_parts(
         self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
     ) -> Iterator[Events]:
+        wanted = Selection(kinds, columns, progress=progress)
         for table in self._tables:
             if not kinds & set(table.kinds):
                 continue
@@ -199,33 +200,31 @@ class NsysTrace(SqliteTrace[schema.Table]):
             dropped: Counter[str] = Counter()
             for rows in row_chunks(self._database, table.name):
                 quality = Quality()
-                yield self._read_table(table, kinds, columns, None, progress, rows, quality)
+                yield self._read_table(table, wanted, rows, quality)
                 zones.append(self._zones[table.name])
                 dropped.update(quality.dropped)
             self._zones[table.name] = joined_zones(zones)
             for reason, count in dropped.items():
                 self.quality.drop(reason, count, table.name)
-        yield from self._beside_tables(kinds, columns, None)
+        yield from self._beside_tables(wanted)
 
     def _read_table(
         self,
         table: schema.Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
+        wanted: Selection,
         rows: Rows = None,
         quality: Quality | None = None,
     ) -> Events:
         """Read the rows of a table, or of a range of rowids, that overlap a window."""
+        columns, window = wanted.columns, wanted.window
         if window is not None and (zones := self._zones.get(table.name)) is not None:
             rows = zones.rows(window)
-        partial = not kinds >= set(table.kinds)
+        partial = not wanted.kinds >= set(table.kinds)
         # Pages of managed memory are known by the kind of the copy.
         by_kind = partial or "source_memory" in columns or "destination_memory" in columns
         needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if by_kind else [])])
         query = build_query(self._database, table, needed, window)
-        raw = read_integers(self._database, query, progress, rows)
+        raw = read_integers(self._database, query, wanted.progress, rows)
         if window is None:
             bounds = (rows[0], rows[1] - 1) if rows else self._database.row_bounds(table.name)
             self._zones[table.name] = find_zones(raw["start"], raw["end"], bounds)
@@ -237,7 +236,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_invalid_rows(Events(arrays), quality or self.quality, table.name)
         if partial:
-            events = events.select(is_among(events.kind, kinds))
+            events = events.select(is_among(events.kind, wanted.kinds))
         return events.having(*columns)
 
     def _translate(self, table: schema.Table, column: str, raw: dict[str, Integers]) -> Column:
@@ -359,24 +358,21 @@ class OwnTrace(NsysTrace):
     def _read_table(
         self,
         table: schema.Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
+        wanted: Selection,
         rows: Rows = None,
         quality: Quality | None = None,
     ) -> Events:
         """Read rows; replays of graphs whose nodes are known elsewhere are rows of their nodes."""
         if table.name != graph_nodes.REPLAYS or not self._graphs:
-            return super()._read_table(table, kinds, columns, window, progress, rows, quality)
-        wanted = list(dict.fromkeys([*columns, "start", "end", "kind", "process", "name"]))
-        every = frozenset(table.kinds)
-        replays = super()._read_table(table, every, wanted, window, progress, rows, quality)
-        events = graph_nodes.with_nodes(replays, self._graphs, GRAPHS, wanted)
-        chosen = is_among(events.kind, kinds)
-        if window is not None:
+            return super()._read_table(table, wanted, rows, quality)
+        columns = dict.fromkeys([*wanted.columns, "start", "end", "kind", "process", "name"])
+        every = replace(wanted, kinds=frozenset(table.kinds), columns=list(columns))
+        replays = super()._read_table(table, every, rows, quality)
+        events = graph_nodes.with_nodes(replays, self._graphs, GRAPHS, every.columns)
+        chosen = is_among(events.kind, wanted.kinds)
+        if (window := wanted.window) is not None:
             chosen &= (events.start < window.end) & (events.end >= window.start)
-        return events.select(chosen).having(*columns)
+        return events.select(chosen).having(*wanted.columns)
 
     def coverage(self, process: int) -> Coverage:
         calls = self._windows("GPUTRACE_API_WINDOW").get(process)

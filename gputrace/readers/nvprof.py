@@ -25,11 +25,12 @@ from gputrace.model.events import (
 )
 from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Progress, Session, drop_invalid_rows
+from gputrace.model.trace import Device, Process, Session, drop_invalid_rows
 from gputrace.readers import nvprof_schema as schema
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import (
     Database,
+    Selection,
     SqliteTables,
     SqliteTrace,
     read_integers,
@@ -119,29 +120,23 @@ class NvprofTrace(SqliteTrace[schema.Table]):
     def device(self, process: int, device: int) -> Device:
         return Device(process, device, UNKNOWN, *self._cards.get(device, ()))
 
-    def _read_table(
-        self,
-        table: schema.Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
+    def _read_table(self, table: schema.Table, wanted: Selection) -> Events:
         shift = self._epoch + (self._late if table.on_gpu else 0)
+        window = wanted.window
         if window is not None:
             window = Window(window.start + shift, window.end + shift)
-        needed = dict.fromkeys(["start", "end", "kind", *columns])
-        raw = read_integers(self._database, self._query(table, needed, window), progress)
+        needed = dict.fromkeys(["start", "end", "kind", *wanted.columns])
+        raw = read_integers(self._database, self._query(table, needed, window), wanted.progress)
         if table is schema.MARKERS:
             raw = join_markers(raw, window)
         for edge in ("start", "end"):
             raw[edge][raw[edge] == 0] = UNKNOWN
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_invalid_rows(Events(arrays), self.quality, table.name)
-        if not kinds >= set(table.kinds):
-            events = events.select(is_among(events.kind, kinds))
+        if not wanted.kinds >= set(table.kinds):
+            events = events.select(is_among(events.kind, wanted.kinds))
         shifted = {edge: getattr(events, edge) - shift for edge in ("start", "end")}
-        return Events({name: shifted.get(name, getattr(events, name)) for name in columns})
+        return Events({n: shifted.get(n, getattr(events, n)) for n in wanted.columns})
 
     def _query(self, table: schema.Table, needed: Collection[str], window: Window | None) -> Query:
         """Build the query for some event columns, from the columns that are there."""
