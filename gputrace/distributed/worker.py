@@ -96,7 +96,7 @@ class Reply:
     value: Any = None
     processes: list[Process] = field(default_factory=list)
     coverage: list[Coverage] = field(default_factory=list)
-    """Of each process."""
+    """Coverage of each process."""
     news: Quality = field(default_factory=Quality)
     """Quality problems found since the last answer; of dropped rows, all."""
 

@@ -140,7 +140,7 @@ class Coverage(Struct, frozen=True):
     """Stretches in which the recorder recorded nothing. Steps marked there are the program's
     without the recorder, but for what its idle CUPTI costs."""
     idle: Sequence[Window] = ()
-    """Those of ``control`` in which CUPTI stayed in the process."""
+    """Stretches of ``control`` in which CUPTI stayed in the process."""
 
     def moved(self, shift: int) -> Coverage:
         """Return the windows with nanoseconds added to their times."""
