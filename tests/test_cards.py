@@ -15,7 +15,8 @@ import gputrace
 from gputrace.analyzers.device_metrics import add_use, peak_of
 from gputrace.analyzers.host_state import measure_throughput
 from gputrace.api import Report
-from gputrace.model.results import Finding, Product, Throughput
+from gputrace.model.kernels import Product
+from gputrace.model.results import Finding, Throughput
 from tests import command
 from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml
 from tests.synthetic.nvml import MIB

@@ -14,8 +14,8 @@ from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.communicators import operation_of
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.api import Report
+from gputrace.model.communication import CollectiveTotals
 from gputrace.model.events import UNKNOWN, Events, Kind
-from gputrace.model.results import CollectiveTotals
 from gputrace.model.trace import Process, Session
 from gputrace.readers.in_memory import MemoryTrace
 from gputrace.readers.registry import open_trace

@@ -478,7 +478,7 @@ def test_in_a_control_stretch_cupti_is_idle_or_taken_out(
     assert said(machine, tmp_path, script, {}) == [not stays]
     spool = only(tmp_path)
     assert (kernels(spool), len(spool.records[b"API "])) == (2, 4)
-    assert [is_out for _, is_out, _ in spool.control] == [False, True, False]
+    assert [is_out for _, is_out, _ in spool.switches["control"]] == [False, True, False]
     merge(tmp_path, tmp_path / "t.sqlite", {})
     with closing(sqlite3.connect(tmp_path / "t.sqlite")) as rows:
         assert rows.execute("SELECT idleCupti FROM GPUTRACE_CONTROL").fetchall() == [(stays,)]

@@ -132,7 +132,7 @@ def test_a_node_without_an_end_of_its_own_lengthens_nothing() -> None:
     calls["correlation"] = [1, 2, 3, 4]
     calls["start"] = calls["correlation"].astype(np.uint64) * 1000 - 500
     spool.records |= {b"KERN": nodes, b"GRPH": whole, b"API ": calls}
-    spool.nodes = [(400, True, 0), (4200, False, 0)]
+    spool.switches["nodes"] = [(400, True, 0), (4200, False, 0)]
     assert drop_unsettled_nodes(spool) == 2
     assert spool.records[b"KERN"]["end"].tolist() == [1040, 1100, 2040, 2100, 3040, 4040]
     assert node_stretches_of(spool) == [(400, 4200)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gputrace.analyzers.kernel_names import FAMILIES
 from gputrace.api import Report
-from gputrace.model.results import Kernels, KernelUse
+from gputrace.model.kernels import Kernels, KernelUse
 from tests.handmade import ADAM, MS, US, Run, analyze, ids
 from tests.reports import finding_of
 from tests.synthetic import Kind, Plan

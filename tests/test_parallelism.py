@@ -19,7 +19,7 @@ from gputrace.analyzers.findings import Facts
 from gputrace.analyzers.findings.stragglers import _where
 from gputrace.analyzers.parallelism import role_of_name
 from gputrace.api import Report
-from gputrace.model.results import Pipeline
+from gputrace.model.communication import Pipeline
 from gputrace.readers.registry import open_trace
 from tests.exports import NVTX, Value
 from tests.gpus import gpus_with_lanes

@@ -247,14 +247,14 @@ def test_few_calls_are_all_recorded_without_a_word(machine: Machine, tmp_path: P
     spool, _ = run(
         machine, tmp_path, "inject run 700 1 1", {**SAMPLED, "GPUTRACE_API_RATE": "5000"}
     )
-    assert not spool.calls
+    assert not spool.switches["calls"]
     assert call_windows_of(spool) is None
     assert len(spool.records[b"API "]) == len(spool.records[b"KERN"]) > 20
 
 
 def test_what_is_short_has_all_its_calls_however_many(machine: Machine, tmp_path: Path) -> None:
     spool, _ = run(machine, tmp_path, "inject run 300 1 20", {"GPUTRACE_API_RATE": "1"})
-    assert not spool.calls
+    assert not spool.switches["calls"]
     assert len(spool.records[b"API "]) == len(spool.records[b"KERN"])
 
 
@@ -318,7 +318,7 @@ def test_kernels_alone_are_recorded_without_calls(machine: Machine, tmp_path: Pa
 
 def test_all_calls_are_recorded_where_that_is_asked_for(machine: Machine, tmp_path: Path) -> None:
     spool, _ = run(machine, tmp_path, "inject run 900 1 10", {**SAMPLED, "GPUTRACE_API": "all"})
-    assert not spool.calls
+    assert not spool.switches["calls"]
     assert len(spool.records[b"API "]) == len(spool.records[b"KERN"])
 
 
@@ -339,7 +339,7 @@ def test_a_window_that_opens_again_begins_with_all_calls(machine: Machine, tmp_p
     script = "inject run 900 1 10 capture 0 capture 1 run 150 1 10 exit 0"
     env = {**SAMPLED, "GPUTRACE_HOLD_NS": str(10 * SECOND)}
     spool, _ = run(machine, tmp_path, script, env)
-    last = spool.captures[-2][0]
+    last = spool.switches["captures"][-2][0]
     kernels, calls = spool.records[b"KERN"], spool.records[b"API "]
     again = kernels["correlation"][kernels["start"] > last + 2_000_000]
     assert len(again) > 200

@@ -89,10 +89,10 @@ def test_windows_and_losses_of_a_spool_are_corrected_too() -> None:
     spool.records = {tag: np.empty(0, kind) for tag, kind in RECORDS.items()}
     spool.records[b"CLOK"] = np.array([look(SECOND, 0), look(3 * SECOND, -60 * SECOND)], CLOCKS)
     spool.after = {tag: np.zeros(len(rows), np.int64) for tag, rows in spool.records.items()}
-    spool.captures = [(AXIS + 4 * SECOND - 60 * SECOND, False, 2)]
+    spool.switches["captures"] = [(AXIS + 4 * SECOND - 60 * SECOND, False, 2)]
     spool.losses = [(AXIS + 5 * SECOND - 60 * SECOND, 3, "lost")]
     correct_clocks([spool], [])
-    assert spool.captures == [(AXIS + 4 * SECOND, False, 2)]
+    assert spool.switches["captures"] == [(AXIS + 4 * SECOND, False, 2)]
     assert spool.losses == [(AXIS + 5 * SECOND, 3, "lost")]
     assert spool.seen_until == AXIS + 3 * SECOND
 

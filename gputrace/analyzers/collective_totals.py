@@ -12,8 +12,9 @@ from gputrace.analyzers.collectives import Collectives, RankGroup, steps_of
 from gputrace.analyzers.gpu_shards import PerGpu, compute_within
 from gputrace.analyzers.grouping import median, rows_by
 from gputrace.analyzers.lanes import LaneSummary
+from gputrace.model.communication import CollectiveTotals
 from gputrace.model.events import UNKNOWN, Mask, distinct_ids
-from gputrace.model.results import CollectiveTotals, Step
+from gputrace.model.results import Step
 
 _CARRIED: Final = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1}
 """Message volume per link among n ranks, in units of (n - 1) / n of the message; in other

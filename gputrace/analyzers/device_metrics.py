@@ -16,19 +16,10 @@ from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu
 from gputrace.model.events import UNKNOWN
 from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.kernels import Kernels, Roofline
 from gputrace.model.nvml import Card, Nvml, Samples
 from gputrace.model.options import Window
-from gputrace.model.results import (
-    CardUse,
-    Curve,
-    Energy,
-    GpuCurves,
-    Kernels,
-    Roofline,
-    Step,
-    Throughput,
-    Utilization,
-)
+from gputrace.model.results import CardUse, Curve, Energy, GpuCurves, Step, Throughput, Utilization
 from gputrace.model.time_class import CLASSES
 
 REASONS: Final[Mapping[str, tuple[int, str]]] = {

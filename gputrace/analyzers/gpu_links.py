@@ -19,10 +19,11 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, median, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuSummary, OperationClass
+from gputrace.model.communication import GpuLink
 from gputrace.model.events import Events, Kind, Mask, Memory, distinct_ids, is_among
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.nvml import Card, Link, Nvml, Samples
-from gputrace.model.results import CopyUse, GpuLink, Step
+from gputrace.model.results import CopyUse, Step
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 

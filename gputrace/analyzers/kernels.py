@@ -31,9 +31,7 @@ from gputrace.analyzers.operations import read_operations
 from gputrace.errors import InputError, UsageError
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, number_ids, sort_numbers
 from gputrace.model.intervals import Intervals, Times
-from gputrace.model.names import short, words_of_mangled
-from gputrace.model.results import (
-    Analysis,
+from gputrace.model.kernels import (
     CountedFlop,
     Family,
     KernelOnGpu,
@@ -41,8 +39,9 @@ from gputrace.model.results import (
     KernelUse,
     LaunchCost,
     Product,
-    Step,
 )
+from gputrace.model.names import short, words_of_mangled
+from gputrace.model.results import Analysis, Step
 from gputrace.model.struct import Struct
 from gputrace.model.trace import FROM_THE_START, Progress, Trace
 

@@ -19,9 +19,10 @@ from gputrace.analyzers.grouping import edges_of, steps_by_gpu
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
+from gputrace.model.communication import ExpertRank, Experts, ShardedData, TensorParallel
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times, union
-from gputrace.model.results import ExpertRank, Experts, ShardedData, Step, TensorParallel
+from gputrace.model.results import Step
 
 DATA, SHARDED, TENSOR = "data", "sharded data", "tensor"
 PIPELINE, EXPERT, CONTEXT = "pipeline", "expert", "context"

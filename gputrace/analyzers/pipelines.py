@@ -14,9 +14,10 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import steps_by_gpu
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.parallelism import PIPELINE, of_role
+from gputrace.model.communication import Pipeline, PipelineStage
 from gputrace.model.events import UNKNOWN
 from gputrace.model.intervals import Times, union
-from gputrace.model.results import Pipeline, PipelineStage, Step
+from gputrace.model.results import Step
 from gputrace.model.struct import Struct
 
 

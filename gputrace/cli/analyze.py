@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gputrace.analyzers.kernels import Launches
     from gputrace.api import Report
     from gputrace.collectors.ncu import LaunchFilter
-    from gputrace.model.results import Roofline
+    from gputrace.model.kernels import Roofline
 
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}

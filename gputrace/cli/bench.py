@@ -69,11 +69,7 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
     (("--show",), _FLAG, "Print the results there are; run nothing."),
     (("--retry",), _FLAG, "Run again what failed."),
     (("--force",), _FLAG, "Run everything again."),
-    (
-        ("--skip-missing",),
-        _FLAG,
-        "What this machine cannot run does not count in the exit code.",
-    ),
+    (("--skip-missing",), _FLAG, "What this machine cannot run does not count in the exit code."),
     (("--slurm",), _FLAG, "Write a batch script for Slurm, and run nothing."),
     (("--submit",), _FLAG, "Of --slurm: give the script to sbatch."),
     (("--array",), _FLAG, "Of --slurm: a job for each configuration."),

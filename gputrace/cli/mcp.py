@@ -292,11 +292,19 @@ class Tool:
         return list(self.function(**arguments))
 
 
-def _analyzed(trace: list[str], steps: str | None, time: str | None, gaps: int = 0) -> Report:
-    import gputrace
+def _of_report(function: Callable[..., Iterator[Said]]) -> Callable[..., Iterator[Said]]:
+    """Return a tool that hands the analysis of a trace, or of a part of it, to a function."""
 
-    with gputrace.open(*trace, windows=time is not None) as opened:
-        return opened.analyze(steps=steps, time=time, gaps=gaps or 50)
+    def analyzed(
+        trace: list[str], steps: str | None = None, time: str | None = None, **more: Any
+    ) -> Iterator[Said]:
+        import gputrace
+
+        with gputrace.open(*trace, windows=time is not None) as opened:
+            report = opened.analyze(steps=steps, time=time)
+        return function(report, **more)
+
+    return analyzed
 
 
 def _row(address: str, value: object) -> dict[str, Any]:
@@ -310,10 +318,10 @@ def _said(text: str, *rows: dict[str, Any]) -> Said:
     return Said(sentence(text), list(rows))
 
 
-def _verdict(trace: list[str], steps: str | None = None, time: str | None = None) -> Iterator[Said]:
+@_of_report
+def _verdict(report: Report) -> Iterator[Said]:
     from gputrace.report.wording import finding_text, notes, verdict
 
-    report = _analyzed(trace, steps, time)
     if not report.findings:
         rows = [_row(f"breakdown[{at}]", row) for at, row in enumerate(report.breakdown)]
         yield _said(verdict(report), *rows)
@@ -335,14 +343,12 @@ def _verdict(trace: list[str], steps: str | None = None, time: str | None = None
         yield _said(note)
 
 
-def _breakdown(
-    trace: list[str], steps: str | None = None, time: str | None = None
-) -> Iterator[Said]:
+@_of_report
+def _breakdown(report: Report) -> Iterator[Said]:
     from gputrace.report.tables import CLASS_NAMES
     from gputrace.report.wording import capital, gpu_label
     from gputrace.units import format_ns, format_share
 
-    report = _analyzed(trace, steps, time)
     labels = CLASS_NAMES if report.gpus else {"host_data": "waiting for data"}
     for number, row in enumerate(report.breakdown):
         turns = row.steps or 1
@@ -358,13 +364,11 @@ def _breakdown(
         yield _said(text, _row(f"breakdown[{number}]", row))
 
 
-def _gaps(
-    trace: list[str], limit: int = 10, steps: str | None = None, time: str | None = None
-) -> Iterator[Said]:
+@_of_report
+def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
     from gputrace.report.wording import capital, gpu_label
     from gputrace.units import format_count, format_ns
 
-    report = _analyzed(trace, steps, time)
     gaps = report.gaps
     where = "largest_in_steps" if gaps.largest_in_steps else "largest"
     total = {k: v for k, v in _row("gaps", gaps).items() if not k.startswith("largest")}
@@ -383,13 +387,12 @@ def _gaps(
         yield _said(f"{capital(text)}; {cause}{evidence}.", _row(f"gaps.{where}[{number}]", gap))
 
 
-def _kernels(
-    trace: list[str], limit: int = 10, steps: str | None = None, time: str | None = None
-) -> Iterator[Said]:
+@_of_report
+def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
     from gputrace.sanitize import clean
     from gputrace.units import format_count, format_ns
 
-    kernels = _analyzed(trace, steps, time).kernels
+    kernels = report.kernels
     if kernels is None:
         yield _said("No kernel ran in the measured part.")
         return
@@ -404,10 +407,10 @@ def _kernels(
         )
 
 
-def _what_if(trace: list[str], steps: str | None = None, time: str | None = None) -> Iterator[Said]:
+@_of_report
+def _what_if(report: Report) -> Iterator[Said]:
     from gputrace.units import format_ns
 
-    report = _analyzed(trace, steps, time)
     if not report.what_if:
         yield _said("Nothing is predicted: no known cure would save over 1% of a step.")
     for number, cure in enumerate(report.what_if):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -60,9 +61,7 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     "all. If not given, all, and of a long run that recording slows, some.",
 )
 @click.option(
-    "--keep",
-    metavar="TIME",
-    help="Keep only the last stretch of the recording on disk, as 5min.",
+    "--keep", metavar="TIME", help="Keep only the last stretch of the recording on disk, as 5min."
 )
 @click.option("--when-slow", metavar="2x", help="Also a trace of what --keep has of slow steps.")
 @click.option(
@@ -318,18 +317,23 @@ def _plan(
         when_slow=_when_slow(when_slow, keep) if when_slow is not None else 0.0,
         hang_ns=_hang(hang) if hang is not None else 0,
     )
-    if plan.every is not None:
-        in_steps = plan.every.in_steps
-        others = ("--delay", "--duration") if in_steps else ("--steps",)
-        if wrong := [name for name in chosen if name in ("--profiler-api", *others)]:
-            both = (
-                f"--every in {'steps' if in_steps else 'times'} cannot be told when by {wrong[0]}"
-            )
-            raise UsageError(f"{both}; leave out one of them")
+    _check_windows(plan, chosen)
     if plan.sample and (chosen or no_control):
         wrong = [*chosen, "--no-control"]
         raise UsageError(f"--sample chooses the steps itself; leave out {wrong[0]}")
     return plan
+
+
+def _check_windows(plan: Plan, chosen: Sequence[str]) -> None:
+    """Raise UsageError if another of the chosen options contradicts ``--every``."""
+    if plan.every is None:
+        return
+    unit, others = "times", ["--profiler-api", "--steps"]
+    if plan.every.in_steps:
+        unit, others = "steps", ["--profiler-api", "--delay", "--duration"]
+    if wrong := next((name for name in chosen if name in others), ""):
+        both = f"--every in {unit} cannot be told when by {wrong}"
+        raise UsageError(f"{both}; leave out one of them")
 
 
 def _share(text: str) -> float:

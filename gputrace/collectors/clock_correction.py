@@ -115,11 +115,10 @@ def _correct(process: Spool | HostEvents, clock: _Clock) -> None:
         if "end" in (rows.dtype.names or ()):
             _correct_rows(rows, process.after[tag], clock)
     process.seen_until = clock.until
-    process.captures = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.captures]
-    process.calls = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.calls]
-    process.control = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.control]
-    process.idle = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.idle]
-    process.nodes = [(clock.correct_moment(at, n + 1), on, n) for at, on, n in process.nodes]
+    process.switches = {
+        name: [(clock.correct_moment(at, n + 1), on, n) for at, on, n in switches]
+        for name, switches in process.switches.items()
+    }
     process.losses = [_corrected(loss, clock) for loss in process.losses]
 
 

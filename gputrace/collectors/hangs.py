@@ -107,11 +107,9 @@ class Hangs:
         after_ns: int,
         tell: Callable[[str], object],
         explain: Callable[[Path], list[str]],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._output, self._after_s = folder, output, after_ns / 1e9
-        self._tell, self._explain, self._clock = tell, explain, clock
-        self._since = clock()
+        self._tell, self._explain, self._since = tell, explain, time.monotonic()
         self._seen: dict[str, Any] = {}
         self._began = time.time()
         self._gone: dict[int, float] = {}
@@ -121,7 +119,7 @@ class Hangs:
 
     def look(self) -> None:
         """Compare with the last look; report a hang once, and that it is over."""
-        now, rings = self._clock(), list(self._rings())
+        now, rings = time.monotonic(), list(self._rings())
         seen: dict[str, Any] = {ring.path.name: ring.progress for ring in rings}
         for ring in rings:
             self._note_end(ring.pid)
@@ -319,8 +317,4 @@ def _threads(text: str, frame: re.Pattern[str]) -> list[list[str]]:
         elif line.startswith(("Thread ", "Current thread ")):
             threads.append([])
             main = threads[-1] if "MainThread" in line else main
-    return (
-        sorted(filter(None, threads), key=lambda thread: thread is not main)
-        if main
-        else [thread for thread in threads if thread]
-    )
+    return sorted(filter(None, threads), key=lambda thread: bool(main) and thread is not main)

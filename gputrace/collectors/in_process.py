@@ -139,7 +139,7 @@ class ProcessRecorder:
 
 
 def save_so_far(folder: Path, trace: Path) -> Merged:
-    """Writes the trace of a recording under way of which this process is a part.
+    """Write the trace of a recording under way of which this process is a part.
 
     Other processes are in it but for their last second. Raises UsageError where the backend writes
     nothing before the program ends, OSError where the trace cannot be written.

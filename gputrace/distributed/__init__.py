@@ -31,7 +31,7 @@ from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Progress, Session, Trace
+from gputrace.model.trace import Coverage, Device, Process, Progress, Session, Trace
 from gputrace.store import cache_folder
 from gputrace.store.merge import MergedTrace
 from gputrace.store.spill_file import LARGE
@@ -273,7 +273,7 @@ class RemoteTrace(Trace):
         self.no_gpu, self.held = self._about.no_gpu, self._about.held
         self._names: dict[int, str] = {}
         self._devices: dict[tuple[int, int], Device] = {}
-        self._recorded: dict[int, tuple[Sequence[Window], Sequence[Window] | None]] = {}
+        self._coverage: dict[int, Coverage] = {}
         self._ahead: tuple[tuple[Any, ...], Ticket] | None = None
         self._nvml: Nvml | Ticket | None = None
         self._take(reply)
@@ -344,7 +344,7 @@ class RemoteTrace(Trace):
                 known[process] = len(self.processes)
                 self.processes.append(process)
         numbers = [known[process] for process in reply.processes]
-        self._recorded |= zip(numbers, reply.recorded, strict=False)
+        self._coverage |= zip(numbers, reply.coverage, strict=False)
         quality, news = self.quality, reply.news
         for ours, theirs in ((quality.warnings, news.warnings), (quality.notes, news.notes)):
             # A file that was opened again repeats what is known.
@@ -354,11 +354,8 @@ class RemoteTrace(Trace):
             quality.drop(reason, rows, where)
         return np.array(numbers, np.int64)
 
-    def recorded(self, process: int) -> Sequence[Window]:
-        return self._recorded[process][0] if process in self._recorded else ()
-
-    def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        return self._recorded[process][1] if process in self._recorded else None
+    def coverage(self, process: int) -> Coverage:
+        return self._coverage.get(process, Coverage())
 
     def names(self, ids: Collection[int] | Column) -> dict[int, str]:
         wanted = [int(id) for id in ids]

@@ -33,7 +33,7 @@ from gputrace.errors import GputraceError
 from gputrace.model import keep_freed_memory
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, distinct_ids, number_ids
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, NoGpu, Process, Progress, Quality, Session, Trace
+from gputrace.model.trace import Coverage, Device, NoGpu, Process, Progress, Quality, Session, Trace
 from gputrace.readers.registry import open_trace
 from gputrace.store.slice import slice_window
 from gputrace.store.spill_file import SpillFile
@@ -95,8 +95,8 @@ class Reply:
     problem: GputraceError | None = None
     value: Any = None
     processes: list[Process] = field(default_factory=list)
-    recorded: list[tuple[Sequence[Window], Sequence[Window] | None]] = field(default_factory=list)
-    """Results of `Trace.recorded` and `Trace.calls_recorded` for each process."""
+    coverage: list[Coverage] = field(default_factory=list)
+    """Coverage of each process."""
     news: Quality = field(default_factory=Quality)
     """Quality problems found since the last answer; of dropped rows, all."""
 
@@ -191,10 +191,7 @@ def _reply(request: Request) -> Reply:
             trace = opened.trace
             reply.value = request.function(opened, *request.arguments)
             reply.processes = trace.processes
-            reply.recorded = [
-                (trace.recorded(number), trace.calls_recorded(number))
-                for number in range(len(trace.processes))
-            ]
+            reply.coverage = list(map(trace.coverage, range(len(trace.processes))))
             reply.news = opened.news()
     except GputraceError as error:
         reply.problem = error
@@ -207,10 +204,7 @@ def about(opened: OpenFile) -> About:
 
 
 def read(
-    opened: OpenFile,
-    kinds: frozenset[Kind],
-    columns: Sequence[str],
-    window: Window | None,
+    opened: OpenFile, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
 ) -> Rows:
     """Read rows, as `Trace.read` does."""
     events = opened.trace.read(kinds, columns, window, None)
@@ -416,19 +410,8 @@ class RenumberedTrace(Trace):
     ) -> Iterator[Events]:
         return map(self._translated, self._trace.read_parts(kinds, columns, progress))
 
-    def recorded(self, process: int) -> Sequence[Window]:
-        return [self._later(window) for window in self._trace.recorded(self._local(process))]
-
-    def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        windows = self._trace.calls_recorded(self._local(process))
-        return None if windows is None else [self._later(window) for window in windows]
-
-    def control_stretches(self, process: int) -> Sequence[Window]:
-        windows = self._trace.control_stretches(self._local(process))
-        return [self._later(window) for window in windows]
-
-    def idle_stretches(self, process: int) -> Sequence[Window]:
-        return [self._later(window) for window in self._trace.idle_stretches(self._local(process))]
+    def coverage(self, process: int) -> Coverage:
+        return self._trace.coverage(self._local(process)).moved(self.shift)
 
     def _process(self, number: int) -> int:
         return self._number_of.get(self._trace.processes[number], _IDLE - number)
@@ -436,9 +419,6 @@ class RenumberedTrace(Trace):
     def _local(self, process: int) -> int:
         numbers = range(len(self._trace.processes))
         return next(number for number in numbers if self._process(number) == process)
-
-    def _later(self, window: Window) -> Window:
-        return Window(window.start + self.shift, window.end + self.shift)
 
     def device(self, process: int, device: int) -> Device:
         return replace(self._trace.device(self._local(process), device), process=process)

@@ -7,7 +7,7 @@ the usual case, are counted and not sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -225,8 +225,6 @@ _MANY: Final = 1 << 12
 """Numbers that are sooner sorted by their digits than by comparing them."""
 _FEW: Final = 8
 """Ids that are compared with each other one by one."""
-_BLOCK: Final = 1 << 15
-"""Ids converted to indices at a time, so that the buffer stays in the CPU cache."""
 
 
 def distinct_ids(ids: Column) -> NDArray[np.int64]:
@@ -343,16 +341,13 @@ class IdLookup:
 def _look_up(ids: Column, low: int, table: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the entry of each id in a table that begins at id ``low``; `UNKNOWN` beyond it."""
     if (native := library()) is not None:
-        ids, found = np.ascontiguousarray(ids), np.empty(ids.shape, np.int32)
+        ids, entries = np.ascontiguousarray(ids), np.empty(ids.shape, np.int32)
         given = address(ids), ids.itemsize, ids.size, low, len(table), address(table)
-        native.gputrace_look_up(*given, UNKNOWN, address(found))
-        return found
-    found = np.full(ids.shape, UNKNOWN, np.int32)
-    for rows in _blocks(ids):
-        positions = ids[rows].astype(np.int64) - low
-        known = (positions >= 0) & (positions < len(table))
-        found[rows] = np.where(known, table.take(positions, mode="clip"), np.int32(UNKNOWN))
-    return found
+        native.gputrace_look_up(*given, UNKNOWN, address(entries))
+        return entries
+    positions = ids.astype(np.int64) - low
+    known = (positions >= 0) & (positions < len(table))
+    return np.where(known, table.take(positions, mode="clip"), np.int32(UNKNOWN))
 
 
 def _limits(ids: Column, times: int) -> tuple[int, int] | None:
@@ -374,10 +369,5 @@ def _counted(ids: Column, low: int, high: int) -> NDArray[np.int64]:
         given = address(ids), ids.itemsize, ids.size, low, len(seen), address(seen)
         native.gputrace_mark(*given)
     else:
-        for rows in _blocks(ids):
-            seen[ids[rows].astype(np.intp) - low] = True
+        seen[ids.astype(np.intp) - low] = True
     return np.flatnonzero(seen) + low
-
-
-def _blocks(ids: Column) -> Iterator[slice]:
-    return (slice(first, first + _BLOCK) for first in range(0, ids.size, _BLOCK))

@@ -70,12 +70,12 @@ class Intervals(Struct, frozen=True, dict=True):
             return np.zeros_like(times)
         if times.size > _MANY and (native := library()) is not None:
             times = np.ascontiguousarray(times)
-            found = np.empty_like(times)
+            result = np.empty_like(times)
             (start, end, count), whole = self._in_memory, address(self._covered)
             native.gputrace_before(
-                start, end, whole, count, address(times), times.size, address(found)
+                start, end, whole, count, address(times), times.size, address(result)
             )
-            return found
+            return result
         times = np.asarray(np.maximum(times, self.start[0]))
         index = self.start.searchsorted(times, "right")
         unfinished = np.maximum(self.end.take(index - 1) - times, 0)
@@ -127,7 +127,10 @@ class Intervals(Struct, frozen=True, dict=True):
             return EMPTY
         if (native := library()) is not None:
             return _written(native.gputrace_intersection, self, other)
-        mine, theirs = _pairs(*self._met(other))
+        first = np.searchsorted(other.end, self.start, "right")
+        met = np.maximum(np.searchsorted(other.start, self.end, "left") - first, 0)
+        mine = np.repeat(np.arange(len(self)), met)
+        theirs = np.arange(len(mine)) + np.repeat(first - np.cumsum(met) + met, met)
         return Intervals(
             np.maximum(self.start[mine], other.start[theirs]),
             np.minimum(self.end[mine], other.end[theirs]),
@@ -139,37 +142,7 @@ class Intervals(Struct, frozen=True, dict=True):
             return self
         if (native := library()) is not None:
             return _written(native.gputrace_difference, self, other)
-        first, end = self._met(other)
-        met = first < end
-        if not met.any():
-            return self
-        row = np.minimum(first, len(other) - 1)
-        gone = met & (other.start[row] <= self.start) & (other.end[row] >= self.end)
-        cut = met & ~gone
-        left = self.select(cut)._without(other, first[cut], end[cut])
-        return _merged(self.select(~met), left)
-
-    def _met(self, other: Intervals) -> tuple[IndexArray, IndexArray]:
-        """Return the first of the other set's intervals that meets each one of this, and the next
-        after.
-
-        The first is that after it where none does.
-        """
-        first = np.searchsorted(other.end, self.start, "right")
-        return first, np.maximum(np.searchsorted(other.start, self.end, "left"), first)
-
-    def _without(self, other: Intervals, first: IndexArray, end: IndexArray) -> Intervals:
-        """Return what is left where each interval is met by some of the other set's: as in
-        `_met`.
-        """
-        _, theirs = _pairs(first, end)
-        last = np.cumsum(end - first + 1) - 1
-        begins, ends = np.ones((2, len(theirs) + len(self)), bool)
-        begins[last - (end - first)] = ends[last] = False
-        starts, stops = np.empty((2, len(begins)), np.int64)
-        starts[~begins], stops[~ends] = self.start, self.end
-        starts[begins], stops[ends] = other.end[theirs], other.start[theirs]
-        return Intervals(starts, stops).select(starts < stops)
+        return self.intersection(other.complement(int(self.start[0]), int(self.end[-1])))
 
 
 def search(ordered: Times, times: Times, side: Literal["left", "right"] = "left") -> IndexArray:
@@ -204,33 +177,15 @@ def number_windows(ordered: Times, starts: Times, ends: Times) -> IndexArray:
 
 def _written(function: Any, one: Intervals, other: Intervals) -> Intervals:
     """Return the set that a function of the C library makes of two."""
-    found = np.empty((2, len(one) + len(other)), np.int64)
-    at = address(found)
-    return _kept(found, function(*one._in_memory, *other._in_memory, at, at + found.strides[0]))
+    result = np.empty((2, len(one) + len(other)), np.int64)
+    at = address(result)
+    return _kept(result, function(*one._in_memory, *other._in_memory, at, at + result.strides[0]))
 
 
-def _kept(found: Times, count: int) -> Intervals:
+def _kept(result: Times, count: int) -> Intervals:
     """Return the first intervals of those that there is room for, in no more than twice theirs."""
-    kept = found[:, :count]
-    return Intervals(*(kept if 2 * count > found.shape[1] else kept.copy()))
-
-
-def _pairs(first: IndexArray, end: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """Pair each index of one set with each index of its range in another."""
-    counts = end - first
-    mine = np.repeat(np.arange(len(first)), counts)
-    offsets = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return mine, first[mine] + offsets
-
-
-def _merged(first: Intervals, second: Intervals) -> Intervals:
-    """Both of two sets that have nothing in common and touch nowhere."""
-    if not len(first) or not len(second):
-        return first if len(first) else second
-    places = np.searchsorted(first.start, second.start)
-    return Intervals(
-        np.insert(first.start, places, second.start), np.insert(first.end, places, second.end)
-    )
+    kept = result[:, :count]
+    return Intervals(*(kept if 2 * count > result.shape[1] else kept.copy()))
 
 
 def merge_touching(first: Intervals, second: Intervals) -> Intervals:
@@ -239,14 +194,8 @@ def merge_touching(first: Intervals, second: Intervals) -> Intervals:
         return first if len(first) else second
     if (native := library()) is not None:
         return _written(native.gputrace_merge, first, second)
-    few, many = sorted((first, second), key=len)
-    both = _merged(many, few.difference(many))
-    apart = both.start[1:] > both.end[:-1]
-    if apart.all():
-        return both
-    return Intervals(
-        both.start[np.concatenate([[True], apart])], both.end[np.concatenate([apart, [True]])]
-    )
+    starts, ends = ((getattr(first, edge), getattr(second, edge)) for edge in ("start", "end"))
+    return union(np.concatenate(starts), np.concatenate(ends))
 
 
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -296,10 +245,10 @@ def _joined(
     groups: range = range(0),
 ) -> Intervals | None:
     """Return the union of intervals, by the C library; None unless they are sorted by start."""
-    found = np.empty((2, len(start)), np.int64)
-    at = address(found)
+    result = np.empty((2, len(start)), np.int64)
+    at = address(result)
     which = None if group is None else address(group), groups.start, groups.stop
     count = native.gputrace_union(
-        address(start), address(end), len(start), *which, at, at + found.strides[0]
+        address(start), address(end), len(start), *which, at, at + result.strides[0]
     )
-    return None if count < 0 else _kept(found, count)
+    return None if count < 0 else _kept(result, count)

@@ -15,38 +15,15 @@ from gputrace.model.struct import Struct
 
 Floats = NDArray[np.float64]
 
-VALUES: Final[Mapping[str, str]] = {
-    "memoryUsed": "bytes in use",
-    "smClock": "MHz",
-    "memoryClock": "MHz",
-    "power": "mW",
-    "temperature": "°C of the chip",
-    "clocksEventReasons": "bits, why the clocks are as they are",
-    "pcieGen": "generation of the PCIe link at that moment",
-    "pcieWidth": "lanes of the PCIe link at that moment",
-    "utilization": "% of the time with a kernel running, since the last sample that has it",
-    "utilizationSamples": "how many of the driver's own samples that is the mean of",
-    "energy": "mJ, counter",
-    "powerInstant": "mW",
-    "powerCapTime": "ns that the clocks were held down by the power cap, counter",
-    "thermalTime": "ns, by temperature, counter",
-    "syncBoostTime": "ns, by another card of the group, counter",
-    "boardLimitTime": "ns, by the board's limit, counter",
-    "lowUtilizationTime": "ns, by low utilization, counter",
-    "reliabilityTime": "ns, by the voltage's limit, counter",
-    "applicationClocksTime": "ns below the application clocks, counter",
-    "baseClocksTime": "ns below the base clocks, counter",
-    "swThermalTime": "ns, software thermal slowdown, counter",
-    "hwThermalTime": "ns, hardware thermal slowdown, counter",
-    "powerBrakeTime": "ns, hardware power brake, counter",
-    "pcieTx": "bytes sent over PCIe, counter that may wrap",
-    "pcieRx": "bytes received over PCIe, counter that may wrap",
-    "nvlinkTx": "bytes of data sent over all NVLinks, counter",
-    "nvlinkRx": "bytes of data received over all NVLinks, counter",
-    "nvlinkRawTx": "the same with the protocol's own bytes, counter",
-    "nvlinkRawRx": "the same with the protocol's own bytes, counter",
-}
-"""Columns of GPUTRACE_NVML_SAMPLE, and their units."""
+VALUES: Final = (
+    "memoryUsed", "smClock", "memoryClock", "power", "temperature", "clocksEventReasons",
+    "pcieGen", "pcieWidth", "utilization", "utilizationSamples", "energy", "powerInstant",
+    "powerCapTime", "thermalTime", "syncBoostTime", "boardLimitTime", "lowUtilizationTime",
+    "reliabilityTime", "applicationClocksTime", "baseClocksTime", "swThermalTime",
+    "hwThermalTime", "powerBrakeTime", "pcieTx", "pcieRx", "nvlinkTx", "nvlinkRx", "nvlinkRawTx",
+    "nvlinkRawRx",
+)  # fmt: skip
+"""Columns of GPUTRACE_NVML_SAMPLE, whose meaning `collectors.nvml.queries.SAMPLE` has."""
 
 
 class Card(Struct, frozen=True):

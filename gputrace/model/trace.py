@@ -127,6 +127,33 @@ class Session(Struct, frozen=True):
     """UUIDs of the cards visible to its processes; identifies machines without a name."""
 
 
+class Coverage(Struct, frozen=True):
+    """Times in which a process was recorded, each as ordered windows."""
+
+    windows: Sequence[Window] = ()
+    """Windows in which its GPUs were recorded; empty if unknown. One begins at `FROM_THE_START` if
+    the process had not used a GPU before it."""
+    calls: Sequence[Window] | None = None
+    """Windows with all its API calls; None if always complete. Outside of these, a missing call
+    does not mean that none was made."""
+    control: Sequence[Window] = ()
+    """Stretches in which the recorder recorded nothing. Steps marked there are the program's
+    without the recorder, but for what its idle CUPTI costs."""
+    idle: Sequence[Window] = ()
+    """Stretches of ``control`` in which CUPTI stayed in the process."""
+
+    def moved(self, shift: int) -> Coverage:
+        """Return the windows with nanoseconds added to their times."""
+        calls = None if self.calls is None else moved(self.calls, shift)
+        control, idle = moved(self.control, shift), moved(self.idle, shift)
+        return Coverage(moved(self.windows, shift), calls, control, idle)
+
+
+def moved(windows: Sequence[Window], shift: int) -> list[Window]:
+    """Return windows with nanoseconds added to their times."""
+    return [Window(start + shift, end + shift) for start, end in windows]
+
+
 class NoGpu(NamedTuple):
     """Reason for the absence of GPU activity in a trace."""
 
@@ -222,31 +249,25 @@ class Trace(ABC):
         """
         return merge_nvml([self.read_nvml(), self.logged])
 
-    def recorded(self, process: int) -> Sequence[Window]:
-        """Return the ordered windows in which a process's GPUs were recorded; empty if unknown.
+    def coverage(self, process: int) -> Coverage:
+        """Return when a process was recorded; of most formats it is not known."""
+        return Coverage()
 
-        A window begins at `FROM_THE_START` if the process had not used a GPU before it.
-        """
-        return ()
+    def recorded(self, process: int) -> Sequence[Window]:
+        """Return the windows of a process's `coverage`."""
+        return self.coverage(process).windows
 
     def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        """Return the ordered windows with all API calls of a process; None if always complete.
-
-        Outside these windows, a missing call does not mean that none was made.
-        """
-        return None
+        """Return the windows with all API calls of its `coverage`."""
+        return self.coverage(process).calls
 
     def control_stretches(self, process: int) -> Sequence[Window]:
-        """Return the ordered stretches in which the recorder recorded nothing.
-
-        Steps marked there are the program's without the recorder, but for what its idle CUPTI
-        costs.
-        """
-        return ()
+        """Return the control stretches of its `coverage`."""
+        return self.coverage(process).control
 
     def idle_stretches(self, process: int) -> Sequence[Window]:
-        """Return those of the control stretches in which CUPTI stayed in the process."""
-        return ()
+        """Return the control stretches of its `coverage` in which CUPTI stayed in the process."""
+        return self.coverage(process).idle
 
     def node_stretches(self) -> Sequence[Window]:
         """Return the ordered stretches in which any process had the nodes of CUDA graphs recorded.

@@ -36,6 +36,7 @@ from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import (
     FROM_THE_START,
+    Coverage,
     Device,
     NoGpu,
     Process,
@@ -44,49 +45,20 @@ from gputrace.model.trace import (
     Session,
     drop_invalid_rows,
 )
-from gputrace.readers.graph_nodes import (
-    REPLAYS,
-    STRETCHES,
-    describe,
-    read_graph_nodes,
-    that_fit,
-    with_nodes,
-)
-from gputrace.readers.nsys_schema import (
-    KIND_OF,
-    MEMORY_OF,
-    MESSAGE_KINDS,
-    MIGRATIONS,
-    NOBODY,
-    TABLES,
-    DeviceMap,
-    Member,
-    Table,
-    has_messages,
-    nsys_tables,
-    read_members,
-    read_messages,
-    read_nvml,
-    read_session,
-)
+from gputrace.readers import graph_nodes
+from gputrace.readers import nsys_schema as schema
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import (
     NULL,
     Database,
+    Selection,
     SqliteTables,
     SqliteTrace,
     read_integers,
     row_chunks,
     sqlite_error,
 )
-from gputrace.store.table_scan import (
-    Condition,
-    Integers,
-    Query,
-    Rows,
-    Value,
-    quote_identifier,
-)
+from gputrace.store.table_scan import Condition, Integers, Query, Rows, Value, quote_identifier
 from gputrace.units import format_count, format_window
 
 
@@ -95,7 +67,7 @@ def is_nsys(database: Database) -> bool:
     # nvprof's tables have some of the same names, and an _id_ each.
     return any(
         database.has(table.name, "start") and not database.has(table.name, "_id_")
-        for table in TABLES
+        for table in schema.TABLES
     ) or (
         database.has("StringIds", "id", "value")
         and any(name.startswith(("TARGET_INFO_", "META_DATA_")) for name in database.tables)
@@ -108,7 +80,7 @@ _MOST_TEXTS: Final = 1 << 14
 """Texts that are kept; kernels and calls have thousands of names at most."""
 
 
-class NsysTrace(SqliteTrace[Table]):
+class NsysTrace(SqliteTrace[schema.Table]):
     """One nsys SQLite export; may hold several processes and GPUs."""
 
     source = "nsys"
@@ -119,8 +91,8 @@ class NsysTrace(SqliteTrace[Table]):
         self._zones: dict[str, Zones | None] = {}
         self._texts: dict[int, str] = {}
         """Texts of StringIds that were asked for: each GPU and each gap asks again."""
-        self._devices: DeviceMap | None = None
-        self._tables = [table for table in TABLES if _usable(database, table)]
+        self._devices: schema.DeviceMap | None = None
+        self._tables = [table for table in schema.TABLES if _usable(database, table)]
         self.quality.notes += _export_notes(database)
         on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
         if not any(map(database.has_rows, on_gpu)):
@@ -154,28 +126,27 @@ class NsysTrace(SqliteTrace[Table]):
 
     @property
     def tables(self) -> SqliteTables:
-        return nsys_tables(self._database)
+        return schema.nsys_tables(self._database)
 
     @cached_property
     def _has_messages(self) -> bool:
-        return has_messages(self._database)
+        return schema.has_messages(self._database)
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        return super().kinds | (MESSAGE_KINDS if self._has_messages else frozenset())
+        return super().kinds | (schema.MESSAGE_KINDS if self._has_messages else frozenset())
 
-    def _beside_tables(
-        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
-    ) -> list[Events]:
+    def _beside_tables(self, wanted: Selection) -> list[Events]:
         """Return NCCL's messages, where any are asked for and ranges have payloads."""
-        if not kinds & MESSAGE_KINDS or not self._has_messages:
+        if not wanted.kinds & schema.MESSAGE_KINDS or not self._has_messages:
             return []
-        events = read_messages(self._database, self._process_index, window)
+        events = schema.read_messages(self._database, self._process_index, wanted.window)
         events = drop_invalid_rows(events, self.quality, "NVTX_PAYLOAD_SCHEMAS")
-        events = events.select(is_among(events.kind, kinds))
+        events = events.select(is_among(events.kind, wanted.kinds))
         unknown = np.full(len(events), UNKNOWN)
-        present = events.columns
-        return [Events({n: getattr(events, n) if n in present else unknown for n in columns})]
+        lacking = [name for name in wanted.columns if name not in events.columns]
+        arrays = {name: getattr(events, name) for name in events.columns}
+        return [Events(arrays | dict.fromkeys(lacking, unknown)).having(*wanted.columns)]
 
     def on(self, database: Database) -> Self:
         part = super().on(database)
@@ -215,12 +186,13 @@ class NsysTrace(SqliteTrace[Table]):
 
     def device(self, process: int, device: int) -> Device:
         if self._devices is None:
-            self._devices = DeviceMap(self._database)
+            self._devices = schema.DeviceMap(self._database)
         return Device(process, device, *self._devices.find(self.processes[process].pid, device))
 
     def read_parts(
         self, kinds: frozenset[Kind], columns: Sequence[str], progress: Progress | None
     ) -> Iterator[Events]:
+        wanted = Selection(kinds, columns, progress=progress)
         for table in self._tables:
             if not kinds & set(table.kinds):
                 continue
@@ -228,33 +200,31 @@ class NsysTrace(SqliteTrace[Table]):
             dropped: Counter[str] = Counter()
             for rows in row_chunks(self._database, table.name):
                 quality = Quality()
-                yield self._read_table(table, kinds, columns, None, progress, rows, quality)
+                yield self._read_table(table, wanted, rows, quality)
                 zones.append(self._zones[table.name])
                 dropped.update(quality.dropped)
             self._zones[table.name] = joined_zones(zones)
             for reason, count in dropped.items():
                 self.quality.drop(reason, count, table.name)
-        yield from self._beside_tables(kinds, columns, None)
+        yield from self._beside_tables(wanted)
 
     def _read_table(
         self,
-        table: Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
+        table: schema.Table,
+        wanted: Selection,
         rows: Rows = None,
         quality: Quality | None = None,
     ) -> Events:
         """Read the rows of a table, or of a range of rowids, that overlap a window."""
+        columns, window = wanted.columns, wanted.window
         if window is not None and (zones := self._zones.get(table.name)) is not None:
             rows = zones.rows(window)
-        partial = not kinds >= set(table.kinds)
+        partial = not wanted.kinds >= set(table.kinds)
         # Pages of managed memory are known by the kind of the copy.
         by_kind = partial or "source_memory" in columns or "destination_memory" in columns
         needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if by_kind else [])])
         query = build_query(self._database, table, needed, window)
-        raw = read_integers(self._database, query, progress, rows)
+        raw = read_integers(self._database, query, wanted.progress, rows)
         if window is None:
             bounds = (rows[0], rows[1] - 1) if rows else self._database.row_bounds(table.name)
             self._zones[table.name] = find_zones(raw["start"], raw["end"], bounds)
@@ -266,16 +236,16 @@ class NsysTrace(SqliteTrace[Table]):
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_invalid_rows(Events(arrays), quality or self.quality, table.name)
         if partial:
-            events = events.select(is_among(events.kind, kinds))
+            events = events.select(is_among(events.kind, wanted.kinds))
         return events.having(*columns)
 
-    def _translate(self, table: Table, column: str, raw: dict[str, Integers]) -> Column:
+    def _translate(self, table: schema.Table, column: str, raw: dict[str, Integers]) -> Column:
         """Return an event column, given the columns read."""
         rows = len(raw["start"])
         if column == "kind":
-            if table.name not in KIND_OF:
+            if table.name not in schema.KIND_OF:
                 return np.full(rows, table.kinds[0], np.int8)
-            return _lookup(KIND_OF[table.name], raw, "kind", rows, table.kinds[-1])
+            return _lookup(schema.KIND_OF[table.name], raw, "kind", rows, table.kinds[-1])
         if column in ("source_memory", "destination_memory"):
             return _memory(raw, column, rows)
         if column == "thread" and "thread" in table.columns and "process" in raw:
@@ -296,20 +266,20 @@ class NsysTrace(SqliteTrace[Table]):
         if key not in self._process_keys:
             self._process_keys[key] = len(self.processes)
             pid = key & 0xFFFFFF
-            member, name = self._members.get(key, NOBODY), self._process_names.get(pid, "")
+            member, name = self._members.get(key, schema.NOBODY), self._process_names.get(pid, "")
             self.processes.append(Process(pid, key >> 24, member.rank, name, member.host))
         return self._process_keys[key]
 
     @cached_property
     def session(self) -> Session:
-        return read_session(self._database)
+        return schema.read_session(self._database)
 
     def read_nvml(self) -> Nvml:
-        return read_nvml(self._database, self.session.epoch_ns)
+        return schema.read_nvml(self._database, self.session.epoch_ns)
 
     @cached_property
-    def _members(self) -> dict[int, Member]:
-        return read_members(self._database)
+    def _members(self) -> dict[int, schema.Member]:
+        return schema.read_members(self._database)
 
     @cached_property
     def _process_names(self) -> dict[int, str]:
@@ -360,22 +330,24 @@ class OwnTrace(NsysTrace):
         self.quality.notes += [
             f"the stretch around a slow step: {why}" for (why,) in database.query(sql)
         ]
-        self._graphs = read_graph_nodes(
-            database, self._process_index, KIND_OF["CUPTI_ACTIVITY_KIND_MEMCPY"]
+        self._graphs = graph_nodes.read_graph_nodes(
+            database, self._process_index, schema.KIND_OF["CUPTI_ACTIVITY_KIND_MEMCPY"]
         )
         if not self._graphs:
             return
         sql = (
-            f"SELECT globalPid, graphId, count(*) FROM {REPLAYS} WHERE typeof(globalPid) = "
-            "'integer' GROUP BY globalPid, graphId"
+            f"SELECT globalPid, graphId, count(*) FROM {graph_nodes.REPLAYS} "
+            "WHERE typeof(globalPid) = 'integer' GROUP BY globalPid, graphId"
         )
         counts = {(self._process_index(p >> 24), g): n for p, g, n in database.query(sql)}
-        self._graphs = that_fit(self._graphs, counts)
+        self._graphs = graph_nodes.that_fit(self._graphs, counts)
         self._tables = [
-            replace(table, kinds=(Kind.GRAPH, *_NODES)) if table.name == REPLAYS else table
+            replace(table, kinds=(Kind.GRAPH, *_NODES))
+            if table.name == graph_nodes.REPLAYS
+            else table
             for table in self._tables
         ]
-        self.quality.notes += filter(None, [describe(self._graphs, counts)])
+        self.quality.notes += filter(None, [graph_nodes.describe(self._graphs, counts)])
 
     def on(self, database: Database) -> Self:
         part = super().on(database)
@@ -385,41 +357,34 @@ class OwnTrace(NsysTrace):
 
     def _read_table(
         self,
-        table: Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
+        table: schema.Table,
+        wanted: Selection,
         rows: Rows = None,
         quality: Quality | None = None,
     ) -> Events:
         """Read rows; replays of graphs whose nodes are known elsewhere are rows of their nodes."""
-        if table.name != REPLAYS or not self._graphs:
-            return super()._read_table(table, kinds, columns, window, progress, rows, quality)
-        wanted = list(dict.fromkeys([*columns, "start", "end", "kind", "process", "name"]))
-        every = frozenset(table.kinds)
-        replays = super()._read_table(table, every, wanted, window, progress, rows, quality)
-        events = with_nodes(replays, self._graphs, GRAPHS, wanted)
-        chosen = is_among(events.kind, kinds)
-        if window is not None:
+        if table.name != graph_nodes.REPLAYS or not self._graphs:
+            return super()._read_table(table, wanted, rows, quality)
+        columns = dict.fromkeys([*wanted.columns, "start", "end", "kind", "process", "name"])
+        every = replace(wanted, kinds=frozenset(table.kinds), columns=list(columns))
+        replays = super()._read_table(table, every, rows, quality)
+        events = graph_nodes.with_nodes(replays, self._graphs, GRAPHS, every.columns)
+        chosen = is_among(events.kind, wanted.kinds)
+        if (window := wanted.window) is not None:
             chosen &= (events.start < window.end) & (events.end >= window.start)
-        return events.select(chosen).having(*columns)
+        return events.select(chosen).having(*wanted.columns)
 
-    def recorded(self, process: int) -> Sequence[Window]:
-        return self._windows("GPUTRACE_WINDOW").get(process, ())
-
-    def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        windows = self._windows("GPUTRACE_API_WINDOW").get(process)
-        return windows and [window for window in windows if window.start < window.end]
-
-    def control_stretches(self, process: int) -> Sequence[Window]:
-        return self._windows("GPUTRACE_CONTROL").get(process, ())
-
-    def idle_stretches(self, process: int) -> Sequence[Window]:
-        return self._windows("GPUTRACE_CONTROL", "idleCupti").get(process, ())
+    def coverage(self, process: int) -> Coverage:
+        calls = self._windows("GPUTRACE_API_WINDOW").get(process)
+        return Coverage(
+            self._windows("GPUTRACE_WINDOW").get(process, ()),
+            calls and [window for window in calls if window.start < window.end],
+            self._windows("GPUTRACE_CONTROL").get(process, ()),
+            self._windows("GPUTRACE_CONTROL", "idleCupti").get(process, ()),
+        )
 
     def node_stretches(self) -> Sequence[Window]:
-        return sorted(chain.from_iterable(self._windows(STRETCHES).values()))
+        return sorted(chain.from_iterable(self._windows(graph_nodes.STRETCHES).values()))
 
     def _windows(self, table: str, flag: str = "") -> dict[int, list[Window]]:
         """Return the windows of each process in a table, or those with a flag, which may lack."""
@@ -453,7 +418,7 @@ class OwnTrace(NsysTrace):
         return NoGpu(why, "check that it is told to use one")
 
 
-def _usable(database: Database, table: Table) -> bool:
+def _usable(database: Database, table: schema.Table) -> bool:
     required = ["start"] if table.name == "NVTX_EVENTS" else ["start", *table.columns["end"]]
     if table.types:
         required.append("eventType")
@@ -475,9 +440,9 @@ def _lookup(
 
 def _memory(raw: dict[str, Integers], column: str, rows: int) -> NDArray[np.int8]:
     """Return the memory kind of one end of each copy."""
-    memory = _lookup(MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
+    memory = _lookup(schema.MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
     if "kind" in raw:
-        memory[is_among(raw["kind"], MIGRATIONS)] = Memory.MANAGED
+        memory[is_among(raw["kind"], schema.MIGRATIONS)] = Memory.MANAGED
     return memory
 
 
@@ -497,7 +462,7 @@ _WITHIN_DEVICE, _PEER = 8, 10
 
 
 def build_query(
-    database: Database, table: Table, columns: Collection[str], window: Window | None
+    database: Database, table: schema.Table, columns: Collection[str], window: Window | None
 ) -> Query:
     """Build the query for some event columns, from the nsys columns that are there."""
     there = {
@@ -521,7 +486,7 @@ def build_query(
 
 
 def _adapt(
-    database: Database, table: Table, names: Mapping[str, str], values: dict[str, Value]
+    database: Database, table: schema.Table, names: Mapping[str, str], values: dict[str, Value]
 ) -> None:
     """Replace the values that are not a column's alone."""
     if table.kinds[0] == Kind.GRAPH and "name" in names:

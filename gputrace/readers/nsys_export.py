@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gputrace.errors import InputError, MissingError
 from gputrace.store import cache_folder
+
+if TYPE_CHECKING:
+    import subprocess
 
 _INSTALLED: Final = (
     "/usr/local/cuda*/bin/nsys",
@@ -71,20 +74,11 @@ def _cached(identity: str, make: Callable[[Path], None]) -> Path:
 
 def run_export(nsys: str, report: Path, target: Path) -> None:
     """Let nsys export a report; raise MissingError if it cannot be run, InputError if it fails."""
-    import subprocess
-
     command = [nsys, "export", "--type", "sqlite", "-o", str(target), str(report.absolute())]
     # NCCL's messages are in blobs, which versions before 2024.6 did not export.
     for options in (["--include-blobs=true"], []):
         try:
-            run = subprocess.run(
-                [*command[:2], *options, *command[2:]],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            run = _run([*command[:2], *options, *command[2:]])
         except OSError as error:
             raise MissingError(f"{nsys}: cannot be run ({error.strerror})") from error
         if run.returncode == 0 or "include-blobs" not in run.stdout + run.stderr:
@@ -106,6 +100,19 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
         raise InputError(report, f"what nsys exported is broken: {error.problem}") from None
 
 
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    import subprocess
+
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+
+
 def find_nsys() -> str | None:
     """Return the nsys of GPUTRACE_NSYS, of the PATH, or the newest in the usual folders."""
     import shutil
@@ -119,17 +126,7 @@ def find_nsys() -> str | None:
 
 def nsys_version(nsys: str) -> str:
     """Return the version number that `nsys --version` prints."""
-    import subprocess
-
-    run = subprocess.run(
-        [nsys, "--version"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    words = run.stdout.split()
+    words = _run([nsys, "--version"]).stdout.split()
     return next((word for word in words if word[:1].isdigit()), "of unknown version")
 
 

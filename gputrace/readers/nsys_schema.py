@@ -15,12 +15,7 @@ from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Session
-from gputrace.store.sqlite_reader import (
-    Database,
-    EventTable,
-    SqliteTables,
-    TimedTable,
-)
+from gputrace.store.sqlite_reader import Database, EventTable, SqliteTables, TimedTable
 from gputrace.store.table_scan import quote_identifier
 
 
@@ -50,37 +45,44 @@ _ON_HOST: Final = {
 RANGE_TYPES: Final = (59, 60, 70, 71)
 """ENUM_NSYS_EVENT_TYPE: NVTX push/pop and start/end ranges, of programs and of text files."""
 MARK_TYPES: Final = (34, 65)
+_HOST_RANGES: Final = (
+    *(Kind.DATA_WAIT, Kind.RANGE, Kind.COLLECTION, Kind.PHASE, Kind.LOADER),
+    *(Kind.COMPILATION, Kind.MODULE),
+)
+"""Kinds by ``kind`` in GPUTRACE_HOST_RANGE, from 1."""
+
+
+def _of_gpu(table: str, /, *kinds: Kind, **columns: str) -> Table:
+    """Describe a table of what a GPU ran; ``columns`` are parted by spaces, best first."""
+    return Table(
+        table, kinds, _ON_GPU | {name: tuple(each.split()) for name, each in columns.items()}
+    )
+
+
+def _of_host(table: str, /, *kinds: Kind, **columns: str) -> Table:
+    """Describe a table of what host threads did, as `_of_gpu` does."""
+    return Table(
+        table, kinds, _ON_HOST | {name: tuple(each.split()) for name, each in columns.items()}
+    )
+
 
 TABLES: Final = (
-    Table(
-        "CUPTI_ACTIVITY_KIND_KERNEL",
-        (Kind.KERNEL,),
-        {**_ON_GPU, "name": ("demangledName", "shortName", "mangledName")},
-    ),
-    Table(
-        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
-        (Kind.GRAPH,),
-        {**_ON_GPU, "name": ("graphExecId", "graphId")},
-    ),
-    Table(
+    _of_gpu("CUPTI_ACTIVITY_KIND_KERNEL", Kind.KERNEL, name="demangledName shortName mangledName"),
+    _of_gpu("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", Kind.GRAPH, name="graphExecId graphId"),
+    _of_gpu(
         "CUPTI_ACTIVITY_KIND_MEMCPY",
-        COPY_KINDS,
-        {
-            **_ON_GPU,
-            "kind": ("copyKind",),
-            "bytes": ("bytes",),
-            "source_memory": ("srcKind",),
-            "destination_memory": ("dstKind",),
-            "source_device": ("srcDeviceId",),
-            "destination_device": ("dstDeviceId",),
-        },
+        *COPY_KINDS,
+        kind="copyKind",
+        bytes="bytes",
+        source_memory="srcKind",
+        destination_memory="dstKind",
+        source_device="srcDeviceId",
+        destination_device="dstDeviceId",
     ),
-    Table("CUPTI_ACTIVITY_KIND_MEMSET", (Kind.MEMSET,), {**_ON_GPU, "bytes": ("bytes",)}),
-    Table(
-        "CUPTI_ACTIVITY_KIND_RUNTIME", (Kind.API,), {**_ON_HOST, "correlation": ("correlationId",)}
-    ),
-    Table("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", (Kind.SYNC,), {**_ON_GPU, "name": ("syncType",)}),
-    Table("OSRT_API", (Kind.OS_RUNTIME,), _ON_HOST),
+    _of_gpu("CUPTI_ACTIVITY_KIND_MEMSET", Kind.MEMSET, bytes="bytes"),
+    _of_host("CUPTI_ACTIVITY_KIND_RUNTIME", Kind.API, correlation="correlationId"),
+    _of_gpu("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", Kind.SYNC, name="syncType"),
+    _of_host("OSRT_API", Kind.OS_RUNTIME),
     Table(
         "NVTX_EVENTS",
         (Kind.RANGE, Kind.MARK),
@@ -88,38 +90,24 @@ TABLES: Final = (
         RANGE_TYPES + MARK_TYPES,
     ),
     *(
-        Table(f"MPI_{name}_EVENTS", (Kind.RANGE,), {**_ON_HOST, "name": ("textId",)})
+        _of_host(f"MPI_{name}_EVENTS", Kind.RANGE, name="textId")
         for name in ("P2P", "COLLECTIVES", "START_WAIT", "OTHER")
     ),
-    Table("PROFILER_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
+    _of_host("PROFILER_OVERHEAD", Kind.OVERHEAD),
     # gputrace's own, in its traces and in exports that it has added to:
-    Table("GPUTRACE_STEP", (Kind.STEP,), {**_ON_HOST, "correlation": ("step",)}),
-    Table(
-        "GPUTRACE_HOST_RANGE",
-        (
-            *(Kind.DATA_WAIT, Kind.LOADER, Kind.RANGE, Kind.PHASE, Kind.COLLECTION),
-            *(Kind.COMPILATION, Kind.MODULE),
-        ),
-        {**_ON_HOST, "kind": ("kind",), "correlation": ("number",)},
-    ),
-    Table(
-        "GPUTRACE_PYTHON_SAMPLE",
-        (Kind.SAMPLE,),
-        {**_ON_HOST, "end": ("start",), "bytes": ("waitedNs",)},
-    ),
-    Table(
+    _of_host("GPUTRACE_STEP", Kind.STEP, correlation="step"),
+    _of_host("GPUTRACE_HOST_RANGE", *_HOST_RANGES, kind="kind", correlation="number"),
+    _of_host("GPUTRACE_PYTHON_SAMPLE", Kind.SAMPLE, end="start", bytes="waitedNs"),
+    _of_host(
         "GPUTRACE_MESSAGE",
-        (Kind.MESSAGE, Kind.COMMUNICATOR),
-        {
-            **_ON_HOST,
-            "kind": ("ranks",),
-            "correlation": ("communicator",),
-            "bytes": ("bytes",),
-            "device": ("peer",),
-        },
+        *(Kind.MESSAGE, Kind.COMMUNICATOR),
+        kind="ranks",
+        correlation="communicator",
+        bytes="bytes",
+        device="peer",
     ),
-    Table("GPUTRACE_HOST_COUNTER", (Kind.COUNTER,), {**_ON_HOST, "bytes": ("value",)}),
-    Table("CUPTI_ACTIVITY_KIND_OVERHEAD", (Kind.OVERHEAD,), _ON_HOST),
+    _of_host("GPUTRACE_HOST_COUNTER", Kind.COUNTER, bytes="value"),
+    _of_host("CUPTI_ACTIVITY_KIND_OVERHEAD", Kind.OVERHEAD),
 )
 
 _COPIES: Final = "H2D D2H H2D D2H D2D D2D D2D D2D OTHER PEER H2D D2H D2D"
@@ -131,15 +119,7 @@ KIND_OF: Final[Mapping[str, Mapping[int, Kind]]] = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": {
         number: Kind[f"COPY_{kind}"] for number, kind in enumerate(_COPIES.split(), 1)
     },
-    "GPUTRACE_HOST_RANGE": {
-        1: Kind.DATA_WAIT,
-        2: Kind.RANGE,
-        3: Kind.COLLECTION,
-        4: Kind.PHASE,
-        5: Kind.LOADER,
-        6: Kind.COMPILATION,
-        7: Kind.MODULE,
-    },
+    "GPUTRACE_HOST_RANGE": dict(enumerate(_HOST_RANGES, 1)),
     "GPUTRACE_MESSAGE": {1: Kind.MESSAGE, 2: Kind.COMMUNICATOR},
     "NVTX_EVENTS": {
         **dict.fromkeys(RANGE_TYPES, Kind.RANGE),
@@ -515,10 +495,7 @@ def _schemas(database: Database) -> dict[tuple[int, int], Schema]:
 
 
 def _decoded(
-    schema: Schema,
-    size: int,
-    rows: list[tuple[Any, ...]],
-    process_index: Callable[[int], int],
+    schema: Schema, size: int, rows: list[tuple[Any, ...]], process_index: Callable[[int], int]
 ) -> dict[str, NDArray[Any]]:
     """Return the event columns of ranges of one schema, whose payloads have one size."""
     start, end, thread, name, blobs = zip(*rows, strict=True)

@@ -25,25 +25,12 @@ from gputrace.model.events import (
 )
 from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, Process, Progress, Session, drop_invalid_rows
-from gputrace.readers.nvprof_schema import (
-    CALLS,
-    HAS_TIMES,
-    MARKERS,
-    OBJECT_COLUMNS,
-    ON_GPU,
-    PREFIX,
-    TABLES,
-    Table,
-    copy_kinds,
-    fixed_name,
-    name_ids,
-    nvprof_tables,
-    read_pid,
-)
+from gputrace.model.trace import Device, Process, Session, drop_invalid_rows
+from gputrace.readers import nvprof_schema as schema
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import (
     Database,
+    Selection,
     SqliteTables,
     SqliteTrace,
     read_integers,
@@ -76,11 +63,12 @@ _COUNTED: Final = ("METRIC", "METRIC_INSTANCE", "EVENT", "EVENT_INSTANCE", "PC_S
 def is_nvprof(database: Database) -> bool:
     """Return True for tables of nvprof, with or without GPU activity."""
     return database.has("StringTable", "_id_", "value") and any(
-        name.startswith(PREFIX) and "_id_" in columns for name, columns in database.tables.items()
+        name.startswith(schema.PREFIX) and "_id_" in columns
+        for name, columns in database.tables.items()
     )
 
 
-class NvprofTrace(SqliteTrace[Table]):
+class NvprofTrace(SqliteTrace[schema.Table]):
     """One file of nvprof, of any version."""
 
     source = "nvprof"
@@ -88,7 +76,9 @@ class NvprofTrace(SqliteTrace[Table]):
     def __init__(self, path: Path, database: Database) -> None:
         super().__init__(path, database)
         self._demangled: dict[str, str] = {}
-        self._tables = [table for table in (*TABLES, MARKERS) if _usable(database, table)]
+        self._tables = [
+            table for table in (*schema.TABLES, schema.MARKERS) if _usable(database, table)
+        ]
         if not self.kinds & set(GPU_KINDS):
             raise InputError(path, _ONLY_HOST if self._tables else _NOTHING)
         columns = {t.name: frozenset(database.tables[t.full_name]) for t in self._tables}
@@ -99,7 +89,7 @@ class NvprofTrace(SqliteTrace[Table]):
                 f"the times of the GPU's work were {format_ns(abs(self._late))} {way} its CUDA "
                 "calls: moved by as much"
             )
-        counted = (PREFIX + table for table in _COUNTED)
+        counted = (schema.PREFIX + table for table in _COUNTED)
         if any(table in database.tables and database.has_rows(table) for table in counted):
             self.quality.notes.append(
                 "nvprof counted events in it (--metrics, --events, --analysis-metrics), for which "
@@ -107,11 +97,11 @@ class NvprofTrace(SqliteTrace[Table]):
                 "without these"
             )
         self._epoch = first_moment(database, self._tables, self._late)
-        self.processes.append(Process(read_pid(database)))
+        self.processes.append(Process(schema.read_pid(database)))
 
     @property
     def tables(self) -> SqliteTables:
-        return nvprof_tables(self._database, self._epoch, self._late)
+        return schema.nvprof_tables(self._database, self._epoch, self._late)
 
     @property
     def session(self) -> Session:
@@ -124,54 +114,48 @@ class NvprofTrace(SqliteTrace[Table]):
         names = {id: bounded(str(value)) for id, value in texts.items()}
         self._demangled |= demangle_all(set(names.values()) - self._demangled.keys())
         text = {id: self._demangled[name] for id, name in names.items()}
-        text |= {id: fixed_name(id) for id in wanted if id < UNKNOWN}
+        text |= {id: schema.fixed_name(id) for id in wanted if id < UNKNOWN}
         return {id: text.get(id, f"<name {id}>" if id > 0 else "(no name)") for id in wanted}
 
     def device(self, process: int, device: int) -> Device:
         return Device(process, device, UNKNOWN, *self._cards.get(device, ()))
 
-    def _read_table(
-        self,
-        table: Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
+    def _read_table(self, table: schema.Table, wanted: Selection) -> Events:
         shift = self._epoch + (self._late if table.on_gpu else 0)
+        window = wanted.window
         if window is not None:
             window = Window(window.start + shift, window.end + shift)
-        needed = dict.fromkeys(["start", "end", "kind", *columns])
-        raw = read_integers(self._database, self._query(table, needed, window), progress)
-        if table is MARKERS:
+        needed = dict.fromkeys(["start", "end", "kind", *wanted.columns])
+        raw = read_integers(self._database, self._query(table, needed, window), wanted.progress)
+        if table is schema.MARKERS:
             raw = join_markers(raw, window)
         for edge in ("start", "end"):
             raw[edge][raw[edge] == 0] = UNKNOWN
         arrays = {name: self._translate(table, name, raw) for name in needed}
         events = drop_invalid_rows(Events(arrays), self.quality, table.name)
-        if not kinds >= set(table.kinds):
-            events = events.select(is_among(events.kind, kinds))
+        if not wanted.kinds >= set(table.kinds):
+            events = events.select(is_among(events.kind, wanted.kinds))
         shifted = {edge: getattr(events, edge) - shift for edge in ("start", "end")}
-        return Events({name: shifted.get(name, getattr(events, name)) for name in columns})
+        return Events({n: shifted.get(n, getattr(events, n)) for n in wanted.columns})
 
-    def _query(self, table: Table, needed: Collection[str], window: Window | None) -> Query:
+    def _query(self, table: schema.Table, needed: Collection[str], window: Window | None) -> Query:
         """Build the query for some event columns, from the columns that are there."""
         wanted = {*needed, *table.required, *(_ENDS if "kind" in needed else ())}
         there = {}
         for column, expression in table.columns.items():
-            read = OBJECT_COLUMNS if "objectId" in expression else (expression.strip('"'),)
+            read = schema.OBJECT_COLUMNS if "objectId" in expression else (expression.strip('"'),)
             if column in wanted and self._database.has(table.full_name, *read):
                 there[column] = Value(expression) if "objectId" in expression else Value.of(*read)
         # Columns to translate are read whole, the rest in the contract's type.
         types = {**COLUMN_TYPES, **dict.fromkeys(("kind", "thread", "device"), np.int64)}
         types = {column: types.get(column, np.int64) for column in there}
         where: tuple[Condition, ...] = ()
-        if window is not None and table is not MARKERS:
+        if window is not None and table is not schema.MARKERS:
             start, end = Value.of("start"), Value.of("end")
             where = Condition.below(start, window.end), Condition.at_least(end, window.start)
         return Query(table.full_name, there, types, where)
 
-    def _translate(self, table: Table, column: str, raw: Mapping[str, Integers]) -> Column:
+    def _translate(self, table: schema.Table, column: str, raw: Mapping[str, Integers]) -> Column:
         """Return an event column, given the columns read."""
         rows = len(raw["start"])
         if column == "process":
@@ -185,7 +169,7 @@ class NvprofTrace(SqliteTrace[Table]):
         if column in ("source_memory", "destination_memory"):
             return np.where((values < 0) | (values > max(Memory)), 0, values)
         if column == "name":
-            return name_ids(table, values)
+            return schema.name_ids(table, values)
         if column == "thread":
             return np.where(values == UNKNOWN, UNKNOWN, values & 0x7FFFFFFF)
         if column == "device" and table.kinds == (Kind.SYNC,):
@@ -199,7 +183,7 @@ class NvprofTrace(SqliteTrace[Table]):
             "typeof(contextId) = 'integer' AND typeof(deviceId) = 'integer' "
             "AND deviceId BETWEEN 0 AND 32767"
         )
-        table, columns = f"{PREFIX}CONTEXT", ("contextId", "deviceId")
+        table, columns = f"{schema.PREFIX}CONTEXT", ("contextId", "deviceId")
         for context, device in dict(self._database.select(table, *columns, where=is_valid)).items():
             devices[contexts == context] = device
         return devices
@@ -207,7 +191,7 @@ class NvprofTrace(SqliteTrace[Table]):
     @cached_property
     def _cards(self) -> dict[int, tuple[str, str]]:
         """Name and UUID of each card by its CUDA ordinal."""
-        table = f"{PREFIX}DEVICE"
+        table = f"{schema.PREFIX}DEVICE"
         if not self._database.has(table, "id", "name"):
             return {}
         uuid = "d.uuid" if self._database.has(table, "uuid") else "NULL"
@@ -222,27 +206,27 @@ class NvprofTrace(SqliteTrace[Table]):
         return cards
 
 
-def _usable(database: Database, table: Table) -> bool:
+def _usable(database: Database, table: schema.Table) -> bool:
     """Return True if a table has rows, and the columns without which they are useless."""
     required = [table.columns[name].strip('"') for name in table.required]
     return database.has(table.full_name, *required) and database.has_rows(table.full_name)
 
 
-def _kinds(table: Table, raw: Mapping[str, Integers]) -> Column:
+def _kinds(table: schema.Table, raw: Mapping[str, Integers]) -> Column:
     rows = len(raw["start"])
     if len(table.kinds) == 1:
         return np.full(rows, table.kinds[0], np.int8)
-    if table is MARKERS:
+    if table is schema.MARKERS:
         return raw["kind"]
     unknown = np.full(rows, UNKNOWN)
-    return copy_kinds(*(raw.get(column, unknown) for column in ("kind", *_ENDS)))
+    return schema.copy_kinds(*(raw.get(column, unknown) for column in ("kind", *_ENDS)))
 
 
 _LATEST: Final = 1 << 62
 """Nanoseconds since 1970 that no clock shows."""
 
 
-def first_moment(database: Database, tables: Sequence[Table], late: int) -> int:
+def first_moment(database: Database, tables: Sequence[schema.Table], late: int) -> int:
     """Return the first moment of all tables, in ns since 1970 UTC, on the host's clock; or 0."""
     moments = []
     for table in tables:
@@ -347,21 +331,22 @@ def _soonest(
     Inspects so many operations and calls of each table, by default all calls.
     """
     database.execute("CREATE TEMP TABLE launched (correlation INTEGER PRIMARY KEY, start INTEGER)")
-    for table in ON_GPU:
+    for table in schema.ON_GPU:
         if columns.get(table, frozenset()) >= _JOINED:
             database.execute(
                 f"INSERT OR IGNORE INTO temp.launched "
                 "SELECT CAST(r.correlationId AS INTEGER), r.start "
-                f"FROM {file}.{PREFIX}{table} AS r WHERE {HAS_TIMES} LIMIT {operations}"
+                f"FROM {file}.{schema.PREFIX}{table} AS r "
+                f"WHERE {schema.HAS_TIMES} LIMIT {operations}"
             )
     source = "{}" if calls is None else f"(SELECT * FROM {{}} LIMIT {calls})"
     delays = [
         database.execute(
             "SELECT CAST(min(l.start - r.start) AS INTEGER), count(*) FROM "
-            f"{source.format(f'{file}.{PREFIX}{table}')} AS r "
-            f"JOIN temp.launched AS l ON l.correlation = r.correlationId WHERE {HAS_TIMES}"
+            f"{source.format(f'{file}.{schema.PREFIX}{table}')} AS r "
+            f"JOIN temp.launched AS l ON l.correlation = r.correlationId WHERE {schema.HAS_TIMES}"
         ).fetchone()
-        for table in CALLS
+        for table in schema.CALLS
         if columns.get(table, frozenset()) >= _JOINED
     ]
     database.execute("DROP TABLE temp.launched")

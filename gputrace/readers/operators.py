@@ -133,8 +133,8 @@ def _convolution_backward(call: Call) -> tuple[int, int]:
     gradient, image, weight = call.shapes[:3]
     wanted = [text.strip() == "True" for text in call.values[10].strip("[]").split(",")]
     moved = image if call.values[7] == "True" else gradient
-    one = 2 * prod(moved) * prod(weight[1:])
-    return one * sum(wanted[:2]), prod(image) * wanted[0] + prod(weight) * wanted[1]
+    flop = 2 * prod(moved) * prod(weight[1:])
+    return flop * sum(wanted[:2]), prod(image) * wanted[0] + prod(weight) * wanted[1]
 
 
 def _attention(

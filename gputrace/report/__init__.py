@@ -22,6 +22,7 @@ from typing import Any, Final
 from msgspec import to_builtins
 
 from gputrace.errors import MissingError, UsageError
+from gputrace.model.kernels import KernelOnGpu, KernelUse
 from gputrace.model.results import (
     Analysis,
     Breakdown,
@@ -29,8 +30,6 @@ from gputrace.model.results import (
     Finding,
     Gap,
     GpuTotals,
-    KernelOnGpu,
-    KernelUse,
     Phase,
     Step,
 )

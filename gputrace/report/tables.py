@@ -7,24 +7,19 @@ from typing import Final, TypeVar
 
 from msgspec.structs import force_setattr
 
-from gputrace.model.host import PHASES
-from gputrace.model.results import (
-    Analysis,
-    Breakdown,
-    CardUse,
+from gputrace.model.communication import (
     CollectiveTotals,
-    CopyUse,
     ExpertRank,
     Experts,
-    ExtraTable,
-    Gap,
     GpuLink,
     Pipeline,
     PipelineStage,
-    Roofline,
     ShardedData,
     TensorParallel,
 )
+from gputrace.model.host import PHASES
+from gputrace.model.kernels import Roofline
+from gputrace.model.results import Analysis, Breakdown, CardUse, CopyUse, ExtraTable, Gap
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.report.wording import cut_middle, gpu_label, kernel_labels, loop_name

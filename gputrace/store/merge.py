@@ -27,6 +27,7 @@ from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, conc
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
 from gputrace.model.trace import (
+    Coverage,
     Device,
     Process,
     Progress,
@@ -35,6 +36,7 @@ from gputrace.model.trace import (
     Trace,
     add_derived_columns,
     base_columns,
+    moved,
 )
 from gputrace.units import format_ranges
 
@@ -284,25 +286,12 @@ class MergedTrace(Trace):
         known = shown or part.trace.device(process, 0).gpu != UNKNOWN
         return part.machine_name if known and len(self._parts) > 1 else ""
 
-    def recorded(self, process: int) -> Sequence[Window]:
+    def coverage(self, process: int) -> Coverage:
         part = self._part_of[process]
-        return part.to_merged_clock(part.trace.recorded(part.local_process[process]))
-
-    def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        part = self._part_of[process]
-        windows = part.trace.calls_recorded(part.local_process[process])
-        return None if windows is None else part.to_merged_clock(windows)
-
-    def control_stretches(self, process: int) -> Sequence[Window]:
-        part = self._part_of[process]
-        return part.to_merged_clock(part.trace.control_stretches(part.local_process[process]))
-
-    def idle_stretches(self, process: int) -> Sequence[Window]:
-        part = self._part_of[process]
-        return part.to_merged_clock(part.trace.idle_stretches(part.local_process[process]))
+        return part.trace.coverage(part.local_process[process]).moved(part.shift)
 
     def node_stretches(self) -> Sequence[Window]:
-        parts = (part.to_merged_clock(part.trace.node_stretches()) for part in self._parts)
+        parts = (moved(part.trace.node_stretches(), part.shift) for part in self._parts)
         return sorted(chain.from_iterable(parts))
 
     def read_nvml(self) -> Nvml:
@@ -493,10 +482,6 @@ class MergePart:
     def to_local_clock(self, window: Window | None) -> Window | None:
         """Convert a window from the merged clock to this trace's clock."""
         return window and Window(window.start - self.shift, window.end - self.shift)
-
-    def to_merged_clock(self, windows: Sequence[Window]) -> list[Window]:
-        """Convert windows from this trace's clock to the merged clock."""
-        return [Window(start + self.shift, end + self.shift) for start, end in windows]
 
 
 MERGED_BY_WALL_CLOCK = (

@@ -19,7 +19,7 @@ import numpy as np
 from gputrace.model.events import Column, Events, Kind
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, NoGpu, Progress, Session, Trace
+from gputrace.model.trace import Coverage, Device, NoGpu, Progress, Session, Trace
 from gputrace.store.sqlite_reader import Database, SqliteTrace
 from gputrace.store.table_scan import quote_identifier
 
@@ -83,17 +83,8 @@ class RedactedTrace(Trace):
         known = self._trace.device(process, device)
         return replace(known, uuid=self._redaction.text(known.uuid))
 
-    def recorded(self, process: int) -> Sequence[Window]:
-        return self._trace.recorded(process)
-
-    def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        return self._trace.calls_recorded(process)
-
-    def control_stretches(self, process: int) -> Sequence[Window]:
-        return self._trace.control_stretches(process)
-
-    def idle_stretches(self, process: int) -> Sequence[Window]:
-        return self._trace.idle_stretches(process)
+    def coverage(self, process: int) -> Coverage:
+        return self._trace.coverage(process)
 
     def node_stretches(self) -> Sequence[Window]:
         return self._trace.node_stretches()

@@ -419,6 +419,15 @@ class EventTable(Struct, frozen=True):
     kinds: tuple[Kind, ...]
 
 
+class Selection(Struct, frozen=True):
+    """Rows and columns to read from the tables of a trace, as `Trace.read` takes them."""
+
+    kinds: frozenset[Kind]
+    columns: Sequence[str]
+    window: Window | None = None
+    progress: Progress | None = None
+
+
 _Table = TypeVar("_Table", bound=EventTable)
 
 
@@ -456,27 +465,17 @@ class SqliteTrace(Trace, Generic[_Table]):
         window: Window | None,
         progress: Progress | None,
     ) -> Events:
-        parts = self._beside_tables(kinds, columns, window)
-        for table in self._tables:
-            if kinds & set(table.kinds):
-                parts.append(self._read_table(table, kinds, columns, window, progress))
+        wanted = Selection(kinds, columns, window, progress)
+        parts = self._beside_tables(wanted)
+        parts += [self._read_table(t, wanted) for t in self._tables if kinds & set(t.kinds)]
         return concatenate(parts, columns)
 
-    def _beside_tables(
-        self, kinds: frozenset[Kind], columns: Sequence[str], window: Window | None
-    ) -> list[Events]:
+    def _beside_tables(self, wanted: Selection) -> list[Events]:
         """Return the events that are rows of none of the tables."""
         return []
 
     @abstractmethod
-    def _read_table(
-        self,
-        table: _Table,
-        kinds: frozenset[Kind],
-        columns: Sequence[str],
-        window: Window | None,
-        progress: Progress | None,
-    ) -> Events:
+    def _read_table(self, table: _Table, wanted: Selection) -> Events:
         """Read the rows of a table that are of some kinds and overlap a window."""
 
     def close(self) -> None:

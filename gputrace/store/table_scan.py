@@ -286,6 +286,18 @@ class Scanner:
                 return self._read(file, positions, layout, query, first, end, count)
         return None  # It has gone, or another has its name.
 
+    def _leaves(
+        self, file: _File, root: int, first: int, end: int
+    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return the page of each leaf with rows of a range, and its lowest and highest rowid."""
+        pages, highs = np.empty(file.pages, np.uint32), np.empty(file.pages, np.int64)
+        low, room = ctypes.c_int64(), (pages.ctypes.data, highs.ctypes.data, len(pages))
+        leaves = self._library.gputrace_list_leaves(file, root, first, end - 1, *room, low)
+        if leaves <= 0:
+            return None
+        lows = np.concatenate([[low.value], highs[: leaves - 1] + 1])
+        return pages[:leaves], lows, highs[:leaves]
+
     def _read(
         self,
         file: _File,
@@ -296,23 +308,10 @@ class Scanner:
         end: int,
         count: Callable[[int], None],
     ) -> dict[str, Integers] | None:
-        pages = np.empty(file.pages, np.uint32)
-        highs = np.empty(file.pages, np.int64)
-        low = ctypes.c_int64()
-        leaves = self._library.gputrace_list_leaves(
-            file,
-            layout.root,
-            first,
-            end - 1,
-            pages.ctypes.data,
-            highs.ctypes.data,
-            len(pages),
-            low,
-        )
-        if leaves <= 0:
+        if (listed := self._leaves(file, layout.root, first, end)) is None:
             return None
-        pages, highs = pages[:leaves], highs[:leaves]
-        lows = np.concatenate([[low.value], highs[:-1] + 1])
+        pages, lows, highs = listed
+        leaves = len(pages)
         # Each leaf's rows have ids of their own, as many elements as rows fit between them.
         starts = np.append(np.clip(lows, first, end), end) - first
         outputs = {name: np.empty(end - first, query.types[name]) for name in query.values}
@@ -330,20 +329,9 @@ class Scanner:
                 size = min(_LEAVES_AT_ONCE, edges[part + 1] - leaf)
                 before = row
                 row = self._library.gputrace_scan_leaves(
-                    file,
-                    pages[leaf:].ctypes.data,
-                    highs[leaf:].ctypes.data,
-                    size,
-                    int(lows[leaf]),
-                    first,
-                    end - 1,
-                    layout.root,
-                    columns,
-                    len(columns),
-                    values,
-                    len(values),
-                    row,
-                    room,
+                    *(file, pages[leaf:].ctypes.data, highs[leaf:].ctypes.data, size),
+                    *(int(lows[leaf]), first, end - 1, layout.root),
+                    *(columns, len(columns), values, len(values), row, room),
                 )
                 if row < 0:
                     return -1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,79 +96,65 @@ ENUMS: Final[Mapping[str, _Names]] = {
 """Name and label of each number, by table."""
 
 
+def _declared(columns: str) -> str:
+    """Return the declaration of columns as `_COLUMNS` has them."""
+    parts = (re.fullmatch(r"(\w+):?(\w*)(!?)", column) for column in columns.split())
+    named = ((part[1], part[2] or "INTEGER", part[3]) for part in parts if part)
+    return ", ".join(f"{name} {kind}{' NOT NULL' * bool(never)}" for name, kind, never in named)
+
+
 _ON_GPU: Final = (
-    "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, "
-    "contextId INTEGER NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, "
-    "correlationId INTEGER, globalPid INTEGER"
+    "start! end! deviceId! contextId! greenContextId streamId! correlationId globalPid "
 )
+_SPAN: Final = "start! end! "
+
+_COLUMNS: Final = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": _ON_GPU + "demangledName! shortName! mangledName launchType "
+    "cacheConfig registersPerThread! gridX! gridY! gridZ! blockX! blockY! blockZ! "
+    "staticSharedMemory! dynamicSharedMemory! localMemoryPerThread! localMemoryTotal! gridId! "
+    "sharedMemoryExecuted graphNodeId sharedMemoryLimitConfig graphId",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": _ON_GPU + "bytes! copyKind! deprecatedSrcId srcKind dstKind "
+    "srcDeviceId srcContextId dstDeviceId dstContextId migrationCause graphNodeId virtualAddress",
+    "CUPTI_ACTIVITY_KIND_MEMSET": _ON_GPU + "value! bytes! graphNodeId memKind",
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": _ON_GPU + "graphId! graphExecId!",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": _SPAN + "eventClass! globalTid correlationId nameId! "
+    "returnValue! callchainId",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": _ON_GPU + "syncType! eventId! deprecatedSyncType "
+    "eventSyncId",
+    "CUPTI_ACTIVITY_KIND_OVERHEAD": _SPAN + "eventClass! globalTid correlationId nameId! "
+    "overheadType",
+    "NVTX_EVENTS": "start! end eventType! rangeId category color text:TEXT globalTid endGlobalTid "
+    "textId domainId uint64Value int64Value doubleValue:REAL uint32Value int32Value "
+    "floatValue:REAL jsonTextId jsonText:TEXT binaryData:TEXT",
+    "PROCESSES": "globalPid pid name:TEXT",
+    "ThreadNames": "nameId! priority globalTid",
+    "TARGET_INFO_GPU": "vmId! id! name:TEXT busLocation:TEXT isDiscrete l2CacheSize totalMemory "
+    "memoryBandwidth clockRate smCount pwGpuId uuid:TEXT luid chipName:TEXT cuDevice computeMajor "
+    "computeMinor",
+    "TARGET_INFO_CUDA_DEVICE": "gpuId! cudaId! pid! uuid:TEXT",
+    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs utcTime:TEXT localTime:TEXT",
+    "META_DATA_EXPORT": "name:TEXT! value:TEXT",
+    "GPUTRACE_PROCESS": "globalPid! pid! host:TEXT rank worldSize localRank whole! note:TEXT",
+    "GPUTRACE_STEP": _SPAN + "globalTid! nameId! step",
+    "GPUTRACE_HOST_RANGE": _SPAN + "globalTid! nameId! kind! number",
+    "GPUTRACE_MESSAGE": _SPAN + "globalTid! nameId! communicator bytes peer ranks",
+    "GPUTRACE_HOST_COUNTER": _SPAN + "globalTid! nameId! value!",
+    "GPUTRACE_PYTHON_SAMPLE": "start! globalTid! nameId! innerNameId! waitedNs",
+    "GPUTRACE_WINDOW": _SPAN + "globalPid!",
+    "GPUTRACE_API_WINDOW": _SPAN + "globalPid!",
+    "GPUTRACE_CONTROL": _SPAN + "globalPid! idleCupti",
+    "GPUTRACE_GRAPH_NODES": _SPAN + "globalPid!",
+    "GPUTRACE_CLOCK": "globalPid! realtimeNs! monotonicNs! monotonicRawNs!",
+    "GPUTRACE_NOTE": "globalPid timeNs text:TEXT!",
+    "GPUTRACE_LOSS": "globalPid timeNs records reason:TEXT!",
+}
+"""Columns by table: integers, unless a type follows; ``!`` is NOT NULL."""
 
 TABLES: Final[Mapping[str, str]] = {
     "StringIds": "id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL",
     **dict.fromkeys(ENUMS, "id INTEGER NOT NULL PRIMARY KEY, name TEXT, label TEXT"),
-    "CUPTI_ACTIVITY_KIND_KERNEL": f"{_ON_GPU}, demangledName INTEGER NOT NULL, "
-    "shortName INTEGER NOT NULL, mangledName INTEGER, launchType INTEGER, cacheConfig INTEGER, "
-    "registersPerThread INTEGER NOT NULL, gridX INTEGER NOT NULL, gridY INTEGER NOT NULL, "
-    "gridZ INTEGER NOT NULL, blockX INTEGER NOT NULL, blockY INTEGER NOT NULL, "
-    "blockZ INTEGER NOT NULL, staticSharedMemory INTEGER NOT NULL, "
-    "dynamicSharedMemory INTEGER NOT NULL, localMemoryPerThread INTEGER NOT NULL, "
-    "localMemoryTotal INTEGER NOT NULL, gridId INTEGER NOT NULL, sharedMemoryExecuted INTEGER, "
-    "graphNodeId INTEGER, sharedMemoryLimitConfig INTEGER, graphId INTEGER",
-    "CUPTI_ACTIVITY_KIND_MEMCPY": f"{_ON_GPU}, bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL, "
-    "deprecatedSrcId INTEGER, srcKind INTEGER, dstKind INTEGER, srcDeviceId INTEGER, "
-    "srcContextId INTEGER, dstDeviceId INTEGER, dstContextId INTEGER, migrationCause INTEGER, "
-    "graphNodeId INTEGER, virtualAddress INTEGER",
-    "CUPTI_ACTIVITY_KIND_MEMSET": f"{_ON_GPU}, value INTEGER NOT NULL, bytes INTEGER NOT NULL, "
-    "graphNodeId INTEGER, memKind INTEGER",
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": f"{_ON_GPU}, graphId INTEGER NOT NULL, "
-    "graphExecId INTEGER NOT NULL",
-    "CUPTI_ACTIVITY_KIND_RUNTIME": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "eventClass INTEGER NOT NULL, globalTid INTEGER, correlationId INTEGER, "
-    "nameId INTEGER NOT NULL, returnValue INTEGER NOT NULL, callchainId INTEGER",
-    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": f"{_ON_GPU}, syncType INTEGER NOT NULL, "
-    "eventId INTEGER NOT NULL, deprecatedSyncType INTEGER, eventSyncId INTEGER",
-    "CUPTI_ACTIVITY_KIND_OVERHEAD": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "eventClass INTEGER NOT NULL, globalTid INTEGER, correlationId INTEGER, "
-    "nameId INTEGER NOT NULL, overheadType INTEGER",
-    "NVTX_EVENTS": "start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, "
-    "rangeId INTEGER, category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, "
-    "endGlobalTid INTEGER, textId INTEGER, domainId INTEGER, uint64Value INTEGER, "
-    "int64Value INTEGER, doubleValue REAL, uint32Value INTEGER, int32Value INTEGER, "
-    "floatValue REAL, jsonTextId INTEGER, jsonText TEXT, binaryData TEXT",
-    "PROCESSES": "globalPid INTEGER, pid INTEGER, name TEXT",
-    "ThreadNames": "nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER",
-    "TARGET_INFO_GPU": "vmId INTEGER NOT NULL, id INTEGER NOT NULL, name TEXT, busLocation TEXT, "
-    "isDiscrete INTEGER, l2CacheSize INTEGER, totalMemory INTEGER, memoryBandwidth INTEGER, "
-    "clockRate INTEGER, smCount INTEGER, pwGpuId INTEGER, uuid TEXT, luid INTEGER, chipName TEXT, "
-    "cuDevice INTEGER, computeMajor INTEGER, computeMinor INTEGER",
-    "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER NOT NULL, cudaId INTEGER NOT NULL, "
-    "pid INTEGER NOT NULL, uuid TEXT",
-    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT, localTime TEXT",
-    "META_DATA_EXPORT": "name TEXT NOT NULL, value TEXT",
     "GPUTRACE_META": "name TEXT NOT NULL PRIMARY KEY, value TEXT",
-    "GPUTRACE_PROCESS": "globalPid INTEGER NOT NULL, pid INTEGER NOT NULL, host TEXT, "
-    "rank INTEGER, worldSize INTEGER, localRank INTEGER, whole INTEGER NOT NULL, note TEXT",
-    "GPUTRACE_STEP": "start INTEGER NOT NULL, end INTEGER NOT NULL, globalTid INTEGER NOT NULL, "
-    "nameId INTEGER NOT NULL, step INTEGER",
-    "GPUTRACE_HOST_RANGE": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "globalTid INTEGER NOT NULL, nameId INTEGER NOT NULL, kind INTEGER NOT NULL, number INTEGER",
-    "GPUTRACE_MESSAGE": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "globalTid INTEGER NOT NULL, nameId INTEGER NOT NULL, communicator INTEGER, bytes INTEGER, "
-    "peer INTEGER, ranks INTEGER",
-    "GPUTRACE_HOST_COUNTER": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "globalTid INTEGER NOT NULL, nameId INTEGER NOT NULL, value INTEGER NOT NULL",
-    "GPUTRACE_PYTHON_SAMPLE": "start INTEGER NOT NULL, globalTid INTEGER NOT NULL, "
-    "nameId INTEGER NOT NULL, innerNameId INTEGER NOT NULL, waitedNs INTEGER",
-    "GPUTRACE_WINDOW": "start INTEGER NOT NULL, end INTEGER NOT NULL, globalPid INTEGER NOT NULL",
-    "GPUTRACE_API_WINDOW": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "globalPid INTEGER NOT NULL",
-    "GPUTRACE_CONTROL": "start INTEGER NOT NULL, end INTEGER NOT NULL, globalPid INTEGER NOT NULL, "
-    "idleCupti INTEGER",
-    "GPUTRACE_GRAPH_NODES": "start INTEGER NOT NULL, end INTEGER NOT NULL, "
-    "globalPid INTEGER NOT NULL",
-    "GPUTRACE_CLOCK": "globalPid INTEGER NOT NULL, realtimeNs INTEGER NOT NULL, "
-    "monotonicNs INTEGER NOT NULL, monotonicRawNs INTEGER NOT NULL",
-    "GPUTRACE_NOTE": "globalPid INTEGER, timeNs INTEGER, text TEXT NOT NULL",
-    "GPUTRACE_LOSS": "globalPid INTEGER, timeNs INTEGER, records INTEGER, reason TEXT NOT NULL",
+    **{table: _declared(columns) for table, columns in _COLUMNS.items()},
 }
 """Column declarations by table; those not named GPUTRACE_ are as in nsys exports."""
 

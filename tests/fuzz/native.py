@@ -35,7 +35,7 @@ TESTS: Final = ("tests/test_collector.py", "tests/test_spool.py", "tests/test_ri
 SCANS: Final = 200_000
 """Tables with changed pages that are scanned."""
 _NATIVE: Final = ROOT / "gputrace" / "collectors" / "native"
-_SOURCES: Final = ("decode", "spool", "names", "threads", "thread_names", "nvtx")
+_SOURCES: Final = ("decode", "spool", "names", "threads", "nvtx")
 _DONE: Final = re.compile(r"Done (\d+) runs")
 
 

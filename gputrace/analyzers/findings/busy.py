@@ -15,7 +15,8 @@ from gputrace.analyzers.findings.whole_run import low_utilization
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
 from gputrace.model.events import Kind
-from gputrace.model.results import Finding, Kernels
+from gputrace.model.kernels import Kernels
+from gputrace.model.results import Finding
 from gputrace.model.time_class import CLASSES
 from gputrace.units import format_bytes, format_ns
 

@@ -54,6 +54,7 @@ from gputrace.analyzers.stragglers import (
     find_stragglers,
     kernel_ratios,
 )
+from gputrace.model.communication import CollectiveTotals, Experts, Pipeline, ShardedData
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import (
     OTHER,
@@ -65,21 +66,17 @@ from gputrace.model.host import (
     StepPhases,
 )
 from gputrace.model.intervals import Intervals, union
+from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
     Breakdown,
     CardUse,
-    CollectiveTotals,
     CopyUse,
     Evidence,
-    Experts,
     Finding,
     Gaps,
-    Kernels,
     Load,
     Missing,
     Phase,
-    Pipeline,
-    ShardedData,
     Step,
     Throughput,
 )

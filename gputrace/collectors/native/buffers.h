@@ -1,6 +1,5 @@
 /* Buffers of activity records: CUPTI fills them, the writer decodes and writes them. */
-#ifndef GPUTRACE_BUFFERS_H
-#define GPUTRACE_BUFFERS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -27,5 +26,3 @@ void buffers_throw_away(void);
 void buffers_lock(void);
 void buffers_unlock(void);
 void buffers_in_child(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* Which calls CUPTI records, and how it is told so. */
-#ifndef GPUTRACE_CALLS_H
-#define GPUTRACE_CALLS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -23,5 +22,3 @@ int calls_are_chosen(void);
 
 /* CUPTI has forgotten them, or may. */
 void calls_forget(void);
-
-#endif

@@ -5,7 +5,6 @@
 #include "cupti.h"
 #include "graphs.h"
 #include "hazards.h"
-#include "library.h"
 #include "sampling.h"
 #include "spool.h"
 #include "subscriber.h"

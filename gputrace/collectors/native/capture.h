@@ -1,6 +1,5 @@
 /* When CUPTI records, and when it is out of the program's way. */
-#ifndef GPUTRACE_CAPTURE_H
-#define GPUTRACE_CAPTURE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -62,5 +61,3 @@ void capture_end(void);
 void capture_lock(void);
 void capture_unlock(void);
 void capture_in_child(void);
-
-#endif

@@ -17,13 +17,12 @@
 #include "buffers.h"
 #include "capture.h"
 #include "cupti.h"
-#include "devices.h"
-#include "library.h"
 #include "sampling.h"
 #include "spool.h"
 #include "threads.h"
 #include "window.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -45,6 +44,69 @@ static int writer_runs, in_child;
 static atomic_int started_ok, stopping;
 /* Held by who takes over records: one that waits for it finds them written. */
 static pthread_mutex_t tending = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- the cards and the clocks ---- */
+
+/* Numbers of CUdevice_attribute; clocks are in kHz, the bus in bits. */
+enum { CLOCK_RATE = 13, MULTIPROCESSORS = 16, MEMORY_CLOCK = 36, MEMORY_BUS = 37, L2_CACHE = 38,
+       COMPUTE_MAJOR = 75, COMPUTE_MINOR = 76 };
+
+static void add_size(void *cuda, int device, device_t *row) {
+    int (*ask)(int *, int, int), (*memory)(size_t *, int);
+    static const int attributes[] = {CLOCK_RATE, MULTIPROCESSORS, MEMORY_CLOCK, MEMORY_BUS, L2_CACHE,
+                                     COMPUTE_MAJOR, COMPUTE_MINOR};
+    int values[COMPUTE_MINOR + 1] = {0};
+    size_t bytes = 0;
+    *(void **)&ask = dlsym(cuda, "cuDeviceGetAttribute");
+    *(void **)&memory = dlsym(cuda, "cuDeviceTotalMem_v2");
+    for (size_t i = 0; ask && i < sizeof attributes / sizeof *attributes; i++)
+        if (ask(&values[attributes[i]], attributes[i], device)) values[attributes[i]] = 0;
+    if (memory && !memory(&bytes, device)) row->memory = bytes;
+    row->clock = (uint64_t)values[CLOCK_RATE] * 1000;
+    /* Two transfers a clock. */
+    row->bandwidth = (uint64_t)values[MEMORY_CLOCK] * 1000 * 2 * (uint64_t)values[MEMORY_BUS] / 8;
+    row->multiprocessors = (uint32_t)values[MULTIPROCESSORS];
+    row->l2_cache = (uint32_t)values[L2_CACHE];
+    row->compute_major = (uint32_t)values[COMPUTE_MAJOR];
+    row->compute_minor = (uint32_t)values[COMPUTE_MINOR];
+}
+
+/* Writes the cards that the driver shows to this process; nothing where there is no driver. */
+static void tell_devices(void) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    int (*count)(int *), (*get)(int *, int), (*bus)(char *, int, int), (*name)(char *, int, int);
+    int (*uuid)(uint8_t *, int), devices = 0;
+    if (!cuda) return;
+    *(void **)&count = dlsym(cuda, "cuDeviceGetCount");
+    *(void **)&get = dlsym(cuda, "cuDeviceGet");
+    *(void **)&bus = dlsym(cuda, "cuDeviceGetPCIBusId");
+    *(void **)&name = dlsym(cuda, "cuDeviceGetName");
+    *(void **)&uuid = dlsym(cuda, "cuDeviceGetUuid");
+    if (!count || !get || !bus || !name || count(&devices)) return;
+    for (int i = 0, device; i < devices; i++) {
+        device_t row = {.ordinal = (uint32_t)i};
+        if (get(&device, i)) continue;
+        bus(row.bus, sizeof row.bus - 1, device);
+        name(row.name, sizeof row.name - 1, device);
+        if (uuid) uuid(row.uuid, device);
+        add_size(cuda, device, &row);
+        spool_lock();
+        spool_chunk(TAG_DEVICE, &row, sizeof row, "", 0);
+        spool_unlock();
+    }
+}
+
+/* Writes the moment on three clocks, and the names of new threads. */
+static void tell_clocks(void) {
+    uint64_t now[3] = {clock_ns(CLOCK_REALTIME), clock_ns(CLOCK_MONOTONIC),
+                       clock_ns(CLOCK_MONOTONIC_RAW)};
+    spool_lock();
+    spool_chunk(TAG_CLOCK, now, sizeof now, "", 0);
+    spool_threads();
+    spool_unlock();
+}
+
+/* ---- what the hooks call ---- */
 
 /* Starts or ends a window: the hooks call it for --steps. */
 EXPORTED void gputrace_capture(int on) {

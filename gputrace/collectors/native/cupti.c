@@ -1,8 +1,11 @@
+#define _GNU_SOURCE
 #include "cupti.h"
 #include "spool.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #define MOST_TOLD 8
 
@@ -60,4 +63,97 @@ int cupti_check(int code, const char *function) {
     cupti_check_locked(code, function);
     spool_unlock();
     return code;
+}
+
+/* ---- the libcupti that suits this process: it must have one only, and of the major version of its CUDA
+ * runtime ---- */
+
+static const int majors[] = {13, 12, 11};
+
+static void *try_path(const char *path, int flags, char *found) {
+    void *library = dlopen(path, flags);
+    if (library) snprintf(found, PATH_MAX, "%.*s", PATH_MAX - 1, path);
+    return library;
+}
+
+/* The folder and the major version of the CUDA runtime that is loaded, of /proc/self/maps. */
+static int loaded_runtime(char *folder) {
+    char line[PATH_MAX + 256];
+    int major = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (!maps) return 0;
+    while (!major && fgets(line, sizeof line, maps)) {
+        char *path = strchr(line, '/'), *name = path ? strstr(path, "/libcudart.so.") : NULL;
+        if (!name) continue;
+        major = atoi(name + strlen("/libcudart.so."));
+        snprintf(folder, PATH_MAX, "%.*s", (int)(name - path), path);
+    }
+    fclose(maps);
+    return major;
+}
+
+static void *beside(const char *folder, int major, char *found) {
+    /* Wheels of CUDA 12 have a folder a component, those of 13 one for all; toolkits have extras. */
+    static const char *const places[] = {"%s/libcupti.so.%d", "%s/../../cuda_cupti/lib/libcupti.so.%d",
+                                         "%s/../extras/CUPTI/lib64/libcupti.so.%d",
+                                         "%s/../../../extras/CUPTI/lib64/libcupti.so.%d"};
+    char path[PATH_MAX + 64];
+    void *library = NULL;
+    for (size_t i = 0; !library && i < sizeof places / sizeof *places; i++) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+        snprintf(path, sizeof path, places[i], folder, major);
+#pragma GCC diagnostic pop
+        library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found);
+    }
+    return library;
+}
+
+/* In a folder of those that GPUTRACE_CUPTI_FOLDERS names, with colons between: NVIDIA's wheels beside
+ * gputrace, where neither the system nor the program has a libcupti. */
+static void *brought_along(int major, char *found) {
+    const char *folder = getenv("GPUTRACE_CUPTI_FOLDERS");
+    char path[PATH_MAX];
+    void *library = NULL;
+    while (!library && folder && *folder) {
+        int length = (int)strcspn(folder, ":");
+        snprintf(path, sizeof path, "%.*s/libcupti.so.%d", length, folder, major);
+        library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found);
+        folder += length + (folder[length] == ':');
+    }
+    return library;
+}
+
+static void *of_major(int major, char *found) {
+    char path[PATH_MAX];
+    void *library;
+    snprintf(path, sizeof path, "libcupti.so.%d", major);
+    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    snprintf(path, sizeof path, "/usr/local/cuda-%d/extras/CUPTI/lib64/libcupti.so.%d", major, major);
+    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    snprintf(path, sizeof path, "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.%d", major);
+    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    return brought_along(major, found);
+}
+
+void *find_cupti(char *found, const char **why) {
+    const char *named = getenv("GPUTRACE_CUPTI");
+    char folder[PATH_MAX] = "", name[64];
+    void *library;
+    *why = "GPUTRACE_CUPTI names it";
+    if (named && *named) return try_path(named, RTLD_NOW | RTLD_GLOBAL, found);
+    *why = "the program has it loaded";
+    for (size_t i = 0; i < sizeof majors / sizeof *majors; i++) {
+        snprintf(name, sizeof name, "libcupti.so.%d", majors[i]);
+        if ((library = try_path(name, RTLD_NOW | RTLD_NOLOAD, found))) return library;
+    }
+    int major = loaded_runtime(folder);
+    *why = "it is beside the CUDA runtime of the program";
+    if (major && (library = beside(folder, major, found))) return library;
+    *why = "it is the first of the major version of the program's CUDA runtime";
+    if (major && (library = of_major(major, found))) return library;
+    *why = "no CUDA runtime is loaded, and it is the first of the newest major version";
+    for (size_t i = 0; !major && i < sizeof majors / sizeof *majors; i++)
+        if ((library = of_major(majors[i], found))) return library;
+    return NULL;
 }

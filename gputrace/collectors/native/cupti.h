@@ -3,8 +3,7 @@
  * Numbers and offsets are facts of the interface, the same from CUPTI 11.8 to 13.5: new versions only
  * append to records. libcupti itself is loaded at run time.
  */
-#ifndef GPUTRACE_CUPTI_H
-#define GPUTRACE_CUPTI_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -67,6 +66,10 @@ struct cupti {
 };
 extern struct cupti cupti;
 
+/* A handle of libcupti, and in FOUND (PATH_MAX bytes) what it was opened as; NULL where there is none.
+ * GPUTRACE_CUPTI names one by its path. WHY is by what this one was chosen. */
+void *find_cupti(char *found, const char **why);
+
 /* Takes the functions of a libcupti; 0 where all are there that recording needs. */
 int cupti_load(void *library);
 
@@ -91,5 +94,3 @@ int decode_has_unknown_graphs(void);
 extern uint32_t api_names[3][CALLS];
 /* Whether records name threads by pthread_self. */
 extern int threads_by_self;
-
-#endif

@@ -1,6 +1,5 @@
 /* CUDA graphs that several threads make: one call at a time, where CUPTI could not bear more. */
-#ifndef GPUTRACE_GRAPHS_H
-#define GPUTRACE_GRAPHS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ int graphs_were_made(void);
 
 /* Nothing is told any more, of no call's end either. */
 void graphs_forget(void);
-
-#endif

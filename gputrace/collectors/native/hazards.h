@@ -1,6 +1,5 @@
 /* What CUPTI is known not to survive in which programs, and so is left out or done otherwise there. */
-#ifndef GPUTRACE_HAZARDS_H
-#define GPUTRACE_HAZARDS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -16,5 +15,3 @@ enum {
 /* Those of this program with a CUPTI of VERSION, as cuptiGetVersion gives it. To be asked in cuInit.
  * GPUTRACE_SERIAL_GRAPHS says 1 (or 0) of the second. */
 int hazards_of(uint32_t version);
-
-#endif

@@ -331,42 +331,31 @@ static void *domain_create_w(const wchar_t *name) {
 }
 static void domain_destroy(void *d) { (void)d; }
 
-static void set(function_t **table, unsigned count, unsigned id, function_t function) {
-    if (id < count && table[id]) *table[id] = function;
+/* Puts functions, by their ids, into the table of a client's module. */
+static void set(const callbacks_t *callbacks, int module, const function_t *functions, unsigned known) {
+    function_t **table;
+    unsigned count;
+    if (!callbacks->module_table(module, &table, &count)) return;
+    for (unsigned id = 0; id < known && id < count; id++)
+        if (functions[id] && table[id]) *table[id] = functions[id];
 }
 
 /* Called by the client's NVTX header, once, before its first range. 1 says that we took over. */
 __attribute__((visibility("default"))) int InitializeInjectionNvtx2(
     const void *(*export_table)(uint32_t id)) {
     const callbacks_t *callbacks = export_table(EXPORT_CALLBACKS);
-    function_t **table;
-    unsigned count;
+    static const function_t core[] = {
+        NULL, (function_t)mark_ex, (function_t)mark_a, (function_t)mark_w, (function_t)start_ex,
+        (function_t)start_a, (function_t)start_w, (function_t)end, (function_t)push_ex,
+        (function_t)push_a, (function_t)push_w, (function_t)pop_core};
+    static const function_t core2[] = {
+        NULL, (function_t)domain_mark, (function_t)domain_start, (function_t)domain_end,
+        (function_t)domain_push, (function_t)domain_pop, NULL, NULL, NULL, NULL,
+        (function_t)domain_string, (function_t)domain_string_w, (function_t)domain_create,
+        (function_t)domain_create_w, (function_t)domain_destroy};
     if (!callbacks || collector_start()) return 0;
-    if (callbacks->module_table(MODULE_CORE, &table, &count)) {
-        set(table, count, 1, (function_t)mark_ex);
-        set(table, count, 2, (function_t)mark_a);
-        set(table, count, 3, (function_t)mark_w);
-        set(table, count, 4, (function_t)start_ex);
-        set(table, count, 5, (function_t)start_a);
-        set(table, count, 6, (function_t)start_w);
-        set(table, count, 7, (function_t)end);
-        set(table, count, 8, (function_t)push_ex);
-        set(table, count, 9, (function_t)push_a);
-        set(table, count, 10, (function_t)push_w);
-        set(table, count, 11, (function_t)pop_core);
-    }
-    if (callbacks->module_table(MODULE_CORE2, &table, &count)) {
-        set(table, count, 1, (function_t)domain_mark);
-        set(table, count, 2, (function_t)domain_start);
-        set(table, count, 3, (function_t)domain_end);
-        set(table, count, 4, (function_t)domain_push);
-        set(table, count, 5, (function_t)domain_pop);
-        set(table, count, 10, (function_t)domain_string);
-        set(table, count, 11, (function_t)domain_string_w);
-        set(table, count, 12, (function_t)domain_create);
-        set(table, count, 13, (function_t)domain_create_w);
-        set(table, count, 14, (function_t)domain_destroy);
-    }
+    set(callbacks, MODULE_CORE, core, sizeof core / sizeof *core);
+    set(callbacks, MODULE_CORE2, core2, sizeof core2 / sizeof *core2);
     return 1;
 }
 

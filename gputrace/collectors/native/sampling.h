@@ -1,6 +1,5 @@
 /* Of which parts of the time calls are kept: of all of it, or none, or where there are too many, some. */
-#ifndef GPUTRACE_SAMPLING_H
-#define GPUTRACE_SAMPLING_H
+#pragma once
 
 #include <stdint.h>
 
@@ -27,5 +26,3 @@ int sampling_takes(uint64_t start, uint64_t end);
 
 /* To be called before calls are decoded: notices that the wall clock was set back. */
 void sampling_see_clock(void);
-
-#endif

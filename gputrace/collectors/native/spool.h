@@ -6,8 +6,7 @@
  * CLOCK_REALTIME. A chunk cut short at the end is what a killed process was writing: readers stop
  * there. gputrace/collectors/spool/activity.py reads it; keep the two alike.
  */
-#ifndef GPUTRACE_SPOOL_H
-#define GPUTRACE_SPOOL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -171,5 +170,3 @@ uint64_t clock_ns(int which);
 /* Serialises the functions above; held by callers that add several things. */
 void spool_lock(void);
 void spool_unlock(void);
-
-#endif

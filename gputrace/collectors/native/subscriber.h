@@ -1,6 +1,5 @@
 /* CUPTI's only place for a tool that is told of CUDA's calls: ours while there is need. */
-#ifndef GPUTRACE_SUBSCRIBER_H
-#define GPUTRACE_SUBSCRIBER_H
+#pragma once
 
 /* Whether cudaProfilerStart and Stop decide what is recorded. */
 void subscriber_init(int by_profiler);
@@ -23,5 +22,3 @@ int subscriber_watch_all(int on);
 
 /* CUPTI was let go of, and the place with it. */
 void subscriber_forget(void);
-
-#endif

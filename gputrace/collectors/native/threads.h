@@ -4,8 +4,7 @@
  * is bound by launches (measured on an H200). By default it puts pthread_self there. Threads make
  * themselves known when CUPTI asks them for a timestamp, and the one is found for the other.
  */
-#ifndef GPUTRACE_THREADS_H
-#define GPUTRACE_THREADS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ uint64_t threads_stamp(void);
 uint32_t threads_id(uint32_t self, uint64_t when);
 
 void threads_in_child(void);
-
-#endif

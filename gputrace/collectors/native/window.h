@@ -1,6 +1,5 @@
 /* Windows in the life of the process: --delay, --duration, --every. */
-#ifndef GPUTRACE_WINDOW_H
-#define GPUTRACE_WINDOW_H
+#pragma once
 
 #include <stdint.h>
 
@@ -16,5 +15,3 @@ void window_set(void);
 
 /* Begins or ends a window when it is time; gives back when to look again. CLOCK_MONOTONIC. */
 uint64_t window_keep(uint64_t now);
-
-#endif

@@ -29,17 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.backend import NONE, Limits, bytes_in
-from gputrace.collectors.nvml.queries import (
-    FIELDS,
-    RING,
-    SAMPLE,
-    CardQueries,
-    Lost,
-    Row,
-    ask,
-    describe,
-    relate,
-)
+from gputrace.collectors.nvml import queries
 
 _SELDOM: Final = 8.0  # seconds; the ring holds 14 s and more
 _NO_NVML: Final = {
@@ -138,7 +128,7 @@ class _Ticks:
     def __init__(self, nv: Any, writer: _Writer, interval: int, share: float) -> None:
         self._nv, self._writer, self._interval = nv, writer, interval
         self._allowed = share * interval
-        self._gpus: list[CardQueries | None] = []
+        self._gpus: list[queries.CardQueries | None] = []
         self._gone: dict[int, str] = {}
         self._lost: dict[int, str] = {}
         self._header: dict[str, Any] = {}
@@ -166,21 +156,23 @@ class _Ticks:
             except self._nv.NVMLError as error:
                 self._gone[gpu] = str(error)
                 handles.append(None)
-        devices = [describe(self._nv, gpu, handle) for gpu, handle in enumerate(handles)]
+        devices = [queries.describe(self._nv, gpu, handle) for gpu, handle in enumerate(handles)]
         self._header = {
             "host": socket.gethostname(),
             "time_ns": time.time_ns(),
             "interval_ns": self._interval,
-            "driver": ask(self._nv, "nvmlSystemGetDriverVersion"),
-            "columns": list(SAMPLE),
+            "driver": queries.ask(self._nv, "nvmlSystemGetDriverVersion"),
+            "columns": list(queries.SAMPLE),
             "devices": devices,
-            "topology": relate(self._nv, handles, [device["pciBusId"] for device in devices]),
+            "topology": queries.relate(
+                self._nv, handles, [device["pciBusId"] for device in devices]
+            ),
         }
         self._writer.write(self._header)
         for gpu, handle in enumerate(handles):
             try:
-                self._gpus.append(None if handle is None else CardQueries(self._nv, handle))
-            except Lost as lost:
+                self._gpus.append(None if handle is None else queries.CardQueries(self._nv, handle))
+            except queries.Lost as lost:
                 self._gone[gpu] = str(lost)
                 self._gpus.append(None)
 
@@ -204,17 +196,17 @@ class _Ticks:
         self._writer.write(line)
         self._ticks += 1
 
-    def _ask(self, gpu: int, slow: bool) -> Row | None:
+    def _ask(self, gpu: int, slow: bool) -> queries.Row | None:
         card = self._gpus[gpu]
         if card is None:
             return None
         try:
             row = [time.time_ns(), *card.quick()]
             if not slow:
-                return row + [None] * (len(RING) + len(FIELDS))
+                return row + [None] * (len(queries.RING) + len(queries.FIELDS))
             start = time.perf_counter_ns()
             row += card.slow()
-        except Lost as lost:
+        except queries.Lost as lost:
             self._gpus[gpu], self._gone[gpu] = None, str(lost)
             return None
         self._slow_ns += time.perf_counter_ns() - start

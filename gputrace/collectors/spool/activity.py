@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -79,11 +79,16 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
 """Fields of the records of each kind of chunk, as native/spool.h declares them."""
 
 _MOMENT: Final = re.compile(r"[0-9]{1,19}")
-_CAPTURES: Final = {"capture_on": True, "capture_off": False}
-_CALLS: Final = {"calls_on": True, "calls_off": False}
-_CONTROL: Final = {"let_go": True, "idle": True, "capture_on": False, "paused": False}
-_IDLE: Final = {"idle": True, "capture_on": False, "paused": False}
-_NODES: Final = {"nodes_on": True, "nodes_off": False}
+SWITCHES: Final[Mapping[str, Mapping[str, bool]]] = {
+    "captures": {"capture_on": True, "capture_off": False},
+    "calls": {"calls_on": True, "calls_off": False},
+    "control": {"let_go": True, "idle": True, "capture_on": False, "paused": False},
+    "idle": {"idle": True, "capture_on": False, "paused": False},
+    "nodes": {"nodes_on": True, "nodes_off": False},
+}
+"""Keys of INFO that switch something on or off: recording; that of CUDA calls, if they are not
+always recorded with the GPUs; stretches in which CUPTI records nothing; those of them in which it
+stays in the process; recording of the nodes of CUDA graphs."""
 _CLOCK_NOISE_NS: Final = np.uint64(100_000)
 """By how much CUPTI's times of one replay may overlap those of the next."""
 _DOMAIN: Final = 3
@@ -103,11 +108,7 @@ class Spool:
         names: text by id, as bytes.
         threads: name by system thread id.
         info: key-value pairs that the process wrote; the last of each key.
-        captures: starts and ends of recording, in the order written.
-        calls: starts and ends of recording CUDA calls, if not always recorded with the GPUs.
-        control: starts and ends of stretches in which CUPTI records nothing.
-        idle: starts and ends of those of them in which it stays in the process.
-        nodes: starts and ends of recording the nodes of CUDA graphs.
+        switches: starts and ends of each of `SWITCHES`, in the order written.
         losses: dropped records, including the end of writing.
         stopped: True if writing failed before the process ended.
         seen_until: last time that the process read its clocks.
@@ -123,11 +124,7 @@ class Spool:
     names: dict[int, bytes] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     info: dict[str, str] = field(default_factory=dict)
-    captures: list[Switch] = field(default_factory=list)
-    calls: list[Switch] = field(default_factory=list)
-    control: list[Switch] = field(default_factory=list)
-    idle: list[Switch] = field(default_factory=list)
-    nodes: list[Switch] = field(default_factory=list)
+    switches: dict[str, list[Switch]] = field(default_factory=lambda: {n: [] for n in SWITCHES})
     losses: list[Loss] = field(default_factory=list)
     began: int = 0
     seen_until: int = 0
@@ -139,6 +136,12 @@ class Spool:
     def name(self, id: int) -> str:
         """Return the text of an id; empty if it was never written."""
         return self.names.get(id, b"").decode("utf-8", "replace")
+
+    @property
+    def latest(self) -> int:
+        """The last time in the records."""
+        ends = [rows["end"] for rows in self.records.values() if "end" in (rows.dtype.names or ())]
+        return max(self.seen_until, *(int(of.max(initial=0)) for of in ends))
 
 
 def read_spool(path: Path) -> Spool:
@@ -197,11 +200,10 @@ def join_spools(parts: Sequence[Spool]) -> Spool:
         joined.names = joined.names | part.names
         joined.threads = joined.threads | part.threads
         joined.info = joined.info | part.info
-        joined.captures = joined.captures + [(at, on, n + before) for at, on, n in part.captures]
-        joined.calls = joined.calls + [(at, on, n + before) for at, on, n in part.calls]
-        joined.control = joined.control + [(at, on, n + before) for at, on, n in part.control]
-        joined.idle = joined.idle + [(at, on, n + before) for at, on, n in part.idle]
-        joined.nodes = joined.nodes + [(at, on, n + before) for at, on, n in part.nodes]
+        joined.switches = {
+            name: [*switches, *((at, on, n + before) for at, on, n in part.switches[name])]
+            for name, switches in joined.switches.items()
+        }
         joined.losses = joined.losses + part.losses
     return joined
 
@@ -216,16 +218,9 @@ def take_text(spool: Spool, tag: bytes, body: bytes, looks: int = 0) -> None:
         key, _, value = body.decode("utf-8", "replace").partition("=")
         spool.info[key] = value
         moment = int(value) if _MOMENT.fullmatch(value) else LATEST + 1
-        switched = {
-            "captures": _CAPTURES,
-            "calls": _CALLS,
-            "control": _CONTROL,
-            "idle": _IDLE,
-            "nodes": _NODES,
-        }
-        for name, switches in switched.items():
-            if key in switches and moment <= LATEST:
-                getattr(spool, name).append((moment, switches[key], looks))
+        for name, keys in SWITCHES.items():
+            if key in keys and moment <= LATEST:
+                spool.switches[name].append((moment, keys[key], looks))
     elif tag == b"FULL" and (stop := read_stop(body)):
         spool.losses.append(stop)
         spool.stopped = True
@@ -240,7 +235,7 @@ def windows_of(spool: Spool) -> list[tuple[int, int]]:
     The first begins at 0 if it began with the process's use of CUDA. A repeated switch is the
     beginning of a further file.
     """
-    windows = _stretches(spool.captures, _latest(spool))
+    windows = _stretches(spool.switches["captures"], spool.latest)
     if windows and not spool.continues and spool.info.get("capture_from") == "start":
         windows[0] = 0, windows[0][1]
     return windows
@@ -252,8 +247,8 @@ def control_stretches_of(spool: Spool) -> tuple[list[tuple[int, int]], list[bool
 
     They follow a window: nothing is known of the time before the first one.
     """
-    stretches = _stretches(spool.control, _latest(spool))
-    idle = {start for start, _ in _stretches(spool.idle, _latest(spool))}
+    stretches = _stretches(spool.switches["control"], spool.latest)
+    idle = {start for start, _ in _stretches(spool.switches["idle"], spool.latest)}
     return stretches, [start in idle for start, _ in stretches]
 
 
@@ -300,7 +295,7 @@ def node_stretches_of(spool: Spool) -> list[tuple[int, int]]:
     calls, kernels = spool.records[b"API "], spool.records[b"KERN"]
     nodes = kernels[kernels["graph"] != 0]
     stretches = []
-    for begin, end in _stretches(spool.nodes, _latest(spool)):
+    for begin, end in _stretches(spool.switches["nodes"], spool.latest):
         launches = calls["correlation"][(calls["start"] >= begin) & (calls["start"] < end)]
         ends = nodes["end"][np.isin(nodes["correlation"], launches)]
         stretches.append((begin, max(end, int(ends.max(initial=0)))))
@@ -312,12 +307,13 @@ def call_windows_of(spool: Spool) -> list[tuple[int, int]] | None:
 
     An empty window stands for no part.
     """
-    if all(on for _, on, _ in spool.calls):
+    calls, captures = spool.switches["calls"], spool.switches["captures"]
+    if all(on for _, on, _ in calls):
         return None
-    first = spool.calls[0][0]
+    first = calls[0][0]
     # Without a switch before anything is recorded, they were recorded.
-    at_first = [(0, True, 0)] if first > (spool.captures[0][0] if spool.captures else 0) else []
-    with_calls = _stretches([*at_first, *spool.calls], _latest(spool))
+    at_first = [(0, True, 0)] if first > (captures[0][0] if captures else 0) else []
+    with_calls = _stretches([*at_first, *calls], spool.latest)
     parts = [(max(a, c), min(b, d)) for a, b in windows_of(spool) for c, d in with_calls]
     return [(begin, end) for begin, end in parts if begin < end] or [(first, first)]
 
@@ -335,9 +331,3 @@ def _stretches(switches: Sequence[Switch], latest: int) -> list[tuple[int, int]]
     if began is not None:
         stretches.append((began, max(began, latest)))
     return stretches
-
-
-def _latest(spool: Spool) -> int:
-    """Return the last time in a process's records."""
-    ends = [rows["end"] for rows in spool.records.values() if "end" in (rows.dtype.names or ())]
-    return max(spool.seen_until, *(int(of.max(initial=0)) for of in ends))

@@ -24,20 +24,12 @@ def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
 
 
 HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
-KINDS: Final = {
-    "data_wait": 1,
-    "step": 2,
-    "annotation": 3,
-    "note": 4,
-    "sample": 5,
-    "gc": 6,
-    "phase": 7,
-    "loader": 8,
-    "counter": 9,
-    "compilation": 10,
-    "module": 11,
-}
-"""Kinds of events by the number in their records."""
+_KINDS: Final = (
+    *("data_wait", "step", "annotation", "note", "sample", "gc", "phase", "loader"),
+    *("counter", "compilation", "module"),
+)
+KINDS: Final = {name: number for number, name in enumerate(_KINDS, 1)}
+"""Number of each kind of event in its records."""
 
 _UNSEEN: Final = 2
 

@@ -9,9 +9,9 @@ import sys
 from functools import wraps
 
 from . import steps
-from .host_file import is_handlers, time_ns
+from .host_file import time_ns
 from .load import counter
-from .recorder import note_failure, on_fork, record_of, thread_id, word
+from .recorder import note_ours, on_fork, record_of, thread_id, word
 from .wrappers import defined, ours
 
 TYPE_CHECKING = False
@@ -71,11 +71,9 @@ class _Memory:
                 self._record("memory peak", self.at, start, peak)
             self.peak, self.at = peak, start
             return stats
-        except Exception as error:
-            if is_handlers(error):
-                raise
+        except Exception:
+            note_ours("reading what torch's allocator counts")
             self.read = None
-            note_failure("reading what torch's allocator counts")
             return None
 
     def _record(self, name: str, start: int, end: int, value: int) -> None:
@@ -120,11 +118,9 @@ class _Requests:
                 _record_history(module)("all", context=None, max_entries=_ENTRIES)
                 self.is_on = True
             self.grew = grew
-        except Exception as error:
-            if is_handlers(error):
-                raise
+        except Exception:
+            note_ours("looking at what torch's allocator is asked for")
             self.left, self.is_on = 0, False
-            note_failure("looking at what torch's allocator is asked for")
 
     def _look(self, module: "Any", end: int) -> None:
         is_new = False

@@ -6,7 +6,7 @@ from functools import wraps
 
 from . import steps
 from .host_file import is_handlers, time_ns
-from .recorder import COMPILATION, note_failure, record, thread_id, word
+from .recorder import COMPILATION, note_ours, record, thread_id, word
 from .wrappers import defined, ours
 
 TYPE_CHECKING = False
@@ -187,7 +187,5 @@ def _keep(start: int, name: str, reasons: "list[str]") -> None:
             number, colon, rest = reason.partition(": ")
             name += ": " + (rest if colon and "/" in number else reason).strip()[:_LONGEST]
         record(start, time_ns(), word(name), COMPILATION)
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("naming a compilation")
+    except Exception:
+        note_ours("naming a compilation")

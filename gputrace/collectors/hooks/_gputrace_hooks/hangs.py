@@ -12,13 +12,13 @@ import os
 import signal
 import struct
 import sys
-from functools import wraps
+from functools import partial, wraps
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 
 from . import FOLDER, steps
 from .host_file import assert_fits, is_handlers, open_high, time_ns
-from .recorder import note_failure, on_fork
-from .wrappers import defined, ours
+from .recorder import note_ours, on_fork
+from .wrappers import ours, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,10 +129,8 @@ def _ring() -> "_Ring | None":
         ring = None
         try:
             ring = _Ring()
-        except (OSError, ImportError) as error:
-            if is_handlers(error):
-                raise
-            note_failure("looking for hangs")
+        except (OSError, ImportError):
+            note_ours("looking for hangs")
         _rings.append(ring)
     return _rings[0]
 
@@ -157,9 +155,7 @@ def collectives(module: "ModuleType") -> None:
     if os.environ.get("GPUTRACE_HANG"):
         _have_pipe()
         for name in _COLLECTIVES:
-            function = defined(module, name)
-            if function is not None:
-                setattr(module, name, _noted(module, name, function))
+            wrap(module, name, partial(_noted, module, name))
 
 
 def _have_pipe() -> None:
@@ -231,10 +227,8 @@ def _enter(module: "Any", name: str, args: "Any", keywords: "Any") -> "tuple[int
                 _texts.clear()
             known = _texts[at_line] = _describe(module, ring, name, group, other, frame)
         return ring.enter(*known)
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("noting collectives")
+    except Exception:
+        note_ours("noting collectives")
         return None
 
 
@@ -286,10 +280,8 @@ def _leave(module: "Any", slot: "tuple[Any, ...]") -> None:
         if not ring.ranks and module.is_initialized():
             ring.rank, ring.ranks = module.get_rank(), module.get_world_size()
         ring.leave(*slot)
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("noting collectives")
+    except Exception:
+        note_ours("noting collectives")
 
 
 _is_program: "dict[str, bool]" = {}

@@ -21,16 +21,6 @@ from time import process_time
 
 from . import recorder
 from .host_file import is_handlers, move_high, time_ns
-from .recorder import (
-    COUNTER,
-    GC,
-    before_write,
-    note_failure,
-    on_fork,
-    on_write,
-    record_of,
-    word,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,7 +149,7 @@ def _record_taken() -> None:
         thread, since, now, before, counts = taken.pop(0)
         for name, then, count in zip(_OF_THREAD, before, counts):
             if count > then:
-                record_of(thread, since, now, word(name), counter(count - then))
+                recorder.record_of(thread, since, now, recorder.word(name), counter(count - then))
 
 
 def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
@@ -169,8 +159,8 @@ def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
         now = time_ns()
         start, looks.collection_began = looks.collection_began, now if phase == "start" else 0
         if phase == "stop" and 0 < start <= now - _LEAST_COLLECTION_NS:
-            what = word("generation {}".format(info.get("generation")))
-            record_of(recorder.thread_id(), start, now, what, GC)
+            what = recorder.word("generation {}".format(info.get("generation")))
+            recorder.record_of(recorder.thread_id(), start, now, what, recorder.GC)
     except Exception:
         looks.collection_began = 0
 
@@ -199,16 +189,14 @@ def record_counts(counts: "dict[str, float]") -> None:
         now, thread = time_ns(), recorder.thread_id()
         for name, value in counts.items():
             if value > 0:
-                record_of(thread, now, now, word(name), counter(int(value)))
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("counting samples and tokens")
+                recorder.record_of(thread, now, now, recorder.word(name), counter(int(value)))
+    except Exception:
+        recorder.note_ours("counting samples and tokens")
 
 
 def counter(value: int) -> int:
     """Return the kind of an event with a count of 48 bits in place of its rank and number."""
-    return COUNTER | (value >> 32 & 0xFFFF) << 16 | (value & 0xFFFFFFFF) << 32
+    return recorder.COUNTER | (value >> 32 & 0xFFFF) << 16 | (value & 0xFFFFFFFF) << 32
 
 
 def scan() -> None:
@@ -221,7 +209,7 @@ def scan() -> None:
     try:
         since, looks.scanned = looks.scanned, now
         for name, value in _of_machine(looks):
-            record_of(looks.thread, since or now, now, word(name), counter(value))
+            recorder.record_of(looks.thread, since or now, now, recorder.word(name), counter(value))
         _scan_threads(looks, now)
         if since and not looks.knows_openmp:
             looks.knows_openmp = True
@@ -230,7 +218,7 @@ def scan() -> None:
         if is_handlers(error):
             raise
         if not isinstance(error, (OSError, ValueError, IndexError)):
-            note_failure("looking at threads")
+            recorder.note_failure("looking at threads")
     took = time_ns() - now
     looks.scan_due = now + max(_BETWEEN_SCANS, _PATIENCE * took)
 
@@ -271,7 +259,7 @@ def _scan_thread(
         return 0
     for name, time in zip(("on core", "queued"), used):
         if time >= _WORTH_NS and thread != looks.thread:
-            record_of(thread, then, now, word(name), counter(time))
+            recorder.record_of(thread, then, now, recorder.word(name), counter(time))
     return used[0]
 
 
@@ -280,7 +268,7 @@ def _find_openmp(looks: _Looks, now: int) -> None:
         text = maps.read()
     for library in _OPENMP:
         if b"/" + library in text:
-            record_of(looks.thread, now, now, word(library.decode()), counter(1))
+            recorder.record_of(looks.thread, now, now, recorder.word(library.decode()), counter(1))
 
 
 def _of_machine(looks: _Looks) -> "Iterator[tuple[str, int]]":
@@ -385,6 +373,6 @@ def _in_forked_child() -> None:
     _looks = _Looks()
 
 
-before_write.append(_record_taken)
-on_write.append(scan)
-on_fork.append(_in_forked_child)
+recorder.before_write.append(_record_taken)
+recorder.on_write.append(scan)
+recorder.on_fork.append(_in_forked_child)

@@ -19,8 +19,8 @@ from types import FunctionType
 
 from . import BEGAN, wrappers
 from .host_file import is_handlers, time_ns
-from .recorder import note_failure, on_fork, record, word, write
-from .wrappers import after, defined, ours
+from .recorder import note_ours, on_fork, record, word, write
+from .wrappers import call_after, defined, ours, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,16 +131,9 @@ def _search(dataset: "Any", depth: int) -> "list[Any]":
 
 def fetchers(module: "ModuleType") -> None:
     """Time the functions that fetch and collate a batch."""
-    base = module._BaseDatasetFetcher
-    begin = defined(base, "__init__")
-    if begin is None:
-        return
-    base.__init__ = after(begin, _watch_fetcher)
+    call_after(module._BaseDatasetFetcher, "__init__", _watch_fetcher)
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        cls = getattr(module, name, None)
-        function = defined(cls, "fetch") if cls else None
-        if function is not None:
-            cls.fetch = _timed_fetch(function)  # type: ignore[union-attr]
+        wrap(getattr(module, name, None), "fetch", _timed_fetch)
 
 
 def _watch_fetcher(fetcher: "Any") -> None:
@@ -159,10 +152,8 @@ def _watch_fetcher(fetcher: "Any") -> None:
                 _add(start, time_ns(), COLLATE, *getattr(_now, "batch", (0, 0)))
 
         fetcher.collate_fn = collated
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("watching a dataset")
+    except Exception:
+        note_ours("watching a dataset")
 
 
 class _Fetching:
@@ -250,10 +241,8 @@ def worker_loop(module: "Any") -> None:
     def loop(*args: "Any", **keywords: "Any") -> "Any":
         try:
             _watch_worker(dict(zip(names, args), **keywords))
-        except Exception as error:
-            if is_handlers(error):
-                raise
-            note_failure("watching a loader's worker")
+        except Exception:
+            note_ours("watching a loader's worker")
         return function(*args, **keywords)
 
     module._worker_loop = ours(loop)
@@ -371,12 +360,8 @@ def dataloader(module: "Any") -> None:
         single = getattr(module, kind + "SingleProcessDataLoaderIter", None)
         several = getattr(module, kind + "MultiProcessingDataLoaderIter", None)
         for cls in (single, several):
-            begin = defined(cls, "__init__") if cls else None
-            if begin is not None:
-                setattr(cls, "__init__", _announced(begin))  # noqa: B010
-        ask = defined(several, "_next_data") if several else None
-        if ask is not None:
-            several._next_data = _asking(ask)  # type: ignore[union-attr]
+            wrap(cls, "__init__", _announced)
+        wrap(several, "_next_data", _asking)
 
 
 def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
@@ -386,10 +371,8 @@ def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
         result = function(self, loader, *args, **keywords)
         try:
             _announce(self, loader, start)
-        except Exception as error:
-            if is_handlers(error):
-                raise
-            note_failure("watching a loader")
+        except Exception:
+            note_ours("watching a loader")
         return result
 
     return ours(begin)  # type: ignore[no-any-return]
@@ -451,11 +434,9 @@ def _asking(function: "Callable[..., Any]") -> "Callable[..., Any]":
         if number:
             try:
                 _add_depth(self, number)
-            except Exception as error:
-                if is_handlers(error):
-                    raise
+            except Exception:
+                note_ours("looking at a loader's queue")
                 self._of_gputrace = 0
-                note_failure("looking at a loader's queue")
         return function(self)
 
     return ours(next_data)  # type: ignore[no-any-return]

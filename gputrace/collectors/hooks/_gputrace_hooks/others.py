@@ -6,15 +6,15 @@ makes each call of its function a step; one that takes its batch itself hides th
 """
 
 import sys
-from functools import wraps
+from functools import partial, wraps
 from types import FunctionType
 
 from . import loader
-from .host_file import is_handlers
-from .recorder import note_failure, word
+from .recorder import note_failure, note_ours, word
 from .steps import LOOP, OPTIMIZER, step_ended, weak
 from .wrappers import (
     after,
+    call_after,
     classes,
     defined,
     hides_waits,
@@ -25,6 +25,7 @@ from .wrappers import (
     ours,
     timed,
     timed_generator,
+    wrap,
 )
 
 TYPE_CHECKING = False
@@ -80,10 +81,8 @@ def keras_epoch_iterator(module: "Any") -> None:
 
 def keras_jax_trainer(module: "Any") -> None:
     """``fit`` with JAX gets a batch within each step, from what this returns."""
-    cls = module.JAXEpochIterator
-    function = defined(cls, "_get_iterator")
-    if function is not None:
-        cls._get_iterator = timed_generator(function, f"{module.__name__}.{cls.__name__}")
+    name = f"{module.__name__}.JAXEpochIterator"
+    wrap(module.JAXEpochIterator, "_get_iterator", lambda get: timed_generator(get, name))
 
 
 def tensorflow_profiler(module: "ModuleType") -> None:
@@ -134,10 +133,8 @@ def jax_profiler(module: "Any") -> None:
 
 def _describes(cls: "Any", settings_of: "Callable[[Any], list[tuple[str, str, int]]]") -> None:
     """Have each iterator of a class tell the settings of its pipeline when it begins."""
-    function = defined(cls, "__init__")
-    if function is not None:
-        library = _LIBRARIES[cls.__module__.partition(".")[0]]
-        cls.__init__ = after(function, lambda self: _describe(self, library, settings_of))
+    library = _LIBRARIES[cls.__module__.partition(".")[0]]
+    call_after(cls, "__init__", lambda self: _describe(self, library, settings_of))
 
 
 _LIBRARIES = {
@@ -153,10 +150,8 @@ def _describe(
 ) -> None:
     try:
         vars(iterator)["_of_gputrace"] = loader.describe(library, settings_of(iterator))
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure(f"looking at the settings of {library}")
+    except Exception:
+        note_ours(f"looking at the settings of {library}")
 
 
 def grain_data_loader(module: "Any") -> None:
@@ -210,11 +205,9 @@ def _tell_ready(iterator: "Any") -> None:
                     loader.ready(number, int(count()))
                     return
             node = held.get("_it")
-    except Exception as error:
-        if is_handlers(error):
-            raise
+    except Exception:
+        note_ours("looking at a queue of torchdata.nodes")
         iterator.__dict__["_of_gputrace"] = 0
-        note_failure("looking at a queue of torchdata.nodes")
 
 
 def _of_nodes(iterator: "Any") -> "list[tuple[str, str, int]]":
@@ -268,10 +261,8 @@ def mxnet_dataloader(module: "Any") -> None:
 
 def chainer_nccl_worker(module: "Any") -> None:
     """Count steps of the processes of MultiprocessParallelUpdater that have no updater."""
-    function = defined(module, "scatter_params")
-    if function is not None:
-        what = word("chainer.training.MultiprocessParallelUpdater")
-        module.scatter_params = after(function, lambda link: step_ended(what, LOOP, module))
+    what = word("chainer.training.MultiprocessParallelUpdater")
+    call_after(module, "scatter_params", lambda link: step_ended(what, LOOP, module))
 
 
 def marked_steps(module: "ModuleType") -> None:
@@ -283,16 +274,11 @@ def marked_steps(module: "ModuleType") -> None:
 def cntk_sources(module: "Any") -> None:
     """Time CNTK's own source, and each class of those that are written in Python."""
     _times_source(module.MinibatchSource)
-    function = defined(module.UserMinibatchSource, "__init__")
-    if function is not None:
-        begin = after(function, lambda self: _times_source(type(self)))
-        module.UserMinibatchSource.__init__ = begin
+    call_after(module.UserMinibatchSource, "__init__", lambda self: _times_source(type(self)))
 
 
 def _times_source(cls: "Any") -> None:
-    function = defined(cls, "next_minibatch")
-    if function is not None:
-        cls.next_minibatch = timed(function, f"{cls.__module__}.{cls.__name__}")
+    wrap(cls, "next_minibatch", lambda get: timed(get, f"{cls.__module__}.{cls.__name__}"))
 
 
 _called = word("tf.function")
@@ -302,14 +288,10 @@ _applied = word("tf.keras.optimizers.Optimizer")
 def tensorflow_iterators(module: "ModuleType") -> None:
     """Time the methods that programs call to get a batch."""
     for cls in classes(module):
+        wrapped = partial(_outside_graphs, name=f"{module.__name__}.{cls.__name__}")
         for method in ("__next__", "get_next", "get_next_as_optional"):
-            function = defined(cls, method)
-            if function is not None:
-                name = f"{module.__name__}.{cls.__name__}"
-                setattr(cls, method, _outside_graphs(function, name))
-    begin = getattr(getattr(module, "OwnedIterator", None), "_create_iterator", None)
-    if begin is not None and defined(module.OwnedIterator, "_create_iterator") is not None:
-        module.OwnedIterator._create_iterator = after(begin, _describe_if_eager)
+            wrap(cls, method, wrapped)
+    call_after(getattr(module, "OwnedIterator", None), "_create_iterator", _describe_if_eager)
 
 
 def _describe_if_eager(iterator: "Any") -> None:
@@ -406,10 +388,7 @@ def _optimized(optimizer: object) -> None:
 
 def tensorflow_functions(module: "ModuleType") -> None:
     """Count calls of graphs, from a tf.function or directly."""
-    cls: Any = getattr(module, "ConcreteFunction", None)
-    function = defined(cls, "_call_flat") if cls else None
-    if function is not None:
-        cls._call_flat = after(function, _ran)
+    call_after(getattr(module, "ConcreteFunction", None), "_call_flat", _ran)
 
 
 def _ran(function: "Any") -> None:

@@ -15,7 +15,7 @@ from .host_file import time_ns
 from .modules import modules
 from .recorder import PHASE, note_failure, record, word
 from .steps import OPTIMIZER, step_ended
-from .wrappers import after, classes, defined, makes_way, ours, phase
+from .wrappers import call_after, classes, defined, makes_way, ours, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ def optimizer(module: "Any") -> None:
             before(lambda optimizer, args, keywords: _own_begin(optimizer))
     # It may stand between a loss and its backward pass.
     _time(module.Optimizer, "zero_grad", "other")
-    function = defined(module.Optimizer, "__init__")
-    if function is not None:
-        wrap = _wrap if register is None else _time_all
-        module.Optimizer.__init__ = after(function, lambda self: wrap(type(self)))
+    watch = _wrap if register is None else _time_all
+    call_after(module.Optimizer, "__init__", lambda self: watch(type(self)))
 
 
 def _time_all(cls: "Any") -> None:
@@ -130,9 +128,7 @@ def transformers_trainer(module: "Any") -> None:
     replaces them.
     """
     phases(module)
-    function = defined(module.Trainer, "__init__")
-    if function is not None:
-        module.Trainer.__init__ = after(function, lambda self: _time_loss(type(self)))
+    call_after(module.Trainer, "__init__", lambda self: _time_loss(type(self)))
 
 
 def _time_loss(cls: type) -> None:

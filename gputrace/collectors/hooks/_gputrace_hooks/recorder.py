@@ -171,6 +171,14 @@ def note_failure(doing: str) -> None:
     note(f"the hooks failed in {doing}: {problem}")
 
 
+def note_ours(doing: str) -> None:
+    """Note the exception being handled, or raise it where a signal handler of the program did."""
+    error = sys.exc_info()[1]
+    if error is not None and is_handlers(error):
+        raise error
+    note_failure(doing)
+
+
 def write(now: int) -> None:
     """Write the pending events, unless another thread is writing."""
     global _written, _due, _wait_due

@@ -11,8 +11,8 @@ its place when the leader is gone, or has not stepped while the other did 50 tim
 import os
 
 from . import control, load
-from .host_file import is_handlers, time_ns
-from .recorder import STEP, note, note_failure, on_fork, record, too_deep, word
+from .host_file import time_ns
+from .recorder import STEP, note, note_ours, on_fork, record, too_deep, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,10 +107,8 @@ def step_ended(what: int, rank: int, owner: object) -> None:
             _apply_window(source)
     except RecursionError:
         too_deep[:] = [True]
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        note_failure("counting steps")
+    except Exception:
+        note_ours("counting steps")
 
 
 def _counted(rank: int, end: int) -> None:

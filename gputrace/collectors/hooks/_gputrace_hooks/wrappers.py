@@ -106,6 +106,18 @@ def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Cal
     return ours(method)  # type: ignore[no-any-return]
 
 
+def wrap(holder: "Any", name: str, wrapped: "Callable[[Any], Any]") -> None:
+    """Wrap a function that a class or module, if it is there, defines itself."""
+    function = defined(holder, name) if holder is not None else None
+    if function is not None:
+        setattr(holder, name, wrapped(function))
+
+
+def call_after(holder: "Any", name: str, then: "Callable[[Any], None]") -> None:
+    """Have a method that a class, if it is there, defines itself then call another function."""
+    wrap(holder, name, lambda function: after(function, then))
+
+
 def phase(
     holder: "Any",
     name: str,

@@ -1,0 +1,143 @@
+"""Results about kernels. Times are integer nanoseconds; field names are those of the JSON."""
+
+from __future__ import annotations
+
+from gputrace.model.struct import Struct
+
+
+class KernelOnGpu(Struct, frozen=True):
+    """Launches of one kernel on one GPU."""
+
+    gpu: int
+    rank: int
+    count: int
+    total_ns: int
+    median_ns: int
+    max_ns: int
+    """Longest launch."""
+    flop: float | None = None
+    """Floating-point operations of all launches, where shapes of operators tell; None if not."""
+    traffic_bytes: float | None = None
+    """Least bytes that they move, likewise."""
+
+
+class Roofline(Struct, frozen=True):
+    """Speed of a kernel whose operands are of known shapes, beside what its cards can do."""
+
+    flop_per_s: float
+    """0 for kernels that multiply no matrices."""
+    flop_per_byte: float | None
+    """Arithmetic intensity, if each operand is read once and each result written once."""
+    limit: str | None
+    """``compute`` or ``memory``, whichever bounds a kernel of that intensity more; None if the
+    peaks of the cards are unknown."""
+    limit_flop_per_s: float | None
+    """Speed at that bound."""
+    of_limit: float | None
+    """``flop_per_s`` as a fraction of it; without FLOPs, ``bytes_per_s`` of the memory's peak."""
+    bytes_per_s: float | None = None
+    """Least bytes moved, each operand read once and each result written once, by the time."""
+
+
+class KernelUse(Struct, frozen=True):
+    """All launches of one kernel in the measured steps, on all GPUs."""
+
+    name: str
+    """Name as recorded."""
+    short: str
+    """Common name: without namespaces, types and arguments."""
+    family: str
+    """One of `FAMILIES`."""
+    tensor_cores: str | None
+    """``yes``, ``no`` or ``unknown``, by the name; None for a kernel that multiplies no
+    matrices."""
+    converts_layout: bool
+    """True if it only converts NCHW to NHWC or back, or otherwise transposes a tensor."""
+    count: int
+    total_ns: int
+    """Sum of the durations; concurrent kernels each count in full."""
+    median_ns: int
+    max_ns: int
+    """Longest launch."""
+    share: float
+    """``total_ns`` as a fraction of the measured time of all GPUs."""
+    by_gpu: tuple[KernelOnGpu, ...]
+    roofline: Roofline | None = None
+    """None for kernels whose work is unknown."""
+
+
+class CountedFlop(Struct, frozen=True):
+    """Floating-point operations of one GPU's kernels in the measured steps, by shapes."""
+
+    gpu: int
+    rank: int
+    steps: int
+    flop: float
+    known: float
+    """Fraction of the time of matrix products, convolutions and attention whose work is known."""
+
+
+class Family(Struct, frozen=True):
+    """All kernels of one family in the measured steps, on all GPUs."""
+
+    family: str
+    count: int
+    total_ns: int
+    share: float
+
+
+class Product(Struct, frozen=True):
+    """Matrix products and convolutions of one kind: on tensor cores or not, in a precision."""
+
+    tensor_cores: str
+    """``yes``, ``no`` or ``unknown``."""
+    precision: str
+    """``fp4``, ``fp8``, ``int8``, ``bf16``, ``fp16``, ``half`` (16 bits of either kind), ``tf32``,
+    ``fp32``, ``fp64`` or ``unknown``, by the names."""
+    count: int
+    total_ns: int
+    share: float
+
+
+class LaunchCost(Struct, frozen=True):
+    """Cost of kernel launches, and the number of kernels that are hardly worth one."""
+
+    tiny_limit_ns: int
+    """Duration below which a kernel is called tiny."""
+    tiny_count: int
+    tiny_ns: int
+    call_ns: int | None
+    """Median duration of a launching call; None where no calls were recorded."""
+    latency_ns: int | None
+    """Median time from the start of a call to the start of its kernel on a GPU that had run out of
+    work; None where that never happened or no calls were recorded."""
+
+
+class Kernels(Struct, frozen=True):
+    """Kernels of the measured steps, or of the whole span where there are none."""
+
+    steps: int
+    """Measured steps of all GPUs together; 0 where the figures cover the whole span."""
+    total_ns: int
+    """Measured time of all GPUs, the denominator of shares."""
+    count: int
+    distinct: int
+    """Number of different names."""
+    top: tuple[KernelUse, ...]
+    """Kernels that take most time, most first, at most 50; that of the longest launch is among
+    them."""
+    rest_count: int
+    rest_ns: int
+    """Launches and durations of the kernels that are not in ``top``."""
+    families: tuple[Family, ...]
+    """All kernels by family, the longest total first."""
+    products: tuple[Product, ...]
+    has_tensor_cores: bool | None
+    """True if all cards have tensor cores; None if unknown."""
+    has_tf32: bool | None
+    """True if all cards multiply fp32 matrices as TF32 (compute capability 8.0 and newer)."""
+    first_gpu_only: tuple[KernelUse, ...]
+    """Kernels that only the first of several GPUs runs, at most 20, the longest first."""
+    launches: LaunchCost
+    flop: tuple[CountedFlop, ...] = ()
+    """By GPU, where the trace has shapes of operators."""
