@@ -6,6 +6,7 @@ To add one, give it an entry in `CURES`. What it does in the program is an entry
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -573,6 +574,13 @@ def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
                 if loader.now is not None and choice.workers == setting.value:
                     return Prediction(choice.step_ns / max(loader.now.step_ns, 1))
     return next(_foretold(setting.cure, analysis), None)
+
+
+def cost_of(candidate: Candidate, analysis: Analysis) -> float:
+    """Return the part of a step that the costliest finding costs which a candidate may cure."""
+    cured = {id for setting in candidate.settings for id in setting.cure.findings}
+    costs = [finding.impact_ns for finding in analysis.findings if finding.id in cured]
+    return min(max(costs, default=0) / (analysis.steps.mean_ns or math.inf), 1.0)
 
 
 def _foretold(cure: Cure, analysis: Analysis) -> Iterator[Prediction]:

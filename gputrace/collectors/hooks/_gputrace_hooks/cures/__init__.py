@@ -14,7 +14,8 @@ recorded  true under ``gputrace record``, which needs its hooks
 keep      true to leave the folders of TensorBoard as they are
 
 What it leaves, in ``HOST.PID.try``, is JSON: see `Trial.write`. After each round of turns it
-leaves the same without losses in ``HOST.PID.turns``, and ends where a file ``enough`` is there.
+leaves the same without losses in ``HOST.PID.turns``. A file ``going`` has the numbers of the turns
+that go on, as JSON; with none, the process ends.
 """
 
 import json

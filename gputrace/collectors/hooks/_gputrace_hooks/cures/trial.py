@@ -59,11 +59,14 @@ class Trial:
         self.ends: list[int] = []
         self.losses: list[Any] = []
         self.loss: Any = None
+        self.rounds: list[list[int]] = []
+        self.to_come: list[int] = []
 
     def write(self, kind: str = "try") -> None:
-        """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, whether it was
-        ``stopped``, the ``changes``, ``reasons`` for which cures change nothing where they do not,
-        and how many batches loaders may have had ready before the first step (``buffered``).
+        """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, the turns of each
+        of its ``rounds``, whether it was ``stopped``, the ``changes``, ``reasons`` for which cures
+        change nothing where they do not, and how many batches loaders may have had ready before
+        the first step (``buffered``).
         """
         host, cuda = os.uname().nodename, _initialized_cuda()
         path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
@@ -76,6 +79,7 @@ class Trial:
             ),
             "ends": self.ends,
             "losses": [_value(loss) for loss in self.losses if kind == "try"],
+            "rounds": self.rounds,
             "stopped": bool(self.stops),
             "changes": self.changes,
             "reasons": self.reasons,
@@ -143,12 +147,33 @@ class Trial:
         # The first step of a stretch is passed over.
         if past == 0 or (stretch and past > 0 and past % stretch in (0, 1)):
             self._wait()
-        if stretch and (past < 0 or past % stretch == 0):
-            _switch_to(set(turn_at(past, stretch)))
-        if stretch and past > 0 and past % (stretch * (len(asked["turns"]) + 1)) == 0:
-            self.write("turns")
-            if os.path.exists(os.path.join(asked["folder"], "enough")):
-                self._stop()
+        if stretch and past < 0:
+            # Turns share the warm-up, in which each does what it does but once.
+            turns = asked["turns"]
+            _switch_to(set(turns[count * len(turns) // asked["warmup"]]))
+        elif stretch and past % stretch == 0:
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        """Switch to the turn that follows; between rounds, leave what there is, and heed an end."""
+        if not self.to_come:
+            going = self._ended_round() if self.rounds else None
+            order = asked["orders"][len(self.rounds) % len(asked["orders"])]
+            self.to_come = [turn for turn in order if not turn or going is None or turn in going]
+            self.rounds.append(list(self.to_come))
+        _switch_to(set(([], *asked["turns"])[self.to_come.pop(0)]))
+
+    def _ended_round(self) -> "list[int] | None":
+        """Return the turns that go on, from 1; None for all. Without any, the process ends."""
+        self.write("turns")
+        try:
+            with open(os.path.join(asked["folder"], "going")) as file:
+                going: list[int] = json.load(file)
+        except (OSError, ValueError):
+            return None
+        if not going:
+            self._stop()
+        return going
 
     def _stop(self) -> None:
         """End the process as ``sys.exit()`` would, or by SIGTERM where that is caught or no use."""
@@ -182,25 +207,21 @@ def start(asked_for: "dict[str, Any]") -> None:
     recorder.on_fork.append(trial.restart)
     recorder.on_worker.append(_in_worker)
     atexit.register(trial.finish)
+    leave = os._exit
+
+    @wraps(leave)
+    def finish_and_leave(status: int) -> "Any":
+        try:
+            trial.finish()
+        finally:
+            leave(status)
+
+    os._exit = finish_and_leave
 
 
 def _in_worker() -> None:
     util: Any = sys.modules["multiprocessing.util"]
     util.Finalize(None, trial.finish, exitpriority=-100)
-
-
-def turn_at(past: int, stretch: int) -> "list[str]":
-    """Return the cures that are on after a step, by its number past the warm-up.
-
-    Turns share the warm-up, in which each does what it does but once. Then each round has the
-    program as it is and all turns.
-    """
-    turns: list[list[str]] = asked["turns"]
-    orders: list[list[int]] = asked["orders"]
-    if past < 0:
-        return turns[(past + asked["warmup"]) * len(turns) // asked["warmup"]]
-    times, at = divmod(past // stretch, len(turns) + 1)
-    return ([], *turns)[orders[times % len(orders)][at]]
 
 
 def is_on(cure: str) -> bool:
