@@ -52,6 +52,8 @@ class Planted:
     """Seconds that compiling takes."""
     run_scatter: float = 0.01
     turn_scatter: float = 0.03
+    buffered: int = 0
+    """Batches that its loader may have ready."""
 
     def factor(self, candidate: Candidate) -> float:
         """Return the step with all cures of a candidate."""
@@ -112,6 +114,7 @@ SICK: Final = (
         {"workers": 0.59, "prefetch": 0.9, "graphs": 0.91, "pinned": 0.97},
         {"data-feeding": 0.4, "launch-bound": 0.1},
         0.029,
+        buffered=4,
     ),
     Planted(
         "pageable",
@@ -119,6 +122,7 @@ SICK: Final = (
         {"pinned": 0.66},
         {"h2d-pageable": 0.4, "launch-bound": 0.05},
         0.044,
+        buffered=4,
     ),
     Planted(
         "fp32",
@@ -216,7 +220,7 @@ class World:
             main="",
             versions={"torch": "2"},
             gpu="simulated",
-            buffered=0,
+            buffered=planted.buffered,
             seconds=self.now - began,
             ended=True,
             start_s=start_s,

@@ -305,6 +305,17 @@ def test_a_first_run_longer_than_the_budget_is_ended_and_said_of_each_cure(real:
     assert "the first run took longer than the budget" in note
 
 
+def test_a_program_that_trains_for_a_short_time_is_measured_by_several_runs(real: Real) -> None:
+    ends = "    if time.monotonic() > begun + 1.5: break\n    optimizer.step()\n"
+    program = PROGRAM.replace("    optimizer.step()\n", ends).replace("=1)", "=8)")
+    real.script.write_text("import time\nbegun = time.monotonic()\n" + program)
+    command = [sys.executable, str(real.script)]
+    outcome = gputrace.try_cures(command, "gc,set-to-none,foreach", budget="12s")
+    rows = {row.cure: row for row in outcome.rows}
+    assert rows["gc"].rounds >= 6
+    assert rows["gc"].verdict not in ("failed", "changes nothing")
+
+
 FAILS: Final = PROGRAM.replace("range(500)", "range(120)").replace('print("done")', "sys.exit(3)")
 """Ends with an exit code of its own after 120 steps: in the run of turns, not in the first."""
 
@@ -360,7 +371,7 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(
     After two rounds the second cure has no more turns. Another process makes a few steps too.
     """
     turns = Turns(tuple(read_candidates("gc,bf16,gc+bf16")), 5)
-    asked = {"warmup": 6, "steps": 500, "stretch": 5, "folder": str(tmp_path)}
+    asked = {"warmup": 6, "steps": 500, "stretch": 5, "passed": 1, "folder": str(tmp_path)}
     hooks.state.asked.update(asked, turns=turns.ids, orders=turns.orders)
     trial, on = hooks.state.trial, hooks.state._on
     warm = []
@@ -578,6 +589,80 @@ def test_what_the_program_sets_itself_stays_so_in_all_turns(
         assert matmul.allow_tf32
     said = {"tf32": "torch.backends.cuda.matmul.allow_tf32 is True already"}
     assert (hooks.state.trial.reasons, hooks.changes) == (said, [])
+
+
+class Batches:
+    """Stands for torch's iterator of a loader: batches have the workers that made them."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self._sampler_iter = loader, iter(loader.batch_sampler)
+
+    def __next__(self) -> tuple[int, int]:
+        return self.loader.num_workers, next(self._sampler_iter)
+
+
+class Loader:
+    """Stands for torch's DataLoader."""
+
+    def __init__(self, length: int, num_workers: int) -> None:
+        self.length, self.num_workers, self.prefetch_factor = length, num_workers, 2
+        self.batch_sampler = range(length)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def _get_iterator(self) -> Any:
+        return Batches(self)
+
+
+def test_a_loader_has_other_workers_by_turns_and_gives_each_batch_once(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = importlib.import_module("_gputrace_hooks.cures.data")
+    for name in ("__init__", "__next__"):
+        monkeypatch.setattr(Batches, name, vars(Batches)[name])
+    hooks.state.cures.update(workers=4)
+    hooks.state.asked.update(stretch=5)
+    hooks.state.trial.change("workers", "DataLoader", "num_workers", -1, 1, 4)
+    data._have_twins(SimpleNamespace(_BaseDataLoaderIter=Batches), ["workers"])
+    for _epoch in range(2):
+        iterator, given = Batches(Loader(200, 1)), []
+        for number in range(200):
+            hooks.state._on.clear()
+            hooks.state._on.update(["workers"] if number % 10 >= 5 else [])
+            given.append(next(iterator))
+        assert given == [(4 if number % 10 >= 5 else 1, number) for number in range(200)]
+        with pytest.raises(StopIteration):
+            next(iterator)
+    # A short validation stays as it is, and so does all where no other loader is there.
+    hooks.state._on.add("workers")
+    assert next(Batches(Loader(50, 1))) == (1, 0)
+    assert "workers" not in hooks.state.trial.reasons
+    data._have_twin.clear()
+    assert next(Batches(Loader(50, 1))) == (1, 0)
+    assert hooks.state.trial.reasons["workers"].startswith(runs.WHOLE)
+
+
+def test_what_cannot_be_switched_within_a_run_has_whole_ones(real: Real) -> None:
+    """The loader that stands for torch's has no iterator to switch."""
+    real.script.write_text(PROGRAM)
+    outcome = gputrace.try_cures([sys.executable, str(real.script)], "workers=4", budget="2min")
+    assert [(row.verdict, row.rounds >= 3) for row in outcome.rows] == [("faster", True)]
+
+
+def test_turns_of_a_loader_pass_over_what_was_ready_before(tmp_path: Path) -> None:
+    trial = trials.Trial(trials.Request(("x",), ledger=tmp_path / "l"), lambda *_: None)
+    trial._pilot = SimpleNamespace(step_ns=50_000_000, buffered=4)  # type: ignore[assignment]
+    cures = read_candidates("gc,workers=6,pinned,prefetch=4,workers=6+prefetch=4")
+    turns = [trial._turns([Row(cure)]) for cure in cures]
+    # Eight steps are 0.4 s; batches come in bursts of as many as there are workers.
+    assert [(each.passed, each.stretch - each.passed) for each in turns] == [
+        (1, 8),
+        (13, 12),
+        (5, 8),
+        (17, 8),
+        (25, 12),
+    ]
 
 
 def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None:
@@ -968,9 +1053,9 @@ def test_a_program_that_fails_later_leaves_what_is_known_by_then(
 
 def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -> None:
     simulated.noise, simulated.factors = 0.03, {"persistent": 0.5}
-    outcome = gputrace.try_cures(["x"], "persistent,pinned")
-    persistent, pinned = outcome.rows
-    assert (persistent.verdict, persistent.rounds < pinned.rounds) == ("faster", True)
+    outcome = gputrace.try_cures(["x"], "persistent,bucket-view")
+    persistent, other = outcome.rows
+    assert (persistent.verdict, persistent.rounds < other.rounds) == ("faster", True)
 
 
 def test_rounds_run_forwards_and_backwards_in_turn(simulated: Simulated) -> None:
@@ -999,17 +1084,17 @@ def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
     simulated: Simulated,
 ) -> None:
     """A run takes 10 s here: three rounds of all cures would take 160 s."""
-    simulated.factors, simulated.seconds = {"pinned": 0.7}, 10.0
-    cures = "persistent,prefetch,pinned,bucket-view"
+    simulated.factors, simulated.seconds = {"static-graph": 0.7}, 10.0
+    cures = "persistent,threads=2,static-graph,bucket-view"
     outcome = gputrace.try_cures(["x"], cures, budget="110s")
     rounds = {row.cure: row.rounds for row in outcome.rows}
-    assert outcome.best == "pinned"
-    assert rounds == {"persistent": 1, "prefetch=4": 1, "pinned": 3, "bucket-view": 1}
+    assert outcome.best == "static-graph"
+    assert rounds == {"persistent": 1, "threads=2": 1, "static-graph": 3, "bucket-view": 1}
     assert simulated.spent <= 110
     simulated.spent = 0.0
-    outcome = gputrace.try_cures(["x"], "pinned," + cures, budget="70s")
+    outcome = gputrace.try_cures(["x"], "static-graph," + cures, budget="70s")
     assert [row.rounds for row in outcome.rows] == [3, 0, 0, 0, 0]
-    assert (outcome.best, simulated.spent) == ("pinned", 70)
+    assert (outcome.best, simulated.spent) == ("static-graph", 70)
 
 
 def test_to_choose_by_the_first_round_makes_no_cure_faster_that_is_not(
@@ -1019,7 +1104,9 @@ def test_to_choose_by_the_first_round_makes_no_cure_faster_that_is_not(
     faster = 0
     for _ in range(40):
         simulated.spent = 0.0
-        outcome = gputrace.try_cures(["x"], "persistent,prefetch,pinned,bucket-view", budget="110s")
+        outcome = gputrace.try_cures(
+            ["x"], "persistent,threads=2,static-graph,bucket-view", budget="110s"
+        )
         faster += outcome.best is not None
     assert faster <= 2
 
@@ -1096,7 +1183,7 @@ def row_of(cure: str, cured: Sequence[float] = (), hope: float = 1.0) -> Row:
 
 def test_first_answers_come_first_and_then_what_could_still_be_the_best() -> None:
     best, slower = row_of("gc", [0.5, 0.51, 0.5]), row_of("staging", [0.8, 0.81, 0.8])
-    unsure = row_of("pinned", [0.3, 0.8, 0.7])
+    unsure = row_of("bucket-view", [0.3, 0.8, 0.7])
     compiled, foretold, other = (
         row_of("compile", hope=0.1),
         row_of("graphs", hope=0.3),
@@ -1110,26 +1197,22 @@ def test_first_answers_come_first_and_then_what_could_still_be_the_best() -> Non
 
 
 def test_the_time_goes_to_the_best_foretold_and_keeps_first_answers_of_others() -> None:
-    costs = Costs(start=5, run=8, turn=0.5)
-    workers, graphs, fused = (
-        row_of("workers=8", hope=0.5),
-        row_of("graphs", hope=0.6),
-        row_of("fused"),
-    )
-    rows = [fused, graphs, workers]
-    assert costs.answer([workers]) == 6 * 8
+    costs = Costs(start=5, run=8, turn=lambda _: 0.5)
+    whole, graphs = row_of("threads=1", hope=0.5), row_of("graphs", hope=0.6)
+    rows = [row_of("fused"), graphs, whole]
+    assert costs.answer([whole]) == 6 * 8
     assert costs.answer([graphs]) == 5 + 6 * 2 * 0.5
-    assert next_lot(rows, 48, costs) == [workers]
+    assert next_lot(rows, 48, costs) == [whole]
     assert next_lot(rows, 47, costs) == [graphs]
     assert next_lot(rows, 8, costs) == []
-    assert kept(rows, [workers], 100, costs) == 11 + 11
-    assert kept(rows, [workers], 15, costs) == 11
+    assert kept(rows, [whole], 100, costs) == 11 + 11
+    assert kept(rows, [whole], 15, costs) == 11
 
 
 def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: Simulated) -> None:
     """Runs differ by a tenth here, which hides a gain of 4 % from whole runs."""
-    simulated.factors, simulated.noise = {"gc": 0.96, "pinned": 0.96}, 0.1
-    within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "pinned"))
+    simulated.factors, simulated.noise = {"gc": 0.96, "persistent": 0.96}, 0.1
+    within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "persistent"))
     assert (within.best, within.runs) == ("gc", 2)
     assert within.rows[0].rounds < MOST, "it ends as soon as it is decided"
     assert within.rows[0].ratio == pytest.approx(0.96, rel=0.02)

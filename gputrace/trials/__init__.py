@@ -341,7 +341,7 @@ class Trial:
         """Choose how many steps to pass and to measure, the same in all runs."""
         assert self._pilot is not None
         if self._request.warmup is None:
-            ready = max([self._pilot.buffered, *map(_buffered, candidates)])
+            ready = max(_ready(each, self._pilot.buffered) for each in (Candidate(), *candidates))
             self._warmup = max(WARMUP, ready + _BEYOND)
         if self._request.steps is None:
             (least, most), (shortest, longest), step_ns = _STEPS, _RUN_NS, self._pilot.step_ns
@@ -405,16 +405,25 @@ class Trial:
             if self._bare
             else self._pilot.start_s + self._warmup * step_s + measured_s
         )
-        return Costs(run_s - measured_s, run_s, self._stretch(1) * step_s)
+        return Costs(run_s - measured_s, run_s, lambda lot: self._turns(lot).stretch * step_s)
 
-    def _stretch(self, switched: int) -> int:
-        """Return the steps of a turn within a run of so many cures."""
+    def _turns(self, lot: Sequence[Row]) -> Turns:
+        """Return the turns of a run within which cures are switched."""
         assert self._pilot is not None
         least, most = _TURN
         steps = min(max(round(_TURN_NS / self._pilot.step_ns), least), most)
+        passed, period = 1, 1
+        for row in lot:
+            if row.ahead:
+                # What is ready when a turn begins was made in others; and batches of several
+                # workers come in bursts.
+                passed = max(passed, 1 + _ready(row.candidate, self._pilot.buffered))
+                period = max(period, _workers(row.candidate), self._pilot.buffered)
         if self._made is not None:
-            steps = min(steps, (self._made - self._warmup) // (TURNS * (switched + 1)) - 1)
-        return 1 + max(steps, least)
+            room = (self._made - self._warmup) // (TURNS * (len(lot) + 1)) - passed
+            steps = min(steps, max(room, least))
+        steps = math.ceil(steps / period) * period
+        return Turns(tuple(row.candidate for row in lot), passed + steps, passed)
 
     def _switch(self, lot: Sequence[Row], rows: Sequence[Row], until_s: float) -> None:
         """Make a run in which cures are off and on by turns, until all are decided.
@@ -423,7 +432,7 @@ class Trial:
         are decided have no turns any more, nor have those that cannot be the best while others can;
         it ends when what is left of the time is for the first answers of others.
         """
-        turns = Turns(tuple(row.candidate for row in lot), self._stretch(len(lot)))
+        turns = self._turns(lot)
         steps = MOST * (len(lot) + 1) * turns.stretch
         settings = dict.fromkeys(setting for row in lot for setting in row.candidate.settings)
         label = f"{', '.join(str(row.candidate) for row in lot)} by turns"
@@ -436,7 +445,7 @@ class Trial:
             for row, pairs in zip(later, run.turns, strict=True):
                 row.take(run, pairs)
             further = contenders(later, others)
-            left_s = until_s - self._spent() - (1 + len(further)) * costs.turn
+            left_s = until_s - self._spent() - (1 + len(further)) * costs.turn(lot)
             answered = all(row.over or len(row.cured) >= TURNS for row in later)
             if left_s <= 0 or (answered and left_s <= kept_s):
                 return []
@@ -449,11 +458,11 @@ class Trial:
             return
         for row, pairs in zip(lot, run.turns, strict=True):
             row.take(run, pairs)
-            if row.over or len(row.cured) >= FEWEST:
+            if row.over or len(row.cured) >= FEWEST or not row.within:
                 continue
             row.forget()
             # A program of few steps has shorter turns, then those for one cure, or whole runs.
-            if self._stretch(len(lot)) >= turns.stretch:
+            if self._turns(lot).stretch >= turns.stretch:
                 row.apart, row.within = True, len(lot) > 1
 
     def _switch_apart(
@@ -461,7 +470,11 @@ class Trial:
     ) -> None:
         """Have runs of their own show which cure it is with which the program fails."""
         if len(lot) == 1:
-            lot[0].fail(error)
+            if lot[0].ahead:
+                # Two loaders may be too many.
+                lot[0].within = False
+            else:
+                lot[0].fail(error)
             return
         for row in lot:
             row.apart = True
@@ -595,11 +608,24 @@ class Trial:
         )
 
 
-def _buffered(candidate: Candidate) -> int:
-    """Return how many batches a loader with these cures may have ready before the first step."""
+def _ready(candidate: Candidate, buffered: int) -> int:
+    """Return how many batches a loader may have ready, with and without these cures.
+
+    Args:
+        candidate: cures.
+        buffered: those that it may have without.
+    """
     values: Mapping[str, object] = {s.cure.id: s.value for s in candidate.settings}
-    workers, factor = values.get("workers", 0), values.get("prefetch", 2)
-    return int(workers) * int(factor) if isinstance(workers, int) and isinstance(factor, int) else 0
+    factor, workers = values.get("prefetch", 0), _workers(candidate)
+    if not isinstance(factor, int):
+        return buffered
+    return max(buffered, workers * (factor or 2), 0 if workers else buffered * factor)
+
+
+def _workers(candidate: Candidate) -> int:
+    """Return the workers that a loader has with these cures; 0 where they leave them."""
+    value = next((s.value for s in candidate.settings if s.cure.id == "workers"), 0)
+    return value if isinstance(value, int) else 0
 
 
 def _analyze(trace: Path) -> Analysis:

@@ -52,6 +52,7 @@ class Cure:
         group: cures of one group exclude each other.
         switched: whether the hooks can switch it off and on within a run.
         alone: whether no other may be switched in that run, as it keeps what they change.
+        ahead: whether batches that are ready before its turn come in it, and are to be passed over.
         slow: whether a program starts much later with it; it has its turn after the others.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
@@ -72,6 +73,7 @@ class Cure:
     group: str = ""
     switched: bool = False
     alone: bool = False
+    ahead: bool = False
     slow: bool = False
     hook: Path | None = None
 
@@ -99,6 +101,9 @@ CURES: Final = (
         value=None,
         findings=_FEEDING,
         predictions=("prefetch",),
+        switched=True,
+        alone=True,
+        ahead=True,
     ),
     Cure(
         "prefetch",
@@ -109,6 +114,9 @@ CURES: Final = (
         findings=_FEEDING,
         predictions=("prefetch",),
         needs="workers",
+        switched=True,
+        alone=True,
+        ahead=True,
     ),
     Cure(
         "persistent",
@@ -124,6 +132,9 @@ CURES: Final = (
         findings=(*_FEEDING, *_COPIES),
         predictions=("pinned",),
         needs="gpu",
+        switched=True,
+        alone=True,
+        ahead=True,
     ),
     Cure(
         "staging",

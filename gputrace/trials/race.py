@@ -10,13 +10,13 @@ shared. The intervals hold whichever look is the last, so that a choice by them 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from gputrace.studies.runner import Failed
 from gputrace.trials.cures import Candidate, Prediction, Value
-from gputrace.trials.runs import FAILURE, Change, Measured, Turn, why_idle
+from gputrace.trials.runs import FAILURE, WHOLE, Change, Measured, Turn, why_idle
 from gputrace.trials.statistics import FEWEST, LOOKS, MOST, Ratio, Verdict, compare
 
 TURNS: Final = LOOKS[2]
@@ -63,6 +63,11 @@ class Row:
         return any(setting.cure.slow for setting in self.candidate.settings)
 
     @property
+    def ahead(self) -> bool:
+        """True if batches that are ready before its turn come in it."""
+        return any(setting.cure.ahead for setting in self.candidate.settings)
+
+    @property
     def hope(self) -> float:
         """Return the ratio that it has at best, as far as is known."""
         if self.ratio is not None:
@@ -81,6 +86,10 @@ class Row:
         if not run.turns:
             self.losses = [*self.losses, run.losses]
         self.turn_losses = [*self.turn_losses, *(turn.losses for turn in turns if turn.losses)]
+        if any(run.reasons.get(id, "").startswith(WHOLE) for id in ids):
+            self.within = False
+            self.forget()
+            return
         why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
         if why:
             reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
@@ -115,7 +124,8 @@ class Costs:
     """From the start of a run to the end of its warm-up, and for its end."""
     run: float
     """A run as a whole, with the steps measured in it."""
-    turn: float
+    turn: Callable[[Sequence[Row]], float]
+    """A turn within a run of some rows."""
 
     def answer(self, lot: Sequence[Row], turns: int = TURNS) -> float:
         """Return the seconds to the next answer for rows that share a run, or rounds.
@@ -130,7 +140,7 @@ class Costs:
             # One run of the program as it is serves all cures of a round.
             return max(rounds) * self.run + runs
         start = self.start * (_SLOW if any(row.slow for row in lot) else 1)
-        return start + max(_rounds(row, turns) for row in lot) * (len(lot) + 1) * self.turn
+        return start + max(_rounds(row, turns) for row in lot) * (len(lot) + 1) * self.turn(lot)
 
 
 def _rounds(row: Row, fewest: int) -> int:
@@ -183,7 +193,7 @@ def kept(rows: Sequence[Row], lot: Collection[Row], left_s: float, costs: Costs)
 def contenders(rows: Collection[Row], others: Sequence[Row]) -> list[Row]:
     """Return the rows that go on in a run: those that could be the best of all, or else any."""
     beaten = _beaten([*rows, *others])
-    going = [row for row in rows if not row.over]
+    going = [row for row in rows if row.within and not row.over]
     return [row for row in going if row not in beaten] or going
 
 

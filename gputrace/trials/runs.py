@@ -38,6 +38,8 @@ TRACKERS: Final = {
 """Variables that keep trackers of experiments from counting a trial as a run."""
 FAILURE: Final = "failed: "
 """Beginning of the reason of a cure whose hook raised an error."""
+WHOLE: Final = "not by turns: "
+"""Beginning of the reason of a cure that could not be switched within a run."""
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
 """Seconds that a program has to end after its last step, before it is ended; and its recorder at
@@ -139,7 +141,9 @@ class Turns:
 
     each: tuple[Candidate, ...]
     stretch: int
-    """Steps of a turn; the first of them is passed over."""
+    """Steps of a turn."""
+    passed: int = 1
+    """How many of them are passed over first."""
 
     @property
     def ids(self) -> list[list[str]]:
@@ -162,19 +166,19 @@ class Turns:
 
     def measured(self, left: Sequence[_Left], warmup: int) -> tuple[tuple[Turn, ...], ...]:
         """Return the rounds of each, by the slowest rank of a turn."""
-        stretch = self.stretch
+        stretch, passed = self.stretch, self.passed
         # A process of a few steps, as for a last evaluation, has no part in the turns.
         least = warmup + (len(self.each) + 1) * stretch
         left = [each for each in left if len(each.ends) >= least]
         known = [each.ends[warmup - 1 :] for each in left]
         whole = min(((len(ends) - 1) // stretch for ends in known), default=0)
         means = [
-            max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
+            max((ends[at + stretch] - ends[at + passed]) / (stretch - passed) for ends in known)
             for at in range(0, whole * stretch, stretch)
         ]
         first = min(left, key=lambda each: each.rank or 0, default=None)
         losses = [
-            _mean_loss(first.losses[warmup + at + 1 : warmup + at + stretch] if first else [])
+            _mean_loss(first.losses[warmup + at + passed : warmup + at + stretch] if first else [])
             for at in range(0, whole * stretch, stretch)
         ]
         pairs: list[list[Turn]] = [[] for _ in self.each]
@@ -237,6 +241,7 @@ class Program:
                 "turns": turns.ids if turns else [],
                 "orders": turns.orders if turns else [],
                 "stretch": turns.stretch if turns else 0,
+                "passed": turns.passed if turns else 0,
                 "folder": str(folder),
                 "recorded": record is not None,
                 "keep": self.keep_trackers,

@@ -36,6 +36,8 @@ _FRAMEWORKS = (
     *("torch", "lightning", "transformers", "tensorflow", "keras", "jax", "flax"),
     *("mxnet", "chainer", "cntk"),
 )
+WHOLE = "not by turns: "
+"""Beginning of the reason of a cure for which a run is to be made as a whole."""
 MOST_CALLS = 20
 """Changes of a cure that are kept."""
 _MOST_EXITS = 2
@@ -144,8 +146,8 @@ class Trial:
         for call in between:
             call(count)
         past, stretch = count - asked["warmup"], asked.get("stretch", 0)
-        # The first step of a stretch is passed over.
-        if past == 0 or (stretch and past > 0 and past % stretch in (0, 1)):
+        # The first steps of a stretch are passed over.
+        if past == 0 or (stretch and past > 0 and past % stretch in (0, asked["passed"])):
             self._wait()
         if stretch and past < 0:
             # Turns share the warm-up, in which each does what it does but once.
