@@ -455,15 +455,20 @@ class Trial:
             run = self._go(Candidate(tuple(settings)), label, None, steps, turns, going)
         except Failed as error:
             self._switch_apart(lot, rows, until_s, error)
-            return
+        else:
+            self._take(lot, run, turns, others)
+
+    def _take(self, lot: Sequence[Row], run: Measured, turns: Turns, others: Sequence[Row]) -> None:
+        """Add the rounds of a run to its rows; those that got too few have others."""
         for row, pairs in zip(lot, run.turns, strict=True):
             row.take(run, pairs)
-            if row.over or len(row.cured) >= FEWEST or not row.within:
-                continue
-            row.forget()
-            # A program of few steps has shorter turns, then those for one cure, or whole runs.
-            if self._turns(lot).stretch >= turns.stretch:
-                row.apart, row.within = True, len(lot) > 1
+            if not row.within:
+                _have_whole_runs(others)
+            elif not row.over and len(row.cured) < FEWEST:
+                row.forget()
+                # A program of few steps has shorter turns, then those for one cure, or whole runs.
+                if self._turns(lot).stretch >= turns.stretch:
+                    row.apart, row.within = True, len(lot) > 1
 
     def _switch_apart(
         self, lot: Sequence[Row], rows: Sequence[Row], until_s: float, error: Failed
@@ -472,7 +477,8 @@ class Trial:
         if len(lot) == 1:
             if lot[0].ahead:
                 # Two loaders may be too many.
-                lot[0].within = False
+                lot[0].forget()
+                _have_whole_runs([*lot, *rows])
             else:
                 lot[0].fail(error)
             return
@@ -606,6 +612,12 @@ class Trial:
                 else losses_differ(bare, row.losses)
             ),
         )
+
+
+def _have_whole_runs(rows: Sequence[Row]) -> None:
+    """Have all that change a loader, and have not begun, run as a whole."""
+    for row in rows:
+        row.within &= not row.ahead or bool(row.cured)
 
 
 def _ready(candidate: Candidate, buffered: int) -> int:

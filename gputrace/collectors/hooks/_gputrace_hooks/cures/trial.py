@@ -141,11 +141,12 @@ class Trial:
         self.losses.append(self.loss)
         self.loss = None
         count = len(self.ends)
-        if self.stops or (asked["steps"] is not None and count >= asked["warmup"] + asked["steps"]):
+        past, stretch = count - asked["warmup"], asked.get("stretch", 0)
+        in_vain = stretch and past <= 0 and any(r.startswith(WHOLE) for r in self.reasons.values())
+        if self.stops or in_vain or (asked["steps"] is not None and past >= asked["steps"]):
             self._stop()
         for call in between:
             call(count)
-        past, stretch = count - asked["warmup"], asked.get("stretch", 0)
         # The first steps of a stretch are passed over.
         if past == 0 or (stretch and past > 0 and past % stretch in (0, asked["passed"])):
             self._wait()
