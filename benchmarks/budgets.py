@@ -1,4 +1,4 @@
-"""What `gputrace try` proves in a budget, in simulated programs with planted cures, as a table.
+"""Proofs that a budget of `gputrace try` buys in simulated programs with planted cures, as a table.
 
 The programs start, step and scatter as those of `workloads/sick` did on an H100, or by chance; a
 clock that is simulated too has each run take what it would. In most trials the best planted cure
@@ -33,7 +33,7 @@ COVERED, WRONG = 0.95, 0.05
 MOST: Final = 0.8
 """Trials of at least a minute in which the best cure must be proven."""
 _RECORDING_S: Final = 4.0
-"""What a recorded run takes longer, with the analysis of its trace."""
+"""Seconds that recording and the analysis of the trace add to a run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ class Trial:
         """Count a step; have it followed by one with other cures, or by none."""
         if rank > self.rank:
             # A source that knows better: what counted before were parts of its steps.
-            self.rank, self.ends, self.losses = rank, [], []
+            self.rank, self.ends, self.losses, self.rounds, self.to_come = rank, [], [], [], []
         self.ends.append(end)
         self.losses.append(self.loss)
         self.loss = None
