@@ -59,6 +59,7 @@ BENCHMARKS: Final = (
     Benchmark("whatif", "benchmarks.whatif", "predicted against simulated step times"),
     Benchmark("bounds", "benchmarks.bounds", "no prediction undercuts the compute that stays"),
     Benchmark("trials", "benchmarks.trials", "answers of gputrace try in generated trials"),
+    Benchmark("budgets", "benchmarks.budgets", "what gputrace try proves in a budget"),
 )
 
 GROUPS: Final = {"gpu": ("harmless", "overhead", "phases", "modules", "sick", "loaders")}

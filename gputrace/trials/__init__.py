@@ -13,11 +13,11 @@ import shlex
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
@@ -25,45 +25,37 @@ from gputrace.studies.runner import Failed
 from gputrace.trials import ledger
 from gputrace.trials.cures import (
     Candidate,
-    Prediction,
-    Value,
     combine,
+    cost_of,
     cures_for,
     predict,
     read_candidates,
 )
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.runs import (
-    FAILURE,
-    Change,
-    Measured,
-    Program,
-    Spent,
-    Turn,
-    Turns,
-    call_command,
-    why_idle,
-)
+from gputrace.trials.race import TURNS, Costs, Row, contenders, kept, lots, next_lot, sharing
+from gputrace.trials.runs import Measured, Program, Spent, Turn, Turns, call_command
 from gputrace.trials.statistics import (
     FEWEST,
     LOOKS,
     MOST,
-    Ratio,
     Verdict,
-    compare,
     losses_differ,
     turn_losses_differ,
 )
 from gputrace.units import parse_duration
 
-__all__ = ["Outcome", "Request", "try_cures", "try_out"]
+__all__ = ["Outcome", "Request", "Trial", "try_cures", "try_out"]
+
+T = TypeVar("T")
 
 WARMUP: Final = 10
 _PILOT_STEPS: Final = 40
 _RUN_NS: Final = (7 * 10**8, 3 * 10**9)
 """Least and most time to measure in a run; between, as long as the program takes to start: to
 measure longer costs rounds, which make the answer sure, to measure shorter saves little."""
+_RUN_PART: Final = 0.02
+"""Most of the budget to measure in a run: an answer takes six runs, each of which has to start."""
 _STEPS: Final = (20, 200)
 _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
@@ -76,8 +68,8 @@ _BEYOND_BUDGET: Final = 0.03
 _AS_FAR: Final = 1.1
 """Steps of the program as it is to those with a cure, up to which both ended at the same place:
 that of a program which trains for some time is not to the step."""
-_ALONE: Final = 0.7
-"""Part of the budget for cures by themselves; the rest is for the best together."""
+_TOGETHER: Final = 0.3
+"""Most of the budget that is kept for the best together."""
 
 
 Progress = Callable[[str, float, float], None]
@@ -129,76 +121,6 @@ class Outcome:
     """Changes to the program to have it for good."""
     notes: tuple[str, ...]
     interrupted: bool = False
-
-
-@dataclass(slots=True)
-class _Row:
-    """Candidate under way."""
-
-    candidate: Candidate
-    prediction: Prediction | None
-    within: bool = field(init=False)
-    """True if its cures are switched off and on within runs."""
-    apart: bool = field(init=False)
-    """True if no others are switched in those runs."""
-    bare: list[float] = field(default_factory=list)
-    cured: list[float] = field(default_factory=list)
-    losses: list[tuple[float, ...]] = field(default_factory=list)
-    """Losses of each run with the cures."""
-    turn_losses: list[tuple[float, float]] = field(default_factory=list)
-    """Mean losses without the cures and with them, of the rounds of turns."""
-    changes: tuple[Change, ...] = ()
-    seconds: float = 0.0
-    why: str = ""
-    verdict: Verdict = Verdict.OPEN
-    ratio: Ratio | None = None
-    over: bool = False
-
-    @property
-    def late(self) -> bool:
-        """True if its turn comes when the others have had theirs, as it takes long to start."""
-        return not self.cured and any(setting.cure.slow for setting in self.candidate.settings)
-
-    @property
-    def so_far(self) -> float:
-        """Return the steps with the cures to those without, as foretold before the first round."""
-        if self.cured:
-            return sum(self.cured) / sum(self.bare)
-        return self.prediction.ratio if self.prediction else 1.0
-
-    def __post_init__(self) -> None:
-        self.within, self.apart = self.candidate.switched, self.candidate.alone
-
-    def take(self, run: Measured, turns: Sequence[Turn]) -> None:
-        """Add what a run measured: steps without the cures and with them, a pair a round."""
-        self.bare = [*self.bare, *(turn.bare_ns for turn in turns)]
-        self.cured = [*self.cured, *(turn.cured_ns for turn in turns)]
-        ids = {setting.cure.id for setting in self.candidate.settings}
-        self.changes = tuple(change for change in run.changes if change.cure in ids)
-        self.seconds = run.seconds
-        if not run.turns:
-            self.losses.append(run.losses)
-        self.turn_losses = [*self.turn_losses, *(turn.losses for turn in turns if turn.losses)]
-        why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
-        if why:
-            reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
-            failed = any(reason.startswith(FAILURE) for reason in reasons)
-            self._end(Verdict.FAILED if failed else Verdict.NOTHING, why)
-            return
-        # Turns come several at a time; to look at other numbers of them would be one more look.
-        count = len(self.cured)
-        for number in [look for look in LOOKS if look <= count] if run.turns else [count]:
-            self.ratio = compare(self.bare[:number], self.cured[:number])
-            if self.ratio is not None:
-                self.verdict, self.over = self.ratio.verdict, self.ratio.enough
-            if self.over:
-                return
-
-    def fail(self, error: Failed) -> None:
-        self._end(Verdict.FAILED, str(error))
-
-    def _end(self, verdict: Verdict, why: str) -> None:
-        self.verdict, self.why, self.over, self.ratio = verdict, why, True, None
 
 
 def try_cures(
@@ -260,10 +182,10 @@ def try_out(request: Request, progress: Progress = lambda *_: None) -> Outcome:
     After a KeyboardInterrupt, the outcome says what is known by then. Raises InputError where the
     program as it is cannot be measured.
     """
-    return _Trial(request, progress).run()
+    return Trial(request, progress).run()
 
 
-class _Trial:
+class Trial:
     """Runs of one program under way."""
 
     def __init__(self, request: Request, progress: Progress) -> None:
@@ -278,12 +200,14 @@ class _Trial:
         self._warmup = request.warmup or WARMUP
         self._steps = request.steps or _PILOT_STEPS
         self._bare: list[Measured] = []
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         self._runs = 0
         self._notes: list[str] = []
         self._pilot: Measured | None = None
         self._as_it_is: list[Measured] = []
         """All runs without cures, measured or not."""
+        self._made: int | None = None
+        """Fewest steps after which the program ended by itself."""
 
     def run(self) -> Outcome:
         """Record or run the program once, then try each cure, and the best together."""
@@ -298,17 +222,21 @@ class _Trial:
                 assert analysis is not None
                 candidates = self._choose(analysis)
             self._set_lengths(candidates)
-            self._rows = [_Row(c, predict(c, analysis) if analysis else None) for c in candidates]
-            alone = _ALONE if len(self._rows) > 1 else 1.0
-            self._take_turns(self._rows, alone * request.budget_s)
+            self._rows = [
+                Row(each, predict(each, analysis), cost_of(each, analysis))
+                if analysis
+                else Row(each)
+                for each in candidates
+            ]
+            self._race(self._rows, request.budget_s - self._kept_for_best())
             together = combine([row.candidate for row in self._winners()])
             if len(together.settings) > 1 and str(together) not in map(str, candidates):
-                self._rows.append(_Row(together, None))
-                self._take_turns(self._rows[-1:], request.budget_s)
-            self._take_turns(self._rows, request.budget_s)
+                self._rows.append(Row(together))
+                self._race(self._rows[-1:], request.budget_s)
+            self._race(self._rows, request.budget_s)
         except Spent:
             if self._pilot is None:
-                self._rows = [_Row(candidate, None) for candidate in request.candidates or ()]
+                self._rows = [Row(each) for each in request.candidates or ()]
                 for row in self._rows:
                     row.why = "the budget ended within the first run"
                 self._notes.append(
@@ -348,7 +276,7 @@ class _Trial:
         record: Path | None = None,
         steps: int = 0,
         turns: Turns | None = None,
-        enough: Callable[[Measured], bool] = lambda _: False,
+        going: Callable[[Measured], Sequence[int]] | None = None,
     ) -> Measured:
         """Make a run; raises InputError where the program as it is fails, Spent for no budget."""
         left_s = (1 + _BEYOND_BUDGET) * self._request.budget_s - self._spent()
@@ -358,12 +286,14 @@ class _Trial:
         self._runs += 1
         steps = steps or self._steps
         try:
-            run = self._program.run(candidate, self._warmup, steps, record, turns, enough, left_s)
+            run = self._program.run(candidate, self._warmup, steps, record, turns, going, left_s)
         except Failed as error:
             if candidate.settings:
                 raise
             name = self._request.name or shlex.join(self._request.command)
             raise InputError(name, str(error)) from None
+        if run.code is not None:
+            self._made = min(run.made, self._made or run.made)
         if not candidate.settings:
             self._as_it_is.append(run)
         elif run.failure:
@@ -411,32 +341,33 @@ class _Trial:
         """Choose how many steps to pass and to measure, the same in all runs."""
         assert self._pilot is not None
         if self._request.warmup is None:
-            ready = max([self._pilot.buffered, *map(_buffered, candidates)])
+            ready = max(_ready(each, self._pilot.buffered) for each in (Candidate(), *candidates))
             self._warmup = max(WARMUP, ready + _BEYOND)
         if self._request.steps is None:
             (least, most), (shortest, longest), step_ns = _STEPS, _RUN_NS, self._pilot.step_ns
-            start_ns = 1e9 * self._pilot.seconds - self._pilot.steps * step_ns
-            steps = round(min(max(start_ns, shortest), longest) / step_ns)
+            most_s = min(self._pilot.start_s, _RUN_PART * self._request.budget_s)
+            steps = round(min(max(1e9 * most_s, shortest), longest) / step_ns)
             self._steps = min(max(steps, least), most)
 
-    def _take_turns(self, rows: Sequence[_Row], until_s: float) -> None:
-        """Run rounds of what is not decided, until the budget is spent.
+    def _race(self, rows: Sequence[Row], until_s: float) -> None:
+        """Run rounds of what is not decided, until the time is spent: see `race`.
 
         A round is the program as it is and with each cure; or a run within which cures are off and
-        on by turns. The very first one begins with the cures that are foretold to bring most, and
-        has as many as the budget can pay an answer for; those that were faster so far have theirs
-        first.
+        on by turns.
         """
-        while active := self._affordable([row for row in rows if not row.over], until_s):
+        while True:
             begun = any(row.cured for row in self._rows)
+            lot = next_lot(rows, until_s - self._spent(), self._costs())
+            if not lot and not begun:
+                # What a run takes is a guess as yet.
+                lot = [row for first in lots(rows)[:1] for row in first[:1]]
+            if not lot:
+                return
             try:
-                whole = [row for row in active if not row.within]
-                if whole and not active[0].within:
-                    self._round([None, *whole], len(self._bare))
-                for rows_of_run in _sharing([row for row in active if row.within]):
-                    self._switch(rows_of_run, until_s)
-                if whole and active[0].within:
-                    self._round([None, *whole], len(self._bare))
+                if lot[0].within:
+                    self._switch(lot, rows, until_s)
+                else:
+                    self._round(lot, rows, until_s)
             except InputError as error:
                 if not begun:
                     raise
@@ -444,85 +375,131 @@ class _Trial:
                 self._notes.append(f"no more rounds were made: {error}")
                 return
 
-    def _affordable(self, rows: Sequence[_Row], until_s: float) -> list[_Row]:
-        """Return the rows that the next round is for, in their order."""
-        assert self._pilot is not None
-        begun = any(row.cured for row in self._rows)
-        last = (self._bare or [self._pilot])[-1].seconds
-        left, chosen, bare_s = until_s - self._spent(), list[_Row](), 0.0
-        first = [row for row in rows if not row.late and not row.within]
-        if first and not begun and left >= 2 * FEWEST * last:
-            return sorted(first, key=lambda row: row.so_far)
-        for row in sorted(rows, key=lambda row: (row.late, row.so_far)):
-            if row.late and any(len(each.cured) < FEWEST for each in chosen):
-                break
-            rounds = 1 if row.within else max(FEWEST - len(row.cured), 1)
-            # One run of the program as it is serves all cures of a round.
-            more_s = 0.0 if row.within else max(rounds * last - bare_s, 0.0)
-            needed = rounds * (row.seconds or last) + more_s
-            if row.within and not row.apart and any(e.within and not e.apart for e in chosen):
-                needed = FEWEST * self._turn * self._pilot.step_ns / 1e9
-            if needed <= left or not (begun or chosen):
-                chosen.append(row)
-                left, bare_s = left - needed, bare_s + more_s
-        return chosen
+    def _kept_for_best(self) -> float:
+        """Return the seconds kept for the best together: an answer, where the time pays it.
 
-    @property
-    def _turn(self) -> int:
-        """Return the steps of a turn within a run."""
+        All that start as fast have a first answer beside it.
+        """
+        request, costs = self._request, self._costs()
+        fast = [row for row in self._rows if not row.slow]
+        left_s = request.budget_s - self._spent() - kept(fast, (), math.inf, costs)
+        allowed = [row.candidate for row in self._rows if self._may_join(row)]
+        for some in ([each for each in allowed if each.switched], allowed):
+            together = combine(some)
+            answer_s = costs.answer([Row(together)])
+            if len(together.settings) > 1 and answer_s <= min(_TOGETHER * request.budget_s, left_s):
+                return answer_s
+        return 0.0
+
+    def _may_join(self, row: Row) -> bool:
+        """Return whether a row's cures may be in the best set."""
+        return self._request.candidates is not None or not row.candidate.numerics
+
+    def _costs(self) -> Costs:
+        """Return what runs take, as the last has shown."""
+        assert self._pilot is not None
+        step_s = self._pilot.step_ns / 1e9
+        measured_s = self._steps * step_s
+        run_s = (
+            self._bare[-1].seconds
+            if self._bare
+            else self._pilot.start_s + self._warmup * step_s + measured_s
+        )
+        return Costs(run_s - measured_s, run_s, lambda lot: self._turns(lot).stretch * step_s)
+
+    def _turns(self, lot: Sequence[Row]) -> Turns:
+        """Return the turns of a run within which cures are switched."""
         assert self._pilot is not None
         least, most = _TURN
-        return 1 + min(max(round(_TURN_NS / self._pilot.step_ns), least), most)
+        steps = min(max(round(_TURN_NS / self._pilot.step_ns), least), most)
+        passed, period = 1, 1
+        for row in lot:
+            if row.ahead:
+                # What is ready when a turn begins was made in others; and batches of several
+                # workers come in bursts.
+                passed = max(passed, 1 + _ready(row.candidate, self._pilot.buffered))
+                period = max(period, _workers(row.candidate), self._pilot.buffered)
+        if self._made is not None:
+            room = (self._made - self._warmup) // (TURNS * (len(lot) + 1)) - passed
+            steps = min(steps, max(room, least))
+        steps = math.ceil(steps / period) * period
+        return Turns(tuple(row.candidate for row in lot), passed + steps, passed)
 
-    def _switch(self, rows: Sequence[_Row], until_s: float) -> None:
+    def _switch(self, lot: Sequence[Row], rows: Sequence[Row], until_s: float) -> None:
         """Make a run in which cures are off and on by turns, until all are decided.
 
-        What differs from run to run, and what changes slowly, is the same for all then.
+        What differs from run to run, and what changes slowly, is the same for all then. Those that
+        are decided have no turns any more, nor have those that cannot be the best while others can;
+        it ends when what is left of the time is for the first answers of others.
         """
-        assert self._pilot is not None
-        turns = Turns(tuple(row.candidate for row in rows), self._turn)
-        steps = MOST * (len(rows) + 1) * turns.stretch
-        settings = dict.fromkeys(setting for row in rows for setting in row.candidate.settings)
-        label = f"{', '.join(str(row.candidate) for row in rows)} by turns"
+        turns = self._turns(lot)
+        steps = MOST * (len(lot) + 1) * turns.stretch
+        settings = dict.fromkeys(setting for row in lot for setting in row.candidate.settings)
+        label = f"{', '.join(str(row.candidate) for row in lot)} by turns"
+        others, costs = [row for row in rows if row not in lot], self._costs()
+        beyond_s = until_s - self._spent() - costs.answer(lot)
+        kept_s = kept(others, (), beyond_s, costs)
 
-        def enough(run: Measured) -> bool:
-            return self._spent() >= until_s or all(_over(rows, run))
+        def going(run: Measured) -> list[int]:
+            later = [copy(row) for row in lot]
+            for row, pairs in zip(later, run.turns, strict=True):
+                row.take(run, pairs)
+            further = contenders(later, others)
+            left_s = until_s - self._spent() - (1 + len(further)) * costs.turn(lot)
+            answered = all(row.over or len(row.cured) >= TURNS for row in later)
+            if left_s <= 0 or (answered and left_s <= kept_s):
+                return []
+            return [1 + later.index(row) for row in further]
 
         try:
-            run = self._go(Candidate(tuple(settings)), label, None, steps, turns, enough)
+            run = self._go(Candidate(tuple(settings)), label, None, steps, turns, going)
         except Failed as error:
-            self._switch_apart(rows, until_s, error)
-            return
-        for row, pairs in zip(rows, run.turns, strict=True):
+            self._switch_apart(lot, rows, until_s, error)
+        else:
+            self._take(lot, run, turns, others)
+
+    def _take(self, lot: Sequence[Row], run: Measured, turns: Turns, others: Sequence[Row]) -> None:
+        """Add the rounds of a run to its rows; those that got too few have others."""
+        for row, pairs in zip(lot, run.turns, strict=True):
             row.take(run, pairs)
-            if row.over or len(row.cured) >= FEWEST:
-                continue
-            row.bare, row.cured, row.turn_losses = [], [], []
-            # A program of few steps has them for one cure, or is run as a whole.
-            row.apart, row.within = True, len(rows) > 1
+            if not row.within:
+                _have_whole_runs(others)
+            elif not row.over and len(row.cured) < FEWEST:
+                row.forget()
+                # A program of few steps has shorter turns, then those for one cure, or whole runs.
+                if self._turns(lot).stretch >= turns.stretch:
+                    row.apart, row.within = True, len(lot) > 1
 
-    def _switch_apart(self, rows: Sequence[_Row], until_s: float, error: Failed) -> None:
+    def _switch_apart(
+        self, lot: Sequence[Row], rows: Sequence[Row], until_s: float, error: Failed
+    ) -> None:
         """Have runs of their own show which cure it is with which the program fails."""
-        if len(rows) == 1:
-            rows[0].fail(error)
+        if len(lot) == 1:
+            if lot[0].ahead:
+                # Two loaders may be too many.
+                lot[0].forget()
+                _have_whole_runs([*lot, *rows])
+            else:
+                lot[0].fail(error)
             return
-        for row in rows:
+        for row in lot:
             row.apart = True
-            self._switch([row], until_s)
+            self._switch([row], rows, until_s)
 
-    def _round(self, turns: Sequence[_Row | None], number: int) -> None:
+    def _round(self, lot: Sequence[Row], rows: Sequence[Row], until_s: float) -> None:
+        """Run the program as it is and with each cure once, forwards and backwards in turn."""
         bare: Measured | None = None
-        cured: list[tuple[_Row, Measured]] = []
-        for index in order(range(len(turns)), number):
-            row = turns[index]
+        cured: list[tuple[Row, Measured]] = []
+        for row in order([None, *lot], len(self._bare)):
             if row is None:
                 bare = self._go(Candidate(), "as it is")
                 self._bare.append(bare)
                 continue
             if bare is not None and cured and not row.cured:
-                # To begin with all would leave too little to answer for any.
-                answer_s = (2 * FEWEST - 1) * bare.seconds
-                if self._spent() + answer_s > self._request.budget_s:
+                # To begin with all would leave too little to answer for any, or for others.
+                left_s = until_s - self._spent() - (2 * FEWEST - 1) * bare.seconds
+                others = [other for other in rows if other.within]
+                if left_s < kept(others, (), max(left_s, 0.0), self._costs()):
                     continue
             try:
                 cured.append((row, self._go(row.candidate, str(row.candidate))))
@@ -532,13 +509,10 @@ class _Trial:
         for row, run in cured:
             row.take(run, [Turn(bare.step_ns, run.step_ns)])
 
-    def _winners(self) -> list[_Row]:
+    def _winners(self) -> list[Row]:
         """Return the rows that are faster and may be in the best set, the fastest first."""
         faster = [
-            row
-            for row in self._rows
-            if row.verdict == Verdict.FASTER
-            and (self._request.candidates is not None or not row.candidate.numerics)
+            row for row in self._rows if row.verdict == Verdict.FASTER and self._may_join(row)
         ]
         return sorted(faster, key=lambda row: row.ratio.ratio if row.ratio else 1.0)
 
@@ -586,11 +560,11 @@ class _Trial:
             interrupted=interrupted,
         )
 
-    def _what_was_left(self, rows: Sequence[_Row]) -> str:
+    def _what_was_left(self, rows: Sequence[Row]) -> str:
         """Say what it would take to go on, to the next look at the rounds."""
         last = self._bare[-1] if self._bare else self._pilot
         run_s = last.seconds if last else 0.0
-        runs = _sharing([row for row in rows if row.within])
+        runs = sharing([row for row in rows if row.within])
         within_s = sum(max(row.seconds or run_s for row in run) for run in runs)
         whole = [row for row in rows if not row.within]
         each, more, what = within_s, 1, "run of turns"
@@ -599,14 +573,14 @@ class _Trial:
             rounds = min(len(row.cured) for row in whole)
             more = next((look for look in LOOKS if look > rounds), MOST) - rounds
         more_s = each * more + (within_s if whole else 0.0)
-        minutes = math.ceil((self._spent() + more_s) / 60 / (1 if len(rows) == 1 else _ALONE))
+        minutes = math.ceil((self._spent() + more_s) / 60)
         names = ", ".join(str(row.candidate) for row in rows)
         return (
             f"the budget ended before all was decided ({names}): a {what} takes {each:.0f} s; "
             f"--budget {minutes}min would give {more} more"
         )
 
-    def _entry(self, row: _Row) -> Entry:
+    def _entry(self, row: Row) -> Entry:
         from gputrace.collectors.masking import masked
 
         run = self._bare[-1] if self._bare else self._pilot
@@ -640,35 +614,30 @@ class _Trial:
         )
 
 
-def _over(rows: Sequence[_Row], run: Measured) -> Iterator[bool]:
-    """Yield for each row whether it would be decided by the turns of a run."""
-    for row, pairs in zip(rows, run.turns, strict=True):
-        later = copy(row)
-        later.take(run, pairs)
-        yield later.over
-
-
-def _sharing(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """Return the rows of each run: those that may be switched in the same, in their order."""
-    runs: list[tuple[dict[str, Value], list[_Row]]] = []
+def _have_whole_runs(rows: Sequence[Row]) -> None:
+    """Have all that change a loader, and have not begun, run as a whole."""
     for row in rows:
-        values = {setting.cure.id: setting.value for setting in row.candidate.settings}
-        for known, shared in runs:
-            same = all(known.get(id, value) == value for id, value in values.items())
-            if same and not (row.apart or shared[0].apart):
-                known |= values
-                shared.append(row)
-                break
-        else:
-            runs.append((values, [row]))
-    return [shared for _, shared in runs]
+        row.within &= not row.ahead or bool(row.cured)
 
 
-def _buffered(candidate: Candidate) -> int:
-    """Return how many batches a loader with these cures may have ready before the first step."""
+def _ready(candidate: Candidate, buffered: int) -> int:
+    """Return how many batches a loader may have ready, with and without these cures.
+
+    Args:
+        candidate: cures.
+        buffered: those that it may have without.
+    """
     values: Mapping[str, object] = {s.cure.id: s.value for s in candidate.settings}
-    workers, factor = values.get("workers", 0), values.get("prefetch", 2)
-    return int(workers) * int(factor) if isinstance(workers, int) and isinstance(factor, int) else 0
+    factor, workers = values.get("prefetch", 0), _workers(candidate)
+    if not isinstance(factor, int):
+        return buffered
+    return max(buffered, workers * (factor or 2), 0 if workers else buffered * factor)
+
+
+def _workers(candidate: Candidate) -> int:
+    """Return the workers that a loader has with these cures; 0 where they leave them."""
+    value = next((s.value for s in candidate.settings if s.cure.id == "workers"), 0)
+    return value if isinstance(value, int) else 0
 
 
 def _analyze(trace: Path) -> Analysis:
@@ -680,6 +649,6 @@ def _analyze(trace: Path) -> Analysis:
         return opened.analyze()
 
 
-def order(names: Sequence[int], round_number: int) -> list[int]:
+def order(names: Sequence[T], round_number: int) -> list[T]:
     """Return the order of a round: forwards and backwards in turn."""
     return list(names) if round_number % 2 == 0 else list(reversed(names))

@@ -6,6 +6,7 @@ To add one, give it an entry in `CURES`. What it does in the program is an entry
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -51,6 +52,7 @@ class Cure:
         group: cures of one group exclude each other.
         switched: whether the hooks can switch it off and on within a run.
         alone: whether no other may be switched in that run, as it keeps what they change.
+        ahead: whether batches that are ready before its turn come in it, and are to be passed over.
         slow: whether a program starts much later with it; it has its turn after the others.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
@@ -71,6 +73,7 @@ class Cure:
     group: str = ""
     switched: bool = False
     alone: bool = False
+    ahead: bool = False
     slow: bool = False
     hook: Path | None = None
 
@@ -98,6 +101,9 @@ CURES: Final = (
         value=None,
         findings=_FEEDING,
         predictions=("prefetch",),
+        switched=True,
+        alone=True,
+        ahead=True,
     ),
     Cure(
         "prefetch",
@@ -108,6 +114,9 @@ CURES: Final = (
         findings=_FEEDING,
         predictions=("prefetch",),
         needs="workers",
+        switched=True,
+        alone=True,
+        ahead=True,
     ),
     Cure(
         "persistent",
@@ -123,6 +132,9 @@ CURES: Final = (
         findings=(*_FEEDING, *_COPIES),
         predictions=("pinned",),
         needs="gpu",
+        switched=True,
+        alone=True,
+        ahead=True,
     ),
     Cure(
         "staging",
@@ -573,6 +585,13 @@ def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
                 if loader.now is not None and choice.workers == setting.value:
                     return Prediction(choice.step_ns / max(loader.now.step_ns, 1))
     return next(_foretold(setting.cure, analysis), None)
+
+
+def cost_of(candidate: Candidate, analysis: Analysis) -> float:
+    """Return the part of a step that the costliest finding costs which a candidate may cure."""
+    cured = {id for setting in candidate.settings for id in setting.cure.findings}
+    costs = [finding.impact_ns for finding in analysis.findings if finding.id in cured]
+    return min(max(costs, default=0) / (analysis.steps.mean_ns or math.inf), 1.0)
 
 
 def _foretold(cure: Cure, analysis: Analysis) -> Iterator[Prediction]:

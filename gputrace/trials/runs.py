@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -17,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any, Final
 
 import msgspec
@@ -39,6 +38,8 @@ TRACKERS: Final = {
 """Variables that keep trackers of experiments from counting a trial as a run."""
 FAILURE: Final = "failed: "
 """Beginning of the reason of a cure whose hook raised an error."""
+WHOLE: Final = "not by turns: "
+"""Beginning of the reason of a cure that could not be switched within a run."""
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
 """Seconds that a program has to end after its last step, before it is ended; and its recorder at
@@ -79,6 +80,7 @@ class _Left(msgspec.Struct):
     world_size: int | None
     ends: list[int]
     losses: list[float | None]
+    rounds: list[list[int]]
     stopped: bool
     changes: list[Change]
     reasons: dict[str, str]
@@ -129,6 +131,8 @@ class Measured:
     """That code with the program's error; empty for 0 and None."""
     turns: tuple[tuple[Turn, ...], ...] = ()
     """Rounds of each of the cures that had turns within the run."""
+    start_s: float = 0.0
+    """Seconds to the end of the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,9 @@ class Turns:
 
     each: tuple[Candidate, ...]
     stretch: int
-    """Steps of a turn; the first of them is passed over."""
+    """Steps of a turn."""
+    passed: int = 1
+    """How many of them are passed over first."""
 
     @property
     def ids(self) -> list[list[str]]:
@@ -160,32 +166,34 @@ class Turns:
 
     def measured(self, left: Sequence[_Left], warmup: int) -> tuple[tuple[Turn, ...], ...]:
         """Return the rounds of each, by the slowest rank of a turn."""
-        count, stretch = len(self.each) + 1, self.stretch
+        stretch, passed = self.stretch, self.passed
         # A process of a few steps, as for a last evaluation, has no part in the turns.
-        left = [each for each in left if len(each.ends) >= warmup + count * stretch]
+        least = warmup + (len(self.each) + 1) * stretch
+        left = [each for each in left if len(each.ends) >= least]
         known = [each.ends[warmup - 1 :] for each in left]
         whole = min(((len(ends) - 1) // stretch for ends in known), default=0)
         means = [
-            max((ends[at + stretch] - ends[at + 1]) / (stretch - 1) for ends in known)
+            max((ends[at + stretch] - ends[at + passed]) / (stretch - passed) for ends in known)
             for at in range(0, whole * stretch, stretch)
         ]
         first = min(left, key=lambda each: each.rank or 0, default=None)
         losses = [
-            _mean_loss(first.losses[warmup + at + 1 : warmup + at + stretch] if first else [])
+            _mean_loss(first.losses[warmup + at + passed : warmup + at + stretch] if first else [])
             for at in range(0, whole * stretch, stretch)
         ]
-        starts = range(0, whole - count + 1, count)
-        orders = itertools.cycle(self.orders)
-        rounds = [
-            [at + order.index(turn) for turn in range(count)]
-            for at, order in zip(starts, orders, strict=False)
-        ]
-
-        def turn(bare: int, cured: int) -> Turn:
-            seen = losses[bare], losses[cured]
-            return Turn(means[bare], means[cured], () if None in seen else seen)  # type: ignore[arg-type]
-
-        return tuple(tuple(turn(each[0], each[at]) for each in rounds) for at in range(1, count))
+        pairs: list[list[Turn]] = [[] for _ in self.each]
+        at = 0
+        for order in first.rounds if first else []:
+            if at + len(order) > whole:
+                break
+            bare = at + order.index(0)
+            for cured, turn in enumerate(order, at):
+                if turn:
+                    seen = losses[bare], losses[cured]
+                    both = () if None in seen else seen
+                    pairs[turn - 1].append(Turn(means[bare], means[cured], both))  # type: ignore[arg-type]
+            at += len(order)
+        return tuple(map(tuple, pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +214,7 @@ class Program:
         steps: int,
         record: Path | None = None,
         turns: Turns | None = None,
-        enough: Callable[[Measured], bool] = lambda _: False,
+        going: Callable[[Measured], Sequence[int]] | None = None,
         left_s: float = math.inf,
     ) -> Measured:
         """Run it to the end of its last step to measure.
@@ -217,7 +225,8 @@ class Program:
             steps: steps to measure.
             record: trace to write, by `gputrace record`.
             turns: cures that are on by turns with the program as it is; None to leave all on.
-            enough: asked after each round of turns, with what is measured so far; true to end.
+            going: asked after each round of turns, with what is measured so far, which turns, from
+                1, those to come have; with none it ends. Of several ranks, all have them all.
             left_s: time after which it is ended.
 
         Raises Failed where it fails, or measures no steps; Spent where the time is over before.
@@ -225,12 +234,14 @@ class Program:
         with tempfile.TemporaryDirectory(prefix="gputrace-try-") as name:
             folder = Path(name).resolve()
             began = monotonic()
+            clock_ns = time_ns()
             asked = {
                 "warmup": warmup,
                 "steps": steps,
                 "turns": turns.ids if turns else [],
                 "orders": turns.orders if turns else [],
                 "stretch": turns.stretch if turns else 0,
+                "passed": turns.passed if turns else 0,
                 "folder": str(folder),
                 "recorded": record is not None,
                 "keep": self.keep_trackers,
@@ -238,22 +249,29 @@ class Program:
 
             def read(code: int | None, kind: str = "try") -> Measured:
                 run = self._read(folder, code, warmup, monotonic() - began, kind)
-                of_turns = turns.measured(_left_in(folder, kind), warmup) if turns else ()
-                return replace(run, turns=of_turns)
+                left = _left_in(folder, kind)
+                started = min(each.ends[0] for each in left if each.ends)
+                return replace(
+                    run,
+                    turns=turns.measured(left, warmup) if turns else (),
+                    start_s=max(started - clock_ns, 0) / 1e9,
+                )
 
             seen: list[int] = []
 
             def look() -> None:
                 with suppress(Failed, OSError):
                     changed = [path.stat().st_mtime_ns for path in folder.glob("*.turns")]
-                    if changed != seen:
-                        seen[:] = changed
-                        ranks = max(
-                            (e.world_size or 1 for e in _left_in(folder, "turns")), default=1
-                        )
-                        # Those of other machines would not see that it is enough.
-                        if ranks <= len(changed) and enough(read(None, "turns")):
-                            (folder / "enough").touch()
+                    if changed == seen or going is None:
+                        return
+                    seen[:] = changed
+                    ranks = max((e.world_size or 1 for e in _left_in(folder, "turns")), default=1)
+                    # Those of other machines would not see it, and ranks not all in one round.
+                    if ranks <= len(changed):
+                        kept = list(going(read(None, "turns")))
+                        if ranks == 1 or not kept:
+                            (folder / "going.new").write_text(json.dumps(kept))
+                            (folder / "going.new").rename(folder / "going")
 
             try:
                 code = self._go(

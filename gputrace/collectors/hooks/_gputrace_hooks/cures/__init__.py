@@ -8,13 +8,15 @@ steps     steps to measure then; after them the process ends by SystemExit, with
 turns     lists of ids of cures that are on together, by turns with the program as it is
 orders    of each round, the order of its turns by their numbers, 0 for the program as it is
 stretch   steps of a turn; 0 to leave all cures on
+passed    how many of them to pass over first
 folder    folder for what the process leaves
 hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module
 recorded  true under ``gputrace record``, which needs its hooks
 keep      true to leave the folders of TensorBoard as they are
 
 What it leaves, in ``HOST.PID.try``, is JSON: see `Trial.write`. After each round of turns it
-leaves the same without losses in ``HOST.PID.turns``, and ends where a file ``enough`` is there.
+leaves the same without losses in ``HOST.PID.turns``. A file ``going`` has the numbers of the turns
+that go on, as JSON; with none, the process ends.
 """
 
 import json

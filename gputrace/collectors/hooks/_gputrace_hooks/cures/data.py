@@ -5,7 +5,7 @@ from functools import wraps
 from types import FunctionType
 
 from ..wrappers import ours
-from .trial import change_call, cures, guarded, is_on, sees_gpu, trial
+from .trial import WHOLE, asked, change_call, cures, guarded, is_on, sees_gpu, trial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,11 +14,123 @@ if TYPE_CHECKING:
 
 
 def loaders(module: "Any") -> None:
-    """Change how torch's DataLoader is made, and take its batches to the GPU ahead of time."""
-    iterable = getattr(module, "IterableDataset", ())
-    change_call(module.DataLoader, "__init__", lambda get: _loader_arguments(get, iterable))
+    """Change how torch's DataLoader is made, and take its batches to the GPU ahead of time.
+
+    By turns, loaders are made as they are, and have a twin.
+    """
+    iterable, by_turns = getattr(module, "IterableDataset", ()), bool(asked.get("stretch"))
+    change_call(
+        module.DataLoader, "__init__", lambda get: _loader_arguments(get, iterable), by_turns
+    )
+    chosen = [cure for cure in _OF_LOADER if cure in cures]
+    if by_turns and chosen:
+        _have_twins(module, chosen)
     if "staging" in cures:
         guarded("staging", _stage, module)
+
+
+_OF_LOADER = {"workers": "num_workers", "prefetch": "prefetch_factor", "pinned": "pin_memory"}
+"""Settings of loaders that a twin may have otherwise, by cure."""
+_have_twin: "set[str]" = set()
+"""Cures with which a loader has one."""
+_LONG = 20
+"""Least length of an epoch for turns, in batches that the two loaders may have ready: what is ready
+at its end falls on either."""
+
+
+def _have_twins(module: "Any", chosen: "list[str]") -> None:
+    """Have a second iterator, with other settings, take batches of the same sampler by turns."""
+    base = getattr(module, "_BaseDataLoaderIter", None)
+    if base is None:
+        for cure in chosen:
+            trial.skip(cure, f"{WHOLE}this DataLoader is not torch's")
+        return
+    begin, following = base.__init__, base.__next__
+
+    @wraps(begin)
+    def begin_kept(self: "Any", loader: "Any", *args: "Any", **keywords: "Any") -> None:
+        begin(self, loader, *args, **keywords)
+        self._gputrace_loader = loader
+
+    @wraps(following)
+    def next_batch(self: "Any") -> "Any":
+        on = all(is_on(cure) for cure in chosen)
+        twin = _twin_of(self, chosen, on)
+        if twin is None:
+            return following(self)
+        first, second = (twin, self) if on else (self, twin)
+        try:
+            return following(first)
+        except StopIteration:
+            return following(second)
+
+    base.__init__, base.__next__ = ours(begin_kept), ours(next_batch)
+
+
+def _twin_of(iterator: "Any", chosen: "list[str]", wanted: bool) -> "Any":
+    """Return the twin of a loader's iterator, made where it is wanted; None without one."""
+    held = iterator.__dict__
+    loader, sampler = held.get("_gputrace_loader"), held.get("_sampler_iter")
+    if loader is None or type(sampler) is _Shared:
+        return None
+    known, twin = held.get("_gputrace_twin", (None, None))
+    if known is sampler:
+        return twin
+    # Of an epoch before, or the first.
+    twin = _twin(loader, sampler, chosen) if wanted else None
+    held["_gputrace_twin"] = sampler if wanted else None, twin
+    return twin
+
+
+class _Shared:
+    """Sampler whose batches are taken from an iterator that others take from too."""
+
+    def __init__(self, iterator: "Any", length: int) -> None:
+        self.iterator, self.length = iterator, length
+
+    def __iter__(self) -> "Any":
+        return self
+
+    def __next__(self) -> "Any":
+        return next(self.iterator)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def _twin(loader: "Any", sampler: "Any", chosen: "list[str]") -> "Any":
+    """Return another iterator over what a loader's sampler still has; None where it cannot be.
+
+    One that would be no other is none: the reason was given when the loader was made.
+    """
+    from copy import copy
+
+    if not any(change["cure"] in chosen for change in trial.changes):
+        return None
+    try:
+        if getattr(loader, "_dataset_kind", 0):
+            raise ValueError("the dataset is iterable: both would read all of it")
+        twin, length = copy(loader), len(loader)
+        changed = {_OF_LOADER[cure]: cures[cure] for cure in chosen}
+        workers = changed.get("num_workers", twin.num_workers)
+        if workers and not twin.prefetch_factor:
+            changed.setdefault("prefetch_factor", 2)
+        ready = workers * changed.get("prefetch_factor", twin.prefetch_factor or 2)
+        if length < _LONG * (ready + 1):
+            raise ValueError(f"an epoch has {length} batches only")
+        which = "batch_sampler" if twin.batch_sampler is not None else "sampler"
+        changed[which] = _Shared(sampler, length)
+        vars(twin).update(changed, persistent_workers=False, _iterator=None)
+        iterator = twin._get_iterator()
+    except Exception as error:
+        # Of several loaders, that of a short validation may stay as it is.
+        for cure in chosen if not _have_twin else []:
+            trial.reasons[cure] = f"{WHOLE}{error!r}"[:200]
+        return None
+    for cure in chosen:
+        _have_twin.add(cure)
+        trial.reasons.pop(cure, None)
+    return iterator
 
 
 def _loader_arguments(
@@ -37,7 +149,9 @@ def _loader_arguments(
     wanted.update(_of_workers(workers, before))
     if "pinned" in cures and sees_gpu("pinned"):
         wanted["pin_memory"] = ("pinned", True)
-    return wanted
+    return {
+        name: ("" if cure in _by_trainer else cure, value) for name, (cure, value) in wanted.items()
+    }
 
 
 def _of_workers(workers: int, before: int) -> "dict[str, tuple[str, Any]]":
@@ -65,6 +179,10 @@ _OF_TRAINER = {
 they are in the program, where the calls that they lead to are not."""
 
 
+_by_trainer: "set[str]" = set()
+"""Cures whose change is one of these arguments."""
+
+
 def trainer_arguments(module: "Any") -> None:
     """Change the arguments of Hugging Face's Trainer, of whichever class they are."""
     cls = module.TrainingArguments
@@ -81,7 +199,9 @@ def trainer_arguments(module: "Any") -> None:
             if old == new or (needs_workers and not self.dataloader_num_workers):
                 continue
             if hasattr(self, name) and (cure != "pinned" or sees_gpu(cure)):
-                setattr(self, name, new)
+                if not asked.get("stretch"):
+                    setattr(self, name, new)
+                _by_trainer.add(cure)
                 call = type(self).__name__
                 trial.change(cure, call, name, -1, old, new, ("transformers",))
         begin(self)

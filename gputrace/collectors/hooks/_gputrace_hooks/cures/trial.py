@@ -36,6 +36,8 @@ _FRAMEWORKS = (
     *("torch", "lightning", "transformers", "tensorflow", "keras", "jax", "flax"),
     *("mxnet", "chainer", "cntk"),
 )
+WHOLE = "not by turns: "
+"""Beginning of the reason of a cure for which a run is to be made as a whole."""
 MOST_CALLS = 20
 """Changes of a cure that are kept."""
 _MOST_EXITS = 2
@@ -59,11 +61,14 @@ class Trial:
         self.ends: list[int] = []
         self.losses: list[Any] = []
         self.loss: Any = None
+        self.rounds: list[list[int]] = []
+        self.to_come: list[int] = []
 
     def write(self, kind: str = "try") -> None:
-        """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, whether it was
-        ``stopped``, the ``changes``, ``reasons`` for which cures change nothing where they do not,
-        and how many batches loaders may have had ready before the first step (``buffered``).
+        """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, the turns of each
+        of its ``rounds``, whether it was ``stopped``, the ``changes``, ``reasons`` for which cures
+        change nothing where they do not, and how many batches loaders may have had ready before
+        the first step (``buffered``).
         """
         host, cuda = os.uname().nodename, _initialized_cuda()
         path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
@@ -76,6 +81,7 @@ class Trial:
             ),
             "ends": self.ends,
             "losses": [_value(loss) for loss in self.losses if kind == "try"],
+            "rounds": self.rounds,
             "stopped": bool(self.stops),
             "changes": self.changes,
             "reasons": self.reasons,
@@ -130,25 +136,47 @@ class Trial:
         """Count a step; have it followed by one with other cures, or by none."""
         if rank > self.rank:
             # A source that knows better: what counted before were parts of its steps.
-            self.rank, self.ends, self.losses = rank, [], []
+            self.rank, self.ends, self.losses, self.rounds, self.to_come = rank, [], [], [], []
         self.ends.append(end)
         self.losses.append(self.loss)
         self.loss = None
         count = len(self.ends)
-        if self.stops or (asked["steps"] is not None and count >= asked["warmup"] + asked["steps"]):
+        past, stretch = count - asked["warmup"], asked.get("stretch", 0)
+        in_vain = stretch and past <= 0 and any(r.startswith(WHOLE) for r in self.reasons.values())
+        if self.stops or in_vain or (asked["steps"] is not None and past >= asked["steps"]):
             self._stop()
         for call in between:
             call(count)
-        past, stretch = count - asked["warmup"], asked.get("stretch", 0)
-        # The first step of a stretch is passed over.
-        if past == 0 or (stretch and past > 0 and past % stretch in (0, 1)):
+        # The first steps of a stretch are passed over.
+        if past == 0 or (stretch and past > 0 and past % stretch in (0, asked["passed"])):
             self._wait()
-        if stretch and (past < 0 or past % stretch == 0):
-            _switch_to(set(turn_at(past, stretch)))
-        if stretch and past > 0 and past % (stretch * (len(asked["turns"]) + 1)) == 0:
-            self.write("turns")
-            if os.path.exists(os.path.join(asked["folder"], "enough")):
-                self._stop()
+        if stretch and past < 0:
+            # Turns share the warm-up, in which each does what it does but once.
+            turns = asked["turns"]
+            _switch_to(set(turns[count * len(turns) // asked["warmup"]]))
+        elif stretch and past % stretch == 0:
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        """Switch to the turn that follows; between rounds, leave what there is, and heed an end."""
+        if not self.to_come:
+            going = self._ended_round() if self.rounds else None
+            order = asked["orders"][len(self.rounds) % len(asked["orders"])]
+            self.to_come = [turn for turn in order if not turn or going is None or turn in going]
+            self.rounds.append(list(self.to_come))
+        _switch_to(set(([], *asked["turns"])[self.to_come.pop(0)]))
+
+    def _ended_round(self) -> "list[int] | None":
+        """Return the turns that go on, from 1; None for all. Without any, the process ends."""
+        self.write("turns")
+        try:
+            with open(os.path.join(asked["folder"], "going")) as file:
+                going: list[int] = json.load(file)
+        except (OSError, ValueError):
+            return None
+        if not going:
+            self._stop()
+        return going
 
     def _stop(self) -> None:
         """End the process as ``sys.exit()`` would, or by SIGTERM where that is caught or no use."""
@@ -182,25 +210,21 @@ def start(asked_for: "dict[str, Any]") -> None:
     recorder.on_fork.append(trial.restart)
     recorder.on_worker.append(_in_worker)
     atexit.register(trial.finish)
+    leave = os._exit
+
+    @wraps(leave)
+    def finish_and_leave(status: int) -> "Any":
+        try:
+            trial.finish()
+        finally:
+            leave(status)
+
+    os._exit = finish_and_leave
 
 
 def _in_worker() -> None:
     util: Any = sys.modules["multiprocessing.util"]
     util.Finalize(None, trial.finish, exitpriority=-100)
-
-
-def turn_at(past: int, stretch: int) -> "list[str]":
-    """Return the cures that are on after a step, by its number past the warm-up.
-
-    Turns share the warm-up, in which each does what it does but once. Then each round has the
-    program as it is and all turns.
-    """
-    turns: list[list[str]] = asked["turns"]
-    orders: list[list[int]] = asked["orders"]
-    if past < 0:
-        return turns[(past + asked["warmup"]) * len(turns) // asked["warmup"]]
-    times, at = divmod(past // stretch, len(turns) + 1)
-    return ([], *turns)[orders[times % len(orders)][at]]
 
 
 def is_on(cure: str) -> bool:
