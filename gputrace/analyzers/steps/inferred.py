@@ -458,9 +458,10 @@ def infer_iterations(operations: GpuOperations) -> StepWindows | None:
     kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
     if len(kernels) < 2 * _LEAST_REPEATS:
         return None
-    _, names = np.unique(operations.events.name[kernels], return_inverse=True)
+    ids = operations.events.name[kernels]
+    _, first, names = np.unique(ids, return_index=True, return_inverse=True)
     counts = np.bincount(names)
-    candidates = np.argsort(counts, kind="stable")
+    candidates = np.lexsort((first, counts))
     candidates = candidates[counts[candidates] >= _LEAST_REPEATS][:_MOST_NAMES]
     tried = 0
     for name in candidates.tolist():
@@ -472,7 +473,7 @@ def infer_iterations(operations: GpuOperations) -> StepWindows | None:
             return None
         likeness = _likeness(names, cuts, len(counts))
         if likeness >= _ALIKE:
-            return _repeat_windows(operations, kernels[cuts], likeness)
+            return _repeat_windows(operations, kernels, names, cuts, likeness)
     return None
 
 
@@ -497,14 +498,31 @@ def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
     return quantile(cosines.tolist(), 0.1)
 
 
-def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:
-    starts = window_starts(operations, cuts)
+def _repeat_windows(
+    operations: GpuOperations, kernels: Rows, names: Rows, cuts: Rows, likeness: float
+) -> StepWindows:
+    """Windows from cut to cut, and from the last cut on where the loop runs to its end.
+
+    If the stream ends too soon for that, the loop begins as much before the cuts, where what comes
+    before all of them is alike.
+    """
+    stop = int(cuts[-1] + median(np.diff(cuts)))
+    short = stop - len(names)
+    if 0 < short <= cuts[0]:
+        before = names[cuts[:, None] - np.arange(short, 0, -1)]
+        if np.mean(before == before[0]) >= _ALIKE:
+            cuts, stop = cuts - short, len(names)
+    starts = window_starts(operations, kernels[cuts])
+    ends, last = starts[1:], names[cuts[-1] : stop]
+    if _alike(names[cuts[-2] : cuts[-1]], last) >= _ALIKE:
+        ends = np.append(ends, operations.reach[kernels[cuts[-1] + len(last) - 1]])
+    count = len(ends)
     reason = "one kernel cuts the stream into stretches alike; no optimizer, no input copy shows"
     return StepWindows(
         rank=operations.gpu.rank,
-        start=starts[:-1],
-        end=starts[1:],
-        busy_from=operations.start[cuts[:-1]],
+        start=starts[:count],
+        end=ends,
+        busy_from=operations.start[kernels[cuts[:count]]],
         source="inferred",
         kind="iterations",
         confidence=round(0.5 * likeness, 2),
