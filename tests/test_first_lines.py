@@ -160,6 +160,14 @@ def test_a_recording_that_hardly_has_a_kernel_says_so(tmp_path: Path) -> None:
     assert "2 kernels within" in message
 
 
+def test_a_recording_without_a_kernel_says_so(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(12):
+        run.input_copy()
+        run.wait(MS)
+    assert first(run, tmp_path)[1].endswith("only 12 copies")
+
+
 def test_pauses_of_the_host_are_said_to_be_some(tmp_path: Path) -> None:
     run = Run()
     for index in range(30):
