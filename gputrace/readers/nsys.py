@@ -44,6 +44,7 @@ from gputrace.model.trace import (
     Session,
     drop_invalid_rows,
 )
+from gputrace.readers.gpu_clock import measure_skew, moved
 from gputrace.readers.graph_nodes import (
     REPLAYS,
     STRETCHES,
@@ -122,6 +123,9 @@ class NsysTrace(SqliteTrace[Table]):
         self._devices: DeviceMap | None = None
         self._tables = [table for table in TABLES if _usable(database, table)]
         self.quality.notes += _export_notes(database)
+        self._late = measure_skew(database) if self.source == "nsys" else 0
+        if self._late:
+            self.quality.notes.append(moved(self._late))
         on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
         if not any(map(database.has_rows, on_gpu)):
             self.no_gpu = self._without_gpu()
@@ -154,7 +158,7 @@ class NsysTrace(SqliteTrace[Table]):
 
     @property
     def tables(self) -> SqliteTables:
-        return nsys_tables(self._database)
+        return nsys_tables(self._database, self._late)
 
     @cached_property
     def _has_messages(self) -> bool:
@@ -247,6 +251,9 @@ class NsysTrace(SqliteTrace[Table]):
         quality: Quality | None = None,
     ) -> Events:
         """Read the rows of a table, or of a range of rowids, that overlap a window."""
+        late = self._late if table.kinds[0] in GPU_KINDS else 0
+        if window is not None and late:
+            window = Window(window.start + late, window.end + late)
         if window is not None and (zones := self._zones.get(table.name)) is not None:
             rows = zones.rows(window)
         partial = not kinds >= set(table.kinds)
@@ -267,6 +274,9 @@ class NsysTrace(SqliteTrace[Table]):
         events = drop_invalid_rows(Events(arrays), quality or self.quality, table.name)
         if partial:
             events = events.select(is_among(events.kind, kinds))
+        if late:
+            shift = {"start": late, "end": late}
+            events = Events({n: getattr(events, n) - shift.get(n, 0) for n in events.columns})
         return events.having(*columns)
 
     def _translate(self, table: Table, column: str, raw: dict[str, Integers]) -> Column:
