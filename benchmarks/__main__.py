@@ -37,10 +37,11 @@ BENCHMARKS: Final = (
     Benchmark("profile", "benchmarks.profiles", "what the processor does (needs py-spy)"),
     Benchmark("ranks", "benchmarks.ranks", "many ranks, by one process and by a cluster"),
     Benchmark("harmless", "benchmarks.harmless", "programs end as without a recorder (GPU)", 4),
-    Benchmark("overhead", "benchmarks.overhead", "what recording costs training (GPU)", 11),
+    Benchmark("overhead", "benchmarks.overhead", "what recording costs training (GPU)", 9),
     Benchmark("phases", "benchmarks.phases", "phases of a step, by the loops' clocks (GPU)", 4),
     Benchmark("modules", "benchmarks.modules", "modules, MFU, energy, by others' counts (GPU)", 3),
-    Benchmark("sick", "benchmarks.sick", "cures by gputrace try and by hand (GPU)", 8),
+    Benchmark("sick", "benchmarks.sick", "cures by gputrace try and by hand (GPU)", 6),
+    Benchmark("loaders", "benchmarks.loaders", "steps by loader workers, as predicted (GPU)", 4),
     Benchmark("idle", "benchmarks.idle", "what a CUPTI that records nothing costs (needs a GPU)"),
     Benchmark("hour", "benchmarks.hour", "an hour in a ring: is its cost flat (--minutes 60)"),
     Benchmark("minutes", "benchmarks.minutes", "the same on two GPUs (--minutes 4)"),
@@ -60,7 +61,7 @@ BENCHMARKS: Final = (
     Benchmark("trials", "benchmarks.trials", "answers of gputrace try in generated trials"),
 )
 
-GROUPS: Final = {"gpu": ("harmless", "overhead", "phases", "modules", "sick")}
+GROUPS: Final = {"gpu": ("harmless", "overhead", "phases", "modules", "sick", "loaders")}
 """Names that stand for several."""
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import gputrace
 from benchmarks import __main__ as benchmarks
-from benchmarks import experiment, harmless, modules, overhead, phases, sick
+from benchmarks import experiment, harmless, loaders, modules, overhead, phases, sick
 from benchmarks.experiment import Check, Ended, Figure, Journal, near
 from benchmarks.harmless import Least, Recorded, whole_runs
 from benchmarks.measure import Failed
@@ -27,7 +27,7 @@ from tests.command import ROOT
 from tests.kineto import real
 from tests.native.build import Machine
 
-EXPERIMENTS: Final = (harmless, overhead, phases, modules, sick)
+EXPERIMENTS: Final = (harmless, overhead, phases, modules, sick, loaders)
 
 
 def missed(checks: list[Check]) -> list[str]:
@@ -51,7 +51,9 @@ def test_without_a_gpu_an_experiment_says_so_in_one_line(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-@pytest.mark.parametrize("module", [phases, modules, sick], ids=lambda module: str(module.__name__))
+@pytest.mark.parametrize(
+    "module", [phases, modules, sick, loaders], ids=lambda module: str(module.__name__)
+)
 def test_without_pytorch_an_experiment_says_so_in_one_line(
     module: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,11 +175,12 @@ def test_minutes_are_shared_and_what_one_leaves_the_next_ones_have(
     monkeypatch.setattr(benchmarks.Benchmark, "run", run)
     assert benchmarks.main(["gpu", "--minutes", "29", "--seconds", "60"]) == 1
     assert list(given) == list(benchmarks.GROUPS["gpu"])
-    # Shares of 4, 11, 4, 3 and 8; the first one leaves all of its own.
+    # Shares of 4, 9, 4, 3, 6 and 4; the first one leaves all of its own.
     assert given["harmless"] == 4
-    assert given["overhead"] == round(30 * 11 / 26, 6)
-    left = 30 - 30 * 11 / 26
-    assert given["sick"] == round(left, 6)
+    assert given["overhead"] == round(30 * 9 / 26, 6)
+    left = 30 - 30 * 9 / 26
+    assert given["sick"] == round(left * 6 / 10, 6)
+    assert given["loaders"] == round(left, 6)
     given.clear()
     benchmarks.main(["hour", "--minutes", "60"])
     assert given == {"hour": 60}
@@ -309,6 +312,18 @@ def test_what_is_recorded_of_hosts_may_cost_a_hundredth() -> None:
     assert phases.cost(bare, Figure((10.1,))).met
     assert not phases.cost(bare, Figure((10.2,))).met
     assert phases.cost(bare, Figure((9.0,))).met
+
+
+def test_predicted_steps_are_held_against_whole_runs_with_as_many_workers() -> None:
+    bare = [{"step_ms": {"1": 54.0 + more, "8": 15.0}} for more in (0.0, 0.5, -0.5)]
+    truth = loaders.steps(bare)
+    predictions = [{"workers": n, "step_ns": 16_000_000 * 4 // n} for n in (1, 2, 4)]
+    own = [{"workers": 2, "loader": {"predictions": predictions}}]
+    (found,) = loaders.checks(own, truth)
+    assert (found.found, found.wanted, found.noise, found.met) == (64.0, 54.0, 1.0, False)
+    predictions[0]["step_ns"] = 58_000_000
+    predictions.append({"workers": 8, "step_ns": 16_000_000})
+    assert missed(loaders.checks(own, truth)) == []
 
 
 def call(tid: int, start: float, end: float, name: str) -> dict[str, Any]:
