@@ -458,10 +458,9 @@ def infer_iterations(operations: GpuOperations) -> StepWindows | None:
     kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
     if len(kernels) < 2 * _LEAST_REPEATS:
         return None
-    ids = operations.events.name[kernels]
-    _, first, names = np.unique(ids, return_index=True, return_inverse=True)
+    _, names = np.unique(operations.events.name[kernels], return_inverse=True)
     counts = np.bincount(names)
-    candidates = np.lexsort((first, counts))
+    candidates = np.argsort(counts, kind="stable")
     candidates = candidates[counts[candidates] >= _LEAST_REPEATS][:_MOST_NAMES]
     tried = 0
     for name in candidates.tolist():
@@ -473,7 +472,7 @@ def infer_iterations(operations: GpuOperations) -> StepWindows | None:
             return None
         likeness = _likeness(names, cuts, len(counts))
         if likeness >= _ALIKE:
-            return _repeat_windows(operations, kernels, names, cuts, likeness)
+            return _repeat_windows(operations, kernels[cuts], likeness)
     return None
 
 
@@ -498,31 +497,35 @@ def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
     return quantile(cosines.tolist(), 0.1)
 
 
-def _repeat_windows(
-    operations: GpuOperations, kernels: Rows, names: Rows, cuts: Rows, likeness: float
-) -> StepWindows:
-    """Windows from cut to cut, and from the last cut on where the loop runs to its end.
+def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:
+    """Windows from cut to cut, and from the last cut on where the loop ends in the recording.
 
-    If the stream ends too soon for that, the loop begins as much before the cuts, where what comes
-    before all of them is alike.
+    If what the last stretch lacks comes before all cuts, and the loop begins with it, so does each
+    window.
     """
-    stop = int(cuts[-1] + median(np.diff(cuts)))
-    short = stop - len(names)
-    if 0 < short <= cuts[0]:
-        before = names[cuts[:, None] - np.arange(short, 0, -1)]
-        if np.mean(before == before[0]) >= _ALIKE:
-            cuts, stop = cuts - short, len(names)
-    starts = window_starts(operations, kernels[cuts])
-    ends, last = starts[1:], names[cuts[-1] : stop]
-    if _alike(names[cuts[-2] : cuts[-1]], last) >= _ALIKE:
-        ends = np.append(ends, operations.reach[kernels[cuts[-1] + len(last) - 1]])
+    tokens = operations.events.name.astype(np.int64) * 64 + operations.events.kind
+    stop = int(cuts[-1]) + int(median(np.diff(cuts)))
+    lacks = stop - len(tokens)
+    if 0 < lacks <= cuts[0]:
+        before = tokens[cuts[:, None] - np.arange(lacks, 0, -1)]
+        sooner = cuts - lacks
+        begins = sooner[0] == 0 or tokens[sooner[0] - 1] != tokens[sooner[1] - 1]
+        if begins and np.mean(before == before[0]) >= _ALIKE:
+            cuts, stop = sooner, len(tokens)
+    starts = window_starts(operations, cuts)
+    ends, last = starts[1:], tokens[cuts[-1] : stop]
+    # Of a loop that goes on, the next stretch would say where this one ends.
+    goes_on = is_among(operations.events.kind[stop:], (Kind.KERNEL, Kind.GRAPH)).any()
+    is_whole = stop <= len(tokens) and not goes_on
+    if is_whole and _alike(tokens[cuts[-2] : cuts[-1]], last) >= _ALIKE:
+        ends = np.append(ends, operations.reach[cuts[-1] + len(last) - 1])
     count = len(ends)
     reason = "one kernel cuts the stream into stretches alike; no optimizer, no input copy shows"
     return StepWindows(
         rank=operations.gpu.rank,
         start=starts[:count],
         end=ends,
-        busy_from=operations.start[kernels[cuts[:count]]],
+        busy_from=operations.start[cuts[:count]],
         source="inferred",
         kind="iterations",
         confidence=round(0.5 * likeness, 2),
