@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.model.events import distinct_ids, number_ids
 from gputrace.store.sqlite_reader import Database, read_integers
 from gputrace.store.table_scan import Query, Value
 from gputrace.units import format_ns
@@ -42,7 +43,7 @@ def measure_skew(database: Database) -> int:
     for operations in _LOOKS:
         delays = [_delays(database, table, operations) for table in _ON_GPU]
         gpu, began, waited, ended = np.concatenate([np.empty((4, 0), np.int64), *delays], axis=1)
-        for key in np.unique(gpu).tolist():
+        for key in distinct_ids(gpu).tolist():
             mine = gpu == key
             waits = mine & (waited > 0)
             if np.count_nonzero(mine) >= _ENOUGH:
@@ -82,14 +83,14 @@ def _delays(database: Database, table: str, count: int) -> Ints:
         return np.empty((4, 0), np.int64)
     threads, ids, call_start, call_end = calls
     pids, wanted, start, end, device, *kinds = rows
-    _, process = np.unique(np.append(threads, pids) >> 24, return_inverse=True)
-    keys = process << 40 | np.append(ids, wanted) & (1 << 40) - 1
+    _, process = number_ids(np.append(threads, pids) >> 24)
+    keys = process.astype(np.int64) << 40 | np.append(ids, wanted) & (1 << 40) - 1
     keys, wanted = np.split(keys, [len(ids)])
     order = np.argsort(keys, kind="stable")
     at = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)]
     timed = (keys[at] == wanted) & (start != 0) & (start != -1)
     waits = (kinds[0] == _TO_HOST) & (kinds[1] == _PAGEABLE) if kinds else np.zeros_like(timed)
-    gpu = process[len(ids) :] << 16 | device & 0xFFFF
+    gpu = process[len(ids) :].astype(np.int64) << 16 | device & 0xFFFF
     found = np.stack([gpu, start - call_start[at], waits, end - call_end[at]])
     return found[:, timed]
 
