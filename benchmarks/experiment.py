@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -197,6 +198,32 @@ def in_turn(
         if journal.left_s < monotonic() - began:
             break
     return found
+
+
+def at_once(runs: Sequence[Callable[[], _Result]]) -> list[_Result]:
+    """Run all at the same time."""
+    with ThreadPoolExecutor(len(runs)) as pool:
+        return [ran.result() for ran in [pool.submit(run) for run in runs]]
+
+
+def in_lane(command: Sequence[str], lane: int | None) -> Sequence[str]:
+    """Return a command that has one of two GPUs and half of the cores; the command if no lane is
+    given.
+    """
+    if lane is None:
+        return command
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    chosen = ",".join(map(str, cores[half:] if lane else cores[:half]))
+    return ("env", f"CUDA_VISIBLE_DEVICES={lane}", "taskset", "-c", chosen, *command)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half of the 95 % confidence interval of the mean, by Student's t."""
+    if len(values) < 2:
+        return math.nan
+    t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}.get(len(values), 2.26)
+    return t * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def python() -> str:

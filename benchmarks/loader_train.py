@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--samples", choices=SAMPLES, default="sleeping")
     parser.add_argument("--workers", default="2", metavar="N,…")
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--cpu", action="store_true", help="a tiny network on the processor")
+    parser.add_argument("--cpu", action="store_true", help="a tiny network and a sleep")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -148,13 +148,13 @@ def main() -> None:
 
 
 def _step(device: str) -> Callable[[Any, Any], None]:
-    """Return a training step: some 10 ms on a GPU, as much on a processor."""
-    width, layers, stride = (16, 2, 16) if device == "cpu" else (256, 24, 4)
+    """Return a training step of some 10 ms; a sleep stands in for a GPU that is at work."""
+    width, layers, every = (4, 1, 8) if device == "cpu" else (256, 24, 1)
     blocks = [
         block for _ in range(layers) for block in (nn.Conv2d(width, width, 3, padding=1), nn.ReLU())
     ]
     model: Any = nn.Sequential(
-        nn.Conv2d(3, width, stride, stride),
+        nn.Conv2d(3, width, 4, 4),
         *blocks,
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
@@ -164,7 +164,7 @@ def _step(device: str) -> Callable[[Any, Any], None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step(images: Any, labels: Any) -> None:
-        images = images.to(device, non_blocking=True).float()
+        images = images[..., ::every, ::every].to(device, non_blocking=True).float()
         images = images.to(memory_format=torch.channels_last)
         labels = labels.to(device, non_blocking=True)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
@@ -172,18 +172,21 @@ def _step(device: str) -> Callable[[Any, Any], None]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        time.sleep(0.010 * (device == "cpu"))
 
     return step
 
 
 def _train(loader: Any, step: Callable[[Any, Any], None], first: int, is_cpu: bool) -> float:
     """Return the seconds that the steps after the first ones took."""
-    began = 0.0
+    began, took, last = 0.0, 0.0, len(loader) - 1
     for number, (images, labels) in enumerate(loader):
         if number == first:
             began = _now(is_cpu)
         step(images, labels)
-    return _now(is_cpu) - began
+        if number == last:  # Before the workers are ended.
+            took = _now(is_cpu) - began
+    return took
 
 
 def _now(is_cpu: bool) -> float:

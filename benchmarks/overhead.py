@@ -8,7 +8,8 @@ The other parts are trainings in whole runs, on one GPU but for ``ddp-…``, in 
 recorder, under `gputrace record`, where the GPU waits for its host also with `--sample 2%`, and
 under torch.profiler (CUDA activity only). The step without the recorder as `gputrace analyze` tells
 it is held against the runs without one. ``long`` and ``long-compute`` are the default over ten
-minutes, or as many as are left, between two shorter runs without it.
+minutes, or as many as are left: on two GPUs beside the same training without it, each with half of
+the cores, after both trained without it for a tenth of that; on one between two shorter runs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from benchmarks.experiment import (
     Figure,
     Journal,
     analysis,
+    at_once,
     cards,
     completed,
+    half_width,
+    in_lane,
     in_turn,
     lacks,
     near,
@@ -83,7 +87,7 @@ TRAININGS: Final = {
     "jax": Training(_JAX, 600, False, 0.01, JAX_TRAIN, ("jax",), has_profiler=False),
     "resnet18": Training("--model resnet18 --batch 4 --block 32", 1500, True, 0.02, modules=_SEES),
     "gpt2": Training("--model gpt2 --batch 2 --block 16", 480, True, 0.02),
-    "resnet50": Training("--model resnet50 --batch 64 --block 16", 300, False, 0.01, modules=_SEES),
+    "resnet50": Training("--model resnet50 --batch 192 --block 8", 160, False, 0.01, modules=_SEES),
     "graph": Training(
         "--model resnet18 --batch 64 --block 32 --graph", 1500, False, 0.01, modules=_SEES
     ),
@@ -102,6 +106,8 @@ class Ran:
     median_ms: float
     peak_mib: float
     steps: int = 0
+    tenths_ms: tuple[float, ...] = ()
+    """Mean step of each tenth of the steps."""
     unrecorded_ms: float = math.nan
     """Without the recorder, as analysis says it; nan where nothing is said."""
     launch_idle_ms: float = math.nan
@@ -200,61 +206,74 @@ _BOTH: Final = ("recorded", "sampled")
 
 
 def _long(journal: Journal, part: str, training: Training, options: Options) -> None:
-    """The default over minutes, between two shorter runs without a recorder."""
+    """The default over minutes, beside the same training without a recorder."""
     chosen, why = _chosen(training, options)
     if why:
         return journal.skip(part, why)
-    # Half as long without a recorder; and starts take time.
-    within = (journal.left_s - 40) / 1.5
-    length = min(LONG_S, within)
+    are_beside = len(cards()) > 1 and not options.cpu
+    # Starts take time.
+    length = min(LONG_S, (journal.left_s - 60) / (1 + (_BESIDE if are_beside else 2 * _BETWEEN)))
     if length < 20:
         return journal.skip(part, f"no time was left ({max(journal.left_s, 0):.0f} s)")
 
     def train(seconds: float) -> tuple[str, ...]:
         return program(str(chosen.script), *chosen.words.split(), "--seconds", f"{seconds:.0f}")
 
-    before, default, after = (
-        _ran(train(length / 4)),
-        _ran_recorded(train(length)),
-        _ran(train(length / 4)),
-    )
-    bare = Figure((before.mean_ms, after.mean_ms))
-    cost = default.mean_ms / statistics.mean(bare.rounds) - 1
+    if are_beside:
+        own, other = at_once([partial(_ran, train(_BESIDE * length), lane) for lane in range(2)])
+        lanes = own.mean_ms / other.mean_ms
+        default, bare = at_once(
+            [partial(_ran_recorded, train(length), lane=0), partial(_ran, train(length), 1)]
+        )
+        ratios = [a / b / lanes for a, b in zip(default.tenths_ms, bare.tenths_ms, strict=True)]
+        # The lanes were compared for a tenth of the time.
+        cost = statistics.mean(ratios) - 1
+        noise = math.hypot(1, len(ratios) ** 0.5) * half_width(ratios)
+        without = Figure(bare.tenths_ms)
+        journal.row(part, lanes=lanes, cost_by_tenths=Figure(tuple(r - 1 for r in ratios)))
+    else:
+        before = _ran(train(_BETWEEN * length))
+        default = _ran_recorded(train(length))
+        without = Figure((before.mean_ms, _ran(train(_BETWEEN * length)).mean_ms))
+        cost = default.mean_ms / statistics.mean(without.rounds) - 1
+        noise = without.spread / without.median
     journal.row(
         part,
         seconds=round(length),
         steps=default.steps,
-        bare_mean_ms=bare,
+        bare_mean_ms=without,
         default_mean_ms=round(default.mean_ms, 3),
         unrecorded_ms=round(default.unrecorded_ms, 3),
     )
-    noise = bare.spread / bare.median
     bound = Check("average cost", cost, training.average, 0.0, noise, at_most=True)
     journal.check(part, bound)
     return None
 
 
-def _ran(command: Sequence[str]) -> Ran:
-    line = printed_result(completed(command, LONG_S + 180))
-    return Ran(line["mean_ms"], line["median_ms"], line["peak_mib"], line["steps"])
+_BESIDE: Final = 0.1
+_BETWEEN: Final = 0.25
+"""Parts of the ten minutes for which is trained without a recorder first, and first and last."""
 
 
-def _ran_recorded(command: Sequence[str], *how: str) -> Ran:
+def _ran(command: Sequence[str], lane: int | None = None) -> Ran:
+    line = printed_result(completed(in_lane(command, lane), LONG_S + 180))
+    tenths = tuple(line.get("tenths_ms", ()))
+    return Ran(line["mean_ms"], line["median_ms"], line["peak_mib"], line["steps"], tenths)
+
+
+def _ran_recorded(command: Sequence[str], *how: str, lane: int | None = None) -> Ran:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "t.sqlite")
-        ran = _ran(recorded(trace, command, *how))
+        ran = _ran(recorded(trace, command, *how), lane)
         report = analysis(trace)
     recorder, rows = report["recorder"], report["breakdown"]
     # Where the trace has no control stretches, recording is said to cost nothing.
     unrecorded = recorder["unrecorded_step_ns"] if recorder else report["steps"]["mean_ns"]
     idle = [row["launch_ns"] / row["steps"] for row in rows if row["steps"] and row["launch_ns"]]
-    return Ran(
-        ran.mean_ms,
-        ran.median_ms,
-        ran.peak_mib,
-        ran.steps,
-        math.nan if unrecorded is None else unrecorded / 1e6,
-        statistics.mean(idle) / 1e6 if idle else 0.0,
+    return replace(
+        ran,
+        unrecorded_ms=math.nan if unrecorded is None else unrecorded / 1e6,
+        launch_idle_ms=statistics.mean(idle) / 1e6 if idle else 0.0,
     )
 
 
@@ -268,7 +287,7 @@ def _by_turns(journal: Journal, options: Options) -> None:
         variants = {name: partial(_turned, name, model, batch) for name in TURNS}
         for name, runs in in_turn(journal, variants, options.runs).items():
             mean = statistics.mean(run.ratio for run in runs)
-            half = _half_width([run.ratio for run in runs])
+            half = half_width([run.ratio for run in runs])
             off = statistics.mean(statistics.mean(run.off_ms) for run in runs)
             on = statistics.mean(statistics.mean(run.on_ms) for run in runs)
             ratio = f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
@@ -288,11 +307,3 @@ def _turned(variant: str, model: str, batch: int) -> Turns:
         held = [f"{name}={value}" for name, value in COLLECTOR.items()]
         line = printed_result(completed(("env", *held, *command)))
     return Turns(line["off_ms"], line["on_ms"])
-
-
-def _half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % confidence interval of the mean, by Student's t."""
-    if len(values) < 2:
-        return math.nan
-    t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}.get(len(values), 2.26)
-    return t * statistics.stdev(values) / math.sqrt(len(values))

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 2 benchmarks/overhead_train.py --model resnet18 --batch 8
 
-Prints one JSON line on rank 0: the mean and median time of the steady steps in milliseconds, and
-the most memory that the process had resident. With --turns, a recorder is off and on in turn within
-the run, and the line has the median step of each turn. With --minutes, a line comes every ten
-seconds: the median step with the recorder, and without it.
+Prints one JSON line on rank 0: the mean and median time of the steady steps in milliseconds, the
+mean of each tenth of them, and the most memory that the process had resident. With --turns, a
+recorder is off and on in turn within the run, and the line has the median step of each turn. With
+--minutes, a line comes every ten seconds: the median step with the recorder, and without it.
 With --block, the GPU is waited for after so many steps, and not after each.
 cuDNN's search is off and seeds are fixed, so that every run does the same.
 """
@@ -20,6 +20,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 SETTLE: Final = 2
@@ -27,6 +28,7 @@ SETTLE: Final = 2
 ON, OFF = 80, 16
 """Steps with a recorder, and then without it, of a run of --minutes."""
 LINE_S: Final = 10.0
+TENTHS: Final = 10
 
 
 def main() -> None:
@@ -59,7 +61,10 @@ def main() -> None:
         mean, median = statistics.mean(times), statistics.median(times)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         measured = {"mean_ms": 1e3 * mean, "median_ms": 1e3 * median, "peak_mib": peak}
-        print(json.dumps(measured | {"steps": options.block * len(times)}))
+        ends = [len(times) * tenth // TENTHS for tenth in range(TENTHS + 1)]
+        tenths = [1e3 * statistics.mean(times[a:b] or times) for a, b in pairwise(ends)]
+        steps = options.block * len(times)
+        print(json.dumps(measured | {"tenths_ms": tenths, "steps": steps}))
 
 
 def _by_turn(times: list[float], steps: int) -> dict[str, list[float]]:

@@ -24,8 +24,8 @@ from gputrace.analyzers.timeline_model import Scene, full_scene
 from gputrace.errors import InputError
 from gputrace.model.results import Analysis
 from gputrace.report.palette import Palette
-from gputrace.report.tui.app import BrowseApp, picture
-from gputrace.report.tui.screen import KEYS, Help, Prompt
+from gputrace.report.tui.app import BrowseApp
+from gputrace.report.tui.screen import KEYS, Help, Prompt, picture
 from tests import command
 from tests.browsing import answer, browse, loaded, press, screen, until
 from tests.command import assert_refused

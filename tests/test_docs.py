@@ -18,7 +18,8 @@ from docs.site import names
 from gputrace import errors
 from gputrace.analyzers.findings import ALL_RULES
 from gputrace.analyzers.findings.context import Rule
-from gputrace.analyzers.whatif import CURES, calibration
+from gputrace.analyzers.whatif import calibration
+from gputrace.analyzers.whatif.optimizations import CURES
 from gputrace.api import ComparisonReport, OpenTrace, Report
 from gputrace.studies.framework_environments import read_frameworks, read_needs
 from tests.drawings import DRAWINGS, draw

@@ -6,7 +6,7 @@ import gzip
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -289,8 +289,8 @@ def test_a_long_run_is_as_long_as_time_is_left_and_its_bound_has_the_noise(
     training = overhead.TRAININGS["resnet18"]
     for _ in range(2):
         overhead._long(journal, "long-compute", training, Options())
-    # 420 s less 40 for starts, of which the default has two thirds and each bare run a sixth.
-    assert asked == ["63"] * 4
+    # 420 s less 60 for starts, of which the default has two thirds and each bare run a sixth.
+    assert asked == ["60"] * 4
     lines = capsys.readouterr().out.splitlines()[3::2]
     assert [line.rpartition(": ")[2] for line in lines] == ["MISSED", "within the noise"]
 
@@ -308,10 +308,22 @@ def test_phases_take_the_round_whose_error_is_the_median() -> None:
 
 
 def test_what_is_recorded_of_hosts_may_cost_a_hundredth() -> None:
-    bare = Figure((10.0, 10.01, 10.02))
-    assert phases.cost(bare, Figure((10.1,))).met
-    assert not phases.cost(bare, Figure((10.2,))).met
-    assert phases.cost(bare, Figure((9.0,))).met
+    assert phases.cost(Figure((1.009, 1.011, 1.0))).met
+    assert phases.cost(Figure((1.02, 1.03, 1.025))).met is False
+    assert phases.cost(Figure((0.97, 1.1, 1.0))).met is None
+    assert phases.cost(Figure((1.02,))).met is False
+
+
+def test_two_gpus_are_swapped_so_that_neither_is_in_the_ratio(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(command: Sequence[str]) -> dict[str, float]:
+        is_second, is_hosts = "CUDA_VISIBLE_DEVICES=1" in command, command[-1] == "hosts"
+        return {"step": (1.3 if is_second else 1.0) * (1.02 if is_hosts else 1.0)}
+
+    monkeypatch.setattr(phases, "_told", told)
+    assert phases._ratio(("bare",), ("hosts",), (0, 1)) == pytest.approx(1.02)
+    assert phases._ratio(("bare",), ("hosts",), (None,)) == pytest.approx(1.02)
 
 
 def test_predicted_steps_are_held_against_whole_runs_with_as_many_workers() -> None:

@@ -29,6 +29,7 @@ ALONE: Final = Feed(
     receive=0.0,
     receive_idle=0.0,
     train=10.0 * MS,
+    host=10.0 * MS,
     prefetch=2,
     pins=False,
     cores=8,
@@ -46,6 +47,14 @@ def test_what_is_received_from_a_busy_worker_comes_at_once_from_an_idle_one() ->
     receives = replace(ALONE, receive=9.0 * MS, receive_idle=1.0 * MS)
     assert batch_ns(receives, 2) == pytest.approx(20 * MS)
     assert batch_ns(receives, 8) == pytest.approx(11 * MS)
+
+
+def test_a_gpu_hides_what_its_host_does_meanwhile() -> None:
+    gpu = replace(ALONE, receive=5.0 * MS, receive_idle=5.0 * MS, host=4.0 * MS)
+    assert batch_ns(gpu, 8) == pytest.approx(10 * MS)
+    assert batch_ns(gpu, 0) == pytest.approx(44 * MS)
+    late = replace(gpu, host=8.0 * MS)
+    assert batch_ns(late, 8) == pytest.approx(13 * MS)
 
 
 def test_receiving_is_no_workers_to_hide_but_a_pinning_threads() -> None:
@@ -106,7 +115,7 @@ class Loading:
         self.export.give("GPUTRACE_META", "name", "value")
         self.export.give(RANGES, "start", "end", "globalTid", "nameId", "kind", "number")
         self.export.rows.setdefault("GPUTRACE_META", [])
-        self.workers, self.ready, self.receive = 2, 0, MS
+        self.workers, self.ready, self.receive, self.handle = 2, 0, MS, 0
         self.parts: dict[str, int] = {"fetch": 54, "transform Decode": 40, "collate": 4, "send": 2}
         self.times_as_long = [1.0, 1.0]
         self.is_torchs = True
@@ -155,7 +164,8 @@ class Loading:
             if not self.is_torchs:
                 continue
             self.add("ask", at + US, 0, 1, self.ready, PID)
-            self.add("receive", at + US, self.receive, 1, number, PID)
+            received = max(wait * MS - self.receive - self.handle, US)
+            self.add("receive", at + received, self.receive, 1, number, PID)
             worker = number % max(self.workers, 1)
             process = PID + 1 + worker if self.workers else PID
             for part, length in self.parts.items():
@@ -212,6 +222,15 @@ def test_predictions_reach_from_no_worker_to_one_a_core(loading: Loading, tmp_pa
     expected = [68, 58, 29, 14.5, 11, 11]
     assert list(steps.values()) == pytest.approx(expected, rel=0.03)
     assert loader.half_step_ns == pytest.approx(19 * MS, rel=0.03)
+
+
+def test_what_a_loader_does_besides_in_the_process_that_trains_stays(
+    loading: Loading, tmp_path: Path
+) -> None:
+    loading.handle = 2 * MS
+    loader = the(loading.report(tmp_path))
+    assert loader.receive_ns == MS
+    assert loader.predictions[-1].step_ns == pytest.approx(13 * MS, rel=0.02)
 
 
 def test_a_disk_and_a_cache_are_predicted(loading: Loading, tmp_path: Path) -> None:
@@ -295,6 +314,18 @@ def test_receiving_is_named_where_it_is_the_wait(loading: Loading, tmp_path: Pat
     assert "workers would keep up" not in found.message
 
 
+def test_the_thread_that_pins_limits_any_number_of_workers(
+    loading: Loading, tmp_path: Path
+) -> None:
+    loading.add("pins memory", 0, 0, 1, 1, PID)
+    for number in range(STEPS):
+        loading.add("pin", number * 30 * MS, 24 * MS, 1, number, PID)
+    loader = the(report := loading.report(tmp_path))
+    assert loader.pin_ns == 24 * MS
+    assert loader.predictions[-1].step_ns == pytest.approx(25 * MS, rel=0.02)
+    assert re.search(r"^ *pin +24.0 ms", report.render(), re.MULTILINE)
+
+
 def test_no_cause_is_named_where_nothing_waits(loading: Loading, tmp_path: Path) -> None:
     loading.parts, loading.receive, loading.ready = {"fetch": 5}, 10 * US, 3
     report = loading.report(tmp_path, wait=0)
@@ -320,6 +351,25 @@ def test_with_a_gpu_its_waits_count(loading: Loading, tmp_path: Path) -> None:
         run.kernel(9 * MS, "gemm")
     message = feeding(loading.report(tmp_path)).message
     assert "8 workers would keep up; with 2 the GPU still waits" in message
+
+
+@pytest.mark.parametrize(("pageable", "trains"), [(False, 6.3), (True, 7.6)])
+def test_a_host_that_is_ahead_has_launched_before_its_gpu_gets_there(
+    loading: Loading, tmp_path: Path, pageable: bool, trains: float
+) -> None:
+    """A GPU has 6.3 ms of work, which comes in the last 5 of 30 ms, and waits twice for launches.
+
+    Copies from pageable memory wait for the GPU, so that no host is ahead.
+    """
+    run = Run(export=loading.export, pid=PID)
+    for step in range(STEPS):
+        run.now = (step * 30 + 25) * MS
+        run.input_copy(pageable=pageable)
+        for pause in (MS, 7 * MS // 2):
+            run.wait(pause)
+            run.kernel(3 * MS, "gemm")
+    loader = the(loading.report(tmp_path, wait=25))
+    assert loader.predictions[-1].step_ns == pytest.approx(trains * MS, rel=0.02)
 
 
 def test_a_loop_that_keeps_a_batch_to_itself_is_told_so(loading: Loading, tmp_path: Path) -> None:
@@ -371,7 +421,7 @@ def _worker_loop(dataset_kind, dataset, index_queue, data_queue, collate_fn, bas
         data_queue.put((task[0], data))
 """,
     "torch/utils/data/dataloader.py": """
-import multiprocessing
+import multiprocessing, queue as queues, threading, time
 from ._utils import fetch, worker
 class _BaseDataLoaderIter:
     def __init__(self, loader):
@@ -392,14 +442,24 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         context = multiprocessing.get_context(loader.context)
         self._worker_result_queue = self._data_queue = context.Queue()
         self._queues, self._task_info, self._received = [], {}, 0
+        self._pin_memory = loader.pin_memory
+        if self._pin_memory:
+            self._data_queue = queues.Queue()
+            threading.Thread(target=self._pin, daemon=True).start()
         for number in range(loader.num_workers):
             queue = context.Queue()
             self._queues.append(queue)
-            args = 0, loader.dataset, queue, self._data_queue, list, self._base_seed, number
+            results = self._worker_result_queue
+            args = 0, loader.dataset, queue, results, list, self._base_seed, number
             context.Process(target=worker._worker_loop, args=args, daemon=True).start()
         for number, batch in self._batches:
             self._task_info[number] = (number % loader.num_workers,)
             self._queues[number % loader.num_workers].put((number, batch))
+    def _pin(self):
+        while True:
+            received = self._worker_result_queue.get(timeout=5)
+            time.sleep(0.02)
+            self._data_queue.put(received)
     def _next_data(self):
         if self._received == len(self._batches):
             for queue in self._queues: queue.put(None)
@@ -411,9 +471,9 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
         self._received += 1
         return self._task_info.pop(self._received - 1)[1]
 class DataLoader:
-    def __init__(self, dataset, batches, num_workers=0, context="fork"):
+    def __init__(self, dataset, batches, num_workers=0, context="fork", pin_memory=False):
         self.dataset, self.batches, self.num_workers = dataset, batches, num_workers
-        self.context = context
+        self.context, self.pin_memory = context, pin_memory
     def __iter__(self):
         several = _MultiProcessingDataLoaderIter
         return (several if self.num_workers else _SingleProcessDataLoaderIter)(self)
@@ -484,6 +544,16 @@ def test_workers_tell_the_parts_of_their_batches(loads: Program, context: str) -
     assert len(main["receive"]) == 4
     # One more to learn that there are no more.
     assert len(main["ask"]) == 5
+
+
+def test_the_thread_that_pins_tells_how_long_that_takes(loads: Program) -> None:
+    source = LOADS.format(workers=2, more="pin_memory=True").replace("600", "5")
+    assert loads.quietly(source) == loads.quietly(source, hooked=False)
+    [main] = [own for own in map(parts, loads.all_events()) if "start workers" in own]
+    # It may have asked for the first batch before it is watched.
+    assert len(main["pin"]) in (2, 3, 4)
+    assert min(main["pin"]) >= 20
+    assert max(main["receive"]) < 20
 
 
 def test_a_process_that_loads_by_itself_tells_them_too(loads: Program) -> None:

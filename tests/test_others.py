@@ -29,7 +29,7 @@ def test_the_most_and_the_middle_of_the_others(works: list[Work]) -> None:
         for sort in own.amount:
             assert others.lack(sort) == all(sort not in other.amount for other in rest)
         launches = [other.launches(other.kernels()) / other.turns for other in rest]
-        assert others.launches(place) == median(launches)
-        assert others.spent(place) == median(
+        assert others.launches[place] == median(launches)
+        assert others.spent[place] == median(
             other.spent(other.kernels()) / other.turns for other in rest
         )

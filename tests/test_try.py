@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from errno import ENOSPC
 from functools import partial
@@ -655,6 +656,58 @@ def test_of_distributed_data_parallel_the_model_within_is_captured(
     assert model.forward(tensor) == "reduced captured"
 
 
+def test_a_cure_that_fails_is_told_by_what_failed_first(hooks: InProgram) -> None:
+    def capture() -> None:
+        try:
+            raise RuntimeError("not permitted when stream is capturing")
+        finally:
+            raise OSError("a previous error during capture")
+
+    hooks.start("graphs")
+    assert hooks.state.guarded("graphs", capture) is None
+    reason = hooks.state.trial.reasons["graphs"]
+    assert reason == "failed: RuntimeError('not permitted when stream is capturing')"
+
+
+def test_distributed_data_parallel_is_made_on_the_stream_of_captures(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes that it keeps of autograd run on the stream on which they were made."""
+    current = ["default"]
+
+    class Stream(SimpleNamespace):
+        def wait_stream(self, other: Any) -> None:
+            waited.append((self.name, other.name))
+
+    @contextmanager
+    def stream(chosen: Any) -> Iterator[None]:
+        current.append(chosen.name)
+        yield
+        current.pop()
+
+    class DistributedDataParallel:
+        def __init__(self, module: Any, device_ids: Any = None) -> None:
+            self.made_on = current[-1]
+
+    waited: list[tuple[str, str]] = []
+    cuda = SimpleNamespace(
+        graph=SimpleNamespace(default_capture_stream=None),
+        Stream=lambda: Stream(name="capture"),
+        current_stream=lambda: Stream(name=current[-1]),
+        stream=stream,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    hooks.start("graphs")
+    hooks.model.distributed(SimpleNamespace(DistributedDataParallel=DistributedDataParallel))
+    of_gpu, of_cpu = (
+        SimpleNamespace(parameters=lambda is_cuda=is_cuda: [SimpleNamespace(is_cuda=is_cuda)])
+        for is_cuda in (True, False)
+    )
+    assert DistributedDataParallel(of_gpu, device_ids=[0]).made_on == "capture"
+    assert waited == [("capture", "default"), ("default", "capture")]
+    assert DistributedDataParallel(of_cpu).made_on == "default"
+
+
 def test_a_function_of_jax_donates_what_it_returns_anew(hooks: InProgram) -> None:
     hooks.start("donate")
     donated: list[tuple[int, ...]] = []
@@ -1259,7 +1312,7 @@ def test_findings_ask_for_cures_of_what_the_program_has(
 
 def test_every_finding_and_prediction_that_a_cure_names_is_one() -> None:
     from gputrace.analyzers.findings import ALL_RULES
-    from gputrace.analyzers.whatif import CURES as EFFECTS
+    from gputrace.analyzers.whatif.optimizations import CURES as EFFECTS
 
     findings = {rule.__name__.replace("_", "-") for rule in ALL_RULES}
     for cure in all_cures().values():

@@ -61,11 +61,6 @@ def find_missing(
 
     A rank's other steps tell only of ranks of which calls and marks show nothing, and other ranks'
     collectives, which are few to estimate a share by, of those whose steps show nothing, either.
-
-    Args:
-        gpus: of the run.
-        all_steps: steps of all ranks.
-        collectives: collectives of all GPUs.
     """
     missing = [row for part in gpus.in_each_place(_unmatched) for row in part]
     missing += list(_steps_without_work(gpus, all_steps))
@@ -138,7 +133,7 @@ def _without_operation(
         return
     rows = rows[calls.start[rows] >= calls.start[rows[has[rows]]].min(initial=until)]
     if operations.windows:
-        rows = rows[_lies_in(calls.start[rows], operations.recorded.start, operations.recorded.end)]
+        rows = rows[operations.recorded.contains(calls.start[rows])]
     if not len(rows):
         return
     names, name = number_ids(calls.name[rows])
@@ -179,12 +174,6 @@ def _without_call(operations: GpuOperations, known: Mask) -> Iterator[Missing]:
     yield from _report(
         "calls", operations, total, moments, "operations without one", gpu=operations.gpu.gpu
     )
-
-
-def _lies_in(moments: Times, starts: Times, ends: Times) -> Mask:
-    last = np.searchsorted(starts, moments, "right") - 1
-    inside: Mask = (last >= 0) & (moments < ends[np.maximum(last, 0)])
-    return inside
 
 
 def _report(
@@ -242,7 +231,7 @@ def _lone_collectives(gpus: PerGpu, collectives: Collectives) -> Iterator[Missin
         last = np.searchsorted(start[mine], ends[at]) - 1
         is_elsewhere = (last >= 0) & (end[mine][last] > begins[at])
         lost = begins[at[~is_elsewhere]]
-        lost = lost[_lies_in(lost, operations.recorded.start, operations.recorded.end)]
+        lost = lost[operations.recorded.contains(lost)]
         share = len(lost) / (len(lost) + len(mine))
         if len(lost) >= _FEWEST_COLLECTIVES and share >= WORTH:
             where = operations.gpu.rank, share, len(lost), int(lost.min()), int(lost.max())
@@ -328,8 +317,7 @@ def _count_kernels(operations: GpuOperations, starts: Times, ends: Times) -> NDA
     # A step that lacks the row that begins it is taken for a part of the one before.
     sizes = counts.sum(axis=1)
     counts = counts[np.abs(sizes - median(sizes)) <= _USUAL_SIZE * median(sizes)]
-    often: NDArray[np.int64] = counts[:, np.count_nonzero(counts, axis=0) >= _IN_MOST * len(counts)]
-    return often
+    return counts[:, np.count_nonzero(counts, axis=0) >= _IN_MOST * len(counts)]
 
 
 def _is_random(
@@ -355,5 +343,4 @@ def _is_random(
 
 def _are_chance(counts: NDArray[np.int64], means: NDArray[np.floating[Any]] | float) -> Mask:
     """Return False for counts that are more than chance makes them: of a Poisson distribution."""
-    mask: Mask = counts <= means + 5 * np.sqrt(means) + 2
-    return mask
+    return counts <= means + 5 * np.sqrt(means) + 2

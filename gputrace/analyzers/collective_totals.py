@@ -25,11 +25,7 @@ def total_collectives(
 ) -> tuple[CollectiveTotals, ...]:
     """Sum up the collectives by operation and group, most time first.
 
-    Args:
-        gpus: GPUs among which the collectives were matched.
-        collectives: collectives of all GPUs.
-        measured: steps to sum up; if none, the windows of the lanes.
-        roles: what each group is for.
+    Without measured steps, the windows of the lanes are summed up.
     """
     of_lane = gpus.lane_of
     if measured:

@@ -472,7 +472,8 @@ def _exchanges(
     if not kernels:
         return []
     exchange = {kernel: {kernel} for kernel in kernels}
-    for sender, receiver in sorted(pairs, key=lambda pair: _start(talks, pair[0])):
+    starts = {kernel: talks[kernel[0]].events.start[kernel[1]] for kernel in kernels}
+    for sender, receiver in sorted(pairs, key=lambda pair: starts[pair[0]]):
         one, other = exchange[sender], exchange[receiver]
         if one is not other and {lane for lane, _ in one}.isdisjoint(lane for lane, _ in other):
             one |= other
@@ -492,10 +493,6 @@ def _exchanges(
             complete=True,
         )
     ]
-
-
-def _start(talks: Sequence[_Talk], kernel: _Kernel) -> int:
-    return int(talks[kernel[0]].events.start[kernel[1]])
 
 
 def _talk(view: GpuShardView) -> _Talk:

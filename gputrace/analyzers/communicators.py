@@ -135,10 +135,8 @@ def _half_of(name: str) -> str:
 def read_messages(view: GpuShardView, kernels: Events, operations: Sequence[str]) -> Messages:
     """Return what is known of the messages of kernels, in order of start.
 
-    Args:
-        view: the GPU.
-        kernels: columns ``start, end, process, stream, correlation, bytes`` of the kernels.
-        operations: operation of each by its name.
+    ``kernels`` have the columns ``start, end, process, stream, correlation, bytes``, and
+    ``operations`` those of each by its name.
     """
     count = len(kernels)
     log: _Log | None = view.once(_read_log)

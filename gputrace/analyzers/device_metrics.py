@@ -65,10 +65,7 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
 
     Where nothing else was recorded: all cards over all their samples, busy by the driver's figure.
 
-    Args:
-        nvml: samples and cards.
-        gpus: GPUs, whose timelines show when the cards were busy.
-        steps: steps to measure, by GPU; the whole span of a GPU that has none.
+    Measures ``steps``, by GPU; the whole span of a GPU that has none.
     """
     if not len(nvml.samples):
         return ()
@@ -106,11 +103,7 @@ def _busy_within(view: GpuShardView, starts: Times, ends: Times) -> Times:
 
 
 def _use(
-    gpu: Gpu,
-    card: Card,
-    samples: Samples,
-    measured: Intervals,
-    worked: NDArray[np.bool_],
+    gpu: Gpu, card: Card, samples: Samples, measured: Intervals, worked: NDArray[np.bool_]
 ) -> CardUse:
     here = measured.contains(samples.time)
     inside = samples.select(here)
@@ -215,11 +208,7 @@ def find_energy(
     What ranks that share a card draw between two readings is divided by the time in which each runs
     anything; evenly where none does.
 
-    Args:
-        nvml: samples, whose ``energy`` is a counter of millijoules.
-        gpus: GPUs, whose lanes divide the time.
-        steps: steps to measure, by GPU; the whole span of a GPU that has none.
-        throughput: work of each rank.
+    Measures ``steps``, by GPU; the whole span of a GPU that has none.
     """
     steps_of, work = StepsOf(steps), {row.rank: row for row in throughput}
     counted = []

@@ -130,8 +130,7 @@ def bandwidth(copies: Traffic | Events) -> float | None:
 def speeds_of(copies: Traffic | Events) -> NDArray[np.float64]:
     """Return the bytes per second of each large copy."""
     large = copies.select((copies.bytes >= LARGE) & (copies.end > copies.start))
-    speeds: NDArray[np.float64] = large.bytes * 1e9 / (large.end - large.start)
-    return speeds
+    return large.bytes * 1e9 / (large.end - large.start)
 
 
 def peer_access(topology: Topology, source: Gpu, target: Gpu) -> str:
@@ -338,12 +337,9 @@ def read_peer_copies(trace: Trace, operations: Sequence[GpuSummary]) -> Traffic:
 def find_staged(trace: Trace, operations: Sequence[GpuSummary], talks: bool) -> Traffic:
     """Find copies to the host that are followed by an equally large one to another GPU.
 
-    Args:
-        trace: trace with the copies.
-        operations: GPUs of the run.
-        talks: True if the GPUs also communicate otherwise. Then only copies of one process count,
-            and none to a GPU that has just copied as much to the host: it may read its data back,
-            as offloaded optimizers do.
+    With ``talks``, where the GPUs also communicate otherwise, only copies of one process count, and
+    none to a GPU that has just copied as much to the host: it may read its data back, as offloaded
+    optimizers do.
     """
     kinds = frozenset[Kind]().union(*(summary.kinds for summary in operations))
     if not {Kind.COPY_D2H, Kind.COPY_H2D} <= kinds:

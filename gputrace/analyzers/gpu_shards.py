@@ -445,8 +445,7 @@ def _holding(parts: Sequence[_Part]) -> dict[int, list[int]]:
 def _column(parts: Sequence[_Part], keys: Sequence[int], name: str) -> Column:
     """Return a column of some groups, joined of the parts that have rows of them."""
     values = [part.column(keys, name) for part in parts]
-    joined: Column = np.concatenate(values, dtype=COLUMN_TYPES[name])
-    return joined
+    return np.concatenate(values, dtype=COLUMN_TYPES[name])
 
 
 def spill_calls(
@@ -517,8 +516,7 @@ class _Part(Struct, frozen=True, dict=True):
         if len(slices) < 2:
             return values[0] if values else np.empty(0, COLUMN_TYPES[name])
         order = np.argsort(np.concatenate([self.row[rows] for rows in slices]))
-        joined: Column = np.concatenate(values)[order]
-        return joined
+        return np.concatenate(values)[order]
 
 
 def _part(
@@ -549,5 +547,4 @@ def _narrow(column: Column, order: NDArray[np.intp]) -> Column:
         return np.broadcast_to(column[:1].copy(), column.shape)
     types: Sequence[type[np.signedinteger[Any]]] = (np.int8, np.int16, np.int32, np.int64)
     fits = next(t for t in types if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
-    narrow: Column = column.astype(fits, copy=False).take(order)
-    return narrow
+    return column.astype(fits, copy=False).take(order)

@@ -76,11 +76,6 @@ NOBODY: Final = -1
 """Index of an unknown thread or call."""
 
 
-def call_of(name: str) -> Call:
-    """Return the sort of a CUDA call by its name, with or without a version suffix (``_v7000``)."""
-    return next((call for call, pattern in _PATTERNS if pattern.match(name)), Call.OTHER)
-
-
 class CudaApiCalls(Struct, frozen=True, dict=True):
     """CUDA calls in order of thread and start; threads are numbered from 0."""
 
@@ -233,10 +228,7 @@ def recorded_calls(trace: Trace, processes: Sequence[int]) -> dict[int, tuple[Wi
 
 def thread_keys(events: Events) -> NDArray[np.int64]:
     """Return a number for the process and the thread of each call, in the order of threads."""
-    keys: NDArray[np.int64] = events.process.astype(np.int64) << 32 | (
-        events.thread.astype(np.int64) & 0xFFFFFFFF
-    )
-    return keys
+    return events.process.astype(np.int64) << 32 | (events.thread.astype(np.int64) & 0xFFFFFFFF)
 
 
 def by_thread(events: Events) -> Events:
@@ -255,11 +247,11 @@ def number_threads(events: Events) -> tuple[NDArray[np.int64], NDArray[np.signed
 
 
 def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
-    """Return the `Call` of each, by its name."""
+    """Return the `Call` of each, by its name, with or without a version suffix (``_v7000``)."""
     ids, inverse = number_ids(names)
-    text = trace.names(ids)
-    sorts = np.array([call_of(text[id]) for id in ids.tolist()], np.int8)
-    return sorts.take(inverse)
+    texts = map(trace.names(ids).__getitem__, ids.tolist())
+    sorts = [next((c for c, pattern in _PATTERNS if pattern.match(t)), Call.OTHER) for t in texts]
+    return np.array(sorts, np.int8).take(inverse)
 
 
 def _correlations(

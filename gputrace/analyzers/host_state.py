@@ -7,9 +7,10 @@ allocator (``torch.cuda.memory_stats``).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,17 +167,14 @@ def read_work(shard: Shard) -> Mapping[int, Mapping[str, float]]:
     events = trace.events([Kind.COUNTER, Kind.STEP], ("kind", "name", "process", "bytes"))
     steps, events = (events.select(events.kind == kind) for kind in (Kind.STEP, Kind.COUNTER))
     names = trace.names(distinct_ids(events.name))
-    work: dict[int, dict[str, float]] = {}
-    for number, text in names.items():
-        for process in distinct_ids(events.process[events.name == number]).tolist():
-            if text in _WORK:
-                name, scale = _WORK[text]
-                rows = (events.process == process) & (events.name == number)
-                count = int(np.count_nonzero(steps.process == process))
-                given = events.bytes[rows]
-                mean = scale * float(given.sum()) / max(count, len(given))
-                of_process = work.setdefault(process, {})
-                of_process[name] = of_process.get(name, 0.0) + mean
+    work: dict[int, defaultdict[str, float]] = {}
+    for number, (name, scale) in ((id, _WORK[text]) for id, text in names.items() if text in _WORK):
+        counted = events.select(events.name == number)
+        for process in distinct_ids(counted.process).tolist():
+            given = counted.bytes[counted.process == process]
+            count = int(np.count_nonzero(steps.process == process))
+            of_process = work.setdefault(process, defaultdict(float))
+            of_process[name] += scale * float(given.sum()) / max(count, len(given))
     return work
 
 
@@ -349,12 +347,8 @@ def measure_throughput(
 
     Seconds are those of the program without the recorder, as far as its cost is known.
 
-    Args:
-        work: of a mean step, by process, of `read_work`.
-        flop: of a mean step by rank, by shapes of operators.
-        processes: of each rank.
-        steps: on all GPUs.
-        unrecorded: length of an unrecorded step as a fraction of a recorded one.
+    ``work`` is that of `read_work`, and ``flop`` that of a mean step by rank, by shapes of
+    operators; ``unrecorded`` is the length of an unrecorded step as a fraction of a recorded one.
     """
     rows, spans_of = [], spans_by_rank(steps)
     for rank, process in sorted(processes.items()):
@@ -363,22 +357,13 @@ def measure_throughput(
             counted = work.get(process, {})
             total = sum(end - start for start, end in spans.values())
             rate = len(spans) * 1e9 / (total * unrecorded)
-            per_step = {name: counted.get(name) for name in ("samples", "tokens")}
-            given = "flop" in counted
-            per_step["flop"] = counted["flop"] if given else flop.get(rank)
-            per_s = {k: None if n is None else round(n * rate, 3) for k, n in per_step.items()}
-            rows.append(
-                Throughput(
-                    rank,
-                    samples_per_step=per_step["samples"],
-                    tokens_per_step=per_step["tokens"],
-                    flop_per_step=per_step["flop"],
-                    samples_per_s=per_s["samples"],
-                    tokens_per_s=per_s["tokens"],
-                    flop_per_s=per_s["flop"],
-                    flop_source="program" if given else "shapes" if rank in flop else None,
-                )
-            )
+            figures: dict[str, Any] = {}
+            for name in ("samples", "tokens", "flop"):
+                number = counted.get(name, flop.get(rank) if name == "flop" else None)
+                figures[f"{name}_per_step"] = number
+                figures[f"{name}_per_s"] = None if number is None else round(number * rate, 3)
+            told_by = "program" if "flop" in counted else "shapes" if rank in flop else None
+            rows.append(Throughput(rank, **figures, flop_source=told_by))
     return tuple(rows)
 
 
@@ -387,10 +372,7 @@ def measure_load(
 ) -> tuple[HostLoad, ...]:
     """Return the load of each rank's host in the measured steps.
 
-    Args:
-        counters: by process.
-        processes: of each rank.
-        steps: on all GPUs.
+    ``counters`` are by process, and ``processes`` by rank.
     """
     loads = (
         counted.load_in(time, rank, count)
@@ -405,14 +387,7 @@ def measure_allocators(
     steps: Sequence[Step],
     phases: Mapping[int, PhaseTimes],
 ) -> tuple[Allocator, ...]:
-    """Return torch's allocator of each rank in the measured steps; see `measure_load`.
-
-    Args:
-        counters: by process.
-        processes: of each rank.
-        steps: on all GPUs.
-        phases: of each process that has some.
-    """
+    """Return torch's allocator of each rank in the measured steps; see `measure_load`."""
     allocators = (
         counted.allocator_in(time, rank, count, phases.get(process))
         for rank, process, counted, time, count in _counted(counters, processes, steps)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.grouping import median
-from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
+from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls, thread_keys
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
@@ -90,11 +90,11 @@ def read_evidence(trace: Trace) -> HostEvidence:
     every = trace.events([Kind.RANGE], columns)
     ranges, mpi = _named(trace, every, _DATA_RANGE), _named(trace, every, _MPI_WAITS)
     overhead = _named(trace, trace.events([Kind.OVERHEAD], columns), _RECORDER)
-    data = _by_thread(waits)
-    for thread, intervals in _by_thread(ranges).items():
+    data = intervals_by_thread(waits)
+    for thread, intervals in intervals_by_thread(ranges).items():
         data[thread] = merge_touching(data.get(thread, EMPTY), intervals)
     phases = trace.events([Kind.PHASE], columns)
-    return HostEvidence(data, *map(_by_thread, (overhead, mpi, phases)))
+    return HostEvidence(data, *map(intervals_by_thread, (overhead, mpi, phases)))
 
 
 def _named(trace: Trace, events: Events, pattern: str) -> Events:
@@ -103,12 +103,14 @@ def _named(trace: Trace, events: Events, pattern: str) -> Events:
     )
 
 
-def _by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
-    pairs = sorted(set(zip(events.process.tolist(), events.thread.tolist(), strict=True)))
+def intervals_by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
+    """Return when any event of each thread lasts."""
+    keys = thread_keys(events)
     by_thread = {}
-    for process, thread in pairs:
-        rows = (events.process == process) & (events.thread == thread)
-        by_thread[process, thread] = union(events.start[rows], events.end[rows])
+    for key in distinct_ids(keys).tolist():
+        rows = np.flatnonzero(keys == key)
+        thread = int(events.process[rows[0]]), int(events.thread[rows[0]])
+        by_thread[thread] = union(events.start[rows], events.end[rows])
     return by_thread
 
 
@@ -127,12 +129,8 @@ def find_causes(
 ) -> Causes:
     """Divide the gaps of one GPU by cause.
 
-    Args:
-        operations: of this GPU.
-        gaps: of this GPU; each ends where an operation starts, or at the end of a window.
-        calls: of all threads.
-        evidence: of all threads.
-        waits: of the threads that feed this GPU's process, from `waits_for_data`.
+    The gaps end where an operation starts, or at the end of a window; ``waits`` are those of the
+    threads that feed this GPU's process, from `waits_for_data`.
     """
     proofs, feeder = _proofs(operations, gaps, calls, evidence, waits)
     of = _first_proven(proofs)
@@ -298,12 +296,6 @@ def charge_recorder(
     What recording adds is time of the host, which lengthens a step only where a GPU waits. Each
     launch is charged alike, up to the idle time that it ends, such that all charges within the
     steps sum to what recording adds to them, or to all idle time before launches.
-
-    Args:
-        causes: of one GPU.
-        starts: of the GPU's operations, in order.
-        steps: of the GPU's rank.
-        cost: of recording.
     """
     waits = causes.of["launch"]
     if not cost.added_ns or not len(waits) or not len(steps):

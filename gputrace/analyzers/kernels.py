@@ -223,11 +223,8 @@ def measure_work(
 ) -> KernelWork:
     """Share the work of each operator among the kernels that were launched in it, by their time.
 
-    Args:
-        windows: in which the kernels start.
-        codes: by name id.
-        is_product: by code, whether it multiplies matrices; the other kernels of an operator,
-            which convert or add, have a share only where it has no such kernel.
+    Kernels that multiply matrices (``is_product``, by code of the name) share the work alone; the
+    others of an operator, which convert or add, only where it has no such kernel.
     """
     ops, operators = view.operations, view.once(_read_operators)
     rows = np.flatnonzero(ops.events.kind == Kind.KERNEL)
@@ -321,11 +318,8 @@ def count_by_name(
 ) -> Counted:
     """Count the kernels of a GPU.
 
-    Args:
-        one: the GPU.
-        windows: in which they start.
-        codes: by name id.
-        most: kernels of which calls are looked up at most.
+    Those that start in ``windows`` count; ``codes`` are by name id. The calls of ``most`` of them
+    are looked up at most.
     """
     ops = view.operations
     rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & windows.contains(ops.start))
@@ -366,10 +360,8 @@ def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> d
                 no_longer += part
         # A median lies above the last length of too few kernels, up to the next one.
         enough = no_longer >= wanted[left, None]
-        first, rows = (
-            np.where(enough.any(axis=1), enough.argmax(axis=1), _ASKED),
-            np.arange(len(left)),
-        )
+        first = np.where(enough.any(axis=1), enough.argmax(axis=1), _ASKED)
+        rows = np.arange(len(left))
         above = np.where(first < _ASKED, asked[rows, np.minimum(first, _ASKED - 1)], high[left])
         below = asked[rows, np.maximum(first - 1, 0)] + 1
         low[left], high[left] = np.where(first > 0, below, asked[:, 0]), above
@@ -430,17 +422,6 @@ def _launch_cost(launched: Sequence[LaunchTimes]) -> LaunchCost:
     tiny, calls, delays = (np.concatenate(times) for times in zip(*launched, strict=True))
     middles = [int(median(times)) if len(times) else None for times in (calls, delays)]
     return LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles)
-
-
-__all__ = [
-    "Family",
-    "KernelOnGpu",
-    "KernelUse",
-    "Kernels",
-    "LaunchCost",
-    "Product",
-    "count_kernels",
-]
 
 
 _MOST_WORDS: Final = 12

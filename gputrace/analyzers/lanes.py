@@ -204,15 +204,8 @@ def find_lanes(
 ) -> list[Lane]:
     """Return the timelines and causes of all GPUs with anything in the window.
 
-    Args:
-        trace: trace of the rows.
-        operations: operations of the GPUs.
-        calls: calls of the host threads that feed them.
-        steps: steps by rank.
-        window: part of the time to analyze; None for all.
-        scratch: file for lanes that are not held in memory.
-        has_calls: True if calls of other ranks were recorded, even if none of these.
-        cost: cost of recording the steps, if known.
+    Lanes are not held in memory with a ``scratch``; ``has_calls`` is true if calls of other ranks
+    were recorded, even if none of these; ``cost`` is that of recording the steps, if known.
     """
     has_calls = has_calls or calls is not None
     evidence = read_evidence(trace) if has_calls else HostEvidence({}, {}, {}, {})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import nlargest
 from typing import Final
 
 import numpy as np
@@ -21,18 +22,12 @@ from gputrace.model.struct import Struct
 
 
 def compare_loads(
-    gpus: PerGpu,
-    lanes: Sequence[LaneSummary],
-    measured: Sequence[Step],
-    memory: Mapping[int, int],
+    gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step], memory: Mapping[int, int]
 ) -> tuple[Load, ...]:
     """Compare each GPU with the others; empty with fewer than two GPUs.
 
-    Args:
-        gpus: the GPUs to compare, and possibly others.
-        lanes: lanes of the GPUs to compare.
-        measured: steps to compare; for a GPU without any, the time that all GPUs have in common.
-        memory: peak bytes in use, by index of the card.
+    Compares the measured steps; for a GPU without any, the time that all GPUs have in common.
+    ``memory`` has the peak bytes in use, by index of the card.
     """
     if len(lanes) < 2:
         return ()
@@ -109,8 +104,8 @@ def more_than_others(work: Work, index: int, others: Others) -> dict[int, int]:
             extra[sort] = round(work.ns[sort] * (1 - highest / amount))
     kernels, of_extra = work.kernels(), [sort for sort in extra if sort >= 0]
     room, total = 0, sum(extra[sort] for sort in of_extra)
-    if work.launches(kernels) / work.turns >= _ALL_LAUNCHES * others.launches(index):
-        room = max(0, work.spent(kernels) - round(others.spent(index) * work.turns))
+    if work.launches(kernels) / work.turns >= _ALL_LAUNCHES * others.launches[index]:
+        room = max(0, work.spent(kernels) - round(others.spent[index] * work.turns))
     if total > room:
         scale = room / total
         extra |= {sort: int(extra[sort] * scale) for sort in of_extra}
@@ -231,42 +226,27 @@ class Others:
 
     def __init__(self, works: Sequence[Work]) -> None:
         """Summarize the work of at least two GPUs."""
-        self._having = Counter(sort for work in works for sort in work.amount)
-        self._first: dict[int, tuple[float, int]] = {}
-        self._second: dict[int, float] = {}
+        of_sort = defaultdict[int, list[tuple[float, int]]](list)
         for index, work in enumerate(works):
             for sort in work.amount:
-                self._note(sort, work.each(sort), index)
-        kernels = [work.kernels() for work in works]
+                of_sort[sort].append((work.each(sort), index))
+        self._two_most = {sort: nlargest(2, amounts) for sort, amounts in of_sort.items()}
         turns = np.array([work.turns for work in works])
-        launches = [work.launches(mine) for work, mine in zip(works, kernels, strict=True)]
-        spent = [work.spent(mine) for work, mine in zip(works, kernels, strict=True)]
-        self._launches = median_of_others(np.array(launches) / turns)
-        self._spent = median_of_others(np.array(spent) / turns)
-
-    def _note(self, sort: int, amount: float, index: int) -> None:
-        most = self._first.get(sort, (0.0, -1))[0]
-        if amount > most:
-            self._first[sort], self._second[sort] = (amount, index), most
-        else:
-            self._second[sort] = max(self._second.get(sort, 0.0), amount)
+        launches = np.array([work.launches(work.kernels()) for work in works])
+        spent = np.array([work.spent(work.kernels()) for work in works])
+        self.launches: list[float] = median_of_others(launches / turns).tolist()
+        """Median number of kernels per step."""
+        self.spent: list[float] = median_of_others(spent / turns).tolist()
+        """Median nanoseconds of kernels per step."""
 
     def most(self, sort: int, index: int) -> float:
         """Return the maximum of a sort per step on another GPU."""
-        most, owner = self._first.get(sort, (0.0, -1))
-        return self._second.get(sort, 0.0) if owner == index else most
+        two = self._two_most.get(sort, ())
+        return next((amount for amount, owner in two if owner != index), 0.0)
 
     def lack(self, sort: int) -> bool:
         """Return True if only one GPU has a sort."""
-        return self._having[sort] == 1
-
-    def launches(self, index: int) -> float:
-        """Return the median number of kernels per step."""
-        return float(self._launches[index])
-
-    def spent(self, index: int) -> float:
-        """Return the median nanoseconds of kernels per step."""
-        return float(self._spent[index])
+        return len(self._two_most.get(sort, ())) == 1
 
 
 COPIES: Final = {

@@ -7,6 +7,7 @@ far as that leaves it its processor: a process of Python has one for both.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -108,6 +109,10 @@ class Pace(Struct, frozen=True, dict=True):
     steps: int
     step_ns: float
     wait_ns: float
+    train_ns: float
+    """Time of the GPU in a mean step that waits for no batch; without a GPU, of the process."""
+    host_ns: float
+    """Time of the process in a mean step, without its own waits for batches."""
     busy_ns: float
     """Processor time of the process in a mean step; 0 where unknown."""
     share_cores: int
@@ -156,14 +161,26 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     every = mine.of("receive")
     received = every.select(pace.time.contains(every.end))
     receive = float(received.lengths.mean()) if len(received.end) else 0.0
+    pinned = mine.of("pin")
+    pinned = pinned.select(pace.time.contains(pinned.end))
+    pin = float(pinned.lengths.mean()) if len(pinned.end) else 0.0
+    pins = bool(_last(mine, "pins memory", 0))
+    beside = 0.0 if pins or not workers else _handling(asks, received, pace)
     per_step = len(asks.end) / pace.steps
     by_worker = batches.by_worker(at_work) if workers else ()
     loader = _Prediction(
-        pace, per_step, workers, cores, receive, _last(mine, "prefetch factor", 2), batches
+        pace,
+        per_step,
+        workers,
+        cores,
+        receive + pin + beside,
+        _last(mine, "prefetch factor", 2),
+        batches,
     )
     if len(every.end):
-        loader.receive_idle = float(np.quantile(every.lengths, _UNDISTURBED))
-    loader.pins = bool(_last(mine, "pins memory", 0))
+        shortest = np.sort(every.lengths)[: math.ceil(batches.undisturbed * len(every.end))]
+        loader.receive_idle = float(shortest.mean()) + pin + beside
+    loader.pins = pins
     starts = mine.of("start workers").lengths
     return Loader(
         rank,
@@ -176,6 +193,7 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         batch_ns=sum(part.batch_ns for part in batches.parts),
         processor_ns=round(float(batches.processor.mean())),
         receive_ns=round(receive),
+        pin_ns=round(pin) if len(pinned.end) else None,
         parts=batches.parts,
         by_worker=by_worker,
         start_workers_ns=int(median(starts)) if workers and len(starts) else 0,
@@ -188,6 +206,17 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         no_disk_step_ns=None if pace.is_crowded else loader.without_waits(),
         cached_step_ns=None if pace.is_crowded else loader.with_cache(),
     )
+
+
+def _handling(asks: LoaderEvents, received: LoaderEvents, pace: Pace) -> float:
+    """Return the nanoseconds that the process that trains spends on a batch in the loader, beside
+    receiving it and waiting until there is one to receive.
+    """
+    moments = np.sort(np.concatenate([asks.end, received.end]))
+    since = moments[np.searchsorted(moments, received.start, "right") - 1]
+    waited = np.maximum(received.start - since, 0).sum() + received.lengths.sum()
+    within = (pace.step_ns - pace.host_ns) * pace.steps
+    return max(0.0, within - float(waited)) / len(asks.end)
 
 
 def measure_pipelines(
@@ -261,7 +290,11 @@ def _keys(events: LoaderEvents) -> list[tuple[int, int, int]]:
 
 
 class _Batches:
-    """Times of batches by part, a row for each batch; only batches that end in the given time."""
+    """Times of batches by part, a row for each batch; only batches that end in the given time.
+
+    ``undisturbed`` is the share of the workers' time in which they wait for work or for anything
+    else, and so have the interpreter for a thread that shares a batch.
+    """
 
     def __init__(self, events: LoaderEvents, time: Intervals) -> None:
         fetched = events.of("fetch")
@@ -281,6 +314,9 @@ class _Batches:
         collate, self.send = self._sums(events.of("collate")), self._sums(events.of("send"))
         self.work = fetch + collate
         self.processor = self._sums(events.of("processor time")) + self.send
+        waited = self._sums(events.of("wait for work"))
+        spent = max(float(np.maximum(self.work, self.processor).sum() + waited.sum()), 1.0)
+        self.undisturbed = max(1 - float(self.processor.sum()) / spent, _LEAST_UNDISTURBED)
         columns = {READING: self.read, COLLATING: collate, SENDING: self.send}
         columns |= {_TRANSFORM + name: times for name, times in self.transforms.items()}
         total = max(float(sum(column.sum() for column in columns.values())), 1.0)
@@ -385,26 +421,21 @@ class _Prediction:
 
     def _choice(self, feed: Feed, workers: int) -> LoaderChoice:
         step = batch_ns(feed, workers) * self._per_step
-        return LoaderChoice(workers, round(step), round(max(0.0, step - self._train)))
-
-    @property
-    def _train(self) -> float:
-        return max(0.0, self._pace.step_ns - self._pace.wait_ns)
+        return LoaderChoice(workers, round(step), round(max(0.0, step - self._pace.train_ns)))
 
     def _feed(self) -> Feed:
         batches, pace = self._batches, self._pace
         busy = pace.busy_ns / self._per_step
         if not self._workers:
             busy = max(0.0, busy - float(batches.processor.mean()))
-        # What is hidden under a GPU's work makes no step longer.
-        receive = min(self._receive, pace.wait_ns / self._per_step)
         return Feed(
             batches.rows(batches.work),
             batches.rows(batches.send),
             batches.rows(batches.processor),
-            self._receive if self.pins else receive,
-            min(self.receive_idle, receive),
-            self._train / self._per_step,
+            self._receive,
+            self.receive_idle,
+            pace.train_ns / self._per_step,
+            pace.host_ns / self._per_step,
             self.prefetch,
             self.pins,
             self._cores / max(pace.share_cores, 1),
@@ -412,8 +443,8 @@ class _Prediction:
         )
 
 
-_UNDISTURBED: Final = 0.05
-"""Quantile of the times to receive a batch that is taken for that from an idle worker."""
+_LEAST_UNDISTURBED: Final = 0.1
+"""Share of the batches that are received while their workers leave the interpreter, at least."""
 _LEAST_BATCHES: Final = 200
 _ROUNDS: Final = 20
 """Batches simulated: at least so many, and so many rounds of the workers."""
@@ -425,10 +456,12 @@ class Feed(Struct, frozen=True, dict=True):
     Attributes:
         work, send, processor: of batches: fetching and collating; sending, in processor time;
             processor time of all that. A row for each worker where workers differ, else one row.
-        receive: of a batch in the process that trains.
+        receive: of a batch in the process that trains, with its copy into pinned memory, or with
+            what else the loader does in the thread that trains.
         receive_idle: the same where its worker is idle: what it shares is fetched from a thread of
             it, which waits for the interpreter while the worker makes a batch.
-        train: of that process between two batches, without any wait.
+        train: of the GPU for a batch, without any wait for it; without a GPU, as ``host``.
+        host: of that process between two batches, without any wait for them.
         prefetch: batches per worker that are made ahead.
         pins: whether a thread receives, beside the one that trains.
         cores: for this process and its workers.
@@ -441,6 +474,7 @@ class Feed(Struct, frozen=True, dict=True):
     receive: float
     receive_idle: float
     train: float
+    host: float
     prefetch: int
     pins: bool
     cores: float
@@ -466,7 +500,7 @@ def batch_ns(feed: Feed, workers: int) -> float:
     """Return the mean nanoseconds from batch to batch in the long run."""
     mean_work = float(np.mean([row.mean() for row in feed.work]))
     if not workers:
-        return mean_work + feed.train
+        return max(mean_work + feed.host, feed.train)
     processor = float(np.mean([row.mean() for row in feed.processor]))
     return max(_in_turn(feed, workers), (processor + feed.busy) / max(feed.cores, 1))
 
@@ -477,7 +511,7 @@ def _in_turn(feed: Feed, workers: int) -> float:
     free, received, taken = [0.0] * workers, 0.0, [0.0] * count
     given = [0] * len(feed.work)
     mean = float(np.mean([row.mean() for row in feed.work]))
-    now = 0.0
+    now = ended = 0.0
     for number in range(count):
         worker = number % workers
         row = worker % len(feed.work)
@@ -502,7 +536,8 @@ def _in_turn(feed: Feed, workers: int) -> float:
         else:
             now = at_hand + receive
         taken[number] = now
-        now += feed.train
+        # The process is one step ahead of the GPU at most.
+        now, ended = max(now + feed.host, ended), max(ended, now) + feed.train
     half = count // 2 // workers * workers
     rounds = (count - 1 - half) // workers * workers
     # Whole rounds, so that each worker counts as often as any other.

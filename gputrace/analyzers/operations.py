@@ -31,16 +31,7 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES
 from gputrace.model.trace import Progress, Trace
 
-COLUMNS: Final = (
-    "start",
-    "end",
-    "kind",
-    "name",
-    "process",
-    "device",
-    "correlation",
-    "bytes",
-)
+COLUMNS: Final = ("start", "end", "kind", "name", "process", "device", "correlation", "bytes")
 """Columns of GPU operations that analyzers need."""
 
 
@@ -205,17 +196,12 @@ def classify(trace: Trace, events: Events) -> NDArray[np.int8]:
     for kind, operation_class in _CLASS_OF_KIND.items():
         of_kind[kind] = operation_class
     classes = of_kind.take(events.kind)
-    collectives = communication_names(trace, events.name[events.kind == Kind.KERNEL])
-    if collectives.size:
+    names = trace.names(distinct_ids(events.name[events.kind == Kind.KERNEL]))
+    collectives = [id for id, text in names.items() if is_communication(text)]
+    if collectives:
         communicates = is_among(events.name, collectives) & (events.kind == Kind.KERNEL)
         classes[communicates] = OperationClass.COMMUNICATION
     return classes
-
-
-def communication_names(trace: Trace, kernel_names: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return those of some name ids whose kernels communicate."""
-    names = trace.names(distinct_ids(kernel_names))
-    return np.array([id for id, text in names.items() if is_communication(text)], np.int32)
 
 
 _PEER_COLUMNS: Final = ("source_device", "destination_device")
@@ -258,17 +244,10 @@ def other_ends(trace: Trace, columns: Sequence[str]) -> Events:
     source, destination = peers.source_device, peers.destination_device
     arrays["device"] = np.where(peers.device == source, destination, source)
     if "gpu" in columns:
-        arrays["gpu"] = _physical(trace, arrays["process"], arrays["device"])
+        pairs = list(zip(arrays["process"].tolist(), arrays["device"].tolist(), strict=True))
+        known = {pair: trace.device(*pair).gpu for pair in set(pairs)}
+        arrays["gpu"] = np.array([known[pair] for pair in pairs], np.int16)
     return Events(arrays).select((arrays["device"] != peers.device) & (arrays["device"] >= 0))
-
-
-def _physical(
-    trace: Trace, process: NDArray[np.int16], device: NDArray[np.int16]
-) -> NDArray[np.int16]:
-    pairs = zip(process.tolist(), device.tolist(), strict=True)
-    known = {pair: trace.device(*pair).gpu for pair in set(pairs)}
-    pairs = zip(process.tolist(), device.tolist(), strict=True)
-    return np.array([known[pair] for pair in pairs], np.int16)
 
 
 def find_gpus(trace: Trace, events: Events) -> tuple[list[Gpu], NDArray[np.int32]]:
@@ -288,10 +267,7 @@ _Pair = tuple[int, int]
 
 def pair_keys(events: Events) -> NDArray[np.int32]:
     """Return a number for the process and the device of each event; needs these columns."""
-    keys: NDArray[np.int32] = (
-        events.process.astype(np.int32) << 16 | events.device.astype(np.int32) & 0xFFFF
-    )
-    return keys
+    return events.process.astype(np.int32) << 16 | events.device.astype(np.int32) & 0xFFFF
 
 
 def pair_of(key: int) -> _Pair:

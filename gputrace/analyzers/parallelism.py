@@ -45,13 +45,7 @@ def role_of_name(name: str) -> str:
 
 
 def find_roles(gpus: PerGpu, collectives: Collectives, measured: Sequence[Step]) -> tuple[str, ...]:
-    """Return what each of the groups is for; empty if that is not clear.
-
-    Args:
-        gpus: GPUs among which the collectives were matched, with their lanes.
-        collectives: collectives of all GPUs.
-        measured: steps to look at.
-    """
+    """Return what each of the groups is for; empty if that is not clear."""
     named = [role_of_name(group.name) for group in collectives.groups]
     if not measured or not any(not role for role in named):
         return tuple(named)
@@ -127,7 +121,8 @@ def _role(
     turns = len(distinct_ids(steps))
     if ALL_TO_ALL in count:
         sizes = collectives.bytes[rows][names == ALL_TO_ALL]
-        return EXPERT if not (sizes > 0).all() or _spread(sizes) > _SPREAD else CONTEXT
+        is_even = (sizes > 0).all() and sizes.std() <= _SPREAD * sizes.mean()
+        return CONTEXT if is_even else EXPERT
     if any(map(_EXCHANGE.search, count)):
         return EXPERT
     if any("userbuffers" in name for name in count):  # Transformer Engine's
@@ -142,10 +137,6 @@ def _role(
         both = reductions >= _FEW * turns and forward >= _OFTEN * reductions
         return TENSOR if both else DATA
     return SHARDED if gathers >= _FEW * turns else ""
-
-
-def _spread(sizes: NDArray[np.int64]) -> float:
-    return float(sizes.std() / sizes.mean())
 
 
 def _gathering(names: NDArray[np.object_], steps: Times, gathers: int, scatters: int) -> str:
@@ -199,11 +190,8 @@ def find_experts(
     Tokens are sent to their experts and back: what a GPU computes between these two exchanges is
     its experts' work.
     """
-    if EXPERT not in roles:
-        return ()
-    numbers = steps_of(collectives, gpus.operations, measured)
-    experts = []
-    for index, lanes, summaries in _groups_of(EXPERT, gpus, collectives, roles):
+    experts, groups = [], _groups_of(EXPERT, gpus, collectives, roles, measured)
+    for index, lanes, summaries, numbers in groups:
         if len(lanes) < 2:
             continue
         pairs = _exchanged(collectives, index, lanes, numbers)
@@ -219,16 +207,22 @@ def find_experts(
 
 
 def _groups_of(
-    role: str, gpus: PerGpu, collectives: Collectives, roles: Sequence[str]
-) -> Iterator[tuple[int, list[int], list[LaneSummary]]]:
-    """Yield the number of each group of a role, and its lanes with anything in the window, by
-    number and as summaries.
+    role: str,
+    gpus: PerGpu,
+    collectives: Collectives,
+    roles: Sequence[str],
+    measured: Sequence[Step],
+) -> Iterator[tuple[int, list[int], list[LaneSummary], NDArray[np.int64]]]:
+    """Yield the number of each group of a role, its lanes with anything in the window, by number
+    and as summaries, and the step of each collective.
     """
-    summaries = gpus.lane_of
+    if role not in roles:
+        return
+    summaries, numbers = gpus.lane_of, steps_of(collectives, gpus.operations, measured)
     for index, role_of_group in enumerate(roles):
         if role_of_group == role:
             lanes = [lane for lane in collectives.groups[index].lanes if lane in summaries]
-            yield index, lanes, [summaries[lane] for lane in lanes]
+            yield index, lanes, [summaries[lane] for lane in lanes], numbers
 
 
 def _rows_by_lane(
@@ -302,11 +296,8 @@ def find_sharded(
     gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
 ) -> tuple[ShardedData, ...]:
     """Return how each group of ranks that shards its parameters gathers them."""
-    if SHARDED not in roles:
-        return ()
-    numbers = steps_of(collectives, gpus.operations, measured)
-    sharded = []
-    for index, lanes, summaries in _groups_of(SHARDED, gpus, collectives, roles):
+    sharded, groups = [], _groups_of(SHARDED, gpus, collectives, roles, measured)
+    for index, lanes, summaries, numbers in groups:
         mine = (collectives.group == index) & (numbers != UNKNOWN)
         mine &= collectives.of("AllGather", "ReduceScatter")
         rows_of = _rows_by_lane(collectives, np.flatnonzero(mine), lanes)
@@ -410,11 +401,8 @@ def find_tensor(
     """Return how much of the communication of each tensor-parallel group is exposed, and beside
     matrix products.
     """
-    if TENSOR not in roles:
-        return ()
-    numbers = steps_of(collectives, gpus.operations, measured)
-    tensor = []
-    for index, lanes, summaries in _groups_of(TENSOR, gpus, collectives, roles):
+    tensor, groups = [], _groups_of(TENSOR, gpus, collectives, roles, measured)
+    for index, lanes, summaries, numbers in groups:
         mine = (collectives.group == index) & (numbers != UNKNOWN)
         if not mine.any():
             continue

@@ -10,7 +10,6 @@ import numpy as np
 
 from gputrace.analyzers.breakdown import (
     break_down,
-    find_gaps,
     list_steps,
     measured,
     steady,
@@ -78,7 +77,9 @@ def analyze(
     options = options or Options()
     opened = _open_gpus(trace, progress, watcher, spread)
     with closing(opened):
-        window = _absolute(trace, options.window)
+        window = options.window
+        if window is not None:
+            window = Window(window.start + trace.origin, window.end + trace.origin)
         _put_on_one_clock(opened)
         if watcher is not None:
             watcher.operations_read(opened.whole.operations)
@@ -95,7 +96,6 @@ def _answer(
     """Find what costs time and what would save some, and collect the answer."""
     trace, gpus, all_steps = facts.trace, facts.per_gpu, facts.found
     quality, chosen = trace.quality, facts.measured
-    links, balance, cards = facts.links, facts.balance, facts.cards
     plugged, tables = run_plugins(facts)
     run = prepare_replay(facts)
     facts.late_gains.update(late_gains(facts, run))
@@ -119,22 +119,14 @@ def _answer(
         phases=facts.phases,
         breakdown=facts.listed,
         collectives=facts.collective_totals,
-        gaps=find_gaps(
-            gpus,
-            facts.listed_lanes,
-            all_steps,
-            chosen,
-            options.gaps,
-            facts.lines,
-            is_python=bool(facts.framework),
-        ),
-        balance=balance,
-        links=links.rows if links is not None else (),
+        gaps=facts.longest_gaps(options.gaps),
+        balance=facts.balance,
+        links=facts.links.rows if facts.links is not None else (),
         findings=order(findings, predictions, facts.mean_ns),
         what_if=predictions,
         kernels=facts.kernels,
-        cards=cards,
-        utilization=find_utilization(facts.nvml, gpus, window),
+        cards=facts.cards,
+        utilization=find_utilization(trace.nvml, gpus, window),
         recorded_calls=recorded_calls,
         recorder=all_steps.cost,
         missing=facts.missing,
@@ -153,7 +145,7 @@ def _answer(
         left_out=tuple(quality.left_out),
         tables=tables,
         throughput=facts.throughput,
-        energy=find_energy(facts.nvml, gpus, chosen, facts.throughput),
+        energy=find_energy(trace.nvml, gpus, chosen, facts.throughput),
         modules=find_modules(gpus, chosen),
         copies=facts.copies,
     )
@@ -240,7 +232,7 @@ def _facts(
         # What the steps that a person chose have of calls tells nothing of them.
         chosen = timed
         gpus.forget_calls()
-    causes = find_warmup_causes(gpus, all_steps) if gpus.lanes else None
+    causes = find_warmup_causes(gpus, all_steps)
     return Facts(
         gpus,
         all_steps,
@@ -253,12 +245,6 @@ def _facts(
         phases=list_phases(gpus, lanes, all_steps, steps, causes),
         timed=timed,
     )
-
-
-def _absolute(trace: Trace, window: Window | None) -> Window | None:
-    if window is None:
-        return None
-    return Window(window.start + trace.origin, window.end + trace.origin)
 
 
 def _outside(trace: Trace, gpus: PerGpu) -> str:
@@ -393,8 +379,7 @@ def _are_whole(view: GpuShardView, starts: Times, ends: Times) -> Mask:
         known &= issued_by != NOBODY
         begins = np.minimum(begins, calls.start[issued_by])
     begins = np.where(idle, starts, begins)
-    whole: Mask = (known | idle) & calls.all_recorded(operations.gpu.process, begins, ends)
-    return whole
+    return (known | idle) & calls.all_recorded(operations.gpu.process, begins, ends)
 
 
 def api_coverage(
@@ -402,10 +387,8 @@ def api_coverage(
 ) -> RecordedCalls | None:
     """Return how much of the calls was recorded; None if all were.
 
-    Args:
-        lanes: of all GPUs.
-        measured: the steps that have all calls.
-        steps: all that would be measured if calls had been recorded throughout.
+    ``measured`` are the steps that have all calls, of ``steps``, which would be measured if calls
+    had been recorded throughout.
     """
     sampled = [lane for lane in lanes if lane.with_calls is not None]
     if not sampled:

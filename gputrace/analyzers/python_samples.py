@@ -136,12 +136,7 @@ def dominating(
 ) -> Place | None:
     """Return the lines that the feeding threads were at while GPUs were idle for a cause.
 
-    Args:
-        gpus: whose lanes they are.
-        lines: of all threads.
-        lanes: of the GPUs.
-        idle: what counts of the time of each.
-        cause: one of `IDLE_CAUSES`.
+    ``idle`` is what counts of the time of each of the lanes.
     """
     seen: dict[Thread, set[int]] = {}
     for by_thread in gpus.each(_samples, lanes, idle, same=(cause,)):

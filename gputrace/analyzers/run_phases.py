@@ -26,7 +26,7 @@ from gputrace.model.results import Phase, Step
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES
 from gputrace.model.trace import Trace
-from gputrace.units import format_ids, format_ns
+from gputrace.units import format_count, format_ids, format_ns
 
 _WORKS: Final = 0.1
 """Minimum work of a rank in a phase, relative to the busiest rank, for it not to be waiting."""
@@ -38,17 +38,12 @@ def list_phases(
     gpus: PerGpu,
     lanes: Sequence[AnyLaneSummary],
     all_steps: FoundSteps,
-    steps: Sequence[Step] = (),
-    causes: Mapping[int, Mapping[str, int]] | None = None,
+    steps: Sequence[Step],
+    causes: Mapping[int, Mapping[str, int]],
 ) -> tuple[Phase, ...]:
     """List warm-up, validation, checkpoints and first steps of epochs of every rank.
 
-    Args:
-        gpus: GPUs of the run.
-        lanes: lanes of all GPUs; the first of each rank stands for it.
-        all_steps: steps by rank, with the interludes between them.
-        steps: all steps on all GPUs.
-        causes: causes of warm-up, by rank.
+    The first lane of each rank stands for it; ``causes`` are those of warm-up, by rank.
     """
     by_rank, blocked = all_steps.by_rank, list(find_blocked_steps(all_steps.by_rank))
     first_of = {lane.gpu.rank: lane for lane in reversed(lanes)}
@@ -57,11 +52,10 @@ def list_phases(
     for lane in lanes:
         rank, waits = lane.gpu.rank, {}
         for step in steps_of(lane.gpu):
-            waits[step.step] = (
-                step.host_data_ns if step.gpu is None else step.data_feeding_ns
-            ) or 0
+            waited = step.host_data_ns if step.gpu is None else step.data_feeding_ns
+            waits[step.step] = waited or 0
         held = [step for step in blocked if step.rank == rank]
-        arguments.append((by_rank[rank], (causes or {}).get(rank, {}), held, waits))
+        arguments.append((by_rank[rank], causes.get(rank, {}), held, waits))
     columns = zip(*arguments, strict=True) if arguments else ((), (), (), ())
     listed = gpus.each(_phases, lanes, *columns, same=(all_steps.warmup,))
     return tuple(_who_waits([phase for phases in listed for phase in phases]))
@@ -98,9 +92,7 @@ def _warmup(
     start, end = int(windows.start[0]), int(windows.end[warm - 1])
     later = windows.lengths[warm:]
     cost = end - start - warm * int(median(later)) if len(later) else 0
-    evidence = (
-        f"{warm} step{'' if warm == 1 else 's'} before three in a row at the later steps' speed"
-    )
+    evidence = f"{format_count(warm, 'step')} before three in a row at the later steps' speed"
     largest = sorted(causes.items(), key=lambda item: -item[1])
     named = [f"{WARMUP_CAUSES[c].told} {format_ns(ns)}" for c, ns in largest if ns > _WORTH * cost]
     if named and cost > 0:
@@ -234,10 +226,7 @@ _SHORTEST: Final = 3
 def find_epochs(waits: Times, lengths: Times, after_phases: Collection[int] = ()) -> list[int]:
     """Return the steps that begin an epoch, without the first step of the run.
 
-    Args:
-        waits: nanoseconds that each step waits for data.
-        lengths: nanoseconds of each step.
-        after_phases: steps that come right after a validation or a checkpoint.
+    ``after_phases`` are the steps right after a validation or a checkpoint.
 
     Three long waits at equal distances make epochs; two do if each follows such a phase. The run
     may begin and end within an epoch, but no wait in between may be missing.
@@ -467,6 +456,3 @@ def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) 
     soon = np.flatnonzero(np.diff(positions) <= _MOST_BETWEEN)
     searches = union(ops.start[rows[soon]], ops.end[rows[soon + 1]])
     return merge_touching(searches, union(ops.start[rows], ops.end[rows]))
-
-
-__all__ = ["WARMUP_CAUSES", "find_start_up", "find_warmup_causes", "list_phases"]

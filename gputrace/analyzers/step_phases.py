@@ -33,7 +33,7 @@ from gputrace.model.host import (
     StepPhase,
     StepPhases,
 )
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, number_windows, union
 from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
 from gputrace.readers.operators import Place, innermost
@@ -158,12 +158,8 @@ def idle_by_phase(
 ) -> list[dict[str, NDArray[np.int64]]]:
     """Return for each GPU the nanoseconds that it idles while its host is in each of `PHASES`.
 
-    Args:
-        gpus: whose lanes they are.
-        lanes: of the GPUs.
-        time: what counts of the time of each.
-        causes: some of `IDLE_CAUSES`, or `ALL`; the keys of the results, which are empty for a GPU
-            of whose process no phases were recorded.
+    ``time`` is what counts of each GPU's time. ``causes`` are some of `IDLE_CAUSES`, or `ALL`, and
+    the keys of the results, which are empty for a GPU of whose process no phases were recorded.
     """
     return gpus.each(_idle_of, lanes, time, same=(tuple(causes),))
 
@@ -174,19 +170,13 @@ def _idle_of(
     phases = view.once(read_phases).get(view.operations.gpu.process)
     if phases is None:
         return {}
-    idle = {}
-    for cause in causes:
-        of_cause = view.lane.causes.of
-        idle[cause] = phases.within(
-            _idle_time(view, time) if cause == ALL else of_cause[cause].intersection(time)
-        )
-    return idle
-
-
-def _idle_time(view: GpuShardView, time: Intervals) -> Intervals:
     timeline = view.lane.timeline
     idle = time.difference(timeline.busy)
-    return idle.intersection(timeline.recorded) if len(timeline.recorded) > 1 else idle
+    if len(timeline.recorded) > 1:
+        idle = idle.intersection(timeline.recorded)
+    of_cause = view.lane.causes.of
+    parts = (idle if cause == ALL else of_cause[cause].intersection(time) for cause in causes)
+    return dict(zip(causes, map(phases.within, parts), strict=True))
 
 
 class IdleOfRank(Struct, frozen=True, dict=True):
@@ -204,11 +194,7 @@ def measure_phases(
 ) -> StepPhases | None:
     """Return the phases of a rank's steps; None where none was met in them.
 
-    Args:
-        times: of the rank's process.
-        rank: the rank.
-        steps: start and end of each measured step, in nanoseconds.
-        gpus: its GPUs; None where none was seen.
+    ``steps`` has start and end of each measured step; ``gpus`` is None where no GPU was seen.
     """
     starts, ends = np.array(sorted(steps), np.int64).reshape(-1, 2).T
     time = union(starts, ends)
@@ -296,9 +282,8 @@ def _launched_by(
     if view.calls is None or not len(ranges):
         return {}, 0
     starts, ends = np.array(sorted(steps), np.int64).reshape(-1, 2).T
-    step = search(starts, ops.start, "right") - 1
-    inside = (step >= 0) & (ops.start < ends[np.maximum(step, 0)])
-    rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & inside)
+    step = number_windows(ops.start, starts, ends)
+    rows = np.flatnonzero((ops.events.kind == Kind.KERNEL) & (step >= 0))
     if not len(rows):
         return {}, 0
     issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))

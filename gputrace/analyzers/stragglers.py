@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -25,7 +25,15 @@ from gputrace.analyzers.grouping import (
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
-from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among, sort_numbers
+from gputrace.model.events import (
+    UNKNOWN,
+    Kind,
+    Mask,
+    distinct_ids,
+    is_among,
+    number_ids,
+    sort_numbers,
+)
 from gputrace.model.intervals import Intervals, Times, number_windows, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
@@ -96,31 +104,27 @@ class LateGains(NamedTuple):
 
 def find_stragglers(lateness: Lateness, measured: Sequence[Step]) -> tuple[Straggler, ...]:
     """Return the stragglers, costliest first; none in a balanced run."""
-    stragglers = sorted(_found(lateness, measured), key=lambda straggler: -straggler.cost_ns)
-    return tuple(stragglers)
-
-
-def _found(lateness: Lateness, measured: Sequence[Step]) -> Iterator[Straggler]:
     table = _table(lateness, measured)
-    for row, lane in enumerate(lateness.lanes):
-        bad = straggling_steps(lateness.excess[row], lateness.length_ns)
-        if bad.any():
-            yield Straggler(
-                lane,
-                _pattern(bad),
-                tuple(lateness.steps[bad].tolist()),
-                int(lateness.caused[row, bad].sum()) // len(bad),
-                float(lateness.last[row]),
-                _more(table[:, bad], row),
-            )
+    stragglers = [
+        Straggler(
+            lane,
+            _pattern(bad),
+            tuple(lateness.steps[bad].tolist()),
+            int(lateness.caused[row, bad].sum()) // len(bad),
+            float(lateness.last[row]),
+            _more(table[:, bad], row),
+        )
+        for row, lane in enumerate(lateness.lanes)
+        if (bad := straggling_steps(lateness.excess[row], lateness.length_ns)).any()
+    ]
+    return tuple(sorted(stragglers, key=lambda straggler: -straggler.cost_ns))
 
 
 def straggling_steps(excess: NDArray[np.float64], length_ns: float) -> Mask:
     """Return a mask of the steps in which a GPU is significantly late: all, outliers, or none.
 
-    Args:
-        excess: nanoseconds that others wait for it beyond the median GPU, by step.
-        length_ns: mean length of a step.
+    ``excess`` is the nanoseconds that others wait for it beyond the median GPU, by step, and
+    ``length_ns`` the mean length of a step.
     """
     if len(excess) < _FEWEST:
         return np.zeros(len(excess), bool)
@@ -197,8 +201,7 @@ class Lateness(Struct, frozen=True, dict=True):
     @cached_property
     def excess(self) -> NDArray[np.float64]:
         """Return ``caused`` minus the median of the other GPUs in the same step."""
-        excess: NDArray[np.float64] = self.caused - median_of_others(self.caused)
-        return excess
+        return self.caused - median_of_others(self.caused)
 
 
 def find_lateness(
@@ -207,11 +210,6 @@ def find_lateness(
     """Measure the waiting that each GPU causes.
 
     None where no two GPUs meet in collectives of the measured steps.
-
-    Args:
-        gpus: GPUs among which the collectives were matched.
-        collectives: collectives of all GPUs.
-        measured: steps to measure, of all GPUs.
     """
     step = steps_of(collectives, gpus.operations, measured)
     useful = collectives.of(*_ALL_MEET) & collectives.known & (step != UNKNOWN)
@@ -237,7 +235,10 @@ def find_lateness(
     ):
         losses = np.zeros_like(caused)
         np.add.at(losses, (last[mine], at[mine]), lost_ns[mine])
-        _bound(losses, _by_step(steps_run, slack_ns), numbers)
+        if slack_ns is not None:
+            of_step = np.zeros(len(numbers), np.int64)
+            of_step[np.searchsorted(numbers, [step.step for step in steps_run])] = slack_ns
+            _bound(losses, of_step)
         caused += losses
     came_last = np.bincount(
         last[collectives.joint[row] & (lane_of_row == last)], minlength=len(meeting)
@@ -251,36 +252,20 @@ def find_lateness(
     )
 
 
-Slack = Mapping[int, int]
-"""Nanoseconds that the host of a GPU could have gained, by step."""
-
-
 def _edges(steps: Sequence[Step]) -> NDArray[np.int64]:
     """Return number, start and end of each step, of shape (steps, 3)."""
     rows = [(step.step, step.start_ns, step.end_ns) for step in steps]
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
-def _by_step(steps: Sequence[Step], slack: NDArray[np.int64] | None) -> Slack | None:
-    """Return the slack by step number; None where it is unknown."""
-    if slack is None:
-        return None
-    return dict(zip([step.step for step in steps], slack.tolist(), strict=True))
-
-
-def _bound(losses: NDArray[np.int64], known: Slack | None, numbers: NDArray[np.int64]) -> None:
+def _bound(losses: NDArray[np.int64], slack: NDArray[np.int64]) -> None:
     """Limit the losses of a GPU, in place, to what its host could have gained.
 
     The limit holds per step and over all steps: a host may lose in one step the lead of another.
 
-    Args:
-        losses: nanoseconds by causing GPU and step.
-        known: slack of the host; None if unknown, which leaves the losses unchanged.
-        numbers: numbers of the steps.
+    ``losses`` are nanoseconds by causing GPU and step, and ``slack`` those that the host could have
+    gained, by step.
     """
-    if known is None:
-        return
-    slack = np.array([known.get(number, 0) for number in numbers.tolist()])
     whole = losses.sum(axis=0)
     losses[:] = losses * (np.clip(slack, 0, whole) / np.maximum(whole, 1))
     total = int(losses.sum())
@@ -352,9 +337,7 @@ def find_slack(view: GpuShardView, steps: NDArray[np.int64]) -> NDArray[np.int64
     Negative where the host lost some of its lead. None where the calls that issue the steps are
     unknown.
 
-    Args:
-        view: the GPU.
-        steps: number, start and end of its steps in order, of shape (steps, 3).
+    ``steps`` has number, start and end of the GPU's steps in order, of shape (steps, 3).
     """
     operations, calls = view.operations, view.calls
     if calls is None or not len(steps):
@@ -457,11 +440,6 @@ class KernelRatio(Struct, frozen=True):
     own_ns: int
     """Time per step of kernels that no other GPU runs, or not as often."""
 
-    @property
-    def excess_ns(self) -> int:
-        """Return the time per step that the GPU would save at the speed of the fastest."""
-        return round(self.compared_ns * (1 - 1 / self.ratio))
-
 
 class _Launches(Struct, frozen=True, dict=True):
     """Launches of one GPU in a typical step, with median durations."""
@@ -478,9 +456,7 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
 
     Empty with fewer than two such GPUs.
 
-    Args:
-        gpus: all GPUs.
-        steps: steps to compare, each on its GPU; the whole trace if none.
+    Without steps, the whole trace is compared.
     """
     operations = gpus.operations
     if len(operations) < 2:
@@ -538,8 +514,7 @@ def _ratio_table(
 
 def _shared(table: Floats) -> Floats:
     """Return the columns that several GPUs have."""
-    shared: Floats = table[:, np.isfinite(table).sum(axis=0) > 1]
-    return shared
+    return table[:, np.isfinite(table).sum(axis=0) > 1]
 
 
 def _kernels(operations: GpuOperations) -> Mask:
@@ -567,12 +542,15 @@ def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]
     operations = view.operations
     rows = np.flatnonzero(_kernels(operations))
     rows, step, count = _in_steps(operations, rows, *steps)
-    texts = _renumbered(operations.events.name[rows], names)
+    ids, where = number_ids(operations.events.name[rows])
+    texts = np.array([names[id] for id in ids.tolist()], np.int64).take(where)
     order = np.argsort(step << 32 | texts, kind="stable")  # The rows are in order of start.
     rows, step, texts = rows[order], step[order], texts[order]
     places = _places(step, texts)
     lengths = operations.end[rows] - operations.start[rows]
-    free = _communication(operations).within(operations.start[rows], operations.end[rows]) == 0
+    talks = operations.classes == OperationClass.COMMUNICATION
+    busy = union(operations.start[talks], operations.end[talks], is_sorted=True)
+    free = busy.within(operations.start[rows], operations.end[rows]) == 0
     keys, lengths, free = _sorted(texts, places, lengths, free)
     distinct, medians = _medians(keys, lengths, count)
     some, unmixed = _medians(keys[free], lengths[free], count)
@@ -599,11 +577,6 @@ def _sorted(
     return text << 32 | place, packed >> 1 & (1 << bits - 1) - 1, packed & 1 == 1
 
 
-def _communication(operations: GpuOperations) -> Intervals:
-    rows = operations.classes == OperationClass.COMMUNICATION
-    return union(operations.start[rows], operations.end[rows], is_sorted=True)
-
-
 def _in_steps(
     operations: GpuOperations, rows: NDArray[np.intp], start: Times, end: Times
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
@@ -618,15 +591,6 @@ def _in_steps(
         chosen = step % stride == 0
         rows, step = rows[chosen], step[chosen]
     return rows, step, len(distinct_ids(step))
-
-
-def _renumbered(ids: NDArray[np.int32], names: dict[int, int]) -> NDArray[np.int64]:
-    known = np.array(sorted(names), np.int64)
-    numbers = np.array([names[id] for id in known.tolist()], np.int64)
-    renumbered: NDArray[np.int64] = (
-        numbers[np.searchsorted(known, ids)] if len(ids) else numbers[:0]
-    )
-    return renumbered
 
 
 def _places(step: NDArray[np.intp], texts: NDArray[np.int64]) -> NDArray[np.int64]:

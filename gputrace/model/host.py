@@ -206,6 +206,8 @@ class Loader(Struct, frozen=True):
     """Processor time of a batch, in a worker."""
     receive_ns: int
     """Mean time of the process that trains at reading and unpickling a batch."""
+    pin_ns: int | None
+    """Mean time of its thread that copies batches into pinned memory; None where unknown."""
     parts: tuple[LoaderPart, ...]
     """Parts of a batch, the longest first."""
     by_worker: tuple[LoaderWorker, ...]

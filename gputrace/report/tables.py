@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
 
 from msgspec.structs import force_setattr
 
@@ -10,13 +11,19 @@ from gputrace.model.host import PHASES
 from gputrace.model.results import (
     Analysis,
     Breakdown,
+    CardUse,
     CollectiveTotals,
     CopyUse,
+    ExpertRank,
     Experts,
     ExtraTable,
+    Gap,
     GpuLink,
     Pipeline,
+    PipelineStage,
     Roofline,
+    ShardedData,
+    TensorParallel,
 )
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
@@ -68,6 +75,17 @@ class Table(Struct, frozen=True):
         force_setattr(self, "rows", tuple(rows))
 
 
+_T = TypeVar("_T")
+Columns = Sequence[tuple[str, Callable[[_T], str]]]
+"""Name of each column, and the formatter of its cell for the object that a row is of."""
+
+
+def tabulate(title: str, columns: Columns[_T], rows: Iterable[_T]) -> Table:
+    """Return a table with a row for each object."""
+    header, cells = zip(*columns, strict=True)
+    return Table(title, header, tuple(tuple(cell(row) for cell in cells) for row in rows))
+
+
 def main_table(analysis: Analysis, most_across: int) -> Table:
     """Break the time down by rank for host-only traces, else in the layout that fits the page."""
     rows = analysis.breakdown
@@ -95,34 +113,24 @@ def _gpus_table(analysis: Analysis) -> Table:
         for title, names in _COLUMNS.items()
         if title in ("compute", "idle?") or any(row.of(name) for row in rows for name in names)
     }
-    body = tuple(
-        (
-            gpu_label(row, analysis),
-            format_ns(_mean(row)),
-            *(
-                format_share(sum(row.of(name) for name in names), row.total_ns)
-                for names in columns.values()
-            ),
-        )
-        for row in rows
-    )
+
+    def shares(row: Breakdown) -> list[str]:
+        return [format_share(sum(map(row.of, names)), row.total_ns) for names in columns.values()]
+
+    body = tuple((gpu_label(row, analysis), format_ns(_mean(row)), *shares(row)) for row in rows)
     return Table(_title(analysis), ("", _unit(analysis), *columns), body)
 
 
 def _ranks_table(analysis: Analysis) -> Table:
     """Lay out host-only ranks: the time that each waited for data, and the rest."""
-    body = tuple(
-        (
-            gpu_label(row, analysis),
-            format_ns(_mean(row)),
-            *(_cells(row, "host_data") if row.host_data_ns is not None else (_UNKNOWN, "")),
-            _UNKNOWN
-            if row.host_data_ns is None
-            else format_ns(_mean(row) - _mean(row, "host_data")),
-        )
-        for row in analysis.breakdown
-    )
-    return Table(_title(analysis), ("", _unit(analysis), "waits for data", "", "the rest"), body)
+    body = []
+    for row in analysis.breakdown:
+        waits = _UNKNOWN, "", _UNKNOWN
+        if row.host_data_ns is not None:
+            waits = (*_cells(row, "host_data"), format_ns(_mean(row) - _mean(row, "host_data")))
+        body.append((gpu_label(row, analysis), format_ns(_mean(row)), *waits))
+    header = ("", _unit(analysis), "waits for data", "", "the rest")
+    return Table(_title(analysis), header, tuple(body))
 
 
 _LEAST_GAP: Final = 0.005
@@ -139,22 +147,18 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
     shown = [gap for gap in gaps.largest_in_steps or gaps.largest if gap.length_ns >= least]
     if not shown:
         return None
-    where = f" in these {loop_name(analysis)[0]}s" if gaps.largest_in_steps else ""
-    body = tuple(
-        (
-            gpu_label(gap, analysis),
-            format_ns(gap.length_ns),
-            f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s",
-            "" if gap.step is None else str(gap.step),
-            CLASS_NAMES[gap.cause].removeprefix("idle: "),
-            gap.evidence,
-        )
-        for gap in shown[:most]
+    columns: Columns[Gap] = (
+        ("", lambda gap: gpu_label(gap, analysis)),
+        ("length", lambda gap: format_ns(gap.length_ns)),
+        ("from", lambda gap: f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s"),
+        ("step", lambda gap: "" if gap.step is None else str(gap.step)),
+        ("cause", lambda gap: CLASS_NAMES[gap.cause].removeprefix("idle: ")),
+        ("evidence", lambda gap: gap.evidence),
     )
+    where = f" in these {loop_name(analysis)[0]}s" if gaps.largest_in_steps else ""
     on = " on all GPUs" if len(analysis.breakdown) > 1 else ""
     every = f"the whole trace has {gaps.count:,}, {format_ns(gaps.total_ns)}{on}"
-    title = f"Largest gaps{where} ({every})"
-    return Table(title, ("", "length", "from", "step", "cause", "evidence"), body)
+    return tabulate(f"Largest gaps{where} ({every})", columns, shown[:most])
 
 
 def _title(analysis: Analysis) -> str:
@@ -222,10 +226,7 @@ def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
         phases_table(analysis),
         *loader_tables(analysis),
         collectives_table(analysis),
-        *map(pipeline_table, analysis.pipelines[:_MOST_PIPELINES]),
-        *map(experts_table, analysis.experts[:_MOST_PIPELINES]),
-        sharded_table(analysis),
-        tensor_table(analysis),
+        *parallel_tables(analysis, _MOST_PIPELINES),
         links_table(analysis, limits.links),
         copies_table(analysis),
         cards_table(analysis),
@@ -300,6 +301,8 @@ def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
     body.append(("all", format_ns(loader.batch_ns), ""))
     if loader.workers:
         body.append(("receive", format_ns(loader.receive_ns), ""))
+    if loader.pin_ns is not None:
+        body.append(("pin", format_ns(loader.pin_ns), ""))
     others = tuple(
         (
             f"{choice.workers}{' (now)' if choice.workers == loader.workers else ''}",
@@ -323,25 +326,21 @@ def cards_table(analysis: Analysis) -> Table | None:
     if not analysis.cards:
         return None
     hosts = len({card.host for card in analysis.cards}) > 1
-    header = ("", "utilized", "memory", "power", "SM clock", "memory clock", "hottest")
-    body = tuple(
-        (
-            f"gpu {card.gpu}" + (f" rank {card.rank}" if hosts else ""),
-            _measured(card.utilization_percent, "%"),
-            _measured(card.memory_used_bytes, " GiB", card.memory_bytes, 2**30),
-            _measured(card.power_mw, " W", card.power_limit_mw, 1000),
-            _measured(card.sm_clock_mhz, " MHz", card.sm_clock_max_mhz),
-            _measured(card.memory_clock_mhz, " MHz", card.memory_clock_max_mhz),
-            _measured(card.temperature_c, " °C"),
-        )
-        for card in analysis.cards
+    columns: Columns[CardUse] = (
+        ("", lambda card: f"gpu {card.gpu}" + (f" rank {card.rank}" if hosts else "")),
+        ("utilized", lambda card: _measured(card.utilization_percent, "%")),
+        ("memory", lambda c: _measured(c.memory_used_bytes, " GiB", c.memory_bytes, 2**30)),
+        ("power", lambda card: _measured(card.power_mw, " W", card.power_limit_mw, 1000)),
+        ("SM clock", lambda card: _measured(card.sm_clock_mhz, " MHz", card.sm_clock_max_mhz)),
+        ("memory clock", lambda c: _measured(c.memory_clock_mhz, " MHz", c.memory_clock_max_mhz)),
+        ("hottest", lambda card: _measured(card.temperature_c, " °C")),
     )
     counts = [card.samples for card in analysis.cards]
     count = " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
     samples = "sample" if max(counts) == 1 else "samples"
     where = "in these steps" if any(row.steps for row in analysis.breakdown) else "while they work"
     title = f"The cards {where} (NVML, {count} {samples} of each at work)"
-    table = Table(title, header, body)
+    table = tabulate(title, columns, analysis.cards)
     return table if len(table.header) > 1 else None
 
 
@@ -358,16 +357,9 @@ def throughput_table(analysis: Analysis) -> Table | None:
     known = {name: values for name, values in columns.items() if None not in values}
     if not rows or not known:
         return None
-    body = tuple(
-        (
-            f"rank {row.rank}",
-            *(
-                f"{values[number]:,.{name == 'MFU' or name == 'TFLOP/s':d}f}{'%' * (name == 'MFU')}"
-                for name, values in known.items()
-            ),
-        )
-        for number, row in enumerate(rows)
-    )
+    formats = {"TFLOP/s": "{:,.1f}", "MFU": "{:,.1f}%"}
+    cells = [map(formats.get(name, "{:,.0f}").format, values) for name, values in known.items()]
+    body = tuple(zip((f"rank {row.rank}" for row in rows), *cells, strict=True))
     peak = rows[0].peak_flop_per_s
     of = f"; MFU of {peak / 1e12:,.0f} TFLOP/s in {rows[0].precision}" if peak else ""
     by_shapes = rows[0].flop_source == "shapes"
@@ -386,11 +378,10 @@ def energy_table(analysis: Analysis) -> Table | None:
     total = sum(row.total_mj for row in rows)
     if not total:
         return None
-    names = CLASS_NAMES
-    by_class = {name: sum(row.classes_mj[name] for row in rows) for name in names}
+    by_class = {name: sum(row.classes_mj[name] for row in rows) for name in CLASS_NAMES}
     shown = [name for name, spent in by_class.items() if spent >= _LEAST_ENERGY * total]
-    per = [row.step_mj is not None for row in rows]
-    header = ("", *(["a step"] if all(per) else ["energy"]), *(names[name] for name in shown))
+    what = "energy" if any(row.step_mj is None for row in rows) else "a step"
+    header = ("", what, *(CLASS_NAMES[name] for name in shown))
     body = []
     for row in rows:
         scale = row.total_mj if row.step_mj is None else row.step_mj
@@ -425,26 +416,10 @@ def collectives_table(analysis: Analysis) -> Table | None:
     shown = analysis.collectives[:_MOST]
     if not shown:
         return None
-    header = ("", "count", "size", "time", "exposed", "wait", "transfer", "bus")
-    rows = tuple(map(_collective_row, shown))
     unit = "a GPU and step" if shown[0].steps else "a GPU"
     where = " within one process" if all(total.one_process for total in shown) else ""
     title = f"Communication{where} ({unit}; exposed: with no computation beside it)"
-    return Table(title, header, rows)
-
-
-def _collective_row(total: CollectiveTotals) -> tuple[str, ...]:
-    bus = total.bus_bandwidth
-    return (
-        f"{total.operation}, {_members(total)}",
-        format_number(total.count / total.steps) if total.steps else f"{total.count:,}",
-        "?" if total.bytes is None else format_bytes(total.bytes),
-        format_ns(total.total_ns),
-        format_share(total.exposed_ns, total.total_ns),
-        _time(total.wait_total_ns),
-        _time(total.transfer_total_ns),
-        "?" if bus is None else f"{format_number(bus / 1e9)} GB/s",
-    )
+    return tabulate(title, _COLLECTIVES, shown)
 
 
 def _members(total: CollectiveTotals) -> str:
@@ -460,89 +435,88 @@ def _members(total: CollectiveTotals) -> str:
     return f"{total.role}{name}, {who}" if total.role or name else who
 
 
+def _time(nanoseconds: int | None) -> str:
+    return "?" if nanoseconds is None else format_ns(nanoseconds)
+
+
+_COLLECTIVES: Final[Columns[CollectiveTotals]] = (
+    ("", lambda row: f"{row.operation}, {_members(row)}"),
+    ("count", lambda row: format_number(row.count / row.steps) if row.steps else f"{row.count:,}"),
+    ("size", lambda row: "?" if row.bytes is None else format_bytes(row.bytes)),
+    ("time", lambda row: format_ns(row.total_ns)),
+    ("exposed", lambda row: format_share(row.exposed_ns, row.total_ns)),
+    ("wait", lambda row: _time(row.wait_total_ns)),
+    ("transfer", lambda row: _time(row.transfer_total_ns)),
+    ("bus", lambda row: "?" if row.bus_bandwidth is None else f"{_rate(row.bus_bandwidth)} GB/s"),
+)
 _MOST_PIPELINES: Final = 2
 _MOST_STAGES: Final = 16
 
 
-def pipeline_table(pipeline: Pipeline) -> Table:
-    """Tabulate the stages of a pipeline: when they work, and why they do not."""
-    header = ("", "work", "bubble", "schedule", "imbalance", "transfer", "host")
-    rows = tuple(
-        (
-            f"stage {stage.stage}, rank {stage.rank}",
-            format_ns(stage.work_ns),
-            format_share(stage.bubble_ns, pipeline.step_ns),
-            *(format_ns(getattr(stage, f"{cause}_ns")) for cause in header[3:]),
-        )
-        for stage in pipeline.stages[:_MOST_STAGES]
+def parallel_tables(analysis: Analysis, most: int | None = None) -> list[Table]:
+    """Tabulate what forms of parallel training cost: pipelines, experts (so many of each at most),
+    sharded parameters, tensor-parallel groups.
+    """
+    tables = [
+        *map(_pipeline_table, analysis.pipelines[:most]),
+        *map(_experts_table, analysis.experts[:most]),
+    ]
+    if shown := analysis.sharded[:_MOST]:
+        title = "Sharded parameters (a step; prefetched: gathered beside kernels)"
+        tables.append(tabulate(title, _SHARDED, shown))
+    if groups := analysis.tensor[:_MOST]:
+        title = "Tensor parallel (a step; beside products: matrix products run, too)"
+        tables.append(tabulate(title, _TENSOR, groups))
+    return tables
+
+
+def _pipeline_table(pipeline: Pipeline) -> Table:
+    columns: Columns[PipelineStage] = (
+        ("", lambda stage: f"stage {stage.stage}, rank {stage.rank}"),
+        ("work", lambda stage: format_ns(stage.work_ns)),
+        ("bubble", lambda stage: format_share(stage.bubble_ns, pipeline.step_ns)),
+        ("schedule", lambda stage: format_ns(stage.schedule_ns)),
+        ("imbalance", lambda stage: format_ns(stage.imbalance_ns)),
+        ("transfer", lambda stage: format_ns(stage.transfer_ns)),
+        ("host", lambda stage: format_ns(stage.host_ns)),
     )
     schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
     batches = f"{pipeline.micro_batches} micro-batches"
-    return Table(f"Pipeline ({schedule}{batches}; a step, and why stages idle)", header, rows)
+    title = f"Pipeline ({schedule}{batches}; a step, and why stages idle)"
+    return tabulate(title, columns, pipeline.stages[:_MOST_STAGES])
 
 
-def experts_table(experts: Experts) -> Table:
-    """Tabulate the work of the experts of each rank."""
-    rows = tuple(
-        (
-            f"rank {rank.rank}",
-            format_ns(rank.work_ns),
-            f"{rank.ratio:.2f}",
-            format_share(round(rank.busiest * experts.work_ns), experts.work_ns),
-        )
-        for rank in experts.ranks[:_MOST_STAGES]
+def _experts_table(experts: Experts) -> Table:
+    whole = experts.work_ns
+    columns: Columns[ExpertRank] = (
+        ("", lambda rank: f"rank {rank.rank}"),
+        ("work", lambda rank: format_ns(rank.work_ns)),
+        ("of the mean", lambda rank: f"{rank.ratio:.2f}"),
+        ("busiest", lambda rank: format_share(round(rank.busiest * whole), whole)),
     )
     title = f"Experts (a step; {experts.exchanges} exchanges of tokens, and back)"
-    return Table(title, ("", "work", "of the mean", "busiest"), rows)
+    return tabulate(title, columns, experts.ranks[:_MOST_STAGES])
 
 
-def sharded_table(analysis: Analysis) -> Table | None:
-    """Tabulate how sharded parameters are gathered; return None where none are."""
-    shown = analysis.sharded[:_MOST]
-    if not shown:
-        return None
-    header = ("", "gathers", "exposed", "wait", "prefetched", "could hide", "again", "scatters")
-    rows = tuple(
-        (
-            format_ids("rank", group.ranks),
-            f"{group.gathers:,}",
-            format_ns(group.gather_exposed_ns),
-            _time(group.gather_wait_ns),
-            f"{group.prefetched:.0%}",
-            format_ns(group.hideable_ns),
-            f"{group.gathered_again:,}",
-            f"{group.scatters:,}",
-        )
-        for group in shown
-    )
-    return Table("Sharded parameters (a step; prefetched: gathered beside kernels)", header, rows)
-
-
-def tensor_table(analysis: Analysis) -> Table | None:
-    """Tabulate the communication of tensor-parallel groups; return None where there are none."""
-    shown = analysis.tensor[:_MOST]
-    if not shown:
-        return None
-    rows = tuple(
-        (
-            format_ids("rank", group.ranks),
-            f"{group.collectives:,}",
-            format_ns(group.total_ns),
-            format_ns(group.exposed_ns // max(group.collectives, 1)),
-            format_share(group.exposed_ns, group.total_ns),
-            format_share(group.beside_products_ns, group.total_ns),
-            _time(group.wait_ns),
-        )
-        for group in shown
-    )
-    header = ("", "times", "time", "exposed each", "exposed", "beside products", "wait")
-    return Table(
-        "Tensor parallel (a step; beside products: matrix products run, too)", header, rows
-    )
-
-
-def _time(nanoseconds: int | None) -> str:
-    return "?" if nanoseconds is None else format_ns(nanoseconds)
+_SHARDED: Final[Columns[ShardedData]] = (
+    ("", lambda group: format_ids("rank", group.ranks)),
+    ("gathers", lambda group: f"{group.gathers:,}"),
+    ("exposed", lambda group: format_ns(group.gather_exposed_ns)),
+    ("wait", lambda group: _time(group.gather_wait_ns)),
+    ("prefetched", lambda group: f"{group.prefetched:.0%}"),
+    ("could hide", lambda group: format_ns(group.hideable_ns)),
+    ("again", lambda group: f"{group.gathered_again:,}"),
+    ("scatters", lambda group: f"{group.scatters:,}"),
+)
+_TENSOR: Final[Columns[TensorParallel]] = (
+    ("", lambda group: format_ids("rank", group.ranks)),
+    ("times", lambda group: f"{group.collectives:,}"),
+    ("time", lambda group: format_ns(group.total_ns)),
+    ("exposed each", lambda group: format_ns(group.exposed_ns // max(group.collectives, 1))),
+    ("exposed", lambda group: format_share(group.exposed_ns, group.total_ns)),
+    ("beside products", lambda group: format_share(group.beside_products_ns, group.total_ns)),
+    ("wait", lambda group: _time(group.wait_ns)),
+)
 
 
 _WORTH: Final = 0.001
@@ -692,37 +666,34 @@ def links_table(analysis: Analysis, most: int) -> Table | None:
         direction = " to ".join(labels.get(pair, f"gpu {pair[0]}") for pair in pairs)
         return direction + (f" on {row.host}" if several else "")
 
-    shown = used[:most]
-    more = f" (the {len(shown)} of {len(used)} directions with most)" if len(used) > most else ""
-    header = ("", "link", "copies", "bytes", "GB/s", "link carries", "through the host")
-    rows = tuple(
-        (
-            ends(row),
-            row.link or "?",
-            f"{row.copies:,}",
-            format_bytes(row.bytes),
-            _rate(row.bandwidth),
-            _rate(row.able),
-            f"{row.staged_copies:,} copies, {format_bytes(row.staged_bytes)}"
-            if row.staged_copies
-            else _UNKNOWN,
-        )
-        for row in shown
+    def staged(row: GpuLink) -> str:
+        size = format_bytes(row.staged_bytes)
+        return f"{row.staged_copies:,} copies, {size}" if row.staged_copies else _UNKNOWN
+
+    columns: Columns[GpuLink] = (
+        ("", ends),
+        ("link", lambda row: row.link or "?"),
+        ("copies", lambda row: f"{row.copies:,}"),
+        ("bytes", lambda row: format_bytes(row.bytes)),
+        ("GB/s", lambda row: _rate(row.bandwidth)),
+        ("link carries", lambda row: _rate(row.able)),
+        ("through the host", staged),
     )
-    return Table(f"Copies between GPUs{more}", header, rows)
+    more = f" (the {most} of {len(used)} directions with most)" if len(used) > most else ""
+    return tabulate(f"Copies between GPUs{more}", columns, used[:most])
 
 
-def _rate(bytes_per_second: int | None) -> str:
+def _rate(bytes_per_second: float | None) -> str:
     """Format a bandwidth in GB/s; a dash where it is unknown."""
     return _UNKNOWN if bytes_per_second is None else format_number(bytes_per_second / 1e9)
 
 
 def extra_table(table: ExtraTable) -> Table:
     """Convert a plugin's table: floats with four significant digits, unknown values as a dash."""
-    rows = tuple(
-        tuple(
-            _UNKNOWN if v is None else f"{v:,.4g}" if isinstance(v, float) else str(v) for v in row
-        )
-        for row in table.rows
-    )
-    return Table(table.title, table.header, rows)
+
+    def cell(value: object) -> str:
+        if value is None:
+            return _UNKNOWN
+        return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+    return Table(table.title, table.header, tuple(tuple(map(cell, row)) for row in table.rows))

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.text import Text
 
@@ -17,6 +17,7 @@ from gputrace.report import plain, to_json
 from gputrace.report.html.charts import (
     DASHED,
     add_legend,
+    bars_chart,
     class_color,
     class_label,
     draw_points,
@@ -29,16 +30,18 @@ from gputrace.report.html.charts import (
 from gputrace.report.html.models import Chart, Model, source
 from gputrace.report.html.page import common_variables, render_page
 from gputrace.report.markdown_html import escape, render_table
-from gputrace.report.tables import CLASS_NAMES, Table
+from gputrace.report.tables import CLASS_NAMES, Columns, Table
 from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.sanitize import cell, clean
 from gputrace.studies.database import Database
 from gputrace.studies.results import (
+    CardResult,
     ConfigurationResult,
     Effect,
     Efficiency,
     GpuShare,
     PairOfGpus,
+    Predicted,
     RecordingCheck,
     Spread,
     Summary,
@@ -181,10 +184,6 @@ def same(summary: Summary) -> str:
     return label(summary.same, summary.same)
 
 
-_Columns = Sequence[tuple[str, Callable[[Any], str]]]
-"""Header of each column, and the formatter of its cell from the row's object."""
-
-
 def tables(summary: Summary) -> list[Table]:
     """Return all tables that have rows."""
     settings = dict.fromkeys(row.setting for row in summary.effects)
@@ -221,7 +220,10 @@ def tables(summary: Summary) -> list[Table]:
     return [table for table in made if table.rows]
 
 
-def _table(title: str, columns: _Columns, rows: Iterable[Any]) -> Table:
+_T = TypeVar("_T")
+
+
+def _table(title: str, columns: Columns[_T], rows: Iterable[_T]) -> Table:
     """Build a table with a row for each object."""
     header, cells = zip(*columns, strict=True)
     return _fill(title, header, ([show(row) for show in cells] for row in rows))
@@ -296,7 +298,7 @@ def _losses(row: ConfigurationResult) -> str:
     return f"{format_number(row.loss_first)} → {format_number(row.loss_last)}"
 
 
-_RUNS: Final[_Columns] = (
+_RUNS: Final[Columns[ConfigurationResult]] = (
     ("", lambda row: row.label),
     ("not done", _state),
     ("samples/s", _median("rate", rate)),
@@ -317,7 +319,7 @@ def _steps_found(check: RecordingCheck) -> str:
     return f"{len(counts)} × {count_range(counts)}" if len(counts) > 1 else count_range(counts)
 
 
-_CHECKS: Final[_Columns] = (
+_CHECKS: Final[Columns[RecordingCheck]] = (
     ("", lambda check: check.label),
     ("steps run", lambda check: str(check.steps_run)),
     ("found", _steps_found),
@@ -343,14 +345,14 @@ def _compared(summary: Summary) -> list[RecordingCheck]:
     return [check for check in summary.checks if check.steps_run is not None]
 
 
-_EFFICIENCY: Final[_Columns] = (
+_EFFICIENCY: Final[Columns[Efficiency]] = (
     ("", lambda row: row.label),
     ("samples/s", lambda row: rate(row.rate)),
     ("speed-up", lambda row: _times(row.speed_up)),
     ("(range)", _bounds),
     ("efficiency", lambda row: f"{row.efficiency:.0%}"),
 )
-_EFFECTS: Final[_Columns] = (
+_EFFECTS: Final[Columns[Effect]] = (
     ("", lambda row: f"{row.value} beside {row.base}" + (f" ({row.others})" * bool(row.others))),
     ("samples/s", lambda row: _times(row.speed_up)),
     ("(range)", _bounds),
@@ -391,7 +393,7 @@ def _amount(loss: Loss | None, row: Efficiency) -> str:
 
 _CURES: Final = {"pinned": "pinned, own stream"}
 """Labels of cures whose id is also a setting but which change more than that."""
-_PREDICTIONS: Final[_Columns] = (
+_PREDICTIONS: Final[Columns[Predicted]] = (
     ("", lambda row: row.change + (f" ({row.label})" if row.label != "all" else "")),
     ("cure", lambda row: _CURES.get(row.cure, row.cure)),
     ("step", lambda row: _time(row.before_ns)),
@@ -429,7 +431,7 @@ def _placements_table(summary: Summary) -> Table:
     return _fill("Compute time a step, and memory, of each GPU", header, body)
 
 
-_PAIRS: Final[_Columns] = (
+_PAIRS: Final[Columns[PairOfGpus]] = (
     ("", lambda row: row.label),
     ("link", lambda row: row.link or "unknown"),
     ("bandwidth", lambda row: "" if row.bandwidth is None else f"{format_bytes(row.bandwidth)}/s"),
@@ -451,7 +453,7 @@ def _links_note(pairs: tuple[PairOfGpus, ...]) -> str:
 
 _EVEN: Final = 0.02
 """Relative difference below which cards count as equally fast."""
-_CARDS: Final[_Columns] = (
+_CARDS: Final[Columns[CardResult]] = (
     ("", lambda row: row.label),
     ("card", lambda row: row.name),
     ("SM clock", lambda row: _clock(row.sm_clock_mhz)),
@@ -505,8 +507,6 @@ _LABEL: Final = 80
 """Maximum characters of a label."""
 _ROOM: Final = 1.03
 """Length of an axis relative to its largest value: bokeh leaves no room for whiskers."""
-_BAR: Final = 26
-"""Pixels per bar, with spacing."""
 
 
 def find_charts(summary: Summary) -> dict[str, Chart]:
@@ -615,7 +615,7 @@ def _rate_bars(rows: Sequence[ConfigurationResult]) -> Chart | None:
             "high": [rate.high for _, rate in known],
         }
     )
-    plot = _bars("rates", labels, "samples/s")
+    plot = bars_chart("rates", labels, "samples/s")
     plot.xaxis.formatter = Model("NumeralTickFormatter", format="0,0")
     look = {"height": 0.7, "fill_color": _GREEN, "line_color": _GREEN}
     bars = plot.draw("HBar", points, y="row", right="value", **look)
@@ -624,21 +624,6 @@ def _rate_bars(rows: Sequence[ConfigurationResult]) -> Chart | None:
         draw_spread(plot, points, "row", dimension="width")
     tips = [("", "@row"), ("samples/s", "@value{0,0}"), ("range", "@low{0,0} to @high{0,0}")]
     plot.add_tips(bars, tips)
-    return plot
-
-
-def _bars(name: str, rows: Sequence[Any], axis: str) -> Chart:
-    """Return an empty chart with a line for each of the rows, from the top."""
-    plot = Chart(
-        name,
-        70 + _BAR * len(rows),
-        x_range=Model("DataRange1d", start=0, range_padding=0.02),
-        y_range=list(rows)[::-1],
-        x_axis_label=axis,
-        tools=(),
-        toolbar_location=None,
-    )
-    plot.hide_grid(x=False)
     return plot
 
 
@@ -657,7 +642,7 @@ def _losses_chart(rows: Sequence[Efficiency]) -> Chart | None:
     if not known:
         return None
     labels = [plain_text(row.label, _LABEL) for row in known]
-    plot = _bars("losses", labels, "ms a step")
+    plot = bars_chart("losses", labels, "ms a step")
     plot.x_range = Model("DataRange1d", range_padding=0.02)
     lost = [{loss.name: loss.ns / 1e6 for loss in row.losses} for row in known]
     for sign in (1, -1):
@@ -684,7 +669,7 @@ def _shares(
         return None
     rows = [row for row, _, _ in bars]
     data = {"row": rows, "value": [b for _, b, _ in bars], "color": [c for _, _, c in bars]}
-    plot = _bars(name, rows, axis)
+    plot = bars_chart(name, rows, axis)
     look = {"height": 0.8, "fill_color": "color", "line_color": "color"}
     drawn = plot.draw("HBar", source(data), y="row", right="value", **look)
     plot.add_tips(drawn, [("", "@row"), (axis, "@value{0,0.00}")])

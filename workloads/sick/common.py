@@ -84,11 +84,6 @@ def train(build, cures, tiny, steps, warmup, talk):
             inputs = batch[0]
             if "channels-last" in cures and inputs.dim() == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            if cures.get("graphs") is True:
-                # In its place; what DistributedDataParallel does around it no graph can hold.
-                inner = model.module if RANKS > 1 else model
-                torch.cuda.make_graphed_callables(inner, (inputs,))
-                cures["graphs"] = "captured"
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled="bf16" in cures):
                 output = model(inputs)
@@ -110,6 +105,9 @@ def prepare(build, cures, tiny, talk):
     model.train()
     if "channels-last" in cures:
         model.to(memory_format=torch.channels_last)
+    if "graphs" in cures:
+        # In its place, and before DistributedDataParallel, whose nodes end a capture.
+        torch.cuda.make_graphed_callables(model, (next(iter(batches))[0].to(DEVICE),))
     if RANKS > 1:
         model = nn.parallel.DistributedDataParallel(
             model,

@@ -17,6 +17,7 @@ from gputrace.analyzers.operations import GpuOperations, read_operations
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.steps import find_input_copies
 from gputrace.model.events import Kind
+from gputrace.model.intervals import number_windows
 from gputrace.model.options import Options
 from gputrace.model.results import Analysis, RecorderCost, Step
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
@@ -284,8 +285,8 @@ def _placed(
     if not mine:
         return ids[:0], ns[:0], np.zeros(0, np.intp)
     starts, ends, which = np.array(mine, np.int64).T
-    index = np.searchsorted(starts, gpu.start[kernels], "right") - 1
-    inside = (index >= 0) & (gpu.start[kernels] < ends[index])
+    index = number_windows(gpu.start[kernels], starts, ends)
+    inside = index >= 0
     return ids[inside], ns[inside], np.searchsorted(numbers, which[index[inside]])
 
 

@@ -69,7 +69,7 @@ RULES: Final[tuple[Rule, ...]] = (
     whole_run.graph_opaque,
 )
 HOST_RULES: Final[tuple[Rule, ...]] = (
-    whole_run.data_feeding,
+    data_feeding.data_feeding,
     whole_run.lost_records,
     host.cpu_starved,
     host.cpu_throttled,
@@ -139,11 +139,6 @@ def order(
     A cost counts, and makes severe, as far as a prediction may confirm it. GPUs that compute nearly
     all the time come before costs below `MEDIUM`, and before little idle time; where they do so in
     the later half of a trace without steps, before idle time below `HIGH`.
-
-    Args:
-        findings: all findings.
-        predictions: predicted steps without a cause; none where nothing could be replayed.
-        mean_ns: mean length of a step.
     """
     gains: dict[str | None, int] = {}
     for cure in predictions:

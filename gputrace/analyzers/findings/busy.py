@@ -189,8 +189,7 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         "communication-exposed",
         severity,
         cost,
-        f"{format_ns(cost)} of {facts.per} ({share:.0%}) go to communication with no computation "
-        f"beside it{where}{waiting}",
+        f"{facts.of_step(cost)} go to communication with no computation beside it{where}{waiting}",
         _WAIT_LESS
         if known and not apart and 2 * (wait - elsewhere) > whole - elsewhere
         else _less(facts, role),
@@ -379,8 +378,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
             (most.gpu,) if always else tuple(rank.gpu for rank in experts.ranks),
             (most.rank,) if always else tuple(rank.rank for rank in experts.ranks),
             experts.imbalance_ns,
-            f"ranks wait {format_ns(experts.imbalance_ns)} of {facts.per} ({share:.0%}) for the "
-            f"busiest experts: {who}",
+            f"ranks wait {facts.of_step(experts.imbalance_ns)} for the busiest experts: {who}",
             "balance the routing (auxiliary loss, router bias, capacity factor), or spread busy "
             "experts over the ranks (redundant experts)",
             {
@@ -461,7 +459,12 @@ def _how_to_compute_less(facts: Facts) -> str:
             "what limits a kernel), faster cards, or more of them"
         )
     advice = []
-    if kernels is None or _in_low_precision(kernels) < _MOSTLY_ON_THEM * kernels.total_ns:
+    low_precision_ns = sum(
+        product.total_ns
+        for product in (kernels.products if kernels else ())
+        if product.tensor_cores == "yes" or product.precision in _LOW_PRECISIONS
+    )
+    if kernels is None or low_precision_ns < _MOSTLY_ON_THEM * kernels.total_ns:
         advice.append("mixed precision")
         if kernels is None or any(use.family == "convolution" for use in kernels.top):
             advice.append("the layout that the tensor cores want")
@@ -469,15 +472,6 @@ def _how_to_compute_less(facts: Facts) -> str:
     if kernels is None or not any(re.search(_COMPILED, row.name) for row in kernels.top):
         advice += ["compiled or fused operations" + (" (torch.compile)" if is_torch else "")]
     return ", ".join([*advice, "smaller inputs or models, faster cards, or more of them"])
-
-
-def _in_low_precision(kernels: Kernels) -> int:
-    """Return the nanoseconds of products on tensor cores, or in 16 bits and less."""
-    return sum(
-        product.total_ns
-        for product in kernels.products
-        if product.tensor_cores == "yes" or product.precision in _LOW_PRECISIONS
-    )
 
 
 _LAYOUT_WORTH: Final = 0.02

@@ -15,6 +15,7 @@ from msgspec import field
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
+from gputrace.analyzers.breakdown import find_gaps
 from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
@@ -64,7 +65,6 @@ from gputrace.model.host import (
     StepPhases,
 )
 from gputrace.model.intervals import Intervals, union
-from gputrace.model.nvml import Nvml
 from gputrace.model.results import (
     Breakdown,
     CardUse,
@@ -73,6 +73,7 @@ from gputrace.model.results import (
     Evidence,
     Experts,
     Finding,
+    Gaps,
     Kernels,
     Load,
     Missing,
@@ -105,8 +106,25 @@ _FRAMEWORKS: Final = (
 """Parts of the names of kernels, marks and recorded waits that are unique to a framework."""
 
 
-class Known(Struct, frozen=True, dict=True):
-    """Facts about a trace.
+HIGH: Final = 0.20
+MEDIUM: Final = 0.05
+"""Shares of the time from which a cost is high and medium: xprof's limits for input-bound."""
+
+WAITS_FOR_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
+"""Causes of idle time in which the GPUs wait for what the host does."""
+
+_MOST: Final = 0.5
+"""Share of the idle time that one phase must have for it to be named."""
+
+_FEWEST_SAMPLES: Final = 5
+_DOMINATES: Final = 0.5
+"""Minimum number and share of samples at a line for it to be named."""
+
+_DO: Final = r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b"
+
+
+class Facts(Struct, frozen=True, dict=True):
+    """Facts about a trace, and helpers that make findings of them.
 
     A trace without GPU activity has no GPUs.
     """
@@ -251,18 +269,28 @@ class Known(Struct, frozen=True, dict=True):
             steps = sum(row.steps for row in rows)
             if not steps:
                 continue
+            total_ns = sum(row.total_ns for row in rows)
             waited_ns = sum(row.of("host_data") for row in rows)
+            train_ns = host_ns = total_ns - waited_ns
             if self.per_gpu.operations:
                 # A GPU also waits for what the program itself does with a batch before its copy.
                 idle_ns = sum(row.of("data_feeding") for row in rows)
                 is_known = any(row.host_data_ns is not None for row in rows)
                 waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
-            step_ns = sum(row.total_ns for row in rows) / steps
+                train_ns = total_ns - waited_ns - sum(row.of("recorder") for row in rows)
+                host_ns = host_ns if is_known else train_ns
+                if self.is_pinned("h2d"):
+                    # A host that no batch holds up has launched before its GPU gets there.
+                    ahead_ns = train_ns - sum(row.of("launch") for row in rows)
+                    train_ns = min(train_ns, max(ahead_ns, host_ns))
+            step_ns = total_ns / steps
             paces[rank] = Pace(
                 union([start for start, _ in spans], [end for _, end in spans]),
                 len(spans),
                 step_ns,
                 waited_ns / steps,
+                train_ns / steps,
+                host_ns / steps,
                 loads[rank].process_cores * step_ns if rank in loads else 0.0,
                 len(processes),
                 rank in loads and loads[rank].others_queued >= MEDIUM,
@@ -298,9 +326,8 @@ class Known(Struct, frozen=True, dict=True):
 
     def _idle_of_rank(self, rank: int) -> IdleOfRank | None:
         """Return the idle time of a rank's GPUs that count by phase; None where there is none."""
-        steps_of = StepsOf(self.measured)
         rows = [
-            (len(steps_of(lane.gpu)), idle)
+            (len(self.measured_of(lane.gpu)), idle)
             for lane, idle in zip(self.working, self._idle_in_phases, strict=True)
             if lane.gpu.rank == rank and idle
         ]
@@ -315,9 +342,7 @@ class Known(Struct, frozen=True, dict=True):
     @cached_property
     def _idle_in_phases(self) -> list[dict[str, NDArray[np.int64]]]:
         """Idle time of each GPU that counts by phase of its host, in all and for some causes."""
-        steps_of = StepsOf(self.measured)
-        times = [stretches(steps_of(lane.gpu), lane.window) for lane in self.working]
-        return idle_by_phase(self.per_gpu, self.working, times, (ALL, *_IN_PHASES))
+        return idle_by_phase(self.per_gpu, self.working, self.working_times, (ALL, *_IN_PHASES))
 
     @cached_property
     def framework(self) -> str:
@@ -331,14 +356,9 @@ class Known(Struct, frozen=True, dict=True):
         return "pytorch" if "kineto" in self.trace.source.split("+") else ""
 
     @cached_property
-    def nvml(self) -> Nvml:
-        """NVML's samples and descriptions of the cards."""
-        return self.trace.nvml
-
-    @cached_property
     def cards(self) -> tuple[CardUse, ...]:
         """Cards while they were busy, of those that were sampled."""
-        return find_cards(self.nvml, self.per_gpu, self.measured)
+        return find_cards(self.trace.nvml, self.per_gpu, self.measured)
 
     @cached_property
     def ratios(self) -> tuple[KernelRatio, ...]:
@@ -375,6 +395,13 @@ class Known(Struct, frozen=True, dict=True):
     def listed_lanes(self) -> list[LaneSummary]:
         """Lanes of the GPUs of `listed`."""
         return self._lanes_of(self.listed)
+
+    def longest_gaps(self, most: int) -> Gaps:
+        """Return all gaps of the GPUs of `listed`, and the ``most`` longest with their evidence."""
+        is_python = bool(self.framework)
+        found, measured, lines = self.found, self.measured, self.lines
+        lanes = self.listed_lanes
+        return find_gaps(self.per_gpu, lanes, found, measured, most, lines, is_python=is_python)
 
     def _lanes_of(self, rows: Sequence[Breakdown]) -> list[LaneSummary]:
         gpus = {(row.gpu, row.rank) for row in rows}
@@ -444,33 +471,6 @@ class Known(Struct, frozen=True, dict=True):
         """Links between the GPUs and their traffic; None where there is one GPU."""
         return measure_links(self.per_gpu, self.collectives)
 
-
-def _measure_start_up(gpu: GpuShardView) -> dict[str, dict[str, int]]:
-    causes = gpu.lane.causes.of
-    return {
-        cause: {name: times.intersection(time).total for name, times in causes.items()}
-        for cause, time in find_start_up(gpu).items()
-    }
-
-
-HIGH: Final = 0.20
-MEDIUM: Final = 0.05
-"""Shares of the time from which a cost is high and medium: xprof's limits for input-bound."""
-
-WAITS_FOR_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
-"""Causes of idle time in which the GPUs wait for what the host does."""
-
-_MOST: Final = 0.5
-"""Share of the idle time that one phase must have for it to be named."""
-
-_FEWEST_SAMPLES: Final = 5
-_DOMINATES: Final = 0.5
-"""Minimum number and share of samples at a line for it to be named."""
-
-
-class Facts(Known, frozen=True, dict=True):
-    """Facts about a trace, and helpers that make findings of them."""
-
     @property
     def gpus(self) -> tuple[int, ...]:
         return tuple(row.gpu for row in self.rows if row.gpu is not None)
@@ -526,7 +526,7 @@ class Facts(Known, frozen=True, dict=True):
         total = sum(row.total_ns for row in self.rows) * self.unrecorded
         return sum(row.of(name) for row in self.rows for name in names) / max(total, 1)
 
-    def share_of(self, cost_ns: int) -> float:
+    def share_of(self, cost_ns: float) -> float:
         """Return a cost in nanoseconds per step as a share of the mean step."""
         return cost_ns / max(self.mean_ns, 1)
 
@@ -534,6 +534,10 @@ class Facts(Known, frozen=True, dict=True):
     def turns(self) -> int:
         """Steps of all GPUs that count, one for a GPU without steps; at least 1."""
         return max(1, sum(max(row.steps, 1) for row in self.rows))
+
+    def of_step(self, cost_ns: float) -> str:
+        """Return a cost and its share: ``25.1 ms of a step of 62.8 ms (40%)``."""
+        return f"{format_ns(cost_ns)} of {self.per} ({self.share_of(cost_ns):.0%})"
 
     def finding(
         self,
@@ -546,7 +550,8 @@ class Facts(Known, frozen=True, dict=True):
     ) -> Finding:
         """Return a finding about all GPUs and ranks that count."""
         if len(self.rows) == 1:
-            message = _of_one(message)
+            message = re.sub(_DO, r"the GPU \1s", message).replace(": their speed", ": its speed")
+            message = message.replace("the GPUs'", "the GPU's").replace("the GPUs", "the GPU")
         return Finding(
             id, severity, self.gpus, self.ranks, impact_ns, message, advice, evidence or {}
         )
@@ -585,7 +590,7 @@ class Facts(Known, frozen=True, dict=True):
             where, spent, total = phase
             text += f"; most of it in {PHASES[where]}, {format_ns(spent)} of {format_ns(total)}"
             evidence |= {"phase": where, "phase_ns": spent}
-        source = self.place_in(name)
+        source = self.dominating_line(name, self.working, self.working_times)
         if source is not None:
             part = f"{source.share:.0%} of {source.samples:,} samples"
             text += f"; the host is at {source.line} in {part}"
@@ -607,20 +612,15 @@ class Facts(Known, frozen=True, dict=True):
         most = max(named, key=lambda name: named[name])
         return (most, named[most], total) if named[most] > _MOST * total else None
 
-    def place_in(self, cause: str) -> Place | None:
-        """Return the line that dominates while GPUs that count idle for a cause; None if none."""
-        return self._place(self.working, self.working_times, cause)
-
-    def place_of(self, lane: LaneSummary, cause: str, steps: Sequence[int]) -> Place | None:
-        """Return the line that dominates while one GPU idles for a cause in some measured steps."""
-        return self._place([lane], [self.time_of(lane, steps)], cause)
-
-    def _place(
-        self, lanes: Sequence[LaneSummary], time: Sequence[Intervals], cause: str
+    def dominating_line(
+        self, cause: str, lanes: Sequence[LaneSummary], times: Sequence[Intervals]
     ) -> Place | None:
+        """Return the line that dominates while GPUs idle for a cause, each in some time; None if
+        none does.
+        """
         if not self.per_gpu.has_calls or self.lines is None or cause not in WAITS_FOR_HOST:
             return None
-        source = dominating(self.per_gpu, self.lines, lanes, time, cause)
+        source = dominating(self.per_gpu, self.lines, lanes, times, cause)
         if source is None or source.samples < _FEWEST_SAMPLES or source.share < _DOMINATES:
             return None
         return source
@@ -642,13 +642,12 @@ class Facts(Known, frozen=True, dict=True):
         return stretches(chosen, lane.window)
 
 
-_DO: Final = r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b"
-
-
-def _of_one(message: str) -> str:
-    """Return a message about several GPUs for one."""
-    message = re.sub(_DO, r"the GPU \1s", message).replace(": their speed", ": its speed")
-    return message.replace("the GPUs'", "the GPU's").replace("the GPUs", "the GPU")
+def _measure_start_up(gpu: GpuShardView) -> dict[str, dict[str, int]]:
+    causes = gpu.lane.causes.of
+    return {
+        cause: {name: times.intersection(time).total for name, times in causes.items()}
+        for cause, time in find_start_up(gpu).items()
+    }
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

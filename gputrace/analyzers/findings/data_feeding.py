@@ -43,13 +43,24 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter with one batch used again and again.
     """
-    findings = facts.costly(
-        "data-feeding",
-        "data_feeding",
-        f"the GPUs wait {{cost}} for {'the next batch' if facts.trains else 'data from the host'}",
-        how_to_feed_faster(facts),
-    )
-    yield from explained(facts, findings)
+    cause, message = "data_feeding", "the GPUs wait {cost} for "
+    message += "the next batch" if facts.trains else "data from the host"
+    if not facts.per_gpu.operations:
+        # A GPU may have had queued work meanwhile, so it is not shown to have idled.
+        cause, message = "host_data", "the program waits {cost} for the next batch; no GPU was "
+        message += "seen: this is the most that one can have idled for it"
+    for finding in facts.costly("data-feeding", cause, message, how_to_feed_faster(facts)):
+        why = _why_late(facts)
+        if why is None:
+            yield finding
+            continue
+        clause, cure, evidence = why
+        yield replace(
+            finding,
+            message=f"{finding.message}; {clause}",
+            advice=cure or finding.advice,
+            evidence={**finding.evidence, **evidence},
+        )
 
 
 def how_to_feed_faster(facts: Facts) -> str:
@@ -94,23 +105,7 @@ _ADVICE: Final = {
 }
 
 
-def explained(facts: Facts, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield the findings with what makes batches late, where the loader's workers tell."""
-    for finding in findings:
-        why = why_late(facts)
-        if why is None:
-            yield finding
-            continue
-        clause, cure, evidence = why
-        yield replace(
-            finding,
-            message=f"{finding.message}; {clause}",
-            advice=cure or finding.advice,
-            evidence={**finding.evidence, **evidence},
-        )
-
-
-def why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
+def _why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     """Return a clause on what makes batches late, advice, and evidence; None where unknown."""
     loader = _slowest_loader(facts)
     if loader is None:

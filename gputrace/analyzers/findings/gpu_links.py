@@ -25,7 +25,7 @@ from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.model.intervals import Intervals
 from gputrace.model.results import Evidence, Finding
 from gputrace.model.struct import Struct
-from gputrace.units import format_ns, format_number
+from gputrace.units import format_number
 
 WORTH: Final = 0.01
 """Share of the time from which a slow link is reported."""
@@ -48,7 +48,11 @@ def topology(facts: Facts) -> Iterator[Finding]:
     """
     if facts.links is None or not facts.mean_ns:
         return
-    costs = [(_cost(facts, slow), slow) for slow in slower_links(facts.links)]
+    costs = [
+        # What these transfers would save over the better link.
+        (round(exposed(facts, facts.links, slow.busy) * (1 - 1 / slow.ratio)), slow)
+        for slow in slower_links(facts.links)
+    ]
     cost, slow = max(costs, key=lambda pair: pair[0], default=(0, None))
     if slow is not None and cost >= WORTH * facts.mean_ns:
         yield _slower(facts, facts.links, slow, cost)
@@ -60,10 +64,7 @@ def exposed(facts: Facts, links: Links, busy: Mapping[int, Intervals]) -> int:
     """Return the nanoseconds per step of transfers with no computation beside them, on the GPU with
     most.
 
-    Args:
-        facts: facts about the trace.
-        links: links between its GPUs.
-        busy: times of the transfers of each GPU, by its index among the operations.
+    ``busy`` has the times of the transfers of each GPU, by its index among the operations.
     """
     index_of = {gpu: index for index, gpu in enumerate(links.gpus)}
     lanes = [lane for lane in facts.working if index_of[lane.gpu] in busy]
@@ -77,13 +78,6 @@ def _alone(gpu: GpuShardView, busy: Intervals, steps: Intervals) -> int:
     """Return the nanoseconds of transfers in the steps with no computation beside them."""
     idle = busy.difference(gpu.lane.timeline.of_class(OperationClass.COMPUTE))
     return idle.intersection(steps).total
-
-
-def _cost(facts: Facts, slow: Slower) -> int:
-    """Return the nanoseconds per step that these transfers would save over the better link."""
-    if facts.links is None:
-        return 0
-    return round(exposed(facts, facts.links, slow.busy) * (1 - 1 / slow.ratio))
 
 
 def _slower(facts: Facts, links: Links, slow: Slower, cost: int) -> Finding:
@@ -110,7 +104,7 @@ def _slower(facts: Facts, links: Links, slow: Slower, cost: int) -> Finding:
         cost,
         f"{slow.what} between GPUs joined by {slow.link} take {slow.ratio:.2f} times as long as "
         f"between those joined by {slow.than}{rates}: crossing {slow.link} costs "
-        f"{format_ns(cost)} of {facts.per} ({share:.0%})",
+        f"{facts.of_step(cost)}",
         f"{_choose(better)}; else {_NEAR}" if better is not None else _NEAR,
         evidence,
     )
@@ -202,10 +196,21 @@ def host_staged_comm(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: NVLink's counters (`nvidia-smi nvlink -gt d`) grow by the bytes exchanged.
     """
-    if facts.links is None:
+    links = facts.links
+    if links is None:
         return
     for best in _proofs(facts)[:1]:
-        yield _finding(facts, facts.links, best)
+        share = facts.share_of(best.cost)
+        yield Finding(
+            "host-staged-comm",
+            severity_of(share) or "low",
+            tuple(gpu.gpu for gpu in best.gpus),
+            tuple(sorted({gpu.rank for gpu in best.gpus})),
+            best.cost,
+            f"{best.message}; it takes {facts.of_step(best.cost)}",
+            best.advice,
+            {"share": round(share, 4), "peer_access": _access(links, best.gpus), **best.evidence},
+        )
 
 
 def _proofs(facts: Facts) -> list[_Proof]:
@@ -216,21 +221,6 @@ def _proofs(facts: Facts) -> list[_Proof]:
     proofs = [proof for way in ways for proof in way(facts, facts.links)]
     worth = [proof for proof in proofs if proof.cost >= WORTH * facts.mean_ns]
     return sorted(worth, key=lambda proof: -proof.cost)
-
-
-def _finding(facts: Facts, links: Links, best: _Proof) -> Finding:
-    share = best.cost / facts.mean_ns
-    evidence: Evidence = {"share": round(share, 4), "peer_access": _access(links, best.gpus)}
-    return Finding(
-        "host-staged-comm",
-        severity_of(share) or "low",
-        tuple(gpu.gpu for gpu in best.gpus),
-        tuple(sorted({gpu.rank for gpu in best.gpus})),
-        best.cost,
-        f"{best.message}; it takes {format_ns(best.cost)} of {facts.per} ({share:.0%})",
-        best.advice,
-        {**evidence, **best.evidence},
-    )
 
 
 def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
@@ -247,11 +237,7 @@ def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
         f"what GPUs exchange goes through the host's memory ({len(staged):,} copies to the host "
         f"are each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
         f"{straight}; {_REACH}",
-        {
-            "copies": len(staged),
-            "bytes": int(staged.bytes.sum()),
-            "bandwidth": round(speed * GB),
-        },
+        {"copies": len(staged), "bytes": int(staged.bytes.sum()), "bandwidth": round(speed * GB)},
         copies=True,
     )
 
@@ -277,7 +263,9 @@ def _slow_peer_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
     speed = max(bandwidth(traffic) or 0.0 for traffic in slow.values())
     link = links.topology.name(links.gpus[first], links.gpus[second])
     indices = sorted({index for pair in slow for index in pair})
-    busy = {index: _of_pairs(links.peer, list(slow)).on(index) for index in indices}
+    of_pairs = [(links.peer.source == s) & (links.peer.target == t) for s, t in slow]
+    peer = links.peer.select(np.any(of_pairs, axis=0))
+    busy = {index: peer.on(index) for index in indices}
     yield _Proof(
         [links.gpus[index] for index in indices],
         exposed(facts, links, busy),
@@ -294,13 +282,6 @@ def _is_slow(links: Links, pair: tuple[int, int], copies: Traffic) -> bool:
     if not nvlinks(links.topology.name(first, second)) or speed is None or able is None:
         return False
     return speed < min(_OF_NVLINK * able, _PCIE)
-
-
-def _of_pairs(copies: Traffic, pairs: list[tuple[int, int]]) -> Traffic:
-    keep = np.zeros(len(copies), bool)
-    for source, target in pairs:
-        keep |= (copies.source == source) & (copies.target == target)
-    return copies.select(keep)
 
 
 def _silent_nvlink(facts: Facts, links: Links) -> Iterator[_Proof]:

@@ -87,14 +87,11 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
 
 def _clocks(facts: Facts, which: str) -> dict[CardUse, float]:
     """Return the clock in MHz of each busy card of the most common model."""
-    known = [card for card in facts.cards if _clock(card, which) and card.samples >= FEWEST]
+    clocks = {card: getattr(card, f"{which}_clock_mhz") for card in facts.cards}
+    known = [card for card in facts.cards if clocks[card] and card.samples >= FEWEST]
     names = [card.name for card in known]
     common = max(names, key=names.count, default="")
-    return {card: _clock(card, which) or 0.0 for card in known if card.name == common}
-
-
-def _clock(card: CardUse, which: str) -> float | None:
-    return card.memory_clock_mhz if which == "memory" else card.sm_clock_mhz
+    return {card: clocks[card] for card in known if card.name == common}
 
 
 def lower_clock(facts: Facts, gpu: int, rank: int) -> str | None:
@@ -152,19 +149,15 @@ def throttling(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter on a cooler card, or with a higher power limit.
     """
-    slowed = [card for card in facts.cards if card.samples >= FEWEST and _is_lowered(card)]
     by_reason: dict[str, list[CardUse]] = {}
-    for card in slowed:
+    for card in facts.cards:
+        clock, most = card.sm_clock_mhz, card.sm_clock_max_mhz
+        is_lowered = clock is None or not most or clock < _LOWERED * most
         for reason, share in card.throttled.items():
-            if share >= _THROTTLED:
+            if is_lowered and share >= _THROTTLED and card.samples >= FEWEST:
                 by_reason.setdefault(reason, []).append(card)
     for reason, cards in by_reason.items():
         yield _throttled(facts, reason, cards)
-
-
-def _is_lowered(card: CardUse) -> bool:
-    clock, most = card.sm_clock_mhz, card.sm_clock_max_mhz
-    return clock is None or not most or clock < _LOWERED * most
 
 
 def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
@@ -233,7 +226,11 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
         return
     worst = min(slow, key=lambda card: links[card][0])
     now = links[worst][0]
-    excess = max(_copies_excess(facts, card, links[card][0] / best) for card in slow)
+    # A mean over the GPUs would hide that one of them copies over a slower link.
+    copied = {(row.gpu, row.rank): row.of("h2d") // max(row.steps, 1) for row in facts.rows}
+    excess = max(
+        round(copied.get((card.gpu, card.rank), 0) * (1 - links[card][0] / best)) for card in slow
+    )
     cost = f"; its exposed copies cost {format_ns(excess)} of {facts.per} more" if excess else ""
     evidence: Evidence = {
         "pcie_gen": worst.pcie_gen,
@@ -264,15 +261,6 @@ def _bandwidth(card: CardUse) -> tuple[float, float]:
     now = _GB_A_LANE.get(card.pcie_gen, 0.0) * card.pcie_width
     most = _GB_A_LANE.get(card.pcie_gen_max or 0, 0.0) * (card.pcie_width_max or 0)
     return now, max(now, most)
-
-
-def _copies_excess(facts: Facts, card: CardUse, part: float) -> int:
-    """Return the nanoseconds per step that a card's exposed input copies would save at the full
-    link.
-    """
-    rows = [row for row in facts.rows if (row.gpu, row.rank) == (card.gpu, card.rank)]
-    spent = sum(row.of("h2d") // max(row.steps, 1) for row in rows)
-    return round(spent * (1 - part))
 
 
 def memory_imbalance(facts: Facts) -> Iterator[Finding]:
@@ -342,12 +330,12 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
 def _utilization(facts: Facts) -> tuple[dict[CardUse, float], int]:
     """Return the utilization of each card in percent, and the nanoseconds of the samples."""
     used = {c: c.utilization_percent for c in facts.cards if c.utilization_percent is not None}
-    return used, int(np.ptp(facts.nvml.samples.time)) if used else 0
+    return used, int(np.ptp(facts.trace.nvml.samples.time)) if used else 0
 
 
 def _stands_still(facts: Facts) -> tuple[int, int]:
     """Return how often, and for how many nanoseconds in all, no card was used for some time."""
-    samples = facts.nvml.samples
+    samples = facts.trace.nvml.samples
     moments, row = np.unique(samples.time // 10**8, return_inverse=True)
     used = np.zeros(len(moments))
     np.maximum.at(used, row, np.nan_to_num(samples["utilization"], nan=100.0))

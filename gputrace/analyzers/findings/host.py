@@ -102,8 +102,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         "cpu-starved",
         severity,
         cost,
-        f"the threads that train are queued for a core {format_ns(queued)} of {facts.per} "
-        f"({facts.share_of(queued):.0%}): {crowd}; {then}",
+        f"the threads that train are queued for a core {facts.of_step(queued)}: {crowd}; {then}",
         advice,
         _evidence(worst, facts.mean_ns),
     )
@@ -174,17 +173,15 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
         return
     share = min(1.0, max(_queued(worst), worst.throttled / max(worst.wanted_cores, 1.0)))
     cost = _bounded(facts, share * facts.mean_ns)
-    quota = (
-        "its quota"
-        if worst.quota_cores is None
-        else (f"its quota of {_number(worst.quota_cores)} core{'s' * (worst.quota_cores != 1)}")
-    )
+    quota = "its quota"
+    if worst.quota_cores is not None:
+        quota += f" of {_number(worst.quota_cores)} core{'s' * (worst.quota_cores != 1)}"
     yield facts.finding(
         "cpu-throttled",
         severity_of(facts.share_of(cost)) or "low",
         cost,
-        f"the container's limit on CPU time stops the host for {format_ns(cost)} of {facts.per} "
-        f"({facts.share_of(cost):.0%}): {worst.threads} threads use up {quota}",
+        f"the container's limit on CPU time stops the host for {facts.of_step(cost)}: "
+        f"{worst.threads} threads use up {quota}",
         "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
         "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)",
         _evidence(worst, facts.mean_ns),
@@ -219,7 +216,7 @@ def slow_cores(facts: Facts) -> Iterator[Finding]:
         cost,
         f"the core of the thread that trains runs at {worst.core_mhz / 1000:.1f} GHz, and cores at "
         f"up to {worst.fastest_mhz / 1000:.1f} GHz in the same run: that takes "
-        f"{format_ns(cost)} of {facts.per} ({share:.0%})",
+        f"{facts.of_step(cost)}",
         "the governor `performance` (cpupower frequency-set -g performance), fewer busy cores "
         "beside it, better cooling, no limit on the machine's power",
         _evidence(worst, facts.mean_ns)
@@ -240,7 +237,7 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
         return
     faults = (worst.minor_faults + worst.major_faults) / worst.covered_ns * facts.mean_ns
     cost = _bounded(facts, faults * _FAULT_NS)
-    severity = severity_of(cost / facts.mean_ns)
+    severity = severity_of(facts.share_of(cost))
     if severity is None:
         return
     major = worst.major_faults / worst.covered_ns * facts.mean_ns
@@ -249,8 +246,8 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
         "page-faults",
         severity,
         cost,
-        f"{faults:,.0f} page faults a step{from_disk}, {format_ns(cost)} of {facts.per} "
-        f"({cost / facts.mean_ns:.0%}) at least: memory is given back and taken anew",
+        f"{faults:,.0f} page faults a step{from_disk}, {facts.of_step(cost)} at least: memory is "
+        "given back and taken anew",
         "keep large buffers from step to step; MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, "
         "or another allocator (jemalloc, tcmalloc)",
         {"minor_faults": round(faults - major), "major_faults": round(major, 1)},
@@ -362,8 +359,7 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
         "gil-wait",
         severity,
         cost,
-        f"the thread that trains waits for Python's lock (GIL) for {format_ns(cost)} of "
-        f"{facts.per} ({share:.0%}){at}",
+        f"the thread that trains waits for Python's lock (GIL) for {facts.of_step(cost)}{at}",
         "do what the other thread does in a process of its own, or in calls that let go of the "
         "lock (NumPy, torch, input and output); sys.setswitchinterval(0.0005) makes each wait "
         "shorter",
@@ -399,8 +395,8 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
         "garbage-collection",
         severity_of(share) or "low",
         cost,
-        f"Python collects garbage for {format_ns(cost)} of {facts.per} ({share:.0%}): {each}, the "
-        f"longest {format_ns(longest)} ({generation})",
+        f"Python collects garbage for {facts.of_step(cost)}: {each}, the longest "
+        f"{format_ns(longest)} ({generation})",
         COLLECT_BETWEEN,
         {
             "rank": rank,
@@ -441,8 +437,8 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
         "recompilation",
         severity_of(share) or "low",
         cost,
-        f"parts of the program are compiled again for {format_ns(cost)} of {facts.per} "
-        f"({share:.0%}): {len(compilations):,} times in {steps:,} steps, mostly {most}"
+        f"parts of the program are compiled again for {facts.of_step(cost)}: "
+        f"{len(compilations):,} times in {steps:,} steps, mostly {most}"
         + (f", since {reason}" if reason else ""),
         advice,
         {

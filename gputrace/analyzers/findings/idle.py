@@ -113,8 +113,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
         severity_of(share) or "low",
         cost,
         f"the search for cuDNN's algorithms runs in every step: {allocs:,} allocations and "
-        f"{syncs:,} synchronisations a step, while the GPUs idle {format_ns(cost)} of "
-        f"{facts.per} ({share:.0%})",
+        f"{syncs:,} synchronisations a step, while the GPUs idle {facts.of_step(cost)}",
         "turn the search off (torch.backends.cudnn.benchmark = False), or keep the threads that "
         "it ran in: DistributedDataParallel in place of DataParallel, input shapes that stay equal",
         {"allocations": allocs, "synchronisations": syncs, "share": round(share, 4)},
@@ -146,34 +145,25 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         advice,
         medium=_ALLOC_MEDIUM,
     )
-    worst = max(
-        facts.allocators,
-        key=lambda allocator: allocator.segments + allocator.segments_freed,
-        default=None,
-    )
+    worst = max(facts.allocators, key=lambda use: use.segments + use.segments_freed, default=None)
+    reason = None if worst is None else _why_allocating(worst)
+    if worst is None or reason is None:
+        yield from findings
+        return
+    clause, advice = reason
+    if worst.request_bytes:
+        sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_SAID]))
+        more = len(worst.request_bytes) - _SIZES_SAID
+        others = f" (and {more} more sizes)" if more > 0 else ""
+        clause += f"; segments are taken for tensors of {sizes}{others}"
     for finding in findings:
-        reason = None if worst is None else _why_allocating(worst)
-        if worst is not None and reason is not None and worst.request_bytes:
-            sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_SAID]))
-            more = len(worst.request_bytes) - _SIZES_SAID
-            others = f" (and {more} more sizes)" if more > 0 else ""
-            reason = f"{reason[0]}; segments are taken for tensors of {sizes}{others}", reason[1]
-        if worst is None or reason is None:
-            yield finding
-            continue
         evidence = {
-            **{"rank": worst.rank, "retries": worst.retries, "emptied": worst.emptied},
-            **{"segments": worst.segments, "segment_bytes": worst.segment_bytes},
-            **{"segments_freed": worst.segments_freed, "allocated_bytes": worst.allocated_bytes},
-            **{"reserved_bytes": worst.reserved_bytes, "split_bytes": worst.split_bytes},
-            **{"request_bytes": max(worst.request_bytes, default=None)},
+            **finding.evidence,
+            **{name: getattr(worst, name) for name in _OF_THE_ALLOCATOR},
+            "request_bytes": max(worst.request_bytes, default=None),
         }
-        yield replace(
-            finding,
-            message=f"{finding.message}; {reason[0]}",
-            advice=reason[1],
-            evidence={**finding.evidence, **evidence},
-        )
+        message = f"{finding.message}; {clause}"
+        yield replace(finding, message=message, advice=advice, evidence=evidence)
 
 
 def _why_allocating(use: Allocator) -> tuple[str, str] | None:
@@ -210,6 +200,11 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     return None
 
 
+_OF_THE_ALLOCATOR: Final = (
+    *("rank", "retries", "emptied", "segments", "segment_bytes", "segments_freed"),
+    *("allocated_bytes", "reserved_bytes", "split_bytes"),
+)
+"""Evidence from `Allocator`."""
 _SIZES_SAID: Final = 2
 _ALLOC_MEDIUM: Final = 0.02
 _ALLOC_NAMED: Final = 0.25
@@ -391,9 +386,8 @@ def _waits_are_long(facts: Facts) -> bool:
 def _long_waits(facts: Facts) -> tuple[int, int]:
     """Return the nanoseconds per step that the GPUs wait for launches, in long gaps and in all."""
     waits = facts.per_gpu.each(_launch_waits, facts.working, facts.working_times)
-    return sum(long for long, _ in waits) // facts.turns, sum(
-        all for _, all in waits
-    ) // facts.turns
+    long, total = np.array(waits, np.int64).reshape(-1, 2).sum(axis=0).tolist()
+    return long // facts.turns, total // facts.turns
 
 
 def _launch_waits(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
@@ -529,11 +523,8 @@ def _idle_in(gpu: GpuShardView, steps: Sequence[tuple[int, int]]) -> int:
     for start, end in steps:
         inside = allocs[(calls.start[allocs] >= start) & (calls.end[allocs] <= end)]
         callers = calls.thread[inside]
-        firsts = [
-            int(calls.start[inside[callers == thread]].min()) for thread in distinct_ids(callers)
-        ]
-        lasts = [
-            int(calls.end[inside[callers == thread]].max()) for thread in distinct_ids(callers)
-        ]
+        by_caller = [inside[callers == thread] for thread in distinct_ids(callers)]
+        firsts = [int(calls.start[rows].min()) for rows in by_caller]
+        lasts = [int(calls.end[rows].max()) for rows in by_caller]
         total += gaps.intersection(union(firsts, lasts)).total
     return total

@@ -4,7 +4,7 @@ them, and a GPU that has more to do than the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,15 +21,6 @@ from gputrace.model.results import Evidence, Finding, Load
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BY_ID, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges, format_share
-
-Reason = Callable[[Facts, Straggler], str | None]
-"""Function that explains a late GPU's slow kernels, as the rest of a sentence; None if it
-cannot."""
-
-REASONS: Final[tuple[Reason, ...]] = (
-    lambda facts, late: lower_clock(facts, late.lane.gpu.gpu, late.lane.gpu.rank),
-)
-"""Reasons in order; the first that applies is reported with a straggler."""
 
 _SLOWER: Final = 1.03
 """Ratio to the others' kernel times from which kernels are slower."""
@@ -145,7 +136,7 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
             f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as the same "
             f"kernels on the others{', in bursts' if slow.in_bursts else ''}, "
             f"{format_ns(slow.cost_ns)} more of {facts.per} ({share:.0%})"
-            + (f": {reason}" if reason else ""),
+            f"{f': {reason}' if reason else ''}",
             "look for another program on this card, a lower clock or power limit, heat, and "
             "larger inputs than the others have (nvidia-smi -q -d CLOCK,PERFORMANCE)",
             {
@@ -169,8 +160,19 @@ def late_host(facts: Facts) -> Iterator[Finding]:
     """
     for late in facts.late:
         kernels = _kernels(facts, late)
-        if not _works_longer(facts, late, kernels):
-            yield _late_host(facts, late, kernels)
+        if _works_longer(facts, late, kernels):
+            continue
+        equal = kernels.ratio is not None and kernels.ratio < _SLOWER
+        detail = "its kernels are as fast as theirs, and its GPU " if equal else "its GPU "
+        detail += _more(late, _IDLE)
+        advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
+        time = facts.time_of(late.lane, late.steps)
+        source = facts.dominating_line(late.cause, [late.lane], [time])
+        where: Evidence = {}
+        if source is not None:
+            where = {"line": source.line, "line_share": round(source.share, 4)}
+            detail += f"; its host is at {source.line} in {source.share:.0%} of the samples"
+        yield _finding(facts, "late-host", late, kernels, detail, advice, where)
 
 
 def _hidden_work(facts: Facts) -> Iterator[Finding]:
@@ -205,13 +207,10 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     slower = kernels.ratio is not None and kernels.ratio >= _SLOWER
     extra = kernels.extra_ns > _PART * max(late.more["compute"], late.cost_ns)
     reasons = [f"its kernels take {kernels.ratio:.2f} times as long as theirs"] if slower else []
-    reasons += (
-        [f"it runs {format_ns(kernels.extra_ns)} of kernels a step that they do not"]
-        if extra
-        else []
-    )
-    why = next(filter(None, (reason(facts, late) for reason in REASONS)), None)
-    reasons += [why] if why and slower else []
+    if extra:
+        reasons.append(f"it runs {format_ns(kernels.extra_ns)} of kernels a step that they do not")
+    why = lower_clock(facts, late.lane.gpu.gpu, late.lane.gpu.rank) if slower else None
+    reasons += [why] if why else []
     reasons += [] if reasons else ["it " + _more(late, _WORK)]
     advice = (
         "compare its clocks, temperature, power and other programs on it with the others'"
@@ -219,22 +218,6 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
         else _SHARE_WORK
     )
     return _finding(facts, "straggler", late, kernels, ", and ".join(reasons), advice)
-
-
-def _late_host(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
-    """Return the finding about a GPU whose kernels are as fast as the others' and whose host is
-    late.
-    """
-    equal = kernels.ratio is not None and kernels.ratio < _SLOWER
-    detail = "its kernels are as fast as theirs, and its GPU " if equal else "its GPU "
-    detail += _more(late, _IDLE)
-    advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
-    source = facts.place_of(late.lane, late.cause, late.steps)
-    where: dict[str, float | int | str | None] = {}
-    if source is not None:
-        where = {"line": source.line, "line_share": round(source.share, 4)}
-        detail += f"; its host is at {source.line} in {source.share:.0%} of the samples"
-    return _finding(facts, "late-host", late, kernels, detail, advice, where)
 
 
 def _works_longer(facts: Facts, late: Straggler, kernels: _Kernels) -> bool:
@@ -300,6 +283,7 @@ def _finding(
     more: Evidence | None = None,
 ) -> Finding:
     gpu, share = late.lane.gpu, facts.share_of(late.cost_ns)
+    several = facts.lateness is not None and len(facts.lateness.lanes) > 2
     evidence = {
         "pattern": late.pattern,
         "steps": len(late.steps),
@@ -314,9 +298,9 @@ def _finding(
         **(more or {}),
     }
     message = (
-        f"{_others(facts)} {format_ns(late.cost_ns)} of {facts.per} ({share:.0%}) to "
+        f"the other {'GPUs lose' if several else 'GPU loses'} {facts.of_step(late.cost_ns)} to "
         f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives"
-        f"{_where(facts, gpu)}: {detail}" + _mixture(facts, late)
+        f"{_where(facts, gpu)}: {detail}{_mixture(facts, late)}"
     )
     severity = severity_of(share) or "low"
     return Finding(id, severity, (gpu.gpu,), (gpu.rank,), late.cost_ns, message, advice, evidence)
@@ -344,11 +328,6 @@ def _where(facts: Facts, gpu: Gpu) -> str:
     operations = facts.per_gpu.operations
     ranks = sorted({operations[member].gpu.rank for member in collectives.groups[most].lanes})
     return f", mostly of its {facts.roles[most]} group (ranks {format_ranges(ranks)})"
-
-
-def _others(facts: Facts) -> str:
-    several = facts.lateness is not None and len(facts.lateness.lanes) > 2
-    return "the other GPUs lose" if several else "the other GPU loses"
 
 
 def _when(late: Straggler) -> str:
@@ -396,11 +375,19 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     load = max(loads, key=lambda load: (load.alone_ns, sum(load.extra_ns.values())))
     extra, cost = sum(load.extra_ns.values()) // load.turns, load.alone_ns // load.turns
     share = cost / facts.mean_ns
-    if share < _WAITED and not _stands_out(facts, load, extra):
-        return
+    if share < _WAITED:
+        # Is it much of all that the GPU does, even if nobody waits yet?
+        work = load.kernel_ns + load.h2d_ns + load.d2h_ns + load.d2d_ns + load.peer_ns
+        if extra * load.turns < _OF_THE_WORK * work or extra < _OF_THE_STEP * facts.mean_ns:
+            return
     if _is_straggler(facts, load):
         return
-    where = _label(facts, load)
+    known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
+    where = f"{'gpu' if known[load.gpu, load.rank] else 'device'} {load.gpu}"
+    advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
+    if len({other.rank for other in facts.balance}) > 1:
+        where += f" (rank {load.rank})"
+        advice = _SEVERAL.format(rank=load.rank)
     yield Finding(
         "gpu0-skew",
         severity_of(share) or "low",
@@ -410,7 +397,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
         f"{where} has work that no other GPU has, {format_ns(extra)} of {facts.per}: "
         f"{_parts(facts, load)}; the others wait {format_ns(cost)} "
         f"({format_share(cost, facts.mean_ns)}) meanwhile",
-        _advice(facts, load),
+        advice,
         _evidence(load, facts.balance, extra, share),
     )
 
@@ -429,22 +416,6 @@ def _is_straggler(facts: Facts, load: Load) -> bool:
     if any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
         return False
     return any(load.rank in finding.ranks for finding in straggler(facts))
-
-
-def _stands_out(facts: Facts, load: Load, extra: int) -> bool:
-    """Return whether the extra work is much of all that the GPU does, even if nobody waits yet."""
-    work = load.kernel_ns + sum(
-        getattr(load, f"{name}_ns") for name in ("h2d", "d2h", "d2d", "peer")
-    )
-    much = extra * load.turns >= _OF_THE_WORK * work
-    return much and extra >= _OF_THE_STEP * facts.mean_ns
-
-
-def _label(facts: Facts, load: Load) -> str:
-    known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
-    word = "gpu" if known[load.gpu, load.rank] else "device"
-    several = len({other.rank for other in facts.balance}) > 1
-    return f"{word} {load.gpu}" + (f" (rank {load.rank})" if several else "")
 
 
 def _parts(facts: Facts, load: Load) -> str:
@@ -473,12 +444,6 @@ def _each(load: Load, name: str) -> float:
 def _mean_of_others(load: Load, loads: tuple[Load, ...], name: str) -> float:
     """Return the median of the other GPUs' nanoseconds per step."""
     return float(median([_each(other, name) for other in loads if other is not load]))
-
-
-def _advice(facts: Facts, load: Load) -> str:
-    if len({other.rank for other in facts.balance}) > 1:
-        return _SEVERAL.format(rank=load.rank)
-    return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
 
 
 def _evidence(load: Load, loads: tuple[Load, ...], extra: int, share: float) -> Evidence:

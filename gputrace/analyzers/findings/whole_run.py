@@ -9,15 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.data_feeding import explained, how_to_feed_faster
+from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.grouping import median, time_of
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.run_phases import WARMUP_CAUSES
-from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Mask
 from gputrace.model.intervals import EMPTY, Times
 from gputrace.model.results import Finding, Phase, Step
@@ -307,8 +305,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             "warmup",
             severity,
             spent,
-            f"the GPUs idle {format_ns(spent)} of {facts.per} ({spent / facts.mean_ns:.0%}) for "
-            f"what a process does once{parts}: the recording shows a start, not training",
+            f"the GPUs idle {facts.of_step(spent)} for what a process does once{parts}: the "
+            "recording shows a start, not training",
             f"record later steps (--steps 20:40; a profiler's warm-up); {advice}",
             {"warmup_ns": spent, "share": round(spent / facts.mean_ns, 4)}
             | {f"{name}_ns": ns for name, ns in once.items()},
@@ -319,7 +317,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     windows = max(facts.found.by_rank.values(), key=len)
     spent = int(windows.end[count - 1] - windows.start[0])
     more = max(spent - facts.mean_ns * count, 0)
-    causes = _warmup_causes(facts)
+    warmups = [phase for phase in facts.phases if phase.phase == "warmup"]
+    causes = dict(max(warmups, key=lambda phase: phase.cost_ns).causes) if warmups else {}
     parts, advice = _name_causes(causes, more)
     yield facts.finding(
         "warmup",
@@ -343,12 +342,6 @@ def _name_causes(causes: Mapping[str, int], whole: int) -> tuple[str, str]:
         f", with {' and '.join(parts)}" if parts else "",
         WARMUP_CAUSES[shown[0]].advice if shown else advice,
     )
-
-
-def _warmup_causes(facts: Facts) -> dict[str, int]:
-    """Return the nanoseconds by cause on the rank whose warm-up costs most."""
-    phases = [phase for phase in facts.phases if phase.phase == "warmup"]
-    return dict(max(phases, key=lambda p: p.cost_ns).causes) if phases else {}
 
 
 _HARDLY_ANY: Final = 10
@@ -386,7 +379,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         "low-utilization",
         "high",
         recorded - facts.mean_ns,
-        f"hardly anything runs on the GPUs: {kernels} kernel{'s' * (kernels != 1)} within "
+        f"hardly anything runs on the GPUs: {format_count(kernels, 'kernel')} within "
         f"{format_ns(facts.mean_ns)} of the {format_ns(recorded)} that the host was recorded for",
         "record while the GPUs work; of a program with CUDA graphs what they run, not their "
         "capture",
@@ -554,19 +547,18 @@ def _waited(gpu: GpuShardView, starts: Times, ends: Times) -> int:
 
 
 def _run_ns(facts: Facts) -> int:
-    """Return the time from the first step after warm-up to the end of the last, in nanoseconds."""
-    warm = facts.found.warmup
-    windows = [steps for steps in facts.found.by_rank.values() if len(steps) > warm]
-    return max((_lasting(steps, warm) for steps in windows), default=1)
-
-
-def _lasting(steps: StepWindows, warm: int) -> int:
-    """Return the duration of the steps and of the phases between them, in nanoseconds.
+    """Return the nanoseconds of the steps after warm-up and of the phases between them.
 
     The time between the windows of a recording is unknown and does not count.
     """
-    between = (i.end - i.start for i in steps.interludes if i.after >= warm)
-    return int(steps.lengths[warm:].sum()) + sum(between)
+    warm = facts.found.warmup
+    lengths = [
+        int(steps.lengths[warm:].sum())
+        + sum(phase.end - phase.start for phase in steps.interludes if phase.after >= warm)
+        for steps in facts.found.by_rank.values()
+        if len(steps) > warm
+    ]
+    return max(lengths, default=1)
 
 
 def _steps(facts: Facts) -> int:
@@ -577,7 +569,7 @@ def _steps(facts: Facts) -> int:
 
 def _phase_severity(share: float, times: _Times) -> str:
     """Return the severity, at most medium for a single phase: its frequency is unknown."""
-    severity = severity_of(share, MEDIUM, HIGH) or "low"
+    severity = severity_of(share) or "low"
     return "medium" if severity == "high" and len(times.steps) == 1 else severity
 
 
@@ -607,23 +599,6 @@ def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str
         "waiting_ranks": format_ranges(sorted(times.waits)),
         "wait_ns": max(times.waits.values(), default=0),
     }
-
-
-def data_feeding(facts: Facts) -> Iterator[Finding]:
-    """The program waits for the next batch, and perhaps a GPU with it.
-
-    A GPU may have had queued work meanwhile, so it is not shown to have idled.
-
-    Wrong if: the program is as slow with one batch used again and again.
-    """
-    findings = facts.costly(
-        "data-feeding",
-        "host_data",
-        "the program waits {cost} for the next batch; no GPU was seen: this is the most that one "
-        "can have idled for it",
-        how_to_feed_faster(facts),
-    )
-    yield from explained(facts, findings)
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:

@@ -218,16 +218,13 @@ def find_blocked_steps(by_rank: Mapping[int, StepWindows]) -> Iterator[BlockedSt
         for interlude in windows.interludes:
             step = interlude.after + 1
             for rank, own in by_rank.items():
-                if rank == by or step >= len(own) or _pauses(own, interlude.after):
+                pauses = any(known.after == interlude.after for known in own.interludes)
+                if rank == by or step >= len(own) or pauses:
                     continue
                 start = max(interlude.start, int(own.start[step]))
                 end = min(interlude.end, int(own.end[step]))
                 if end - start >= _COVERED * (interlude.end - interlude.start):
                     yield BlockedSteps(rank, step, by, interlude, start, end)
-
-
-def _pauses(windows: StepWindows, after: int) -> bool:
-    return any(interlude.after == after for interlude in windows.interludes)
 
 
 _LEAST_STEPS: Final = 3
@@ -310,22 +307,18 @@ def read_marks(trace: Trace) -> list[Marks]:
 
 def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:
     """The ranges of a family in one process that are steps on each thread."""
+    is_profiled = re.match(_PROFILER, family) is not None
+    least = _LEAST_PROFILED if is_profiled else _LEAST_STEPS
+    source = "profiler" if is_profiled else "markers" if kind == Kind.STEP else "nvtx"
     threads = events.thread.astype(np.int64) & 0xFFFFFFFF
     for thread in distinct_ids(threads).tolist():
         own = events.select(threads == thread)
         own = own.select(np.argsort(own.start, kind="stable"))
         start, end = own.start, own.end
-        least = _LEAST_PROFILED if re.match(_PROFILER, family) else _LEAST_STEPS
         if len(own) >= least and bool((start[1:] >= end[:-1]).all()):
             told = kind == Kind.STEP and bool((own.correlation >= 0).all())
             numbers = own.correlation if told else np.arange(len(own))
-            yield Marks(int(own.process[0]), family, _source(kind, family), start, end, numbers)
-
-
-def _source(kind: Kind, family: str) -> str:
-    if re.match(_PROFILER, family):
-        return "profiler"
-    return "markers" if kind == Kind.STEP else "nvtx"
+            yield Marks(int(own.process[0]), family, source, start, end, numbers)
 
 
 def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> StepWindows | None:
@@ -343,8 +336,9 @@ def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> Ste
     if not len(rows) or not len(marks.start) or np.mean(inside) < _LEAST_COVERED:
         return None
     first, last = _extent(rows[inside], step[inside], len(marks.start))
-    with_calls = _with_calls(marks, operations)
-    full = (first <= last) & with_calls
+    full, recorded = first <= last, operations.calls_recorded
+    with_calls = np.ones_like(full) if recorded is None else marks.lie_in(recorded)
+    full &= with_calls
     least = _LEAST_PROFILED if marks.source == "profiler" else _LEAST_STEPS
     if np.count_nonzero(full) < max(least, 0.5 * np.count_nonzero(with_calls)):
         return None
@@ -356,12 +350,11 @@ def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> Ste
     first = without_foreign(operations, first, last)
     starts, ends = window_starts(operations, first), operations.reach[last]
     ends, interludes = part_interludes(operations, first, last, starts, ends)
-    if is_sampled:
-        interludes = between_neighbours(interludes, number)
+    if is_sampled:  # Steps may be missing between two that do not follow each other.
+        follows = np.diff(number) == 1
+        interludes = tuple(interlude for interlude in interludes if follows[interlude.after])
     if marks.source == "profiler" and _keeps_up(ends, marks.start[number], marks.end[number]):
         starts, ends, interludes = marks.start[number], marks.end[number], ()
-    reason = f"ranges named {marks.name!r}"
-    confidence = 0.9 if marks.source == "nvtx" else 1.0
     return StepWindows(
         rank=operations.gpu.rank,
         start=starts,
@@ -369,17 +362,11 @@ def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> Ste
         busy_from=operations.start[first],
         source=marks.source,
         kind="training",
-        confidence=confidence,
-        reason=reason,
+        confidence=0.9 if marks.source == "nvtx" else 1.0,
+        reason=f"ranges named {marks.name!r}",
         interludes=interludes,
         numbers=marks.numbers[number],
     )
-
-
-def _with_calls(marks: Marks, operations: GpuOperations) -> Mask:
-    """Return the mask of marks in which all calls were recorded."""
-    recorded = operations.calls_recorded
-    return np.ones(len(marks.start), np.bool_) if recorded is None else marks.lie_in(recorded)
 
 
 def _keeps_up(done: Times, start: Times, end: Times) -> bool:
@@ -534,13 +521,4 @@ def _like(operations: GpuOperations, first: Rows) -> Rows:
     keys = np.stack([events.name[first], events.kind[first], events.bytes[first]], axis=-1)
     distinct, counts = np.unique(keys, axis=0, return_counts=True)
     name, kind, size = distinct[np.argmax(counts)]
-    rows: Rows = np.flatnonzero(
-        (events.name == name) & (events.kind == kind) & (events.bytes == size)
-    )
-    return rows
-
-
-def between_neighbours(interludes: Sequence[Interlude], marks: Numbers) -> tuple[Interlude, ...]:
-    """Return the mask of those between two consecutive steps: elsewhere steps may be missing."""
-    follows = np.diff(marks) == 1
-    return tuple(interlude for interlude in interludes if follows[interlude.after])
+    return np.flatnonzero((events.name == name) & (events.kind == kind) & (events.bytes == size))

@@ -33,8 +33,10 @@ _SOON: Final = 0.5
 """An input copy later than this part of a step after the optimizer is for the step after next."""
 
 
-class Cuts(Struct, frozen=True, dict=True):
-    """Cuts of a rank's stream: the first operation of each step, and its last one."""
+class Runs(Struct, frozen=True, dict=True):
+    """Runs of a GPU's operations, such as those of a step or of an optimizer: first and last row
+    of each.
+    """
 
     first: Rows
     last: Rows
@@ -50,7 +52,10 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
     inputs = alone.starts
     if bursts is not None and _cover(operations, bursts, inputs):
         inputs = inputs_of_steps(operations, bursts)
-        return _windows(operations, _cut(operations, bursts, inputs), _told(inputs))
+        told = 0.85, "an optimizer's kernels, once a step"
+        if len(inputs):
+            told = 0.95, "an optimizer's kernels and an input copy of constant size, once a step"
+        return _windows(operations, _cut(operations, bursts, inputs), told)
     if len(inputs) < _LEAST_STEPS:
         return None
     closers = find_closers(operations, inputs, bursts)
@@ -64,7 +69,7 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
     return _windows(operations, cuts, told, "iterations")
 
 
-def _cover(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> bool:
+def _cover(operations: GpuOperations, bursts: Runs, inputs: Rows) -> bool:
     """Return whether the optimizer is seen throughout the run, not only before a graph's
     capture.
     """
@@ -76,21 +81,15 @@ def _cover(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> bool:
     return bool(seldom and operations.start[-1] - last <= last - first)
 
 
-def _does_work(operations: GpuOperations, closers: Bursts) -> bool:
+def _does_work(operations: GpuOperations, closers: Runs) -> bool:
     work = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
     graphs = bool((operations.events.kind == Kind.GRAPH).any())
     each = np.diff(np.searchsorted(work, closers.last, "right"))
     return graphs or float(median(each)) >= _LEAST_KERNELS
 
 
-def _told(inputs: Rows) -> tuple[float, str]:
-    if len(inputs):
-        return 0.95, "an optimizer's kernels and an input copy of constant size, once a step"
-    return 0.85, "an optimizer's kernels, once a step"
-
-
-def _cut(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> Cuts:
-    """Cuts between the end of each step and the next step's first operation."""
+def _cut(operations: GpuOperations, bursts: Runs, inputs: Rows) -> Runs:
+    """Runs between the end of each step and the next step's first operation."""
     after = _first_after(operations, bursts.last)
     first = after[:-1].copy()
     place = np.searchsorted(inputs, bursts.last, "right")
@@ -103,10 +102,10 @@ def _cut(operations: GpuOperations, bursts: Bursts, inputs: Rows) -> Cuts:
         first = _of_usual_size(operations, _first_working(operations, first), bursts.last[1:])
     before = int(place[0])
     if before < each:
-        return Cuts(first, after[1:] - 1)
+        return Runs(first, after[1:] - 1)
     start = int(inputs[before - each]) if each else _first_like(operations, first, bursts)
-    cuts = Cuts(np.append(start, first), after - 1)
-    return Cuts(first, after[1:] - 1) if not each and _is_cut_off(cuts) else cuts
+    cuts = Runs(np.append(start, first), after - 1)
+    return Runs(first, after[1:] - 1) if not each and _is_cut_off(cuts) else cuts
 
 
 def _first_working(operations: GpuOperations, rows: Rows) -> Rows:
@@ -138,13 +137,13 @@ def _of_usual_size(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
     return first
 
 
-def _is_cut_off(cuts: Cuts) -> bool:
+def _is_cut_off(cuts: Runs) -> bool:
     """Return whether the first step is cut off at its beginning."""
     sizes = cuts.last - cuts.first + 1
     return len(cuts) > _LEAST_STEPS and bool(sizes[0] < _WHOLE * median(sizes[1:]))
 
 
-def _start_after_end(bursts: Bursts, inputs: Rows) -> bool:
+def _start_after_end(bursts: Runs, inputs: Rows) -> bool:
     """Return whether input copies come at one distance after the optimizer, not beside the step
     before (prefetched), nor whenever a loader is done.
     """
@@ -166,7 +165,7 @@ def _first_after(operations: GpuOperations, last: Rows) -> Rows:
     return last + 1 + np.minimum(closing, int(median(closing)))
 
 
-def _first_like(operations: GpuOperations, first: Rows, bursts: Bursts) -> int:
+def _first_like(operations: GpuOperations, first: Rows, bursts: Runs) -> int:
     """The first operation of the step before the first optimizer run.
 
     The later steps tell which it is; computing just before it is autotuning, and belongs to it.
@@ -179,7 +178,7 @@ def _first_like(operations: GpuOperations, first: Rows, bursts: Bursts) -> int:
 
 
 def _windows(
-    operations: GpuOperations, cuts: Cuts, told: tuple[float, str], kind: str = "training"
+    operations: GpuOperations, cuts: Runs, told: tuple[float, str], kind: str = "training"
 ) -> StepWindows:
     starts = window_starts(operations, cuts.first)
     ends = operations.reach[np.minimum(cuts.last, len(operations) - 1)]
@@ -227,30 +226,18 @@ _MOST_COPIES: Final = 4
 """More sizeable input copies than this an iteration, with no optimizer: weights, not batches."""
 
 
-class Bursts(Struct, frozen=True, dict=True):
-    """Runs of an optimizer's kernels, one a step: first and last row of each."""
-
-    first: Rows
-    last: Rows
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-
-def find_bursts(trace: Trace, operations: GpuOperations) -> Bursts | None:
+def find_bursts(trace: Trace, operations: GpuOperations) -> Runs | None:
     """The optimizer's runs on this GPU; None where its kernels cannot be told by name."""
     rows = _kernels_named(trace, operations, is_optimizer)
     if len(rows) < 3:
         return None
     between = np.diff(rows)
     cut = np.flatnonzero(between > _valley(between))
-    bursts = Bursts(
-        np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]])
-    )
+    bursts = Runs(np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]]))
     return _one_a_batch(bursts, inputs_alone(operations).starts)
 
 
-def _one_a_batch(bursts: Bursts, inputs: Rows) -> Bursts:
+def _one_a_batch(bursts: Runs, inputs: Rows) -> Runs:
     """The last run for each batch, where nearly every batch that has some has several."""
     if len(inputs) < 3:
         return bursts
@@ -259,7 +246,7 @@ def _one_a_batch(bursts: Bursts, inputs: Rows) -> Bursts:
     if median(counts) < 2 or np.mean(counts == median(counts)) < 0.75:
         return bursts
     final = np.append(np.diff(batch) > 0, True)
-    return Bursts(bursts.first[final], bursts.last[final])
+    return Runs(bursts.first[final], bursts.last[final])
 
 
 def may_train(trace: Trace, operations: GpuOperations) -> bool:
@@ -310,11 +297,10 @@ def input_groups(operations: GpuOperations) -> list[Rows]:
 
 def _large_copies(operations: GpuOperations) -> Rows:
     rows = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
-    large: Rows = rows[operations.events.bytes[rows] >= _LEAST_INPUT_BYTES]
-    return large
+    return rows[operations.events.bytes[rows] >= _LEAST_INPUT_BYTES]
 
 
-def inputs_of_steps(operations: GpuOperations, bursts: Bursts) -> Rows:
+def inputs_of_steps(operations: GpuOperations, bursts: Runs) -> Rows:
     """The input copies that come equally often before every optimizer run, in order."""
     chosen = [
         group
@@ -398,7 +384,7 @@ def _first_of_batch(operations: GpuOperations, copies: Rows) -> Rows:
     return first
 
 
-def find_closers(operations: GpuOperations, inputs: Rows, bursts: Bursts | None) -> Bursts:
+def find_closers(operations: GpuOperations, inputs: Rows, bursts: Runs | None) -> Runs:
     """The last operation of each step, but for copies to the host, where only input copies part
     the stream.
 
@@ -423,7 +409,7 @@ def find_closers(operations: GpuOperations, inputs: Rows, bursts: Bursts | None)
     if bursts is not None:
         seen = np.searchsorted(inputs, bursts.last) - 1
         last = np.union1d(last, ends[np.setdiff1d(seen[seen >= 0], closing)])
-    return Bursts(last, last)
+    return Runs(last, last)
 
 
 def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.intp]:
@@ -552,10 +538,8 @@ def part_interludes(
 ) -> tuple[Times, tuple[Interlude, ...]]:
     """The end of each step, where the next starts unless something foreign lies between them.
 
-    Args:
-        operations: of the rank's main GPU.
-        first, last: first and last own operation of each step.
-        starts, ends: moments of each window's start and of the last own operation's end.
+    ``first`` and ``last`` are each step's own operations, ``starts`` that of its window, ``ends``
+    that of the last own operation.
     """
     if len(starts) < 2:
         return ends, ()

@@ -4,7 +4,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from typing import Any, Final
 
@@ -116,15 +116,15 @@ def count_warmup(lengths: ArrayLike) -> int:
 _SETTLES: Final = 3
 """Steps after the recorder's return that are not compared: it takes time to begin."""
 _BESIDE: Final = 20
-"""Minimum number of recorded steps on either side that a control stretch is compared with."""
-_SEVERAL: Final = 2.0
-"""Stretches of equal weight from which on their scatter says something."""
+"""Most steps on either side of where recording begins or ends that are compared."""
 _FEWEST: Final = 8
 """Minimum number of control steps, and of recorded ones, to compare."""
-_SEEN: Final = 0.54
-"""Part of the cost of recording that steps with an idle CUPTI are without: the median of nine
-comparisons with whole runs without a recorder (0.33 to 0.68; ResNet-18, ResNet-50 and GPT-2 on
-H100, CUPTI 13.0.1: docs/benchmarks.md)."""
+_SEVERAL: Final = 4
+"""Comparisons from which on their scatter says something."""
+_SEEN: Final = 0.6
+"""Part of the cost of recording that steps with an idle CUPTI are without: the slope through
+thirteen comparisons with whole runs without a recorder (ResNet-18, ResNet-50 and GPT-2 on H100,
+CUPTI 13.0.1: docs/benchmarks.md)."""
 _UNSURE: Final = 0.25
 """Its standard error, as a part of it."""
 _SURE: Final = 2.0
@@ -134,8 +134,8 @@ _TRIMMED: Final = 0.1
 A median would leap where others on the machine interrupt nearly half of the steps."""
 _ORDINARY: Final = 3.0
 """Most that an ordinary step takes, in medians; others are left out of the mean of all."""
-_LASTING: Final = 1.5
-"""Factor for neighbouring steps that are slow together."""
+_SHARED: Final = 1.5
+"""Factor of the variance of a mean of comparisons of which two share their control steps."""
 
 
 def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
@@ -143,77 +143,62 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     and where steps have no length.
 
     Steps count if all ranks were recorded in them, or none: ranks that train together wait for the
-    slowest. Trimmed means are compared, of each stretch with the recorded steps beside it, and each
-    recorded step of the run would be as much shorter as at the stretch that is next to it. So much
-    is taken off their mean, which a few long ones lengthen in any run. Of the cost, a stretch in
-    which CUPTI is idle shows the part `_SEEN`. The interval covers two standard errors, from the
-    scatter of steps or of stretches, whichever is larger, and that of this part.
+    slowest. Where recording ends or begins anew, the steps on either side are compared, since the
+    pace of a host wanders; how much it wanders over so many steps is known from recorded steps that
+    follow each other (the Allan variance: Allan, 1966). Costs are pooled by their variance, apart
+    for the steps before CUPTI first left the process and those after it, which cost more, and taken
+    off their mean. Of the cost, a stretch in which CUPTI is idle shows the part `_SEEN`. The
+    interval covers two standard errors.
     """
     marked = [steps for steps in ranks if steps is not None and len(steps.number)]
     if not marked or len(marked) < len(ranks):
         return None
+    steps = _together(marked)
+    settled = _settled(steps)
+    runs = _runs(steps)
+    compared = _compare(steps, settled, runs)
+    if min(sum(map(len, runs)), sum(len(beside) for _, beside in compared)) < _FEWEST:
+        return None
+    if min(_mean(steps.length[rows])[0] for pair in compared for rows in pair) <= 0:
+        return None
+    rows = settled[count_warmup(steps.length[settled]) :]
+    rows = rows[steps.length[rows] <= _ORDINARY * median(steps.length[rows])]
+    lengths = steps.length[rows].astype(np.float64)
+    if lengths.sum() <= 0:
+        return None
+    left = np.flatnonzero(steps.control & ~steps.idle)
+    first = left[0] if len(left) else len(steps.number)
+    part = unsure = scatter = 0.0
+    for is_after in (False, True):
+        pairs = [pair for pair in compared if (pair[1][0] > first) == is_after]
+        cost, error, by_idle = _pool(steps, settled, pairs or compared)
+        share = float(lengths[(rows > first) == is_after].sum() / lengths.sum())
+        part += share * cost
+        scatter = np.hypot(scatter, share * error)
+        unsure += share * by_idle
+    scatter = _SURE * float(np.hypot(scatter, _UNSURE * unsure))
+    mean = float(lengths.mean())
+    return RecorderCost(
+        step_ns=round(mean),
+        unrecorded_step_ns=round(mean * (1 - max(part, 0.0))),
+        low_ns=round(mean * max(1 - max(part + scatter, 0.0), 0.0)),
+        high_ns=round(mean * (1 - part + scatter)),
+        stretches=len(runs),
+        steps=sum(map(len, runs)),
+    )
+
+
+def _together(marked: Sequence[MarkedSteps]) -> MarkedSteps:
+    """Return the steps that all ranks have, with their mean lengths."""
     common = reduce(np.intersect1d, [steps.number for steps in marked])
     marked = [steps.select(np.isin(steps.number, common)) for steps in marked]
-    together = MarkedSteps(
+    return MarkedSteps(
         common,
         np.mean([steps.length for steps in marked], axis=0).astype(np.int64),
         np.all([steps.recorded for steps in marked], axis=0),
         np.all([steps.control for steps in marked], axis=0),
         np.any([steps.idle for steps in marked], axis=0),
     )
-    settled = _settled(together)
-    stretches = list(_stretches(together, settled))
-    control = [together.length[run] for run, _ in stretches]
-    beside = [together.length[around] for _, around in stretches]
-    if not stretches or min(sum(map(len, control)), sum(map(len, beside))) < _FEWEST:
-        return None
-    if min(_mean(lengths)[0] for lengths in (*control, *beside)) <= 0:
-        return None
-    rows = settled[count_warmup(together.length[settled]) :]
-    every = together.length[rows]
-    rows = rows[every <= _ORDINARY * median(every)]
-    middles = np.array([run.mean() for run, _ in stretches])
-    nearest = np.searchsorted((middles[1:] + middles[:-1]) / 2, rows)
-    near = np.split(together.length[rows], np.searchsorted(nearest, np.arange(1, len(stretches))))
-    weights = np.array([len(own) * _mean(own)[0] if len(own) else 0.0 for own in near])
-    usual = float(weights.sum()) / len(rows)
-    if usual <= 0:
-        return None
-    weights /= weights.sum()
-    means = np.array([_mean(around)[0] for around in beside])
-    costs = 1 - np.array([_mean(own)[0] for own in control]) / means
-    idle = np.array([together.idle[run].any() for run, _ in stretches])
-    times = np.where(idle, 1 / _SEEN, 1.0)
-    ratios = 1 - costs * times
-    ratio = float(weights @ ratios)
-    scatter = _scatter(control, beside, weights * times)
-    effective = 1 / float(weights @ weights)
-    if effective > _SEVERAL:
-        variance = float(weights @ (ratios - ratio) ** 2) / (effective - 1)
-        scatter = max(scatter, variance**0.5)
-    scatter = np.hypot(scatter, _UNSURE * float((weights * idle) @ (1 - ratios)))
-    low, high = ratio - _SURE * scatter, ratio + _SURE * scatter
-    mean = float(together.length[rows].mean())
-    return RecorderCost(
-        step_ns=round(mean),
-        unrecorded_step_ns=round(mean - usual * max(1.0 - ratio, 0.0)),
-        low_ns=round(max(mean - usual * max(1.0 - low, 0.0), 0.0)),
-        high_ns=round(mean + usual * (high - 1.0)),
-        stretches=len(stretches),
-        steps=sum(map(len, control)),
-    )
-
-
-def _scatter(
-    control: Sequence[Times], beside: Sequence[Times], weights: NDArray[np.float64]
-) -> float:
-    """Return the standard error of the weighted mean ratio of stretches, from that of steps."""
-    scatter = 0.0
-    for lengths in (control, beside):
-        relative = np.concatenate([own / _mean(own)[0] for own in lengths])
-        spread = _mean(relative)[1] * len(relative) ** 0.5
-        scatter = np.hypot(scatter, spread * np.sqrt((weights**2) @ [1 / len(n) for n in lengths]))
-    return scatter
 
 
 def _settled(steps: MarkedSteps) -> NDArray[np.int64]:
@@ -225,24 +210,70 @@ def _settled(steps: MarkedSteps) -> NDArray[np.int64]:
     return np.delete(rows, anew[anew < len(rows)])
 
 
-def _stretches(
-    steps: MarkedSteps, settled: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield the rows of each control stretch, and of settled steps beside it, up to the next one
-    on either side.
-    """
+def _runs(steps: MarkedSteps) -> list[NDArray[np.int64]]:
+    """Return the rows of each control stretch."""
     rows = np.flatnonzero(steps.control)
     runs = np.split(rows, np.flatnonzero(np.diff(steps.number[rows]) != 1) + 1)
-    ends = [-1, *(run[-1] for run in runs if len(run))]
+    return [run for run in runs if len(run)]
+
+
+def _compare(
+    steps: MarkedSteps, settled: NDArray[np.int64], runs: Sequence[NDArray[np.int64]]
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Return rows of control steps, and of settled steps before or after them, up to the next
+    stretch.
+    """
+    ends = [-1, *(run[-1] for run in runs)]
     begins = [*(run[0] for run in runs[1:]), len(steps.number)]
+    compared = []
     for run, since, until in zip(runs, ends, begins, strict=False):
-        if not len(run):
-            continue
-        most = max(len(run), _BESIDE)
         first, begin, end, last = np.searchsorted(settled, [since, run[0], run[-1], until])
-        before, after = settled[max(first, begin - most) : begin], settled[end:last][:most]
-        if len(before) + len(after):
-            yield run, np.concatenate([before, after])
+        is_short = len(run) <= 2 * _BESIDE
+        for own, beside in (
+            (run if is_short else run[:_BESIDE], settled[max(first, begin - _BESIDE) : begin]),
+            (run if is_short else run[-_BESIDE:], settled[end:last][:_BESIDE]),
+        ):
+            if len(beside):
+                compared.append((own, beside))
+    return compared
+
+
+def _pool(
+    steps: MarkedSteps,
+    settled: NDArray[np.int64],
+    pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[float, float, float]:
+    """Return the part of recorded steps that recording takes, its standard error, and how much of
+    it was told by stretches with an idle CUPTI.
+    """
+    idle = np.array([steps.idle[own].any() for own, _ in pairs])
+    costs = np.array([1 - _mean(steps.length[a])[0] / _mean(steps.length[b])[0] for a, b in pairs])
+    costs = np.where(idle, costs / _SEEN, costs)
+    counts = [min(len(own), len(beside)) for own, beside in pairs]
+    wander = {count: _wander(steps.length[settled], count) for count in set(counts)}
+    variances = np.array([wander[count] for count in counts]) / np.where(idle, _SEEN**2, 1.0)
+    weights = 1 / np.maximum(variances, 1e-12)
+    total = float(weights.sum())
+    weights /= total
+    cost = float(weights @ costs)
+    variance = _SHARED / total
+    if len(pairs) >= _SEVERAL:
+        scattered = float(weights**2 @ (costs - cost) ** 2)
+        variance = max(variance, scattered * len(pairs) / (len(pairs) - 1))
+    return cost, variance**0.5, float((weights * idle) @ costs)
+
+
+def _wander(lengths: Times, count: int) -> float:
+    """Return the variance of the ratio of the means of so many steps and of the next ones."""
+    mean, error = _mean(lengths)
+    steady = 2 * (error / max(mean, 1.0)) ** 2 * len(lengths) / count
+    blocks = len(lengths) // count
+    if blocks < _SEVERAL:
+        return steady
+    cut = int(_TRIMMED * count)
+    each = np.sort(lengths[: blocks * count].reshape(blocks, count), axis=1)
+    means = np.maximum(each[:, cut : count - cut].mean(axis=1), 1.0)
+    return max(steady, float(np.mean((means[1:] / means[:-1] - 1) ** 2)))
 
 
 def _mean(values: NDArray[Any]) -> tuple[float, float]:
@@ -251,4 +282,4 @@ def _mean(values: NDArray[Any]) -> tuple[float, float]:
     cut = int(_TRIMMED * len(values))
     inner = values[cut : len(values) - cut]
     spread = float(np.std(np.clip(values, inner[0], inner[-1]), ddof=1)) if len(values) > 1 else 0.0
-    return float(inner.mean()), _LASTING * spread / (len(inner) / len(values)) / len(values) ** 0.5
+    return float(inner.mean()), spread / (len(inner) / len(values)) / len(values) ** 0.5

@@ -28,7 +28,7 @@ from gputrace.analyzers.timeline_model.cells import (
     gpu_layers,
 )
 from gputrace.model.events import distinct_ids
-from gputrace.model.intervals import EMPTY, Times
+from gputrace.model.intervals import EMPTY, Times, number_windows
 from gputrace.model.options import Options, Window
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import IDLE_CAUSES
@@ -285,11 +285,8 @@ def tabulate(lanes: Sequence[Lane], found: FoundSteps) -> GapTable:
         start, end = lane.timeline.gaps.start, lane.timeline.gaps.end
         windows = found.by_rank.get(lane.gpu.rank)
         step, between = np.full(len(start), NO_STEP, np.int32), np.zeros(len(start), bool)
-        if windows is not None and len(windows):
-            middle = (start + end) // 2
-            at = np.searchsorted(windows.start, middle, "right") - 1
-            inside = (at >= 0) & (middle < windows.end[np.maximum(at, 0)])
-            step[inside] = at[inside]
+        if windows is not None:
+            step = number_windows((start + end) // 2, windows.start, windows.end).astype(np.int32)
             between = np.searchsorted(windows.start, start) < np.searchsorted(windows.start, end)
         parts.append(
             GapTable(

@@ -51,13 +51,6 @@ class Layers:
         before = np.stack([intervals.before(edges) for intervals in self.sets], axis=-1)
         return before[1:] - before[:-1]
 
-    def at(self, moment: int) -> str | None:
-        """Return the class at a moment; None where nothing is known."""
-        for name, intervals in zip(self.classes, self.sets, strict=True):
-            if bool(intervals.contains([moment])[0]):
-                return name
-        return None
-
 
 NOTHING: Final = Layers((), ())
 """Layers of a lane without classes."""
@@ -219,15 +212,9 @@ def reduce(
 
 def _runs_within(lanes: Sequence[Tiled], windows: Intervals) -> int:
     """Count the runs of all lanes that touch some windows."""
+    edges = np.stack([windows.start, windows.end])
     return sum(
-        int(
-            (
-                np.searchsorted(lane.start, windows.end)
-                - np.searchsorted(lane.start, windows.start)
-                + 1
-            ).sum()
-        )
-        for lane in lanes
+        int((np.diff(np.searchsorted(lane.start, edges), axis=0) + 1).sum()) for lane in lanes
     )
 
 

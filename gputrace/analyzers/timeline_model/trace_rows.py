@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.host_calls import Call, read_calls
-from gputrace.analyzers.idle_causes import read_evidence
+from gputrace.analyzers.host_calls import Call, read_calls, thread_keys
+from gputrace.analyzers.idle_causes import intervals_by_thread, read_evidence
 from gputrace.analyzers.operations import Gpu, GpuOperations, both_ends, classify, find_gpus
 from gputrace.analyzers.timeline_model import Scene, SceneLane, busy_lane, index_in
 from gputrace.analyzers.timeline_model.cells import Layers
@@ -108,7 +108,7 @@ def read_host_tracks(
             continue
         events = trace.events([kind], _ON_HOST, window)
         events = events if within is None else events.select(_touching(events, within))
-        keys = events.process.astype(np.int64) << 32 | events.thread.astype(np.int64) & 0xFFFFFFFF
+        keys = thread_keys(events)
         order = np.argsort(keys, kind="stable")
         edges = np.flatnonzero(np.diff(keys[order], prepend=-2, append=-2))
         for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -245,7 +245,10 @@ def stream_lanes(trace: Trace) -> list[SceneLane]:
 
 def thread_lanes(trace: Trace, scene: Scene) -> list[SceneLane]:
     """Return a lane for each host thread that called CUDA or waited for data, the busiest first."""
-    calls, evidence, system = read_calls(trace), read_evidence(trace), _system_waits(trace)
+    calls, evidence = read_calls(trace), read_evidence(trace)
+    # Blocking calls of the C library.
+    in_system = trace.events([Kind.OS_RUNTIME], ("start", "end", "process", "thread"))
+    system = intervals_by_thread(in_system)
     gpus = {
         index_in(trace, scene.processes[process]): lane.operations.gpu
         for lane in scene.lanes
@@ -273,17 +276,3 @@ def thread_lanes(trace: Trace, scene: Scene) -> list[SceneLane]:
     return sorted(
         lanes, key=lambda lane: (lane.rank, -sum(each.total for each in lane.layers.sets[:-1]))
     )
-
-
-def _system_waits(trace: Trace) -> dict[tuple[int, int], Intervals]:
-    """Return the times of each thread in blocking calls of the C library."""
-    if Kind.OS_RUNTIME not in trace.kinds:
-        return {}
-    events = trace.events([Kind.OS_RUNTIME], ("start", "end", "process", "thread"))
-    keys = events.process.astype(np.int64) << 32 | events.thread.astype(np.int64) & 0xFFFFFFFF
-    waits = {}
-    for key in np.unique(keys):
-        rows = np.flatnonzero(keys == key)
-        pair = int(events.process[rows[0]]), int(events.thread[rows[0]])
-        waits[pair] = union(events.start[rows], events.end[rows])
-    return waits

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
@@ -35,42 +36,34 @@ def build_graph(
 ) -> Graph:
     """Build the dependency graph of some steps.
 
-    Args:
-        trace: trace that names the calls.
-        rows: operations of the steps to replay.
-        calls: calls of the whole trace.
-        data: intervals in which threads, by (process, thread), waited for data, on the trace's
-            clock.
+    ``data`` has the intervals in which threads, by (process, thread), waited for data, on the
+    trace's clock.
     """
     items = make_items(rows, calls)
-    events, op, some = rows.events, items.operation, items.operation >= 0
+    described = _describe(trace, rows, items)
+    kind, gpu = described["kind"], described["gpu"]
     sort = np.where(items.call >= 0, calls.sort[items.call], Call.OTHER).astype(np.int8)
-    kind = np.where(some, events.kind[op], NONE).astype(np.int8)
-    operation = np.where(some, rows.classes[op], NONE).astype(np.int8)
-    gpu, step = np.where(some, rows.gpu[op], NONE), np.where(some, rows.step[op], NONE)
-    name = np.where(some, _by_text(trace, events.name)[op], NONE)
-    pageable = some & (
-        (events.source_memory[op] == Memory.PAGEABLE)
-        | (events.destination_memory[op] == Memory.PAGEABLE)
-    )
     previous, before = before_on(items.thread), before_on(items.stream)
     host = host_times(items, previous, find_hands(items, previous), _by_thread(items, calls, data))
     starts = start_times(items, before)
     after, residual = find_causes(items, starts.residual, starts.bound)
-    join_streams(items, operation, kind, gpu, step, after)
+    join_streams(items, described["operation"], kind, gpu, described["step"], after)
     for item, edges in after.items():
         explained = max(int(items.end[other]) + lag for other, lag in edges)
         late = int(items.start[item]) - max(explained, int(starts.bound[item]))
         residual[item] = min(int(residual[item]), max(late, 0))
     called = calls.name[items.call]
     names = trace.names(distinct_ids(called[items.call >= 0].astype(np.int32)))
-    holds = pageable | _holds(names, called)
+    # Copy calls that return only when the copy is done.
+    blocking = [id for id, name in names.items() if "emcpy" in name and "Async" not in name]
+    holds = described["pageable"] | is_among(called, blocking)
     waiting = find_waits(items, sort, kind, holds, names, called)
-    rank = _ranks(rows, calls, items, gpu)
-    group = keep_together(items, np.where(some, rows.collective[op], NONE))
+    instance = np.where(items.operation >= 0, rows.collective[items.operation], NONE)
+    group = keep_together(items, instance)
     order, group = order_items(items.process, before, group, after, waiting.waits)
     queueing = find_slots(items, gpu, waiting.own, host)
     return Graph(
+        **described,
         order=order,
         thread=items.thread,
         sort=sort,
@@ -88,21 +81,44 @@ def build_graph(
         residual=residual,
         ns=_durations(items, group),
         group=group,
-        operation=operation,
-        kind=kind,
-        pageable=pageable,
-        size=np.where(some, events.bytes[op], 0).astype(np.int64),
-        name=name,
-        rank=rank,
-        gpu=gpu,
         process=items.process,
-        step=step,
-        gathers=some & is_among(rows.collective[op], rows.gathers),
-        single=(kind == Kind.KERNEL) & is_among(name, _single(trace, name[kind == Kind.KERNEL])),
         cards=tuple(known.name for known in rows.gpus),
         start=items.start,
         end=items.end,
     )
+
+
+def _describe(trace: Trace, rows: Rows, items: Items) -> dict[str, NDArray[Any]]:
+    """Return the columns of `Graph` that describe the operations."""
+    events, op, some = rows.events, items.operation, items.operation >= 0
+    kind = np.where(some, events.kind[op], NONE).astype(np.int8)
+    name = np.where(some, _by_text(trace, events.name)[op], NONE)
+    gpu = np.where(some, rows.gpu[op], NONE)
+    memory = np.stack([events.source_memory[op], events.destination_memory[op]])
+    # Products in FP32 beside the tensor cores.
+    single = [
+        id
+        for id, text in trace.names(
+            distinct_ids(name[kind == Kind.KERNEL].astype(np.int32))
+        ).items()
+        if precision_of(text) == "fp32" and on_tensor_cores(text, family_of(text)) == "no"
+    ]
+    # An item without an operation is of the rank of its process.
+    of_process = {known.process: known.rank for known in rows.gpus}
+    processes, index = number_ids(items.process)
+    others = np.array([of_process.get(process, NONE) for process in processes.tolist()])[index]
+    return {
+        "operation": np.where(some, rows.classes[op], NONE).astype(np.int8),
+        "kind": kind,
+        "pageable": some & (memory == Memory.PAGEABLE).any(axis=0),
+        "size": np.where(some, events.bytes[op], 0).astype(np.int64),
+        "name": name,
+        "rank": np.where(gpu >= 0, np.array([known.rank for known in rows.gpus])[gpu], others),
+        "gpu": gpu,
+        "step": np.where(some, rows.step[op], NONE),
+        "gathers": some & is_among(rows.collective[op], rows.gathers),
+        "single": (kind == Kind.KERNEL) & is_among(name, single),
+    }
 
 
 def _by_text(trace: Trace, ids: Column) -> Index:
@@ -113,16 +129,6 @@ def _by_text(trace: Trace, ids: Column) -> Index:
     canonical = np.array([first[text] for text in texts.values()], np.int64)
     order = np.argsort(ids_of_texts)
     return canonical[order][np.searchsorted(ids_of_texts[order], ids)]
-
-
-def _single(trace: Trace, kernels: Index) -> list[int]:
-    """Return the names of the products in FP32 that do not use tensor cores."""
-    names = trace.names(distinct_ids(kernels.astype(np.int32))).items()
-    return [
-        id
-        for id, text in names
-        if precision_of(text) == "fp32" and on_tensor_cores(text, family_of(text)) == "no"
-    ]
 
 
 def _by_thread(
@@ -136,22 +142,6 @@ def _by_thread(
         if pair in data:
             waits[thread] = data[pair]
     return waits
-
-
-def _holds(names: Mapping[int, str], called: Column) -> Mask:
-    """Return a mask of the copy calls that return only when the copy is done."""
-    blocking = [id for id, name in names.items() if "emcpy" in name and "Async" not in name]
-    holds: Mask = is_among(called, blocking)
-    return holds
-
-
-def _ranks(rows: Rows, calls: CudaApiCalls, items: Items, gpu: Index) -> Index:
-    """Return the rank of each item: that of its GPU, else of its process."""
-    of_process = {known.process: known.rank for known in rows.gpus}
-    ranks = np.array([known.rank for known in rows.gpus])
-    processes, index = number_ids(items.process)
-    others = np.array([of_process.get(process, NONE) for process in processes.tolist()])[index]
-    return np.where(gpu >= 0, ranks[gpu], others)
 
 
 def _durations(items: Items, group: Index) -> Index:
@@ -187,10 +177,7 @@ class HostTimes(Struct, frozen=True):
 
 
 def host_times(
-    items: Items,
-    previous: Index,
-    hand: Index,
-    data: Mapping[int, Intervals],
+    items: Items, previous: Index, hand: Index, data: Mapping[int, Intervals]
 ) -> HostTimes:
     """Return the host time before each call, and the part of it spent waiting for data."""
     since = np.where(previous >= 0, items.returned[previous], 0)
@@ -344,13 +331,8 @@ def find_waits(
 
     These are operations issued before the call that ended during it, by the recorded times.
 
-    Args:
-        items: items of the graph.
-        sort: kind of call of each item.
-        kind: kind of operation of each item.
-        blocks: mask of copies that may block the host, as from or to pageable memory.
-        names: texts by name id.
-        name: name id of the call of each item.
+    ``blocks`` is a mask of copies that may block the host, as from or to pageable memory; ``sort``,
+    ``kind`` and ``name`` are those of the call, or operation, of each item.
     """
     call_ns = np.where(items.thread >= 0, items.returned - items.begin, 0)
     waits: Waits = {}
@@ -448,15 +430,11 @@ class _Finder:
 
     def edges(self, i: int, ended: Found, ns: int) -> tuple[tuple[tuple[int, int], ...], int]:
         """Return the edges of a call, and its duration without waiting."""
-        waited = any(binds for _, binds in ended)
-        wake = SHORT_NS
-        edges = tuple((j, min(wake, self.returned[i] - self.end[j])) for j, _ in ended)
-        if waited:
-            latest = max((j for j, binds in ended if binds), key=lambda j: self.end[j])
-            edges = tuple(
-                (j, self.returned[i] - self.end[j] if j == latest else lag) for j, lag in edges
-            )
-        return edges, min(ns, SHORT_NS) if waited else ns
+        binding = [j for j, binds in ended if binds]
+        latest = max(binding, key=lambda j: self.end[j], default=None)
+        lags = {j: self.returned[i] - self.end[j] for j, _ in ended}
+        edges = tuple((j, lag if j == latest else min(SHORT_NS, lag)) for j, lag in lags.items())
+        return edges, min(ns, SHORT_NS) if binding else ns
 
 
 _JUST_ENDED_NS: Final = 12_000
@@ -483,17 +461,14 @@ def find_causes(items: Items, late: Times, bound: Times) -> tuple[After, Times]:
         low, high = np.searchsorted(ends, (start - _JUST_ENDED_NS, start), "right").tolist()
         low = max(low, high - _FARTHEST)
         for j in reversed(runs[low:high].tolist()):
-            if _may_cause(items, i, j) and items.end[j] > bound[i]:
+            is_elsewhere = (
+                items.process[j] == items.process[i] and items.stream[j] != items.stream[i]
+            )
+            if j < i and is_elsewhere and items.end[j] > bound[i]:
                 after[i] = ((j, start - int(items.end[j])),)
                 left[i] = 0
                 break
     return after, left
-
-
-def _may_cause(items: Items, i: int, j: int) -> bool:
-    return bool(
-        j < i and items.process[j] == items.process[i] and items.stream[j] != items.stream[i]
-    )
 
 
 def join_streams(
@@ -507,17 +482,12 @@ def join_streams(
     """
     for number in distinct_ids(gpu[gpu >= 0]).tolist():
         rows = np.flatnonzero((gpu == number) & (items.stream >= 0))
-        main = _main_stream(items, operation, rows)
-        for i, j in _joins(items, operation, kind, step, rows, main):
+        compute = rows[operation[rows] == OperationClass.COMPUTE]
+        busy = np.bincount(items.stream[compute], (items.end - items.start)[compute], 1)
+        for i, j in _joins(items, operation, kind, step, rows, int(np.argmax(busy))):
             lag = int(items.start[i] - items.end[j])
             if lag >= 0 and all(j != known for known, _ in after.get(i, ())):
                 after[i] = (*after.get(i, ()), (j, min(lag, 2_000)))
-
-
-def _main_stream(items: Items, operation: Column, rows: Index) -> int:
-    compute = rows[operation[rows] == OperationClass.COMPUTE]
-    busy = np.bincount(items.stream[compute], (items.end - items.start)[compute], 1)
-    return int(np.argmax(busy))
 
 
 def _joins(
@@ -546,9 +516,7 @@ def keep_together(items: Items, instance: Index) -> Index:
 
     An operation that ends before the last one arrives waits for none, and is excluded.
 
-    Args:
-        items: items of the graph.
-        instance: number of the matched collective of each item, or `NONE`.
+    ``instance`` is the number of the matched collective of each item, or `NONE`.
     """
     numbers, group = number_ids(instance)
     arrived = np.full(len(numbers), np.iinfo(np.int64).min)

@@ -371,20 +371,20 @@ def _library() -> ctypes.CDLL | None:
 def _replay_by(library: ctypes.CDLL, graph: Graph) -> Times:
     columns = [np.ascontiguousarray(getattr(graph, name), np.int64) for name in REPLAYED]
     edges = [graph.edges(column) for column in (graph.waits, graph.after)]
+    pointers = [
+        (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+        for arrays in (columns, *edges)
+    ]
     counts = (int(lane.max(initial=NONE)) + 1 for lane in (graph.thread, graph.stream, graph.group))
     ended = np.zeros(len(graph), np.int64)
     failed = library.gputrace_replay(
-        *(_pointers(arrays) for arrays in (columns, *edges)),
+        *pointers,
         *(ctypes.c_int64(count) for count in (len(graph), *counts)),
         ctypes.c_void_p(ended.ctypes.data),
     )
     if failed:
         raise MemoryError
     return ended
-
-
-def _pointers(arrays: Sequence[Index]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
 
 def walk(graph: Graph) -> Times:  # noqa: C901 (one loop over plain integers: calls would double it)
@@ -489,11 +489,7 @@ class Recorded(Struct, frozen=True, dict=True):
     ) -> Recorded:
         """Return what a run's GPUs, in the order of the graph, have recorded.
 
-        Args:
-            gpus: GPUs of the graph.
-            breakdown: rows of all GPUs.
-            rows: those of the GPUs that do the work.
-            mean_ns: mean step.
+        ``rows`` are those of the GPUs that do the work.
         """
         means = {
             (row.gpu, row.rank): row.of("compute") / row.steps for row in breakdown if row.steps
@@ -508,12 +504,12 @@ class Recorded(Struct, frozen=True, dict=True):
         least has now, unless the edit shortens kernels on all. So does what the edit cannot
         shorten, if that is known.
 
-        Args:
-            graph: dependency graph of some steps.
-            edit: the same with an optimization.
-            shortens: classes of time that the edit can shorten at most; empty for any.
+        ``shortens`` are the classes of time that the edit can shorten at most; empty for any.
         """
-        parts_left = _part_left(graph, edit, len(self.compute))
+        gpus = len(self.compute)
+        before, after = _kernel_time(graph, gpus), _kernel_time(edit, gpus)
+        # All of it is left where none was seen.
+        parts_left = np.divide(after, before, out=np.ones(gpus), where=before > 0)
         left = self.compute * parts_left
         # The graph has not all steps, and may end within one.
         computing = self.compute[self.compute > 0]
@@ -526,12 +522,6 @@ class Recorded(Struct, frozen=True, dict=True):
             parts = [sum(map(row.of, shortens)) // max(row.steps, 1) for row in self.rows]
             least = max(least, self.mean_ns - max(parts, default=0))
         return min(least, self.mean_ns)
-
-
-def _part_left(graph: Graph, edit: Graph, gpus: int) -> NDArray[np.float64]:
-    """Return the part of each GPU's compute that an edit leaves; all of it where none was seen."""
-    before, after = _kernel_time(graph, gpus), _kernel_time(edit, gpus)
-    return np.divide(after, before, out=np.ones(gpus), where=before > 0)
 
 
 def _kernel_time(graph: Graph, gpus: int) -> NDArray[np.float64]:
@@ -555,10 +545,7 @@ def attribute(graph: Graph, rank: int, mean_ns: int) -> LateGains | None:
     Reasons are kernels that the median rank does not launch, or not as often; kernels of the same
     name that take longer than on the median rank; and more time of the host between the same calls.
 
-    Args:
-        graph: dependency graph of some steps.
-        rank: the late one.
-        mean_ns: mean step of the whole run.
+    ``mean_ns`` is the mean step of the whole run.
     """
     ranks = distinct_ids(graph.rank[graph.rank >= 0])
     if len(ranks) < 2 or rank not in ranks:
@@ -620,10 +607,7 @@ def with_quick_host(
     call by call, until their totals agree; None where the ranks make different calls, or none of
     these is later.
 
-    Args:
-        graph: dependency graph of some steps.
-        late: the ranks.
-        compared: mask of the calls to compare; None for all.
+    ``compared`` is a mask of the calls to compare; None for all.
     """
     ranks = distinct_ids(graph.rank[graph.rank >= 0])
     if len(ranks) < 2:
@@ -645,10 +629,7 @@ def with_quick_host(
 def _quicker(graph: Graph, table: Index, late: int) -> Graph | None:
     """Return the graph with the host time of a rank cut to the median rank's, or None.
 
-    Args:
-        graph: dependency graph of some steps.
-        table: calls of each rank, a row each, that are compared.
-        late: row of the rank.
+    ``table`` has the calls that are compared, a row for each rank; ``late`` is the rank's.
     """
     # A call that synchronizes is a wait, also where what it waits for was not recorded.
     works = np.where(graph.sort == Call.SYNC, 0, graph.own)

@@ -17,7 +17,7 @@ from gputrace.analyzers.parallelism import SHARDED
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import GPU_KINDS, Events, distinct_ids, is_among, number_ids
-from gputrace.model.intervals import Intervals, Times
+from gputrace.model.intervals import Intervals
 from gputrace.model.options import Window
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
@@ -66,11 +66,19 @@ def choose_steps(gpus: PerGpu, all_steps: FoundSteps, measured: Sequence[Step]) 
     known = min(len(windows) for windows in all_steps.by_rank.values())
     runs = _runs([number for number in numbers if number < known], breaks)
     longest = max(runs, key=len, default=range(0))
-    operations = _operations_a_step(gpus, all_steps, longest)
+    if not longest:
+        return None
+    having, spans = _spans(gpus, all_steps, longest)
+    operations = sum(gpus.each(_starting_in, having, spans)) / len(longest)
     count = min(len(longest), int(MOST_ITEMS // max(operations, 1)))
     if count < FEWEST_STEPS:
         return None
-    return _most_usual(all_steps, longest, count)
+    windows = all_steps.by_rank.values()
+    lengths = np.mean([w.lengths[longest.start : longest.stop] for w in windows], axis=0)
+    sums = np.concatenate([[0.0], np.cumsum(lengths)])
+    means = (sums[count:] - sums[SCENE : len(sums) - count + SCENE]) / (count - SCENE)
+    first = longest.start + int(np.argmin(np.abs(means - lengths.mean())))
+    return range(first, first + count)
 
 
 def _breaks(all_steps: FoundSteps, operations: Sequence[GpuSummary]) -> set[int]:
@@ -95,12 +103,12 @@ def _runs(numbers: Sequence[int], breaks: set[int]) -> list[range]:
     return runs
 
 
-def _operations_a_step(gpus: PerGpu, all_steps: FoundSteps, steps: range) -> float:
-    if not steps:
-        return 0.0
+def _spans(
+    gpus: PerGpu, all_steps: FoundSteps, steps: range
+) -> tuple[list[GpuSummary], list[Window]]:
+    """Return the GPUs that have steps, and the window of some of these on each."""
     having = [summary for summary in gpus.operations if summary.gpu.rank in all_steps.by_rank]
-    spans = [_span(all_steps.by_rank[summary.gpu.rank], steps) for summary in having]
-    return sum(gpus.each(_starting_in, having, spans)) / len(steps)
+    return having, [_span(all_steps.by_rank[summary.gpu.rank], steps) for summary in having]
 
 
 def _starting_in(view: GpuShardView, span: Window) -> int:
@@ -113,8 +121,7 @@ def when_issued(gpus: PerGpu, all_steps: FoundSteps, steps: range) -> Window | N
 
     None without such calls.
     """
-    having = [summary for summary in gpus.operations if summary.gpu.rank in all_steps.by_rank]
-    spans = [_span(all_steps.by_rank[summary.gpu.rank], steps) for summary in having]
+    having, spans = _spans(gpus, all_steps, steps)
     known = [summary for summary in gpus.each(_with_issuers, having, spans) if summary is not None]
     if not known:
         return None
@@ -145,16 +152,6 @@ def _data_within(view: GpuShardView, window: Window) -> dict[tuple[int, int], In
     return {thread: waits.clip(*window) for thread, waits in view.lane.data.items()}
 
 
-def _most_usual(all_steps: FoundSteps, steps: range, count: int) -> range:
-    lengths = np.mean(
-        [w.lengths[steps.start : steps.stop] for w in all_steps.by_rank.values()], axis=0
-    )
-    sums = np.concatenate([[0.0], np.cumsum(lengths)])
-    means = (sums[count:] - sums[SCENE : len(sums) - count + SCENE]) / (count - SCENE)
-    first = steps.start + int(np.argmin(np.abs(means - lengths.mean())))
-    return range(first, first + count)
-
-
 def read_rows(
     gpus: PerGpu,
     calls: CudaApiCalls,
@@ -165,13 +162,8 @@ def read_rows(
 ) -> Rows:
     """Read the operations of the chosen steps.
 
-    Args:
-        gpus: GPUs that ran them.
-        calls: calls, at least from the first to the last that issued any of them.
-        all_steps: windows of all steps.
-        steps: chosen steps.
-        collectives: collectives of all GPUs.
-        roles: role of each of their groups.
+    The calls are at least those from the first to the last that issued any of these; ``roles`` are
+    those of the groups of the collectives.
     """
     sharded = [index for index, role in enumerate(roles) if role == SHARDED]
     gathers = collectives.of("AllGather") & is_among(collectives.group, sharded)
@@ -185,7 +177,9 @@ def read_rows(
         windows = all_steps.by_rank.get(known_gpu.rank)
         if windows is not None:
             mine = gpu == index
-            step[mine] = _step_of(windows, steps, events.start[mine])
+            starts, moments = windows.start[steps.start : steps.stop], events.start[mine]
+            number = np.searchsorted(starts, moments, "right") - 1
+            step[mine] = np.where(moments < windows.end[steps.stop - 1], number, -1)
     rows = np.flatnonzero(step >= 0)
     rows = rows[np.argsort(events.start[rows], kind="stable")]
     events = events.select(rows)
@@ -245,11 +239,3 @@ def _gpu_of(events: Events, gpus: Sequence[Gpu]) -> NDArray[np.int64]:
         for key in distinct.tolist()
     ]
     return np.array(indices or [-1], np.int64).take(where)
-
-
-def _step_of(windows: StepWindows, steps: range, moments: Times) -> NDArray[np.int64]:
-    """Return the replayed step at each moment, from 0; -1 outside."""
-    starts = windows.start[steps.start : steps.stop]
-    index = np.searchsorted(starts, moments, "right") - 1
-    inside = (index >= 0) & (moments < windows.end[steps.stop - 1])
-    return np.where(inside, index, -1)

@@ -28,6 +28,8 @@ CURVES: Final = {
 }
 """Curves of a run: label of the axis, and factor that scales the values to its unit."""
 
+_BAR_PX: Final = 26
+"""Height of a bar, with spacing."""
 _ENTRY_PX: Final = 16
 """Height of an entry of a legend."""
 _ABOVE_PX: Final = 46
@@ -260,18 +262,24 @@ def stacked_bars(labels: Sequence[str], values: Mapping[str, Sequence[float]], a
     """Draw a bar for each label, stacked from the classes with any time."""
     names = [name for name in CLASSES if any(values.get(name, ()))]
     data: dict[str, Any] = {"row": labels, **{name: values[name] for name in names}}
+    plot = bars_chart("classes", labels, axis)
+    drawn = plot.draw_stacked_bars(source(data), {name: class_color(name) for name in names})
+    for name, bar in zip(names, drawn, strict=True):
+        plot.add_tips(bar, [(class_label(name), f"@{name}{{0,0.000}} ms")])
+    return plot
+
+
+def bars_chart(name: str, rows: Sequence[Any], axis: str) -> Chart:
+    """Return an empty chart with a line for each of the rows, from the top."""
     plot = Chart(
-        "classes",
-        70 + 26 * len(labels),
+        name,
+        70 + _BAR_PX * len(rows),
         x_range=Model("DataRange1d", start=0, range_padding=0.02),
-        y_range=labels[::-1],
+        y_range=list(rows)[::-1],
         x_axis_label=axis,
         tools=(),
         toolbar_location=None,
     )
-    drawn = plot.draw_stacked_bars(source(data), {name: class_color(name) for name in names})
-    for name, bar in zip(names, drawn, strict=True):
-        plot.add_tips(bar, [(class_label(name), f"@{name}{{0,0.000}} ms")])
     plot.hide_grid(x=False)
     return plot
 

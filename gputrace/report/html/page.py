@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from gputrace.analyzers.compare import UNITS, Comparison
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.timeline_model.gaps import GapDetail
-from gputrace.model.results import Analysis, Gaps
+from gputrace.model.results import Analysis, Gaps, Phase
 from gputrace.model.time_class import CLASSES
 from gputrace.report.comparison import notes as comparison_notes
 from gputrace.report.comparison import tables
@@ -41,31 +41,24 @@ from gputrace.report.html.charts import (
     stacked_bars,
     step_chart,
 )
-from gputrace.report.html.models import (
-    Chart,
-    element_id,
-    library,
-    source,
-    write_documents,
-)
+from gputrace.report.html.models import Chart, element_id, library, source, write_documents
 from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
 from gputrace.report.tables import (
     TEXT_COLUMNS,
+    Columns,
     Table,
     cards_table,
     collectives_table,
     energy_table,
-    experts_table,
     extra_table,
     kernels_table,
     links_table,
     loader_tables,
     main_table,
     modules_table,
+    parallel_tables,
     phases_table,
-    pipeline_table,
-    sharded_table,
-    tensor_table,
+    tabulate,
     throughput_table,
 )
 from gputrace.report.wording import card_name, finding_text, gpu_label, notes, savings, verdict
@@ -234,8 +227,7 @@ def _content(material: Material) -> SimpleNamespace:
         host=tuple(filter(None, (phases_table(analysis), *loader_tables(analysis)))),
         cards=tuple(
             filter(
-                None,
-                (cards_table(analysis), throughput_table(analysis), energy_table(analysis)),
+                None, (cards_table(analysis), throughput_table(analysis), energy_table(analysis))
             )
         ),
         kernels=kernels_table(analysis, _MOST_KERNELS),
@@ -244,9 +236,7 @@ def _content(material: Material) -> SimpleNamespace:
         links=(
             *(_matrix(host, analysis) for host in hosts),
             *filter(None, (links_table(analysis, _MOST_LINKS), collectives_table(analysis))),
-            *map(pipeline_table, analysis.pipelines),
-            *map(experts_table, analysis.experts),
-            *filter(None, (sharded_table(analysis), tensor_table(analysis))),
+            *parallel_tables(analysis),
         ),
         extra=tuple(map(extra_table, analysis.tables)),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
@@ -336,19 +326,16 @@ def _gap_summary(gaps: Gaps) -> str:
 def _phases(analysis: Analysis) -> Table | None:
     if not analysis.phases:
         return None
-    rows = tuple(
-        (
-            phase.phase,
-            str(phase.rank),
-            f"{(phase.start_ns - analysis.origin_ns) / 1e9:.3f} s",
-            format_ns(phase.end_ns - phase.start_ns),
-            "unknown" if phase.idle_ns is None else format_ns(phase.idle_ns),
-            phase.evidence,
-        )
-        for phase in analysis.phases[:_MOST_NOTES]
+    columns: Columns[Phase] = (
+        ("phase", lambda phase: phase.phase),
+        ("rank", lambda phase: str(phase.rank)),
+        ("from", lambda phase: f"{(phase.start_ns - analysis.origin_ns) / 1e9:.3f} s"),
+        ("length", lambda phase: format_ns(phase.end_ns - phase.start_ns)),
+        ("idle in it", lambda p: "unknown" if p.idle_ns is None else format_ns(p.idle_ns)),
+        ("evidence", lambda phase: phase.evidence),
     )
-    header = ("phase", "rank", "from", "length", "idle in it", "evidence")
-    return Table("Phases that are not steady training", header, rows)
+    shown = analysis.phases[:_MOST_NOTES]
+    return tabulate("Phases that are not steady training", columns, shown)
 
 
 def _summary(material: Material) -> dict[str, str]:

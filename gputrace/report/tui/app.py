@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
-from textual.app import App, ComposeResult, SystemCommand
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import BindingType
 from textual.containers import Container, VerticalScroll
 from textual.screen import Screen
@@ -20,7 +19,6 @@ from textual.widgets import Footer, Static
 
 from gputrace.analyzers.timeline_model import (
     SORTS,
-    GapFilter,
     GapTable,
     Scene,
     SceneLane,
@@ -28,8 +26,16 @@ from gputrace.analyzers.timeline_model import (
 )
 from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, describe_gap, operation_at
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
-from gputrace.report.palette import LOOKS, SEVERITIES, Palette
-from gputrace.report.tui.panes import PANES, GapList, gap_text, operation_text
+from gputrace.report.palette import Palette
+from gputrace.report.tui.panes import (
+    PANES,
+    GapList,
+    gap_text,
+    legend_text,
+    operation_text,
+    status_text,
+    verdict_text,
+)
 from gputrace.report.tui.screen import (
     KEYS,
     Help,
@@ -38,12 +44,11 @@ from gputrace.report.tui.screen import (
     TerminalApp,
     parse_filter,
     parse_ranks,
+    picture,
 )
 from gputrace.report.tui.state import Board, Picked, ShownLane, Viewport
 from gputrace.report.tui.timeline import Ruler, Timeline
-from gputrace.report.wording import moment, verdict
 from gputrace.sanitize import clean
-from gputrace.units import format_ns
 
 _AT_ONCE: Final = 200_000
 """Up to so many gaps are sorted at once; more, in the source's thread."""
@@ -58,25 +63,6 @@ _NARROW: Final = 110
 """Screens with fewer columns have the details below the list, and two rows for long lines."""
 _LEFT_OUT: Final = 3
 """Rows saved by short screens."""
-_CSS: Final = """
-Screen { layout: vertical; overflow: hidden; }
-#verdict { height: auto; max-height: 2; padding: 0 1; background: $panel; }
-Timeline { height: 1; }
-#legend { height: auto; max-height: 2; padding: 0 1; }
-#tabs { height: 1; padding: 0 1; }
-#pane { height: 1fr; padding: 0 1; display: none; }
-#pane-text { height: auto; }
-#status { height: 1; padding: 0 1; color: $text-muted; background: $panel; }
-#below { height: 1fr; layout: horizontal; }
-GapList { width: 62; }
-#detail-box { width: 1fr; padding: 0 1; border-left: solid $panel; }
-#detail { height: auto; }
-.narrow #below { layout: vertical; }
-.narrow GapList { width: 100%; height: 4; }
-.narrow #detail-box { height: 1fr; border-left: none; }
-.short #legend, .short #status, .short #tabs { display: none; }
-"""
-_FIRST_KEYS: Final = ("help", "quit")
 _AROUND: Final = 1.0
 """Margin shown on either side of a gap, as a fraction of its length."""
 _ROWS_WITH_CURVE: Final = 4
@@ -94,10 +80,27 @@ class BrowseApp(TerminalApp[None]):
 
     TITLE = "gputrace browse"
     ENABLE_COMMAND_PALETTE = True
-    CSS: ClassVar[str] = _CSS
+    CSS: ClassVar[str] = """
+    Screen { layout: vertical; overflow: hidden; }
+    #verdict { height: auto; max-height: 2; padding: 0 1; background: $panel; }
+    Timeline { height: 1; }
+    #legend { height: auto; max-height: 2; padding: 0 1; }
+    #tabs { height: 1; padding: 0 1; }
+    #pane { height: 1fr; padding: 0 1; display: none; }
+    #pane-text { height: auto; }
+    #status { height: 1; padding: 0 1; color: $text-muted; background: $panel; }
+    #below { height: 1fr; layout: horizontal; }
+    GapList { width: 62; }
+    #detail-box { width: 1fr; padding: 0 1; border-left: solid $panel; }
+    #detail { height: auto; }
+    .narrow #below { layout: vertical; }
+    .narrow GapList { width: 100%; height: 4; }
+    .narrow #detail-box { height: 1fr; border-left: none; }
+    .short #legend, .short #status, .short #tabs { display: none; }
+    """
     # The footer of a narrow screen is cut: what a newcomer needs comes first.
     BINDINGS: ClassVar[list[BindingType]] = [
-        key.binding for key in sorted(KEYS, key=lambda key: key.action not in _FIRST_KEYS)
+        key.binding for key in sorted(KEYS, key=lambda key: key.action not in ("help", "quit"))
     ]
 
     def __init__(self, traces: Sequence[Sequence[Path]]) -> None:
@@ -118,8 +121,8 @@ class BrowseApp(TerminalApp[None]):
         """Last search pattern."""
         self._matches: dict[int, NDArray[np.int64]] = {}
         """Ids of the names that match it, by trace."""
-        self._followed: tuple[Picked, int] | None = None
-        """Operation whose launch was followed to, and the time of that launch."""
+        self._followed: Picked | None = None
+        """Operation whose launch was followed to."""
         self._opened = False
         """True once the worst gap was shown."""
         self.pane = _GAPS
@@ -254,43 +257,15 @@ class BrowseApp(TerminalApp[None]):
 
     def show(self) -> None:
         """Redraw everything."""
-        self._show_verdict()
-        self._show_legend()
-        self._show_status()
+        board, width = self.board, self.size.width
+        if verdicts := verdict_text(board.scenes):
+            self.update_text("#verdict", verdicts)
+        self.update_text("#legend", legend_text(board.lanes, self.palette, width))
+        self.update_text("#status", status_text(board, self.gap_list.index, width - 2))
         self._show_pane()
         self.ruler.refresh()
         self.timeline.show_board()
         self.gap_list.show_board()
-
-    def _show_verdict(self) -> None:
-        text = Text(overflow="ellipsis")
-        for trace, scene in enumerate(self.board.scenes):
-            if scene is None or scene.analysis is None:
-                continue
-            if len(self.board.scenes) > 1:
-                text.append(f"{'AB'[trace]} ", "bold")
-            findings = scene.analysis.findings
-            style = SEVERITIES[findings[0].severity if findings else "none"]
-            text.append(f"{clean(verdict(scene.analysis))}  ", style)
-        if text:
-            self.update_text("#verdict", text)
-
-    def _show_legend(self) -> None:
-        there = {
-            name
-            for shown in self.board.lanes
-            for name, times in zip(shown.lane.layers.classes, shown.lane.layers.sets, strict=True)
-            if len(times)
-        }
-        rows = [Text()]
-        for name, look in LOOKS.items():
-            if name not in there:
-                continue
-            word = Text.assemble(self.palette.swatch(name), f" {look.short}  ")
-            if rows[-1].cell_len + word.cell_len > self.size.width:
-                rows.append(Text())
-            rows[-1].append(word)
-        self.update_text("#legend", Text("\n").join(rows))
 
     def action_pane(self, name: str) -> None:
         """Show the gaps, or another of the panes in their place."""
@@ -320,18 +295,6 @@ class BrowseApp(TerminalApp[None]):
             height = max(box.size.height or self.query_one("#below").size.height, 6) - bool(head)
             text = PANES[self.pane](scene.analysis, width, height, self.palette)
             self.update_text("#pane-text", head + text)
-
-    def _show_status(self) -> None:
-        board, view = self.board, self.board.view
-        parts = [f"window {format_ns(view.length)}", f"cursor {moment(board.cursor)}"]
-        if len(board.marks) == 2:
-            parts.insert(0, f"a to b {format_ns(abs(board.marks[1] - board.marks[0]))}")
-        number = self.gap_list.index + 1 if len(board.rows) else 0
-        which = "of steady steps" if board.gap_filter.steady else ""
-        parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
-        while len(parts) > 1 and len(" · ".join(parts)) > self.size.width - 2:
-            del parts[0]
-        self.update_text("#status", Text(" · ".join(parts), no_wrap=True, overflow="ellipsis"))
 
     # Window, cursor and selection:
 
@@ -482,12 +445,11 @@ class BrowseApp(TerminalApp[None]):
         """Shift the second trace so that the steps of equal number at the cursor start together."""
         if len(self.board.scenes) < 2 or None in self.board.scenes:
             self.notify("there is one trace; give another with --beside", markup=False)
-            return
-        if not self.board.align():
+        elif not self.board.align():
             self.notify("no steps were found in one of them", markup=False)
-            return
-        self.show_detail()
-        self.rearrange(self._follow_selection)
+        else:
+            self.show_detail()
+            self.rearrange(self._follow_selection)
 
     # Prompts:
 
@@ -502,27 +464,13 @@ class BrowseApp(TerminalApp[None]):
         self.ask("operations whose name has (a regular expression):", self._pattern, self._search)
 
     def _search(self, text: str) -> None:
-        try:
-            pattern = re.compile(text, re.IGNORECASE)
-        except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from None
-        matches = {
-            trace: np.array(
-                [n for n, name in scene.names.items() if pattern.search(name)], np.int64
-            )
-            for trace, scene in enumerate(self.board.scenes)
-            if scene is not None
-        }
-        if not text or not any(len(ids) for ids in matches.values()):
-            raise ValueError(f"no operation's name has {text!r}")
-        self._pattern, self._matches = text, matches
+        self._pattern, self._matches = text, self.board.search(text)
         self.action_match(1)
 
     def action_match(self, by: int) -> None:
         if not self._pattern:
             self.action_search()
-            return
-        if (match := self.board.next_match(self._matches, forward=by > 0)) is not None:
+        elif (match := self.board.next_match(self._matches, forward=by > 0)) is not None:
             self.pick(match)
         else:
             self.notify(f"none {'after' if by > 0 else 'before'} the cursor", markup=False)
@@ -551,13 +499,12 @@ class BrowseApp(TerminalApp[None]):
 
     def action_beside(self) -> None:
         """Show only the rank at the cursor and the next one; if filtered, show all."""
-        ranks = sorted({gpu.lane.rank for gpu in self.board.gpus})
         shown = self.board.lane_at_cursor
         if self.board.ranks is not None or shown is None:
             self._ranks("")
             return
-        index = ranks.index(shown.lane.rank)
-        other = ranks[(index + 1) % len(ranks)]
+        ranks = sorted({gpu.lane.rank for gpu in self.board.gpus})
+        other = ranks[(ranks.index(shown.lane.rank) + 1) % len(ranks)]
         self._ranks(f"{shown.lane.rank},{other}")
 
     def action_filter(self) -> None:
@@ -601,22 +548,12 @@ class BrowseApp(TerminalApp[None]):
     def _open(self) -> None:
         """Select the worst gap, with a step on either side in view."""
         self._opened = True
-        if (worst := self.board.worst_gap()) is None:
-            self.board.gap_filter = GapFilter()
-            worst = self.board.worst_gap()
-        self.board.view = self.board.view.whole()
-        room = self.timeline.most_rows >= _ROWS_WITH_CURVE * len(self.board.gpus)
-        if room and (known := self.board.known_curves()):
-            self.board.curve = known[0]
-            self.board.filter_lanes()
-        if worst is None:
-            return
-        self.select_gap(worst)
-        self.timeline.reveal_cursor()
-        start, end = self.board.gap_span(worst)
-        step = self.board.step_span(start) or (start, end)
-        length = max(step[1] - step[0], end - start)
-        self.board.view = self.board.view.show(start - length // 2, start + 3 * length // 2)
+        board = self.board
+        worst = board.begin(self.timeline.most_rows >= _ROWS_WITH_CURVE * len(board.gpus))
+        if worst is not None:
+            self.select_gap(worst)
+            self.timeline.reveal_cursor()
+            board.view = board.view_around(worst)
 
     def show_detail(self) -> None:
         if self.board.picked is not None:
@@ -673,7 +610,7 @@ class BrowseApp(TerminalApp[None]):
         if picked is None:
             self.notify("pick an operation first (e, or click on one)", markup=False)
             return
-        if self._followed is not None and self._followed[0] == picked:
+        if self._followed == picked:
             self._followed = None
             self.pick(picked)
             return
@@ -691,8 +628,7 @@ class BrowseApp(TerminalApp[None]):
             self.notify("the trace does not tell which call issued it", markup=False)
             return
         at, end = launch.start_ns - picked.lane.zero, picked.span[1]
-        self._followed = picked, at
-        self.board.cursor = at
+        self._followed, self.board.cursor = picked, at
         self.show_window(self.board.view.fit(min(at, end), max(at, end)))
 
     def action_curves(self) -> None:
@@ -761,13 +697,3 @@ def browse(paths: Sequence[Path], beside: Sequence[Path] = ()) -> int:
     if app.error is not None:
         raise app.error
     return app.return_code or 0
-
-
-_REMOTE: Final = re.compile(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", re.DOTALL)
-
-
-def picture(app: App[Any]) -> str:
-    """Return the screen as an SVG that loads nothing from the network."""
-    drawn = app.export_screenshot(title="gputrace browse", simplify=True)
-    fonts = "font-family: DejaVu Sans Mono, Menlo, Consolas, monospace;"
-    return _REMOTE.sub("", drawn).replace("font-family: Fira Code, monospace;", fonts)

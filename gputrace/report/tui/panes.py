@@ -18,13 +18,13 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from gputrace.analyzers.timeline_model import NO_STEP
+from gputrace.analyzers.timeline_model import NO_STEP, Scene
 from gputrace.analyzers.timeline_model.cells import stack
 from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, Launch, Operation
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
-from gputrace.report.palette import SEVERITIES, Palette
+from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.tables import kernels_table
 from gputrace.report.text import (
     BESIDE_NAMES,
@@ -33,9 +33,9 @@ from gputrace.report.text import (
     room_for_names,
     without_blanks,
 )
-from gputrace.report.tui.state import Board
+from gputrace.report.tui.state import Board, ShownLane
 from gputrace.report.tui.timeline import bar_rows, class_words
-from gputrace.report.wording import capital, finding_text, label, moment
+from gputrace.report.wording import capital, finding_text, label, moment, verdict
 from gputrace.sanitize import clean, sentence
 from gputrace.units import format_count, format_ns, format_ranges, format_share
 
@@ -116,6 +116,50 @@ class GapList(ScrollView, can_focus=False):
         index = event.y - 1 + self.scroll_offset.y
         if event.y > 0 and index < len(self.board.rows):
             self.post_message(self.Chosen(index))
+
+
+def verdict_text(scenes: Sequence[Scene | None]) -> Text:
+    """Return the verdicts on the traces, as far as they are analyzed."""
+    text = Text(overflow="ellipsis")
+    for trace, scene in enumerate(scenes):
+        if scene is None or scene.analysis is None:
+            continue
+        if len(scenes) > 1:
+            text.append(f"{'AB'[trace]} ", "bold")
+        findings = scene.analysis.findings
+        style = SEVERITIES[findings[0].severity if findings else "none"]
+        text.append(f"{clean(verdict(scene.analysis))}  ", style)
+    return text
+
+
+def legend_text(lanes: Sequence[ShownLane], palette: Palette, width: int) -> Text:
+    """Return the classes of time that some lanes have, in rows at most ``width`` cells wide."""
+    there = {
+        name
+        for shown in lanes
+        for name, times in zip(shown.lane.layers.classes, shown.lane.layers.sets, strict=True)
+        if len(times)
+    }
+    rows = [Text()]
+    for name in filter(there.__contains__, LOOKS):
+        word = Text.assemble(palette.swatch(name), f" {LOOKS[name].short}  ")
+        if rows[-1].cell_len + word.cell_len > width:
+            rows.append(Text())
+        rows[-1].append(word)
+    return Text("\n").join(rows)
+
+
+def status_text(board: Board, index: int, width: int) -> Text:
+    """Return window, cursor and the index of the gap in the list, as far as they fit."""
+    parts = [f"window {format_ns(board.view.length)}", f"cursor {moment(board.cursor)}"]
+    if len(board.marks) == 2:
+        parts.insert(0, f"a to b {format_ns(abs(board.marks[1] - board.marks[0]))}")
+    number = index + 1 if len(board.rows) else 0
+    which = "of steady steps" if board.gap_filter.steady else ""
+    parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
+    while len(parts) > 1 and len(" · ".join(parts)) > width:
+        del parts[0]
+    return Text(" · ".join(parts), no_wrap=True, overflow="ellipsis")
 
 
 _MOST_HOST: Final = 8

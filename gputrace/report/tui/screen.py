@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from rich.table import Table
 from rich.text import Text
@@ -154,6 +154,16 @@ class TerminalApp(App[T]):
     def show(self) -> None:
         """Redraw everything."""
         raise NotImplementedError
+
+
+_REMOTE: Final = re.compile(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", re.DOTALL)
+
+
+def picture(app: App[Any]) -> str:
+    """Return the screen as an SVG that loads nothing from the network."""
+    drawn = app.export_screenshot(title="gputrace browse", simplify=True)
+    fonts = "font-family: DejaVu Sans Mono, Menlo, Consolas, monospace;"
+    return _REMOTE.sub("", drawn).replace("font-family: Fira Code, monospace;", fonts)
 
 
 class Listener(Protocol):

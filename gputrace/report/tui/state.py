@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -141,6 +142,26 @@ class Board:
         rows = self._chosen(self.table)
         return int(rows[np.argmax(self.table.length[rows])]) if len(rows) else None
 
+    def begin(self, has_room: bool) -> int | None:
+        """Show the whole run, with a curve if there is room for it; return the worst gap of the
+        steady steps, else of all; None without gaps.
+        """
+        if (worst := self.worst_gap()) is None:
+            self.gap_filter = GapFilter()
+            worst = self.worst_gap()
+        self.view = self.view.whole()
+        if has_room and (known := self.known_curves()):
+            self.curve = known[0]
+            self.filter_lanes()
+        return worst
+
+    def view_around(self, row: int) -> Viewport:
+        """Return the window with a gap, and a step on either side of it."""
+        start, end = self.gap_span(row)
+        step = self.step_span(start) or (start, end)
+        length = max(step[1] - step[0], end - start)
+        return self.view.show(start - length // 2, start + 3 * length // 2)
+
     def _chosen(self, table: GapTable) -> NDArray[np.intp]:
         """Return the rows that pass the filter."""
         chosen = self.gap_filter
@@ -220,6 +241,26 @@ class Board:
             raise ValueError(f"{text} is outside of the trace")
         self.cursor = moment
         self.view = self.view.center(moment)
+
+    def search(self, text: str) -> dict[int, NDArray[np.int64]]:
+        """Return the ids of the names in which a regular expression is found, by trace.
+
+        Raises ValueError for an invalid one, and where no name matches.
+        """
+        try:
+            pattern = re.compile(text, re.IGNORECASE)
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from None
+        matches = {
+            trace: np.array(
+                [id for id, name in scene.names.items() if pattern.search(name)], np.int64
+            )
+            for trace, scene in enumerate(self.scenes)
+            if scene is not None
+        }
+        if not text or not any(map(len, matches.values())):
+            raise ValueError(f"no operation's name has {text!r}")
+        return matches
 
     def next_match(
         self, matches: Mapping[int, NDArray[np.int64]], *, forward: bool

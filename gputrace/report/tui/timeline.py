@@ -480,8 +480,6 @@ class Ruler(Widget, can_focus=False):
 def round_step(least: int) -> int:
     """Return the smallest of 1, 2, 5, 10, 20… that is at least ``least``."""
     scale = 1
-    while True:
-        for factor in (1, 2, 5):
-            if scale * factor >= least:
-                return scale * factor
+    while 5 * scale < least:
         scale *= 10
+    return next(step for step in (scale, 2 * scale, 5 * scale) if step >= least)

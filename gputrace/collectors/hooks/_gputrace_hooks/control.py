@@ -7,13 +7,13 @@ that is kept, and made as soon as the library is found.
 
 Control stretches (GPUTRACE_CONTROL) go unrecorded, by which the cost of recording is known, and
 kept low: the first may begin after 64 steps, the next after twice as many each. One lasts for 16
-steps, or twice as many as often as it takes to hold CUPTI for a quarter of a second and five steps,
+steps, or twice as many as often as it takes to hold CUPTI for a tenth of a second and five steps,
 and then to measure as long, and ten steps. It is left out where it would be more than a quarter of
 the steps so far.
 
 Sampling (GPUTRACE_SAMPLE, the part by which recording may lengthen the run): from the first such
 stretch on, 35 steps are recorded of as many as make up for their cost, which each cycle measures.
-Where no part is given (nor ``all``), it begins before recording has cost five seconds, at 0.5%.
+Where no part is given (nor ``all``), it begins before recording has cost two seconds, at 0.5%.
 A CUPTI that stays in the process still has about a third of its cost, which the stretches do not
 see (ResNet-18 on an H100, CUPTI 13.0): together less than 2% of ten minutes. Where recording costs
 next to nothing, it never begins.
@@ -49,9 +49,9 @@ _FIRST_AT = 64
 _PART = 4
 # Where no share is given: what recording may cost first, and the share then, and what is next to
 # nothing, as a part of a step.
-_FREELY_NS, _THEN, _NOTHING = 5000000000, 0.005, 0.015
-# CUPTI is held for so long and so many steps, and then steps are measured for as long.
-_HOLD_NS = _ENOUGH_NS = 250000000
+_FREELY_NS, _THEN, _NOTHING = 2000000000, 0.005, 0.015
+# CUPTI is held for so long and so many steps, and then steps are measured for at least so long.
+_HOLD_NS, _ENOUGH_NS = 100000000, 250000000
 # Part of the share that cycles use up; what comes before them costs, too.
 _OF_SHARE = 0.75
 _HELD, _MEASURED = 5, 10

@@ -36,9 +36,9 @@ by the clock, that holds waiting for the process that trains to read."""
 CPU, WAIT, START = word("processor time"), word("wait for work"), word("start worker")
 """Processor time of fetch and collate; the wait for the next batch's indices; from the process's
 begin to that. The number of START is the worker's."""
-STARTS, RECEIVE = word("start workers"), word("receive")
+STARTS, RECEIVE, PIN = word("start workers"), word("receive"), word("pin")
 """In the process that trains: making the workers, of which the number says how many; reading and
-unpickling a batch."""
+unpickling a batch; in the thread that receives, copying it into pinned memory and handing it on."""
 ASK = word("ask")
 """Moment; its number says how many batches were ready."""
 SEED, PREFETCH, PINS, CORES = map(word, ("loader", "prefetch factor", "pins memory", "cores"))
@@ -416,22 +416,28 @@ def _announce(iterator: "Any", loader: "Any", start: int) -> None:
         fetcher._of_gputrace.loader = number
     queue = getattr(iterator, "_worker_result_queue", None)
     if queue is not None:
-        _watch_receiving(queue, number)
+        _watch_receiving(queue, number, pins)
 
 
-def _watch_receiving(queue: "Any", owner: int) -> None:
+def _watch_receiving(queue: "Any", owner: int, pins: bool) -> None:
     """Time reading and unpickling, without the wait until there is something to read."""
     get, receive = queue.get, queue._recv_bytes
-    begun = [0]
+    begun, pinned = [0], [0, 0]
 
     def receive_bytes(*args: "Any") -> "Any":
         begun[0] = time_ns()
         return receive(*args)
 
     def get_batch(*args: "Any", **keywords: "Any") -> "Any":
+        if pinned[0]:
+            _add(pinned[0], time_ns(), PIN, owner, pinned[1])
+            pinned[0] = 0
         item = get(*args, **keywords)
         if type(item) is tuple and item and isinstance(item[0], int) and begun[0]:
-            _add(begun[0], time_ns(), RECEIVE, owner, item[0])
+            now = time_ns()
+            _add(begun[0], now, RECEIVE, owner, item[0])
+            if pins:  # The thread that asks does nothing else.
+                pinned[:] = now, item[0]
         begun[0] = 0
         return item
 

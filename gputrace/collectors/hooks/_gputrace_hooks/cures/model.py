@@ -2,6 +2,7 @@
 
 import sys
 from functools import partial, wraps
+from inspect import signature
 from types import FunctionType
 
 from ..wrappers import ours
@@ -137,6 +138,33 @@ def distributed(module: "Any") -> None:
     wanted = {names[cure]: (cure, cures[cure]) for cure in names if cure in cures}
     if wanted:
         change_call(module.DistributedDataParallel, "__init__", lambda _: wanted)
+    if "graphs" in cures:
+        _make_on_capture_stream(module.DistributedDataParallel)
+
+
+def _make_on_capture_stream(cls: "Any") -> None:
+    """Have what DistributedDataParallel keeps of autograd belong to the stream of captures.
+
+    It keeps the nodes that accumulate gradients, which run on the stream on which they were made:
+    on another one than the capture's they end it.
+    """
+    begin = cls.__init__
+
+    @wraps(begin)
+    def begin_on_stream(self: "Any", module: "Any", *args: "Any", **keywords: "Any") -> None:
+        cuda: Any = sys.modules["torch"].cuda
+        if not any(parameter.is_cuda for parameter in module.parameters()):
+            begin(self, module, *args, **keywords)
+            return
+        if cuda.graph.default_capture_stream is None:
+            cuda.graph.default_capture_stream = cuda.Stream()
+        stream, current = cuda.graph.default_capture_stream, cuda.current_stream()
+        stream.wait_stream(current)
+        with cuda.stream(stream):
+            begin(self, module, *args, **keywords)
+        current.wait_stream(stream)
+
+    cls.__init__ = begin_on_stream
 
 
 def modules(module: "Any") -> None:
@@ -224,7 +252,8 @@ def _graph(cure: str, model: "Any", inputs: "Any") -> None:
 
     Later, what autograd keeps of an earlier pass would tie the capture to that pass's stream. Of
     DistributedDataParallel it is the module within: what it does itself, before and after, no graph
-    can hold (PyTorch documentation, 'CUDA semantics', partial-network capture).
+    can hold (PyTorch documentation, 'CUDA semantics', partial-network capture). Calls of other
+    threads, as those that watch NCCL, do not end a capture where PyTorch can be told so (2.13).
     """
     torch: Any = sys.modules["torch"]
     if type(model).__name__ == "DistributedDataParallel":
@@ -238,7 +267,9 @@ def _graph(cure: str, model: "Any", inputs: "Any") -> None:
     if not sample or not all(sample):
         trial.skip(cure, "the model takes other arguments than tensors on a GPU, by position")
         return
-    torch.cuda.make_graphed_callables(model, inputs)
+    capture = torch.cuda.make_graphed_callables
+    alone = {"capture_error_mode": "thread_local"}
+    capture(model, inputs, **(alone if set(alone) <= set(signature(capture).parameters) else {}))
     captured = model.forward
     model.forward = lambda *now, **more: (
         captured(*now)

@@ -256,7 +256,11 @@ def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "An
     try:
         return function(*arguments)
     except Exception as error:
-        trial.skip(cure, f"failed: {error!r}"[:200])
+        # What ends a capture is told as the context of the error that says that it has ended.
+        first: BaseException = error
+        while first.__context__ is not None:
+            first = first.__context__
+        trial.skip(cure, f"failed: {first!r}"[:200])
         return None
 
 
