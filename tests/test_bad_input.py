@@ -63,7 +63,7 @@ def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path) -> None:
         (b"", "empty"),
         (b"a line of text\n", "not a trace"),
         (b'{"traceEvents": [', "not a trace"),
-        (gzip.compress(b"SQLite format 3\0"), "not a trace"),
+        (gzip.compress(b"SQLite format 3\0"), "an SQLite file, packed; unpack it first: gunzip"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "not a trace"),
         (b"SQLite format 2\0" + bytes(200), "not a trace"),
         (bytes(5000), "not a trace"),
@@ -165,6 +165,18 @@ def test_a_dlprof_database(tmp_path: Path) -> None:
     """
     path = sqlite_file(tmp_path / "dlprof_dldb.sqlite", script)
     assert_unreadable(path, "DLProf", "analyze the nsys export")
+
+
+def test_a_database_of_rocm_profile_data(tmp_path: Path) -> None:
+    script = "CREATE TABLE rocpd_api (id, pid); CREATE TABLE rocpd_op (id, gpuId);"
+    path = sqlite_file(tmp_path / "trace.rpd", script)
+    assert_unreadable(path, "rocmProfileData", "rocprofv3 --runtime-trace --output-format rocpd")
+
+
+def test_the_json_of_rocprofv3(tmp_path: Path) -> None:
+    path = tmp_path / "908_results.json"
+    path.write_text('{"rocprofiler-sdk-tool":[{"metadata":{"pid":908}}]}')
+    assert_unreadable(path, "rocprofv3's JSON", "--output-format rocpd")
 
 
 def test_an_export_without_cuda_tables(tmp_path: Path) -> None:

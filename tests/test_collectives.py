@@ -194,6 +194,7 @@ def test_peer_copies_are_of_both_gpus_and_wait_for_nobody(tmp_path: Path) -> Non
         ("ncclDevKernel_SendRecv(ncclDevKernelArgs)", "SendRecv"),
         ("void vllm::cross_device_reduce_1stage<__half, 2>(RankData*)", "AllReduce"),
         ("ncclDevKernel_Generic_4(ncclDevKernelArgs)", "ncclDevKernel_Generic_4"),
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16>()", "AllReduce"),
     ],
 )
 def test_an_operation_is_known_by_its_kernel(kernel: str, operation: str) -> None:

@@ -160,6 +160,14 @@ def test_a_recording_that_hardly_has_a_kernel_says_so(tmp_path: Path) -> None:
     assert "2 kernels within" in message
 
 
+def test_a_recording_without_a_kernel_says_so(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(12):
+        run.input_copy()
+        run.wait(MS)
+    assert first(run, tmp_path)[1].endswith("only 12 copies")
+
+
 def test_pauses_of_the_host_are_said_to_be_some(tmp_path: Path) -> None:
     run = Run()
     for index in range(30):
@@ -248,6 +256,45 @@ def test_layers_of_a_profiled_step_are_no_iterations(tmp_path: Path, steps: int)
         found = trace.analyze().steps
     expected = ("training", 2) if steps == 2 else ("none", 0)
     assert (found.kind, found.count) == expected
+
+
+@pytest.mark.parametrize("calls", [1, 12])
+def test_layers_of_one_call_of_a_network_are_no_iterations(tmp_path: Path, calls: int) -> None:
+    """Twelve blocks of one forward pass, or as many forward passes of one block each."""
+    events = []
+    for part in range(12):
+        begin = 10_000 * part
+        if part < calls:
+            length = 12 * 10_000 if calls == 1 else 9_900
+            events.append(kineto.event("python_function", "nn.Module: Net_0", begin, length))
+        block = f"nn.Module: Block_{part}"
+        events.append(kineto.event("python_function", block, begin + 10, 9_800))
+        for index in range(20):
+            at, id = begin + 20 + 400 * index, 100 * part + index + 1
+            events += [
+                kineto.event("cuda_runtime", "cudaLaunchKernel", at, 5, args={"correlation": id}),
+                kineto.kernel(at + 10, 300, f"part_{index}", correlation=id),
+            ]
+    path = kineto.write(tmp_path / "network.pt.trace.json", *events)
+    with gputrace.open(path) as trace:
+        found = trace.analyze().steps
+    assert (found.kind, found.count) == (("none", 0) if calls == 1 else ("iterations", 12))
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_iterations_are_counted_from_the_first_to_the_last(tmp_path: Path, before: int) -> None:
+    """Seven are recorded, whether something else comes before, and where no kernel but a repeated
+    one begins them.
+    """
+    run = Run()
+    for index in range(before):
+        run.kernel(50 * US, f"start_{index}")
+    for _ in range(7):
+        for name in ("convert", "join", "convert", "product", "sum", "product", "convert"):
+            run.kernel(80 * US, name)
+        run.wait(20 * US)
+    found = analyze(run, tmp_path).steps
+    assert (found.kind, found.count) == ("iterations", 7)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.exports import (
     D2H,
     DEVICE,
     H2D,
+    PAGEABLE,
     PEER,
     Export,
     Opened,
@@ -174,6 +175,60 @@ def test_a_window_gives_the_rows_that_touch_it_whole(opened: Opened) -> None:
     export = Export().kernel(0, 10).kernel(10, 20).kernel(15, 40).kernel(30, 35).kernel(50, 60)
     events = opened(export).events([Kind.KERNEL], ["start", "end"], Window(20, 50))
     assert {(15, 40), (30, 35)} <= set(rows(events)) <= {(10, 20), (15, 40), (30, 35)}
+
+
+MS, US = 1_000_000, 1_000
+BEGIN = 10**9
+
+
+def _loop(skews: tuple[int, ...], queue: int = 0) -> Export:
+    """Twenty kernels and copies to the host on each GPU, whose clock is ahead by so much; the
+    kernels wait in a queue.
+    """
+    export = Export()
+    for number in range(20):
+        at = BEGIN + number * 10 * MS
+        for device, skew in enumerate(skews):
+            id, moved = 100 * number + 2 * device + 1, at + skew
+            on_gpu: dict[str, Any] = {"deviceId": device, "correlationId": id}
+            export.call(at - queue, at - queue + 5 * US, "cudaLaunchKernel", correlation=id)
+            export.kernel(moved + 20 * US, moved + 100 * US, **on_gpu)
+            export.call(at + 10 * US, at + 200 * US, "cudaMemcpyAsync", correlation=id + 1)
+            on_gpu["correlationId"] = id + 1
+            export.copy(moved + 150 * US, moved + 190 * US, D2H, dstKind=PAGEABLE, **on_gpu)
+    return export
+
+
+@pytest.mark.parametrize("skew", [325 * MS, -156 * MS])
+def test_a_gpu_whose_clock_is_wrong_is_moved_and_told(
+    skew: int, opened: Opened, tmp_path: Path
+) -> None:
+    trace = opened(_loop((skew,)))
+    told = f"{abs(skew) // MS} ms {'after' if skew > 0 else 'before'} its CUDA calls: moved"
+    assert any(told in note for note in trace.quality.notes)
+    launches = trace.events([Kind.API], ["start"]).start[::2]
+    kernels = trace.events([Kind.KERNEL], ["start", "end"])
+    assert ((kernels.start >= launches) & (kernels.start <= launches + 30 * US)).all()
+    assert (kernels.end - kernels.start == 80 * US).all()
+    window = Window(BEGIN + 45 * MS, BEGIN + 75 * MS)
+    assert len(trace.events([Kind.KERNEL], ["start"], window)) == 3
+    with gputrace.open(trace.path) as whole:
+        whole.export("trace", tmp_path / "part.sqlite", time="1045ms:1075ms")
+    with closing(open_trace(tmp_path / "part.sqlite")) as part:
+        assert rows(part.events([Kind.KERNEL], ["start"], window)) == rows(
+            trace.events([Kind.KERNEL], ["start"], window)
+        )
+
+
+@pytest.mark.parametrize(
+    ("skews", "queue"), [((0,), 0), ((0,), 300 * MS), ((0, 325 * MS), 0), ((-156 * MS, 0), 0)]
+)
+def test_a_clock_that_is_right_or_not_that_of_all_gpus_is_left_alone(
+    skews: tuple[int, ...], queue: int, opened: Opened
+) -> None:
+    trace = opened(_loop(skews, queue))
+    assert not any("moved" in note for note in trace.quality.notes)
+    assert trace.events([Kind.KERNEL], ["start"]).start[0] == BEGIN + 20 * US + skews[0]
 
 
 def test_only_the_kinds_asked_for_are_there(opened: Opened) -> None:

@@ -252,6 +252,29 @@ def test_pytorchs_process_groups_are_communicators_with_names(tmp_path: Path) ->
         assert (total.bytes, total.wait_ns) == (2048, 0)
 
 
+@pytest.mark.parametrize(
+    ("told", "operation"),
+    [("allreduce", "AllReduce"), ("_allgather_base", "AllGather"), ("send", "SendRecv")],
+)
+def test_a_kernel_of_rccl_does_what_its_arguments_say(
+    tmp_path: Path, told: str, operation: str
+) -> None:
+    """RCCL runs one kernel whatever the operation; PyTorch's profiler adds which it is."""
+    group: dict[str, Any] = {"Process Group Name": "0", "Process Group Description": "undefined"}
+    group |= {"Process Group Ranks": "[0, 1]", "Group size": 2, "Collective name": told}
+    group |= {"In msg nelems": 1024, "dtype": "Float", "Dst Rank": 1}
+    path = write(
+        tmp_path / "rank0.pt.trace.json",
+        kernel(100, 50, "ncclDevKernel_Generic(ncclDevKernelArgs)", **group),
+        distributedInfo={"rank": 0, "world_size": 2, "backend": "nccl"},
+    )
+    with gputrace.open(path) as trace:
+        report = trace.analyze()
+    (total,) = report.collectives
+    assert (total.operation, total.group, total.group_size) == (operation, "", 2)
+    assert f"{operation}, gpu 0 of 2" in report.render("text")
+
+
 def test_a_rank_that_was_not_recorded_is_missing_from_its_communicator(tmp_path: Path) -> None:
     event = grouped(0, "[0, 1]", **{"In msg nelems": 8, "dtype": "Float"})
     with gputrace.open(write(tmp_path / "rank0.pt.trace.json", event)) as trace:

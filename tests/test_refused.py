@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,17 @@ def test_a_file_that_holds_no_timeline_of_a_gpu(
     name: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     assert_unreadable(Path(shutil.copy(DATA / name, tmp_path)), *words)
+
+
+def test_a_timeline_of_one_run_on_a_gpu_is_no_trace_of_tensorflows_profiler(tmp_path: Path) -> None:
+    names = ("Allocators", "/device:GPU:0/stream:15 Compute", "/device:GPU:0/stream:15 Tensors")
+    rows = [
+        {"name": "process_name", "ph": "M", "pid": number, "args": {"name": name}}
+        for number, name in enumerate(names)
+    ]
+    path = tmp_path / "timeline.ctf.json"
+    path.write_text(json.dumps({"traceEvents": rows}, indent=4))
+    assert_unreadable(path, "RunMetadata", ".xplane.pb")
 
 
 def test_a_link_hook_of_chainer_is_the_same_kind(tmp_path: Path) -> None:

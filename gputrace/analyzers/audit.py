@@ -119,8 +119,9 @@ def _without_operation(
 ) -> Iterator[Missing]:
     """Yield the launches of a process that lack their operation.
 
-    What is issued at the end may not have run when the recording ended, and some calls never have
-    an operation: those that another one makes, and copies of nothing, which return at once.
+    What is issued at the end may not have run when the recording ended, what is issued before the
+    first one with an operation may have run before GPUs were recorded, and some calls never have an
+    operation: those that another one makes, and copies of nothing, which return at once.
     """
     operations = gpus[0]
     hands_over = np.zeros(len(Call), np.bool_)
@@ -130,6 +131,7 @@ def _without_operation(
     rows = mine.start + np.flatnonzero(hands_over[calls.sort[mine]] & (calls.start[mine] < until))
     if has[rows].all():
         return
+    rows = rows[calls.start[rows] >= calls.start[rows[has[rows]]].min(initial=until)]
     if operations.windows:
         rows = rows[operations.recorded.contains(calls.start[rows])]
     if not len(rows):

@@ -413,7 +413,7 @@ def _point_to_point(
     for place, lane in lane_of.items():
         messages = talks[lane].messages
         mine = messages.communicator == known.communicator
-        mine &= messages.operation == ""
+        mine &= np.isin(messages.operation, ("", SEND_RECV))
         mine &= _are_exchanges(talks[lane])
         kernels += [(lane, row) for row in np.flatnonzero(mine).tolist()]
         for kernel, sends, peer in zip(*(c.tolist() for c in messages[3:6]), strict=True):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
+from gputrace.analyzers.kernel_names import function_name
 from gputrace.model.events import UNKNOWN, Events, Kind, Mask, distinct_ids
 from gputrace.model.names import bounded
 from gputrace.model.struct import Struct
@@ -31,9 +32,13 @@ _OPERATION: Final = r"""(?xi)
     """
 
 
+_NAMED: Final = tuple(re.compile(_OPERATION).groupindex)
+_HALVES: Final = ("Send", "Recv")
+
+
 def operation_of(name: str) -> str:
     """Return ``AllReduce`` and so on by the name of a kernel; else its name without parameters."""
-    base = name.partition("(")[0].partition("<")[0] or name
+    base = function_name(name) or name
     match = re.search(_OPERATION, base)
     return match.lastgroup if match and match.lastgroup else base
 
@@ -57,7 +62,7 @@ class Messages(NamedTuple):
         communicator: id, by kernel; `UNKNOWN` if unknown.
         bytes: size in the sense of nccl-tests, by kernel; `UNKNOWN` if unknown.
         operation: operation by kernel that the host knows better than the kernel's name; else
-            empty.
+            empty. A kernel of RCCL's is ``ncclDevKernel_Generic``, whatever it does.
         kernel, sends, peer: of each half of a point-to-point message, the kernel (its index),
             whether it sends, and the peer's rank in the communicator.
         communicators: those of the process.
@@ -135,7 +140,7 @@ def read_messages(view: GpuShardView, kernels: Events, operations: Sequence[str]
     """
     count = len(kernels)
     log: _Log | None = view.once(_read_log)
-    found = _Found(count, kernels.bytes)
+    found = _Found(count, kernels.bytes, operations)
     if log is not None and count:
         events = log.events
         for process in distinct_ids(kernels.process).tolist():
@@ -163,10 +168,11 @@ def read_messages(view: GpuShardView, kernels: Events, operations: Sequence[str]
 class _Found:
     """Messages of kernels, collected while they are matched."""
 
-    def __init__(self, count: int, bytes_: NDArray[np.int64]) -> None:
+    def __init__(self, count: int, bytes_: NDArray[np.int64], operations: Sequence[str]) -> None:
         self.communicator = np.full(count, UNKNOWN, np.int64)
         self.bytes = bytes_.copy()
         self.operation = np.full(count, "", object)
+        self._unnamed = np.array([name not in _NAMED for name in operations], bool)
         self.halves: list[tuple[int, int, int]] = []
 
     def take_each(self, kernels: NDArray[np.int64], log: _Log, rows: NDArray[np.int64]) -> None:
@@ -180,8 +186,10 @@ class _Found:
         sizes = np.maximum(events.bytes[rows], 0) * parts
         known = np.where(sizes > 0, sizes, UNKNOWN)
         self.bytes[kernels] = np.where(self.bytes[kernels] > 0, self.bytes[kernels], known)
-        self.operation[kernels[names == ALL_TO_ALL]] = ALL_TO_ALL
-        for half in np.flatnonzero(np.isin(names, ("Send", "Recv")) & (events.device[rows] >= 0)):
+        halves = np.isin(names, _HALVES)
+        told = (names == ALL_TO_ALL) | self._unnamed[kernels] & (halves | np.isin(names, _NAMED))
+        self.operation[kernels[told]] = np.where(halves, SEND_RECV, names)[told]
+        for half in np.flatnonzero(halves & (events.device[rows] >= 0)):
             sends = int(names[half] == "Send")
             self.halves.append((int(kernels[half]), sends, int(events.device[rows[half]])))
 
@@ -193,7 +201,7 @@ class _Found:
         names = log.operations[rows].tolist()
         sizes = np.maximum(events.bytes[rows], 0)
         for name, peer in zip(names, events.device[rows].tolist(), strict=True):
-            if name in ("Send", "Recv") and peer != UNKNOWN:
+            if name in _HALVES and peer != UNKNOWN:
                 self.halves.append((kernel, int(name == "Send"), peer))
         if self.bytes[kernel] <= 0 and sizes.any():
             sent = np.array([name == "Send" for name in names])
@@ -203,12 +211,14 @@ class _Found:
             self.bytes[kernel] = size * parts or UNKNOWN
         if ALL_TO_ALL in names or self._is_exchange(log, communicator, names, rows):
             self.operation[kernel] = ALL_TO_ALL
+        elif self._unnamed[kernel] and names[0] in (*_HALVES, *_NAMED):
+            self.operation[kernel] = SEND_RECV if names[0] in _HALVES else names[0]
 
     @staticmethod
     def _is_exchange(log: _Log, id: int, names: Sequence[str], rows: NDArray[np.int64]) -> bool:
         """Return whether a group of sends and receives reaches every rank, as all-to-all does."""
         peers = log.events.device[rows]
-        sent = [{*peers[[n == half for n in names]].tolist()} for half in ("Send", "Recv")]
+        sent = [{*peers[[n == half for n in names]].tolist()} for half in _HALVES]
         size = log.sizes.get(id, 0)
         # A stage between two others exchanges with both; only all-to-all has parts for itself.
         return size > 1 and min(map(len, sent)) >= (size - 1 if size > _FEW else size)
@@ -265,7 +275,7 @@ def _match_on_host(
         used[_assign(found, log, mine, rows[chosen[order]], at[order], operations)] = True
     left = rows[(issued == NOBODY) & (found.communicator[rows] == UNKNOWN)]
     spare = on_host[~used[on_host]]
-    halves = np.isin(log.operations[spare], ("Send", "Recv"))
+    halves = np.isin(log.operations[spare], _HALVES)
     for operation in {operations[row] for row in left.tolist()} - {SEND_RECV}:
         kernel_rows = [row for row in left.tolist() if operations[row] == operation]
         calls_of = spare[~halves & (log.operations[spare] == operation)]
@@ -318,10 +328,9 @@ def _by_operation(
     log: _Log, pending: NDArray[np.int64], operations: Sequence[str]
 ) -> list[NDArray[np.int64]]:
     """Return the calls of a group by kernel: those of its operation, if only one kernel has it."""
-    halves = ["Send", "Recv"]
     names = log.operations[pending]
     return [
-        pending[np.isin(names, halves if operation == SEND_RECV else [operation])]
+        pending[np.isin(names, _HALVES if operation == SEND_RECV else [operation])]
         if operations.count(operation) == 1
         else pending[:0]
         for operation in operations

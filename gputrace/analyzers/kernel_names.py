@@ -85,7 +85,8 @@ _RULES: Final = (
     ),
     (
         "gemm",
-        r"(?<!fb)gemm|gemv|nvjet|(?<![a-z])cijk_|cutlass|splitkreduce|cublas|xmma|matmul|mul_mat"
+        r"(?<!fb)gemm|gemv|nvjet|(?<![a-z])cijk_|cutlass|splitkreduce|cublas|matmul|mul_mat"
+        r"|xmma(?!_pooling)"
         r"|(?<![a-z])(bmm|wgmma|mma_|fmoe|dot_kernel)|scaled_mm|fused_moe_kernel|moe_(vec_)?q\d"
         r"|marlin(?!_repack)|epilogue::impl",
     ),
@@ -236,6 +237,7 @@ def bare_name(name: str) -> str:
 
 
 def _bare(name: str) -> str:
+    name = name.removesuffix(".kd")  # AMD's symbol of a kernel's descriptor.
     if name.startswith("_Z"):
         return _demangled(name)
     return _RETURNS.sub("", _UNNAMED.sub("", name))

@@ -118,7 +118,9 @@ def group_of(args: Args) -> ProcessGroup:
     ranks = tuple(map(int, _RANK.findall(bytes(args.ranks))))
     if len(ranks) < size <= MOST_RANKS and first >= 0 and stride > 0:
         ranks = tuple(range(first, first + size * stride, stride))
-    return ProcessGroup(str(args.group), str(args.description), max(size, len(ranks)), ranks)
+    description = str(args.description)
+    given = "" if description == "undefined" else description  # PyTorch's word for none.
+    return ProcessGroup(str(args.group), given, max(size, len(ranks)), ranks)
 
 
 MOST_RANKS: Final = 1 << 15

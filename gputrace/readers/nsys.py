@@ -47,6 +47,7 @@ from gputrace.model.trace import (
 )
 from gputrace.readers import graph_nodes
 from gputrace.readers import nsys_schema as schema
+from gputrace.readers.gpu_clock import measure_skew, moved
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import (
     NULL,
@@ -94,6 +95,9 @@ class NsysTrace(SqliteTrace[schema.Table]):
         self._devices: schema.DeviceMap | None = None
         self._tables = [table for table in schema.TABLES if _usable(database, table)]
         self.quality.notes += _export_notes(database)
+        self._late = measure_skew(database) if self.source == "nsys" else 0
+        if self._late:
+            self.quality.notes.append(moved(self._late))
         on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
         if not any(map(database.has_rows, on_gpu)):
             self.no_gpu = self._without_gpu()
@@ -126,7 +130,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
 
     @property
     def tables(self) -> SqliteTables:
-        return schema.nsys_tables(self._database)
+        return schema.nsys_tables(self._database, self._late)
 
     @cached_property
     def _has_messages(self) -> bool:
@@ -217,6 +221,9 @@ class NsysTrace(SqliteTrace[schema.Table]):
     ) -> Events:
         """Read the rows of a table, or of a range of rowids, that overlap a window."""
         columns, window = wanted.columns, wanted.window
+        late = self._late if table.kinds[0] in GPU_KINDS else 0
+        if window is not None and late:
+            window = Window(window.start + late, window.end + late)
         if window is not None and (zones := self._zones.get(table.name)) is not None:
             rows = zones.rows(window)
         partial = not wanted.kinds >= set(table.kinds)
@@ -237,6 +244,9 @@ class NsysTrace(SqliteTrace[schema.Table]):
         events = drop_invalid_rows(Events(arrays), quality or self.quality, table.name)
         if partial:
             events = events.select(is_among(events.kind, wanted.kinds))
+        if late:
+            shift = {"start": late, "end": late}
+            events = Events({n: getattr(events, n) - shift.get(n, 0) for n in events.columns})
         return events.having(*columns)
 
     def _translate(self, table: schema.Table, column: str, raw: dict[str, Integers]) -> Column:

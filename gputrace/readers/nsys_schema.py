@@ -5,12 +5,21 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.model.events import COLUMN_TYPES, COPY_KINDS, UNKNOWN, Events, Kind, Memory
+from gputrace.model.events import (
+    COLUMN_TYPES,
+    COPY_KINDS,
+    GPU_KINDS,
+    UNKNOWN,
+    Events,
+    Kind,
+    Memory,
+)
 from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -150,12 +159,14 @@ def string_columns(declaration: str) -> frozenset[str]:
     return frozenset(named | {match[1] for match in re.finditer(_DECLARED_SYMBOLS, declaration)})
 
 
-def _timed(database: Database, table: str) -> TimedTable | None:
+def _timed(database: Database, table: str, late: int) -> TimedTable | None:
     columns = database.tables[table]
     start = next((quote_identifier(name) for name in _TIMES if name in columns), None)
     if start is None:
         return None
     end = f'COALESCE("end", {start})' if "end" in columns else start
+    if late and any(known.name == table and known.kinds[0] in GPU_KINDS for known in TABLES):
+        start, end = f"({start} - {late})", f"({end} - {late})"
     groups = _groups(columns.keys())
     process = next((name for name in ("globalPid", "globalTid") if name in columns), None)
     if "correlationId" in columns and process is not None:
@@ -184,10 +195,13 @@ def _groups(columns: Set[str]) -> tuple[str, ...]:
     return tuple(name for name in named if columns >= {"globalTid", name})
 
 
-def nsys_tables(database: Database) -> SqliteTables:
-    """Describe how to slice an nsys export, or a trace of ours."""
+def nsys_tables(database: Database, late: int = 0) -> SqliteTables:
+    """Describe how to slice an nsys export, whose times on GPUs are late by ns, or a trace of
+    ours.
+    """
     kernels = {"CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName", "mangledName")}
-    return SqliteTables(database, _timed, "StringIds", "id", string_columns, kernels)
+    timed = partial(_timed, late=late)
+    return SqliteTables(database, timed, "StringIds", "id", string_columns, kernels)
 
 
 class Member(Struct, frozen=True):

@@ -27,6 +27,7 @@ from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process, Session, drop_invalid_rows
 from gputrace.readers import nvprof_schema as schema
+from gputrace.readers.gpu_clock import moved
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import (
     Database,
@@ -47,7 +48,6 @@ from gputrace.store.table_scan import (
     quote_identifier,
     within,
 )
-from gputrace.units import format_ns
 
 _ENDS: Final = ("source_device", "destination_device")
 _ONLY_HOST: Final = "no GPU activity in this nvprof file, only the host's; record it again"
@@ -84,11 +84,7 @@ class NvprofTrace(SqliteTrace[schema.Table]):
         columns = {t.name: frozenset(database.tables[t.full_name]) for t in self._tables}
         self._late = measure_skew(database, columns)
         if self._late:
-            way = "after" if self._late > 0 else "before"
-            self.quality.notes.append(
-                f"the times of the GPU's work were {format_ns(abs(self._late))} {way} its CUDA "
-                "calls: moved by as much"
-            )
+            self.quality.notes.append(moved(self._late))
         counted = (schema.PREFIX + table for table in _COUNTED)
         if any(table in database.tables and database.has_rows(table) for table in counted):
             self.quality.notes.append(

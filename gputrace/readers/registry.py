@@ -191,10 +191,14 @@ def _unknown(candidate: Candidate) -> str:
         return f"a program, not a trace; record it first: gputrace record -- {command}"
     readable = ", ".join(str(reader.files) for reader in all_readers())
     if candidate.database is None:
+        if candidate.content.startswith(MAGIC):
+            return f"an SQLite file, packed; unpack it first: gunzip {path.name}"
         unknown = f"not a trace that gputrace knows; it reads {readable}"
         return next((why for known, why in _KNOWN if re.search(known, candidate.content)), unknown)
     if candidate.database.is_dlprof:
         return "a DLProf database, not a timeline; analyze the nsys export that it was made from"
+    if candidate.database.has("rocpd_op") and candidate.database.has("rocpd_api"):
+        return f"a database of AMD's rocmProfileData (.rpd), which gputrace does not read; {_ROCPD}"
     tables = list(candidate.database.tables)
     more = ["…"] if len(tables) > 3 else []
     shown = ", ".join([*tables[:3], *more]) or "none"
@@ -236,7 +240,11 @@ def _of_plugin(plugin: Plugin) -> Reader | None:
 _PROGRAMS: Final = {".py": "python ", ".sh": "sh "}
 """Suffixes of programs, with the interpreters that run them."""
 _RECORD: Final = "record the program with `gputrace record -- python train.py`"
+_ROCPD: Final = (
+    "record the program with `rocprofv3 --runtime-trace --output-format rocpd -- python train.py`"
+)
 _KNOWN: Final = (
+    (rb'^\s*\{\s*"rocprofiler-sdk-tool"', "rocprofv3's JSON, not its database; " + _ROCPD),
     (
         rb'^\s*\{\s*"call_history"\s*:',
         "a TimerHook of Chainer: how long each call took, but not when, so there is no timeline; "

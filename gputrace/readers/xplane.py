@@ -611,8 +611,8 @@ def _thread(id: int) -> int:
     return (id + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-_MARKS: Final = re.compile(rb'"(/host:CPU|/device:[A-Z]+:\d+)')
-"""Names of planes, which the first event of the file tells."""
+_MARKS: Final = re.compile(rb'"(/host:CPU|/device:[A-Z]+:\d+)(?![^"]* (Compute|Tensors)")')
+"""Names of planes, which the first event of the file tells; RunMetadata's add what they hold."""
 _MOST_EVENTS: Final = 1_000_000
 """Number of events beyond which the profiler leaves out the shortest."""
 _LEFT_OUT: Final = (

@@ -349,9 +349,10 @@ _HARDLY_ANY: Final = 10
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
-    """A recording without steps has less than ten kernels, within 5 % of the host's recorded time.
+    """A recording without steps has less than ten kernels, within 5 % of the host's recorded time;
+    or none at all, but copies or memsets.
 
-    Cost: the rest of that time.
+    Cost: the rest of that time; without kernels, all of it.
 
     Wrong if: `nvidia-smi` shows the card in use for longer than the kernels take.
     """
@@ -359,6 +360,19 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     if facts.measured or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
         return
     recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
+    opaque = sum(lane.opaque_graphs for lane in facts.working)
+    if not kernels and not opaque and facts.mean_ns >= MEDIUM * recorded:
+        copies = sum(lane.copies for lane in facts.working)
+        yield facts.finding(
+            "low-utilization",
+            "high",
+            facts.mean_ns,
+            f"no kernel ran on the GPUs within {format_ns(facts.mean_ns)}, only "
+            f"{f'{copies:,} copies' if copies else 'memsets'}",
+            "record the part of the program that computes, and all of its processes",
+            {"kernels": 0, "recorded_ns": recorded},
+        )
+        return
     if facts.mean_ns >= MEDIUM * recorded:
         return
     yield facts.finding(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.grouping import median
-from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, by_thread, thread_keys
 from gputrace.analyzers.operations import GpuOperations, GpuSummary
 from gputrace.analyzers.steps.inferred import (
     Rows,
@@ -145,7 +145,8 @@ def _are_layers(
     trace: Trace, operations: GpuOperations, calls: CudaApiCalls, windows: StepWindows
 ) -> bool:
     """Return whether what repeats lies within one iteration of the program: in one launch of a CUDA
-    graph, or in one marked step without a copy or a graph for each repetition.
+    graph, in one call of a network, or in one marked step without a copy or a graph for each
+    repetition.
     """
     first, last = np.searchsorted(operations.start, (windows.start[0], windows.end[-1]))
     events = operations.events.select(slice(first, last))
@@ -153,6 +154,8 @@ def _are_layers(
     by, counts = np.unique(issued_by[issued_by != NOBODY], return_counts=True)
     if not len(by) or counts.max() >= _MOST * counts.sum():
         return bool(len(by))
+    if np.bincount(_calls_of_networks(trace, calls, by)).max(initial=0) >= _MOST * len(by):
+        return True
     copies = np.count_nonzero(events.kind == Kind.COPY_H2D)
     if Kind.STEP not in trace.kinds or max(copies, counts.sum() - len(by)) >= len(windows):
         return False
@@ -161,6 +164,21 @@ def _are_layers(
     place = np.searchsorted(steps.start, calls.start[by], "right") - 1
     place = place[(place >= 0) & (calls.start[by] < steps.end[place])]
     return bool(np.bincount(place, minlength=1).max() >= _MOST * len(by))
+
+
+def _calls_of_networks(trace: Trace, calls: CudaApiCalls, by: NDArray[np.int32]) -> Numbers:
+    """Return the number of the network's call in which each CUDA call was made that was in one.
+
+    Stretches within modules follow one another without a pause until the network returns.
+    """
+    if Kind.MODULE not in trace.kinds:
+        return np.empty(0, np.intp)
+    stretches = by_thread(trace.events([Kind.MODULE], ("start", "end", "process", "thread")))
+    keys = thread_keys(stretches)
+    begins = (np.diff(keys) != 0) | (stretches.start[1:] > stretches.end[:-1])
+    around = calls.ranges_around(by, stretches)
+    numbers: Numbers = np.append(0, np.cumsum(begins))[around[around != NOBODY]]
+    return numbers
 
 
 def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:

@@ -484,13 +484,34 @@ def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
 
 
 def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:
+    """Windows from cut to cut, and from the last cut on where the loop ends in the recording.
+
+    If what the last stretch lacks comes before all cuts, and the loop begins with it, so does each
+    window.
+    """
+    tokens = operations.events.name.astype(np.int64) * 64 + operations.events.kind
+    stop = int(cuts[-1]) + int(median(np.diff(cuts)))
+    lacks = stop - len(tokens)
+    if 0 < lacks <= cuts[0]:
+        before = tokens[cuts[:, None] - np.arange(lacks, 0, -1)]
+        sooner = cuts - lacks
+        begins = sooner[0] == 0 or tokens[sooner[0] - 1] != tokens[sooner[1] - 1]
+        if begins and np.mean(before == before[0]) >= _ALIKE:
+            cuts, stop = sooner, len(tokens)
     starts = window_starts(operations, cuts)
+    ends, last = starts[1:], tokens[cuts[-1] : stop]
+    # Of a loop that goes on, the next stretch would say where this one ends.
+    goes_on = is_among(operations.events.kind[stop:], (Kind.KERNEL, Kind.GRAPH)).any()
+    is_whole = stop <= len(tokens) and not goes_on
+    if is_whole and _alike(tokens[cuts[-2] : cuts[-1]], last) >= _ALIKE:
+        ends = np.append(ends, operations.reach[cuts[-1] + len(last) - 1])
+    count = len(ends)
     reason = "one kernel cuts the stream into stretches alike; no optimizer, no input copy shows"
     return StepWindows(
         rank=operations.gpu.rank,
-        start=starts[:-1],
-        end=starts[1:],
-        busy_from=operations.start[cuts[:-1]],
+        start=starts[:count],
+        end=ends,
+        busy_from=operations.start[cuts[:count]],
         source="inferred",
         kind="iterations",
         confidence=round(0.5 * likeness, 2),

@@ -1,0 +1,105 @@
+"""Skew of GPUs' clocks against their host's in an nsys export.
+
+Reports of nsys 2021 exist whose times on the GPU are all hundreds of milliseconds before or after
+those of the calls. Work that begins before its launch shows it, and so do copies to pageable memory
+that end after their call: cudaMemcpyAsync returns when such a copy is done.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.model.events import distinct_ids, number_ids
+from gputrace.store.sqlite_reader import Database, read_integers
+from gputrace.store.table_scan import Query, Value
+from gputrace.units import format_ns
+
+RIGHT_NS: Final = 1_000_000
+"""Nanoseconds by which a clock may be wrong: no recorder's is that wrong by accident."""
+_ENOUGH: Final = 3
+"""Minimum number of operations of a GPU that show its skew: one may have a time that is wrong."""
+_LOOKS: Final = (100, 4_000)
+"""Operations of a table to inspect at first, and then: a wrong clock is wrong for all."""
+_CALLS_EACH: Final = 20
+"""Calls to inspect for each."""
+_COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_ON_GPU: Final = ("CUPTI_ACTIVITY_KIND_KERNEL", _COPIES, "CUPTI_ACTIVITY_KIND_MEMSET")
+_TO_HOST: Final = 2
+_PAGEABLE: Final = 0
+
+Ints = NDArray[np.int64]
+
+
+def measure_skew(database: Database) -> int:
+    """Return the nanoseconds to take off the GPUs' times for them to be just possible, or 0.
+
+    GPUs whose clocks differ are left alone.
+    """
+    soonest: dict[int, int] = {}
+    latest: dict[int, int] = {}
+    for operations in _LOOKS:
+        delays = [_delays(database, table, operations) for table in _ON_GPU]
+        gpu, began, waited, ended = np.concatenate([np.empty((4, 0), np.int64), *delays], axis=1)
+        for key in distinct_ids(gpu).tolist():
+            mine = gpu == key
+            waits = mine & (waited > 0)
+            if np.count_nonzero(mine) >= _ENOUGH:
+                soonest[key] = int(np.sort(began[mine])[_ENOUGH - 1])
+            if np.count_nonzero(waits) >= _ENOUGH:
+                latest[key] = int(np.sort(ended[waits])[-_ENOUGH])
+        if soonest and all(abs(delay) <= RIGHT_NS for delay in soonest.values()):
+            return 0
+    skews = [
+        delay if delay < -RIGHT_NS else max(latest.get(gpu, 0), 0) for gpu, delay in soonest.items()
+    ]
+    is_one = bool(skews) and max(skews) - min(skews) <= RIGHT_NS
+    return skews[0] if is_one and abs(skews[0]) > RIGHT_NS else 0
+
+
+def moved(skew: int) -> str:
+    """Return a note that the GPUs' times were moved by a skew."""
+    way = "after" if skew > 0 else "before"
+    return (
+        f"the times of the GPU's work were {format_ns(abs(skew))} {way} its CUDA calls: moved by "
+        "as much"
+    )
+
+
+def _delays(database: Database, table: str, count: int) -> Ints:
+    """Return rows of the first operations of a table whose calls are among the first ones: the GPU,
+    how long after its call it began, whether the call waits for it, and how long after the call it
+    ended.
+    """
+    times = ("correlationId", "start", "end")
+    calls = _first(
+        database, "CUPTI_ACTIVITY_KIND_RUNTIME", count * _CALLS_EACH, "globalTid", *times
+    )
+    ends = ("copyKind", "dstKind") if table == _COPIES else ()
+    rows = _first(database, table, count, "globalPid", *times, "deviceId", *ends)
+    if not len(calls) or not len(rows):
+        return np.empty((4, 0), np.int64)
+    threads, ids, call_start, call_end = calls
+    pids, wanted, start, end, device, *kinds = rows
+    _, process = number_ids(np.append(threads, pids) >> 24)
+    keys = process.astype(np.int64) << 40 | np.append(ids, wanted) & (1 << 40) - 1
+    keys, wanted = np.split(keys, [len(ids)])
+    order = np.argsort(keys, kind="stable")
+    at = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)]
+    timed = (keys[at] == wanted) & (start != 0) & (start != -1)
+    waits = (kinds[0] == _TO_HOST) & (kinds[1] == _PAGEABLE) if kinds else np.zeros_like(timed)
+    gpu = process[len(ids) :].astype(np.int64) << 16 | device & 0xFFFF
+    found = np.stack([gpu, start - call_start[at], waits, end - call_end[at]])
+    return found[:, timed]
+
+
+def _first(database: Database, table: str, count: int, *columns: str) -> Ints:
+    """Return columns of the first rows of a table; none where any is missing."""
+    bounds = database.row_bounds(table) if database.has(table, *columns) else None
+    if bounds is None:
+        return np.empty((0, 0), np.int64)
+    query = Query(table, {n: Value.of(n) for n in columns}, dict.fromkeys(columns, np.int64))
+    read = read_integers(database, query, None, (bounds[0], min(bounds[0] + count, bounds[1] + 1)))
+    return np.stack([read[name] for name in columns])
