@@ -13,7 +13,7 @@ the steps so far.
 
 Sampling (GPUTRACE_SAMPLE, the part by which recording may lengthen the run): from the first such
 stretch on, 35 steps are recorded of as many as make up for their cost, which each cycle measures.
-Where no part is given (nor ``all``), it begins before recording has cost two seconds, at 0.5%.
+Where no part is given (nor ``all``), it begins before recording has cost two seconds, at 0.75%.
 A CUPTI that stays in the process still has about a third of its cost, which the stretches do not
 see (ResNet-18 on an H100, CUPTI 13.0): together less than 2% of ten minutes. Where recording costs
 next to nothing, it never begins.
@@ -49,7 +49,7 @@ _FIRST_AT = 64
 _PART = 4
 # Where no share is given: what recording may cost first, and the share then, and what is next to
 # nothing, as a part of a step.
-_FREELY_NS, _THEN, _NOTHING = 2000000000, 0.005, 0.015
+_FREELY_NS, _THEN, _NOTHING = 2000000000, 0.0075, 0.015
 # CUPTI is held for so long and so many steps, and then steps are measured for at least so long.
 _HOLD_NS, _ENOUGH_NS = 100000000, 250000000
 # Part of the share that cycles use up; what comes before them costs, too.
@@ -230,7 +230,7 @@ class Stretches:
                 recorder.note(
                     f"recording lengthens a step by {more:.0%}: from step {count} on, "
                     f"{_SETTLES + _PACE} steps are recorded now and then "
-                    f"(as with --sample {_THEN:.1%}; --sample all records every step)"
+                    f"(as with --sample {_THEN:.2%}; --sample all records every step)"
                 )
             self._plan(count)
         return now
