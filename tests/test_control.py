@@ -216,6 +216,15 @@ def test_stretches_with_an_idle_cupti_show_a_part_of_the_cost() -> None:
         assert (found.unrecorded_step_ns == pytest.approx(8_000_000, rel=0.001)) is (seen == SEEN)
 
 
+def test_steps_that_an_idle_cupti_makes_too_cheap_are_not_told_to_take_less_than_nothing() -> None:
+    number = np.arange(400)
+    is_control = np.isin(number, [*range(64, 80), *range(128, 160)])
+    lengths = np.where(is_control, 1_000_000, 8_000_000)
+    found = estimate_cost([MarkedSteps(number, lengths, ~is_control, is_control, is_control)])
+    assert found is not None
+    assert 0 < found.low_ns <= found.unrecorded_step_ns <= found.high_ns < 8_000_000
+
+
 def test_the_interval_holds_the_truth_where_the_pace_of_the_host_wanders() -> None:
     """By a tenth and more in the course of a run, as on machines that others share."""
     rng, held, number = np.random.default_rng(7), 0, np.arange(1500)

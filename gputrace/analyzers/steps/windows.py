@@ -125,6 +125,8 @@ _SEEN: Final = 0.6
 """Part of the cost of recording that steps with an idle CUPTI are without: the slope through
 thirteen comparisons with whole runs without a recorder (ResNet-18, ResNet-50 and GPT-2 on H100,
 CUPTI 13.0.1: docs/benchmarks.md)."""
+_MOST_COST: Final = 0.95
+"""Most of a recorded step that recording takes: a part divided by `_SEEN` may be more than all."""
 _UNSURE: Final = 0.25
 """Its standard error, as a part of it."""
 _SURE: Final = 2.0
@@ -181,7 +183,7 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     return RecorderCost(
         step_ns=round(mean),
         unrecorded_step_ns=round(mean * (1 - max(part, 0.0))),
-        low_ns=round(mean * max(1 - max(part + scatter, 0.0), 0.0)),
+        low_ns=round(mean * (1 - min(max(part + scatter, 0.0), _MOST_COST))),
         high_ns=round(mean * (1 - part + scatter)),
         stretches=len(runs),
         steps=sum(map(len, runs)),
@@ -248,7 +250,7 @@ def _pool(
     """
     idle = np.array([steps.idle[own].any() for own, _ in pairs])
     costs = np.array([1 - _mean(steps.length[a])[0] / _mean(steps.length[b])[0] for a, b in pairs])
-    costs = np.where(idle, costs / _SEEN, costs)
+    costs = np.minimum(np.where(idle, costs / _SEEN, costs), _MOST_COST)
     counts = [min(len(own), len(beside)) for own, beside in pairs]
     wander = {count: _wander(steps.length[settled], count) for count in set(counts)}
     variances = np.array([wander[count] for count in counts]) / np.where(idle, _SEEN**2, 1.0)
