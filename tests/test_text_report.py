@@ -140,14 +140,15 @@ def predicted(report: Report, low_ns: int, high_ns: int, cost_ns: int = 1_000_00
 def test_a_saving_larger_than_the_cost_says_why(report: Report) -> None:
     more = predicted(report, 8_000_000, 9_500_000, cost_ns=500_000)
     assert wording.savings(more, more.findings[0]) == (
-        " Pinned memory would save about 1.00 ms of 10.0 ms a step (500 µs to 2.00 ms, from 4 "
-        "measured pairs); more than 500 µs because launches come sooner."
+        " Pinned memory would save about 1.00 ms of 10.0 ms an iteration (500 µs to 2.00 ms, "
+        "from 4 measured pairs); more than 500 µs because launches come sooner."
     )
     wide = predicted(report, 8_000_000, 10_000_000)
     assert wording.savings(wide, wide.findings[0]) == (
-        " Pinned memory might save up to 2.00 ms of 10.0 ms a step, from 4 measured pairs."
+        " Pinned memory might save up to 2.00 ms of 10.0 ms an iteration, from 4 measured pairs."
     )
     less = predicted(report, 9_000_000, 9_000_000)
+    less = replace(less, steps=replace(less.steps, kind="training"))
     assert wording.savings(less, less.findings[0]) == (
         " Pinned memory would save about 1.00 ms of 10.0 ms a step."
     )

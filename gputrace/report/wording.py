@@ -175,16 +175,16 @@ def savings(analysis: Analysis, finding: Finding) -> str:
     first = next(known for known in analysis.findings if known.id == finding.id)
     if cure is None or first is not finding:
         return ""
-    now, gain = format_ns(cure.now_ns), format_ns(cure.gain_ns)
+    now, gain = f"{format_ns(cure.now_ns)} {loop_name(analysis)[1]}", format_ns(cure.gain_ns)
     least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
     why = ""
     if cure.beyond and cure.gain_ns > _MORE * finding.impact_ns:
         why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
     basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
     if cure.high_ns >= cure.now_ns:
-        return f" {cure.what} might save up to {most} of {now} a step{basis}{why}."
+        return f" {cure.what} might save up to {most} of {now}{basis}{why}."
     between = "" if least == most else f" ({format_range(least, most)}{basis})"
-    return f" {cure.what} would save about {gain} of {now} a step{between}{why}."
+    return f" {cure.what} would save about {gain} of {now}{between}{why}."
 
 
 def format_range(least: str, most: str) -> str:

@@ -567,7 +567,7 @@ CURES: Final = (
         "products get faster by three quarters of the ratio of the card's peaks in bf16 and FP32, "
         "at most by all of it, with half of the bytes to move elsewhere, at least by a quarter, or "
         "twice; numbers change",
-        "tensor cores are more than twice as fast",
+        "tensor cores are more than twice as fast, and other kernels move half of the bytes",
         only_as_cure=True,
     ),
     Cure(
