@@ -204,24 +204,58 @@ def test_a_gpu_whose_clock_is_wrong_is_moved_and_told(
     skew: int, opened: Opened, tmp_path: Path
 ) -> None:
     trace = opened(_loop((skew,)))
-    told = f"{abs(skew) // MS} ms {'after' if skew > 0 else 'before'} its CUDA calls: moved"
+    told = f"clock was {abs(skew) // MS} ms {'ahead of' if skew > 0 else 'behind'} its host's"
     assert any(told in note for note in trace.quality.notes)
     launches = trace.events([Kind.API], ["start"]).start[::2]
     kernels = trace.events([Kind.KERNEL], ["start", "end"])
     assert ((kernels.start >= launches) & (kernels.start <= launches + 30 * US)).all()
     assert (kernels.end - kernels.start == 80 * US).all()
-    window = Window(BEGIN + 45 * MS, BEGIN + 75 * MS)
-    assert len(trace.events([Kind.KERNEL], ["start"], window)) == 3
-    with gputrace.open(trace.path) as whole:
-        whole.export("trace", tmp_path / "part.sqlite", time="1045ms:1075ms")
-    with closing(open_trace(tmp_path / "part.sqlite")) as part:
-        assert rows(part.events([Kind.KERNEL], ["start"], window)) == rows(
-            trace.events([Kind.KERNEL], ["start"], window)
-        )
+    for until, count in (75, 3), (55, 1):
+        window = Window(BEGIN + 45 * MS, BEGIN + until * MS)
+        kernels = trace.events([Kind.KERNEL], ["start"], window)
+        assert len(kernels) == count
+        cut = tmp_path / f"{count}.sqlite"
+        with gputrace.open(trace.path) as whole:
+            whole.export("trace", cut, time=f"1045ms:{1000 + until}ms")
+        with closing(open_trace(cut)) as part:
+            assert rows(part.events([Kind.KERNEL], ["start"], window)) == rows(kernels)
+            assert [note for note in part.quality.notes if told in note]
+
+
+@pytest.mark.parametrize("skew", [325 * MS, -156 * MS])
+def test_a_gpu_that_waits_in_a_queue_or_for_no_copy_is_moved_with_the_others(
+    skew: int, opened: Opened
+) -> None:
+    export = _loop((skew,))
+    for number in range(20):
+        at, id = BEGIN + number * 10 * MS, 5000 + number
+        export.call(at, at + 5 * US, "cudaLaunchKernel", correlation=id)
+        begin = at + skew + 5 * MS
+        export.kernel(begin, begin + MS, deviceId=1, correlationId=id)
+    trace = opened(export)
+    assert any("moved" in note for note in trace.quality.notes)
+    kernels = trace.events([Kind.KERNEL], ["start", "device"])
+    assert kernels.start[kernels.device == 1].tolist() == pytest.approx(
+        [BEGIN + number * 10 * MS + 5 * MS for number in range(20)], abs=MS
+    )
+
+
+def test_a_few_wrong_times_do_not_move_what_copies_show_to_be_right(opened: Opened) -> None:
+    export = _loop((0,))
+    for number in range(5):
+        at = BEGIN + number * 10 * MS
+        export.call(at, at + 5 * US, "cudaLaunchKernel", correlation=5000 + number)
+        export.kernel(at - 300 * MS, at - 299 * MS, correlationId=5000 + number)
+    trace = opened(export)
+    assert not any("moved" in note for note in trace.quality.notes)
 
 
 @pytest.mark.parametrize(
-    ("skews", "queue"), [((0,), 0), ((0,), 300 * MS), ((0, 325 * MS), 0), ((-156 * MS, 0), 0)]
+    ("skews", "queue"),
+    [
+        *[((0,), 0), ((0,), 300 * MS), ((0, 325 * MS), 0), ((-156 * MS, 0), 0)],
+        *[((3 << 60,), 0), ((-156 * MS, 325 * MS), 0)],
+    ],
 )
 def test_a_clock_that_is_right_or_not_that_of_all_gpus_is_left_alone(
     skews: tuple[int, ...], queue: int, opened: Opened

@@ -24,13 +24,13 @@ from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_h
 from gputrace.errors import InputError, MissingError
 from gputrace.model.names import demangle_all, short
 from gputrace.readers import nvprof_schema as schema
+from gputrace.readers.gpu_clock import moved
 from gputrace.readers.nsys_export import find_nsys, nsys_version, run_export
 from gputrace.readers.nsys_schema import string_columns
 from gputrace.readers.nvprof import find_skew
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import Database
 from gputrace.store.writer import OVERHEADS, UNKNOWN_OVERHEAD, TraceWriter
-from gputrace.units import format_ns
 
 _EVENTS: Final = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|CUDA_\w+_EVENTS|NVTX_\w+|OSRT_API|CUBLAS_EVENTS|CUDNN_EVENTS"
@@ -295,11 +295,7 @@ def _write_process(
     late = _NvprofRows(writer, file, process, start, _threads(host)).write()
     if not late:
         return []
-    way = "after" if late > 0 else "before"
-    note = (
-        f"nvprof's times of process {pid}'s GPU work were {format_ns(abs(late))} {way} "
-        "its CUDA calls: moved by as much"
-    )
+    note = f"process {pid}: {moved(late)}"
     writer.add_rows("GPUTRACE_NOTE", ["globalPid", "text"], [(process, note)])
     return [note]
 

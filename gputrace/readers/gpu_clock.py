@@ -25,6 +25,8 @@ _LOOKS: Final = (100, 4_000)
 """Operations of a table to inspect at first, and then: a wrong clock is wrong for all."""
 _CALLS_EACH: Final = 20
 """Calls to inspect for each."""
+_FARTHEST: Final = 1 << 61
+"""Nanoseconds that no clock is wrong by."""
 _COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _ON_GPU: Final = ("CUPTI_ACTIVITY_KIND_KERNEL", _COPIES, "CUPTI_ACTIVITY_KIND_MEMSET")
 _TO_HOST: Final = 2
@@ -36,7 +38,21 @@ Ints = NDArray[np.int64]
 def measure_skew(database: Database) -> int:
     """Return the nanoseconds to take off the GPUs' times for them to be just possible, or 0.
 
-    GPUs whose clocks differ are left alone.
+    A slice may have too few operations to show its skew: it says that of the whole.
+    """
+    skews: list[int] = []
+    if database.has("GPUTRACE_EXPORT", "name", "value"):
+        told = "SELECT CAST(value AS INTEGER) FROM GPUTRACE_EXPORT WHERE name = 'gpu_late_ns'"
+        skews = [int(skew) for (skew,) in database.query(told)]
+    skew = skews[-1] if skews else _shown(database)
+    return skew if abs(skew) <= _FARTHEST else 0
+
+
+def _shown(database: Database) -> int:
+    """Return the skew that operations show; 0 where the clocks of GPUs differ.
+
+    A GPU without copies that its calls wait for says nothing against a skew that others show: its
+    work may be that far back in a queue.
     """
     soonest: dict[int, int] = {}
     latest: dict[int, int] = {}
@@ -52,19 +68,21 @@ def measure_skew(database: Database) -> int:
                 latest[key] = int(np.sort(ended[waits])[-_ENOUGH])
         if soonest and all(abs(delay) <= RIGHT_NS for delay in soonest.values()):
             return 0
-    skews = [
-        delay if delay < -RIGHT_NS else max(latest.get(gpu, 0), 0) for gpu, delay in soonest.items()
-    ]
-    is_one = bool(skews) and max(skews) - min(skews) <= RIGHT_NS
-    return skews[0] if is_one and abs(skews[0]) > RIGHT_NS else 0
+    # GPUs' times are late by `least` or more, but by `most` or less.
+    least = max(latest.values(), default=-_FARTHEST)
+    most = min(soonest.values(), default=0)
+    if least > RIGHT_NS:
+        return least if least <= most + RIGHT_NS else 0
+    is_early = all(delay < -RIGHT_NS for delay in soonest.values())
+    return most if is_early and least <= most + RIGHT_NS else 0
 
 
 def moved(skew: int) -> str:
     """Return a note that the GPUs' times were moved by a skew."""
-    way = "after" if skew > 0 else "before"
+    way = "ahead of" if skew > 0 else "behind"
     return (
-        f"the times of the GPU's work were {format_ns(abs(skew))} {way} its CUDA calls: moved by "
-        "as much"
+        f"the GPU's clock was {format_ns(abs(skew))} {way} its host's: the times of its work were "
+        "moved by as much"
     )
 
 

@@ -201,7 +201,7 @@ def nsys_tables(database: Database, late: int = 0) -> SqliteTables:
     """
     kernels = {"CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName", "mangledName")}
     timed = partial(_timed, late=late)
-    return SqliteTables(database, timed, "StringIds", "id", string_columns, kernels)
+    return SqliteTables(database, timed, "StringIds", "id", string_columns, kernels, late)
 
 
 class Member(Struct, frozen=True):

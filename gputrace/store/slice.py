@@ -73,6 +73,8 @@ def slice_trace(
         about = {"redacted": "yes"} if redaction is not None else {}
         if window is not None:
             about |= {"start_ns": str(window.start), "end_ns": str(window.end)}
+        if tables.late:
+            about["gpu_late_ns"] = str(tables.late)
         # If the source was itself exported, its record has already been copied.
         writer.make(_TABLE, "name TEXT NOT NULL, value TEXT")
         writer.add_rows(_TABLE, ["name", "value"], about.items())

@@ -410,6 +410,8 @@ class SqliteTables(Struct, frozen=True):
     """Function from a CREATE TABLE statement to the columns that hold string ids."""
     kernel_names: Mapping[str, tuple[str, ...]]
     """Columns with kernel names, by table."""
+    late: int = 0
+    """Nanoseconds that times on GPUs are late by."""
 
 
 class EventTable(Struct, frozen=True):
