@@ -141,6 +141,22 @@ def test_fp32_products_are_told_where_the_card_has_tensor_cores(tmp_path: Path) 
     assert "TF32" in finding_of(newer, "no-tensor-cores").advice
 
 
+def test_without_steps_products_and_layouts_cost_what_they_take_on_a_gpu(tmp_path: Path) -> None:
+    run = Run()
+    for run.device in (0, 1):
+        run.kernel(500 * US, SGEMM)
+        run.kernel(300 * US, RELU)
+        run.kernel(200 * US, TURN)
+        run.export.card(run.device, f"0000:0{run.device}:00.0", "Tesla T4")
+        run.export.ordinal(100, run.device, run.device)
+    report = analyze(run, tmp_path)
+    assert kernels_of(report).steps == 0
+    products, layouts = (finding_of(report, id) for id in ("no-tensor-cores", "layout-transposes"))
+    assert products.evidence["touched_ns"] == 500 * US
+    assert products.message.startswith("500 µs of 1.00 ms (50%)")
+    assert layouts.impact_ns == 200 * US
+
+
 @pytest.mark.parametrize("card", ["Tesla P100-PCIE-16GB", "NVIDIA GeForce GTX 1080 Ti"])
 def test_a_card_without_tensor_cores_gets_no_such_advice(tmp_path: Path, card: str) -> None:
     report = analyze(training((SGEMM, 500 * US), card=card), tmp_path)

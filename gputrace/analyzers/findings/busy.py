@@ -522,7 +522,7 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
     share = spent / max(kernels.total_ns, 1)
     if share < _LAYOUT_WORTH:
         return
-    steps = max(kernels.steps, 1)
+    steps = kernels.steps or facts.turns
     names = ", ".join(dict.fromkeys(use.short for use in conversions[:_SHOWN]))
     advice = _KEEP_LAYOUT.get(facts.framework, "keep one layout, NHWC where tensor cores multiply")
     yield facts.finding(
@@ -553,7 +553,7 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     share = touched / max(kernels.total_ns, 1)
     if share < _PRODUCTS_WORTH:
         return
-    steps = max(kernels.steps, 1)
+    steps = kernels.steps or facts.turns
     what = "half-precision" if half > single else "fp32"
     yield facts.finding(
         "no-tensor-cores",

@@ -363,12 +363,12 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     if not kernels and not opaque and facts.mean_ns >= MEDIUM * recorded:
         copies = sum(lane.copies for lane in facts.working)
+        what = f"{copies:,} copies" if copies > 1 else "one copy" if copies else "memsets"
         yield facts.finding(
             "low-utilization",
             "high",
             facts.mean_ns,
-            f"no kernel ran on the GPUs within {format_ns(facts.mean_ns)}, only "
-            f"{f'{copies:,} copies' if copies else 'memsets'}",
+            f"no kernel ran on the GPUs within {format_ns(facts.mean_ns)}, only {what}",
             "record the part of the program that computes, and all of its processes",
             {"kernels": 0, "recorded_ns": recorded},
         )
