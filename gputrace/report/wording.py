@@ -206,10 +206,8 @@ def label(name: str) -> str:
 
 
 def moment(ns: int, step_ns: int = 1_000) -> str:
-    """Format a time, ``28.6547s``, with decimals enough to resolve ``step_ns`` nanoseconds."""
+    """Format a time, ``28.6547s``, rounded to the decimals that resolve ``step_ns`` nanoseconds."""
     decimals = min(max(0, 10 - len(str(max(step_ns, 1)))), 9)
     sign, size = ("-", -ns) if ns < 0 else ("", ns)
-    whole, below = divmod(size, 10**9)
-    if not decimals:
-        return f"{sign}{whole}s"
-    return f"{sign}{whole}.{below:09d}"[: len(f"{sign}{whole}") + 1 + decimals] + "s"
+    whole, below = divmod((2 * size * 10**decimals + 10**9) // (2 * 10**9), 10**decimals)
+    return f"{sign}{whole}.{below:0{decimals}d}s" if decimals else f"{sign}{whole}s"
