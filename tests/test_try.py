@@ -609,10 +609,17 @@ class Batches:
 class Loader:
     """Stands for torch's DataLoader."""
 
-    def __init__(self, length: int, num_workers: int) -> None:
-        self.num_workers, self.prefetch_factor = num_workers, 2
-        self.batch_sampler = range(length)
-        self.generator: Any = None
+    def __init__(
+        self,
+        length: int,
+        num_workers: int,
+        prefetch_factor: int = 2,
+        batch_sampler: Any = None,
+        generator: Any = None,
+    ) -> None:
+        self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
+        self.batch_sampler = batch_sampler or range(length)
+        self.generator = generator
 
     def _get_iterator(self) -> Any:
         return Batches(self)
@@ -678,7 +685,7 @@ def test_a_loader_has_other_workers_by_turns_and_gives_each_batch_once(
 def test_a_twin_leaves_the_loader_its_end_and_the_program_its_numbers(
     hooks: InProgram, data: Any
 ) -> None:
-    """A loader holds its iterator where workers persist: neither would go if that held it."""
+    """A loader may hold its iterator: neither that nor the one after it keeps either of them."""
     hooks.state._on.add("workers")
     for length, made_by in ((50, 1), (200, 4)):
         loader = WithEnd(length, 1)
@@ -690,8 +697,10 @@ def test_a_twin_leaves_the_loader_its_end_and_the_program_its_numbers(
         # Torch draws the seed of the workers from this when an iterator is made.
         twin = iterator._gputrace_twin[1]
         assert twin is None or twin.drawn_from.seed == iterator._base_seed
+        later = Batches(loader)
         del loader, iterator, twin
         assert (WithEnd.ends, is_left()) == (1, None)
+        assert next(later) == (made_by, 0)
         WithEnd.ends = 0
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from functools import wraps
+from inspect import signature
 from types import FunctionType
 
 from ..wrappers import ours
@@ -31,6 +32,8 @@ def loaders(module: "Any") -> None:
 
 _OF_LOADER = {"workers": "num_workers", "prefetch": "prefetch_factor", "pinned": "pin_memory"}
 """Settings of loaders that a twin may have otherwise, by cure."""
+_ITS_OWN = "_dataset_kind", "_IterableDataset_len_called", "_DataLoader__multiprocessing_context"
+"""What a loader holds beside the arguments by which it is made."""
 _have_twin: "set[str]" = set()
 """Cures with which a loader has one."""
 _LONG = 20
@@ -46,12 +49,14 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
             trial.skip(cure, f"{WHOLE}this DataLoader is not torch's")
         return
     begin, following = base.__init__, base.__next__
+    names = {*signature(module.DataLoader.__init__).parameters, *_ITS_OWN}
 
     @wraps(begin)
     def begin_kept(self: "Any", loader: "Any", *args: "Any", **keywords: "Any") -> None:
         begin(self, loader, *args, **keywords)
-        # Not the loader: one with persistent workers holds its iterator, and both would stay.
-        self._gputrace_settings = dict(vars(loader))
+        # Not the loader, nor what a program keeps there: that may hold iterators, which would stay.
+        held = vars(loader)
+        self._gputrace_settings = {name: held[name] for name in names & set(held)}
 
     @wraps(following)
     def next_batch(self: "Any") -> "Any":
