@@ -711,6 +711,19 @@ def test_what_cannot_be_switched_within_a_run_has_whole_ones(real: Real) -> None
     assert [(row.verdict, row.rounds >= 3) for row in outcome.rows] == [("faster", True)]
 
 
+def test_a_loader_whose_turns_fail_later_has_no_answer_of_them(simulated: Simulated) -> None:
+    """Whole runs are of another kind, so that one run of turns that ended early counts no more."""
+    simulated.factors = {"workers=4": 0.5}
+    [cure] = read_candidates("workers=4")
+    trial, row = trials.Trial(trials.Request(("x",)), lambda *_: None), Row(cure)
+    turns = Turns((cure,), 5)
+    run = simulated.run(cure, 10, 70, None, turns, lambda _: [1])
+    row.take(run, run.turns[0])
+    assert (row.verdict, len(row.cured)) == ("faster", 7)
+    trial._switch_apart([row], [row], 60.0, Failed("exit code 1"))
+    assert (row.within, row.cured, row.verdict, row.ratio) == (False, [], Verdict.OPEN, None)
+
+
 def test_turns_of_a_loader_pass_over_what_was_ready_before(tmp_path: Path) -> None:
     trial = trials.Trial(trials.Request(("x",), ledger=tmp_path / "l"), lambda *_: None)
     trial._pilot = SimpleNamespace(step_ns=50_000_000, buffered=4)  # type: ignore[assignment]
