@@ -673,12 +673,15 @@ def test_a_loader_has_other_workers_by_turns_and_gives_each_batch_once(
         assert given == [(4 if number % 10 >= 5 else 1, number) for number in range(200)]
         with pytest.raises(StopIteration):
             next(iterator)
-    # A short validation stays as it is, and so does all where no other loader is there.
+    # A short validation stays as it is, but no loader whose batches are trained on.
     hooks.state._on.add("workers")
-    assert next(Batches(Loader(50, 1))) == (1, 0)
+    [step_ended] = hooks.state.between
+    train, short = Batches(Loader(200, 1)), Batches(Loader(50, 1))
+    assert (next(short), next(train)) == ((1, 0), (4, 0))
+    step_ended(1)
     assert "workers" not in hooks.state.trial.reasons
-    data._have_twin.clear()
-    assert next(Batches(Loader(50, 1))) == (1, 0)
+    assert next(short) == (1, 1)
+    step_ended(2)
     assert hooks.state.trial.reasons["workers"].startswith(runs.WHOLE)
 
 

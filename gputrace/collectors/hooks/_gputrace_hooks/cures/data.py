@@ -6,7 +6,7 @@ from inspect import signature
 from types import FunctionType
 
 from ..wrappers import ours
-from .trial import WHOLE, asked, change_call, cures, guarded, is_on, sees_gpu, trial
+from .trial import WHOLE, asked, between, change_call, cures, guarded, is_on, sees_gpu, trial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _OF_LOADER = {"workers": "num_workers", "prefetch": "prefetch_factor", "pinned":
 """Settings of loaders that a twin may have otherwise, by cure."""
 _ITS_OWN = "_dataset_kind", "_IterableDataset_len_called", "_DataLoader__multiprocessing_context"
 """What a loader holds beside the arguments by which it is made."""
-_have_twin: "set[str]" = set()
-"""Cures with which a loader has one."""
+_alone = [""]
+"""Why the loader that was asked last has no twin; empty where it needs none."""
 _LONG = 20
 """Least length of an epoch for turns, in batches that the two loaders may have ready: what is ready
 at its end falls on either."""
@@ -61,7 +61,8 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
     @wraps(following)
     def next_batch(self: "Any") -> "Any":
         on = all(is_on(cure) for cure in chosen)
-        twin = _twin_of(module, self, chosen, on)
+        twin, why = _twin_of(module, self, chosen, on)
+        _alone[0] = why
         if twin is None:
             return following(self)
         first, second = (twin, self) if on else (self, twin)
@@ -71,21 +72,31 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
             return following(second)
 
     base.__init__, base.__next__ = ours(begin_kept), ours(next_batch)
+    between.append(lambda _: _tell_alone(chosen))
 
 
-def _twin_of(module: "Any", iterator: "Any", chosen: "list[str]", wanted: bool) -> "Any":
-    """Return the twin of a loader's iterator, made where it is wanted; None without one."""
+def _tell_alone(chosen: "list[str]") -> None:
+    """Say why a step's loader has no twin; that of a validation, without steps, may have none."""
+    if _alone[0]:
+        trial.reasons.update(dict.fromkeys(chosen, WHOLE + _alone[0]))
+
+
+def _twin_of(
+    module: "Any", iterator: "Any", chosen: "list[str]", wanted: bool
+) -> "tuple[Any, str]":
+    """Return the twin of a loader's iterator, made where it is wanted, and why it cannot be made;
+    None without one, and an empty text where it can.
+    """
     held = iterator.__dict__
     settings, sampler = held.get("_gputrace_settings"), held.get("_sampler_iter")
     if settings is None or type(sampler) is _Shared:
-        return None
-    known, twin = held.get("_gputrace_twin", (None, None))
-    if known is sampler:
-        return twin
-    # Of an epoch before, or the first.
-    twin = _twin(module, iterator, dict(settings), chosen) if wanted else None
-    held["_gputrace_twin"] = sampler if wanted else None, twin
-    return twin
+        return None, ""
+    known, twin, why = held.get("_gputrace_twin", (None, None, ""))
+    if known is not sampler:
+        # Of an epoch before, or the first.
+        twin, why = _twin(module, iterator, dict(settings), chosen) if wanted else (None, "")
+        held["_gputrace_twin"] = sampler if wanted else None, twin, why
+    return twin, why
 
 
 class _Shared:
@@ -101,14 +112,16 @@ class _Shared:
         return next(self.iterator)
 
 
-def _twin(module: "Any", iterator: "Any", settings: "dict[str, Any]", chosen: "list[str]") -> "Any":
-    """Return another iterator over what a loader's sampler still has; None where it cannot be.
+def _twin(
+    module: "Any", iterator: "Any", settings: "dict[str, Any]", chosen: "list[str]"
+) -> "tuple[Any, str]":
+    """Return another iterator over what a loader's sampler still has; None and why without one.
 
     It is of a plain DataLoader: what a program's own class does at its end is for one loader only.
     One that would be no other is none: the reason was given when the loader was made.
     """
     if not any(change["cure"] in chosen for change in trial.changes):
-        return None
+        return None, ""
     try:
         if settings.get("_dataset_kind"):
             raise ValueError("the dataset is iterable: both would read all of it")
@@ -125,16 +138,9 @@ def _twin(module: "Any", iterator: "Any", settings: "dict[str, Any]", chosen: "l
         settings["generator"] = module.torch.Generator().manual_seed(iterator._base_seed)
         loader = module.DataLoader.__new__(module.DataLoader)
         vars(loader).update(settings, persistent_workers=False)
-        twin = loader._get_iterator()
+        return loader._get_iterator(), ""
     except Exception as error:
-        # Of several loaders, that of a short validation may stay as it is.
-        for cure in chosen if not _have_twin else []:
-            trial.reasons[cure] = f"{WHOLE}{error!r}"[:200]
-        return None
-    for cure in chosen:
-        _have_twin.add(cure)
-        trial.reasons.pop(cure, None)
-    return twin
+        return None, repr(error)[:200]
 
 
 def _loader_arguments(
