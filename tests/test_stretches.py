@@ -79,7 +79,7 @@ def left_out(training: Training, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("bare", "recorded", "first"), [(25, 33, 128), (7, 7.5, 256), (1000, 1000, 64)]
+    ("bare", "recorded", "first"), [(25, 33, 128), (7, 7.5, 512), (1000, 1000, 64)]
 )
 def test_control_stretches_begin_at_powers_of_two_and_are_few(
     stretches: ModuleType, monkeypatch: pytest.MonkeyPatch, bare: float, recorded: float, first: int

@@ -7,7 +7,7 @@ that is kept, and made as soon as the library is found.
 
 Control stretches (GPUTRACE_CONTROL) go unrecorded, by which the cost of recording is known, and
 kept low: the first may begin after 64 steps, the next after twice as many each. One lasts for 16
-steps, or twice as many as often as it takes to hold CUPTI for a tenth of a second and five steps,
+steps, or twice as many as often as it takes to hold CUPTI for a quarter of a second and five steps,
 and then to measure as long, and ten steps. It is left out where it would be more than a quarter of
 the steps so far.
 
@@ -50,8 +50,8 @@ _PART = 4
 # Where no share is given: what recording may cost first, and the share then, and what is next to
 # nothing, as a part of a step.
 _FREELY_NS, _THEN, _NOTHING = 2000000000, 0.0075, 0.015
-# CUPTI is held for so long and so many steps, and then steps are measured for at least so long.
-_HOLD_NS, _ENOUGH_NS = 100000000, 250000000
+# CUPTI is held for so long and so many steps, and then steps are measured for as long.
+_HOLD_NS = _ENOUGH_NS = 250000000
 # Part of the share that cycles use up; what comes before them costs, too.
 _OF_SHARE = 0.75
 _HELD, _MEASURED = 5, 10
