@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -596,36 +597,73 @@ class Batches:
     """Stands for torch's iterator of a loader: batches have the workers that made them."""
 
     def __init__(self, loader: Any) -> None:
-        self.loader, self._sampler_iter = loader, iter(loader.batch_sampler)
+        self.num_workers, self._base_seed = loader.num_workers, 7
+        self._index_sampler = loader.batch_sampler
+        self._sampler_iter = iter(loader.batch_sampler)
+        self.drawn_from = loader.generator
 
     def __next__(self) -> tuple[int, int]:
-        return self.loader.num_workers, next(self._sampler_iter)
+        return self.num_workers, next(self._sampler_iter)
 
 
 class Loader:
     """Stands for torch's DataLoader."""
 
-    def __init__(self, length: int, num_workers: int) -> None:
-        self.length, self.num_workers, self.prefetch_factor = length, num_workers, 2
-        self.batch_sampler = range(length)
-
-    def __len__(self) -> int:
-        return self.length
+    def __init__(
+        self,
+        length: int,
+        num_workers: int,
+        prefetch_factor: int = 2,
+        batch_sampler: Any = None,
+        generator: Any = None,
+    ) -> None:
+        self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
+        self.batch_sampler = batch_sampler or range(length)
+        self.generator = generator
 
     def _get_iterator(self) -> Any:
         return Batches(self)
 
 
-def test_a_loader_has_other_workers_by_turns_and_gives_each_batch_once(
-    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Generator:
+    """Stands for torch's source of random numbers."""
+
+    def manual_seed(self, seed: int) -> Generator:
+        self.seed = seed
+        return self
+
+
+class WithEnd(Loader):
+    """Ends the workers of its iterator, as InfiniteDataLoader of Ultralytics does."""
+
+    ends = 0
+
+    def __del__(self) -> None:
+        WithEnd.ends += 1
+
+
+LOADERS: Final = SimpleNamespace(
+    _BaseDataLoaderIter=Batches, DataLoader=Loader, torch=SimpleNamespace(Generator=Generator)
+)
+"""Stands for torch.utils.data.dataloader."""
+
+
+@pytest.fixture
+def data(hooks: InProgram, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have loaders with twins of four workers."""
     data = importlib.import_module("_gputrace_hooks.cures.data")
     for name in ("__init__", "__next__"):
         monkeypatch.setattr(Batches, name, vars(Batches)[name])
     hooks.state.cures.update(workers=4)
     hooks.state.asked.update(stretch=5)
     hooks.state.trial.change("workers", "DataLoader", "num_workers", -1, 1, 4)
-    data._have_twins(SimpleNamespace(_BaseDataLoaderIter=Batches), ["workers"])
+    data._have_twins(LOADERS, ["workers"])
+    return data
+
+
+def test_a_loader_has_other_workers_by_turns_and_gives_each_batch_once(
+    hooks: InProgram, data: Any
+) -> None:
     for _epoch in range(2):
         iterator, given = Batches(Loader(200, 1)), []
         for number in range(200):
@@ -635,13 +673,38 @@ def test_a_loader_has_other_workers_by_turns_and_gives_each_batch_once(
         assert given == [(4 if number % 10 >= 5 else 1, number) for number in range(200)]
         with pytest.raises(StopIteration):
             next(iterator)
-    # A short validation stays as it is, and so does all where no other loader is there.
+    # A short validation stays as it is, but no loader whose batches are trained on.
     hooks.state._on.add("workers")
-    assert next(Batches(Loader(50, 1))) == (1, 0)
+    [step_ended] = hooks.state.between
+    train, short = Batches(Loader(200, 1)), Batches(Loader(50, 1))
+    assert (next(short), next(train)) == ((1, 0), (4, 0))
+    step_ended(1)
     assert "workers" not in hooks.state.trial.reasons
-    data._have_twin.clear()
-    assert next(Batches(Loader(50, 1))) == (1, 0)
+    assert next(short) == (1, 1)
+    step_ended(2)
     assert hooks.state.trial.reasons["workers"].startswith(runs.WHOLE)
+
+
+def test_a_twin_leaves_the_loader_its_end_and_the_program_its_numbers(
+    hooks: InProgram, data: Any
+) -> None:
+    """A loader may hold its iterator: neither that nor the one after it keeps either of them."""
+    hooks.state._on.add("workers")
+    for length, made_by in ((50, 1), (200, 4)):
+        loader = WithEnd(length, 1)
+        iterator: Any = Batches(loader)
+        assert next(iterator) == (made_by, 0)
+        assert WithEnd.ends == 0
+        loader.iterator = iterator  # type: ignore[attr-defined]
+        is_left = weakref.ref(iterator)
+        # Torch draws the seed of the workers from this when an iterator is made.
+        twin = iterator._gputrace_twin[1]
+        assert twin is None or twin.drawn_from.seed == iterator._base_seed
+        later = Batches(loader)
+        del loader, iterator, twin
+        assert (WithEnd.ends, is_left()) == (1, None)
+        assert next(later) == (made_by, 0)
+        WithEnd.ends = 0
 
 
 def test_what_cannot_be_switched_within_a_run_has_whole_ones(real: Real) -> None:
@@ -649,6 +712,19 @@ def test_what_cannot_be_switched_within_a_run_has_whole_ones(real: Real) -> None
     real.script.write_text(PROGRAM)
     outcome = gputrace.try_cures([sys.executable, str(real.script)], "workers=4", budget="2min")
     assert [(row.verdict, row.rounds >= 3) for row in outcome.rows] == [("faster", True)]
+
+
+def test_a_loader_whose_turns_fail_later_has_no_answer_of_them(simulated: Simulated) -> None:
+    """Whole runs are of another kind, so that one run of turns that ended early counts no more."""
+    simulated.factors = {"workers=4": 0.5}
+    [cure] = read_candidates("workers=4")
+    trial, row = trials.Trial(trials.Request(("x",)), lambda *_: None), Row(cure)
+    turns = Turns((cure,), 5)
+    run = simulated.run(cure, 10, 70, None, turns, lambda _: [1])
+    row.take(run, run.turns[0])
+    assert (row.verdict, len(row.cured)) == ("faster", 7)
+    trial._switch_apart([row], [row], 60.0, Failed("exit code 1"))
+    assert (row.within, row.cured, row.verdict, row.ratio) == (False, [], Verdict.OPEN, None)
 
 
 def test_turns_of_a_loader_pass_over_what_was_ready_before(tmp_path: Path) -> None:
@@ -830,6 +906,10 @@ def test_distributed_data_parallel_is_made_on_the_stream_of_captures(
     assert DistributedDataParallel(of_gpu, device_ids=[0]).made_on == "capture"
     assert waited == [("capture", "default"), ("default", "capture")]
     assert DistributedDataParallel(of_cpu).made_on == "default"
+    # PyTorch before 1.10 captures nothing.
+    del cuda.graph
+    assert DistributedDataParallel(of_gpu).made_on == "default"
+    assert hooks.state.trial.reasons["graphs"].startswith(runs.FAILURE)
 
 
 def test_a_function_of_jax_donates_what_it_returns_anew(hooks: InProgram) -> None:

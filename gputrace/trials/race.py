@@ -105,8 +105,9 @@ class Row:
                 return
 
     def forget(self) -> None:
-        """Drop the rounds so far, as those to come are of another kind."""
+        """Drop the rounds so far with their answer, as those to come are of another kind."""
         self.bare, self.cured, self.turn_losses = [], [], []
+        self.verdict, self.ratio = Verdict.OPEN, None
 
     def fail(self, error: Failed) -> None:
         """Have its run's error be the answer."""

@@ -2,10 +2,11 @@
 
 import sys
 from functools import wraps
+from inspect import signature
 from types import FunctionType
 
 from ..wrappers import ours
-from .trial import WHOLE, asked, change_call, cures, guarded, is_on, sees_gpu, trial
+from .trial import WHOLE, asked, between, change_call, cures, guarded, is_on, sees_gpu, trial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ def loaders(module: "Any") -> None:
 
 _OF_LOADER = {"workers": "num_workers", "prefetch": "prefetch_factor", "pinned": "pin_memory"}
 """Settings of loaders that a twin may have otherwise, by cure."""
-_have_twin: "set[str]" = set()
-"""Cures with which a loader has one."""
+_ITS_OWN = "_dataset_kind", "_IterableDataset_len_called", "_DataLoader__multiprocessing_context"
+"""What a loader holds beside the arguments by which it is made."""
+_alone = [""]
+"""Why the loader that was asked last has no twin; empty where it needs none."""
 _LONG = 20
 """Least length of an epoch for turns, in batches that the two loaders may have ready: what is ready
 at its end falls on either."""
@@ -46,16 +49,20 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
             trial.skip(cure, f"{WHOLE}this DataLoader is not torch's")
         return
     begin, following = base.__init__, base.__next__
+    names = {*signature(module.DataLoader.__init__).parameters, *_ITS_OWN}
 
     @wraps(begin)
     def begin_kept(self: "Any", loader: "Any", *args: "Any", **keywords: "Any") -> None:
         begin(self, loader, *args, **keywords)
-        self._gputrace_loader = loader
+        # Not the loader, nor what a program keeps there: that may hold iterators, which would stay.
+        held = vars(loader)
+        self._gputrace_settings = {name: held[name] for name in names & set(held)}
 
     @wraps(following)
     def next_batch(self: "Any") -> "Any":
         on = all(is_on(cure) for cure in chosen)
-        twin = _twin_of(self, chosen, on)
+        twin, why = _twin_of(module, self, chosen, on)
+        _alone[0] = why
         if twin is None:
             return following(self)
         first, second = (twin, self) if on else (self, twin)
@@ -65,28 +72,38 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
             return following(second)
 
     base.__init__, base.__next__ = ours(begin_kept), ours(next_batch)
+    between.append(lambda _: _tell_alone(chosen))
 
 
-def _twin_of(iterator: "Any", chosen: "list[str]", wanted: bool) -> "Any":
-    """Return the twin of a loader's iterator, made where it is wanted; None without one."""
+def _tell_alone(chosen: "list[str]") -> None:
+    """Say why a step's loader has no twin; that of a validation, without steps, may have none."""
+    if _alone[0]:
+        trial.reasons.update(dict.fromkeys(chosen, WHOLE + _alone[0]))
+
+
+def _twin_of(
+    module: "Any", iterator: "Any", chosen: "list[str]", wanted: bool
+) -> "tuple[Any, str]":
+    """Return the twin of a loader's iterator, made where it is wanted, and why it cannot be made;
+    None without one, and an empty text where it can.
+    """
     held = iterator.__dict__
-    loader, sampler = held.get("_gputrace_loader"), held.get("_sampler_iter")
-    if loader is None or type(sampler) is _Shared:
-        return None
-    known, twin = held.get("_gputrace_twin", (None, None))
-    if known is sampler:
-        return twin
-    # Of an epoch before, or the first.
-    twin = _twin(loader, sampler, chosen) if wanted else None
-    held["_gputrace_twin"] = sampler if wanted else None, twin
-    return twin
+    settings, sampler = held.get("_gputrace_settings"), held.get("_sampler_iter")
+    if settings is None or type(sampler) is _Shared:
+        return None, ""
+    known, twin, why = held.get("_gputrace_twin", (None, None, ""))
+    if known is not sampler:
+        # Of an epoch before, or the first.
+        twin, why = _twin(module, iterator, dict(settings), chosen) if wanted else (None, "")
+        held["_gputrace_twin"] = sampler if wanted else None, twin, why
+    return twin, why
 
 
 class _Shared:
     """Sampler whose batches are taken from an iterator that others take from too."""
 
-    def __init__(self, iterator: "Any", length: int) -> None:
-        self.iterator, self.length = iterator, length
+    def __init__(self, iterator: "Any") -> None:
+        self.iterator = iterator
 
     def __iter__(self) -> "Any":
         return self
@@ -94,43 +111,36 @@ class _Shared:
     def __next__(self) -> "Any":
         return next(self.iterator)
 
-    def __len__(self) -> int:
-        return self.length
 
+def _twin(
+    module: "Any", iterator: "Any", settings: "dict[str, Any]", chosen: "list[str]"
+) -> "tuple[Any, str]":
+    """Return another iterator over what a loader's sampler still has; None and why without one.
 
-def _twin(loader: "Any", sampler: "Any", chosen: "list[str]") -> "Any":
-    """Return another iterator over what a loader's sampler still has; None where it cannot be.
-
+    It is of a plain DataLoader: what a program's own class does at its end is for one loader only.
     One that would be no other is none: the reason was given when the loader was made.
     """
-    from copy import copy
-
     if not any(change["cure"] in chosen for change in trial.changes):
-        return None
+        return None, ""
     try:
-        if getattr(loader, "_dataset_kind", 0):
+        if settings.get("_dataset_kind"):
             raise ValueError("the dataset is iterable: both would read all of it")
-        twin, length = copy(loader), len(loader)
-        changed = {_OF_LOADER[cure]: cures[cure] for cure in chosen}
-        workers = changed.get("num_workers", twin.num_workers)
-        if workers and not twin.prefetch_factor:
-            changed.setdefault("prefetch_factor", 2)
-        ready = workers * changed.get("prefetch_factor", twin.prefetch_factor or 2)
-        if length < _LONG * (ready + 1):
+        length = len(iterator._index_sampler)
+        settings.update((_OF_LOADER[cure], cures[cure]) for cure in chosen)
+        workers, prefetch = settings["num_workers"], settings.get("prefetch_factor") or 2
+        if length < _LONG * (workers * prefetch + 1):
             raise ValueError(f"an epoch has {length} batches only")
-        which = "batch_sampler" if twin.batch_sampler is not None else "sampler"
-        changed[which] = _Shared(sampler, length)
-        vars(twin).update(changed, persistent_workers=False, _iterator=None)
-        iterator = twin._get_iterator()
+        if workers:
+            settings["prefetch_factor"] = prefetch
+        which = "sampler" if settings["batch_sampler"] is None else "batch_sampler"
+        settings[which] = _Shared(iterator._sampler_iter)
+        # A seed drawn from the program's numbers would change those that come after.
+        settings["generator"] = module.torch.Generator().manual_seed(iterator._base_seed)
+        loader = module.DataLoader.__new__(module.DataLoader)
+        vars(loader).update(settings, persistent_workers=False)
+        return loader._get_iterator(), ""
     except Exception as error:
-        # Of several loaders, that of a short validation may stay as it is.
-        for cure in chosen if not _have_twin else []:
-            trial.reasons[cure] = f"{WHOLE}{error!r}"[:200]
-        return None
-    for cure in chosen:
-        _have_twin.add(cure)
-        trial.reasons.pop(cure, None)
-    return iterator
+        return None, repr(error)[:200]
 
 
 def _loader_arguments(

@@ -152,19 +152,28 @@ def _make_on_capture_stream(cls: "Any") -> None:
 
     @wraps(begin)
     def begin_on_stream(self: "Any", module: "Any", *args: "Any", **keywords: "Any") -> None:
-        cuda: Any = sys.modules["torch"].cuda
-        if not any(parameter.is_cuda for parameter in module.parameters()):
+        stream = guarded("graphs", _capture_stream, module)
+        if stream is None:
             begin(self, module, *args, **keywords)
             return
-        if cuda.graph.default_capture_stream is None:
-            cuda.graph.default_capture_stream = cuda.Stream()
-        stream, current = cuda.graph.default_capture_stream, cuda.current_stream()
+        cuda: Any = sys.modules["torch"].cuda
+        current = cuda.current_stream()
         stream.wait_stream(current)
         with cuda.stream(stream):
             begin(self, module, *args, **keywords)
         current.wait_stream(stream)
 
     cls.__init__ = begin_on_stream
+
+
+def _capture_stream(module: "Any") -> "Any":
+    """Return the stream of torch's captures; None for a module that has nothing on a GPU."""
+    cuda: Any = sys.modules["torch"].cuda
+    if not any(parameter.is_cuda for parameter in module.parameters()):
+        return None
+    if cuda.graph.default_capture_stream is None:
+        cuda.graph.default_capture_stream = cuda.Stream()
+    return cuda.graph.default_capture_stream
 
 
 def modules(module: "Any") -> None:
