@@ -33,7 +33,7 @@ def loaders(module: "Any") -> None:
 _OF_LOADER = {"workers": "num_workers", "prefetch": "prefetch_factor", "pinned": "pin_memory"}
 """Settings of loaders that a twin may have otherwise, by cure."""
 _ITS_OWN = "_dataset_kind", "_IterableDataset_len_called", "_DataLoader__multiprocessing_context"
-"""What a loader holds beside the arguments by which it is made."""
+"""Attributes that a loader holds beside the arguments by which it is made."""
 _alone = [""]
 """Why the loader that was asked last has no twin; empty where it needs none."""
 _LONG = 20
