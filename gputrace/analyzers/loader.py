@@ -158,42 +158,24 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     if len(batches.keys) < _FEWEST:
         return None
     cores = max(1, _last(mine, "cores", 1))
-    every = mine.of("receive")
-    received = every.select(pace.time.contains(every.end))
-    receive = float(received.lengths.mean()) if len(received.end) else 0.0
-    pinned = mine.of("pin")
-    pinned = pinned.select(pace.time.contains(pinned.end))
-    pin = float(pinned.lengths.mean()) if len(pinned.end) else 0.0
-    pins = bool(_last(mine, "pins memory", 0))
-    beside = 0.0 if pins or not workers else _handling(asks, received, pace)
+    receiving = _receiving(mine, asks if workers else None, pace, batches.undisturbed)
     per_step = len(asks.end) / pace.steps
     by_worker = batches.by_worker(at_work) if workers else ()
-    loader = _Prediction(
-        pace,
-        per_step,
-        workers,
-        cores,
-        receive + pin + beside,
-        _last(mine, "prefetch factor", 2),
-        batches,
-    )
-    if len(every.end):
-        shortest = np.sort(every.lengths)[: math.ceil(batches.undisturbed * len(every.end))]
-        loader.receive_idle = float(shortest.mean()) + pin + beside
-    loader.pins = pins
+    prefetch = _last(mine, "prefetch factor", 2)
+    loader = _Prediction(pace, per_step, workers, cores, receiving, prefetch, batches)
     starts = mine.of("start workers").lengths
     return Loader(
         rank,
         workers,
         batches=len(asks.end),
         batches_per_step=round(per_step, 3),
-        prefetch_factor=loader.prefetch,
-        pins_memory=loader.pins,
+        prefetch_factor=prefetch,
+        pins_memory=receiving.pins,
         cores=cores,
         batch_ns=sum(part.batch_ns for part in batches.parts),
         processor_ns=round(float(batches.processor.mean())),
-        receive_ns=round(receive),
-        pin_ns=round(pin) if len(pinned.end) else None,
+        receive_ns=round(receiving.receive_ns),
+        pin_ns=None if receiving.pin_ns is None else round(receiving.pin_ns),
         parts=batches.parts,
         by_worker=by_worker,
         start_workers_ns=int(median(starts)) if workers and len(starts) else 0,
@@ -206,6 +188,43 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         no_disk_step_ns=None if pace.is_crowded else loader.without_waits(),
         cached_step_ns=None if pace.is_crowded else loader.with_cache(),
     )
+
+
+class _Receiving(Struct, frozen=True):
+    """Mean nanoseconds that the process that trains takes for a batch of its workers."""
+
+    receive_ns: float
+    pin_ns: float | None
+    """Copy into pinned memory; None if none was seen."""
+    pins: bool
+    """True where a thread receives and pins, beside the one that trains."""
+    whole: float
+    """Receiving and pinning, with what else the loader does in the thread that trains."""
+    whole_idle: float
+    """``whole`` of a batch whose worker is idle."""
+
+
+def _receiving(
+    mine: LoaderEvents, asks: LoaderEvents | None, pace: Pace, undisturbed: float
+) -> _Receiving:
+    """Return the times of a loader's batches in the process that trains.
+
+    Args:
+        mine: events of the loader in that process.
+        asks: waits for a batch of workers; None without workers.
+        pace: measured steps.
+        undisturbed: share of the batches that are received from an idle worker.
+    """
+    every, pinned = mine.of("receive"), mine.of("pin")
+    received = every.select(pace.time.contains(every.end))
+    pinned = pinned.select(pace.time.contains(pinned.end))
+    receive = float(received.lengths.mean()) if len(received.end) else 0.0
+    pin = float(pinned.lengths.mean()) if len(pinned.end) else None
+    pins = bool(_last(mine, "pins memory", 0))
+    rest = (pin or 0.0) + (0.0 if pins or asks is None else _handling(asks, received, pace))
+    shortest = np.sort(every.lengths)[: math.ceil(undisturbed * len(every.end))]
+    idle = float(shortest.mean()) if len(shortest) else receive
+    return _Receiving(receive, pin, pins, receive + rest, idle + rest)
 
 
 def _handling(asks: LoaderEvents, received: LoaderEvents, pace: Pace) -> float:
@@ -380,13 +399,13 @@ class _Prediction:
         per_step: float,
         workers: int,
         cores: int,
-        receive: float,
+        receiving: _Receiving,
         prefetch: int,
         batches: _Batches,
     ) -> None:
         self._pace, self._per_step, self._workers = pace, max(per_step, 1e-9), workers
-        self._cores, self._receive, self._batches = cores, receive, batches
-        self.prefetch, self.pins, self.receive_idle = prefetch, False, receive
+        self._cores, self._receiving, self._batches = cores, receiving, batches
+        self._prefetch = prefetch
 
     def choices(self) -> tuple[LoaderChoice, ...]:
         """Return the steps for numbers of workers from 0 to the cores, and at least to 8."""
@@ -432,12 +451,12 @@ class _Prediction:
             batches.rows(batches.work),
             batches.rows(batches.send),
             batches.rows(batches.processor),
-            self._receive,
-            self.receive_idle,
+            self._receiving.whole,
+            self._receiving.whole_idle,
             pace.train_ns / self._per_step,
             pace.host_ns / self._per_step,
-            self.prefetch,
-            self.pins,
+            self._prefetch,
+            self._receiving.pins,
             self._cores / max(pace.share_cores, 1),
             busy,
         )

@@ -166,7 +166,7 @@ def lots(rows: Sequence[Row]) -> list[list[Row]]:
 def next_lot(rows: Sequence[Row], left_s: float, costs: Costs) -> list[Row]:
     """Return the rows that the next run, or round, is for; none where the time pays no answer.
 
-    Of whole runs, the very first round is for all, as long as it lasts: see `screened`.
+    Of whole runs, the very first round is for all, as long as it lasts.
     """
     for lot in lots(rows):
         chosen: list[Row] = []

@@ -196,6 +196,29 @@ class Turns:
         return tuple(map(tuple, pairs))
 
 
+def _chooser(folder: Path, choose: Callable[[], Sequence[int]]) -> Callable[[], None]:
+    """Return a function that looks whether a round of turns is over, and then has the program told
+    which turns those to come have.
+    """
+    seen: list[int] = []
+
+    def look() -> None:
+        with suppress(Failed, OSError):
+            changed = [path.stat().st_mtime_ns for path in folder.glob("*.turns")]
+            if changed == seen:
+                return
+            seen[:] = changed
+            ranks = max((each.world_size or 1 for each in _left_in(folder, "turns")), default=1)
+            # Those of other machines would not see it, and ranks not all in one round.
+            if ranks <= len(changed):
+                kept = list(choose())
+                if ranks == 1 or not kept:
+                    (folder / "going.new").write_text(json.dumps(kept))
+                    (folder / "going.new").rename(folder / "going")
+
+    return look
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """Program to try cures on."""
@@ -257,26 +280,11 @@ class Program:
                     start_s=max(started - clock_ns, 0) / 1e9,
                 )
 
-            seen: list[int] = []
-
-            def look() -> None:
-                with suppress(Failed, OSError):
-                    changed = [path.stat().st_mtime_ns for path in folder.glob("*.turns")]
-                    if changed == seen or going is None:
-                        return
-                    seen[:] = changed
-                    ranks = max((e.world_size or 1 for e in _left_in(folder, "turns")), default=1)
-                    # Those of other machines would not see it, and ranks not all in one round.
-                    if ranks <= len(changed):
-                        kept = list(going(read(None, "turns")))
-                        if ranks == 1 or not kept:
-                            (folder / "going.new").write_text(json.dumps(kept))
-                            (folder / "going.new").rename(folder / "going")
-
+            look = None
+            if turns and going:
+                look = _chooser(folder, lambda: going(read(None, "turns")))
             try:
-                code = self._go(
-                    folder, candidate, asked, record, look if turns else None, began + left_s
-                )
+                code = self._go(folder, candidate, asked, record, look, began + left_s)
             except Spent:
                 with suppress(Failed):
                     return read(None, "turns")

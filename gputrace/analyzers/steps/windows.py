@@ -125,10 +125,10 @@ _SEEN: Final = 0.6
 """Part of the cost of recording that steps with an idle CUPTI are without: the slope through
 thirteen comparisons with whole runs without a recorder (ResNet-18, ResNet-50 and GPT-2 on H100,
 CUPTI 13.0.1: docs/benchmarks.md)."""
+_UNSURE: Final = 0.25
+"""Standard error of `_SEEN`, as a part of it."""
 _MOST_COST: Final = 0.95
 """Most of a recorded step that recording takes: a part divided by `_SEEN` may be more than all."""
-_UNSURE: Final = 0.25
-"""Its standard error, as a part of it."""
 _SURE: Final = 2.0
 """Half-width of the interval, in standard errors."""
 _TRIMMED: Final = 0.1
