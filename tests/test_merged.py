@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError, UsageError
+from gputrace.model.options import Window
+from gputrace.model.trace import FROM_THE_START, Coverage
 from gputrace.readers import open as opening
 from gputrace.store.merge import Numbering
 from gputrace.units import format_ranges
@@ -271,3 +273,14 @@ def test_a_run_of_many_files_may_open_them(tmp_path: Path, monkeypatch: pytest.M
     limits.append((64, 80))
     with pytest.raises(UsageError, match=r"3 files are 103 open ones, and this system allows 80"):
         gputrace.open(*paths)
+
+
+def test_a_clock_that_was_shifted_leaves_it_known_that_recording_began_with_the_process() -> None:
+    since_start, later = ([Window(start, 100)] for start in (FROM_THE_START, 5))
+    for shift in (0, 10**15, -(10**15)):
+        assert Coverage(since_start).moved(shift).from_the_start
+        assert not Coverage(later).moved(shift).from_the_start
+    assert Coverage().is_whole
+    assert Coverage(since_start).is_whole
+    assert not Coverage(since_start * 2).is_whole
+    assert not Coverage(since_start, calls=()).is_whole

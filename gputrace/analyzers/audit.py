@@ -22,7 +22,6 @@ from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.events import Kind, Mask, distinct_ids, number_ids
 from gputrace.model.intervals import Times, number_windows
 from gputrace.model.results import Missing
-from gputrace.model.trace import FROM_THE_START
 
 WORTH: Final = 0.01
 """Share of the rows that must be missing to be reported."""
@@ -132,7 +131,7 @@ def _without_operation(
     if has[rows].all():
         return
     rows = rows[calls.start[rows] >= calls.start[rows[has[rows]]].min(initial=until)]
-    if operations.windows:
+    if operations.coverage.windows:
         rows = rows[operations.recorded.contains(calls.start[rows])]
     if not len(rows):
         return
@@ -163,7 +162,7 @@ def _without_call(operations: GpuOperations, known: Mask) -> Iterator[Missing]:
     Some recorders lack all calls of a kind, which is no loss: Kineto those of the driver.
     """
     # Calls of operations that start in a part with calls may lie before it.
-    if known.all() or not known.any() or operations.calls_recorded is not None:
+    if known.all() or not known.any() or operations.coverage.calls is not None:
         return
     _, name = number_ids(operations.events.name)
     issued = operations.events.correlation
@@ -196,11 +195,8 @@ def _steps_without_work(gpus: PerGpu, all_steps: FoundSteps) -> Iterator[Missing
     """Yield the steps that a rank marked in a recorded stretch, and of which nothing is there."""
     for rank, windows in all_steps.by_rank.items():
         operations = next(gpu for gpu in gpus.operations if gpu.gpu.rank == rank)
-        from_start = not operations.windows or operations.windows[0].start <= FROM_THE_START
         numbers = windows.numbers
-        if numbers is None or not from_start or len(operations.windows) > 1 or not len(numbers):
-            continue
-        if operations.calls_recorded is not None:
+        if numbers is None or not len(numbers) or not operations.coverage.is_whole:
             continue
         marked = int(numbers[-1]) + 1
         lacking = marked - len(numbers) - windows.with_nodes

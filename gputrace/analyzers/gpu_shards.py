@@ -35,7 +35,6 @@ from gputrace.analyzers.operations import (
     GpuOperations,
     GpuSummary,
     OperationClass,
-    call_windows,
     classify,
     group_gpus,
     order_of,
@@ -426,8 +425,8 @@ def spill_operations(
         at = [parts[index] for index in sorted({i for key in mine for i in holding[key]})]
         order = np.argsort(_column(at, mine, "start"), kind="stable")
         events = Events({name: scratch.keep(_column(at, mine, name)[order]) for name in COLUMNS})
-        windows = tuple(trace.recorded(gpu.process)), call_windows(trace, gpu)
-        spilled.append(scratch.keep(GpuOperations(gpu, events, classify(trace, events), *windows)))
+        classes, coverage = classify(trace, events), trace.coverage(gpu.process)
+        spilled.append(scratch.keep(GpuOperations(gpu, events, classes, coverage)))
         aside.let_go()
         scratch.let_go()
     return spilled

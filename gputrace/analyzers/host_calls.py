@@ -222,7 +222,7 @@ def read_calls(
 
 def recorded_calls(trace: Trace, processes: Sequence[int]) -> dict[int, tuple[Window, ...]]:
     """Return the windows of recorded calls of the processes of which not all were recorded."""
-    windows = {process: trace.calls_recorded(process) for process in processes}
+    windows = {process: trace.coverage(process).calls for process in processes}
     return {process: tuple(parts) for process, parts in windows.items() if parts is not None}
 
 

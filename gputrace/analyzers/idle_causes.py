@@ -213,7 +213,7 @@ def _is_seen(
     """
     process = operations.gpu.process
     seen = calls.all_recorded(process, gaps.start, gaps.end)
-    if operations.calls_recorded is None:
+    if operations.coverage.calls is None:
         return seen
     issuer = operations.events.having("process", "correlation")
     seen &= calls.issued_by(issuer.select(np.maximum(ending - 1, 0))) != NOBODY

@@ -43,7 +43,7 @@ from gputrace.model.kernels import (
 from gputrace.model.names import short, words_of_mangled
 from gputrace.model.results import Analysis, Step
 from gputrace.model.struct import Struct
-from gputrace.model.trace import FROM_THE_START, Progress, Trace
+from gputrace.model.trace import Progress, Trace
 
 _MOST: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
@@ -493,7 +493,7 @@ def find_launches(
         alike=len({names[id] for id in alike}),
         skip=skip,
         step=step if wanted.any() else None,
-        from_start=not ops.windows or ops.windows[0].start <= FROM_THE_START,
+        from_start=ops.coverage.from_the_start,
     )
 
 

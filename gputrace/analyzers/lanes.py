@@ -252,8 +252,8 @@ def _with_host(
     if data is not None and len(operations.recorded) > 1:
         data = data.intersection(operations.recorded)
     with_calls = None
-    if operations.calls_recorded is not None:
-        starts, ends = np.array(operations.calls_recorded, np.int64).reshape(-1, 2).T
+    if (recorded := operations.coverage.calls) is not None:
+        starts, ends = np.array(recorded, np.int64).reshape(-1, 2).T
         with_calls = union(starts, ends).clip(*lane.window)
     all_data = all_waits(process, calls, evidence, waits)
     return replace(lane, host_data=data, data=all_data, with_calls=with_calls)

@@ -29,7 +29,7 @@ from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES
-from gputrace.model.trace import Progress, Trace
+from gputrace.model.trace import Coverage, Progress, Trace
 
 COLUMNS: Final = ("start", "end", "kind", "name", "process", "device", "correlation", "bytes")
 """Columns of GPU operations that analyzers need."""
@@ -43,10 +43,8 @@ class GpuOperations(Struct, frozen=True, dict=True):
     """Events with the `COLUMNS`."""
     classes: NDArray[np.int8]
     """`OperationClass` of each."""
-    windows: tuple[Window, ...] = ()
-    """Windows in which the GPU's process was recorded, in order; none if unknown."""
-    calls_recorded: tuple[Window, ...] | None = None
-    """Windows in which all calls of the process were recorded; None if always."""
+    coverage: Coverage = Coverage()
+    """When the GPU's process was recorded."""
 
     @property
     def start(self) -> Times:
@@ -72,9 +70,9 @@ class GpuOperations(Struct, frozen=True, dict=True):
 
         What a GPU does at the edges of a window was issued outside, and is not known.
         """
-        if len(self.windows) < 2:
+        if len(self.coverage.windows) < 2:
             return union([self.start[0]], [self.reach[-1]])
-        begins = [window.start for window in self.windows]
+        begins = [window.start for window in self.coverage.windows]
         index = np.maximum(np.searchsorted(begins, self.start, "right") - 1, 0)
         first = np.flatnonzero(np.diff(index, prepend=-1))
         last = np.append(first[1:], len(index)) - 1
@@ -87,10 +85,7 @@ class GpuOperations(Struct, frozen=True, dict=True):
         events = self.events
         arrays = {name: getattr(events, name) for name in events.columns}
         arrays |= {"start": events.start + ns, "end": events.end + ns}
-        windows = tuple(_later(window, ns) for window in self.windows)
-        calls = self.calls_recorded
-        with_calls = None if calls is None else tuple(_later(window, ns) for window in calls)
-        return replace(self, events=Events(arrays), windows=windows, calls_recorded=with_calls)
+        return replace(self, events=Events(arrays), coverage=self.coverage.moved(ns))
 
     def __len__(self) -> int:
         return len(self.events)
@@ -101,10 +96,9 @@ class GpuSummary(Struct, frozen=True, dict=True):
 
     gpu: Gpu
     span: Window
-    windows: tuple[Window, ...]
-    calls_recorded: tuple[Window, ...] | None
+    coverage: Coverage
     recorded: Intervals
-    """These four as of `GpuOperations`."""
+    """These three as of `GpuOperations`."""
     kinds: frozenset[Kind]
     communicates: bool
     """True if any operation does."""
@@ -123,8 +117,7 @@ class GpuSummary(Struct, frozen=True, dict=True):
         return cls(
             operations.gpu,
             operations.span,
-            operations.windows,
-            operations.calls_recorded,
+            operations.coverage,
             operations.recorded,
             frozenset(map(Kind, distinct_ids(kinds).tolist())),
             bool((classes == OperationClass.COMMUNICATION).any()),
@@ -151,21 +144,10 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
             gpu,
             events.select(slice(first, end)),
             classes[first:end],
-            tuple(trace.recorded(gpu.process)),
-            call_windows(trace, gpu),
+            trace.coverage(gpu.process),
         )
         for gpu, (first, end) in zip(gpus, pairwise(edges.tolist()), strict=True)
     ]
-
-
-def call_windows(trace: Trace, gpu: Gpu) -> tuple[Window, ...] | None:
-    """Return when all calls of a GPU's process were recorded; None if always."""
-    windows = trace.calls_recorded(gpu.process)
-    return None if windows is None else tuple(windows)
-
-
-def _later(window: Window, ns: int) -> Window:
-    return Window(window.start + ns, window.end + ns)
 
 
 class OperationClass(IntEnum):

@@ -347,7 +347,7 @@ def steps_with_api_records(gpus: PerGpu, steps: tuple[Step, ...]) -> tuple[Step,
     out.
     """
     steps_of = StepsOf(steps)
-    sampled = [summary for summary in gpus.operations if summary.calls_recorded is not None]
+    sampled = [summary for summary in gpus.operations if summary.coverage.calls is not None]
     sampled = [summary for summary in sampled if steps_of(summary.gpu)]
     if not gpus.has_calls or not sampled:
         return steps

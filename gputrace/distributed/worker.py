@@ -25,7 +25,6 @@ from gputrace.analyzers.operations import (
     Gpu,
     GpuOperations,
     GpuSummary,
-    call_windows,
     pair_keys,
     pair_of,
 )
@@ -352,8 +351,7 @@ class RenumberedTrace(Trace):
     def renumbered(self, operations: GpuOperations, gpu: Gpu) -> GpuOperations:
         """Map the operations of a GPU to the run."""
         events = self._translated(operations.events)
-        windows = tuple(self.recorded(gpu.process))
-        return GpuOperations(gpu, events, operations.classes, windows, call_windows(self, gpu))
+        return GpuOperations(gpu, events, operations.classes, self.coverage(gpu.process))
 
     def _translated(self, events: Events) -> Events:
         arrays: dict[str, Column] = {name: getattr(events, name) for name in events.columns}

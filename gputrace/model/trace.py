@@ -142,6 +142,17 @@ class Coverage(Struct, frozen=True):
     idle: Sequence[Window] = ()
     """Stretches of ``control`` in which CUPTI stayed in the process."""
 
+    @property
+    def from_the_start(self) -> bool:
+        """True unless the process is known to have used a GPU before it was recorded."""
+        # Clocks of merged files may have been shifted.
+        return not self.windows or self.windows[0].start <= FROM_THE_START // 2
+
+    @property
+    def is_whole(self) -> bool:
+        """True unless GPU work or API calls are known to be lacking."""
+        return self.calls is None and len(self.windows) < 2 and self.from_the_start
+
     def moved(self, shift: int) -> Coverage:
         """Return the windows with nanoseconds added to their times."""
         calls = None if self.calls is None else moved(self.calls, shift)
@@ -252,22 +263,6 @@ class Trace(ABC):
     def coverage(self, process: int) -> Coverage:
         """Return when a process was recorded; of most formats it is not known."""
         return Coverage()
-
-    def recorded(self, process: int) -> Sequence[Window]:
-        """Return the windows of a process's `coverage`."""
-        return self.coverage(process).windows
-
-    def calls_recorded(self, process: int) -> Sequence[Window] | None:
-        """Return the windows with all API calls of its `coverage`."""
-        return self.coverage(process).calls
-
-    def control_stretches(self, process: int) -> Sequence[Window]:
-        """Return the control stretches of its `coverage`."""
-        return self.coverage(process).control
-
-    def idle_stretches(self, process: int) -> Sequence[Window]:
-        """Return the control stretches of its `coverage` in which CUPTI stayed in the process."""
-        return self.coverage(process).idle
 
     def node_stretches(self) -> Sequence[Window]:
         """Return the ordered stretches in which any process had the nodes of CUDA graphs recorded.

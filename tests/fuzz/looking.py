@@ -49,7 +49,7 @@ def glance(trace: Trace) -> str:
     pairs = zip(events.process[on_gpu].tolist(), events.device[on_gpu].tolist(), strict=True)
     for process, device in set(pairs):
         trace.device(process, device)
-        trace.recorded(process)
+        trace.coverage(process)
     nvml, session = trace.nvml, trace.session
     counted = sorted({int(kind) for kind in np.unique(events.kind)})
     said = len(trace.quality.notes), len(trace.quality.warnings), bool(trace.quality.dropped)

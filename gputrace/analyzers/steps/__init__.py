@@ -40,7 +40,7 @@ from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
-from gputrace.model.trace import FROM_THE_START, Trace
+from gputrace.model.trace import Trace
 
 
 class FoundSteps(Struct, frozen=True, dict=True):
@@ -264,13 +264,11 @@ class Marks(Struct, frozen=True, dict=True):
 
     def in_control_of(self, trace: Trace) -> MarkedSteps | None:
         """Return the steps with and without the recorder; None without control stretches."""
-        control = trace.control_stretches(self.process)
-        if not control:
+        coverage = trace.coverage(self.process)
+        if not coverage.control:
             return None
-        recorded = self.lie_in(trace.recorded(self.process))
-        idle = self.lie_in(trace.idle_stretches(self.process))
-        lengths = self.end - self.start
-        return MarkedSteps(self.numbers, lengths, recorded, self.lie_in(control), idle)
+        masks = map(self.lie_in, (coverage.windows, coverage.control, coverage.idle))
+        return MarkedSteps(self.numbers, self.end - self.start, *masks)
 
     def within(self, windows: Sequence[Window]) -> Marks:
         """Return the steps that lie in one window each; all if no window is recorded."""
@@ -326,7 +324,7 @@ def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> Ste
 
     None where too little of the GPU's work is issued in them to be the training loop.
     """
-    marks = marks.within(operations.windows)
+    marks = marks.within(operations.coverage.windows)
     issued_by = calls.issued_by(operations.events)
     mine = operations.events.process == marks.process
     rows = np.flatnonzero((issued_by != NOBODY) & mine)
@@ -336,7 +334,7 @@ def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> Ste
     if not len(rows) or not len(marks.start) or np.mean(inside) < _LEAST_COVERED:
         return None
     first, last = _extent(rows[inside], step[inside], len(marks.start))
-    full, recorded = first <= last, operations.calls_recorded
+    full, recorded = first <= last, operations.coverage.calls
     with_calls = np.ones_like(full) if recorded is None else marks.lie_in(recorded)
     full &= with_calls
     least = _LEAST_PROFILED if marks.source == "profiler" else _LEAST_STEPS
@@ -442,7 +440,8 @@ def same_steps(
     nobody numbered are left as they are.
     """
     numbers = {r: own.numbers for r, own in by_rank.items() if own.numbers is not None}
-    if not any(map(_is_cut, gpus)) or len(numbers) < max(len(by_rank), 2):
+    whole = all(gpu.coverage.is_whole for gpu in gpus)
+    if whole or len(numbers) < max(len(by_rank), 2):
         return dict(by_rank)
     common = reduce(np.intersect1d, numbers.values())
     if not len(common):
@@ -452,16 +451,6 @@ def same_steps(
         rank: _select(windows, np.isin(numbers[rank], common), stretch[rank])
         for rank, windows in by_rank.items()
     }
-
-
-def _is_cut(gpu: GpuSummary) -> bool:
-    """Return whether the GPU did something unrecorded, or steps may be missing."""
-    windows = gpu.windows
-    return (
-        gpu.calls_recorded is not None
-        or len(windows) > 1
-        or any(window.start > FROM_THE_START // 2 for window in windows)
-    )
 
 
 def told(windows: StepWindows, recorded: Intervals) -> str:
