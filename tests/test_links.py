@@ -13,7 +13,7 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.collectives import match_collectives
-from gputrace.analyzers.gpu_links import Links, able, badness, measure_links
+from gputrace.analyzers.gpu_links import Links, able, badness, measure_links, pcie_rate
 from gputrace.api import Report
 from gputrace.model.nvml import Card
 from tests.exports import D2H, H2D, Export, Opened
@@ -74,6 +74,13 @@ class TestWhatLinksCarry:
         slow = Card(1, pcie_gen_max=3, pcie_width_max=8)
         assert able("PHB", fast, slow) == pytest.approx(7.88e9, rel=0.01)
         assert able("", fast, fast) is None
+
+    def test_a_lane_carries_what_its_generation_s_coding_leaves(self) -> None:
+        """Of generation 6, which sends flits of 256 bytes, 242: 64 GT/s make 7.5625 GB/s."""
+        lanes = [pcie_rate(generation, 1) for generation in range(1, 7)]
+        coded = [2.5 * 8 / 10, 5 * 8 / 10, 8 * 128 / 130, 16 * 128 / 130, 32 * 128 / 130]
+        assert lanes == [int(rate * 1e9 / 8) for rate in (*coded, 64 * 242 / 256)]
+        assert pcie_rate(None, 16) == pcie_rate(6, None) == pcie_rate(9, 16) == 0
 
     def test_links_have_an_order(self) -> None:
         worst_last = ["NV18", "NV4", "PIX", "PXB", "PHB", "NODE", "SYS", ""]

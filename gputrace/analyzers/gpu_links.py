@@ -493,7 +493,8 @@ _PCIE_LANE: Final = {
     5: 3_938_461_538,
     6: 7_562_500_000,
 }
-"""Bytes per second of one lane in one direction, by generation."""
+"""Bytes per second of one lane in one direction, by generation, as its coding leaves them: 8 of 10
+bits; since 3, 128 of 130; of 6, 242 of the 256 bytes of a flit (PCI Express Base Specification)."""
 
 _ORDER: Final = ("INT", "PIX", "PXB", "PHB", "NODE", "SYS")
 """PCIe paths, shortest first."""
@@ -524,13 +525,17 @@ def able(link: str, source: Card | None, target: Card | None) -> int | None:
         )
     if link not in _ORDER or source is None or target is None:
         return None
-    rates = [pcie_rate(card) for card in (source, target)]
-    return min((rate for rate in rates if rate), default=None) if all(rates) else None
+    return min(slot_rate(source), slot_rate(target)) or None
 
 
-def pcie_rate(card: Card) -> int:
+def slot_rate(card: Card) -> int:
     """Return the capacity of a card's slot in one direction, in bytes per second; 0 if unknown."""
-    return _PCIE_LANE.get(card.pcie_gen_max or 0, 0) * (card.pcie_width_max or 0)
+    return pcie_rate(card.pcie_gen_max, card.pcie_width_max)
+
+
+def pcie_rate(generation: int | None, lanes: int | None) -> int:
+    """Return the capacity of a PCIe link in one direction, in bytes per second; 0 if unknown."""
+    return _PCIE_LANE.get(generation or 0, 0) * (lanes or 0)
 
 
 _WRAP: Final = 1 << 32
@@ -653,7 +658,7 @@ def find_copies(gpus: PerGpu, measured: Sequence[Step]) -> tuple[CopyUse, ...]:
         steps, gpu = steps_of(lane.gpu), lane.gpu
         inside = is_on(copies, gpu) & stretches(steps, lane.window).contains(copies.start)
         card = nvml.card(gpu.host, gpu.gpu) if gpu.gpu_known else None
-        slot, peak = None if card is None else pcie_rate(card), memory_peak_of(gpu.name)
+        slot, peak = None if card is None else slot_rate(card), memory_peak_of(gpu.name)
         for number in distinct_ids(sort[inside]).tolist():
             mine = copies.select(inside & (sort == number))
             kind, total = Kind(number >> 8), int((mine.end - mine.start).sum())
@@ -691,5 +696,5 @@ def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[LaneSummary]) -> 
         return rate
     nvml = trace.nvml
     cards = [nvml.card(lane.gpu.host, lane.gpu.gpu) for lane in lanes if lane.gpu.gpu_known]
-    rates = [rate for card in cards if card is not None and (rate := pcie_rate(card))]
+    rates = [rate for card in cards if card is not None and (rate := slot_rate(card))]
     return float(min(rates)) if rates else None

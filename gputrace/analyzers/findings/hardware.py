@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.analyzers.gpu_links import GB, pcie_rate
 from gputrace.analyzers.grouping import median
 from gputrace.model.results import CardUse, Evidence, Finding
 from gputrace.units import format_ns, format_ranges
@@ -200,8 +201,6 @@ _MORE_MEMORY: Final = 1.25
 _MUCH_MEMORY: Final = 1 << 30
 _FULL: Final = 0.9
 """Fraction of a card's memory from which it limits the batch."""
-_GB_A_LANE: Final = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.877}
-"""GB/s per PCIe lane, by generation."""
 
 _MEMORY_ADVICE: Final = {
     "pytorch": "keep the other processes off this GPU (torch.cuda.set_device before anything else, "
@@ -219,17 +218,22 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: a copy test (`nvbandwidth`) reaches the full rate of the slot.
     """
-    links = {card: _bandwidth(card) for card in facts.cards if card.samples >= FEWEST}
-    best = max((most for _, most in links.values()), default=0.0)
-    slow = [card for card, (now, _) in links.items() if 0 < now < _SLOWER_LINK * best]
+    rates = {
+        card: now
+        for card in facts.cards
+        if card.samples >= FEWEST and (now := pcie_rate(card.pcie_gen, card.pcie_width))
+    }
+    slots = (pcie_rate(card.pcie_gen_max, card.pcie_width_max) for card in rates)
+    best = max((*rates.values(), *slots), default=0)
+    slow = [card for card, now in rates.items() if now < _SLOWER_LINK * best]
     if not slow:
         return
-    worst = min(slow, key=lambda card: links[card][0])
-    now = links[worst][0]
+    worst = min(slow, key=lambda card: rates[card])
+    now = rates[worst]
     # A mean over the GPUs would hide that one of them copies over a slower link.
     copied = {(row.gpu, row.rank): row.of("h2d") // max(row.steps, 1) for row in facts.rows}
     excess = max(
-        round(copied.get((card.gpu, card.rank), 0) * (1 - links[card][0] / best)) for card in slow
+        round(copied.get((card.gpu, card.rank), 0) * (1 - rates[card] / best)) for card in slow
     )
     cost = f"; its exposed copies cost {format_ns(excess)} of {facts.per} more" if excess else ""
     evidence: Evidence = {
@@ -237,8 +241,8 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
         "pcie_gen_max": worst.pcie_gen_max,
         "pcie_width": worst.pcie_width,
         "pcie_width_max": worst.pcie_width_max,
-        "gb_s": round(now, 1),
-        "best_gb_s": round(best, 1),
+        "gb_s": round(now / GB, 1),
+        "best_gb_s": round(best / GB, 1),
     }
     yield finding_of(
         "pcie-degraded",
@@ -246,21 +250,12 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
         slow,
         excess,
         f"{named(slow)} {'have' if len(slow) > 1 else 'has'} a PCIe link of generation "
-        f"{worst.pcie_gen} with {worst.pcie_width} lanes under load, {now:.0f} of {best:.0f} GB/s"
-        f"{cost}",
+        f"{worst.pcie_gen} with {worst.pcie_width} lanes under load, {now / GB:.0f} of "
+        f"{best / GB:.0f} GB/s{cost}",
         "see to the card's slot, riser and the firmware's setting of its link; until then keep it "
         "from what copies most",
         evidence,
     )
-
-
-def _bandwidth(card: CardUse) -> tuple[float, float]:
-    """Return the link's bandwidth in GB/s, now and at most; 0 where it is unknown."""
-    if not card.pcie_gen or not card.pcie_width:
-        return 0.0, 0.0
-    now = _GB_A_LANE.get(card.pcie_gen, 0.0) * card.pcie_width
-    most = _GB_A_LANE.get(card.pcie_gen_max or 0, 0.0) * (card.pcie_width_max or 0)
-    return now, max(now, most)
 
 
 def memory_imbalance(facts: Facts) -> Iterator[Finding]:
