@@ -298,6 +298,15 @@ def test_runs_without_steps_in_common_are_compared_by_shares(
     assert "points" in report.render()
 
 
+def test_runs_that_do_not_scale_stay_in_the_order_given(recording: Callable[[str], Path]) -> None:
+    two, one = recording("nsys-ai-h100_2gpu_1s.sqlite"), recording("pipit-saxpy-mpi.sqlite")
+    for paths in ([two, one], [one, two]):
+        report = gputrace.compare(*paths)
+        assert (report.unit, report.scaling) == ("span", None)
+        assert [run.paths for run in report.runs] == [(str(path),) for path in paths]
+        assert [run.gpus for run in report.runs] == [2 if path == two else 1 for path in paths]
+
+
 def test_the_wait_for_other_ranks_is_a_row_of_its_own(tmp_path: Path) -> None:
     paths = [
         generated(tmp_path / "even.sqlite", PLAN),

@@ -32,18 +32,19 @@ def with_batch(run: Run, per_gpu: float | None, of_all: float | None) -> Run:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Compare two runs or more; A is the first of those with the fewest GPUs.
+    """Compare two runs or more, in order of GPUs if they scale, else in that given.
 
-    Runs with the same number of GPUs keep their order. Raises InputError for a log of cards alone.
+    Raises InputError for a log of cards alone.
     """
     for run in runs:
         if not run.analysis.breakdown:
             raise InputError(run.analysis.path, "has no steps to compare, only samples of cards")
     unit, reason = common_unit(runs)
-    scales = len(runs) > 2 or len({len(run.keys) for run in runs}) > 1
-    runs = sorted(runs, key=lambda run: len(run.keys)) if scales else runs
+    scaling = None
+    if unit != "span" and (len(runs) > 2 or len({len(run.keys) for run in runs}) > 1):
+        runs = sorted(runs, key=lambda run: len(run.keys))
+        scaling = scale(runs)
     warnings = list(_warnings(runs))
-    scaling = scale(runs) if scales and unit != "span" else None
     pair, verdict = None, "scaling" if scaling else "unknown"
     if len(runs) == 2:
         ratio, source, doubt = work_ratio(*runs)
