@@ -199,11 +199,18 @@ def _loop(skews: tuple[int, ...], queue: int = 0) -> Export:
     return export
 
 
+@pytest.mark.parametrize("source", ["nsys", "gputrace"])
 @pytest.mark.parametrize("skew", [325 * MS, -156 * MS])
 def test_a_gpu_whose_clock_is_wrong_is_moved_and_told(
-    skew: int, opened: Opened, tmp_path: Path
+    skew: int, source: str, opened: Opened, tmp_path: Path
 ) -> None:
-    trace = opened(_loop((skew,)))
+    """Of an export, and of one that `record --backend nsys` has added ranks to."""
+    export = _loop((skew,))
+    if source == "gputrace":
+        export.give("GPUTRACE_META", "name", "value")
+        export.add("GPUTRACE_META", name="nsys", value="2021.3.1")
+    trace = opened(export)
+    assert trace.source == source
     told = f"clock was {abs(skew) // MS} ms {'ahead of' if skew > 0 else 'behind'} its host's"
     assert any(told in note for note in trace.quality.notes)
     launches = trace.events([Kind.API], ["start"]).start[::2]
@@ -220,6 +227,13 @@ def test_a_gpu_whose_clock_is_wrong_is_moved_and_told(
         with closing(open_trace(cut)) as part:
             assert rows(part.events([Kind.KERNEL], ["start"], window)) == rows(kernels)
             assert [note for note in part.quality.notes if told in note]
+
+
+def test_the_clock_of_our_own_recorder_is_right(opened: Opened) -> None:
+    export = _loop((325 * MS,)).give("GPUTRACE_META", "name", "value")
+    trace = opened(export.add("GPUTRACE_META", name="backend", value="cupti"))
+    assert trace.source == "gputrace"
+    assert not any("moved" in note for note in trace.quality.notes)
 
 
 @pytest.mark.parametrize("skew", [325 * MS, -156 * MS])

@@ -95,12 +95,17 @@ class NsysTrace(SqliteTrace[schema.Table]):
         self._devices: schema.DeviceMap | None = None
         self._tables = [table for table in schema.TABLES if _usable(database, table)]
         self.quality.notes += _export_notes(database)
-        self._late = measure_skew(database) if self.source == "nsys" else 0
+        self._late = measure_skew(database) if self._is_nsys_clock else 0
         if self._late:
             self.quality.notes.append(moved(self._late))
         on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
         if not any(map(database.has_rows, on_gpu)):
             self.no_gpu = self._without_gpu()
+
+    @property
+    def _is_nsys_clock(self) -> bool:
+        """Return whether nsys took the times of the GPUs."""
+        return True
 
     def _without_gpu(self) -> NoGpu:
         """Return the reason for the absence of GPU activity; raise InputError if none is known."""
@@ -358,6 +363,11 @@ class OwnTrace(NsysTrace):
             for table in self._tables
         ]
         self.quality.notes += filter(None, [graph_nodes.describe(self._graphs, counts)])
+
+    @property
+    def _is_nsys_clock(self) -> bool:
+        # `record --backend nsys` writes the version.
+        return any(self._database.select("GPUTRACE_META", "value", where="name = 'nsys'"))
 
     def on(self, database: Database) -> Self:
         part = super().on(database)
