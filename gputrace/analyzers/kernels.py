@@ -51,6 +51,18 @@ _STRAY: Final = 0.01
 """Minimum number of kernels of a GPU that counts, as a fraction of the busiest one's."""
 
 
+class _Measured(NamedTuple):
+    """Kernels of the measured steps of one GPU."""
+
+    lane: LaneSummary
+    steps: int
+    windows: Intervals
+    """The measured steps; where there are none, the lane's window."""
+    codes: dict[int, int]
+    """Codes of the names, by id."""
+    counted: Counted
+
+
 def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
     """Count the kernels that start in the measured steps, or in the lanes' windows without any.
 
@@ -61,55 +73,51 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
     steps_of = StepsOf(measured)
     steps = [steps_of(lane.gpu) for lane in gpus.lanes]
     windows = [stretches(mine, lane.window) for lane, mine in zip(gpus.lanes, steps, strict=True)]
-    lane_codes = [codes_of[lane.gpu] for lane in gpus.lanes]
+    codes = [codes_of[lane.gpu] for lane in gpus.lanes]
     most = min(_MOST_OF_ONE, _MOST_OF_ALL // max(len(gpus.lanes), 1))
-    counted = gpus.each(count_by_name, gpus.lanes, windows, lane_codes, same=(most,), keeps=True)
+    counted = gpus.each(count_by_name, gpus.lanes, windows, codes, same=(most,), keeps=True)
+    rows = list(map(_Measured, gpus.lanes, map(len, steps), windows, codes, counted))
     # Only GPUs with measured steps count, if any has some, and with a relevant amount of work.
-    rows = list(zip(gpus.lanes, counted, map(len, steps), windows, strict=True))
-    rows = [row for row in rows if row[2]] or rows
-    busiest = max((counted.kernels for _, counted, _, _ in rows), default=0)
-    rows = [row for row in rows if row[1].kernels >= max(_STRAY * busiest, 1)]
-    kernels = None
-    if rows:
-        lanes, counts = [row[0] for row in rows], [row[1] for row in rows]
-        span = sum(time.total for *_, time in rows)
-        uses = _uses(gpus, names, lanes, counts, span)
-        codes, times = [codes_of[lane.gpu] for lane in lanes], [row[3] for row in rows]
-        uses, flop = _add_work(gpus, uses, names, lanes, codes, times, [row[2] for row in rows])
-        top, longest = uses[:_MOST], max(uses, key=lambda use: use.max_ns)
-        if longest.max_ns > max(use.max_ns for use in top):
-            top[-1] = longest
-        count = sum(use.count for use in uses)
-        cards = [generation(lane.gpu.name, names) for lane in lanes]
-        first = lanes[0].gpu.gpu, lanes[0].gpu.rank
-        alone = [use for use in uses if {(on.gpu, on.rank) for on in use.by_gpu} == {first}]
-        kernels = Kernels(
-            steps=sum(number for _, _, number, _ in rows),
-            total_ns=span,
-            count=count,
-            distinct=len(uses),
-            top=tuple(top),
-            rest_count=count - sum(use.count for use in top),
-            rest_ns=sum(use.total_ns for use in uses) - sum(use.total_ns for use in top),
-            families=tuple(
-                Family(family, count, total, round(total / max(span, 1), 6))
-                for (family,), count, total in _summed(uses, lambda use: (use.family,))
-            ),
-            products=tuple(
-                Product(cores, precision, count, total, round(total / max(span, 1), 6))
-                for (cores, precision), count, total in _summed(
-                    [use for use in uses if use.tensor_cores is not None],
-                    lambda use: (use.tensor_cores or "", precision_of(use.name)),
-                )
-            ),
-            has_tensor_cores=_all_have(cards, 7),
-            has_tf32=_all_have(cards, 8),
-            first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(lanes) > 1 else (),
-            launches=_launch_cost([counted.launches for counted in counts]),
-            flop=flop,
-        )
+    rows = [row for row in rows if row.steps] or rows
+    least = max(_STRAY * max((row.counted.kernels for row in rows), default=0), 1)
+    rows = [row for row in rows if row.counted.kernels >= least]
+    kernels = _kernels_of(gpus, rows, names) if rows else None
     gpus.each(forget_counts, gpus.lanes, keeps=True)
     return kernels
+
+
+def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -> Kernels:
+    """Return the kernels of some GPUs; ``names`` are by code."""
+    span = sum(row.windows.total for row in rows)
+    uses, flop = _add_work(gpus, _uses(gpus, rows, names, span), rows, names)
+    top, longest = uses[:_MOST], max(uses, key=lambda use: use.max_ns)
+    if longest.max_ns > max(use.max_ns for use in top):
+        top[-1] = longest
+    count = sum(use.count for use in uses)
+    generations = [generation(row.lane.gpu.name, names) for row in rows]
+    first = rows[0].lane.gpu.gpu, rows[0].lane.gpu.rank
+    alone = [use for use in uses if {(on.gpu, on.rank) for on in use.by_gpu} == {first}]
+    products = [use for use in uses if use.tensor_cores is not None]
+    by_family = _summed(uses, span, lambda use: (use.family,))
+    by_precision = _summed(
+        products, span, lambda use: (use.tensor_cores or "", precision_of(use.name))
+    )
+    return Kernels(
+        steps=sum(row.steps for row in rows),
+        total_ns=span,
+        count=count,
+        distinct=len(uses),
+        top=tuple(top),
+        rest_count=count - sum(use.count for use in top),
+        rest_ns=sum(use.total_ns for use in uses) - sum(use.total_ns for use in top),
+        families=tuple(Family(*sums) for sums in by_family),
+        products=tuple(Product(*sums) for sums in by_precision),
+        has_tensor_cores=_all_have(generations, 7),
+        has_tf32=_all_have(generations, 8),
+        first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(rows) > 1 else (),
+        launches=_launch_cost([row.counted.launches for row in rows]),
+        flop=flop,
+    )
 
 
 def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
@@ -120,19 +128,16 @@ def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
 
 
 def _uses(
-    gpus: PerGpu,
-    names: Sequence[str],
-    lanes: Sequence[LaneSummary],
-    counts: Sequence[Counted],
-    span: int,
+    gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str], span: int
 ) -> list[KernelUse]:
     """Return every kernel, most time first."""
     on_gpus: dict[int, list[KernelOnGpu]] = defaultdict(list)
-    for lane, counted in zip(lanes, counts, strict=True):
-        columns = (counted.code, counted.count, counted.total, counted.median, counted.longest)
+    for row in rows:
+        gpu, by = row.lane.gpu, row.counted
+        columns = (by.code, by.count, by.total, by.median, by.longest)
         for code, *figures in zip(*(column.tolist() for column in columns), strict=True):
-            on_gpus[code].append(KernelOnGpu(lane.gpu.gpu, lane.gpu.rank, *figures))
-    middle = medians(gpus, lanes, counts)
+            on_gpus[code].append(KernelOnGpu(gpu.gpu, gpu.rank, *figures))
+    middle = medians(gpus, [row.lane for row in rows], [row.counted for row in rows])
     uses = []
     for code, by_gpu in sorted(on_gpus.items()):
         name = names[code]
@@ -156,32 +161,24 @@ def _uses(
 
 
 def _add_work(
-    gpus: PerGpu,
-    uses: Sequence[KernelUse],
-    names: Sequence[str],
-    lanes: Sequence[LaneSummary],
-    codes: Sequence[dict[int, int]],
-    windows: Sequence[Intervals],
-    steps: Sequence[int],
+    gpus: PerGpu, uses: list[KernelUse], rows: Sequence[_Measured], names: Sequence[str]
 ) -> tuple[list[KernelUse], tuple[CountedFlop, ...]]:
-    """Add the work of the kernels that operators of known shapes launched; return it by GPU, too.
-
-    All arguments after ``names`` are by lane.
-    """
+    """Add the work of kernels that operators of known shapes launched; return it by GPU, too."""
     if Kind.OPERATOR not in gpus.trace.kinds:
-        return list(uses), ()
+        return uses, ()
     families = {use.name: use.family for use in uses}
     is_product = np.array([families.get(name) in PRODUCTS for name in names], np.bool_)
+    lanes, _, windows, codes, _ = zip(*rows, strict=True)
     done = gpus.each(measure_work, lanes, windows, codes, same=(is_product,))
     code_of = {name: code for code, name in enumerate(names)}
     cards = {lane.gpu.name for lane in lanes}
     card = cards.pop() if len(cards) == 1 else ""
-    number_of = {(lane.gpu.gpu, lane.gpu.rank): n for n, lane in enumerate(lanes)}
+    work_of = {(lane.gpu.gpu, lane.gpu.rank): work for lane, work in zip(lanes, done, strict=True)}
     added = []
     for use in uses:
         code, by_gpu = code_of[use.name], []
         for on in use.by_gpu:
-            work = done[number_of[on.gpu, on.rank]]
+            work = work_of[on.gpu, on.rank]
             flop, traffic = float(work.flop[code]), float(work.traffic[code])
             by_gpu.append(replace(on, flop=flop or None, traffic_bytes=traffic or None))
         flop = sum(on.flop or 0 for on in by_gpu)
@@ -193,15 +190,15 @@ def _add_work(
         added.append(replace(use, by_gpu=tuple(by_gpu), roofline=line))
     return added, tuple(
         CountedFlop(
-            lane.gpu.gpu,
-            lane.gpu.rank,
-            number,
+            row.lane.gpu.gpu,
+            row.lane.gpu.rank,
+            row.steps,
             flop=float(work.flop.sum()),
             known=round(
                 float(work.known[is_product].sum() / max(work.time[is_product].sum(), 1)), 4
             ),
         )
-        for lane, work, number in zip(lanes, done, steps, strict=True)
+        for row, work in zip(rows, done, strict=True)
     )
 
 
@@ -262,16 +259,16 @@ def _read_operators(shard: Shard) -> Events:
 
 
 def _summed(
-    uses: Sequence[KernelUse], key: Callable[[KernelUse], tuple[str, ...]]
-) -> list[tuple[tuple[str, ...], int, int]]:
-    """Return launches and nanoseconds by a key, most time first."""
+    uses: Sequence[KernelUse], span: int, key: Callable[[KernelUse], tuple[str, ...]]
+) -> list[tuple[Any, ...]]:
+    """Return keys, launches, nanoseconds and their share of the span, most time first."""
     sums: dict[tuple[str, ...], list[int]] = {}
     for use in uses:
         sums_of = sums.setdefault(key(use), [0, 0])
         sums_of[0] += use.count
         sums_of[1] += use.total_ns
     ordered = sorted(sums.items(), key=lambda item: -item[1][1])
-    return [(name, count, total) for name, (count, total) in ordered]
+    return [(*words, n, total, round(total / max(span, 1), 6)) for words, (n, total) in ordered]
 
 
 _LENGTH_BITS: Final = 40
