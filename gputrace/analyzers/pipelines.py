@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from gputrace.analyzers.grouping import steps_by_gpu
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.parallelism import PIPELINE, of_role
 from gputrace.model.communication import Pipeline, PipelineStage
-from gputrace.model.events import UNKNOWN
+from gputrace.model.events import UNKNOWN, Mask
 from gputrace.model.intervals import Times, union
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
@@ -77,6 +78,31 @@ class _Turn(Struct, frozen=True, dict=True):
         return max(at + (work - before) * factor for at, work, before, factor in rest)
 
 
+class _Messages(NamedTuple):
+    """Messages between the stages of a pipeline; arrays of equal length."""
+
+    step: NDArray[np.int64]
+    """Step in which each arrives: the last gradient may leave after its own."""
+    source: NDArray[np.int16]
+    target: NDArray[np.int16]
+    """Lanes of its ends."""
+    sent: Times
+    """When its send began."""
+    posted: Times
+    """When its receipt began."""
+    arrived: Times
+
+    def select(self, mask: Mask) -> _Messages:
+        """Return some of the messages."""
+        return _Messages._make(column[mask] for column in self)
+
+    def begin_on(self, lane: int) -> int:
+        """Return when a lane first sent or had received something."""
+        times = np.append(self.sent[self.source == lane], self.arrived[self.target == lane])
+        return int(times.min(initial=_NEVER))
+
+
+_NEVER: Final = np.iinfo(np.int64).max
 _MOST_TURNS: Final = 32
 """Steps of a pipeline that are replayed, spread over the measured ones."""
 _AT_ONCE_NS: Final = 1_000
@@ -96,14 +122,23 @@ def find_pipelines(
     sends = collectives.sends
     if len(sends):
         sends = sends[of_role(collectives, roles, PIPELINE)[sends[:, 0]]]
-    # A message is of the step in which it arrives: the last gradient may leave after its own.
     arrived = replace(collectives, start=collectives.end - 1)
     steps = steps_of(arrived, gpus.operations, measured) if len(sends) else np.empty(0, np.int64)
     pipelines = []
     for lanes in _chains(collectives.lane[sends]):
         mine = sends[np.isin(collectives.lane[sends[:, 0]], lanes)]
         mine = mine[steps[mine[:, 1]] != UNKNOWN]
-        pipeline = _pipeline(gpus, collectives, lanes, mine, steps[mine[:, 1]], measured)
+        source, target = mine.T
+        messages = _Messages(
+            step=steps[target],
+            source=collectives.lane[source],
+            target=collectives.lane[target],
+            sent=collectives.start[source],
+            posted=collectives.start[target],
+            arrived=collectives.end[target],
+        )
+        others = np.flatnonzero(~np.isin(collectives.group, collectives.group[mine]))
+        pipeline = _pipeline(gpus, lanes, messages, collectives, others, measured)
         pipelines += [] if pipeline is None else [pipeline]
     return tuple(pipelines)
 
@@ -119,25 +154,29 @@ def _chains(pairs: NDArray[np.int16]) -> list[list[int]]:
 
 def _pipeline(
     gpus: PerGpu,
-    collectives: Collectives,
     lanes: Sequence[int],
-    sends: NDArray[np.int64],
-    steps: NDArray[np.int64],
+    messages: _Messages,
+    collectives: Collectives,
+    others: NDArray[np.intp],
     measured: Sequence[Step],
 ) -> Pipeline | None:
-    """Return the pipeline of some lanes; None if its steps cannot be replayed."""
+    """Return the pipeline of some lanes; None if its steps cannot be replayed.
+
+    ``others`` are the rows of what lanes do with other ranks than those of the messages.
+    """
     by_gpu = steps_by_gpu(measured)
     places = [gpus.operations[lane].gpu for lane in lanes]
     windows = [{s.step: s for s in by_gpu.get((gpu.gpu, gpu.rank), ())} for gpu in places]
-    numbers = sorted(set(steps.tolist()).intersection(*windows))
+    numbers = sorted(set(messages.step.tolist()).intersection(*windows))
     chosen = numbers[:: max(1, -(-len(numbers) // _MOST_TURNS))]
     if not chosen:
         return None
-    first = {lane: _first_event(collectives, sends, steps, lane, chosen) for lane in lanes}
-    order = sorted(range(len(lanes)), key=lambda n: first[lanes[n]])
+    first = messages.select(messages.step == chosen[0])
+    order = sorted(range(len(lanes)), key=lambda n: first.begin_on(lanes[n]))
     lanes, places = [lanes[n] for n in order], [places[n] for n in order]
     windows = [windows[n] for n in order]
-    each = _turns(gpus, collectives, lanes, sends, steps, windows, chosen)
+    messages = messages.select(np.isin(messages.step, chosen))
+    each = _turns(gpus, lanes, messages, collectives, others, windows, chosen)
     split = [(turn, parts) for turn in each if (parts := _split(turn)) is not None]
     if not split:
         return None
@@ -149,7 +188,7 @@ def _pipeline(
     schedule, imbalance, transfer = causes[:3]
     host = length - mean - schedule - imbalance - transfer
     return Pipeline(
-        *_schedule(collectives, lanes, sends, steps, chosen),
+        *_schedule(first, lanes),
         steps=len(turns),
         step_ns=length,
         work_ns=mean,
@@ -177,39 +216,16 @@ def _pipeline(
     )
 
 
-def _first_event(
-    collectives: Collectives,
-    sends: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    lane: int,
-    chosen: Sequence[int],
-) -> int:
-    """Return when, in the first of some steps, a lane first sent or had received something."""
-    inside = steps == chosen[0]
-    sent = sends[inside & (collectives.lane[sends[:, 0]] == lane), 0]
-    received = sends[inside & (collectives.lane[sends[:, 1]] == lane), 1]
-    times = np.append(collectives.start[sent], collectives.end[received])
-    return int(times.min(initial=np.iinfo(np.int64).max))
-
-
-def _schedule(
-    collectives: Collectives,
-    lanes: Sequence[int],
-    sends: NDArray[np.int64],
-    steps: NDArray[np.int64],
-    chosen: Sequence[int],
-) -> tuple[str, int]:
-    """Return the schedule's name, and the number of micro-batches, by the first of some steps."""
-    mine = sends[steps == chosen[0]]
-    ends = collectives.lane[mine]
-    last, count = lanes[-1], len(lanes)
-    on = np.count_nonzero((ends[:, 0] == lanes[0]) & (ends[:, 1] == lanes[1]))
-    back = np.count_nonzero((ends[:, 0] == last) & (ends[:, 1] == lanes[0])) if count > 2 else 0
+def _schedule(messages: _Messages, lanes: Sequence[int]) -> tuple[str, int]:
+    """Return the name of the schedule and the number of micro-batches, by a step's messages."""
+    source, target, last = messages.source, messages.target, lanes[-1]
+    on = np.count_nonzero((source == lanes[0]) & (target == lanes[1]))
+    back = np.count_nonzero((source == last) & (target == lanes[0])) if len(lanes) > 2 else 0
     if back:
         return "interleaved", int(on - back)
     # The last stage sends its first gradient at once, or after all micro-batches.
-    begin = collectives.start[mine[ends[:, 0] == last, 0]].min(initial=np.iinfo(np.int64).max)
-    before = np.count_nonzero(collectives.end[mine[ends[:, 1] == last, 1]] <= begin)
+    begin = messages.sent[source == last].min(initial=_NEVER)
+    before = np.count_nonzero(messages.arrived[target == last] <= begin)
     if on > 1 and before >= on:
         return "GPipe", int(on)
     return ("1F1B" if before <= 2 else "unknown"), int(on)
@@ -217,45 +233,38 @@ def _schedule(
 
 def _turns(
     gpus: PerGpu,
-    collectives: Collectives,
     lanes: Sequence[int],
-    sends: NDArray[np.int64],
-    steps: NDArray[np.int64],
+    messages: _Messages,
+    collectives: Collectives,
+    others: NDArray[np.intp],
     windows: Sequence[Mapping[int, Step]],
     chosen: Sequence[int],
 ) -> list[_Turn]:
     """Return the steps to replay: the messages of each stage by how much work came before them."""
     lane_of = {gpus.operations[lane].gpu: lane for lane in lanes}
     summaries = {lane_of[each.gpu]: each for each in gpus.lanes if each.gpu in lane_of}
-    rows, asked = [], []
+    at = np.searchsorted(chosen, messages.step)
+    ends, asked = [], []
     for lane, steps_of_lane in zip(lanes, windows, strict=True):
-        of_lane = collectives.lane == lane
-        others = np.flatnonzero(of_lane & ~np.isin(collectives.group, collectives.group[sends]))
         # Of what it does with other ranks, a stage works from when all are there.
-        talks = collectives.start[others] + collectives.wait[others], collectives.end[others]
-        spans = np.array(
+        talks = others[collectives.lane[others] == lane]
+        met = collectives.start[talks] + collectives.wait[talks], collectives.end[talks]
+        begin, end = np.array(
             [(steps_of_lane[n].start_ns, steps_of_lane[n].end_ns) for n in chosen], np.int64
         ).T
-        at = np.where(np.isin(steps, chosen), np.searchsorted(chosen, steps), UNKNOWN)
-        messages = [
-            np.flatnonzero((at != UNKNOWN) & (collectives.lane[sends[:, side]] == lane))
-            for side in (0, 1)
-        ]
-        begins = [spans[0][at[mine]] for mine in messages]
-        sent = collectives.start[sends[messages[0], 0]]
-        got = collectives.start[sends[messages[1], 1]], collectives.end[sends[messages[1], 1]]
-        moments = np.concatenate([spans[1], sent, *got, got[1] - _AT_ONCE_NS])
-        since = np.concatenate([spans[0], begins[0], begins[1], begins[1], begins[1]])
-        rows.append((at, messages, sent, got))
-        asked.append((*talks, since, np.maximum(moments, since)))
+        sends, receipts = (np.flatnonzero(side == lane) for side in messages[1:3])
+        posted, arrived = messages.posted[receipts], messages.arrived[receipts]
+        moments = (end, messages.sent[sends], posted, arrived, arrived - _AT_ONCE_NS)
+        since = np.concatenate([begin, begin[at[sends]], *[begin[at[receipts]]] * 3])
+        until = np.maximum(np.concatenate(moments), since)
+        ends.append((sends, receipts))
+        asked.append((*met, since, until))
     columns = zip(*asked, strict=True)
     done = gpus.each(_work_within, [summaries[lane] for lane in lanes], *columns)
-    stages = []
-    for (at, messages, sent, got), worked in zip(rows, done, strict=True):
-        there = collectives.start[sends[messages[1], 0]]
-        transfer = np.maximum(got[1] - np.maximum(got[0], there), 0)
-        times = sent, got[1], transfer
-        stages.append(_by_turn(at, messages, times, worked, len(chosen)))
+    stages = [
+        _by_turn(messages, at, *of_stage, worked, len(chosen))
+        for of_stage, worked in zip(ends, done, strict=True)
+    ]
     turns = []
     for step, of_step in zip(chosen, zip(*stages, strict=True), strict=True):
         events, work = zip(*of_step, strict=True)
@@ -266,43 +275,44 @@ def _turns(
 
 
 def _by_turn(
+    messages: _Messages,
     at: NDArray[np.int64],
-    messages: Sequence[NDArray[np.intp]],
-    times: tuple[Times, Times, Times],
+    sends: NDArray[np.intp],
+    receipts: NDArray[np.intp],
     worked: NDArray[np.int64],
     turns: int,
 ) -> Iterator[tuple[tuple[_Event, ...], int]]:
     """Yield the events and the work of a stage in each step.
 
     Args:
-        at: index of the step of each message.
-        messages: those that the stage sends, and those that it receives.
-        times: when it sent them, when it had received them, and how long that took.
+        messages: all messages.
+        at: index of the step of each.
+        sends: indices of those that the stage sends.
+        receipts: indices of those that it receives.
         worked: what `_work_within` says of it.
         turns: number of steps.
     """
-    sent, received, transfer = times
-    sizes = np.cumsum([turns, len(sent), len(received), len(received)])
+    sizes = np.cumsum([turns, len(sends), len(receipts), len(receipts)])
     total, before, posted, ended, just_before = np.split(worked, sizes)
     # Work that went on when a message came needs it later.
     gates = np.where(just_before == ended, ended, UNKNOWN)
-    early = posted < ended
-    for number in range(turns):
-        timed = [
-            (int(sent[n]), _Event(int(before[n]), message, True, 0, False))
-            for n, message in enumerate(messages[0].tolist())
-            if at[message] == number
-        ]
-        timed += [
-            (
-                int(received[n]),
-                _Event(int(gates[n]), message, False, int(transfer[n]), bool(early[n])),
-            )
-            for n, message in enumerate(messages[1].tolist())
-            if at[message] == number
-        ]
-        timed.sort(key=lambda each: each[0])
-        yield _placed([event for _, event in timed], int(total[number])), int(total[number])
+    begun = np.maximum(messages.posted, messages.sent)
+    transfer = np.maximum(messages.arrived - begun, 0)[receipts]
+    message, nothing = np.append(sends, receipts), np.zeros(len(sends), np.int64)
+    columns = (
+        np.append(before, gates),
+        message,
+        np.arange(len(message)) < len(sends),
+        np.append(nothing, transfer),
+        np.append(nothing > 0, posted < ended),
+    )
+    events = list(map(_Event, *(column.tolist() for column in columns)))
+    times = np.append(messages.sent[sends], messages.arrived[receipts])
+    step = at[message]
+    order = np.lexsort((times, step))
+    edges = np.searchsorted(step[order], np.arange(turns + 1))
+    for work, (first, end) in zip(total.tolist(), pairwise(edges.tolist()), strict=True):
+        yield _placed([events[n] for n in order[first:end].tolist()], work), work
 
 
 def _placed(events: Sequence[_Event], total: int) -> tuple[_Event, ...]:
