@@ -63,10 +63,9 @@ def _total(
     exposed_ns: int,
     roles: Sequence[str],
 ) -> CollectiveTotals:
-    present = distinct_ids(collectives.lane[rows]).tolist()
-    lanes = [of_lane[index] for index in present]
-    length = collectives.end[rows] - collectives.start[rows]
+    gpus = [of_lane[index].gpu for index in distinct_ids(collectives.lane[rows]).tolist()]
     wait = collectives.wait[rows]
+    transfer = collectives.end[rows] - collectives.start[rows] - wait
     known = bool(collectives.known[rows].all())
     name = collectives.operations[int(collectives.operation[rows[0]])]
     sizes = collectives.bytes[rows]
@@ -74,26 +73,25 @@ def _total(
     size = int(median(sizes[sized])) if sized.any() else None
     speed = None
     if known and sized.any():
-        transfer = np.maximum((length - wait)[sized], 1)
-        speed = float(median(sizes[sized] * 1e9 / transfer))
+        speed = float(median(sizes[sized] * 1e9 / np.maximum(transfer[sized], 1)))
     number = int(collectives.group[rows[0]])
     ranks = collectives.groups[number] if number != UNKNOWN else RankGroup(())
-    members = max(ranks.size, len(lanes))
+    members = max(ranks.size, len(gpus))
     carried = _CARRIED[name] * (members - 1) / members if name in _CARRIED else 1.0
-    shared = max(steps, 1) * len(lanes)
+    shared = max(steps, 1) * len(gpus)
     return CollectiveTotals(
         operation=name,
-        gpus=tuple(lane.gpu.gpu for lane in lanes),
-        ranks=tuple(sorted({lane.gpu.rank for lane in lanes})),
-        one_process=len({lane.gpu.process for lane in lanes}) == 1 and len(lanes) > 1,
+        gpus=tuple(gpu.gpu for gpu in gpus),
+        ranks=tuple(sorted({gpu.rank for gpu in gpus})),
+        one_process=len({gpu.process for gpu in gpus}) == 1 and len(gpus) > 1,
         count=len(distinct_ids(collectives.instance[rows])),
         steps=steps,
         bytes=size,
         wait_ns=int(median(wait)) if known else None,
-        transfer_ns=int(median(length - wait)) if known else None,
-        total_ns=int(length.sum()) // shared,
+        transfer_ns=int(median(transfer)) if known else None,
+        total_ns=int((wait + transfer).sum()) // shared,
         wait_total_ns=int(wait.sum()) // shared if known else None,
-        transfer_total_ns=int((length - wait).sum()) // shared if known else None,
+        transfer_total_ns=int(transfer.sum()) // shared if known else None,
         exposed_ns=exposed_ns // shared,
         algorithm_bandwidth=None if speed is None else round(speed),
         bus_bandwidth=None if speed is None else round(speed * carried),
@@ -101,7 +99,7 @@ def _total(
         group=ranks.name,
         communicator=ranks.id,
         group_size=ranks.size or None,
-        hosts=len({lane.gpu.host if lane.gpu.host_name else None for lane in lanes}),
+        hosts=len({gpu.host if gpu.host_name else None for gpu in gpus}),
     )
 
 

@@ -538,25 +538,8 @@ def _collect(
 ) -> Collectives:
     """Return the table of all rows, with the columns of the events of their GPUs."""
     names = tuple(sorted({part.operation for part in joined}))
-    first = np.cumsum([0, *(int(part.instance.max()) + 1 for part in joined)])
-    numbered = [part.instance + start for part, start in zip(joined, first[:-1], strict=True)]
-    operation = [np.full(len(part.row), names.index(part.operation)) for part in joined]
-    lane = np.concatenate([_NONE, *(part.lane for part in joined)]).astype(np.int16)
-    row = np.concatenate([_NONE, *(part.row for part in joined)])
-    columns: dict[str, NDArray[Any]] = {
-        "lane": lane,
-        "row": row,
-        "lanes": np.concatenate([_NONE, *(part.lanes for part in joined)]),
-        "complete": np.repeat(
-            [part.complete for part in joined], [len(part.row) for part in joined]
-        ).astype(bool),
-        "communicator": np.repeat(
-            np.array([part.communicator for part in joined], np.int64),
-            [len(part.row) for part in joined],
-        ),
-        "instance": np.concatenate([_NONE, *numbered]),
-        "operation": np.concatenate([_NONE, *operation]).astype(np.int16),
-    }
+    columns = _joined_columns(joined, names)
+    lane, row = columns["lane"], columns["row"]
     rows_of = rows_by(lane, len(talks))
     for name in ("start", "end", "name", "correlation", "bytes"):
         columns[name] = np.full(len(row), UNKNOWN, COLUMN_TYPES[name])
@@ -564,12 +547,12 @@ def _collect(
             values = talk.messages.bytes if name == "bytes" else getattr(talk.events, name)
             columns[name][mine] = values[np.searchsorted(talk.row, row[mine])]
     if len(row):  # Instances are numbered in order of their first start.
-        begins = np.full(first[-1], _NEVER)
+        begins = np.full(int(columns["instance"].max()) + 1, _NEVER)
         np.minimum.at(begins, columns["instance"], columns["start"])
         places = np.empty(len(begins), np.int64)
         places[np.argsort(begins, kind="stable")] = np.arange(len(begins))
         columns["instance"] = places[columns["instance"]]
-    order = np.lexsort((columns["lane"], columns["instance"]))
+    order = np.lexsort((lane, columns["instance"]))
     columns = {name: column[order] for name, column in columns.items()}
     complete = columns.pop("complete") | all_seen
     arrival = _arrivals(columns, columns.pop("lanes"), complete)
@@ -584,6 +567,26 @@ def _collect(
         groups=groups,
         sends=np.array([[place[a], place[b]] for a, b in sends], np.int64).reshape(-1, 2),
     )
+
+
+_ROW_COLUMNS: Final = {"lane": np.int16, "row": np.int64, "lanes": np.int64, "instance": np.int64}
+
+
+def _joined_columns(joined: Sequence[Joined], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the rows of all groups one after another, with instances that count over all."""
+    columns: dict[str, NDArray[Any]] = {
+        name: np.concatenate([_NONE, *(getattr(part, name) for part in joined)], dtype=kind)
+        for name, kind in _ROW_COLUMNS.items()
+    }
+    rows = np.array([len(part.row) for part in joined], np.int64)
+    instances = np.array([int(part.instance.max()) + 1 for part in joined], np.int64)
+    columns["instance"] += np.repeat(np.cumsum(instances) - instances, rows)
+    of_groups = {
+        "complete": np.array([part.complete for part in joined], np.bool_),
+        "communicator": np.array([part.communicator for part in joined], np.int64),
+        "operation": np.array([names.index(part.operation) for part in joined], np.int16),
+    }
+    return columns | {name: np.repeat(values, rows) for name, values in of_groups.items()}
 
 
 def _rank_groups(

@@ -138,46 +138,147 @@ def read_messages(view: GpuShardView, kernels: Events, operations: Sequence[str]
     ``kernels`` have the columns ``start, end, process, stream, correlation, bytes``, and
     ``operations`` those of each by its name.
     """
-    count = len(kernels)
     log: _Log | None = view.once(_read_log)
-    found = _Found(count, kernels.bytes, operations)
-    if log is not None and count:
-        events = log.events
-        for process in distinct_ids(kernels.process).tolist():
-            rows = np.flatnonzero(kernels.process == process)
-            mine = np.flatnonzero(events.process == process)
-            on_gpu = mine[events.thread[mine] == UNKNOWN]
-            if len(on_gpu):
-                _match_on_gpu(found, log, kernels, rows, on_gpu)
-            on_host = mine[events.thread[mine] != UNKNOWN]
-            if len(on_host):
-                _match_on_host(found, log, view.calls, kernels, operations, rows, on_host, process)
-    halves = np.array(found.halves, np.int64).reshape(-1, 3)
-    processes = distinct_ids(kernels.process).tolist() if log is not None else []
+    if log is None:
+        unknown, none = np.full(len(kernels), UNKNOWN, np.int64), np.empty(0, np.int64)
+        named = np.full(len(kernels), "", object)
+        return Messages(unknown, kernels.bytes.copy(), named, none, none > 0, none, ())
+    matching, events = _Matching(log, kernels, operations), log.events
+    processes = distinct_ids(kernels.process).tolist()
+    for process in processes:
+        rows = np.flatnonzero(kernels.process == process)
+        mine = np.flatnonzero(events.process == process)
+        is_on_gpu = events.thread[mine] == UNKNOWN
+        if is_on_gpu.any():
+            matching.match_on_gpu(rows, mine[is_on_gpu])
+        if not is_on_gpu.all():
+            matching.match_on_host(view.calls, process, rows, mine[~is_on_gpu])
+    halves = np.array(matching.halves, np.int64).reshape(-1, 3)
     return Messages(
-        found.communicator,
-        found.bytes,
-        found.operation,
+        matching.communicator,
+        matching.bytes,
+        matching.operation,
         halves[:, 0],
         halves[:, 1] > 0,
         halves[:, 2],
-        tuple(c for p in processes if log is not None for c in log.communicators.get(p, ())),
+        tuple(c for process in processes for c in log.communicators.get(process, ())),
     )
 
 
-class _Found:
-    """Messages of kernels, collected while they are matched."""
+class _Matching:
+    """Messages of the kernels of one GPU, collected while they are matched with NCCL's calls."""
 
-    def __init__(self, count: int, bytes_: NDArray[np.int64], operations: Sequence[str]) -> None:
-        self.communicator = np.full(count, UNKNOWN, np.int64)
-        self.bytes = bytes_.copy()
-        self.operation = np.full(count, "", object)
+    def __init__(self, log: _Log, kernels: Events, operations: Sequence[str]) -> None:
+        self._log, self._kernels, self._operations = log, kernels, operations
+        self.communicator = np.full(len(kernels), UNKNOWN, np.int64)
+        self.bytes = kernels.bytes.copy()
+        self.operation = np.full(len(kernels), "", object)
         self._unnamed = np.array([name not in _NAMED for name in operations], bool)
         self.halves: list[tuple[int, int, int]] = []
 
-    def take_each(self, kernels: NDArray[np.int64], log: _Log, rows: NDArray[np.int64]) -> None:
+    def match_on_gpu(self, rows: NDArray[np.int64], on_gpu: NDArray[np.int64]) -> None:
+        """Match rows that are of the operation on the GPU itself."""
+        kernels, events = self._kernels, self._log.events
+        keys = zip(kernels.start[rows].tolist(), kernels.end[rows].tolist(), strict=True)
+        kernel_of = dict(zip(keys, rows.tolist(), strict=True))
+        spans = zip(events.start[on_gpu].tolist(), events.end[on_gpu].tolist(), strict=True)
+        pairs = [
+            (kernel_of[span], row)
+            for span, row in zip(spans, on_gpu.tolist(), strict=True)
+            if span in kernel_of
+        ]
+        matched = np.array(pairs, np.int64).reshape(-1, 2)
+        self._take_each(matched[:, 0], matched[:, 1])
+
+    def match_on_host(
+        self,
+        calls: CudaApiCalls | None,
+        process: int,
+        rows: NDArray[np.int64],
+        on_host: NDArray[np.int64],
+    ) -> None:
+        """Match NCCL's calls with the kernels launched in them, or at the end of their group.
+
+        A kernel whose launch was not recorded gets the call of the same number, if there are
+        equally many of its operation.
+        """
+        log, events, operations = self._log, self._log.events, self._operations
+        issued = np.full(len(rows), NOBODY, np.int64)
+        if calls is not None:
+            issued = calls.issued_by(self._kernels.select(rows)).astype(np.int64)
+        used = np.zeros(len(events), bool)
+        launched = np.flatnonzero(issued != NOBODY)
+        threads = calls.thread[issued[launched]] if calls is not None else np.empty(0, np.int32)
+        for number in distinct_ids(threads).tolist():
+            assert calls is not None
+            key = calls.threads[number]
+            mine = on_host[events.thread[on_host] == key[1]] if key[0] == process else on_host[:0]
+            if not len(mine):
+                continue
+            chosen = launched[threads == number]
+            at = calls.start[issued[chosen]]
+            order = np.argsort(at, kind="stable")
+            used[self._assign(mine, rows[chosen[order]], at[order])] = True
+        left = rows[(issued == NOBODY) & (self.communicator[rows] == UNKNOWN)]
+        spare = on_host[~used[on_host]]
+        halves = np.isin(log.operations[spare], _HALVES)
+        for operation in {operations[row] for row in left.tolist()} - {SEND_RECV}:
+            kernel_rows = [row for row in left.tolist() if operations[row] == operation]
+            calls_of = spare[~halves & (log.operations[spare] == operation)]
+            calls_of = calls_of[np.argsort(events.start[calls_of], kind="stable")]
+            if len(kernel_rows) == len(calls_of):
+                self._take_each(np.array(kernel_rows), calls_of)
+
+    def _assign(
+        self, mine: NDArray[np.int64], kernels: NDArray[np.int64], at: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Assign the calls of one thread to the kernels it launched at some moments, both in order.
+
+        Calls within a group (ncclGroupStart, ncclGroupEnd) are over when its kernels are launched:
+        one for each communicator, in the order of their first calls. Return the calls assigned.
+        """
+        events = self._log.events
+        last = np.searchsorted(events.start[mine], at, "right") - 1
+        inside = (last >= 0) & (events.end[mine[last]] >= at)
+        self._take_each(kernels[inside], mine[last[inside]])
+        taken = [mine[last[inside]]]
+        # Kernels that were launched between the same two calls are of one group.
+        begins = np.maximum.accumulate(np.append(0, np.where(inside, last + 1, 0))[:-1])
+        outside = np.flatnonzero(~inside)
+        previous = 0
+        for together in np.split(outside, np.flatnonzero(np.diff(last[outside])) + 1):
+            if not len(together):
+                continue
+            end = int(last[together[0]]) + 1
+            pending = mine[max(previous, int(begins[together[0]])) : end]
+            ids = events.correlation[pending]
+            groups = [pending[ids == id] for id in dict.fromkeys(ids.tolist())]
+            rows = kernels[together].tolist()
+            if len(groups) < len(rows):  # One communicator may need several kernels.
+                groups = self._by_operation(pending, [self._operations[row] for row in rows])
+            for row, calls in zip(rows, groups, strict=False):
+                if len(calls):
+                    self._take(row, calls)
+            taken.append(pending)
+            previous = end
+        return np.concatenate([mine[:0], *taken])
+
+    def _by_operation(
+        self, pending: NDArray[np.int64], operations: Sequence[str]
+    ) -> list[NDArray[np.int64]]:
+        """Return a group's calls by kernel: those of its operation, if only one kernel has it."""
+        names = self._log.operations[pending]
+        return [
+            pending[np.isin(names, _HALVES if operation == SEND_RECV else [operation])]
+            if operations.count(operation) == 1
+            else pending[:0]
+            for operation in operations
+        ]
+
+    def _take_each(self, kernels: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         """Assign a call to each of some kernels."""
-        events, names = log.events, log.operations[rows]
+        log, events = self._log, self._log.events
+        names = log.operations[rows]
         ids = events.correlation[rows]
         self.communicator[kernels] = np.where(ids == 0, UNKNOWN, ids)
         parts = np.ones(len(rows), np.int64)
@@ -193,9 +294,9 @@ class _Found:
             sends = int(names[half] == "Send")
             self.halves.append((int(kernels[half]), sends, int(events.device[rows[half]])))
 
-    def take(self, kernel: int, log: _Log, rows: NDArray[np.int64]) -> None:
+    def _take(self, kernel: int, rows: NDArray[np.int64]) -> None:
         """Assign calls of one communicator to a kernel."""
-        events = log.events
+        log, events = self._log, self._log.events
         communicator = int(events.correlation[rows[0]])
         self.communicator[kernel] = communicator if communicator not in (0, UNKNOWN) else UNKNOWN
         names = log.operations[rows].tolist()
@@ -209,129 +310,15 @@ class _Found:
             size = int(max(sizes[~received].sum(), sizes[~sent].sum()))
             parts = log.sizes.get(communicator, 0) if names[0] in _TOTAL_IS else 1
             self.bytes[kernel] = size * parts or UNKNOWN
-        if ALL_TO_ALL in names or self._is_exchange(log, communicator, names, rows):
+        if ALL_TO_ALL in names or self._is_exchange(communicator, names, rows):
             self.operation[kernel] = ALL_TO_ALL
         elif self._unnamed[kernel] and names[0] in (*_HALVES, *_NAMED):
             self.operation[kernel] = SEND_RECV if names[0] in _HALVES else names[0]
 
-    @staticmethod
-    def _is_exchange(log: _Log, id: int, names: Sequence[str], rows: NDArray[np.int64]) -> bool:
+    def _is_exchange(self, id: int, names: Sequence[str], rows: NDArray[np.int64]) -> bool:
         """Return whether a group of sends and receives reaches every rank, as all-to-all does."""
-        peers = log.events.device[rows]
+        peers = self._log.events.device[rows]
         sent = [{*peers[[n == half for n in names]].tolist()} for half in _HALVES]
-        size = log.sizes.get(id, 0)
+        size = self._log.sizes.get(id, 0)
         # A stage between two others exchanges with both; only all-to-all has parts for itself.
         return size > 1 and min(map(len, sent)) >= (size - 1 if size > _FEW else size)
-
-
-def _match_on_gpu(
-    found: _Found, log: _Log, kernels: Events, rows: NDArray[np.int64], on_gpu: NDArray[np.int64]
-) -> None:
-    """Match rows that are of the operation on the GPU itself."""
-    events = log.events
-    keys = zip(kernels.start[rows].tolist(), kernels.end[rows].tolist(), strict=True)
-    kernel_of = dict(zip(keys, rows.tolist(), strict=True))
-    spans = zip(events.start[on_gpu].tolist(), events.end[on_gpu].tolist(), strict=True)
-    pairs = [
-        (kernel_of[span], row)
-        for span, row in zip(spans, on_gpu.tolist(), strict=True)
-        if span in kernel_of
-    ]
-    matched = np.array(pairs, np.int64).reshape(-1, 2)
-    found.take_each(matched[:, 0], log, matched[:, 1])
-
-
-def _match_on_host(
-    found: _Found,
-    log: _Log,
-    calls: CudaApiCalls | None,
-    kernels: Events,
-    operations: Sequence[str],
-    rows: NDArray[np.int64],
-    on_host: NDArray[np.int64],
-    process: int,
-) -> None:
-    """Match NCCL's calls with the kernels that were launched in them, or at the end of their group.
-
-    A kernel whose launch was not recorded gets the call of the same number, if there are equally
-    many of its operation.
-    """
-    events = log.events
-    issued = np.full(len(rows), NOBODY, np.int64)
-    if calls is not None:
-        issued = calls.issued_by(kernels.select(rows)).astype(np.int64)
-    used = np.zeros(len(events), bool)
-    launched = np.flatnonzero(issued != NOBODY)
-    threads = calls.thread[issued[launched]] if calls is not None else np.empty(0, np.int32)
-    for number in distinct_ids(threads).tolist():
-        assert calls is not None
-        key = calls.threads[number]
-        mine = on_host[events.thread[on_host] == key[1]] if key[0] == process else on_host[:0]
-        if not len(mine):
-            continue
-        chosen = launched[threads == number]
-        at = calls.start[issued[chosen]]
-        order = np.argsort(at, kind="stable")
-        used[_assign(found, log, mine, rows[chosen[order]], at[order], operations)] = True
-    left = rows[(issued == NOBODY) & (found.communicator[rows] == UNKNOWN)]
-    spare = on_host[~used[on_host]]
-    halves = np.isin(log.operations[spare], _HALVES)
-    for operation in {operations[row] for row in left.tolist()} - {SEND_RECV}:
-        kernel_rows = [row for row in left.tolist() if operations[row] == operation]
-        calls_of = spare[~halves & (log.operations[spare] == operation)]
-        calls_of = calls_of[np.argsort(events.start[calls_of], kind="stable")]
-        if len(kernel_rows) == len(calls_of):
-            found.take_each(np.array(kernel_rows), log, calls_of)
-
-
-def _assign(
-    found: _Found,
-    log: _Log,
-    mine: NDArray[np.int64],
-    kernels: NDArray[np.int64],
-    at: NDArray[np.int64],
-    operations: Sequence[str],
-) -> NDArray[np.int64]:
-    """Assign the calls of one thread to the kernels it launched at some moments, both in order.
-
-    Calls within a group (ncclGroupStart, ncclGroupEnd) are over when its kernels are launched: one
-    for each communicator, in the order of their first calls. Return the calls assigned.
-    """
-    events = log.events
-    last = np.searchsorted(events.start[mine], at, "right") - 1
-    inside = (last >= 0) & (events.end[mine[last]] >= at)
-    found.take_each(kernels[inside], log, mine[last[inside]])
-    taken = [mine[last[inside]]]
-    # Kernels that were launched between the same two calls are of one group.
-    begins = np.maximum.accumulate(np.append(0, np.where(inside, last + 1, 0))[:-1])
-    outside = np.flatnonzero(~inside)
-    previous = 0
-    for together in np.split(outside, np.flatnonzero(np.diff(last[outside])) + 1):
-        if not len(together):
-            continue
-        end = int(last[together[0]]) + 1
-        pending = mine[max(previous, int(begins[together[0]])) : end]
-        ids = events.correlation[pending]
-        groups = [pending[ids == id] for id in dict.fromkeys(ids.tolist())]
-        rows = kernels[together].tolist()
-        if len(groups) < len(rows):  # One communicator may need several kernels.
-            groups = _by_operation(log, pending, [operations[row] for row in rows])
-        for row, calls in zip(rows, groups, strict=False):
-            if len(calls):
-                found.take(row, log, calls)
-        taken.append(pending)
-        previous = end
-    return np.concatenate([mine[:0], *taken])
-
-
-def _by_operation(
-    log: _Log, pending: NDArray[np.int64], operations: Sequence[str]
-) -> list[NDArray[np.int64]]:
-    """Return the calls of a group by kernel: those of its operation, if only one kernel has it."""
-    names = log.operations[pending]
-    return [
-        pending[np.isin(names, _HALVES if operation == SEND_RECV else [operation])]
-        if operations.count(operation) == 1
-        else pending[:0]
-        for operation in operations
-    ]
