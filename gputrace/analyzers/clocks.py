@@ -75,8 +75,8 @@ def fit_clocks(gpus: PerGpu) -> ClockFit | None:
 def _fit(clocks: Sequence[int], ends: Sequence[Mapping[str, Times]]) -> ClockFit | None:
     """Fit the shifts of the clocks of GPUs, given the ends of their collectives by name."""
     ends_of: dict[int, list[Mapping[str, Times]]] = defaultdict(list)
-    for clock, own in zip(clocks, ends, strict=True):
-        ends_of[clock].append(own)
+    for clock, clock_ends in zip(clocks, ends, strict=True):
+        ends_of[clock].append(clock_ends)
     shifts, residuals = {clocks[0]: 0}, []
     for clock in ends_of.keys() - shifts.keys():
         earlier = [

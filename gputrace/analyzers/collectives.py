@@ -377,13 +377,13 @@ def _communicators(talks: Sequence[_Talk]) -> dict[int, RankGroup]:
             entries[entry.id][lane] = entry
     known = {}
     for id, members in lanes.items():
-        told = entries[id]
-        size = max((entry.size for entry in told.values()), default=0)
-        places = [told[lane].place if lane in told else UNKNOWN for lane in members]
+        by_lane = entries[id]
+        size = max((entry.size for entry in by_lane.values()), default=0)
+        places = [by_lane[lane].place if lane in by_lane else UNKNOWN for lane in members]
         if UNKNOWN in places or len(set(places)) < len(places):
             # Ranks of a communicator are mostly in the order of those of the run.
             places = list(range(size)) if size == len(members) else []
-        name = next((entry.name for entry in told.values() if entry.name), "")
+        name = next((entry.name for entry in by_lane.values() if entry.name), "")
         known[id] = RankGroup(tuple(members), id, size, name, tuple(places))
     return known
 
@@ -474,10 +474,10 @@ def _exchanges(
     exchange = {kernel: {kernel} for kernel in kernels}
     starts = {kernel: talks[kernel[0]].events.start[kernel[1]] for kernel in kernels}
     for sender, receiver in sorted(pairs, key=lambda pair: starts[pair[0]]):
-        one, other = exchange[sender], exchange[receiver]
-        if one is not other and {lane for lane, _ in one}.isdisjoint(lane for lane, _ in other):
-            one |= other
-            exchange |= dict.fromkeys(other, one)
+        a, b = exchange[sender], exchange[receiver]
+        if a is not b and {lane for lane, _ in a}.isdisjoint(lane for lane, _ in b):
+            a |= b
+            exchange |= dict.fromkeys(b, a)
     distinct = list({id(each): each for each in exchange.values()}.values())
     members = [(lane, row, number) for number, each in enumerate(distinct) for lane, row in each]
     lane, _, instance = np.array(members, np.int64).T

@@ -288,8 +288,8 @@ class _Matching:
         known = np.where(sizes > 0, sizes, UNKNOWN)
         self.bytes[kernels] = np.where(self.bytes[kernels] > 0, self.bytes[kernels], known)
         halves = np.isin(names, _HALVES)
-        told = (names == ALL_TO_ALL) | self._unnamed[kernels] & (halves | np.isin(names, _NAMED))
-        self.operation[kernels[told]] = np.where(halves, SEND_RECV, names)[told]
+        better = (names == ALL_TO_ALL) | self._unnamed[kernels] & (halves | np.isin(names, _NAMED))
+        self.operation[kernels[better]] = np.where(halves, SEND_RECV, names)[better]
         for half in np.flatnonzero(halves & (events.device[rows] >= 0)):
             sends = int(names[half] == "Send")
             self.halves.append((int(kernels[half]), sends, int(events.device[rows[half]])))

@@ -68,10 +68,10 @@ def overlap(windows: Sequence[Window]) -> Window:
 
 def steps_by_gpu(steps: Iterable[Step]) -> dict[tuple[Any, int], list[Step]]:
     """Return the steps by GPU and rank, in order."""
-    found = defaultdict[tuple[Any, int], list[Step]](list)
+    by_gpu = defaultdict[tuple[Any, int], list[Step]](list)
     for step in steps:
-        found[step.gpu, step.rank].append(step)
-    return dict(found)
+        by_gpu[step.gpu, step.rank].append(step)
+    return dict(by_gpu)
 
 
 def spans_by_rank(steps: Iterable[Step]) -> dict[int, dict[int, tuple[int, int]]]:
@@ -92,8 +92,8 @@ def median_of_others(values: NDArray[Any]) -> NDArray[np.float64]:
         np.where(place <= middle, ordered[middle + 1], ordered[middle])
         for middle in ((others - 1) // 2, others // 2)
     )
-    found: NDArray[np.float64] = (low + high) / 2
-    return found
+    middle: NDArray[np.float64] = (low + high) / 2
+    return middle
 
 
 def median(values: ArrayLike, axis: Literal[0] | None = None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, Final
@@ -146,7 +146,7 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
             rows: of calls, or `NOBODY`.
             ranges: of host threads, in the order of `by_thread`; none within another.
         """
-        found = np.full(len(rows), NOBODY, np.int64)
+        around = np.full(len(rows), NOBODY, np.int64)
         keys, known = thread_keys(ranges), np.flatnonzero(rows != NOBODY)
         threads = self.thread[rows[known]]
         for thread in distinct_ids(threads).tolist():
@@ -159,8 +159,8 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
             start = self.start[rows[mine]]
             at = low + np.searchsorted(ranges.start[low:high], start, "right") - 1
             inside = (at >= low) & (start < ranges.end[np.maximum(at, low)])
-            found[mine] = np.where(inside, at, NOBODY)
-        return found
+            around[mine] = np.where(inside, at, NOBODY)
+        return around
 
     def overlapping(self, thread: int, start: int, end: int) -> NDArray[np.intp]:
         """Return the calls of a thread that touch a window; they may nest."""
@@ -215,7 +215,7 @@ def read_calls(
         thread=np.repeat(np.arange(len(threads), dtype=np.int32), np.diff(edges)),
         threads=tuple(zip(process, ids, strict=True)),
         first=edges,
-        _by_correlation=_correlations(events.correlation, process, edges.tolist()),
+        _by_correlation=dict(rows_by_correlation(events.correlation, process, edges.tolist())),
         _recorded=recorded_calls(trace, sorted(set(process))),
     )
 
@@ -254,17 +254,16 @@ def sorts_of(trace: Trace, names: NDArray[np.int32]) -> NDArray[np.int8]:
     return np.array(sorts, np.int8).take(inverse)
 
 
-def _correlations(
+def rows_by_correlation(
     correlation: NDArray[np.int64], processes: Sequence[int], edges: Sequence[int]
-) -> dict[int, IdLookup]:
-    """Return the first call of each correlation id, by process; 0 is no id.
+) -> Iterator[tuple[int, IdLookup]]:
+    """Yield the processes, each with the first call of each correlation id; 0 is no id.
 
     Args:
         correlation: of calls in order of process.
         processes: that of each thread, in order.
         edges: first call of each thread, and the number of all.
     """
-    tables = {}
     for process in dict.fromkeys(processes):
         first = bisect_left(processes, process)
         low, high = edges[first], edges[bisect_right(processes, process)]
@@ -272,5 +271,4 @@ def _correlations(
         if not (known := ids > 0).all():
             ids, rows = ids[known], rows[known]
         if len(rows):
-            tables[process] = IdLookup(ids, rows)
-    return tables
+            yield process, IdLookup(ids, rows)

@@ -158,8 +158,8 @@ def is_communication(kernel: str) -> bool:
 
     Only the function's own name counts, not the types among its template arguments.
     """
-    own = (kernel.partition("<")[0] or kernel).lower()
-    return _COMMUNICATION.search(own) is not None and not _FUSED.match(own)
+    base = (kernel.partition("<")[0] or kernel).lower()
+    return _COMMUNICATION.search(base) is not None and not _FUSED.match(base)
 
 
 @lru_cache(_MOST_NAMES)
@@ -169,21 +169,21 @@ def is_optimizer(kernel: str) -> bool:
 
 
 def family_of(name: str) -> str:
-    """The one of `FAMILIES` that a kernel belongs to by its name; ``other`` where none is told."""
+    """Return the one of `FAMILIES` that a kernel is of by its name; ``other`` if none is known."""
     if is_communication(name):
         return "communication"
     if is_optimizer(name):
         return "optimizer"
-    own = bare_name(name)
-    if _FUSED.match(own.lower()):
-        return _first(_FUSED_RULES, own) or "elementwise"
-    if _WRAPPER.search(function_name(name)) and "cutlass" in own:
-        return _first(_MATH, own) or "gemm"
+    base = bare_name(name)
+    if _FUSED.match(base.lower()):
+        return _first(_FUSED_RULES, base) or "elementwise"
+    if _WRAPPER.search(function_name(name)) and "cutlass" in base:
+        return _first(_MATH, base) or "gemm"
     # A namespace counts only where the function itself says nothing.
-    family = _first(_RULES, own.rsplit("::", 1)[-1]) or _first(_RULES, own) or "other"
+    family = _first(_RULES, base.rsplit("::", 1)[-1]) or _first(_RULES, base) or "other"
     # The functor that PyTorch's general kernels apply, where it says more than they do:
     if family in ("elementwise", "reduction"):
-        inside = _bare(name)[len(own) :]
+        inside = _bare(name)[len(base) :]
         if "_norm_" in inside or "NormKernelImpl" in inside or "NormBackwardKernelImpl" in inside:
             return "normalisation"
         if "LpNorm" in inside:
@@ -224,7 +224,7 @@ _LONGEST: Final = 200
 
 
 def function_name(name: str) -> str:
-    """The function's name with its namespaces, without types and arguments."""
+    """Return the function's name with its namespaces, without types and arguments."""
     return re.split(r"[<(]", _bare(name), maxsplit=1)[0].strip()
 
 
@@ -232,8 +232,8 @@ def bare_name(name: str) -> str:
     """Return the `function_name`, but keep the types of CUTLASS's wrappers, which say what they
     are.
     """
-    own = function_name(name)
-    return _bare(name) if not own or _WRAPPER.search(own) else own
+    function = function_name(name)
+    return _bare(name) if not function or _WRAPPER.search(function) else function
 
 
 def _bare(name: str) -> str:
@@ -253,16 +253,16 @@ def _demangled(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name for people: ``vectorized_elementwise: CUDAFunctor_add``."""
-    bare, own = _bare(name), function_name(name)
-    inside = bare[len(own) + 1 :]
-    if _WRAPPER.search(own):
+    """Return a name for people: ``vectorized_elementwise: CUDAFunctor_add``."""
+    bare, function = _bare(name), function_name(name)
+    inside = bare[len(function) + 1 :]
+    if _WRAPPER.search(function):
         known = re.search(_CUTLASS, inside) or re.search(_TEMPLATE, inside)
         return known[0] if known else bare[:_LONGEST]
-    found = _INSIDE.search(inside)
-    base = own.rsplit("::", 1)[-1] or bare
-    told = f"{base.removesuffix('_kernel')}: {found[0]}" if found else base
-    return told[:_LONGEST]
+    match = _INSIDE.search(inside)
+    base = function.rsplit("::", 1)[-1] or bare
+    label = f"{base.removesuffix('_kernel')}: {match[0]}" if match else base
+    return label[:_LONGEST]
 
 
 PRODUCTS: Final = ("gemm", "convolution", "attention")
@@ -353,9 +353,9 @@ def generation(card: str, kernels: Iterable[str] = ()) -> int | None:
     By the card's model; where that is not known, by kernels that run on newer cards alone. None
     where neither tells.
     """
-    for told, rule in ((0, _WITHOUT), (7, _VOLTA), (8, _AMPERE)):
+    for number, rule in ((0, _WITHOUT), (7, _VOLTA), (8, _AMPERE)):
         if _has(rule, card):
-            return told
+            return number
     telling = [name for name in kernels if _has(_VOLTA_KERNEL, name)]
     if any(_has(_NEWER_KERNEL, name) for name in telling):
         return 8

@@ -94,7 +94,7 @@ def _answer(
     facts: Facts, lanes: Sequence[AnyLaneSummary], window: Window | None, options: Options
 ) -> Analysis:
     """Find what costs time and what would save some, and collect the answer."""
-    trace, gpus, all_steps = facts.trace, facts.per_gpu, facts.found
+    trace, gpus, all_steps = facts.trace, facts.per_gpu, facts.all_steps
     quality, chosen = trace.quality, facts.measured
     plugged, tables = run_plugins(facts)
     run = prepare_replay(facts)
@@ -292,7 +292,7 @@ PluginResults = tuple[tuple[Finding, ...], tuple[ExtraTable, ...]]
 
 
 def run_plugins(facts: Facts) -> PluginResults:
-    """The findings and tables of all analyzers of plugins; none of one that does not work."""
+    """Return the findings and tables of plugins' analyzers; none of one that does not work."""
     results: list[Finding | ExtraTable] = []
     for plugin in plugins("analyzers"):
         try:

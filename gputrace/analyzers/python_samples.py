@@ -70,7 +70,7 @@ class PythonLines(Struct, frozen=True, dict=True):
         waiting for the interpreter's lock, how many there are, and where others had the lock.
         """
         rows = (self.locks.process == process) & time.contains(self.locks.start)
-        all_samples = sum(len(self.within(own, time)) for own in self.times if own[0] == process)
+        all_samples = sum(len(self.within(key, time)) for key in self.times if key[0] == process)
         waits = int(self.locks.bytes[rows].sum())
         names = np.repeat(self.locks.name[rows], self.locks.bytes[rows])
         return waits, all_samples, self._most_of(names) if waits else None

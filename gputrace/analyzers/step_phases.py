@@ -240,7 +240,7 @@ def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...
         for lane in gpus.lanes
     ]
     launched = gpus.each(_launched_by, gpus.lanes, times)
-    found: list[ModuleUse] = []
+    uses: list[ModuleUse] = []
     for rank in sorted({lane.gpu.rank for lane in gpus.lanes}):
         sums: dict[str, NDArray[np.int64]] = {}
         modules: dict[str, set[str]] = {}
@@ -254,7 +254,7 @@ def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...
                 modules.setdefault(key, set()).add("/".join(instances[:depth]))
         count = max(sum(launched[n][1] for n in parts), 1)
         if sums.keys() - {""}:
-            found += [
+            uses += [
                 ModuleUse(
                     rank,
                     path,
@@ -266,7 +266,7 @@ def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...
                 )
                 for path, figures in sorted(sums.items(), key=lambda item: item[0].split("/"))
             ]
-    return tuple(found)
+    return tuple(uses)
 
 
 def _launched_by(

@@ -175,11 +175,11 @@ def number_windows(ordered: Times, starts: Times, ends: Times) -> IndexArray:
     return number
 
 
-def _written(function: Any, one: Intervals, other: Intervals) -> Intervals:
+def _written(function: Any, a: Intervals, b: Intervals) -> Intervals:
     """Return the set that a function of the C library makes of two."""
-    result = np.empty((2, len(one) + len(other)), np.int64)
+    result = np.empty((2, len(a) + len(b)), np.int64)
     at = address(result)
-    return _kept(result, function(*one._in_memory, *other._in_memory, at, at + result.strides[0]))
+    return _kept(result, function(*a._in_memory, *b._in_memory, at, at + result.strides[0]))
 
 
 def _kept(result: Times, count: int) -> Intervals:

@@ -19,7 +19,7 @@ def _dataclass_fields(kind: type[Struct]) -> dict[str, dataclasses.Field[Any]]:
     for base in reversed(kind.__mro__):
         types |= vars(base).get("__annotations__", {})
     fields = [(name, types[name]) for name in kind.__struct_fields__]
-    return {one.name: one for one in dataclasses.fields(dataclasses.make_dataclass("_", fields))}
+    return {each.name: each for each in dataclasses.fields(dataclasses.make_dataclass("_", fields))}
 
 
 class _DataclassFields:

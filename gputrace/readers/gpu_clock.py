@@ -42,8 +42,8 @@ def measure_skew(database: Database) -> int:
     """
     skews: list[int] = []
     if database.has("GPUTRACE_EXPORT", "name", "value"):
-        told = "SELECT CAST(value AS INTEGER) FROM GPUTRACE_EXPORT WHERE name = 'gpu_late_ns'"
-        skews = [int(skew) for (skew,) in database.query(told)]
+        sql = "SELECT CAST(value AS INTEGER) FROM GPUTRACE_EXPORT WHERE name = 'gpu_late_ns'"
+        skews = [int(skew) for (skew,) in database.query(sql)]
     skew = skews[-1] if skews else _shown(database)
     return skew if abs(skew) <= _FARTHEST else 0
 
@@ -109,8 +109,8 @@ def _delays(database: Database, table: str, count: int) -> Ints:
     timed = (keys[at] == wanted) & (start != 0) & (start != -1)
     waits = (kinds[0] == _TO_HOST) & (kinds[1] == _PAGEABLE) if kinds else np.zeros_like(timed)
     gpu = process[len(ids) :].astype(np.int64) << 16 | device & 0xFFFF
-    found = np.stack([gpu, start - call_start[at], waits, end - call_end[at]])
-    return found[:, timed]
+    rows = np.stack([gpu, start - call_start[at], waits, end - call_end[at]])
+    return rows[:, timed]
 
 
 def _first(database: Database, table: str, count: int, *columns: str) -> Ints:

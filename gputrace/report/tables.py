@@ -267,10 +267,10 @@ def phases_table(analysis: Analysis) -> Table | None:
         body = [(*row, format_ns(ns)) for row, ns in zip(body, idle, strict=True)]
         header = (*header, "GPU idle meanwhile")
     title = f"What the host does in {a_turn}{of} (mean of {most.steps})"
-    for own in analysis.allocators:
-        if own.rank == most.rank and own.peak_bytes is not None and own.peak_phase is not None:
-            title += f"; its memory peaks at {format_bytes(own.peak_bytes)} in "
-            title += PHASES[own.peak_phase]
+    for row in analysis.allocators:
+        if row.rank == most.rank and row.peak_bytes is not None and row.peak_phase is not None:
+            title += f"; its memory peaks at {format_bytes(row.peak_bytes)} in "
+            title += PHASES[row.peak_phase]
     return Table(title, header, tuple(body))
 
 
@@ -358,8 +358,8 @@ def throughput_table(analysis: Analysis) -> Table | None:
     peak = rows[0].peak_flop_per_s
     of = f"; MFU of {peak / 1e12:,.0f} TFLOP/s in {rows[0].precision}" if peak else ""
     by_shapes = rows[0].flop_source == "shapes"
-    told = ["as gputrace.step was given it"] if known.keys() - {"TFLOP/s", "MFU"} else []
-    source = " and ".join([*told, *(["by the shapes of operators"] if by_shapes else [])])
+    sources = ["as gputrace.step was given it"] if known.keys() - {"TFLOP/s", "MFU"} else []
+    source = " and ".join([*sources, *(["by the shapes of operators"] if by_shapes else [])])
     return Table(f"Work, {source}{of}", ("", *known), body)
 
 

@@ -74,11 +74,11 @@ def notes(analysis: Analysis) -> Iterator[str]:
         ranks: dict[str, set[int]] = {}
         for total in analysis.gpus:
             ranks.setdefault(total.host, set()).add(total.rank)
-        told = {host: format_ids("rank", sorted(ids)) for host, ids in ranks.items()}
-        unnamed = told.pop("", "")
-        clauses = [f"{host} has {ids}" for host, ids in told.items()]
+        by_host = {host: format_ids("rank", sorted(ids)) for host, ids in ranks.items()}
+        unnamed = by_host.pop("", "")
+        clauses = [f"{host} has {ids}" for host, ids in by_host.items()]
         clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
-        count = f" of {format_count(len(told), 'host')}" if told else ""
+        count = f" of {format_count(len(by_host), 'host')}" if by_host else ""
         yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
     if any(not total.gpu_known for total in analysis.gpus):
         yield "The trace does not say which physical cards these are; CUDA ordinals are shown."

@@ -127,7 +127,7 @@ class Facts(Struct, frozen=True, dict=True):
     """
 
     per_gpu: PerGpu
-    found: FoundSteps
+    all_steps: FoundSteps
     steps: Sequence[Step]
     """All steps on all GPUs."""
     measured: Sequence[Step]
@@ -211,7 +211,7 @@ class Facts(Struct, frozen=True, dict=True):
         """Rows that the recording lacks, as its other rows show."""
         if not self.per_gpu.operations:
             return ()
-        return find_missing(self.per_gpu, self.found, self.collectives)
+        return find_missing(self.per_gpu, self.all_steps, self.collectives)
 
     @cached_property
     def host_load(self) -> tuple[HostLoad, ...]:
@@ -229,7 +229,7 @@ class Facts(Struct, frozen=True, dict=True):
     @property
     def unrecorded(self) -> float:
         """Length of an unrecorded step as a fraction of a recorded one."""
-        return 1.0 if self.found.cost is None else self.found.cost.ratio
+        return 1.0 if self.all_steps.cost is None else self.all_steps.cost.ratio
 
     @cached_property
     def throughput(self) -> tuple[Throughput, ...]:
@@ -396,9 +396,9 @@ class Facts(Struct, frozen=True, dict=True):
     def longest_gaps(self, most: int) -> Gaps:
         """Return all gaps of the GPUs of `listed`, and the ``most`` longest with their evidence."""
         is_python = bool(self.framework)
-        found, measured, lines = self.found, self.measured, self.lines
+        steps, measured, lines = self.all_steps, self.measured, self.lines
         lanes = self.listed_lanes
-        return find_gaps(self.per_gpu, lanes, found, measured, most, lines, is_python=is_python)
+        return find_gaps(self.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
 
     def _lanes_of(self, rows: Sequence[Breakdown]) -> list[LaneSummary]:
         gpus = {(row.gpu, row.rank) for row in rows}
@@ -479,7 +479,7 @@ class Facts(Struct, frozen=True, dict=True):
     @property
     def trains(self) -> bool:
         """Return whether training steps were found."""
-        return self.found.kind == "training"
+        return self.all_steps.kind == "training"
 
     @property
     def per(self) -> str:

@@ -88,7 +88,7 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the program is as slow without the recorder.
     """
-    cost = facts.found.cost
+    cost = facts.all_steps.cost
     if cost is not None:
         if cost.added_ns:
             text = f"{cost}; findings and predictions are of the program without it"
@@ -311,10 +311,10 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             {"warmup_ns": spent, "share": round(spent / facts.mean_ns, 4)}
             | {f"{name}_ns": ns for name, ns in once.items()},
         )
-    count, chosen = facts.found.warmup, facts.found.chosen
+    count, chosen = facts.all_steps.warmup, facts.all_steps.chosen
     if once or not count or (chosen is not None and chosen[0] < count):
         return
-    windows = max(facts.found.by_rank.values(), key=len)
+    windows = max(facts.all_steps.by_rank.values(), key=len)
     spent = int(windows.end[count - 1] - windows.start[0])
     more = max(spent - facts.mean_ns * count, 0)
     warmups = [phase for phase in facts.phases if phase.phase == "warmup"]
@@ -533,7 +533,7 @@ def _waits(facts: Facts, phases: Sequence[Phase], working: Sequence[int]) -> dic
     """Return the ranks without such a phase that wait while others are in it, with their waits."""
     lanes: dict[int, LaneSummary] = {}
     for lane in facts.per_gpu.lanes:
-        if lane.gpu.rank not in working and lane.gpu.rank in facts.found.by_rank:
+        if lane.gpu.rank not in working and lane.gpu.rank in facts.all_steps.by_rank:
             lanes.setdefault(lane.gpu.rank, lane)
     starts = np.array([phase.start_ns for phase in phases], np.int64)
     ends = np.array([phase.end_ns for phase in phases], np.int64)
@@ -551,11 +551,11 @@ def _run_ns(facts: Facts) -> int:
 
     The time between the windows of a recording is unknown and does not count.
     """
-    warm = facts.found.warmup
+    warm = facts.all_steps.warmup
     lengths = [
         int(steps.lengths[warm:].sum())
         + sum(phase.end - phase.start for phase in steps.interludes if phase.after >= warm)
-        for steps in facts.found.by_rank.values()
+        for steps in facts.all_steps.by_rank.values()
         if len(steps) > warm
     ]
     return max(lengths, default=1)
@@ -563,8 +563,8 @@ def _run_ns(facts: Facts) -> int:
 
 def _steps(facts: Facts) -> int:
     """Return the number of steps after warm-up, at least 1."""
-    most = max(map(len, facts.found.by_rank.values()), default=0)
-    return max(most - facts.found.warmup, 1)
+    most = max(map(len, facts.all_steps.by_rank.values()), default=0)
+    return max(most - facts.all_steps.warmup, 1)
 
 
 def _phase_severity(share: float, times: _Times) -> str:

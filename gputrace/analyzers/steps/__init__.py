@@ -76,16 +76,16 @@ def steps_by_rank(
     indices: dict[int, list[int]] = {}
     for index, operations in enumerate(gpus):
         indices.setdefault(operations.gpu.rank, []).append(index)
-    found = {}
+    by_rank = {}
     for rank in sorted(indices):
-        own = [gpus[index] for index in indices[rank]]
-        windows = _of_rank(trace, own, marks, calls)
+        these = [gpus[index] for index in indices[rank]]
+        windows = _of_rank(trace, these, marks, calls)
         if windows is not None:
-            whole = within(until_written(trace, windows, own[0].gpu.process), own[0].recorded)
-            whole = _without_nodes(nodes, whole, own[0].recorded) if stretches else whole
+            whole = within(until_written(trace, windows, these[0].gpu.process), these[0].recorded)
+            whole = _without_nodes(nodes, whole, these[0].recorded) if stretches else whole
             if len(whole):
-                found[rank] = whole
-    return found
+                by_rank[rank] = whole
+    return by_rank
 
 
 def agree(
@@ -95,37 +95,37 @@ def agree(
     chosen: tuple[int, int] | None = None,
 ) -> FoundSteps:
     """Everyone's steps, of what each rank shows; a kind that only some ranks show is dropped."""
-    found = dict(shown)
-    if "training" in {windows.kind for windows in found.values()}:
-        found = {rank: w for rank, w in found.items() if w.kind == "training"}
-    found = same_steps(found, gpus)
-    for rank, windows in found.items():
-        note = told(windows, next(gpu.recorded for gpu in gpus if gpu.gpu.rank == rank))
+    by_rank = dict(shown)
+    if "training" in {windows.kind for windows in by_rank.values()}:
+        by_rank = {rank: w for rank, w in by_rank.items() if w.kind == "training"}
+    by_rank = same_steps(by_rank, gpus)
+    for rank, windows in by_rank.items():
+        note = describe_windows(windows, next(gpu.recorded for gpu in gpus if gpu.gpu.rank == rank))
         if note and note not in trace.quality.notes:
             trace.quality.notes.append(note)
-    if with_nodes := max((windows.with_nodes for windows in found.values()), default=0):
+    if with_nodes := max((windows.with_nodes for windows in by_rank.values()), default=0):
         trace.quality.notes.append(
             f"{with_nodes:,} steps in which the nodes of CUDA graphs were recorded, which lengthens"
             " them, count nowhere"
         )
-    warmup = max((count_warmup(w.lengths) for w in found.values()), default=0)
-    cost = estimate_cost([windows.marked for windows in found.values()])
+    warmup = max((count_warmup(w.lengths) for w in by_rank.values()), default=0)
+    cost = estimate_cost([windows.marked for windows in by_rank.values()])
     marks = len(trace.events([Kind.STEP], ["start"])) if Kind.STEP in trace.kinds else 0
-    if marks and not found:
+    if marks and not by_rank:
         are, hold = (
             ("range named as a step is", "holds")
             if marks == 1
             else ("ranges named as steps are", "hold")
         )
         few = f"{marks:,} {are} too few, or {hold} too little"
-        return FoundSteps(found, warmup, chosen, f"{few} of the GPUs' work", cost)
-    return FoundSteps(found, warmup, chosen, cost=cost)
+        return FoundSteps(by_rank, warmup, chosen, f"{few} of the GPUs' work", cost)
+    return FoundSteps(by_rank, warmup, chosen, cost=cost)
 
 
 def _of_rank(
     trace: Trace, gpus: list[GpuOperations], marks: list[Marks], calls: CudaApiCalls | None
 ) -> StepWindows | None:
-    """The steps of the rank's GPU that shows them best."""
+    """Return the steps of the rank's GPU that shows them best."""
     if calls is not None:
         for mark in marks:
             projected = [w for gpu in gpus if (w := project(mark, gpu, calls)) is not None]
@@ -182,7 +182,7 @@ def _calls_of_networks(trace: Trace, calls: CudaApiCalls, by: NDArray[np.int32])
 
 
 def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:
-    """Rows of the copies that bring batches to this GPU; none where none can be told."""
+    """Return the rows of the copies that bring batches to this GPU; none where none can be told."""
     bursts = find_bursts(trace, operations)
     if bursts is not None and len(bursts) > 1:
         copies = inputs_of_steps(operations, bursts)
@@ -209,7 +209,7 @@ class BlockedSteps(Struct, frozen=True, dict=True):
 
 
 def find_blocked_steps(by_rank: Mapping[int, StepWindows]) -> Iterator[BlockedSteps]:
-    """The steps that follow another rank's interlude and mostly last as long as it.
+    """Return the steps that follow another rank's interlude and mostly last as long as it.
 
     Where nothing stops the other ranks, they go on to the next step's first collective, and wait
     there.
@@ -217,12 +217,12 @@ def find_blocked_steps(by_rank: Mapping[int, StepWindows]) -> Iterator[BlockedSt
     for by, windows in by_rank.items():
         for interlude in windows.interludes:
             step = interlude.after + 1
-            for rank, own in by_rank.items():
-                pauses = any(known.after == interlude.after for known in own.interludes)
-                if rank == by or step >= len(own) or pauses:
+            for rank, theirs in by_rank.items():
+                pauses = any(known.after == interlude.after for known in theirs.interludes)
+                if rank == by or step >= len(theirs) or pauses:
                     continue
-                start = max(interlude.start, int(own.start[step]))
-                end = min(interlude.end, int(own.end[step]))
+                start = max(interlude.start, int(theirs.start[step]))
+                end = min(interlude.end, int(theirs.end[step]))
                 if end - start >= _COVERED * (interlude.end - interlude.start):
                     yield BlockedSteps(rank, step, by, interlude, start, end)
 
@@ -304,23 +304,23 @@ def read_marks(trace: Trace) -> list[Marks]:
 
 
 def _by_thread(events: Events, kind: Kind, family: str) -> Iterator[Marks]:
-    """The ranges of a family in one process that are steps on each thread."""
+    """Yield the ranges of a family in one process that are steps on each thread."""
     is_profiled = re.match(_PROFILER, family) is not None
     least = _LEAST_PROFILED if is_profiled else _LEAST_STEPS
     source = "profiler" if is_profiled else "markers" if kind == Kind.STEP else "nvtx"
     threads = events.thread.astype(np.int64) & 0xFFFFFFFF
     for thread in distinct_ids(threads).tolist():
-        own = events.select(threads == thread)
-        own = own.select(np.argsort(own.start, kind="stable"))
-        start, end = own.start, own.end
-        if len(own) >= least and bool((start[1:] >= end[:-1]).all()):
-            told = kind == Kind.STEP and bool((own.correlation >= 0).all())
-            numbers = own.correlation if told else np.arange(len(own))
-            yield Marks(int(own.process[0]), family, source, start, end, numbers)
+        ranges = events.select(threads == thread)
+        ranges = ranges.select(np.argsort(ranges.start, kind="stable"))
+        start, end = ranges.start, ranges.end
+        if len(ranges) >= least and bool((start[1:] >= end[:-1]).all()):
+            is_numbered = kind == Kind.STEP and bool((ranges.correlation >= 0).all())
+            numbers = ranges.correlation if is_numbered else np.arange(len(ranges))
+            yield Marks(int(ranges.process[0]), family, source, start, end, numbers)
 
 
 def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> StepWindows | None:
-    """The ranges in the GPU's time, through the operations issued inside them.
+    """Return the ranges in the GPU's time, through the operations issued inside them.
 
     None where too little of the GPU's work is issued in them to be the training loop.
     """
@@ -394,7 +394,7 @@ def _with_early_copies(operations: GpuOperations, first: Rows, last: Rows) -> Ro
 
 
 def within(windows: StepWindows, recorded: Intervals) -> StepWindows:
-    """The steps that lie in one recorded stretch each, with the gap before their first operation.
+    """Return the steps in one recorded stretch each, with the gap before their first operation.
 
     Of the first step of a stretch that gap is not known, but for the very first one's.
     """
@@ -406,7 +406,7 @@ def within(windows: StepWindows, recorded: Intervals) -> StepWindows:
 
 
 def _without_nodes(nodes: Intervals, windows: StepWindows, recorded: Intervals) -> StepWindows:
-    """The steps that no recording of the nodes of CUDA graphs made longer, on any rank."""
+    """Return the steps that no recording of the nodes of CUDA graphs made longer, on any rank."""
     longer = nodes.within(windows.start, windows.end) > 0
     kept = _select(windows, ~longer, recorded)
     return replace(kept, with_nodes=int(np.count_nonzero(longer)))
@@ -434,12 +434,12 @@ def _select(windows: StepWindows, kept: Mask, recorded: Intervals) -> StepWindow
 def same_steps(
     by_rank: Mapping[int, StepWindows], gpus: Sequence[GpuSummary]
 ) -> dict[int, StepWindows]:
-    """The steps that every rank has, where ranks were not recorded from their first step on.
+    """Return the steps that every rank has, where ranks were not recorded from their first step on.
 
     Windows begin on each rank when it is there, so that one may have a step more; steps that
     nobody numbered are left as they are.
     """
-    numbers = {r: own.numbers for r, own in by_rank.items() if own.numbers is not None}
+    numbers = {r: w.numbers for r, w in by_rank.items() if w.numbers is not None}
     whole = all(gpu.coverage.is_whole for gpu in gpus)
     if whole or len(numbers) < max(len(by_rank), 2):
         return dict(by_rank)
@@ -453,7 +453,7 @@ def same_steps(
     }
 
 
-def told(windows: StepWindows, recorded: Intervals) -> str:
+def describe_windows(windows: StepWindows, recorded: Intervals) -> str:
     """Describe how the steps lie in the recorded windows; empty if there is only one."""
     if len(recorded) < 2 or not len(windows):
         return ""
@@ -476,7 +476,7 @@ Found = tuple[Numbers, Rows, Rows]
 
 
 def fill_in(operations: GpuOperations, marks: Numbers, first: Rows, last: Rows) -> Found:
-    """The marks, and first and last rows, of the steps that have calls and of those between them.
+    """Return the marks, first and last rows of the steps that have calls and of those between.
 
     Of the first step of a stretch it is not known what was issued for it before its mark: it counts
     as one without calls.
@@ -492,20 +492,20 @@ def fill_in(operations: GpuOperations, marks: Numbers, first: Rows, last: Rows) 
     each = int(median(counts)) if len(counts) else 0
     if not each or np.mean(counts == each) < _MOST or np.mean(alike) < _MOST:
         return marks, first, last
-    found = [(marks, first, last)]
+    parts = [(marks, first, last)]
     for before in np.flatnonzero(np.diff(marks) > 1).tolist():
         after, steps = before + 1, int(marks[before + 1] - marks[before])
         if alike[[before, after]].all() and place[after] - place[before] == each * steps:
             begins = rows[place[before] + each * np.arange(1, steps)]
             numbers = marks[before] + np.arange(1, steps)
-            found.append((numbers, begins, np.append(begins[1:], first[after]) - 1))
-    marks, first, last = (np.concatenate(column) for column in zip(*found, strict=True))
+            parts.append((numbers, begins, np.append(begins[1:], first[after]) - 1))
+    marks, first, last = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(marks)
     return marks[order], first[order], last[order]
 
 
 def _like(operations: GpuOperations, first: Rows) -> Rows:
-    """The operations that are as most of some are."""
+    """Return the operations that are as most of some are."""
     events = operations.events
     keys = np.stack([events.name[first], events.kind[first], events.bytes[first]], axis=-1)
     distinct, counts = np.unique(keys, axis=0, return_counts=True)

@@ -46,16 +46,16 @@ class Runs(Struct, frozen=True, dict=True):
 
 
 def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | None:
-    """Steps of the rank whose main GPU this is; None where nothing shows that it trains."""
+    """Return the steps of the rank whose main GPU this is; None if nothing shows that it trains."""
     bursts = find_bursts(trace, operations)
     alone = inputs_alone(operations)
     inputs = alone.starts
     if bursts is not None and _cover(operations, bursts, inputs):
         inputs = inputs_of_steps(operations, bursts)
-        told = 0.85, "an optimizer's kernels, once a step"
+        sure = 0.85, "an optimizer's kernels, once a step"
         if len(inputs):
-            told = 0.95, "an optimizer's kernels and an input copy of constant size, once a step"
-        return _windows(operations, _cut(operations, bursts, inputs), told)
+            sure = 0.95, "an optimizer's kernels and an input copy of constant size, once a step"
+        return _windows(operations, _cut(operations, bursts, inputs), sure)
     if len(inputs) < _LEAST_STEPS:
         return None
     closers = find_closers(operations, inputs, bursts)
@@ -63,10 +63,10 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
         return None
     cuts = _cut(operations, closers, inputs)
     if alone.once_a_batch and may_train(trace, operations):
-        told = 0.8, "an input copy of constant size, once for every batch"
-        return _windows(operations, cuts, told)
-    told = 0.4, "host-to-device copies repeat, but no optimizer and no backward pass shows"
-    return _windows(operations, cuts, told, "iterations")
+        sure = 0.8, "an input copy of constant size, once for every batch"
+        return _windows(operations, cuts, sure)
+    sure = 0.4, "host-to-device copies repeat, but no optimizer and no backward pass shows"
+    return _windows(operations, cuts, sure, "iterations")
 
 
 def _cover(operations: GpuOperations, bursts: Runs, inputs: Rows) -> bool:
@@ -89,15 +89,15 @@ def _does_work(operations: GpuOperations, closers: Runs) -> bool:
 
 
 def _cut(operations: GpuOperations, bursts: Runs, inputs: Rows) -> Runs:
-    """Runs between the end of each step and the next step's first operation."""
+    """Return the runs between the end of each step and the next step's first operation."""
     after = _first_after(operations, bursts.last)
     first = after[:-1].copy()
     place = np.searchsorted(inputs, bursts.last, "right")
     each = int(median(np.diff(place))) if len(place) > 1 else 0
     if each and _start_after_end(bursts, inputs):
-        own = place[1:] - each
-        fed = own >= place[:-1]
-        first[fed] = np.maximum(inputs[own[fed]], first[fed])
+        copies = place[1:] - each
+        fed = copies >= place[:-1]
+        first[fed] = np.maximum(inputs[copies[fed]], first[fed])
     elif not each:
         first = _of_usual_size(operations, _first_working(operations, first), bursts.last[1:])
     before = int(place[0])
@@ -155,7 +155,7 @@ def _start_after_end(bursts: Runs, inputs: Rows) -> bool:
 
 
 def _first_after(operations: GpuOperations, last: Rows) -> Rows:
-    """The operation after each optimizer run and the copies to the host that close a step.
+    """Return the operation after each optimizer run and the copies to the host that close a step.
 
     A loss that is read back closes every step; more such copies than usual are a checkpoint.
     """
@@ -166,7 +166,7 @@ def _first_after(operations: GpuOperations, last: Rows) -> Rows:
 
 
 def _first_like(operations: GpuOperations, first: Rows, bursts: Runs) -> int:
-    """The first operation of the step before the first optimizer run.
+    """Return the first operation of the step before the first optimizer run.
 
     The later steps tell which it is; computing just before it is autotuning, and belongs to it.
     """
@@ -178,12 +178,12 @@ def _first_like(operations: GpuOperations, first: Rows, bursts: Runs) -> int:
 
 
 def _windows(
-    operations: GpuOperations, cuts: Runs, told: tuple[float, str], kind: str = "training"
+    operations: GpuOperations, cuts: Runs, sure: tuple[float, str], kind: str = "training"
 ) -> StepWindows:
     starts = window_starts(operations, cuts.first)
     ends = operations.reach[np.minimum(cuts.last, len(operations) - 1)]
     ends, interludes = part_interludes(operations, cuts.first, cuts.last, starts, ends)
-    confidence, reason = told
+    confidence, reason = sure
     return StepWindows(
         rank=operations.gpu.rank,
         start=starts,
@@ -227,7 +227,7 @@ _MOST_COPIES: Final = 4
 
 
 def find_bursts(trace: Trace, operations: GpuOperations) -> Runs | None:
-    """The optimizer's runs on this GPU; None where its kernels cannot be told by name."""
+    """Return the optimizer's runs on this GPU; None where its kernels cannot be told by name."""
     rows = _kernels_named(trace, operations, is_optimizer)
     if len(rows) < 3:
         return None
@@ -238,7 +238,7 @@ def find_bursts(trace: Trace, operations: GpuOperations) -> Runs | None:
 
 
 def _one_a_batch(bursts: Runs, inputs: Rows) -> Runs:
-    """The last run for each batch, where nearly every batch that has some has several."""
+    """Return the last run for each batch, where nearly every batch that has some has several."""
     if len(inputs) < 3:
         return bursts
     batch = np.searchsorted(inputs, bursts.last)
@@ -267,7 +267,7 @@ def _kernels_named(
 
 
 def _valley(counts: NDArray[np.intp]) -> float:
-    """The number that best parts small counts from large ones (Otsu 1979, on logarithms).
+    """Return the number that best parts small counts from large ones (Otsu 1979, on logarithms).
 
     Where all are of one size there is nothing to part: every count is then large.
     """
@@ -301,7 +301,7 @@ def _large_copies(operations: GpuOperations) -> Rows:
 
 
 def inputs_of_steps(operations: GpuOperations, bursts: Runs) -> Rows:
-    """The input copies that come equally often before every optimizer run, in order."""
+    """Return the input copies that come equally often before every optimizer run, in order."""
     chosen = [
         group
         for group in input_groups(operations)
@@ -377,7 +377,7 @@ def _keeps_distance(between: NDArray[np.intp]) -> bool:
 
 
 def _first_of_batch(operations: GpuOperations, copies: Rows) -> Rows:
-    """The first of each run of copies with nothing computed between them."""
+    """Return the first of each run of copies with nothing computed between them."""
     computing = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
     computed = np.searchsorted(computing, copies)
     first: Rows = copies[np.concatenate([[True], np.diff(computed) > 0])]
@@ -385,7 +385,7 @@ def _first_of_batch(operations: GpuOperations, copies: Rows) -> Rows:
 
 
 def find_closers(operations: GpuOperations, inputs: Rows, bursts: Runs | None) -> Runs:
-    """The last operation of each step, but for copies to the host, where only input copies part
+    """Return the last operation of each step but for copies to the host, if input copies part
     the stream.
 
     The stretches between copies are told apart by which of the common operations they have.
@@ -413,7 +413,7 @@ def find_closers(operations: GpuOperations, inputs: Rows, bursts: Runs | None) -
 
 
 def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.intp]:
-    """A number for each stretch from one input copy to the next; alike ones have the same."""
+    """Number the stretches from one input copy to the next; alike ones have the same number."""
     rows = slice(int(inputs[0]), len(operations))
     tokens = operations.events.name[rows].astype(np.int64) * 64 + operations.events.kind[rows]
     tokens = number_ids(tokens)[1]
@@ -440,7 +440,7 @@ _COVERED: Final = 0.6
 
 
 def infer_iterations(operations: GpuOperations) -> StepWindows | None:
-    """The outermost loop: the rarest kernel that cuts the stream into stretches all alike."""
+    """Find the outermost loop, by the rarest kernel that cuts the stream into equal stretches."""
     kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
     if len(kernels) < 2 * _LEAST_REPEATS:
         return None
@@ -484,7 +484,7 @@ def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
 
 
 def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:
-    """Windows from cut to cut, and from the last cut on where the loop ends in the recording.
+    """Return the windows from cut to cut, and from the last one if the loop ends in the recording.
 
     If what the last stretch lacks comes before all cuts, and the loop begins with it, so does each
     window.
@@ -536,7 +536,7 @@ _SAVING_COPIES: Final = 3
 def part_interludes(
     operations: GpuOperations, first: Rows, last: Rows, starts: Times, ends: Times
 ) -> tuple[Times, tuple[Interlude, ...]]:
-    """The end of each step, where the next starts unless something foreign lies between them.
+    """Return the ends of steps: where the next starts, unless something foreign lies between.
 
     ``first`` and ``last`` are each step's own operations, ``starts`` that of its window, ``ends``
     that of the last own operation.
@@ -557,7 +557,7 @@ def part_interludes(
     foreign = (many | long | saved) & (starts[1:] > ends[:-1])
     usual = int(np.argmin(np.abs(last - first + 1 - size)))
     model = _computed(operations, slice(int(first[usual]), int(last[usual]) + 1))
-    found: list[Interlude] = []
+    interludes: list[Interlude] = []
     for step in np.flatnonzero(foreign).tolist():
         rows = slice(int(last[step]) + 1, int(first[step + 1]))
         names = _computed(operations, rows)
@@ -566,8 +566,8 @@ def part_interludes(
         if loads and 0 < len(names) < _FORWARD * len(model) and names <= model:
             foreign[step] = False
             continue
-        found += _split(operations, step, rows, int(ends[step]), int(starts[step + 1]))
-    return np.append(np.where(foreign, ends[:-1], starts[1:]), ends[-1]), tuple(found)
+        interludes += _split(operations, step, rows, int(ends[step]), int(starts[step + 1]))
+    return np.append(np.where(foreign, ends[:-1], starts[1:]), ends[-1]), tuple(interludes)
 
 
 def _computed(operations: GpuOperations, rows: slice) -> set[int]:
@@ -600,15 +600,15 @@ def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
     return first
 
 
-def _alike(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
-    """Part of the operations that two stretches have in common, whatever their order."""
-    names, place = number_ids(np.concatenate([one, other]))
-    counts = [np.bincount(part, minlength=len(names)) for part in np.split(place, [len(one)])]
-    return float(np.minimum(*counts).sum() / max(len(one), len(other), 1))
+def _alike(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
+    """Return the part of the operations that two stretches have in common, whatever their order."""
+    names, place = number_ids(np.concatenate([a, b]))
+    counts = [np.bincount(part, minlength=len(names)) for part in np.split(place, [len(a)])]
+    return float(np.minimum(*counts).sum() / max(len(a), len(b), 1))
 
 
 def until_written(trace: Trace, windows: StepWindows, process: int) -> StepWindows:
-    """Checkpoints with the time that the host then takes to write the file.
+    """Return the windows with checkpoints that last until the host has written the file.
 
     The GPU shows only the copies; that they are being written, the C library's calls show.
     """
@@ -635,7 +635,7 @@ def until_written(trace: Trace, windows: StepWindows, process: int) -> StepWindo
 def _split(
     operations: GpuOperations, step: int, rows: slice, start: int, end: int
 ) -> Iterator[Interlude]:
-    """A checkpoint, which copies to the host before it computes, then a validation."""
+    """Yield a checkpoint, which copies to the host before it computes, then a validation."""
     kinds = operations.events.kind[rows]
     computing = np.flatnonzero(operations.classes[rows] == OperationClass.COMPUTE)
     first = int(computing[0]) if len(computing) else len(kinds)
@@ -645,8 +645,8 @@ def _split(
         yield Interlude("checkpoint", start, until, step, f"{len(saved)} copies to the host")
         start = until
     if len(computing):
-        told = f"kernels ({len(computing)}) and no optimizer"
+        evidence = f"kernels ({len(computing)}) and no optimizer"
     else:
-        told = f"waits for other ranks in {len(kinds) - len(saved)} operations"
+        evidence = f"waits for other ranks in {len(kinds) - len(saved)} operations"
     if end > start:
-        yield Interlude("validation", start, end, step, told)
+        yield Interlude("validation", start, end, step, evidence)

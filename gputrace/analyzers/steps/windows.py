@@ -93,7 +93,7 @@ the others, which are alike within this factor."""
 
 
 def count_warmup(lengths: ArrayLike) -> int:
-    """Steps before the first three in a row at speed, where speed is the later half's median.
+    """Count the steps before the first three in a row at speed, that of the later half's median.
 
     At most half of the steps; of three to five, the first alone may be warm-up.
     """
@@ -231,12 +231,12 @@ def _compare(
     for run, since, until in zip(runs, ends, begins, strict=False):
         first, begin, end, last = np.searchsorted(settled, [since, run[0], run[-1], until])
         is_short = len(run) <= 2 * _BESIDE
-        for own, beside in (
+        for stretch, beside in (
             (run if is_short else run[:_BESIDE], settled[max(first, begin - _BESIDE) : begin]),
             (run if is_short else run[-_BESIDE:], settled[end:last][:_BESIDE]),
         ):
             if len(beside):
-                compared.append((own, beside))
+                compared.append((stretch, beside))
     return compared
 
 
@@ -248,10 +248,10 @@ def _pool(
     """Return the part of recorded steps that recording takes, its standard error, and how much of
     it was told by stretches with an idle CUPTI.
     """
-    idle = np.array([steps.idle[own].any() for own, _ in pairs])
+    idle = np.array([steps.idle[stretch].any() for stretch, _ in pairs])
     costs = np.array([1 - _mean(steps.length[a])[0] / _mean(steps.length[b])[0] for a, b in pairs])
     costs = np.minimum(np.where(idle, costs / _SEEN, costs), _MOST_COST)
-    counts = [min(len(own), len(beside)) for own, beside in pairs]
+    counts = [min(len(stretch), len(beside)) for stretch, beside in pairs]
     wander = {count: _wander(steps.length[settled], count) for count in set(counts)}
     variances = np.array([wander[count] for count in counts]) / np.where(idle, _SEEN**2, 1.0)
     weights = 1 / np.maximum(variances, 1e-12)

@@ -56,7 +56,7 @@ class SceneLane:
 
     @classmethod
     def of_gpu(cls, gpu: Gpu, window: Window, layers: Layers, **more: Any) -> SceneLane:
-        """A lane of one GPU, with more fields."""
+        """Return a lane of one GPU, with more fields."""
         return cls(gpu.gpu, gpu.gpu_known, gpu.rank, gpu.host_name, window, layers, **more)
 
 
@@ -69,7 +69,7 @@ class Scene:
     """Moment displayed as 0."""
     span: Window
     lanes: tuple[SceneLane, ...]
-    found: FoundSteps
+    all_steps: FoundSteps
     gaps: GapTable
     analysis: Analysis | None = None
     """None until it is done."""
@@ -80,8 +80,8 @@ class Scene:
 
     def steps_of(self, rank: int) -> StepWindows | None:
         """Return the steps of a rank, or of another one where it has none."""
-        windows = self.found.by_rank.get(rank)
-        return windows or next(iter(self.found.by_rank.values()), None)
+        windows = self.all_steps.by_rank.get(rank)
+        return windows or next(iter(self.all_steps.by_rank.values()), None)
 
 
 def read_scene(
@@ -125,7 +125,7 @@ def busy_lane(operations: GpuOperations, part: str = "") -> SceneLane:
 def _scene(
     trace: Trace,
     lanes: Sequence[SceneLane],
-    found: FoundSteps,
+    all_steps: FoundSteps,
     gaps: GapTable,
     operations: Sequence[GpuOperations] = (),
     analysis: Analysis | None = None,
@@ -137,7 +137,7 @@ def _scene(
         trace.origin,
         Window(min(span.start for span in spans), max(span.end for span in spans)),
         tuple(lanes),
-        found,
+        all_steps,
         gaps,
         analysis,
         trace.names(np.unique(np.concatenate(ids))) if ids else {},
@@ -159,8 +159,8 @@ def full_scene(facts: Facts, analysis: Analysis) -> Scene:
     for lane, operations, of_card in zip(facts.lanes, facts.operations, curves, strict=True):
         more = {"operations": operations, "curves": of_card}
         lanes.append(SceneLane.of_gpu(lane.gpu, lane.window, gpu_layers(lane), **more))
-    gaps = tabulate(facts.lanes, facts.found)
-    return _scene(trace, lanes, facts.found, gaps, facts.operations, analysis)
+    gaps = tabulate(facts.lanes, facts.all_steps)
+    return _scene(trace, lanes, facts.all_steps, gaps, facts.operations, analysis)
 
 
 def index_in(trace: Trace, process: Process) -> int:
@@ -278,12 +278,12 @@ class GapFilter:
         return np.flatnonzero(keep)
 
 
-def tabulate(lanes: Sequence[Lane], found: FoundSteps) -> GapTable:
+def tabulate(lanes: Sequence[Lane], all_steps: FoundSteps) -> GapTable:
     """Return the gaps of all lanes; a lane is numbered by its index among them."""
     parts = []
     for number, lane in enumerate(lanes):
         start, end = lane.timeline.gaps.start, lane.timeline.gaps.end
-        windows = found.by_rank.get(lane.gpu.rank)
+        windows = all_steps.by_rank.get(lane.gpu.rank)
         step, between = np.full(len(start), NO_STEP, np.int32), np.zeros(len(start), bool)
         if windows is not None:
             step = number_windows((start + end) // 2, windows.start, windows.end).astype(np.int32)
@@ -295,7 +295,7 @@ def tabulate(lanes: Sequence[Lane], found: FoundSteps) -> GapTable:
                 end=end,
                 cause=lane.causes.within(start, end).argmax(axis=-1).astype(np.int8),
                 step=step,
-                steady=(step >= found.warmup) & (step != NO_STEP),
+                steady=(step >= all_steps.warmup) & (step != NO_STEP),
                 between=between,
             )
         )

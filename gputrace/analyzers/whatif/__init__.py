@@ -43,7 +43,7 @@ def prepare_replay(facts: Facts) -> Replay | None:
     """Return what is replayed of a run; None if the steps have no host calls, without which it is
     unknown what GPUs wait for, or if there are too few steps.
     """
-    gpus, all_steps = facts.per_gpu, facts.found
+    gpus, all_steps = facts.per_gpu, facts.all_steps
     steps = choose_steps(gpus, all_steps, facts.measured) if gpus.has_calls else None
     if steps is None:
         return None
@@ -106,12 +106,14 @@ def without_recorder(graph: Graph, ratio: float) -> Graph:
 def _with_quick_calls(graph: Graph, calls: Mask, saved: float) -> Graph:
     """Shorten calls, and where they are shorter than that, the host time before them."""
     less = np.where(calls, round(saved), 0)
-    own = np.minimum(less, graph.own)
-    rest = less - own
+    shorter = np.minimum(less, graph.own)
+    rest = less - shorter
     alone = graph.hand < 0
     gap = np.where(alone, np.minimum(rest, np.maximum(graph.gap - graph.data, 0)), 0)
     lag = np.where(alone, 0, np.minimum(rest, np.maximum(graph.hand_lag - graph.data, 0)))
-    quick = graph.changed(own=graph.own - own, gap=graph.gap - gap, hand_lag=graph.hand_lag - lag)
+    quick = graph.changed(
+        own=graph.own - shorter, gap=graph.gap - gap, hand_lag=graph.hand_lag - lag
+    )
     return quick.changed(end=replay(quick))
 
 

@@ -460,7 +460,7 @@ class Ruler(Widget, can_focus=False):
         for number in range(first, last):
             start, end = int(steps.start[number]), int(steps.end[number])
             cell, stop = max(view.cell_of(start, cells), 0), min(view.cell_of(end, cells), cells)
-            warm = scene is not None and number < scene.found.warmup
+            warm = scene is not None and number < scene.all_steps.warmup
             row.write(stop, "│", Style(dim=True))
             name = f"{'warm-up' if warm else 'step'} {number}, {format_ns(end - start)}"
             texts = (f"├ {name} ", f"├ {number} ", f"├{number}")
