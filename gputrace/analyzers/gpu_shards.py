@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -18,6 +17,7 @@ from gputrace.analyzers.host_calls import (
     number_threads,
     read_calls,
     recorded_calls,
+    rows_by_correlation,
     sorts_of,
 )
 from gputrace.analyzers.lanes import (
@@ -50,7 +50,6 @@ from gputrace.model.events import (
     GPU_KINDS,
     Column,
     Events,
-    IdLookup,
     Kind,
     distinct_ids,
     number_ids,
@@ -480,14 +479,10 @@ def spill_calls(
     threads = tuple((key >> 32, int(np.int32(np.uint32(key & 0xFFFFFFFF)))) for key in keys)
     columns = {name: room.column for name, room in rooms.items()}
     correlation = columns.pop("correlation")
-    by_correlation = {}  # By process, whose threads lie side by side; 0 is no id.
+    by_correlation = {}
     processes = [process for process, _ in threads]
-    for process in sorted(set(processes)):
-        low = int(first[bisect_left(processes, process)])
-        high = int(first[bisect_right(processes, process)])
-        rows = np.flatnonzero(correlation[low:high] > 0) + low
-        if len(rows):
-            by_correlation[process] = scratch.keep(IdLookup(correlation[rows], rows))
+    for process, rows in rows_by_correlation(correlation, processes, first.tolist()):
+        by_correlation[process] = scratch.keep(rows)
         aside.let_go()
         scratch.let_go()
     return CudaApiCalls(

@@ -115,25 +115,22 @@ def _diverged(ranks: Sequence[RankState]) -> _Found | None:
     for group, entered in _by_group(ranks).items():
         if len(entered) < 2:
             continue
-        common = set.intersection(*(set(entries) for _, entries in entered))
-        different: list[int] = []
-        for number in sorted(common, reverse=True):
-            signatures = {_signature(entries, number, min(common)) for _, entries in entered}
-            if len(signatures) == 1:
-                break
-            different.append(number)
+        common = sorted(set.intersection(*(set(entries) for _, entries in entered)))
+        signatures = {
+            number: [_signature(entries, number, common[0]) for _, entries in entered]
+            for number in common
+        }
+        agreed = max((n for n in common if len(set(signatures[n])) == 1), default=-1)
+        different = [number for number in common if number > agreed]
         if not different:
             continue
-        number = different[-1]
-        last = different[0]
-        kinds = {entries[last].operation for _, entries in entered}
-        steps = {_signature(entries, last, min(common))[2] for _, entries in entered}
-        if len(different) == len(common) and len(kinds) == 1 and len(steps) == 1:
+        number, last = different[0], different[-1]
+        if number == common[0] and len({(kind, steps) for kind, _, steps in signatures[last]}) == 1:
             # They have never agreed: two places of the program that belong together.
             continue
-        votes = Counter(_signature(entries, number, min(common)) for _, entries in entered)
-        usual, most = votes.most_common(1)[0]
-        odd = [s for s, entries in entered if _signature(entries, number, min(common)) != usual]
+        usual, most = Counter(signatures[number]).most_common(1)[0]
+        each = zip(entered, signatures[number], strict=True)
+        odd = [state for (state, _), signature in each if signature != usual]
         if 2 * most == len(entered):
             odd = [state for state, entries in entered if _is_new(entries, number)] or odd
             odd = odd if len(odd) < len(entered) else odd[-1:]
@@ -249,20 +246,20 @@ def _is_in_library(state: RankState) -> bool:
 def _elsewhere(ranks: Sequence[RankState]) -> _Found | None:
     """Find ranks that are at a line of their own while the others are in the framework."""
     known = [state for state in ranks if state.stack]
-    own = [state for state in known if not _is_in_library(state)]
+    apart = [state for state in known if not _is_in_library(state)]
     if len(known) == 1:
         line = _line(known[0])
         return "stuck", _numbers(known), "", line, f"{_named(known)} is at {line}"
-    if not own or len(own) == len(known):
+    if not apart or len(apart) == len(known):
         lines = Counter(_line(state) for state in known)
         usual, most = (lines.most_common(1) or [("", 0)])[0]
-        own = [state for state in known if _line(state) != usual] if 2 * most > len(known) else []
-    if not own:
+        apart = [state for state in known if _line(state) != usual] if 2 * most > len(known) else []
+    if not apart:
         return None
-    line = _line(own[0])
-    others = _line(next(state for state in known if state not in own))
-    message = f"{_named(own)} is at {line}, the others wait at {others}"
-    return "stuck", _numbers(own), "", line, message
+    line = _line(apart[0])
+    others = _line(next(state for state in known if state not in apart))
+    message = f"{_named(apart)} is at {line}, the others wait at {others}"
+    return "stuck", _numbers(apart), "", line, message
 
 
 def _slowest(ranks: Sequence[RankState]) -> _Found | None:
