@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
+from gputrace.model.struct import Struct
 from gputrace.readers.flight_recorder import Collective, RankState, is_of_program
 
 
-@dataclass(frozen=True, slots=True)
-class RankAtHang:
+class RankAtHang(Struct, frozen=True):
     """One rank for a person to read.
 
     Attributes:
@@ -32,8 +31,7 @@ class RankAtHang:
     line: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
+class Hang(Struct, frozen=True):
     """Cause of a hang.
 
     Attributes:
@@ -51,7 +49,7 @@ class Hang:
     operation: str
     line: str
     message: str
-    states: tuple[RankAtHang, ...]
+    states: tuple[RankAtHang, ...] = ()
 
 
 def find_cause(ranks: Sequence[RankState]) -> Hang:
@@ -63,19 +61,20 @@ def find_cause(ranks: Sequence[RankState]) -> Hang:
     states = tuple(state for state in ranks if state.pid is not None) or tuple(ranks)
     hang = _find(states)
     dumped = {state.rank: state.collectives for state in ranks if state.pid is None}
-    if dumped and (hang is None or hang[0] == "stuck"):
+    if dumped and (hang is None or hang.cause == "stuck"):
         joined = [replace(s, collectives=dumped.get(s.rank, s.collectives)) for s in states]
         hang = _find(joined) or hang
     if hang is None:
         message = "no rank differs from the others in what it has entered or where it is"
-        hang = "unknown", (), "", "", message
-    return Hang(*hang, tuple(map(_at_hang, states)))
+        hang = _caused("unknown", (), "", "", message)
+    return replace(hang, states=tuple(map(_at_hang, states)))
 
 
-_Found = tuple[str, tuple[int, ...], str, str, str]
+def _caused(cause: str, by: Sequence[RankState], operation: str, line: str, message: str) -> Hang:
+    return Hang(cause, tuple(state.rank for state in by), operation, line, message)
 
 
-def _find(ranks: Sequence[RankState]) -> _Found | None:
+def _find(ranks: Sequence[RankState]) -> Hang | None:
     ways = (_gone, _diverged, _absent, _behind, _elsewhere, _slowest)
     return next(filter(None, (way(ranks) for way in ways)), None)
 
@@ -95,7 +94,7 @@ def _line(state: RankState) -> str:
     return line
 
 
-def _gone(ranks: Sequence[RankState]) -> _Found | None:
+def _gone(ranks: Sequence[RankState]) -> Hang | None:
     gone = [state for state in ranks if state.is_alive is False]
     if not gone or len(gone) == len(ranks):
         return None
@@ -103,10 +102,10 @@ def _gone(ranks: Sequence[RankState]) -> _Found | None:
     text = f"; it entered {last.operation} last, at {last.line}" if last else ""
     line, operation = (last.line, last.operation) if last else ("", "")
     message = f"the process of {_named(gone)} has ended{text}; the others wait for it"
-    return "ended", _numbers(gone), operation, line, message
+    return _caused("ended", gone, operation, line, message)
 
 
-def _diverged(ranks: Sequence[RankState]) -> _Found | None:
+def _diverged(ranks: Sequence[RankState]) -> Hang | None:
     """Find the first collective of a group that ranks have entered as different ones.
 
     Ranks may call one from different lines (a broadcast's source); after a mistake they differ to
@@ -140,7 +139,7 @@ def _diverged(ranks: Sequence[RankState]) -> _Found | None:
             f"{_named(odd)} entered {theirs.operation} at {theirs.line}, where the others entered "
             f"{others.operation} at {others.line} (number {number} of {group})"
         )
-        return "mismatch", _numbers(odd), others.operation, theirs.line, message
+        return _caused("mismatch", odd, others.operation, theirs.line, message)
     return None
 
 
@@ -163,7 +162,7 @@ def _is_new(entries: dict[int, Collective], number: int) -> bool:
     return turn(number) not in {turn(at) for at in earlier}
 
 
-def _absent(ranks: Sequence[RankState]) -> _Found | None:
+def _absent(ranks: Sequence[RankState]) -> Hang | None:
     """Find the rank that has not come to a collective in which others wait, and waits for none."""
     by_rank = {state.rank: state for state in ranks}
     entered = {
@@ -195,7 +194,7 @@ def _absent(ranks: Sequence[RankState]) -> _Found | None:
                 if state.rank in waiting
             )
             message = f"ranks wait for each other in different groups: {text}"
-            return "mismatch", _numbers(circle), last.operation, last.line, message
+            return _caused("mismatch", circle, last.operation, last.line, message)
         last, missing = waiting[seen[-2]]
         late = [by_rank[rank] for rank in missing if rank not in waiting] or [by_rank[at]]
         line = _line(late[0])
@@ -203,11 +202,11 @@ def _absent(ranks: Sequence[RankState]) -> _Found | None:
             f"{_named(late)} has not come to {_described(last)}, in which the others wait"
             f"{_it_is_at(line)}"
         )
-        return "absent", _numbers(late), last.operation, line, message
+        return _caused("absent", late, last.operation, line, message)
     return None
 
 
-def _behind(ranks: Sequence[RankState]) -> _Found | None:
+def _behind(ranks: Sequence[RankState]) -> Hang | None:
     """Find ranks that have entered fewer collectives of a group than others, and of none more.
 
     NCCL's calls return before the GPU has done them: the others are where the host waits for it.
@@ -232,7 +231,7 @@ def _behind(ranks: Sequence[RankState]) -> _Found | None:
         f"{_named(states)} has not come to {_described(missed)}, which the others have entered"
         f"{_it_is_at(line)}"
     )
-    return "absent", _numbers(states), missed.operation, line, message
+    return _caused("absent", states, missed.operation, line, message)
 
 
 _WAITING: Final = ("/torch/", "/nccl", "/deepspeed/comm/", "/megatron/core/parallel")
@@ -243,13 +242,13 @@ def _is_in_library(state: RankState) -> bool:
     return bool(state.stack) and any(part in state.stack[0] for part in _WAITING)
 
 
-def _elsewhere(ranks: Sequence[RankState]) -> _Found | None:
+def _elsewhere(ranks: Sequence[RankState]) -> Hang | None:
     """Find ranks that are at a line of their own while the others are in the framework."""
     known = [state for state in ranks if state.stack]
     apart = [state for state in known if not _is_in_library(state)]
     if len(known) == 1:
         line = _line(known[0])
-        return "stuck", _numbers(known), "", line, f"{_named(known)} is at {line}"
+        return _caused("stuck", known, "", line, f"{_named(known)} is at {line}")
     if not apart or len(apart) == len(known):
         lines = Counter(_line(state) for state in known)
         usual, most = (lines.most_common(1) or [("", 0)])[0]
@@ -259,10 +258,10 @@ def _elsewhere(ranks: Sequence[RankState]) -> _Found | None:
     line = _line(apart[0])
     others = _line(next(state for state in known if state not in apart))
     message = f"{_named(apart)} is at {line}, the others wait at {others}"
-    return "stuck", _numbers(apart), "", line, message
+    return _caused("stuck", apart, "", line, message)
 
 
-def _slowest(ranks: Sequence[RankState]) -> _Found | None:
+def _slowest(ranks: Sequence[RankState]) -> Hang | None:
     """Find ranks that have ended fewer steps, where nothing else tells them from the others."""
     known = [state for state in ranks if state.stack and state.steps is not None]
     fewest = min((state.steps or 0 for state in known), default=0)
@@ -274,7 +273,7 @@ def _slowest(ranks: Sequence[RankState]) -> _Found | None:
         f"{_named(late)} is at {_line(late[0])}, in an earlier step than the others at "
         f"{_line(others)}"
     )
-    return "stuck", _numbers(late), "", _line(late[0]), message
+    return _caused("stuck", late, "", _line(late[0]), message)
 
 
 def _by_group(
@@ -303,7 +302,3 @@ def _it_is_at(line: str) -> str:
 def _named(states: Sequence[RankState]) -> str:
     numbers = ", ".join(str(state.rank) for state in states)
     return f"rank{'s' if len(states) > 1 else ''} {numbers}"
-
-
-def _numbers(states: Sequence[RankState]) -> tuple[int, ...]:
-    return tuple(state.rank for state in states)
