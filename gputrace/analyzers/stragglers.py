@@ -214,25 +214,22 @@ def find_lateness(
     step = steps_of(collectives, gpus.operations, measured)
     useful = collectives.of(*_ALL_MEET) & collectives.known & (step != UNKNOWN)
     row = np.flatnonzero(useful)
-    index = {lane_of_row.gpu: of_lane for of_lane, lane_of_row in enumerate(gpus.operations)}
+    index = {summary.gpu: at for at, summary in enumerate(gpus.operations)}
     meet = set(distinct_ids(collectives.lane[row]).tolist())
     meeting = [lane for lane in gpus.lanes if index[lane.gpu] in meet]
     if len(meeting) < 2:
         return None
-    of_lane = np.full(len(gpus.operations), UNKNOWN)
-    of_lane[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
-    lane_of_row, last = of_lane[collectives.lane[row]], of_lane[_last_lane(collectives)[row]]
+    place = np.full(len(gpus.operations), UNKNOWN)
+    place[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
+    waiter, last = place[collectives.lane[row]], place[_last_lane(collectives)[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
-    lost_ns = np.where(
-        lane_of_row != last, _losses(gpus, meeting, lane_of_row, collectives, row), 0
-    )
+    lost_ns = np.where(waiter != last, _losses(gpus, meeting, waiter, collectives, row), 0)
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
     steps, at = steps_by_gpu(measured), np.searchsorted(numbers, step[row])
     lane_steps = [steps.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in meeting]
     slacks = gpus.each(find_slack, meeting, map(_edges, lane_steps))
-    for mine, steps_run, slack_ns in zip(
-        rows_by(lane_of_row, len(meeting)), lane_steps, slacks, strict=True
-    ):
+    rows = rows_by(waiter, len(meeting))
+    for mine, steps_run, slack_ns in zip(rows, lane_steps, slacks, strict=True):
         losses = np.zeros_like(caused)
         np.add.at(losses, (last[mine], at[mine]), lost_ns[mine])
         if slack_ns is not None:
@@ -240,9 +237,8 @@ def find_lateness(
             of_step[np.searchsorted(numbers, [step.step for step in steps_run])] = slack_ns
             _bound(losses, of_step)
         caused += losses
-    came_last = np.bincount(
-        last[collectives.joint[row] & (lane_of_row == last)], minlength=len(meeting)
-    )
+    joint = collectives.joint[row] & (waiter == last)
+    came_last = np.bincount(last[joint], minlength=len(meeting))
     return Lateness(
         tuple(meeting),
         numbers,
@@ -452,9 +448,7 @@ class _Launches(Struct, frozen=True, dict=True):
 
 
 def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...]:
-    """Compare the kernel speed of GPUs whose kernels mostly run on others too.
-
-    Empty with fewer than two such GPUs.
+    """Compare the kernel speed of the GPUs whose kernels mostly run on others; none of only one.
 
     Without steps, the whole trace is compared.
     """
@@ -467,7 +461,7 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
         edges_of(steps_of(summary.gpu)) if steps else _compared_time(summary.span, together)
         for summary in operations
     ]
-    _, names = same_names(gpus, [typical.computing for typical in operations])
+    _, names = same_names(gpus, [summary.computing for summary in operations])
     launches = gpus.each(_typical, operations, edges, names)
     keys = distinct_ids(np.concatenate([typical.keys for typical in launches]))
     table = _ratio_table(keys, [(typical.keys, typical.lengths) for typical in launches])
@@ -478,12 +472,11 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
     enough = compared > _LEAST_SHARE * np.maximum(whole, 1)
     if enough.sum() < 2:
         return ()
-    often = np.nansum(alone, axis=1) > _ALONE * compared
-    table_used = alone if often[enough].all() else shared
-    usual = median_of_known(table_used)
-    quartiles = np.stack([_quartiles(row, usual) for row in table_used[enough]])
+    often_alone = np.nansum(alone, axis=1) > _ALONE * compared
+    lengths = alone if often_alone[enough].all() else shared
+    rows, usual = lengths[enough], median_of_known(lengths)
+    quartiles = np.stack([_quartiles(row, usual) for row in rows])
     fastest = quartiles[:, 1].min()
-    rows = table_used[enough]
     means = np.nansum(rows, axis=1) / np.where(np.isfinite(rows), usual, 0).sum(axis=1)
     return tuple(
         KernelRatio(
