@@ -5,7 +5,6 @@ findings of them.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Final
@@ -254,33 +253,18 @@ class Facts(Struct, frozen=True, dict=True):
 
     @cached_property
     def _paces(self) -> dict[int, Pace]:
-        processes = self.processes
+        """Pace of each rank that has steps."""
         loads = {load.rank: load for load in self.host_load}
-        spans_of, rows_of = spans_by_rank(self.measured), defaultdict[int, list[Breakdown]](list)
-        for row in self.rows:
-            rows_of[row.rank] += [row] if row.steps else []
+        spans_of = spans_by_rank(self.measured)
         paces = {}
-        for rank in processes:
-            rows = rows_of[rank]
-            spans = spans_of.get(rank, {}).values()
-            steps = sum(row.steps for row in rows)
-            if not steps:
+        for rank in self.processes:
+            rows = [row for row in self.rows if row.rank == rank and row.steps]
+            if not rows:
                 continue
-            total_ns = sum(row.total_ns for row in rows)
-            waited_ns = sum(row.of("host_data") for row in rows)
-            train_ns = host_ns = total_ns - waited_ns
-            if self.per_gpu.operations:
-                # A GPU also waits for what the program itself does with a batch before its copy.
-                idle_ns = sum(row.of("data_feeding") for row in rows)
-                is_known = any(row.host_data_ns is not None for row in rows)
-                waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
-                train_ns = total_ns - waited_ns - sum(row.of("recorder") for row in rows)
-                host_ns = host_ns if is_known else train_ns
-                if self.is_pinned("h2d"):
-                    # A host that no batch holds up has launched before its GPU gets there.
-                    ahead_ns = train_ns - sum(row.of("launch") for row in rows)
-                    train_ns = min(train_ns, max(ahead_ns, host_ns))
-            step_ns = total_ns / steps
+            spans, load = spans_of.get(rank, {}).values(), loads.get(rank)
+            steps = sum(row.steps for row in rows)
+            step_ns = sum(row.total_ns for row in rows) / steps
+            waited_ns, train_ns, host_ns = self._host_times(rows)
             paces[rank] = Pace(
                 union([start for start, _ in spans], [end for _, end in spans]),
                 len(spans),
@@ -288,11 +272,30 @@ class Facts(Struct, frozen=True, dict=True):
                 waited_ns / steps,
                 train_ns / steps,
                 host_ns / steps,
-                loads[rank].process_cores * step_ns if rank in loads else 0.0,
-                len(processes),
-                rank in loads and loads[rank].others_queued >= MEDIUM,
+                load.process_cores * step_ns if load is not None else 0.0,
+                len(self.processes),
+                load is not None and load.others_queued >= MEDIUM,
             )
         return paces
+
+    def _host_times(self, rows: Sequence[Breakdown]) -> tuple[int, int, int]:
+        """Return the nanoseconds of a rank's waits for data, its training, and its host's work."""
+        total_ns = sum(row.total_ns for row in rows)
+        waited_ns = sum(row.of("host_data") for row in rows)
+        host_ns = total_ns - waited_ns
+        if not self.per_gpu.operations:
+            return waited_ns, host_ns, host_ns
+        # A GPU also waits for what the program itself does with a batch before its copy.
+        idle_ns = sum(row.of("data_feeding") for row in rows)
+        is_known = any(row.host_data_ns is not None for row in rows)
+        waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
+        train_ns = total_ns - waited_ns - sum(row.of("recorder") for row in rows)
+        host_ns = host_ns if is_known else train_ns
+        if self.is_pinned("h2d"):
+            # A host that no batch holds up has launched before its GPU gets there.
+            ahead_ns = train_ns - sum(row.of("launch") for row in rows)
+            train_ns = min(train_ns, max(ahead_ns, host_ns))
+        return waited_ns, train_ns, host_ns
 
     @cached_property
     def processes(self) -> dict[int, int]:
