@@ -283,7 +283,7 @@ class Facts(Struct, frozen=True, dict=True):
             step_ns = total_ns / steps
             paces[rank] = Pace(
                 union([start for start, _ in spans], [end for _, end in spans]),
-                len(spans),
+                np.array(sorted(start for start, _ in spans), np.int64),
                 step_ns,
                 waited_ns / steps,
                 train_ns / steps,
