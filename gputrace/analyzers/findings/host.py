@@ -76,7 +76,11 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         return
     cost = queued
     wanting = max(worst.wanted_cores, worst.runnable or 0.0)
-    crowd = f"{_number(wanting)} threads want {_number(worst.cores)} core{'s' * (worst.cores > 1)}"
+    cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}"
+    # The machine's threads are counted once a second at most: between that, others may come.
+    crowd = f"{_number(wanting)} threads want {cores}"
+    if wanting <= worst.cores:
+        crowd = f"other threads of the machine have the {cores} meanwhile"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = (
         "give the processes of the run cores of their own (taskset, numactl, one NUMA node each), "
@@ -279,12 +283,13 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         line, of_samples = _line_of(facts, load.rank)
         at = f"; it is at {line} in {of_samples:.0%} of the samples" if line else ""
         ask = "" if facts.lines is not None else "; record with --python to name the line"
+        rank = "another rank, " if len(facts.host_load) > 1 else ""
         yield facts.finding(
             "host-blocked",
             "high" if share >= HIGH else "medium",
             cost,
             f"the thread that trains waits {format_ns(cost)} of {facts.per} ({share:.0%}) for "
-            f"something that is neither data nor a core: a lock, a disk, a pipe, a timer{at}",
+            f"something that is neither data nor a core: {rank}a lock, a disk, a pipe, a timer{at}",
             f"look at what it waits for{ask}",
             _evidence(load, facts.mean_ns) | ({"line": line} if line else {}),
         )
