@@ -54,9 +54,8 @@ def counted(
         start, end = number * PERIOD + 1, (number + 1) * PERIOD + 1
         row = {"globalTid": global_id(pid, thread=pid), "nameId": name, "step": number}
         export.add(STEP, start=start, end=end, **row)
-        for what, value in per_step.items():
+        for what, value in {"process on core": per_step.get("on core", 0), **per_step}.items():
             count(pid, what, start, end, value)
-        count(pid, "process on core", start, end, per_step.get("on core", 0))
     end = STEPS * PERIOD
     for what, value in {"cores": 2, "runnable": runnable}.items():
         count(pid, what, 1, end, value)
@@ -116,6 +115,16 @@ def test_a_queued_thread_whose_rivals_were_not_met_is_not_counted_among_too_few(
     found = the(analyze(export, tmp_path), "cpu-starved")
     assert "other threads of the machine have the 2 cores meanwhile" in found.message
     assert "want" not in found.message
+
+
+@pytest.mark.parametrize("computes", [5, 7])
+def test_a_thread_that_waits_while_others_of_its_process_compute_needs_no_cure(
+    tmp_path: Path, computes: int
+) -> None:
+    times = {"on core": 4 * MS, "process on core": (4 + computes) * MS}
+    found = the(of_host(times, tmp_path), "host-blocked")
+    assert found.severity == ("high" if computes < 6 else "low")
+    assert ("while other threads of its process compute" in found.message) == (computes > 6)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
