@@ -328,6 +328,18 @@ def test_slow_steps_say_whether_they_waited_for_data(made: Made) -> None:
     assert slow.advice.startswith("look at the batches of these steps")
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_steps_that_count_from_the_second_say_so(made: Made, waits: bool) -> None:
+    """Without a wait for data nothing tells how long the first one is."""
+    for number in range(COUNT):
+        if waits:
+            made.wait(20 * number, 20 * number + 2)
+        made.step(20 * number, 20 * number + 20)
+    report = made.report()
+    assert report.steps.count == COUNT - (not waits)
+    assert ("step 0 being the program's second" in report.render()) == (not waits)
+
+
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_slow_steps_say_whether_they_evaluate(made: Made, evaluates: bool) -> None:
     """An evaluation comes between a step and the next one, which it makes longer."""
