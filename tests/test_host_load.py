@@ -41,6 +41,7 @@ def counted(
     others: dict[int, tuple[int, int]],
     pid: int = PID,
     runnable: int = 3,
+    cores: int = 2,
 ) -> None:
     """Steps of 10 ms with counters of the thread that marks them, and of other threads."""
     export.rows.setdefault("GPUTRACE_META", [])
@@ -57,7 +58,7 @@ def counted(
         for what, value in {"process on core": per_step.get("on core", 0), **per_step}.items():
             count(pid, what, start, end, value)
     end = STEPS * PERIOD
-    for what, value in {"cores": 2, "runnable": runnable}.items():
+    for what, value in {"cores": cores, "runnable": runnable}.items():
         count(pid, what, 1, end, value)
     for thread, times in others.items():
         for what, value in zip(("on core", "queued"), times, strict=True):
@@ -107,13 +108,14 @@ def test_a_queued_thread_is_said_to_lack_a_core(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("cores", "says"), [(2, "2 cores"), (0, "cores")])
 def test_a_queued_thread_whose_rivals_were_not_met_is_not_counted_among_too_few(
-    tmp_path: Path,
+    tmp_path: Path, cores: int, says: str
 ) -> None:
     export = with_counters()
-    counted(export, {"on core": 6 * MS, "queued": 4 * MS}, {}, runnable=1)
+    counted(export, {"on core": 6 * MS, "queued": 4 * MS}, {}, runnable=1, cores=cores)
     found = the(analyze(export, tmp_path), "cpu-starved")
-    assert "other threads of the machine have the 2 cores meanwhile" in found.message
+    assert f"other threads of the machine have the {says} meanwhile" in found.message
     assert "want" not in found.message
 
 

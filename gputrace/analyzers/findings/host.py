@@ -76,10 +76,11 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         return
     cost = queued
     wanting = max(worst.wanted_cores, worst.runnable or 0.0)
-    cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}"
-    # The machine's threads are counted once a second at most: between that, others may come.
+    # Of a run of less than a second, they may not have been counted.
+    cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}" if worst.cores else "cores"
     crowd = f"{_number(wanting)} threads want {cores}"
-    if wanting <= worst.cores:
+    # The machine's threads are counted once a second at most: between that, others may come.
+    if not wanting > worst.cores > 0:
         crowd = f"other threads of the machine have the {cores} meanwhile"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = (
