@@ -359,6 +359,30 @@ for _ in range(3):
     assert numbers(torch.events(), "step") == [0, 1, 2]
 
 
+def test_a_step_of_fastai_s_optimizer_is_one_whichever_is_around_it(torch: Program) -> None:
+    """None of its classes is one of torch's."""
+    torch.write(
+        {
+            "fastai/optimizer.py": """
+class Optimizer:
+    def step(self): return "stepped"
+class Lookahead:
+    def __init__(self, optimizer): self.optimizer = optimizer
+    def step(self): return self.optimizer.step()
+"""
+        }
+    )
+    source = """
+import torch.optim
+from fastai.optimizer import Lookahead, Optimizer
+optimizer = Lookahead(Optimizer())
+for _ in range(3): print(optimizer.step())
+"""
+    assert torch.quietly(source) == "stepped\n" * 3
+    assert numbers(torch.events(), "step") == [0, 1, 2]
+    assert event_names(torch.events(), "phase").count("optimizer") >= 3
+
+
 def test_a_step_whose_gradients_overflowed_is_a_step(torch: Program) -> None:
     torch.write(
         {

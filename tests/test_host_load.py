@@ -30,27 +30,36 @@ PERIOD: Final = 10 * MS
 COUNTERS: Final = "GPUTRACE_HOST_COUNTER"
 
 
-def counted(export: Export, per_step: dict[str, int], others: dict[int, tuple[int, int]]) -> None:
+def with_counters(export: Export | None = None) -> Export:
+    export = (export or Export()).give("GPUTRACE_META", "name", "value")
+    return export.give(COUNTERS, "start", "end", "globalTid", "nameId", "value")
+
+
+def counted(
+    export: Export,
+    per_step: dict[str, int],
+    others: dict[int, tuple[int, int]],
+    pid: int = PID,
+    runnable: int = 3,
+    cores: int = 2,
+) -> None:
     """Steps of 10 ms with counters of the thread that marks them, and of other threads."""
-    export.give("GPUTRACE_META", "name", "value")
-    export.give(COUNTERS, "start", "end", "globalTid", "nameId", "value")
     export.rows.setdefault("GPUTRACE_META", [])
     name = export.string("gputrace.step")
 
     def count(thread: int, what: str, start: int, end: int, value: int) -> None:
-        who = {"globalTid": global_id(PID, thread=thread), "nameId": export.string(what)}
+        who = {"globalTid": global_id(pid, thread=thread), "nameId": export.string(what)}
         export.add(COUNTERS, start=start, end=end, value=value, **who)
 
     for number in range(STEPS):
         start, end = number * PERIOD + 1, (number + 1) * PERIOD + 1
-        row = {"globalTid": global_id(PID, thread=PID), "nameId": name, "step": number}
+        row = {"globalTid": global_id(pid, thread=pid), "nameId": name, "step": number}
         export.add(STEP, start=start, end=end, **row)
-        for what, value in per_step.items():
-            count(PID, what, start, end, value)
-        count(PID, "process on core", start, end, per_step.get("on core", 0))
+        for what, value in {"process on core": per_step.get("on core", 0), **per_step}.items():
+            count(pid, what, start, end, value)
     end = STEPS * PERIOD
-    for what, value in {"cores": 2, "runnable": 3}.items():
-        count(PID, what, 1, end, value)
+    for what, value in {"cores": cores, "runnable": runnable}.items():
+        count(pid, what, 1, end, value)
     for thread, times in others.items():
         for what, value in zip(("on core", "queued"), times, strict=True):
             if value * STEPS >= MS:  # Less is not recorded.
@@ -63,7 +72,7 @@ def of_host(
     libraries: tuple[str, ...] = (),
     **others: tuple[int, int],
 ) -> Report:
-    export = Export()
+    export = with_counters()
     threads = {200 + index: own for index, own in enumerate(others.values())}
     counted(export, per_step, threads)
     for library in libraries:
@@ -97,6 +106,38 @@ def test_a_queued_thread_is_said_to_lack_a_core(tmp_path: Path) -> None:
     assert "queued for a core 4.00 ms of a step of 10.0 ms (40%): 3 threads want 2 cores" in (
         found.message
     )
+
+
+@pytest.mark.parametrize(("cores", "says"), [(2, "2 cores"), (0, "cores")])
+def test_a_queued_thread_whose_rivals_were_not_met_is_not_counted_among_too_few(
+    tmp_path: Path, cores: int, says: str
+) -> None:
+    export = with_counters()
+    counted(export, {"on core": 6 * MS, "queued": 4 * MS}, {}, runnable=1, cores=cores)
+    found = the(analyze(export, tmp_path), "cpu-starved")
+    assert f"other threads of the machine have the {says} meanwhile" in found.message
+    assert "want" not in found.message
+
+
+@pytest.mark.parametrize("computes", [5, 7])
+def test_a_thread_that_waits_while_others_of_its_process_compute_needs_no_cure(
+    tmp_path: Path, computes: int
+) -> None:
+    times = {"on core": 4 * MS, "process on core": (4 + computes) * MS}
+    found = the(of_host(times, tmp_path), "host-blocked")
+    assert found.severity == ("high" if computes < 6 else "low")
+    assert ("while other threads of its process compute" in found.message) == (computes > 6)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_where_there_are_several_ranks_a_thread_may_wait_for_another(
+    tmp_path: Path, ranks: int
+) -> None:
+    export = with_counters()
+    for rank in range(ranks):
+        counted(export, {"on core": 4 * MS}, {}, pid=PID + rank)
+    found = the(analyze(export, tmp_path), "host-blocked")
+    assert ("nor a core: another rank, a lock" in found.message) == (ranks > 1)
 
 
 def test_a_thread_that_spins_while_another_is_queued_lacks_a_core_too(tmp_path: Path) -> None:
@@ -156,7 +197,7 @@ def test_a_thread_of_which_only_its_waits_are_worth_recording_starves_nobody(
 
 def clocked(folder: Path, *kilohertz: int) -> Report:
     """Steps of 10 ms on a core, whose clock was read so often in equal parts of the time."""
-    export = Export()
+    export = with_counters()
     counted(export, {"on core": 10 * MS}, {})
     part = STEPS * PERIOD // len(kilohertz)
     for index, clock in enumerate(kilohertz):
@@ -325,7 +366,7 @@ def test_with_a_gpu_no_more_is_lost_than_its_waits_for_the_host(tmp_path: Path) 
     for step in range(STEPS):
         run.now = step * PERIOD
         run.kernel(9 * MS, "gemm")
-    counted(run.export, {"on core": 5 * MS, "queued": 5 * MS}, {})
+    counted(with_counters(run.export), {"on core": 5 * MS, "queued": 5 * MS}, {})
     report = analyze(run, tmp_path)
     assert the(report, "cpu-starved").impact_ns <= 1.1 * MS
 

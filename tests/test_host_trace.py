@@ -81,6 +81,15 @@ def analyze(trace: Path, **options: Any) -> Report:
         return opened.analyze(**options)
 
 
+TEXTS: Final = (
+    "torch.optim.Optimizer.step",
+    "torch.utils.data.dataloader._Iter",
+    "model",
+    "backward",
+)
+"""Texts of the rows that tests put in, by their ids."""
+
+
 class Made:
     """A trace with the host's rows that a test puts in; moments in milliseconds."""
 
@@ -94,6 +103,9 @@ class Made:
 
     def wait(self, start: float, end: float, pid: int = 1, thread: int = 1) -> None:
         self._add("GPUTRACE_HOST_RANGE", start, end, pid, thread, 1, 1, None)
+
+    def phase(self, name: str, start: float, end: float) -> None:
+        self._add("GPUTRACE_HOST_RANGE", start, end, 1, 1, TEXTS.index(name), 4, None)
 
     def _add(
         self, table: str, start: float, end: float, pid: int, thread: int, *rest: int | None
@@ -113,7 +125,7 @@ class Made:
 
         with TraceWriter(self.path) as writer:
             writer.add_rows("GPUTRACE_META", ["name", "value"], self._meta.items())
-            for text in ("torch.optim.Optimizer.step", "torch.utils.data.dataloader._Iter"):
+            for text in TEXTS:
                 writer.string(text)
             for table, values in self._rows:
                 names = [column.split()[0] for column in TABLES[table].split(", ")]
@@ -314,6 +326,36 @@ def test_slow_steps_say_whether_they_waited_for_data(made: Made) -> None:
     assert slow.evidence["class"] == "host_data"
     assert "waiting for data (40.0 ms)" in slow.message
     assert slow.advice.startswith("look at the batches of these steps")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_steps_that_count_from_the_second_say_so(made: Made, waits: bool) -> None:
+    """Without a wait for data nothing tells how long the first one is."""
+    for number in range(COUNT):
+        if waits:
+            made.wait(20 * number, 20 * number + 2)
+        made.step(20 * number, 20 * number + 20)
+    report = made.report()
+    assert report.steps.count == COUNT - (not waits)
+    assert ("step 0 being the program's second" in report.render()) == (not waits)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_slow_steps_say_whether_they_evaluate(made: Made, evaluates: bool) -> None:
+    """An evaluation comes between a step and the next one, which it makes longer."""
+    train(made)
+    made.step(600, 660)
+    for number in range(COUNT):
+        made.phase("model", 20 * number + 12, 20 * number + 15)
+        made.phase("backward", 20 * number + 15, 20 * number + 19)
+    if evaluates:
+        made.phase("model", 605, 640)
+    made.phase("model", 652, 655)
+    made.phase("backward", 655, 659)
+    slow = finding_of(made.report(), "slow-steps")
+    assert slow.evidence["class"] == ("forward" if evaluates else "host")
+    assert ("has more of is forward passes" in slow.message) == evaluates
+    assert slow.advice.startswith("look for an evaluation or a rollout") == evaluates
 
 
 def test_warm_up_is_told_apart(made: Made) -> None:

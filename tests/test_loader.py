@@ -333,13 +333,13 @@ def test_no_cause_is_named_where_nothing_waits(loading: Loading, tmp_path: Path)
     assert (the(report).queue_median, the(report).queue_empty) == (3, 0)
 
 
-def test_of_several_loaders_the_one_that_is_asked_most_counts(
+def test_of_several_loaders_the_one_that_most_steps_ask_counts(
     loading: Loading, tmp_path: Path
 ) -> None:
     loading.add("loader", 0, 0, 2, 88, PID)
     loading.add("start workers", 0, 0, 2, 5, PID)
-    for number in range(3):
-        loading.add("ask", number * MS, 0, 2, 0, PID)
+    for number in range(10 * STEPS):  # a validation
+        loading.add("ask", number * US, 0, 2, 0, PID)
     assert the(loading.report(tmp_path)).workers == 2
 
 

@@ -8,7 +8,9 @@ from typing import Final
 
 import pytest
 
+import gputrace
 from gputrace.api import Report
+from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.host import PHASES, StepPhases
 from gputrace.model.results import Finding
@@ -570,3 +572,21 @@ def test_planted_times_are_found_in_a_real_program(tmp_path: Path) -> None:
     assert row.step_ns / MS == pytest.approx(step, rel=0.1)
     assert found.pop("other") >= 24
     assert found == pytest.approx(clock, rel=0.1)
+
+
+@pytest.mark.parametrize("has_optimizer", [True, False])
+def test_backward_passes_end_steps_where_no_optimizer_is_called(
+    torch: Program, tmp_path: Path, has_optimizer: bool
+) -> None:
+    """A program that updates its parameters by itself calls none."""
+    update = "optimizer.step()" if has_optimizer else "pass"
+    torch.quietly(
+        USES + "import time\nfor number in range(8):\n    backward(lambda: time.sleep(0.005))\n"
+        f"    if number % 2: {update}\n"
+    )
+    path = tmp_path / "trace.sqlite"
+    assert merge(torch.spool, path, {"backend": "host"}).steps == (4 if has_optimizer else 8)
+    with gputrace.open(path) as opened:
+        report = opened.analyze()
+    assert report.steps.count == (3 if has_optimizer else 7)
+    assert ("from mark to mark of 'backward'" in report.render()) == (not has_optimizer)

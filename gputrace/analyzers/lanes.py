@@ -334,6 +334,8 @@ class _Marked(Struct, frozen=True, dict=True):
     end: Times
     threads: frozenset[int]
     name: str
+    lacks_first: bool
+    """True where the length of the program's first step is not known, and it is left out."""
 
 
 _Waits = Mapping[tuple[int, int], Intervals]
@@ -372,7 +374,8 @@ def find_host_lanes(
                 source="markers",
                 kind="training",
                 confidence=1.0,
-                reason=f"from mark to mark of {steps.name!r}, in host time{unknown}",
+                reason=f"from mark to mark of {steps.name!r}, in host time"
+                f"{_FROM_SECOND if steps.lacks_first else ''}{unknown}",
             )
     if not lanes and window is None:
         assert trace.no_gpu is not None
@@ -386,6 +389,7 @@ def find_host_lanes(
     return lanes, FoundSteps(windows, warmup, chosen, "no step was marked")
 
 
+_FROM_SECOND: Final = ", step 0 being the program's second"
 _RANKS_UNKNOWN: Final = " (ranks were not recorded: processes in order of their ids)"
 
 
@@ -393,7 +397,8 @@ def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
     """Return the steps by process; those that begin within another, as in broken files, are
     left out.
     """
-    events = trace.events([Kind.STEP], ("start", "end", "name", "process", "thread"))
+    columns = ("start", "end", "name", "process", "thread", "correlation")
+    events = trace.events([Kind.STEP], columns)
     marked = {}
     for process in np.unique(events.process).tolist():
         rows = np.flatnonzero(events.process == process)
@@ -404,13 +409,14 @@ def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
         # Nothing marks the start of the first step: it begins with its first wait for data;
         # without a wait its length is not known, and it is left out.
         data, start, end = _waits_of(process, waits, threads), steps.start.copy(), steps.end
+        has_begun = bool(steps.correlation[0])
         if data is None or data.start[0] >= end[0]:
             start, end = start[1:], end[1:]
         else:
-            start[0] = min(int(start[0]), int(data.start[0]))
+            start[0], has_begun = min(int(start[0]), int(data.start[0])), True
         if len(start):
             name = int(steps.name[0])
-            marked[process] = _Marked(start, end, threads, trace.names([name])[name])
+            marked[process] = _Marked(start, end, threads, trace.names([name])[name], not has_begun)
     return marked
 
 

@@ -103,10 +103,11 @@ def read_loaders(shard: Shard) -> LoaderEvents | None:
 
 
 class Pace(Struct, frozen=True, dict=True):
-    """Steps of a rank: how many, their time, and the nanoseconds of a mean step and of its wait."""
+    """Steps of a rank, and the nanoseconds of a mean step and of its wait."""
 
     time: Intervals
-    steps: int
+    begins: Times
+    """Begins of the steps, in order."""
     step_ns: float
     wait_ns: float
     train_ns: float
@@ -119,6 +120,11 @@ class Pace(Struct, frozen=True, dict=True):
     """Ranks that share the cores."""
     is_crowded: bool
     """True where other threads of the process are queued for cores."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.begins)
 
 
 def measure_loaders(
@@ -145,8 +151,10 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     asked = main.select(inside & ((main.name == "ask") | (main.name == "fetch")))
     if not len(asked.owner):
         return None
-    # Of several, such as one for validation, the one that is asked most.
-    owners, counts = np.unique(asked.owner, return_counts=True)
+    # Of several, the one that most steps ask: one for validation is asked often in few of them.
+    in_step = np.searchsorted(pace.begins, asked.end)
+    each = np.unique(np.stack((asked.owner, in_step)), axis=1)
+    owners, counts = np.unique(each[0], return_counts=True)
     owner = int(owners[np.argmax(counts)])
     mine = main.select(main.owner == owner)
     asks, at_work = asked.select(asked.owner == owner), mine

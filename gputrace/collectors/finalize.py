@@ -32,6 +32,7 @@ from gputrace.collectors.spool.host_events import (
     counts,
     join_hosts,
     read_host_file,
+    take_backward_passes,
 )
 from gputrace.errors import InputError
 from gputrace.model.names import demangle, short
@@ -61,6 +62,8 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     if hold_something(problems) and not spools and not hosts:
         raise problems[0]
     correct_clocks(spools, hosts)
+    if not spools:
+        take_backward_passes(hosts)
     starts = [spool.started for spool in spools] + [host.started for host in hosts]
     start = min(starts, default=time.time_ns()) - LEAD_NS
     with TraceWriter(output) as writer:

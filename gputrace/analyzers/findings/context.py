@@ -267,7 +267,7 @@ class Facts(Struct, frozen=True, dict=True):
             waited_ns, train_ns, host_ns = self._host_times(rows)
             paces[rank] = Pace(
                 union([start for start, _ in spans], [end for _, end in spans]),
-                len(spans),
+                np.array(sorted(start for start, _ in spans), np.int64),
                 step_ns,
                 waited_ns / steps,
                 train_ns / steps,

@@ -76,7 +76,12 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         return
     cost = queued
     wanting = max(worst.wanted_cores, worst.runnable or 0.0)
-    crowd = f"{_number(wanting)} threads want {_number(worst.cores)} core{'s' * (worst.cores > 1)}"
+    # Of a run of less than a second, they may not have been counted.
+    cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}" if worst.cores else "cores"
+    crowd = f"{_number(wanting)} threads want {cores}"
+    # The machine's threads are counted once a second at most: between that, others may come.
+    if not wanting > worst.cores > 0:
+        crowd = f"other threads of the machine have the {cores} meanwhile"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = (
         "give the processes of the run cores of their own (taskset, numactl, one NUMA node each), "
@@ -256,7 +261,8 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
 
 def host_blocked(facts: Facts) -> Iterator[Finding]:
     """The thread that trains waits for neither data nor a core nor a GPU, for 10 % of a step
-    (`medium`), or 20 % (`high`); in traces without GPU activity.
+    (`medium`; `low` where other threads of its process compute for as long), or 20 % (`high`); in
+    traces without GPU activity.
 
     Cost: time that it is blocked, less its waits for data and for Python's lock, and what it
     compiles, which threads of the compiler may do while it waits.
@@ -269,9 +275,9 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         if not steps:
             continue
         time = _measured_time(facts, load.rank)
-        waits = sum(step.host_data_ns or 0 for step in steps)
-        waits += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
-        share = load.blocked_ns / load.covered_ns - waits / time.total
+        known = sum(step.host_data_ns or 0 for step in steps)
+        known += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
+        share = load.blocked_ns / load.covered_ns - known / time.total
         share -= locked[load.rank].share if load.rank in locked else 0.0
         if share < _BLOCKED:
             continue
@@ -279,13 +285,20 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         line, of_samples = _line_of(facts, load.rank)
         at = f"; it is at {line} in {of_samples:.0%} of the samples" if line else ""
         ask = "" if facts.lines is not None else "; record with --python to name the line"
+        severity, advice = "high" if share >= HIGH else "medium", f"look at what it waits for{ask}"
+        rank = "another rank, " if len(facts.host_load) > 1 else ""
+        waits = "for something that is neither data nor a core: "
+        waits += f"{rank}a lock, a disk, a pipe, a timer"
+        if load.process_cores - load.on_core_ns / load.covered_ns >= share:
+            severity, waits = "low", "while other threads of its process compute for as long"
+            advice = "nothing, if it waits for what they compute: XLA's threads do so without a GPU"
         yield facts.finding(
             "host-blocked",
-            "high" if share >= HIGH else "medium",
+            severity,
             cost,
-            f"the thread that trains waits {format_ns(cost)} of {facts.per} ({share:.0%}) for "
-            f"something that is neither data nor a core: a lock, a disk, a pipe, a timer{at}",
-            f"look at what it waits for{ask}",
+            f"the thread that trains waits {format_ns(cost)} of {facts.per} ({share:.0%}) "
+            f"{waits}{at}",
+            advice,
             _evidence(load, facts.mean_ns) | ({"line": line} if line else {}),
         )
         return

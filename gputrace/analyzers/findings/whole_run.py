@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
@@ -17,6 +18,7 @@ from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.run_phases import WARMUP_CAUSES
 from gputrace.model.events import Mask
+from gputrace.model.host import DATA, FORWARD, PHASES
 from gputrace.model.intervals import EMPTY, Times
 from gputrace.model.results import Finding, Phase, Step
 from gputrace.model.struct import Struct
@@ -41,6 +43,8 @@ _TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
 """Classes covered by findings of their own."""
 _NAMES: Final = {
     **{row.id: row.activity for row in TIME_CLASSES},
+    **PHASES,
+    FORWARD: "forward passes",
     "host_data": "waiting for data",
     "host": "the program's own work",
 }
@@ -53,7 +57,7 @@ _KEEP_LOADER: Final = {
 }
 _HOST_THEN: Final = (
     "look at what the program does in these steps alone: garbage collection, logging, a checkpoint "
-    "every so many steps, other programs on its cores"
+    "or an evaluation every so many steps, other programs on its cores"
 )
 _LOAD_EVENLY: Final = (
     "look at the batches of these steps: samples that are larger or come from a slower disk, a "
@@ -74,10 +78,13 @@ _IN_SLOW_STEPS: Final = {
     "host_data": _LOAD_EVENLY,
     "sync": "look at what the host waits for in these steps: a loss or a metric read for "
     "logging, an evaluation or a checkpoint every so many steps",
+    FORWARD: "look for an evaluation or a rollout every so many steps, whose forward passes count "
+    "for the step that follows: make it rarer or shorter; or at the batches of these steps: longer "
+    "inputs",
     "alloc": "look at the shapes of these steps: inputs longer than any before take memory anew; "
     "pad them, or run the longest first",
 }
-"""Advice by the class that is longer in slow steps; where the host is late, `_HOST_THEN`."""
+"""Advice by the class or phase that is longer in slow steps; of all others `_HOST_THEN`."""
 
 
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
@@ -189,7 +196,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     excess = int((lengths[slow] - middle).sum())
     if not slow.any() or slow.mean() > 0.5 or excess < _WORTH * lengths.sum():
         return None
-    name, more = _what_slow_steps_have(longest, slow)
+    name, more = _what_slow_steps_have(facts, rank, longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
     epochs = _begun_by(facts, rank, numbers)
     reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
@@ -270,21 +277,32 @@ def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
     return [longest[number] for number in sorted(longest)]
 
 
-def _what_slow_steps_have(steps: Sequence[Step], slow: Mask) -> tuple[str, int]:
-    """Return the class that grew most in the slow steps, and its growth in nanoseconds."""
-    shares = [_shares(step) for step in steps]
-    table = np.array([list(share.values()) for share in shares])
-    more = table[slow].mean(axis=0) - median(table[~slow], axis=0)
+def _what_slow_steps_have(
+    facts: Facts, rank: int, steps: Sequence[Step], slow: Mask
+) -> tuple[str, int]:
+    """Return the class that grew most in the slow steps, and its growth in nanoseconds.
+
+    Of a rank without a GPU, the classes are its phases, as far as they are known.
+    """
+    if steps[0].gpu is None:
+        shares = _phases_of(facts, rank, steps)
+    else:
+        shares = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
+    table = np.array(list(shares.values()), np.int64)
+    more = table[:, slow].mean(axis=1) - [median(row[~slow]) for row in table]
     most = int(np.argmax(more))
-    return list(shares[0])[most], int(more[most])
+    return list(shares)[most], int(more[most])
 
 
-def _shares(step: Step) -> dict[str, int]:
-    """Return the nanoseconds of a step by class; for a host-only rank, data wait and the rest."""
-    if step.gpu is not None:
-        return {name: getattr(step, f"{name}_ns") for name in CLASSES}
-    waited = step.host_data_ns or 0
-    return {"host_data": waited, "host": step.end_ns - step.start_ns - waited}
+def _phases_of(facts: Facts, rank: int, steps: Sequence[Step]) -> dict[str, ArrayLike]:
+    """Return the nanoseconds of each step by phase; ``host`` is what is left."""
+    starts, ends = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).T
+    waited = np.array([step.host_data_ns or 0 for step in steps], np.int64)
+    known = facts.per_gpu.whole.once(read_host_state).phases.get(facts.processes.get(rank, -1))
+    of = {} if known is None else {name: known.of[name] for name in known.of if name != DATA}
+    phases = {name: times.within(starts, ends) for name, times in of.items()}
+    rest = ends - starts - waited - sum(phases.values())
+    return {"host_data": waited, **phases, "host": rest}
 
 
 def warmup(facts: Facts) -> Iterator[Finding]:

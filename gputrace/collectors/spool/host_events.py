@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.spool import Format, Loss, read_chunk_file, read_numbered, read_stop
+from gputrace.model.host import BACKWARD
 
 Records = NDArray[np.void]
 
@@ -152,6 +153,24 @@ def by_kind(events: Records, since: int) -> dict[str, Records]:
             first["start"] = before["start"].min() if len(before) else since
         kinds["step"] = steps[1:] if first["start"] > first["end"] else steps
     return kinds
+
+
+def take_backward_passes(hosts: Sequence[HostEvents]) -> None:
+    """Take backward passes for the ends of steps, if no process has marked any.
+
+    A program that updates its parameters by itself calls no optimizer.
+    """
+    if any(len(host.records["step"]) for host in hosts):
+        return
+    for host in hosts:
+        passes = host.records["phase"]
+        ids = [id for id, name in host.names.items() if name == BACKWARD]
+        steps = _outermost(passes[np.isin(passes["name"], ids)])
+        steps["start"], steps["number"] = 0, np.arange(len(steps))
+        steps["start"][1:] = steps["end"][:-1]
+        steps["kind"], steps["rank"] = KINDS["step"], 1
+        events = np.concatenate([steps, host.records["data_wait"]])
+        host.records["step"] = by_kind(events, host.started)["step"]
 
 
 def counts(counters: Records) -> NDArray[np.int64]:

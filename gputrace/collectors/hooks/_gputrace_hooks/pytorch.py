@@ -303,8 +303,10 @@ def _records_gpu(profile: "Any") -> bool:
     return activities is None or any("CUDA" in str(activity) for activity in activities)
 
 
-def horovod_optimizer(module: "ModuleType") -> None:
-    """Count Horovod's steps, which call torch's ``step`` within, or once a parameter."""
+def other_optimizers(module: "ModuleType") -> None:
+    """Count steps of fastai's, which are none of torch's, and of Horovod's, which call torch's
+    ``step`` within, or once a parameter.
+    """
     for cls in classes(module):
         function = defined(cls, "step")
         if function is not None:
