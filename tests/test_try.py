@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from errno import ENOSPC
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pytest
@@ -596,11 +597,17 @@ def test_what_the_program_sets_itself_stays_so_in_all_turns(
 class Batches:
     """Stands for torch's iterator of a loader: batches have the workers that made them."""
 
+    made: ClassVar[list[int]] = []
+
     def __init__(self, loader: Any) -> None:
         self.num_workers, self._base_seed = loader.num_workers, 7
         self._index_sampler = loader.batch_sampler
-        self._sampler_iter = iter(loader.batch_sampler)
         self.drawn_from = loader.generator
+        self.made.append(self.num_workers)
+        self.reset()
+
+    def reset(self) -> None:
+        self._sampler_iter = iter(self._index_sampler)
 
     def __next__(self) -> tuple[int, int]:
         return self.num_workers, next(self._sampler_iter)
@@ -616,13 +623,21 @@ class Loader:
         prefetch_factor: int = 2,
         batch_sampler: Any = None,
         generator: Any = None,
+        persistent_workers: bool = False,
     ) -> None:
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.batch_sampler = batch_sampler or range(length)
-        self.generator = generator
+        self.generator, self.persistent_workers = generator, persistent_workers
+        self._iterator: Batches | None = None
 
-    def _get_iterator(self) -> Any:
-        return Batches(self)
+    def __iter__(self) -> Any:
+        if not self.persistent_workers:
+            return Batches(self)
+        if self._iterator is None:
+            self._iterator = Batches(self)
+        else:
+            self._iterator.reset()
+        return self._iterator
 
 
 class Generator:
@@ -643,7 +658,10 @@ class WithEnd(Loader):
 
 
 LOADERS: Final = SimpleNamespace(
-    _BaseDataLoaderIter=Batches, DataLoader=Loader, torch=SimpleNamespace(Generator=Generator)
+    _BaseDataLoaderIter=Batches,
+    DataLoader=Loader,
+    torch=SimpleNamespace(Generator=Generator),
+    get_worker_info=lambda: None,
 )
 """Stands for torch.utils.data.dataloader."""
 
@@ -652,8 +670,9 @@ LOADERS: Final = SimpleNamespace(
 def data(hooks: InProgram, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have loaders with twins of four workers."""
     data = importlib.import_module("_gputrace_hooks.cures.data")
-    for name in ("__init__", "__next__"):
-        monkeypatch.setattr(Batches, name, vars(Batches)[name])
+    for cls, name in ((Batches, "__init__"), (Batches, "__next__"), (Loader, "__iter__")):
+        monkeypatch.setattr(cls, name, vars(cls)[name])
+    monkeypatch.setattr(Batches, "made", [])
     hooks.state.cures.update(workers=4)
     hooks.state.asked.update(stretch=5)
     hooks.state.trial.change("workers", "DataLoader", "num_workers", -1, 1, 4)
@@ -683,6 +702,104 @@ def test_a_loader_has_other_workers_by_turns_and_gives_each_batch_once(
     assert next(short) == (1, 1)
     step_ended(2)
     assert hooks.state.trial.reasons["workers"].startswith(runs.WHOLE)
+
+
+@pytest.mark.parametrize(("stay", "made"), [(False, [1, 4] * 3), (True, [1, 4])])
+def test_workers_stay_from_epoch_to_epoch_in_a_twin_as_in_the_program(
+    hooks: InProgram, data: Any, stay: bool, made: list[int]
+) -> None:
+    loader = Loader(200, 1, persistent_workers=stay)
+    for epoch in range(3):
+        iterator = iter(loader)
+        for number in range(190 if epoch == 1 else 200):
+            hooks.state._on.clear()
+            hooks.state._on.update(["workers"] if (number + 5 * epoch) % 10 >= 5 else [])
+            assert next(iterator) == (4 if hooks.state._on else 1, number)
+    assert Batches.made == made
+
+
+def test_the_programs_workers_start_at_no_cost_of_the_cure(
+    hooks: InProgram, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call takes a second: with the cure, the program's loader would not start those it has."""
+    monkeypatch.setattr(data, "time_ns", partial(next, itertools.count(0, 10**9)))
+    for on, length, aside in (([], 200, 0), (["workers"], 50, 0), (["workers"], 200, 1)):
+        hooks.state._on.clear()
+        hooks.state._on.update(on)
+        iter(Loader(length, 1))
+        assert hooks.state.trial.aside == aside * 10**9
+    hooks.state.asked.update(warmup=9, steps=None, turns=[[]])
+    hooks.state.trial.step_ended(0, 3 * 10**9)
+    assert hooks.state.trial.ends == [2 * 10**9]
+
+
+def test_a_loader_within_a_worker_of_a_loader_stays_as_it_is(
+    hooks: InProgram, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOADERS, "get_worker_info", lambda: "worker 0")
+    hooks.state._on.add("workers")
+    iterator = iter(Loader(200, 1))
+    assert [next(iterator) for _ in range(3)] == [(1, number) for number in range(3)]
+    assert (Batches.made, hooks.state.trial.reasons) == ([1], {})
+    # So it does in a run with the cure from end to end.
+    hooks.state.asked.update(stretch=0)
+    monkeypatch.setattr(Loader, "__init__", vars(Loader)["__init__"])
+    data.loaders(LOADERS)
+    assert Loader(200, 0).num_workers == 0
+    monkeypatch.setattr(LOADERS, "get_worker_info", lambda: None)
+    assert Loader(200, 0, generator=None).num_workers == 4
+
+
+def too_late(*_: object) -> None:
+    raise TimeoutError
+
+
+class Interrupted(list[int]):
+    """Batches and a loss during whose reading a signal comes."""
+
+    def __len__(self) -> int:
+        signal.raise_signal(signal.SIGALRM)
+        return super().__len__()
+
+    def numel(self) -> int:
+        return 1
+
+    def detach(self) -> object:
+        return len(self)
+
+    __float__ = __index__ = detach
+
+
+@pytest.mark.parametrize("within", ["guarded", "arguments", "twin", "loss", "number"])
+def test_what_a_handler_raises_within_a_cure_reaches_the_program(
+    hooks: InProgram, data: Any, within: str
+) -> None:
+    """TimeoutError is an OSError, which a cure may raise too: that is its own."""
+    hooks.state._on.add("workers")
+    interrupted, backward = Interrupted(range(200)), SimpleNamespace(backward=lambda _: None)
+    hooks.state.losses(backward)
+    loader = Loader(1, 1)
+    loader.batch_sampler = interrupted
+    calls: dict[str, Callable[[], object]] = {
+        "guarded": lambda: hooks.state.guarded("gc", len, interrupted),
+        "arguments": lambda: changed(Loader)(1, 1),
+        "twin": lambda: next(Batches(loader)),
+        "loss": lambda: backward.backward(interrupted),
+        "number": lambda: hooks.state._value(interrupted),
+    }
+
+    def changed(cls: Any) -> Any:
+        made = type("Changed", (), {"__init__": cls.__init__})
+        hooks.state.change_call(made, "__init__", lambda _: {"length": ("", len(interrupted))})
+        return made
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        with pytest.raises(TimeoutError):
+            calls[within]()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert hooks.state.guarded("gc", too_late) is None
 
 
 def test_a_twin_leaves_the_loader_its_end_and_the_program_its_numbers(

@@ -11,7 +11,7 @@ from functools import wraps
 from types import FunctionType
 
 from .. import recorder, steps
-from ..host_file import time_ns
+from ..host_file import is_handlers, time_ns
 from ..wrappers import ours
 
 TYPE_CHECKING = False
@@ -57,7 +57,8 @@ class Trial:
     def restart(self) -> None:
         """Begin anew in a forked child, with the changes that were made before."""
         self.pid = os.getpid()
-        self.rank = self.stops = 0
+        # Aside are nanoseconds of what the program would not do with the cures that are on.
+        self.rank = self.stops = self.aside = 0
         self.ends: list[int] = []
         self.losses: list[Any] = []
         self.loss: Any = None
@@ -137,7 +138,7 @@ class Trial:
         if rank > self.rank:
             # A source that knows better: what counted before were parts of its steps.
             self.rank, self.ends, self.losses, self.rounds, self.to_come = rank, [], [], [], []
-        self.ends.append(end)
+        self.ends.append(end - self.aside)
         self.losses.append(self.loss)
         self.loss = None
         count = len(self.ends)
@@ -172,7 +173,9 @@ class Trial:
         try:
             with open(os.path.join(asked["folder"], "going")) as file:
                 going: list[int] = json.load(file)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if is_handlers(error):
+                raise
             return None
         if not going:
             self._stop()
@@ -195,7 +198,7 @@ class Trial:
         cuda = _initialized_cuda()
         if cuda is not None:
             cuda.synchronize()
-        self.ends[-1] = time_ns()
+        self.ends[-1] = time_ns() - self.aside
 
 
 trial = Trial()
@@ -252,7 +255,9 @@ def read_number(*names: str) -> "int | None":
 def _value(loss: "Any") -> "float | None":
     try:
         return None if loss is None else float(loss)
-    except Exception:
+    except Exception as error:
+        if is_handlers(error):
+            raise
         return None
 
 
@@ -276,10 +281,15 @@ def sees_gpu(cure: str) -> bool:
 
 
 def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "Any":
-    """Call a function; an error of it, or of what it calls, is the cure's, and goes no further."""
+    """Call a function; an error of it, or of what it calls, is the cure's, and goes no further.
+
+    What a signal handler of the program raises meanwhile does.
+    """
     try:
         return function(*arguments)
     except Exception as error:
+        if is_handlers(error):
+            raise
         # What ends a capture is told as the context of the error that says that it has ended.
         first: BaseException = error
         while first.__context__ is not None:
@@ -324,7 +334,7 @@ def change_call(holder: "Any", name: str, choose: "Choose", later: bool = False)
             new = changed(list(args), dict(keywords))
             args, keywords = (args, keywords) if later else new
         except Exception:
-            recorder.note_failure(f"changing {call}")
+            recorder.note_ours(f"changing {call}")
         return function(*args, **keywords)
 
     setattr(holder, name, ours(changed_call))
@@ -379,7 +389,9 @@ def losses(module: "Any") -> None:
         if hasattr(tensors, "detach") and tensors.numel() == 1:
             try:
                 trial.loss = tensors.detach().clone()
-            except Exception:
+            except Exception as error:
+                if is_handlers(error):
+                    raise
                 trial.loss = None
         return function(tensors, *args, **keywords)
 
