@@ -562,6 +562,7 @@ for x, y in DataLoader(data, 8):
         word.partition("=")[0] for word in applied.split(",")
     }
     assert len(run.losses) == run.steps == 8
+    assert run.threads == 1
     if not run.gpu:
         assert {run.reasons[cure] for cure in skipped.split(",")} == {"torch sees no GPU"}
     switched = combine(read_candidates("fused,channels-last,bf16,set-to-none"))
@@ -1203,6 +1204,7 @@ class Simulated:
             seconds=self.seconds,
             ended=True,
             start_s=self.seconds,
+            threads=1,
         )
         return run if turns is None or going is None else self.by_turns(run, turns, steps, going)
 
@@ -1275,6 +1277,41 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
     assert kept["trials"] == result["rows"]
 
 
+@pytest.mark.parametrize(
+    ("cure", "shown", "wrote"),
+    [
+        ("workers=4", "6: loader = DataLoader(range(500), num_workers=4)", "wrote {}"),
+        ("threads=2", "threads=2: run it as OMP_NUM_THREADS=2", "wrote nothing: all of it is to"),
+        ("persistent", "Nothing that was tried is proven", "wrote nothing: nothing is proven"),
+    ],
+)
+def test_what_is_to_be_changed_is_shown_and_whether_it_was_written(
+    simulated: Simulated,
+    capsys: pytest.CaptureFixture[str],
+    cure: str,
+    shown: str,
+    wrote: str,
+) -> None:
+    simulated.factors = {"workers=4": 0.5, "threads=2": 0.5, "persistent": 1.5}
+    file = str(simulated.path)
+    simulated.changes["workers=4"] = Change(
+        "workers", "DataLoader", "num_workers", -1, "1", "4", file, 6
+    )
+    ran = gputrace_try(capsys, cure, "--apply", "--", "python", "train.py")
+    assert shown in " ".join(ran.out.split())
+    assert wrote.format(file) in ran.err
+
+
+@pytest.mark.parametrize(("noise", "said"), [(0.02, False), (0.3, True)])
+def test_a_busy_machine_is_said_to_be_why_nothing_can_be_told(
+    simulated: Simulated, noise: float, said: bool
+) -> None:
+    simulated.factors, simulated.noise = {"persistent": 1.0}, noise
+    outcome = gputrace.try_cures(["x"], "persistent", budget="1min")
+    assert outcome.rows[0].verdict == "cannot tell yet"
+    assert any("is the machine busy" in note for note in outcome.notes) == said
+
+
 def test_a_cure_whose_hook_raised_has_failed(simulated: Simulated) -> None:
     simulated.factors = {"graphs": 0, "pinned": 0}
     simulated.reasons = {"graphs": "failed: RuntimeError('capture')", "pinned": "torch sees no GPU"}
@@ -1326,8 +1363,8 @@ def test_a_spent_budget_leaves_what_is_not_decided_open(
     simulated.factors, simulated.seconds = {"persistent": 0.5}, 100.0
     ran = gputrace_try(capsys, "persistent", "--budget", "2min", "--", "python", "train.py")
     assert ran.code == NOT_FASTER
-    assert "persistent: cannot tell yet: fewer than 3 rounds in the budget" in ran.out
-    assert "a round takes 200 s; --budget" in " ".join(ran.out.split())
+    said = " ".join(ran.out.split())
+    assert "before all was decided (persistent): a round takes 200 s; --budget 14min" in said
 
 
 def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
@@ -1490,6 +1527,13 @@ def test_a_cure_that_changes_nothing_costs_one_run(
     outcome = gputrace.try_cures(["x"], "gc")
     assert [(row.verdict, row.rounds) for row in outcome.rows] == [("changes nothing", 1)]
     assert simulated.made == ["as it is", "gc"]
+
+
+def test_as_many_threads_as_there_are_cost_no_run(simulated: Simulated) -> None:
+    simulated.factors = {"threads=1": 0.5, "threads=2": 0.5}
+    [one, two] = gputrace.try_cures(["x"], "threads=1,threads=2").rows
+    assert (one.verdict, one.rounds, two.verdict) == ("changes nothing", 0, "faster")
+    assert "threads=1" not in simulated.made
 
 
 def test_a_cure_that_ends_a_run_leaves_the_others_of_that_run_their_answers(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import stdev
 from typing import Final, TypeVar
 
 from gputrace.errors import GputraceError, InputError, UsageError
@@ -68,6 +69,8 @@ _BEYOND_BUDGET: Final = 0.03
 _AS_FAR: Final = 1.1
 """Steps of the program as it is to those with a cure, up to which both ended at the same place:
 that of a program which trains for some time is not to the step."""
+_RESTLESS: Final = 0.1
+"""Scatter of steps as they are, from round to round, from which on a note says so."""
 _TOGETHER: Final = 0.3
 """Most of the budget that is kept for the best together."""
 
@@ -228,6 +231,7 @@ class Trial:
                 else Row(each)
                 for each in candidates
             ]
+            self._skip_what_is_so()
             self._race(self._rows, request.budget_s - self._kept_for_best())
             together = combine([row.candidate for row in self._winners()])
             if len(together.settings) > 1 and str(together) not in map(str, candidates):
@@ -336,6 +340,13 @@ class Trial:
                 better.workers if better else None,
             )
         )
+
+    def _skip_what_is_so(self) -> None:
+        """Try no number of threads that torch has as it is: no run with the cure would tell."""
+        assert self._pilot is not None
+        for row in self._rows:
+            if str(row.candidate) == f"threads={self._pilot.threads}":
+                row.skip(f"{row.candidate}: torch has as many already")
 
     def _set_lengths(self, candidates: Sequence[Candidate]) -> None:
         """Choose how many steps to pass and to measure, the same in all runs."""
@@ -528,9 +539,12 @@ class Trial:
         has_begun = self._pilot is not None and not interrupted
         if not self._rows and has_begun:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
+        elif not winners and has_begun and request.candidates is None:
+            notes.append("more can be tried by name: `gputrace try --list` has it")
         left = [row for row in self._rows if row.verdict == Verdict.OPEN and not row.over]
         if left and has_begun and not self._notes:
             notes.append(self._what_was_left(left))
+        notes += _restless([row for row in self._rows if row.verdict == Verdict.OPEN and row.ratio])
         failed = next((run for run in self._as_it_is if run.failure), None)
         if failed is not None:
             notes.append(
@@ -612,6 +626,17 @@ class Trial:
                 else losses_differ(bare, row.losses)
             ),
         )
+
+
+def _restless(rows: Sequence[Row]) -> list[str]:
+    """Say by how much steps as they are vary, where that is why it cannot be told what cures do."""
+    scatter = max((stdev(map(math.log, row.bare)) for row in rows), default=0.0)
+    if scatter < _RESTLESS:
+        return []
+    return [
+        f"steps as they are vary by {100 * scatter:.0f}% from round to round, so little can be "
+        "told: is the machine busy with other work?"
+    ]
 
 
 def _have_whole_runs(rows: Sequence[Row]) -> None:

@@ -113,6 +113,10 @@ class Row:
         """Have its run's error be the answer."""
         self._end(Verdict.FAILED, str(error))
 
+    def skip(self, why: str) -> None:
+        """Have it that the cures change nothing be the answer."""
+        self._end(Verdict.NOTHING, why)
+
     def _end(self, verdict: Verdict, why: str) -> None:
         self.verdict, self.why, self.over, self.ratio = verdict, why, True, None
 

@@ -88,6 +88,7 @@ class _Left(msgspec.Struct):
     versions: dict[str, str]
     gpu: str
     buffered: int
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,8 @@ class Measured:
     """Rounds of each of the cures that had turns within the run."""
     start_s: float = 0.0
     """Seconds to the end of the first step."""
+    threads: int = 0
+    """Threads of torch for mathematics; 0 without torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +411,7 @@ class Program:
             versions=first.versions,
             gpu=first.gpu,
             buffered=max(each.buffered for each in left),
+            threads=first.threads,
             seconds=seconds,
             ended=code is not None,
             made=len(slowest.ends),

@@ -68,8 +68,8 @@ class Trial:
     def write(self, kind: str = "try") -> None:
         """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, the turns of each
         of its ``rounds``, whether it was ``stopped``, the ``changes``, ``reasons`` for which cures
-        change nothing where they do not, and how many batches loaders may have had ready before
-        the first step (``buffered``).
+        change nothing where they do not, how many batches loaders may have had ready before
+        the first step (``buffered``), and torch's ``threads``.
         """
         host, cuda = os.uname().nodename, _initialized_cuda()
         path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
@@ -90,6 +90,7 @@ class Trial:
             "versions": _versions(),
             "gpu": "" if cuda is None else str(cuda.get_device_name()),
             "buffered": self.buffered,
+            "threads": getattr(sys.modules.get("torch"), "get_num_threads", int)(),
         }
         with open(path + ".new", "w") as file:
             json.dump(content, file)
