@@ -106,7 +106,7 @@ def command(
         from gputrace.trials import try_out
 
         outcome = try_out(request, progress)
-    click.echo(_json(outcome) if as_json else _text(outcome, diff), nl=False, color=True)
+    click.echo(_json(outcome) if as_json else _text(outcome, diff, apply_), nl=False, color=True)
     if apply_:
         _apply(outcome.patch)
     if outcome.interrupted:
@@ -183,7 +183,7 @@ def _json(outcome: Outcome) -> str:
     return to_json(shown)
 
 
-def _text(outcome: Outcome, diff: bool) -> str:
+def _text(outcome: Outcome, diff: bool, apply_: bool) -> str:
     """Render the answers as a table, the best set, and what is to be changed for it."""
     from gputrace.report.text import open_console, print_table, without_blanks
     from gputrace.sanitize import sentence
@@ -193,7 +193,7 @@ def _text(outcome: Outcome, diff: bool) -> str:
     console.print()
     if outcome.rows:
         print_table(console, _table(outcome))
-    for line in (*_remarks(outcome), *_to_change(outcome, diff)):
+    for line in (*_remarks(outcome), *_to_change(outcome, diff, apply_)):
         console.print(sentence(line))
     text = without_blanks(console)
     return f"{text}\n{outcome.patch.diff}" if diff and outcome.patch is not None else text
@@ -236,14 +236,14 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _to_change(outcome: Outcome, diff: bool) -> Iterator[str]:
+def _to_change(outcome: Outcome, diff: bool, apply_: bool) -> Iterator[str]:
     """Yield what is to be done to have the best set for good."""
     if outcome.patch is None:
         return
     yield f"To have {outcome.best} for good:"
     for edit in outcome.patch.edits:
-        hint = "as below" if diff else "--apply writes it"
-        yield f"  change {os.path.relpath(edit.path)} ({hint})"
+        hint = " (as below)" if diff else "" if apply_ else " (--apply writes it)"
+        yield f"  change {os.path.relpath(edit.path)}{hint}"
         if not diff:
             yield from (f"    {line}" for line in edit.lines)
     for line in outcome.patch.by_hand:
