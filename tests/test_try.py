@@ -389,9 +389,11 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(
         trial.ends[-1] = end
     assert warm[1:6] == [["gc"], ["bf16"], ["bf16"], ["bf16", "gc"], ["bf16", "gc"]]
     left: Any = SimpleNamespace(
-        ends=trial.ends, losses=trial.losses, rank=0, rounds=trial.rounds[:4]
+        ends=trial.ends, losses=trial.losses, rank=0, rounds=trial.rounds[:4], ready=[]
     )
-    other: Any = SimpleNamespace(ends=trial.ends[:9], losses=[None] * 9, rank=None, rounds=[])
+    other: Any = SimpleNamespace(
+        ends=trial.ends[:9], losses=[None] * 9, rank=None, rounds=[], ready=[]
+    )
     assert turns.measured([other, left], 6) == tuple(
         (Turn(10, with_cure, (10, with_cure)),) * rounds
         for with_cure, rounds in [(7, 4), (4, 2), (1, 4)]
@@ -403,7 +405,9 @@ def rounds_of(turns: Turns, step: Callable[[int], float]) -> tuple[tuple[Turn, .
     total = MOST * (len(turns.each) + 1) * turns.stretch
     ends = np.cumsum([1.0, *map(step, range(total))]).tolist()
     rounds = itertools.islice(itertools.cycle(turns.orders), MOST)
-    left: Any = SimpleNamespace(ends=ends, losses=[None] * len(ends), rank=0, rounds=list(rounds))
+    left: Any = SimpleNamespace(
+        ends=ends, losses=[None] * len(ends), rank=0, rounds=list(rounds), ready=[]
+    )
     return turns.measured([left], 1)
 
 
@@ -853,11 +857,72 @@ def test_turns_of_a_loader_pass_over_what_was_ready_before(tmp_path: Path) -> No
     # Eight steps are 0.4 s; batches come in bursts of as many as there are workers.
     assert [(each.passed, each.stretch - each.passed) for each in turns] == [
         (1, 8),
-        (13, 12),
-        (5, 8),
-        (17, 8),
-        (25, 12),
+        (13, 36),
+        (5, 12),
+        (9, 24),
+        (25, 72),
     ]
+
+
+class Workers:
+    """Loader of workers that take the same time for each batch, in turn; a step takes 20 ms."""
+
+    def __init__(self, count: int, prefetch: int, batch: float) -> None:
+        self.free, self.batch, self.made = [0.0] * count, batch, 0
+        self.due: list[float] = []
+        for _ in range(count * prefetch):
+            self.ask(0.0)
+
+    def ask(self, now: float) -> None:
+        worker = self.made % len(self.free)
+        self.made += 1
+        self.free[worker] = max(self.free[worker], now) + self.batch
+        self.due.append(self.free[worker])
+
+    def step(self, now: float) -> float:
+        """The end of the step that asks for a batch now."""
+        now = max(now, self.due.pop(0))
+        self.ask(now)
+        return now + 20
+
+    def ready(self, now: float) -> int:
+        return sum(due <= now for due in self.due)
+
+    def mean(self) -> float:
+        """The mean step of a run with this loader alone."""
+        ends = [0.0]
+        for _ in range(400):
+            ends.append(self.step(ends[-1]))
+        return (ends[400] - ends[200]) / 200
+
+
+@pytest.mark.parametrize("cure", ["prefetch=4", "workers=4", "workers=1"])
+@pytest.mark.parametrize("batch", [38.0, 44.0, 48.0, 60.0, 120.0])
+def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
+    cure: str, batch: float
+) -> None:
+    """What two workers get ready while another loader has its turn makes none faster."""
+    [candidate] = read_candidates(cure)
+    trial = trials.Trial(trials.Request(("x",)), lambda *_: None)
+    trial._pilot = SimpleNamespace(step_ns=30_000_000, buffered=4)  # type: ignore[assignment]
+    turns = trial._turns([Row(candidate)])
+    values = {"workers": 2, "prefetch": 2} | {s.cure.id: s.value for s in candidate.settings}
+    given: Any = (values["workers"], values["prefetch"], batch)
+    loaders = [Workers(2, 2, batch), Workers(*given)]
+    orders = turns.orders[:11]
+    ends, ready = [0.0], []
+    for turn in itertools.chain(*orders):
+        for step in range(1, turns.stretch + 1):
+            ends.append(loaders[turn].step(ends[-1]))
+            if step in (turns.passed, turns.stretch):
+                ready.append(loaders[turn].ready(ends[-1]))
+    losses = [None] * len(ends)
+    left: Any = SimpleNamespace(ends=ends, losses=losses, rank=0, rounds=orders, ready=ready)
+    [pairs] = turns.measured([left], 1)
+    ratio = compare([pair.bare_ns for pair in pairs], [pair.cured_ns for pair in pairs])
+    by_hand = Workers(*given).mean() / Workers(2, 2, batch).mean()
+    assert ratio is not None
+    assert ratio.ratio == pytest.approx(by_hand, rel=0.05)
 
 
 def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None:

@@ -62,6 +62,8 @@ _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
 """Steps of warm-up beyond those whose batches were ready before the first one."""
 _TURN_NS: Final = 400_000_000
+_BUFFERS: Final = 3
+"""Steps of a loader's turn to the batches that it may have ready: fewer say little of its speed."""
 _TURN: Final = (5, 80)
 """Fewest and most steps of a turn within a run."""
 _BEYOND_BUDGET: Final = 0.03
@@ -428,7 +430,8 @@ class Trial:
             if row.ahead:
                 # What is ready when a turn begins was made in others; and batches of several
                 # workers come in bursts.
-                passed = max(passed, 1 + _ready(row.candidate, self._pilot.buffered))
+                ready = _ready(row.candidate, self._pilot.buffered)
+                passed, steps = max(passed, 1 + ready), max(steps, _BUFFERS * ready)
                 period = max(period, _workers(row.candidate), self._pilot.buffered)
         if self._made is not None:
             room = (self._made - self._warmup) // (TURNS * (len(lot) + 1)) - passed
@@ -656,7 +659,8 @@ def _ready(candidate: Candidate, buffered: int) -> int:
     factor, workers = values.get("prefetch", 0), _workers(candidate)
     if not isinstance(factor, int):
         return buffered
-    return max(buffered, workers * (factor or 2), 0 if workers else buffered * factor)
+    # Without other workers, those that have two batches ready each, as torch has it.
+    return max(buffered, workers * (factor or 2), 0 if workers else buffered * factor // 2)
 
 
 def _workers(candidate: Candidate) -> int:

@@ -6,6 +6,8 @@ from inspect import signature
 from types import FunctionType
 
 from ..host_file import is_handlers, time_ns
+from ..loader import count_ready
+from ..steps import weak
 from ..wrappers import ours
 from .trial import WHOLE, asked, between, change_call, cures, guarded, is_on, sees_gpu, trial
 
@@ -76,6 +78,7 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
         if twin is None:
             return following(self)
         first, second = (twin, self) if on else (self, twin)
+        _working[0] = weak(first)
         try:
             return following(first)
         except StopIteration:
@@ -83,7 +86,23 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
 
     base.__init__, base.__next__ = ours(begin_kept), ours(next_batch)
     _set_starts_aside(module, base, chosen)
+    trial.count_ready = _count_ready
     between.append(lambda _: _tell_alone(chosen))
+
+
+_working: "list[Callable[[], Any]]" = [int]
+"""Weak reference to the iterator that gives the batches of this turn."""
+
+
+def _count_ready() -> int:
+    """Return how many batches that iterator has ready; 0 where it has no workers."""
+    try:
+        iterator = _working[0]()
+        return count_ready(iterator) if hasattr(iterator, "_task_info") else 0
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        return 0
 
 
 def _set_starts_aside(module: "Any", base: "Any", chosen: "list[str]") -> None:
