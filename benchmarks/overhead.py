@@ -2,7 +2,8 @@
 
 Part ``turns`` trains on two GPUs, and turns each recorder off and on every few steps within a run:
 where the host is shared, runs of the same differ by more than a recorder costs. There the hooks and
-the sampling of NVML run throughout, and are in neither.
+the sampling of NVML run throughout, and are in neither. In ``hooks``, these functions around those
+of PyTorch are taken off and put back on so, with nothing of the GPU recorded.
 
 The other parts are trainings in whole runs, on one GPU but for ``ddp-…``, in turn: without a
 recorder, under `gputrace record`, where the GPU waits for its host also with `--sample 2%`, and
@@ -57,7 +58,9 @@ TURNS: Final = {
 """Turns of each kind in a run, and steps in a turn; torch.profiler takes a second to start."""
 COLLECTOR: Final = {"GPUTRACE_HOLD_NS": str(60 * 10**9)}
 """CUPTI is held through the turns without it."""
+HOOK_TURNS: Final = ("--hooks", "--turns", "24", "--turn-steps", "30", "--warmup", "60")
 LONG_S: Final = 600.0
+HOOKS_COST: Final = 0.01
 OFF: Final = 0.04
 """Part of the step by which the unrecorded one may be off."""
 
@@ -133,7 +136,10 @@ def run(options: Options) -> int:
         print(f"overhead: {why}")
         return 0
     journal = Journal("overhead", options)
-    parts: dict[str, Callable[[], None]] = {"turns": partial(_by_turns, journal, options)}
+    parts: dict[str, Callable[[], None]] = {
+        "turns": partial(_by_turns, journal, options),
+        "hooks": partial(_by_hooks, journal, options),
+    }
     for name, training in TRAININGS.items():
         parts[name] = partial(_whole, journal, name, training, options)
     for name, of in LONG.items():
@@ -286,13 +292,19 @@ def _by_turns(journal: Journal, options: Options) -> None:
     for model, batch in TURNED:
         variants = {name: partial(_turned, name, model, batch) for name in TURNS}
         for name, runs in in_turn(journal, variants, options.runs).items():
-            mean = statistics.mean(run.ratio for run in runs)
-            half = half_width([run.ratio for run in runs])
-            off = statistics.mean(statistics.mean(run.off_ms) for run in runs)
-            on = statistics.mean(statistics.mean(run.on_ms) for run in runs)
-            ratio = f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})"
-            journal.row("turns", model=model, recorder=name, off_ms=off, on_ms=on, ratio=ratio)
+            journal.row("turns", model=model, recorder=name, **_by_turn(runs))
     return None
+
+
+def _by_turn(runs: Sequence[Turns]) -> dict[str, float | str]:
+    """Return the mean turn without and with the recorder, and their ratio with its interval."""
+    ratios = [run.ratio for run in runs]
+    mean, half = statistics.mean(ratios), half_width(ratios)
+    return {
+        "off_ms": statistics.mean(statistics.mean(run.off_ms) for run in runs),
+        "on_ms": statistics.mean(statistics.mean(run.on_ms) for run in runs),
+        "ratio": f"{mean:.3f} ({mean - half:.3f} to {mean + half:.3f})",
+    }
 
 
 def _turned(variant: str, model: str, batch: int) -> Turns:
@@ -306,4 +318,32 @@ def _turned(variant: str, model: str, batch: int) -> Turns:
         command = recorded(Path(folder, "t.sqlite"), program(str(TRAIN), *words, ranks=2), *how)
         held = [f"{name}={value}" for name, value in COLLECTOR.items()]
         line = printed_result(completed(("env", *held, *command)))
+    return Turns(line["off_ms"], line["on_ms"])
+
+
+def _by_hooks(journal: Journal, options: Options) -> None:
+    """The hooks taken off and put on within each of the runs of what waits for its host."""
+    for name in ("resnet18", "gpt2"):
+        chosen, why = _chosen(TRAININGS[name], options)
+        if why:
+            journal.skip("hooks", f"{name}: {why}")
+            continue
+        train = program(str(chosen.script), *chosen.words.split(), *HOOK_TURNS, "--block", "1")
+        turned = in_turn(journal, {"": partial(_turned_hooks, train)}, options.runs_or(ROUNDS))[""]
+        journal.row("hooks", model=name, **_by_turn(turned))
+        # Two turns of each kind make a ratio: off, on, on, off.
+        ratios = [
+            sum(turns.on_ms[two : two + 2]) / sum(turns.off_ms[two : two + 2])
+            for turns in turned
+            for two in range(0, len(turns.on_ms), 2)
+        ]
+        what, cost = f"{name}: hooks lengthen a step by", statistics.mean(ratios) - 1
+        bound = Check(what, cost, HOOKS_COST, 0.0, half_width(ratios), at_most=True)
+        journal.check("hooks", bound)
+
+
+def _turned_hooks(command: Sequence[str]) -> Turns:
+    how = ("--backend", "host", "--no-nvml")
+    with tempfile.TemporaryDirectory() as folder:
+        line = printed_result(completed(recorded(Path(folder, "t.sqlite"), command, *how)))
     return Turns(line["off_ms"], line["on_ms"])

@@ -4,7 +4,8 @@
 
 Prints one JSON line on rank 0: the mean and median time of the steady steps in milliseconds, the
 mean of each tenth of them, and the most memory that the process had resident. With --turns, a
-recorder is off and on in turn within the run, and the line has the median step of each turn. With
+recorder is off and on in turn within the run, and the line has the median step of each turn; with
+--hooks it is the hooks of gputrace that are, of a run that it records. With
 --minutes, a line comes every ten seconds: the median step with the recorder, and without it.
 With --block, the GPU is waited for after so many steps, and not after each.
 cuDNN's search is off and seeds are fixed, so that every run does the same.
@@ -18,9 +19,12 @@ import json
 import os
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
+from types import FunctionType
 from typing import Any, Final
 
 SETTLE: Final = 2
@@ -45,6 +49,7 @@ def main() -> None:
     parser.add_argument("--wait-ms", type=float, default=0.0, help="the loader takes so long")
     parser.add_argument("--data-parallel", action="store_true", help="one process, all GPUs")
     parser.add_argument("--profiler", action="store_true", help="under torch.profiler, CUDA only")
+    parser.add_argument("--hooks", action="store_true", help="turns of gputrace's hooks")
     parser.add_argument("--turns", type=int, default=0, help="turns of each kind, an even number")
     parser.add_argument("--turn-steps", type=int, default=6)
     parser.add_argument("--minutes", type=float, default=0.0, help="with short turns without it")
@@ -87,9 +92,11 @@ def _is_on(turn: int) -> bool:
 
 
 def _switch(options: argparse.Namespace) -> Callable[[bool], None]:
-    """Turns the recorder of this process on or off: torch.profiler, or gputrace's collector."""
+    """Turns what records this process on or off: torch.profiler, gputrace's collector or hooks."""
     import torch
 
+    if options.hooks:
+        return partial(_switch_hooks, found={})
     if not options.profiler:
         library = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
         return lambda on: library.gputrace_capture(int(on))
@@ -104,6 +111,35 @@ def _switch(options: argparse.Namespace) -> Callable[[bool], None]:
             running.pop().stop()
 
     return switch
+
+
+def _switch_hooks(on: bool, found: dict[tuple[Any, str], Any]) -> None:
+    """Put all that gputrace's hooks have around functions on or off; ``found`` has it."""
+    import torch.optim.optimizer as optimizers
+
+    called: Any = optimizers._global_optimizer_post_hooks
+    if not found:
+        modules = list(sys.modules.values())
+        held = [held for module in modules for held in list(vars(module).values())]
+        for holder in (*modules, *{held for held in held if isinstance(held, type)}):
+            for name, function in list(vars(holder).items()):
+                is_ours = isinstance(function, FunctionType) and _HOOKS in _file(function)
+                if is_ours and hasattr(function, "__wrapped__"):
+                    found[holder, name] = function
+        found[optimizers, _HOOKS] = dict(called)
+    for (holder, name), function in found.items():
+        if name == _HOOKS:
+            called.clear()
+            called.update(function if on else {})
+        else:
+            setattr(holder, name, function if on else function.__wrapped__)
+
+
+_HOOKS: Final = "_gputrace_hooks"
+
+
+def _file(function: FunctionType) -> str:
+    return function.__code__.co_filename
 
 
 def _before_steps(options: argparse.Namespace) -> Callable[[int], None]:
@@ -125,7 +161,8 @@ def _before_steps(options: argparse.Namespace) -> Callable[[int], None]:
             switch(False)
         elif step >= options.warmup and into == 0:
             switch(_is_on(turn))
-            torch.distributed.barrier()
+            if torch.distributed.is_initialized():
+                torch.distributed.barrier()
 
     return before
 

@@ -12,7 +12,7 @@ from . import steps
 from .host_file import time_ns
 from .load import counter
 from .recorder import note_ours, on_fork, record_of, thread_id, word
-from .wrappers import defined, ours
+from .wrappers import at_bounds, defined, ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ class _Memory:
         """Record the counts since the last such step, and plan the next one."""
         if not self.is_watched and self.counted <= end < self.due:
             return
-        stats = self.look(True)
+        stats = self.look()
         if not stats:
+            self.counted, self.due = end, end + _UNTIL_CUDA_NS
             return
         counts = {name: _count(stats, *keys) for name, keys in _COUNTS.items()}
         if self.counts:
@@ -48,18 +49,25 @@ class _Memory:
             self._record(name, end, end, _count(stats, *keys))
         grew = bool(self.counts) and counts["segments"] > self.counts["segments"]
         self.counts, self.counted = counts, end
-        self.is_watched = not self.is_watched
+        self._watch(not self.is_watched)
         if self.history is not None:
             self.requests.step_ended(self.history, self.is_watched, grew, end)
         if not self.is_watched:
             self.due, self.took = end + _PATIENCE * self.took, 0
 
-    def look(self, asked: bool = False) -> "Any":
-        """Read the counts at a bound of a phase, if they are watched; record the peak if it rose.
+    def _watch(self, is_watched: bool) -> None:
+        """Read the counts at each bound of a phase, or no longer."""
+        self.is_watched = is_watched
+        at_bounds[:] = [call for call in at_bounds if call != self.look]
+        if is_watched:
+            at_bounds.append(self.look)
+
+    def look(self) -> "Any":
+        """Read the counts; record the peak if it rose.
 
         It returns nothing where torch has not begun with CUDA.
         """
-        if self.read is None or not (self.is_watched or asked):
+        if self.read is None:
             return None
         try:
             start = time_ns()
@@ -83,7 +91,8 @@ class _Memory:
     def forget(self) -> None:
         """Leave what is known to the parent: CUDA does not survive a fork."""
         self.due = self.took = self.peak = self.at = self.counted = 0
-        self.is_watched, self.counts = False, {}
+        self.counts = {}
+        self._watch(False)
         self.requests = _Requests()
 
 
@@ -142,6 +151,7 @@ def _record_history(module: "Any") -> "Any":
 
 _STEADY, _ENTRIES = 8, 4000
 _PATIENCE = 300
+_UNTIL_CUDA_NS = 100000000
 _PEAK = "allocated_bytes", "all", "peak"
 _COUNTS = {
     "allocation retries": ("num_alloc_retries",),

@@ -10,7 +10,6 @@ import sys
 from functools import wraps
 from types import FunctionType
 
-from . import steps
 from .host_file import time_ns
 from .recorder import PHASE, note_ours, record, word
 
@@ -67,18 +66,11 @@ def is_untimed() -> bool:
 
 def timed(call: "Any", args: "Any", keywords: "Any") -> "Any":
     """Make the call, and record it."""
-    _within.append(None)
     start = time_ns()
+    # Within: what a signal handler raises may end the call that it comes after.
     try:
+        _within.append(None)
         return call(*args, **keywords)
     finally:
         del _within[:]
         record(start, time_ns(), _what, PHASE)
-
-
-def _step_ended(rank: int, end: int) -> None:
-    # Where a signal handler raised between two lines of `timed`.
-    del _within[:]
-
-
-steps.on_step.append(_step_ended)

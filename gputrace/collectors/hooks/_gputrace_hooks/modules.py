@@ -13,6 +13,7 @@ from weakref import ref
 from . import model_calls, steps
 from .host_file import is_handlers, time_ns
 from .recorder import MODULE, note, note_failure, on_fork, record_of, thread_id, too_deep, word
+from .wrappers import at_bounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,12 +81,15 @@ class _Modules:
     def step_ended(self, rank: int, end: int) -> None:
         """Begin with the step that follows, or end."""
         count, length = steps.recorded()
+        # Of nearly all steps this is all: a step calls much else, so each line costs.
+        if count > _FIRST and count % _AGAIN and not self.is_on and not self.limits[1]:
+            return
         if self.is_on:
             self.backward_ended()
             if 0 <= count < self.until:
                 return
             self.end()
-        self._put_back()
+        self.put_back()
         if count == 1 and model_calls.IS_ASKED:
             self.until, self.is_brief = 2, True
             self._begin()
@@ -115,14 +119,15 @@ class _Modules:
         self.limits = limit, min(limit + _ROOM, 2**31 - 1)
         sys.setrecursionlimit(self.limits[1])
         self.is_on = True
+        at_bounds.append(self.backward_ended)
         cls.__call__ = _call
 
     def forked(self) -> None:
         """Leave modules to the parent."""
         self.end()
-        self._put_back()
+        self.put_back()
 
-    def _put_back(self) -> None:
+    def put_back(self) -> None:
         """Undo what ``end`` cannot, or what the program has saved and put there after it."""
         if self.original is None:
             return
@@ -153,6 +158,7 @@ class _Modules:
             return
         self.backward_ended()
         self.is_on = False
+        at_bounds.remove(self.backward_ended)
         cls: Any = sys.modules["torch.nn"].Module
         if vars(cls).get("__call__") is _call:
             cls.__call__ = self.original
@@ -205,7 +211,10 @@ class _Modules:
             self._failed(error)
 
     def backward_ended(self) -> None:
-        """Return threads to where they were before the backward pass; those of autograd wait."""
+        """Return threads to where they were before the backward pass; those of autograd wait.
+
+        Called at the bounds of all phases: none lies within a backward pass.
+        """
         for walk in list(self.walks.values()):
             if walk.is_backward:
                 self._move(walk, walk.before, 0, walk.thread == thread_id())
@@ -359,7 +368,10 @@ steps.on_step.append(modules.step_ended)
 
 def _call(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
     """Stand for ``Module.__call__`` while modules are recorded, but within compiled functions."""
-    if not modules.is_on or (modules.compiles is not None and modules.compiles()):
+    if modules.compiles is not None and modules.compiles():
+        return modules.original(self, *args, **keywords)
+    if not modules.is_on:
+        modules.put_back()
         return modules.original(self, *args, **keywords)
     depth, result = modules.enter(self, args, keywords), None
     try:

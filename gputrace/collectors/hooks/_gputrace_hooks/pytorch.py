@@ -10,12 +10,11 @@ from functools import wraps
 from types import CodeType
 
 from . import steps
-from .allocator import memory
 from .host_file import time_ns
 from .modules import modules
 from .recorder import PHASE, note_failure, record, word
 from .steps import OPTIMIZER, step_ended
-from .wrappers import call_after, classes, defined, makes_way, ours, phase
+from .wrappers import at_bounds, call_after, classes, defined, makes_way, ours, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ _what = word("torch.optim.Optimizer.step")
 _optimizer = word("optimizer")
 _begun: "dict[int, int]" = {}
 """When optimizers began the steps that they are in, by id."""
+_pre_hooks: "list[Any]" = []
 _quiet: "list[None]" = []
 """Not empty while steps are made that train nothing."""
 
@@ -35,33 +35,33 @@ def optimizer(module: "Any") -> None:
     """Use torch's hook of all optimizers if there is one, else wrap ``step`` of each class."""
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is not None:
-        register(lambda optimizer, args, keywords: _own_step(optimizer))
-        before = getattr(module, "register_optimizer_step_pre_hook", None)
-        if before is not None:
-            before(lambda optimizer, args, keywords: _own_begin(optimizer))
+        register(_own_step)
     # It may stand between a loss and its backward pass.
     _time(module.Optimizer, "zero_grad", "other")
     watch = _wrap if register is None else _time_all
-    call_after(module.Optimizer, "__init__", lambda self: watch(type(self)))
+    for method in ("__init__", "__setstate__"):
+        call_after(module.Optimizer, method, lambda self: watch(type(self)))
 
 
 def _time_all(cls: "Any") -> None:
     """Time ``step`` with what torch does around its hooks.
 
-    Those of the main program are let be: cloudpickle would take what wraps them with their class.
+    Those of the main program are let be, and timed by hooks: cloudpickle would take what wraps them
+    with their class.
     """
     if cls.__module__ != "__main__":
         _time(cls, "step", "optimizer")
+    elif not _pre_hooks:
+        register = getattr(
+            sys.modules["torch.optim.optimizer"], "register_optimizer_step_pre_hook", None
+        )
+        if register is not None:
+            _pre_hooks.append(register(_own_begin))
 
 
 def backward(module: "Any") -> None:
     """Time the function that ``Tensor.backward`` calls."""
-    _time(module, "backward", "backward", _around_backward)
-
-
-def _around_backward() -> None:
-    memory.look()
-    modules.backward_ended()
+    _time(module, "backward", "backward")
 
 
 _PHASES = {
@@ -117,10 +117,8 @@ def phases(module: "Any") -> None:
         _time(getattr(module, cls), method, called)
 
 
-def _time(
-    holder: "Any", name: str, called: str, around: "Callable[[], None]" = memory.look
-) -> None:
-    phase(holder, name, called, _is_compiling, around)
+def _time(holder: "Any", name: str, called: str) -> None:
+    phase(holder, name, called, _is_compiling)
 
 
 def transformers_trainer(module: "Any") -> None:
@@ -142,18 +140,19 @@ def clipping(module: "Any") -> None:
     _time(module, "clip_grad_norm_", "gradient clipping")
 
 
-def _own_begin(optimizer: object) -> None:
+def _own_begin(optimizer: object, *_: object) -> None:
     if not hasattr(type(optimizer), "_step_of_gputrace"):
         _begin(optimizer)
 
 
 def _begin(optimizer: object) -> None:
     if not _quiet and not _is_compiling():
-        memory.look()
+        for look in at_bounds:
+            look()
         _begun[id(optimizer)] = time_ns()
 
 
-def _own_step(optimizer: object) -> None:
+def _own_step(optimizer: object, *_: object) -> None:
     """Count a step of one of torch's classes, unless Horovod's is around it."""
     if not hasattr(type(optimizer), "_step_of_gputrace"):
         _step(optimizer)
@@ -163,7 +162,8 @@ def _step(optimizer: object) -> None:
     if not _quiet and not _is_compiling():
         start = _begun.pop(id(optimizer), 0)
         if start:
-            memory.look()
+            for look in at_bounds:
+                look()
         step_ended(_what, OPTIMIZER, optimizer)
         if start:
             # With what recording took: the program waits for it in this call.

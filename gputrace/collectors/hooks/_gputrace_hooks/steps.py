@@ -97,25 +97,20 @@ def step_ended(what: int, rank: int, owner: object) -> None:
         if source is None:
             source = _sources[rank] = _Source(rank)
         source.calls += 1
+        counts = rank == max(_sources)
         for proven in source.ends(owner, end):
             source.add(what, proven)
-            if rank == max(_sources):
-                _counted(rank, proven)
-        if rank == max(_sources) and (
-            source.count >= min(_stretches.at, _nodes.at) or _window != [None, None]
-        ):
+            if counts:
+                control.step_ended()
+                load.step_ended(proven)
+                for call in on_step:
+                    call(rank, proven)
+        if counts and (source.count >= min(_stretches.at, _nodes.at) or _window != [None, None]):
             _apply_window(source)
     except RecursionError:
         too_deep[:] = [True]
     except Exception:
         note_ours("counting steps")
-
-
-def _counted(rank: int, end: int) -> None:
-    control.step_ended()
-    load.step_ended(end)
-    for call in on_step:
-        call(rank, end)
 
 
 def calls(rank: int) -> int:

@@ -24,6 +24,9 @@ _RAISED = DATA_WAIT | 1 << 32
 _UNSEEN = DATA_WAIT | 2 << 32
 _hidden: "list[str]" = []
 
+at_bounds: "list[Callable[[], object]]" = []
+"""Called where a phase of a step begins or ends, outside of its time."""
+
 
 def ours(function: "Any") -> "Any":
     """Mark a wrapper, so that it is not wrapped again."""
@@ -118,16 +121,8 @@ def call_after(holder: "Any", name: str, then: "Callable[[Any], None]") -> None:
     wrap(holder, name, lambda function: after(function, then))
 
 
-def phase(
-    holder: "Any",
-    name: str,
-    called: str,
-    is_untimed: "Callable[[], bool]",
-    around: "Callable[[], None]",
-) -> None:
-    """Time each call of a function as a part of a step, unless ``is_untimed``; call another before
-    and after it, which takes no time of its own.
-    """
+def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]") -> None:
+    """Time each call of a function as a part of a step, unless ``is_untimed``."""
     function = defined(holder, name)
     if function is None:
         return
@@ -137,13 +132,15 @@ def phase(
     def inside(*args: "Any", **keywords: "Any") -> "Any":
         if is_untimed():
             return function(*args, **keywords)
-        around()
+        for look in at_bounds:
+            look()
         start = time_ns()
         try:
             return function(*args, **keywords)
         finally:
             record(start, time_ns(), what, PHASE)
-            around()
+            for look in at_bounds:
+                look()
 
     setattr(holder, name, ours(inside))
 
