@@ -925,6 +925,29 @@ def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
     assert ratio.ratio == pytest.approx(by_hand, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("cure", "ratio", "verdict"),
+    [
+        ("prefetch=4", 0.98, "cannot tell yet"),
+        ("prefetch=4", 0.95, "faster"),
+        ("prefetch=4", 1.0, "no difference"),
+        ("fused", 0.975, "faster"),
+    ],
+)
+def test_a_part_of_a_batch_makes_no_loader_faster(cure: str, ratio: float, verdict: str) -> None:
+    """In a turn, its batches are counted as whole ones."""
+    row = row_of(cure)
+    run: Any = SimpleNamespace(
+        changes=[Change(row.candidate.settings[0].cure.id, "f", "", -1, "", "", "", 0)],
+        seconds=1.0,
+        turns=((),),
+        reasons={},
+    )
+    scatter = [1.001, 0.999, 1.0] * 7
+    row.take(run, [Turn(1e7, 1e7 * ratio * each) for each in scatter])
+    assert str(row.verdict) == verdict
+
+
 def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None:
     path = real.folder / "modules" / "torch" / "optim" / "optimizer.py"
     path.write_text(
