@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from errno import ENOSPC
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pytest
@@ -388,9 +389,11 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(
         trial.ends[-1] = end
     assert warm[1:6] == [["gc"], ["bf16"], ["bf16"], ["bf16", "gc"], ["bf16", "gc"]]
     left: Any = SimpleNamespace(
-        ends=trial.ends, losses=trial.losses, rank=0, rounds=trial.rounds[:4]
+        ends=trial.ends, losses=trial.losses, rank=0, rounds=trial.rounds[:4], ready=[]
     )
-    other: Any = SimpleNamespace(ends=trial.ends[:9], losses=[None] * 9, rank=None, rounds=[])
+    other: Any = SimpleNamespace(
+        ends=trial.ends[:9], losses=[None] * 9, rank=None, rounds=[], ready=[]
+    )
     assert turns.measured([other, left], 6) == tuple(
         (Turn(10, with_cure, (10, with_cure)),) * rounds
         for with_cure, rounds in [(7, 4), (4, 2), (1, 4)]
@@ -402,7 +405,9 @@ def rounds_of(turns: Turns, step: Callable[[int], float]) -> tuple[tuple[Turn, .
     total = MOST * (len(turns.each) + 1) * turns.stretch
     ends = np.cumsum([1.0, *map(step, range(total))]).tolist()
     rounds = itertools.islice(itertools.cycle(turns.orders), MOST)
-    left: Any = SimpleNamespace(ends=ends, losses=[None] * len(ends), rank=0, rounds=list(rounds))
+    left: Any = SimpleNamespace(
+        ends=ends, losses=[None] * len(ends), rank=0, rounds=list(rounds), ready=[]
+    )
     return turns.measured([left], 1)
 
 
@@ -561,6 +566,7 @@ for x, y in DataLoader(data, 8):
         word.partition("=")[0] for word in applied.split(",")
     }
     assert len(run.losses) == run.steps == 8
+    assert run.threads == 1
     if not run.gpu:
         assert {run.reasons[cure] for cure in skipped.split(",")} == {"torch sees no GPU"}
     switched = combine(read_candidates("fused,channels-last,bf16,set-to-none"))
@@ -596,11 +602,17 @@ def test_what_the_program_sets_itself_stays_so_in_all_turns(
 class Batches:
     """Stands for torch's iterator of a loader: batches have the workers that made them."""
 
+    made: ClassVar[list[int]] = []
+
     def __init__(self, loader: Any) -> None:
         self.num_workers, self._base_seed = loader.num_workers, 7
         self._index_sampler = loader.batch_sampler
-        self._sampler_iter = iter(loader.batch_sampler)
         self.drawn_from = loader.generator
+        self.made.append(self.num_workers)
+        self.reset()
+
+    def reset(self) -> None:
+        self._sampler_iter = iter(self._index_sampler)
 
     def __next__(self) -> tuple[int, int]:
         return self.num_workers, next(self._sampler_iter)
@@ -616,13 +628,21 @@ class Loader:
         prefetch_factor: int = 2,
         batch_sampler: Any = None,
         generator: Any = None,
+        persistent_workers: bool = False,
     ) -> None:
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.batch_sampler = batch_sampler or range(length)
-        self.generator = generator
+        self.generator, self.persistent_workers = generator, persistent_workers
+        self._iterator: Batches | None = None
 
-    def _get_iterator(self) -> Any:
-        return Batches(self)
+    def __iter__(self) -> Any:
+        if not self.persistent_workers:
+            return Batches(self)
+        if self._iterator is None:
+            self._iterator = Batches(self)
+        else:
+            self._iterator.reset()
+        return self._iterator
 
 
 class Generator:
@@ -643,7 +663,10 @@ class WithEnd(Loader):
 
 
 LOADERS: Final = SimpleNamespace(
-    _BaseDataLoaderIter=Batches, DataLoader=Loader, torch=SimpleNamespace(Generator=Generator)
+    _BaseDataLoaderIter=Batches,
+    DataLoader=Loader,
+    torch=SimpleNamespace(Generator=Generator),
+    get_worker_info=lambda: None,
 )
 """Stands for torch.utils.data.dataloader."""
 
@@ -652,8 +675,9 @@ LOADERS: Final = SimpleNamespace(
 def data(hooks: InProgram, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have loaders with twins of four workers."""
     data = importlib.import_module("_gputrace_hooks.cures.data")
-    for name in ("__init__", "__next__"):
-        monkeypatch.setattr(Batches, name, vars(Batches)[name])
+    for cls, name in ((Batches, "__init__"), (Batches, "__next__"), (Loader, "__iter__")):
+        monkeypatch.setattr(cls, name, vars(cls)[name])
+    monkeypatch.setattr(Batches, "made", [])
     hooks.state.cures.update(workers=4)
     hooks.state.asked.update(stretch=5)
     hooks.state.trial.change("workers", "DataLoader", "num_workers", -1, 1, 4)
@@ -683,6 +707,104 @@ def test_a_loader_has_other_workers_by_turns_and_gives_each_batch_once(
     assert next(short) == (1, 1)
     step_ended(2)
     assert hooks.state.trial.reasons["workers"].startswith(runs.WHOLE)
+
+
+@pytest.mark.parametrize(("stay", "made"), [(False, [1, 4] * 3), (True, [1, 4])])
+def test_workers_stay_from_epoch_to_epoch_in_a_twin_as_in_the_program(
+    hooks: InProgram, data: Any, stay: bool, made: list[int]
+) -> None:
+    loader = Loader(200, 1, persistent_workers=stay)
+    for epoch in range(3):
+        iterator = iter(loader)
+        for number in range(190 if epoch == 1 else 200):
+            hooks.state._on.clear()
+            hooks.state._on.update(["workers"] if (number + 5 * epoch) % 10 >= 5 else [])
+            assert next(iterator) == (4 if hooks.state._on else 1, number)
+    assert Batches.made == made
+
+
+def test_the_programs_workers_start_at_no_cost_of_the_cure(
+    hooks: InProgram, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call takes a second: with the cure, the program's loader would not start those it has."""
+    monkeypatch.setattr(data, "time_ns", partial(next, itertools.count(0, 10**9)))
+    for on, length, aside in (([], 200, 0), (["workers"], 50, 0), (["workers"], 200, 1)):
+        hooks.state._on.clear()
+        hooks.state._on.update(on)
+        iter(Loader(length, 1))
+        assert hooks.state.trial.aside == aside * 10**9
+    hooks.state.asked.update(warmup=9, steps=None, turns=[[]])
+    hooks.state.trial.step_ended(0, 3 * 10**9)
+    assert hooks.state.trial.ends == [2 * 10**9]
+
+
+def test_a_loader_within_a_worker_of_a_loader_stays_as_it_is(
+    hooks: InProgram, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOADERS, "get_worker_info", lambda: "worker 0")
+    hooks.state._on.add("workers")
+    iterator = iter(Loader(200, 1))
+    assert [next(iterator) for _ in range(3)] == [(1, number) for number in range(3)]
+    assert (Batches.made, hooks.state.trial.reasons) == ([1], {})
+    # So it does in a run with the cure from end to end.
+    hooks.state.asked.update(stretch=0)
+    monkeypatch.setattr(Loader, "__init__", vars(Loader)["__init__"])
+    data.loaders(LOADERS)
+    assert Loader(200, 0).num_workers == 0
+    monkeypatch.setattr(LOADERS, "get_worker_info", lambda: None)
+    assert Loader(200, 0, generator=None).num_workers == 4
+
+
+def too_late(*_: object) -> None:
+    raise TimeoutError
+
+
+class Interrupted(list[int]):
+    """Batches and a loss during whose reading a signal comes."""
+
+    def __len__(self) -> int:
+        signal.raise_signal(signal.SIGALRM)
+        return super().__len__()
+
+    def numel(self) -> int:
+        return 1
+
+    def detach(self) -> object:
+        return len(self)
+
+    __float__ = __index__ = detach
+
+
+@pytest.mark.parametrize("within", ["guarded", "arguments", "twin", "loss", "number"])
+def test_what_a_handler_raises_within_a_cure_reaches_the_program(
+    hooks: InProgram, data: Any, within: str
+) -> None:
+    """TimeoutError is an OSError, which a cure may raise too: that is its own."""
+    hooks.state._on.add("workers")
+    interrupted, backward = Interrupted(range(200)), SimpleNamespace(backward=lambda _: None)
+    hooks.state.losses(backward)
+    loader = Loader(1, 1)
+    loader.batch_sampler = interrupted
+    calls: dict[str, Callable[[], object]] = {
+        "guarded": lambda: hooks.state.guarded("gc", len, interrupted),
+        "arguments": lambda: changed(Loader)(1, 1),
+        "twin": lambda: next(Batches(loader)),
+        "loss": lambda: backward.backward(interrupted),
+        "number": lambda: hooks.state._value(interrupted),
+    }
+
+    def changed(cls: Any) -> Any:
+        made = type("Changed", (), {"__init__": cls.__init__})
+        hooks.state.change_call(made, "__init__", lambda _: {"length": ("", len(interrupted))})
+        return made
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    try:
+        with pytest.raises(TimeoutError):
+            calls[within]()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert hooks.state.guarded("gc", too_late) is None
 
 
 def test_a_twin_leaves_the_loader_its_end_and_the_program_its_numbers(
@@ -735,11 +857,95 @@ def test_turns_of_a_loader_pass_over_what_was_ready_before(tmp_path: Path) -> No
     # Eight steps are 0.4 s; batches come in bursts of as many as there are workers.
     assert [(each.passed, each.stretch - each.passed) for each in turns] == [
         (1, 8),
-        (13, 12),
-        (5, 8),
-        (17, 8),
-        (25, 12),
+        (13, 36),
+        (5, 12),
+        (9, 24),
+        (25, 72),
     ]
+
+
+class Workers:
+    """Loader of workers that take the same time for each batch, in turn; a step takes 20 ms."""
+
+    def __init__(self, count: int, prefetch: int, batch: float) -> None:
+        self.free, self.batch, self.made = [0.0] * count, batch, 0
+        self.due: list[float] = []
+        for _ in range(count * prefetch):
+            self.ask(0.0)
+
+    def ask(self, now: float) -> None:
+        worker = self.made % len(self.free)
+        self.made += 1
+        self.free[worker] = max(self.free[worker], now) + self.batch
+        self.due.append(self.free[worker])
+
+    def step(self, now: float) -> float:
+        """The end of the step that asks for a batch now."""
+        now = max(now, self.due.pop(0))
+        self.ask(now)
+        return now + 20
+
+    def ready(self, now: float) -> int:
+        return sum(due <= now for due in self.due)
+
+    def mean(self) -> float:
+        """The mean step of a run with this loader alone."""
+        ends = [0.0]
+        for _ in range(400):
+            ends.append(self.step(ends[-1]))
+        return (ends[400] - ends[200]) / 200
+
+
+@pytest.mark.parametrize("cure", ["prefetch=4", "workers=4", "workers=1"])
+@pytest.mark.parametrize("batch", [38.0, 44.0, 48.0, 60.0, 120.0])
+def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
+    cure: str, batch: float
+) -> None:
+    """What two workers get ready while another loader has its turn makes none faster."""
+    [candidate] = read_candidates(cure)
+    trial = trials.Trial(trials.Request(("x",)), lambda *_: None)
+    trial._pilot = SimpleNamespace(step_ns=30_000_000, buffered=4)  # type: ignore[assignment]
+    turns = trial._turns([Row(candidate)])
+    values = {"workers": 2, "prefetch": 2} | {s.cure.id: s.value for s in candidate.settings}
+    given: Any = (values["workers"], values["prefetch"], batch)
+    loaders = [Workers(2, 2, batch), Workers(*given)]
+    orders = turns.orders[:11]
+    ends, ready = [0.0], []
+    for turn in itertools.chain(*orders):
+        for step in range(1, turns.stretch + 1):
+            ends.append(loaders[turn].step(ends[-1]))
+            if step in (turns.passed, turns.stretch):
+                ready.append(loaders[turn].ready(ends[-1]))
+    losses = [None] * len(ends)
+    left: Any = SimpleNamespace(ends=ends, losses=losses, rank=0, rounds=orders, ready=ready)
+    [pairs] = turns.measured([left], 1)
+    ratio = compare([pair.bare_ns for pair in pairs], [pair.cured_ns for pair in pairs])
+    by_hand = Workers(*given).mean() / Workers(2, 2, batch).mean()
+    assert ratio is not None
+    assert ratio.ratio == pytest.approx(by_hand, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cure", "ratio", "verdict"),
+    [
+        ("prefetch=4", 0.98, "cannot tell yet"),
+        ("prefetch=4", 0.95, "faster"),
+        ("prefetch=4", 1.0, "no difference"),
+        ("fused", 0.975, "faster"),
+    ],
+)
+def test_a_part_of_a_batch_makes_no_loader_faster(cure: str, ratio: float, verdict: str) -> None:
+    """In a turn, its batches are counted as whole ones."""
+    row = row_of(cure)
+    run: Any = SimpleNamespace(
+        changes=[Change(row.candidate.settings[0].cure.id, "f", "", -1, "", "", "", 0)],
+        seconds=1.0,
+        turns=((),),
+        reasons={},
+    )
+    scatter = [1.001, 0.999, 1.0] * 7
+    row.take(run, [Turn(1e7, 1e7 * ratio * each) for each in scatter])
+    assert str(row.verdict) == verdict
 
 
 def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None:
@@ -1086,6 +1292,7 @@ class Simulated:
             seconds=self.seconds,
             ended=True,
             start_s=self.seconds,
+            threads=1,
         )
         return run if turns is None or going is None else self.by_turns(run, turns, steps, going)
 
@@ -1158,6 +1365,41 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
     assert kept["trials"] == result["rows"]
 
 
+@pytest.mark.parametrize(
+    ("cure", "shown", "wrote"),
+    [
+        ("workers=4", "6: loader = DataLoader(range(500), num_workers=4)", "wrote {}"),
+        ("threads=2", "threads=2: run it as OMP_NUM_THREADS=2", "wrote nothing: all of it is to"),
+        ("persistent", "Nothing that was tried is proven", "wrote nothing: nothing is proven"),
+    ],
+)
+def test_what_is_to_be_changed_is_shown_and_whether_it_was_written(
+    simulated: Simulated,
+    capsys: pytest.CaptureFixture[str],
+    cure: str,
+    shown: str,
+    wrote: str,
+) -> None:
+    simulated.factors = {"workers=4": 0.5, "threads=2": 0.5, "persistent": 1.5}
+    file = str(simulated.path)
+    simulated.changes["workers=4"] = Change(
+        "workers", "DataLoader", "num_workers", -1, "1", "4", file, 6
+    )
+    ran = gputrace_try(capsys, cure, "--apply", "--", "python", "train.py")
+    assert shown in " ".join(ran.out.split())
+    assert wrote.format(file) in ran.err
+
+
+@pytest.mark.parametrize(("noise", "said"), [(0.02, False), (0.3, True)])
+def test_a_busy_machine_is_said_to_be_why_nothing_can_be_told(
+    simulated: Simulated, noise: float, said: bool
+) -> None:
+    simulated.factors, simulated.noise = {"persistent": 1.0}, noise
+    outcome = gputrace.try_cures(["x"], "persistent", budget="1min")
+    assert outcome.rows[0].verdict == "cannot tell yet"
+    assert any("is the machine busy" in note for note in outcome.notes) == said
+
+
 def test_a_cure_whose_hook_raised_has_failed(simulated: Simulated) -> None:
     simulated.factors = {"graphs": 0, "pinned": 0}
     simulated.reasons = {"graphs": "failed: RuntimeError('capture')", "pinned": "torch sees no GPU"}
@@ -1209,8 +1451,8 @@ def test_a_spent_budget_leaves_what_is_not_decided_open(
     simulated.factors, simulated.seconds = {"persistent": 0.5}, 100.0
     ran = gputrace_try(capsys, "persistent", "--budget", "2min", "--", "python", "train.py")
     assert ran.code == NOT_FASTER
-    assert "persistent: cannot tell yet: fewer than 3 rounds in the budget" in ran.out
-    assert "a round takes 200 s; --budget" in " ".join(ran.out.split())
+    said = " ".join(ran.out.split())
+    assert "before all was decided (persistent): a round takes 200 s; --budget 14min" in said
 
 
 def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
@@ -1373,6 +1615,13 @@ def test_a_cure_that_changes_nothing_costs_one_run(
     outcome = gputrace.try_cures(["x"], "gc")
     assert [(row.verdict, row.rounds) for row in outcome.rows] == [("changes nothing", 1)]
     assert simulated.made == ["as it is", "gc"]
+
+
+def test_as_many_threads_as_there_are_cost_no_run(simulated: Simulated) -> None:
+    simulated.factors = {"threads=1": 0.5, "threads=2": 0.5}
+    [one, two] = gputrace.try_cures(["x"], "threads=1,threads=2").rows
+    assert (one.verdict, one.rounds, two.verdict) == ("changes nothing", 0, "faster")
+    assert "threads=1" not in simulated.made
 
 
 def test_a_cure_that_ends_a_run_leaves_the_others_of_that_run_their_answers(

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from gputrace.report.tables import Table
     from gputrace.trials import Outcome, Progress, Request
     from gputrace.trials.ledger import Entry, Record
+    from gputrace.trials.patch import Patch
 
 _PROGRAM: Final = "gputrace.program"
 _STEPS: Final = click.IntRange(min=5)
+_WIDE: Final = 300
+"""Upper bound of an interval, in percent, beyond which an undecided one says nothing."""
 
 
 class _WithProgram(click.Command):
@@ -103,18 +106,28 @@ def command(
         from gputrace.trials import try_out
 
         outcome = try_out(request, progress)
-    click.echo(_json(outcome) if as_json else _text(outcome, diff), nl=False, color=True)
-    if apply_ and outcome.patch is not None:
-        from gputrace.trials.patch import apply
-
-        apply(outcome.patch)
-        for edit in outcome.patch.edits:
-            log(f"wrote {edit.path}")
+    click.echo(_json(outcome) if as_json else _text(outcome, diff, apply_), nl=False, color=True)
+    if apply_:
+        _apply(outcome.patch)
     if outcome.interrupted:
         log("interrupted; what was known by then is shown")
         return ExitCode.INTERRUPTED
     faster = any(row.verdict == "faster" for row in outcome.rows)
     return ExitCode.DONE if faster else ExitCode.GATE_NOT_MET
+
+
+def _apply(patch: Patch | None) -> None:
+    """Write the changes, and log which files, or why none."""
+    from gputrace.trials.patch import apply
+
+    if patch is None:
+        log("wrote nothing: nothing is proven to be faster")
+        return
+    apply(patch)
+    for edit in patch.edits:
+        log(f"wrote {edit.path}")
+    if patch.by_hand:
+        log(f"{'more' if patch.edits else 'wrote nothing: all of it'} is to be done by hand")
 
 
 def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any]) -> Request:
@@ -170,7 +183,7 @@ def _json(outcome: Outcome) -> str:
     return to_json(shown)
 
 
-def _text(outcome: Outcome, diff: bool) -> str:
+def _text(outcome: Outcome, diff: bool, apply_: bool) -> str:
     """Render the answers as a table, the best set, and what is to be changed for it."""
     from gputrace.report.text import open_console, print_table, without_blanks
     from gputrace.sanitize import sentence
@@ -180,7 +193,7 @@ def _text(outcome: Outcome, diff: bool) -> str:
     console.print()
     if outcome.rows:
         print_table(console, _table(outcome))
-    for line in (*_remarks(outcome), *_to_change(outcome, diff)):
+    for line in (*_remarks(outcome), *_to_change(outcome, diff, apply_)):
         console.print(sentence(line))
     text = without_blanks(console)
     return f"{text}\n{outcome.patch.diff}" if diff and outcome.patch is not None else text
@@ -212,7 +225,8 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
             f"its patch, by naming it: gputrace try {words}"
         )
     for row in outcome.rows:
-        if row.why:
+        # Of what the budget did not pay for, a note has the names.
+        if row.why and row.verdict != "cannot tell yet":
             yield f"{row.cure}: {row.verdict}: {row.why}"
         if row.loss_differs:
             yield f"{row.cure}: its losses differ from those of the program as it is"
@@ -222,14 +236,16 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _to_change(outcome: Outcome, diff: bool) -> Iterator[str]:
+def _to_change(outcome: Outcome, diff: bool, apply_: bool) -> Iterator[str]:
     """Yield what is to be done to have the best set for good."""
     if outcome.patch is None:
         return
     yield f"To have {outcome.best} for good:"
     for edit in outcome.patch.edits:
-        hint = "as below" if diff else "--diff shows the lines, --apply writes them"
-        yield f"  change {os.path.relpath(edit.path)} ({hint})"
+        hint = " (as below)" if diff else "" if apply_ else " (--apply writes it)"
+        yield f"  change {os.path.relpath(edit.path)}{hint}"
+        if not diff:
+            yield from (f"    {line}" for line in edit.lines)
     for line in outcome.patch.by_hand:
         yield f"  {line}"
 
@@ -264,6 +280,8 @@ def said(row: Entry) -> str:
         return f"faster by {middle:.0f}% ({low:.0f}% to {high:.0f}%)"
     if row.verdict == "slower":
         return f"slower by {-middle:.0f}% ({-high:.0f}% to {-low:.0f}%)"
+    if high > _WIDE:
+        return f"{row.verdict} ({middle:+.0f}% so far)"
     return f"{row.verdict} ({low:+.1f}% to {high:+.1f}%)"
 
 

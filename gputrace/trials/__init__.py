@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import stdev
 from typing import Final, TypeVar
 
 from gputrace.errors import GputraceError, InputError, UsageError
@@ -61,6 +62,8 @@ _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
 """Steps of warm-up beyond those whose batches were ready before the first one."""
 _TURN_NS: Final = 400_000_000
+_BUFFERS: Final = 3
+"""Steps of a loader's turn to the batches that it may have ready: fewer say little of its speed."""
 _TURN: Final = (5, 80)
 """Fewest and most steps of a turn within a run."""
 _BEYOND_BUDGET: Final = 0.03
@@ -68,6 +71,8 @@ _BEYOND_BUDGET: Final = 0.03
 _AS_FAR: Final = 1.1
 """Steps of the program as it is to those with a cure, up to which both ended at the same place:
 that of a program which trains for some time is not to the step."""
+_RESTLESS: Final = 0.1
+"""Scatter of steps as they are, from round to round, from which on a note says so."""
 _TOGETHER: Final = 0.3
 """Most of the budget that is kept for the best together."""
 
@@ -228,6 +233,7 @@ class Trial:
                 else Row(each)
                 for each in candidates
             ]
+            self._skip_what_is_so()
             self._race(self._rows, request.budget_s - self._kept_for_best())
             together = combine([row.candidate for row in self._winners()])
             if len(together.settings) > 1 and str(together) not in map(str, candidates):
@@ -337,6 +343,13 @@ class Trial:
             )
         )
 
+    def _skip_what_is_so(self) -> None:
+        """Try no number of threads that torch has as it is: no run with the cure would tell."""
+        assert self._pilot is not None
+        for row in self._rows:
+            if str(row.candidate) == f"threads={self._pilot.threads}":
+                row.skip(f"{row.candidate}: torch has as many already")
+
     def _set_lengths(self, candidates: Sequence[Candidate]) -> None:
         """Choose how many steps to pass and to measure, the same in all runs."""
         assert self._pilot is not None
@@ -417,7 +430,8 @@ class Trial:
             if row.ahead:
                 # What is ready when a turn begins was made in others; and batches of several
                 # workers come in bursts.
-                passed = max(passed, 1 + _ready(row.candidate, self._pilot.buffered))
+                ready = _ready(row.candidate, self._pilot.buffered)
+                passed, steps = max(passed, 1 + ready), max(steps, _BUFFERS * ready)
                 period = max(period, _workers(row.candidate), self._pilot.buffered)
         if self._made is not None:
             room = (self._made - self._warmup) // (TURNS * (len(lot) + 1)) - passed
@@ -528,9 +542,12 @@ class Trial:
         has_begun = self._pilot is not None and not interrupted
         if not self._rows and has_begun:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
+        elif not winners and has_begun and request.candidates is None:
+            notes.append("more can be tried by name: `gputrace try --list` has it")
         left = [row for row in self._rows if row.verdict == Verdict.OPEN and not row.over]
         if left and has_begun and not self._notes:
             notes.append(self._what_was_left(left))
+        notes += _restless([row for row in self._rows if row.verdict == Verdict.OPEN and row.ratio])
         failed = next((run for run in self._as_it_is if run.failure), None)
         if failed is not None:
             notes.append(
@@ -614,6 +631,17 @@ class Trial:
         )
 
 
+def _restless(rows: Sequence[Row]) -> list[str]:
+    """Say by how much steps as they are vary, where that is why it cannot be told what cures do."""
+    scatter = max((stdev(map(math.log, row.bare)) for row in rows), default=0.0)
+    if scatter < _RESTLESS:
+        return []
+    return [
+        f"steps as they are vary by {100 * scatter:.0f}% from round to round, so little can be "
+        "told: is the machine busy with other work?"
+    ]
+
+
 def _have_whole_runs(rows: Sequence[Row]) -> None:
     """Have all that change a loader, and have not begun, run as a whole."""
     for row in rows:
@@ -631,7 +659,8 @@ def _ready(candidate: Candidate, buffered: int) -> int:
     factor, workers = values.get("prefetch", 0), _workers(candidate)
     if not isinstance(factor, int):
         return buffered
-    return max(buffered, workers * (factor or 2), 0 if workers else buffered * factor)
+    # Without other workers, those that have two batches ready each, as torch has it.
+    return max(buffered, workers * (factor or 2), 0 if workers else buffered * factor // 2)
 
 
 def _workers(candidate: Candidate) -> int:

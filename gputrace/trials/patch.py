@@ -33,6 +33,14 @@ class Edit:
     after: str
 
     @property
+    def lines(self) -> list[str]:
+        """Return the new lines as ``12: loader = DataLoader(data, num_workers=8)``."""
+        before, after = (text.splitlines() for text in (self.before, self.after))
+        changes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+        numbers = [n for kind, _, _, *new in changes if kind != "equal" for n in range(*new)]
+        return [f"{n + 1}: {after[n].strip()}" for n in numbers if after[n].strip()]
+
+    @property
     def diff(self) -> str:
         """Return the unified diff, as ``git apply`` and ``patch -p1`` take it."""
         name = os.path.relpath(self.path)

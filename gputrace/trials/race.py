@@ -25,6 +25,9 @@ _FEWEST_TURNS: Final = LOOKS[1]
 """Rounds within a run without which none is made."""
 _SLOW: Final = 3
 """Starts that one with a slow cure is thought to take."""
+_BATCHES: Final = 0.025
+"""Part of a step by which a turn of a loader may be off, whose batches are counted as whole ones:
+up to 2.3% where it is a little slower than the training, by simulation."""
 _PART: Final = 0.5
 """Part of what a finding costs that one of its cures may save: few remove all of it."""
 
@@ -98,7 +101,8 @@ class Row:
             return
         # Rounds may come several at a time; to look at other numbers would be one more look.
         for number in (look for look in LOOKS if look <= len(self.cured)):
-            self.ratio = compare(self.bare[:number], self.cured[:number])
+            least = _BATCHES if self.ahead and self.within else 0.0
+            self.ratio = compare(self.bare[:number], self.cured[:number], least=least)
             if self.ratio is not None:
                 self.verdict, self.over = self.ratio.verdict, self.ratio.enough
             if self.over:
@@ -112,6 +116,10 @@ class Row:
     def fail(self, error: Failed) -> None:
         """Have its run's error be the answer."""
         self._end(Verdict.FAILED, str(error))
+
+    def skip(self, why: str) -> None:
+        """Have it that the cures change nothing be the answer."""
+        self._end(Verdict.NOTHING, why)
 
     def _end(self, verdict: Verdict, why: str) -> None:
         self.verdict, self.why, self.over, self.ratio = verdict, why, True, None

@@ -81,6 +81,7 @@ class _Left(msgspec.Struct):
     ends: list[int]
     losses: list[float | None]
     rounds: list[list[int]]
+    ready: list[int]
     stopped: bool
     changes: list[Change]
     reasons: dict[str, str]
@@ -88,6 +89,7 @@ class _Left(msgspec.Struct):
     versions: dict[str, str]
     gpu: str
     buffered: int
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class Measured:
     """Rounds of each of the cures that had turns within the run."""
     start_s: float = 0.0
     """Seconds to the end of the first step."""
+    threads: int = 0
+    """Threads of torch for mathematics; 0 without torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +174,8 @@ class Turns:
         # A process of a few steps, as for a last evaluation, has no part in the turns.
         least = warmup + (len(self.each) + 1) * stretch
         left = [each for each in left if len(each.ends) >= least]
-        known = [each.ends[warmup - 1 :] for each in left]
-        whole = min(((len(ends) - 1) // stretch for ends in known), default=0)
-        means = [
-            max((ends[at + stretch] - ends[at + passed]) / (stretch - passed) for ends in known)
-            for at in range(0, whole * stretch, stretch)
-        ]
+        whole = min(((len(each.ends) - warmup) // stretch for each in left), default=0)
+        means = [max(self._step(each, warmup, turn) for each in left) for turn in range(whole)]
         first = min(left, key=lambda each: each.rank or 0, default=None)
         losses = [
             _mean_loss(first.losses[warmup + at + passed : warmup + at + stretch] if first else [])
@@ -194,6 +194,17 @@ class Turns:
                     pairs[turn - 1].append(Turn(means[bare], means[cured], both))  # type: ignore[arg-type]
             at += len(order)
         return tuple(map(tuple, pairs))
+
+    def _step(self, left: _Left, warmup: int, turn: int) -> float:
+        """Return the mean step of a turn, as it would be with as many batches ready at its end.
+
+        A loader without a turn makes more ready than it has while it works, and a turn that lives
+        on them is as fast as no run of that loader is. What counts is how many were made.
+        """
+        at = warmup - 1 + turn * self.stretch
+        steps, ready = self.stretch - self.passed, left.ready[2 * turn : 2 * turn + 2]
+        made = steps - ready[0] + ready[1] if len(ready) == 2 else steps
+        return (left.ends[at + self.stretch] - left.ends[at + self.passed]) / max(made, steps / 2)
 
 
 def _chooser(folder: Path, choose: Callable[[], Sequence[int]]) -> Callable[[], None]:
@@ -408,6 +419,7 @@ class Program:
             versions=first.versions,
             gpu=first.gpu,
             buffered=max(each.buffered for each in left),
+            threads=first.threads,
             seconds=seconds,
             ended=code is not None,
             made=len(slowest.ends),

@@ -57,12 +57,14 @@ class Ratio:
     """True if more rounds would not change the answer, and the interval is narrow."""
 
 
-def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
+def compare(bare: Sequence[float], cured: Sequence[float], *, least: float = 0.0) -> Ratio | None:
     """Compare steps of the same rounds; None for fewer than `FEWEST` rounds.
 
     Args:
         bare: steps of the program as it is, one number a round, any unit.
         cured: steps with the cure, in the same rounds.
+        least: part of a step by which both may be off in the same way in all rounds: the interval
+            has to leave out as much for one to be faster.
     """
     rounds = len(cured)
     if rounds < FEWEST:
@@ -75,7 +77,7 @@ def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
     scatter = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
     middle, error = float(kept.mean()), scatter * math.sqrt(rounds) / len(kept)
     half = error * student(_ALL / rounds, len(kept) - 1)
-    verdict = _verdict(middle - half, middle + half)
+    verdict = _verdict(middle - half, middle + half, math.log1p(least))
     ratio = math.exp(middle)
     width = max(_NARROW, _NARROW_PART * abs(1 - ratio))
     narrow = verdict == Verdict.ALIKE or (verdict != Verdict.OPEN and half <= width)
@@ -84,14 +86,14 @@ def compare(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
     return Ratio(ratio, low, high, rounds, verdict, enough)
 
 
-def _verdict(low: float, high: float) -> Verdict:
+def _verdict(low: float, high: float, least: float) -> Verdict:
     """Return the answer of an interval of the logarithm of a ratio."""
     alike = math.log1p(ALIKE)
     if -alike <= low and high <= alike:
         return Verdict.ALIKE
-    if high < 0:
+    if high < -least:
         return Verdict.FASTER
-    return Verdict.SLOWER if low > 0 else Verdict.OPEN
+    return Verdict.SLOWER if low > least else Verdict.OPEN
 
 
 _MOST_LOSS: Final = 0.01

@@ -442,13 +442,18 @@ def _asking(function: "Callable[..., Any]") -> "Callable[..., Any]":
     return ours(next_data)  # type: ignore[no-any-return]
 
 
-def _add_depth(iterator: "Any", number: int) -> None:
+def count_ready(iterator: "Any") -> int:
+    """Return how many batches the workers of a loader's iterator have ready."""
     # Those that came out of turn wait in the iterator, others in its queues.
-    ready = sum(len(info) == 2 for info in iterator._task_info.values())
+    ready: int = sum(len(info) == 2 for info in iterator._task_info.values())
     ready += iterator._worker_result_queue.qsize()
     if iterator._data_queue is not iterator._worker_result_queue:
         ready += iterator._data_queue.qsize()
-    now = time_ns()
+    return ready
+
+
+def _add_depth(iterator: "Any", number: int) -> None:
+    now, ready = time_ns(), count_ready(iterator)
     _add(now, now, ASK, number, ready)
 
 

@@ -5,6 +5,9 @@ from functools import wraps
 from inspect import signature
 from types import FunctionType
 
+from ..host_file import is_handlers, time_ns
+from ..loader import count_ready
+from ..steps import weak
 from ..wrappers import ours
 from .trial import WHOLE, asked, between, change_call, cures, guarded, is_on, sees_gpu, trial
 
@@ -17,17 +20,26 @@ if TYPE_CHECKING:
 def loaders(module: "Any") -> None:
     """Change how torch's DataLoader is made, and take its batches to the GPU ahead of time.
 
-    By turns, loaders are made as they are, and have a twin.
+    By turns, loaders are made as they are, and have a twin. Those that a loader's worker makes for
+    itself stay as they are: it can have no children, nor use a GPU.
     """
     iterable, by_turns = getattr(module, "IterableDataset", ()), bool(asked.get("stretch"))
-    change_call(
-        module.DataLoader, "__init__", lambda get: _loader_arguments(get, iterable), by_turns
-    )
+
+    def arguments(present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
+        return {} if _in_worker(module) else _loader_arguments(present, iterable)
+
+    change_call(module.DataLoader, "__init__", arguments, by_turns)
     chosen = [cure for cure in _OF_LOADER if cure in cures]
     if by_turns and chosen:
         _have_twins(module, chosen)
     if "staging" in cures:
         guarded("staging", _stage, module)
+
+
+def _in_worker(module: "Any") -> bool:
+    """Return whether this process is a worker of a loader."""
+    info = getattr(module, "get_worker_info", None)
+    return info is not None and info() is not None
 
 
 _OF_LOADER = {"workers": "num_workers", "prefetch": "prefetch_factor", "pinned": "pin_memory"}
@@ -60,19 +72,57 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
 
     @wraps(following)
     def next_batch(self: "Any") -> "Any":
-        on = all(is_on(cure) for cure in chosen)
+        on = all(map(is_on, chosen))
         twin, why = _twin_of(module, self, chosen, on)
         _alone[0] = why
         if twin is None:
             return following(self)
         first, second = (twin, self) if on else (self, twin)
+        _working[0] = weak(first)
         try:
             return following(first)
         except StopIteration:
             return following(second)
 
     base.__init__, base.__next__ = ours(begin_kept), ours(next_batch)
+    _set_starts_aside(module, base, chosen)
+    trial.count_ready = _count_ready
     between.append(lambda _: _tell_alone(chosen))
+
+
+_working: "list[Callable[[], Any]]" = [int]
+"""Weak reference to the iterator that gives the batches of this turn."""
+
+
+def _count_ready() -> int:
+    """Return how many batches that iterator has ready; 0 where it has no workers."""
+    try:
+        iterator = _working[0]()
+        return count_ready(iterator) if hasattr(iterator, "_task_info") else 0
+    except Exception as error:
+        if is_handlers(error):
+            raise
+        return 0
+
+
+def _set_starts_aside(module: "Any", base: "Any", chosen: "list[str]") -> None:
+    """Leave out of steps with a cure the start of the program's workers: it would have the twin's.
+
+    What these do on other cores meanwhile is left in.
+    """
+    iterate = module.DataLoader.__iter__
+
+    @wraps(iterate)
+    def begin_epoch(self: "Any") -> "Any":
+        start = time_ns()
+        iterator = iterate(self)
+        taken = time_ns() - start
+        on = isinstance(iterator, base) and all(map(is_on, chosen))
+        if on and _twin_of(module, iterator, chosen, True)[0] is not None:
+            trial.aside += taken
+        return iterator
+
+    module.DataLoader.__iter__ = ours(begin_epoch)
 
 
 def _tell_alone(chosen: "list[str]") -> None:
@@ -89,7 +139,7 @@ def _twin_of(
     """
     held = iterator.__dict__
     settings, sampler = held.get("_gputrace_settings"), held.get("_sampler_iter")
-    if settings is None or type(sampler) is _Shared:
+    if settings is None or type(sampler) is _Shared or _in_worker(module):
         return None, ""
     known, twin, why = held.get("_gputrace_twin", (None, None, ""))
     if known is not sampler:
@@ -118,10 +168,12 @@ def _twin(
     """Return another iterator over what a loader's sampler still has; None and why without one.
 
     It is of a plain DataLoader: what a program's own class does at its end is for one loader only.
-    One that would be no other is none: the reason was given when the loader was made.
+    Where the program's workers stay from epoch to epoch, so do the twin's. One that would be no
+    other is none: the reason was given when the loader was made.
     """
     if not any(change["cure"] in chosen for change in trial.changes):
         return None, ""
+    held = iterator.__dict__
     try:
         if settings.get("_dataset_kind"):
             raise ValueError("the dataset is iterable: both would read all of it")
@@ -130,16 +182,24 @@ def _twin(
         workers, prefetch = settings["num_workers"], settings.get("prefetch_factor") or 2
         if length < _LONG * (workers * prefetch + 1):
             raise ValueError(f"an epoch has {length} batches only")
-        if workers:
-            settings["prefetch_factor"] = prefetch
-        which = "sampler" if settings["batch_sampler"] is None else "batch_sampler"
-        settings[which] = _Shared(iterator._sampler_iter)
-        # A seed drawn from the program's numbers would change those that come after.
-        settings["generator"] = module.torch.Generator().manual_seed(iterator._base_seed)
-        loader = module.DataLoader.__new__(module.DataLoader)
-        vars(loader).update(settings, persistent_workers=False)
-        return loader._get_iterator(), ""
+        if "_gputrace_loader" not in held:
+            if workers:
+                settings["prefetch_factor"] = prefetch
+            else:
+                settings["persistent_workers"] = False
+            which = "sampler" if settings["batch_sampler"] is None else "batch_sampler"
+            shared = settings[which] = _Shared(iterator._sampler_iter)
+            # A seed drawn from the program's numbers would change those that come after.
+            settings["generator"] = module.torch.Generator().manual_seed(iterator._base_seed)
+            loader = module.DataLoader.__new__(module.DataLoader)
+            vars(loader).update(settings, _iterator=None)
+            held["_gputrace_loader"] = loader, shared
+        loader, shared = held["_gputrace_loader"]
+        shared.iterator = iterator._sampler_iter
+        return iter(loader), ""
     except Exception as error:
+        if is_handlers(error):
+            raise
         return None, repr(error)[:200]
 
 
@@ -230,7 +290,7 @@ def _stage(module: "Any") -> None:
     def next_batch(self: "Any") -> "Any":
         held = self.__dict__
         if "_gputrace_ahead" not in held:
-            if not is_on("staging"):
+            if not is_on("staging") or _in_worker(module):
                 return following(self)
             stream = held.setdefault("_gputrace_stream", torch.cuda.Stream())
             held["_gputrace_ahead"] = _ahead(torch, stream, following, self)

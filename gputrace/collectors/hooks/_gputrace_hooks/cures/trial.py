@@ -11,7 +11,7 @@ from functools import wraps
 from types import FunctionType
 
 from .. import recorder, steps
-from ..host_file import time_ns
+from ..host_file import is_handlers, time_ns
 from ..wrappers import ours
 
 TYPE_CHECKING = False
@@ -52,23 +52,27 @@ class Trial:
         self.changes: list[dict[str, Any]] = []
         self.reasons: dict[str, str] = {}
         self.buffered = 0
+        self.count_ready: Callable[[], int] = int
         self.restart()
 
     def restart(self) -> None:
         """Begin anew in a forked child, with the changes that were made before."""
         self.pid = os.getpid()
-        self.rank = self.stops = 0
+        # Aside are nanoseconds of what the program would not do with the cures that are on.
+        self.rank = self.stops = self.aside = 0
         self.ends: list[int] = []
         self.losses: list[Any] = []
         self.loss: Any = None
+        self.ready: list[int] = []
         self.rounds: list[list[int]] = []
         self.to_come: list[int] = []
 
     def write(self, kind: str = "try") -> None:
         """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, the turns of each
-        of its ``rounds``, whether it was ``stopped``, the ``changes``, ``reasons`` for which cures
-        change nothing where they do not, and how many batches loaders may have had ready before
-        the first step (``buffered``).
+        of its ``rounds``, batches ``ready`` where the measuring of a turn begins and ends, whether
+        it was ``stopped``, the ``changes``, ``reasons`` for which cures change nothing where they
+        do not, how many batches loaders may have had ready before the first step (``buffered``),
+        and torch's ``threads``.
         """
         host, cuda = os.uname().nodename, _initialized_cuda()
         path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
@@ -82,6 +86,7 @@ class Trial:
             "ends": self.ends,
             "losses": [_value(loss) for loss in self.losses if kind == "try"],
             "rounds": self.rounds,
+            "ready": self.ready,
             "stopped": bool(self.stops),
             "changes": self.changes,
             "reasons": self.reasons,
@@ -89,6 +94,7 @@ class Trial:
             "versions": _versions(),
             "gpu": "" if cuda is None else str(cuda.get_device_name()),
             "buffered": self.buffered,
+            "threads": getattr(sys.modules.get("torch"), "get_num_threads", int)(),
         }
         with open(path + ".new", "w") as file:
             json.dump(content, file)
@@ -136,8 +142,9 @@ class Trial:
         """Count a step; have it followed by one with other cures, or by none."""
         if rank > self.rank:
             # A source that knows better: what counted before were parts of its steps.
-            self.rank, self.ends, self.losses, self.rounds, self.to_come = rank, [], [], [], []
-        self.ends.append(end)
+            self.rank, self.ends, self.losses, self.ready = rank, [], [], []
+            self.rounds, self.to_come = [], []
+        self.ends.append(end - self.aside)
         self.losses.append(self.loss)
         self.loss = None
         count = len(self.ends)
@@ -150,6 +157,8 @@ class Trial:
         # The first steps of a stretch are passed over.
         if past == 0 or (stretch and past > 0 and past % stretch in (0, asked["passed"])):
             self._wait()
+            if past > 0:
+                self.ready.append(self.count_ready())
         if stretch and past < 0:
             # Turns share the warm-up, in which each does what it does but once.
             turns = asked["turns"]
@@ -172,7 +181,9 @@ class Trial:
         try:
             with open(os.path.join(asked["folder"], "going")) as file:
                 going: list[int] = json.load(file)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if is_handlers(error):
+                raise
             return None
         if not going:
             self._stop()
@@ -195,7 +206,7 @@ class Trial:
         cuda = _initialized_cuda()
         if cuda is not None:
             cuda.synchronize()
-        self.ends[-1] = time_ns()
+        self.ends[-1] = time_ns() - self.aside
 
 
 trial = Trial()
@@ -252,7 +263,9 @@ def read_number(*names: str) -> "int | None":
 def _value(loss: "Any") -> "float | None":
     try:
         return None if loss is None else float(loss)
-    except Exception:
+    except Exception as error:
+        if is_handlers(error):
+            raise
         return None
 
 
@@ -276,10 +289,15 @@ def sees_gpu(cure: str) -> bool:
 
 
 def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "Any":
-    """Call a function; an error of it, or of what it calls, is the cure's, and goes no further."""
+    """Call a function; an error of it, or of what it calls, is the cure's, and goes no further.
+
+    What a signal handler of the program raises meanwhile does.
+    """
     try:
         return function(*arguments)
     except Exception as error:
+        if is_handlers(error):
+            raise
         # What ends a capture is told as the context of the error that says that it has ended.
         first: BaseException = error
         while first.__context__ is not None:
@@ -324,7 +342,7 @@ def change_call(holder: "Any", name: str, choose: "Choose", later: bool = False)
             new = changed(list(args), dict(keywords))
             args, keywords = (args, keywords) if later else new
         except Exception:
-            recorder.note_failure(f"changing {call}")
+            recorder.note_ours(f"changing {call}")
         return function(*args, **keywords)
 
     setattr(holder, name, ours(changed_call))
@@ -379,7 +397,9 @@ def losses(module: "Any") -> None:
         if hasattr(tensors, "detach") and tensors.numel() == 1:
             try:
                 trial.loss = tensors.detach().clone()
-            except Exception:
+            except Exception as error:
+                if is_handlers(error):
+                    raise
                 trial.loss = None
         return function(tensors, *args, **keywords)
 
