@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -1370,7 +1371,7 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
     [
         ("workers=4", "6: loader = DataLoader(range(500), num_workers=4)", "wrote {}"),
         ("threads=2", "threads=2: run it as OMP_NUM_THREADS=2", "wrote nothing: all of it is to"),
-        ("persistent", "Nothing that was tried is proven", "wrote nothing: nothing is proven"),
+        ("persistent", "Nothing that was tried gains 5%", "wrote nothing: nothing is proven"),
     ],
 )
 def test_what_is_to_be_changed_is_shown_and_whether_it_was_written(
@@ -1431,6 +1432,37 @@ def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -
     outcome = gputrace.try_cures(["x"], "persistent,bucket-view")
     persistent, other = outcome.rows
     assert (persistent.verdict, persistent.rounds < other.rounds) == ("faster", True)
+
+
+@pytest.mark.parametrize(
+    ("noise", "verdict", "words"),
+    [
+        (0.3, "Nothing that was tried gains 5%.", r"gc +gains [0-4]\.\d% at most \(-\d\.\d% to"),
+        (2.0, "Nothing that was tried is proven to be faster.", r"gc +cannot tell yet \(-"),
+    ],
+)
+def test_what_gains_little_is_told_as_such(
+    simulated: Simulated,
+    capsys: pytest.CaptureFixture[str],
+    noise: float,
+    verdict: str,
+    words: str,
+) -> None:
+    simulated.noise, simulated.factors = noise, {"gc": 1.015}
+    ran = gputrace_try(capsys, "gc", "--", "x")
+    assert (ran.code, ran.out.splitlines()[0]) == (NOT_FASTER, verdict)
+    assert re.search(words, ran.out)
+
+
+@pytest.mark.parametrize(("start_s", "steps"), [(7.0, "12,600"), (0.1, None)])
+def test_a_run_as_a_whole_gains_less_for_its_start(
+    simulated: Simulated, start_s: float, steps: str | None
+) -> None:
+    """A start of 1,400 steps of 5 ms: in nine times as many the gain is nine tenths."""
+    simulated.seconds, simulated.noise, simulated.factors = start_s, 0.0, {"gc": 0.5}
+    notes = " ".join(gputrace.try_cures(["x"], "gc").notes)
+    assert (f"in a run of {steps} steps" in notes) == (steps is not None)
+    assert ("to start" in notes) == (steps is not None)
 
 
 def test_rounds_run_forwards_and_backwards_in_turn(simulated: Simulated) -> None:
@@ -1569,6 +1601,17 @@ def test_first_answers_come_first_and_then_what_could_still_be_the_best() -> Non
     assert contenders([slower, best], [other]) == [best]
     best.over = True
     assert contenders([slower, best], []) == [slower]
+
+
+def test_what_may_bring_more_has_its_rounds_before_what_brings_little() -> None:
+    little, more = (
+        row_of("gc", [1.01, 0.985, 1.015] * 2),
+        row_of("tf32", [1.0, 1.1, 0.9] * 2),
+    )
+    assert (little.verdict, more.verdict) == (Verdict.OPEN, Verdict.OPEN)
+    assert contenders([little, more], []) == [more]
+    more.over = True
+    assert contenders([little, more], []) == [little]
 
 
 def test_the_time_goes_to_the_best_foretold_and_keeps_first_answers_of_others() -> None:
