@@ -897,19 +897,70 @@ class Workers:
         return (ends[400] - ends[200]) / 200
 
 
+class Sharing(Workers):
+    """Such a loader, whose workers share two cores with those of other loaders."""
+
+    def __init__(
+        self, count: int, prefetch: int, batch: float, all_of_them: list[Sharing] | None = None
+    ) -> None:
+        self.all = [] if all_of_them is None else all_of_them
+        self.all.append(self)
+        self.tasks: list[list[list[float]]] = [[] for _ in range(count)]
+        self.done: set[float] = set()
+        self.given = 0
+        super().__init__(count, prefetch, batch)
+
+    def ask(self, now: float) -> None:
+        self.tasks[self.made % len(self.tasks)].append([self.made, self.batch])
+        self.made += 1
+
+    def work(self) -> None:
+        """Have the workers of all loaders work for a millisecond."""
+        busy = [(each, tasks) for each in self.all for tasks in each.tasks if tasks]
+        for each, tasks in busy:
+            tasks[0][1] -= min(1.0, 2 / len(busy))
+            if tasks[0][1] <= 1e-6:
+                each.done.add(tasks.pop(0)[0])
+
+    def step(self, now: float) -> float:
+        while self.given not in self.done:
+            self.work()
+            now += 1
+        self.done.remove(self.given)
+        self.given += 1
+        self.ask(now)
+        for _ in range(20):
+            self.work()
+        return now + 20
+
+    def ready(self, now: float) -> int:
+        return len(self.done)
+
+
 @pytest.mark.parametrize("cure", ["prefetch=4", "workers=4", "workers=1"])
-@pytest.mark.parametrize("batch", [38.0, 44.0, 48.0, 60.0, 120.0])
+@pytest.mark.parametrize(
+    ("kind", "batch"),
+    [
+        *((Workers, batch) for batch in (38.0, 44.0, 48.0, 60.0, 120.0)),
+        (Sharing, 60),
+        (Sharing, 99),
+    ],
+)
 def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
-    cure: str, batch: float
+    kind: type[Workers], cure: str, batch: float
 ) -> None:
-    """What two workers get ready while another loader has its turn makes none faster."""
+    """What two workers get ready while another loader has its turn makes none faster.
+
+    Where they share cores with those of the other, they make it little slower.
+    """
     [candidate] = read_candidates(cure)
     trial = trials.Trial(trials.Request(("x",)), lambda *_: None)
     trial._pilot = SimpleNamespace(step_ns=30_000_000, buffered=4)  # type: ignore[assignment]
     turns = trial._turns([Row(candidate)])
     values = {"workers": 2, "prefetch": 2} | {s.cure.id: s.value for s in candidate.settings}
     given: Any = (values["workers"], values["prefetch"], batch)
-    loaders = [Workers(2, 2, batch), Workers(*given)]
+    together: Any = [[]] if kind is Sharing else []
+    loaders = [kind(2, 2, batch, *together), kind(*given, *together)]
     orders = turns.orders[:11]
     ends, ready = [0.0], []
     for turn in itertools.chain(*orders):
@@ -921,7 +972,7 @@ def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
     left: Any = SimpleNamespace(ends=ends, losses=losses, rank=0, rounds=orders, ready=ready)
     [pairs] = turns.measured([left], 1)
     ratio = compare([pair.bare_ns for pair in pairs], [pair.cured_ns for pair in pairs])
-    by_hand = Workers(*given).mean() / Workers(2, 2, batch).mean()
+    by_hand = kind(*given).mean() / kind(2, 2, batch).mean()
     assert ratio is not None
     assert ratio.ratio == pytest.approx(by_hand, rel=0.05)
 
