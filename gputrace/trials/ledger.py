@@ -21,6 +21,10 @@ VERSION: Final = 1
 _APPLICATION: Final = 0x6770746C  # "gptl", in the header of the file
 
 
+WORTH: Final = 1.05
+"""Gain below which a cure is hardly worth while, as the ratio of steps without it to those with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """Cure that was tried on a program. Ratios are of the step with it to the step without."""
@@ -61,6 +65,13 @@ class Entry:
         """Return the predicted ratio less the measured one."""
         known = self.predicted is not None and self.ratio is not None
         return self.predicted - self.ratio if known else None  # type: ignore[operator]
+
+    @property
+    def gains_little(self) -> bool:
+        """Return whether the cure is known to gain less than `WORTH`."""
+        if self.low is None:
+            return self.verdict == "changes nothing"
+        return self.verdict != "faster" and self.low > 1 / WORTH
 
     @property
     def within(self) -> bool | None:
