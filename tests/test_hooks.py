@@ -294,6 +294,25 @@ class TorchPatcher:
             "optimizer.step(); optimizer.step()\n"
         )
     assert [numbers(events, "step") for events in torch.all_events()] == [[0, 1, 2]] * 2
+    # They are timed before and after; torch's patch took off what it found outermost.
+    phases = [event_names(events, "phase") for events in torch.all_events()]
+    assert phases == [["optimizer"] * 3] * 2
+
+
+def test_a_step_that_calls_its_base_class_s_is_one(tmp_path: Path) -> None:
+    """Torch calls hooks in both, where the base class has been used too."""
+    program = Program(tmp_path)
+    program.quietly(
+        "import torch\n"
+        "class Lookahead(torch.optim.SGD):\n"
+        "    def step(self, closure=None): return super().step(closure)\n"
+        "weights = [torch.ones(1, requires_grad=True)]\n"
+        "torch.optim.SGD(weights, lr=0.1)\n"
+        "optimizer = Lookahead(weights, lr=0.1)\n"
+        "for _ in range(3): optimizer.step()\n",
+        python=torch_python(),
+    )
+    assert numbers(program.events(), "step") == [0, 1, 2]
 
 
 def test_nothing_is_recorded_while_torch_compile_traces_the_optimizer(torch: Program) -> None:

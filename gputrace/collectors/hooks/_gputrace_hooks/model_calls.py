@@ -11,7 +11,7 @@ from functools import wraps
 from types import FunctionType
 
 from .host_file import time_ns
-from .recorder import PHASE, note_ours, record, word
+from .recorder import PHASE, note_ours, on_fork, record, word
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,3 +74,7 @@ def timed(call: "Any", args: "Any", keywords: "Any") -> "Any":
     finally:
         del _within[:]
         record(start, time_ns(), _what, PHASE)
+
+
+# A thread that was in such a call is not in the child.
+on_fork.append(_within.clear)
