@@ -376,6 +376,9 @@ for _ in range(3):
 """
     assert torch.quietly(source) == "7\n8\n" + "stepped\n" * 3
     assert numbers(torch.events(), "step") == [0, 1, 2]
+    cls = "_DistributedOptimizer" if whole else "_PerParameter"
+    marks = set(event_names(torch.events(), "step"))
+    assert marks == {f"horovod.torch.optimizer.{cls}.step"}
 
 
 def test_a_step_of_fastai_s_optimizer_is_one_whichever_is_around_it(torch: Program) -> None:
@@ -400,6 +403,7 @@ for _ in range(3): print(optimizer.step())
     assert torch.quietly(source) == "stepped\n" * 3
     assert numbers(torch.events(), "step") == [0, 1, 2]
     assert event_names(torch.events(), "phase").count("optimizer") >= 3
+    assert all(mark.startswith("fastai.") for mark in event_names(torch.events(), "step"))
 
 
 def test_a_step_whose_gradients_overflowed_is_a_step(torch: Program) -> None:

@@ -181,7 +181,7 @@ def _step(optimizer: object) -> None:
         if start:
             for look in at_bounds:
                 look()
-        step_ended(_what, OPTIMIZER, optimizer)
+        step_ended(getattr(type(optimizer), "_step_of_gputrace", _what), OPTIMIZER, optimizer)
         if start:
             # With what recording took: the program waits for it in this call.
             record(start, time_ns(), _optimizer, PHASE)
@@ -342,7 +342,8 @@ def other_optimizers(module: "ModuleType") -> None:
     for cls in classes(module):
         function = defined(cls, "step")
         if function is not None:
-            cls.step, cls._step_of_gputrace = _between(_begin, function, _step), True
+            cls.step = _between(_begin, function, _step)
+            cls._step_of_gputrace = word(f"{module.__name__}.{cls.__name__}.step")
 
 
 def horovod_functions(module: "Any") -> None:
