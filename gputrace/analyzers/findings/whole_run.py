@@ -165,7 +165,8 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
     """Steps that exceed the median by 30 % and four deviations add 2 % of the time; the message
-    names the class that grew most, and whether they begin epochs.
+    names the class that grew most, and whether they begin epochs, start a loader's workers,
+    collect garbage or compile.
 
     Cost: the time they add, spread over all steps.
 

@@ -14,7 +14,7 @@ from .host_file import time_ns
 from .modules import modules
 from .recorder import PHASE, note_failure, record, word
 from .steps import OPTIMIZER, step_ended
-from .wrappers import at_bounds, call_after, classes, defined, makes_way, ours, phase
+from .wrappers import at_bounds, call_after, classes, defined, makes_way, ours, passed_over, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -240,8 +240,8 @@ def dynamo(module: "Any") -> None:
     patcher.patch = staticmethod(ours(patch))
 
 
-def _our_codes() -> "set[Any]":
-    """Return the code of all functions of the hooks, those within others too."""
+def _our_codes() -> "list[Any]":
+    """Return the code of all functions of the hooks, those within others too, and as wrappers."""
     found: set[Any] = set()
     names = [name for name in sys.modules if name.startswith(f"{__package__}.")]
     holders: list[Any] = [vars(sys.modules[name]) for name in names]
@@ -254,7 +254,8 @@ def _our_codes() -> "set[Any]":
         if isinstance(code, CodeType) and code not in found:
             found.add(code)
             codes += code.co_consts
-    return found
+    # Not a set: the two are equal.
+    return [*found, *map(passed_over, found)]
 
 
 def _each_hooked(change: "Callable[[Any, Any], None]") -> None:
