@@ -15,7 +15,7 @@ from gputrace.collectors.spool.host_events import HostEvents, counts
 from tests.exports import Export, global_id
 from tests.handmade import ADAM, MS, US, Run, analyze
 from tests.test_hooks import LOOP, TORCH, Program
-from tests.test_host_load import COUNTERS, PID, counted, the
+from tests.test_host_load import COUNTERS, PID, counted, the, with_counters
 
 GB: Final = 10**9
 STEPS: Final = 40
@@ -202,7 +202,7 @@ def trained(folder: Path, calls: int = 2, **of_step: int) -> Report:
         for _ in range(calls):
             run.allocate(MS)
         run.kernel(500 * US, ADAM)
-    counted(run.export, {"on core": 5 * MS}, {})
+    counted(with_counters(run.export), {"on core": 5 * MS}, {})
     names = {name: name.replace("_", " ") for name in of_step}
     for name, value in of_step.items():
         for step in range(STEPS):

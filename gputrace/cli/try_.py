@@ -342,16 +342,16 @@ def _history(path: Path | None, as_json: bool) -> int:
     console = open_console(options.width(), options.use_color())
     rows = tuple(
         (
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.time_ns / 1e9)),
-            entry.program,
             entry.cure,
             said(entry),
             foretold(entry),
+            entry.program,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.time_ns / 1e9)),
         )
         for entry in entries
     )
     if rows:
-        names = ("when", "program", "cure", "measured", "predicted")
+        names = ("cure", "measured", "predicted", "program", "when")
         print_table(console, Table("Trials", names, rows))
         print_table(console, _records("Predictions, in % of a step as it is", "trials", by_cure))
     title = "Pairs that ship with gputrace, by prediction, in % of a step as it is"
