@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -896,19 +897,70 @@ class Workers:
         return (ends[400] - ends[200]) / 200
 
 
+class Sharing(Workers):
+    """Such a loader, whose workers share two cores with those of other loaders."""
+
+    def __init__(
+        self, count: int, prefetch: int, batch: float, all_of_them: list[Sharing] | None = None
+    ) -> None:
+        self.all = [] if all_of_them is None else all_of_them
+        self.all.append(self)
+        self.tasks: list[list[list[float]]] = [[] for _ in range(count)]
+        self.done: set[float] = set()
+        self.given = 0
+        super().__init__(count, prefetch, batch)
+
+    def ask(self, now: float) -> None:
+        self.tasks[self.made % len(self.tasks)].append([self.made, self.batch])
+        self.made += 1
+
+    def work(self) -> None:
+        """Have the workers of all loaders work for a millisecond."""
+        busy = [(each, tasks) for each in self.all for tasks in each.tasks if tasks]
+        for each, tasks in busy:
+            tasks[0][1] -= min(1.0, 2 / len(busy))
+            if tasks[0][1] <= 1e-6:
+                each.done.add(tasks.pop(0)[0])
+
+    def step(self, now: float) -> float:
+        while self.given not in self.done:
+            self.work()
+            now += 1
+        self.done.remove(self.given)
+        self.given += 1
+        self.ask(now)
+        for _ in range(20):
+            self.work()
+        return now + 20
+
+    def ready(self, now: float) -> int:
+        return len(self.done)
+
+
 @pytest.mark.parametrize("cure", ["prefetch=4", "workers=4", "workers=1"])
-@pytest.mark.parametrize("batch", [38.0, 44.0, 48.0, 60.0, 120.0])
+@pytest.mark.parametrize(
+    ("kind", "batch"),
+    [
+        *((Workers, batch) for batch in (38.0, 44.0, 48.0, 60.0, 120.0)),
+        (Sharing, 60),
+        (Sharing, 99),
+    ],
+)
 def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
-    cure: str, batch: float
+    kind: type[Workers], cure: str, batch: float
 ) -> None:
-    """What two workers get ready while another loader has its turn makes none faster."""
+    """What two workers get ready while another loader has its turn makes none faster.
+
+    Where they share cores with those of the other, they make it little slower.
+    """
     [candidate] = read_candidates(cure)
     trial = trials.Trial(trials.Request(("x",)), lambda *_: None)
     trial._pilot = SimpleNamespace(step_ns=30_000_000, buffered=4)  # type: ignore[assignment]
     turns = trial._turns([Row(candidate)])
     values = {"workers": 2, "prefetch": 2} | {s.cure.id: s.value for s in candidate.settings}
     given: Any = (values["workers"], values["prefetch"], batch)
-    loaders = [Workers(2, 2, batch), Workers(*given)]
+    together: Any = [[]] if kind is Sharing else []
+    loaders = [kind(2, 2, batch, *together), kind(*given, *together)]
     orders = turns.orders[:11]
     ends, ready = [0.0], []
     for turn in itertools.chain(*orders):
@@ -920,7 +972,7 @@ def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
     left: Any = SimpleNamespace(ends=ends, losses=losses, rank=0, rounds=orders, ready=ready)
     [pairs] = turns.measured([left], 1)
     ratio = compare([pair.bare_ns for pair in pairs], [pair.cured_ns for pair in pairs])
-    by_hand = Workers(*given).mean() / Workers(2, 2, batch).mean()
+    by_hand = kind(*given).mean() / kind(2, 2, batch).mean()
     assert ratio is not None
     assert ratio.ratio == pytest.approx(by_hand, rel=0.05)
 
@@ -1370,7 +1422,7 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
     [
         ("workers=4", "6: loader = DataLoader(range(500), num_workers=4)", "wrote {}"),
         ("threads=2", "threads=2: run it as OMP_NUM_THREADS=2", "wrote nothing: all of it is to"),
-        ("persistent", "Nothing that was tried is proven", "wrote nothing: nothing is proven"),
+        ("persistent", "Nothing that was tried gains 5%", "wrote nothing: nothing is proven"),
     ],
 )
 def test_what_is_to_be_changed_is_shown_and_whether_it_was_written(
@@ -1431,6 +1483,37 @@ def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -
     outcome = gputrace.try_cures(["x"], "persistent,bucket-view")
     persistent, other = outcome.rows
     assert (persistent.verdict, persistent.rounds < other.rounds) == ("faster", True)
+
+
+@pytest.mark.parametrize(
+    ("noise", "verdict", "words"),
+    [
+        (0.3, "Nothing that was tried gains 5%.", r"gc +gains [0-4]\.\d% at most \(-\d\.\d% to"),
+        (2.0, "Nothing that was tried is proven to be faster.", r"gc +cannot tell yet \(-"),
+    ],
+)
+def test_what_gains_little_is_told_as_such(
+    simulated: Simulated,
+    capsys: pytest.CaptureFixture[str],
+    noise: float,
+    verdict: str,
+    words: str,
+) -> None:
+    simulated.noise, simulated.factors = noise, {"gc": 1.015}
+    ran = gputrace_try(capsys, "gc", "--", "x")
+    assert (ran.code, ran.out.splitlines()[0]) == (NOT_FASTER, verdict)
+    assert re.search(words, ran.out)
+
+
+@pytest.mark.parametrize(("start_s", "steps"), [(7.0, "12,600"), (0.1, None)])
+def test_a_run_as_a_whole_gains_less_for_its_start(
+    simulated: Simulated, start_s: float, steps: str | None
+) -> None:
+    """A start of 1,400 steps of 5 ms: in nine times as many the gain is nine tenths."""
+    simulated.seconds, simulated.noise, simulated.factors = start_s, 0.0, {"gc": 0.5}
+    notes = " ".join(gputrace.try_cures(["x"], "gc").notes)
+    assert (f"in a run of {steps} steps" in notes) == (steps is not None)
+    assert ("to start" in notes) == (steps is not None)
 
 
 def test_rounds_run_forwards_and_backwards_in_turn(simulated: Simulated) -> None:
@@ -1569,6 +1652,17 @@ def test_first_answers_come_first_and_then_what_could_still_be_the_best() -> Non
     assert contenders([slower, best], [other]) == [best]
     best.over = True
     assert contenders([slower, best], []) == [slower]
+
+
+def test_what_may_bring_more_has_its_rounds_before_what_brings_little() -> None:
+    little, more = (
+        row_of("gc", [1.01, 0.985, 1.015] * 2),
+        row_of("tf32", [1.0, 1.1, 0.9] * 2),
+    )
+    assert (little.verdict, more.verdict) == (Verdict.OPEN, Verdict.OPEN)
+    assert contenders([little, more], []) == [more]
+    more.over = True
+    assert contenders([little, more], []) == [little]
 
 
 def test_the_time_goes_to_the_best_foretold_and_keeps_first_answers_of_others() -> None:

@@ -26,6 +26,8 @@ _PROGRAM: Final = "gputrace.program"
 _STEPS: Final = click.IntRange(min=5)
 _WIDE: Final = 300
 """Upper bound of an interval, in percent, beyond which an undecided one says nothing."""
+_LITTLE: Final = 5
+"""Bound, in percent, below which an undecided one says that a cure is not worth while."""
 
 
 class _WithProgram(click.Command):
@@ -206,6 +208,8 @@ def _verdict(outcome: Outcome) -> str:
     fastest = _fastest(outcome)
     if fastest is not None:
         return f"{fastest.cure}: {said(fastest)}, but it changes numerics"
+    if outcome.rows and all(map(_gains_little, outcome.rows)):
+        return f"Nothing that was tried gains {_LITTLE}%."
     if outcome.rows:
         return "Nothing that was tried is proven to be faster."
     return "Nothing was tried."
@@ -254,10 +258,7 @@ def _table(outcome: Outcome) -> Table:
     from gputrace.report.tables import Table
 
     step = "" if outcome.bare_ns is None else f", {format_ns(outcome.bare_ns)} a step as it is"
-    title = (
-        f"{outcome.runs} runs of {outcome.steps} steps after {outcome.warmup} in "
-        f"{outcome.seconds:.0f} s{step}"
-    )
+    title = f"{outcome.runs} runs in {outcome.seconds:.0f} s{step}"
     rows = tuple(
         (
             row.cure,
@@ -280,9 +281,18 @@ def said(row: Entry) -> str:
         return f"faster by {middle:.0f}% ({low:.0f}% to {high:.0f}%)"
     if row.verdict == "slower":
         return f"slower by {-middle:.0f}% ({-high:.0f}% to {-low:.0f}%)"
+    if _gains_little(row) and row.verdict != "no difference":
+        return f"gains {max(high, 0.0):.1f}% at most ({low:+.1f}% to {high:+.1f}%)"
     if high > _WIDE:
         return f"{row.verdict} ({middle:+.0f}% so far)"
     return f"{row.verdict} ({low:+.1f}% to {high:+.1f}%)"
+
+
+def _gains_little(row: Entry) -> bool:
+    """Return whether a cure is known to gain less than `_LITTLE`."""
+    if row.low is None:
+        return row.verdict == "changes nothing"
+    return row.verdict != "faster" and 100 * (1 / row.low - 1) < _LITTLE
 
 
 def foretold(row: Entry) -> str:

@@ -73,6 +73,10 @@ _AS_FAR: Final = 1.1
 that of a program which trains for some time is not to the step."""
 _RESTLESS: Final = 0.1
 """Scatter of steps as they are, from round to round, from which on a note says so."""
+_MOSTLY: Final = 0.9
+"""Part of its steps' gain that a run as a whole, with its start, has after as many as are told."""
+_SHORT: Final = 500
+"""Steps up to which none are told: few trainings are as short."""
 _TOGETHER: Final = 0.3
 """Most of the budget that is kept for the best together."""
 
@@ -111,7 +115,7 @@ class Outcome:
     command: tuple[str, ...]
     warmup: int
     steps: int
-    """Steps measured in each run."""
+    """Steps measured in each run without turns."""
     runs: int
     seconds: float
     bare_ns: float | None
@@ -207,6 +211,8 @@ class Trial:
         self._bare: list[Measured] = []
         self._rows: list[Row] = []
         self._runs = 0
+        self._start_s = math.inf
+        """Shortest time to the end of the first step."""
         self._notes: list[str] = []
         self._pilot: Measured | None = None
         self._as_it_is: list[Measured] = []
@@ -298,6 +304,7 @@ class Trial:
                 raise
             name = self._request.name or shlex.join(self._request.command)
             raise InputError(name, str(error)) from None
+        self._start_s = min(run.start_s, self._start_s)
         if run.code is not None:
             self._made = min(run.made, self._made or run.made)
         if not candidate.settings:
@@ -539,6 +546,7 @@ class Trial:
             best = winners[0]
             words = () if request.name else request.command
             patch = make_patch(best.candidate, best.changes, main, words)
+            notes += self._from_when(best)
         has_begun = self._pilot is not None and not interrupted
         if not self._rows and has_begun:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
@@ -576,6 +584,17 @@ class Trial:
             notes=tuple(notes),
             interrupted=interrupted,
         )
+
+    def _from_when(self, row: Row) -> list[str]:
+        """Say how long a run has to be to gain about what its steps do, where that is long."""
+        start_s, cured_ns = self._start_s, sum(row.cured) / len(row.cured)
+        steps = 1e9 * _MOSTLY * start_s / ((1 - _MOSTLY) * cured_ns)
+        if steps <= _SHORT:
+            return []
+        return [
+            f"what {row.candidate} gains is of steps; the program takes {start_s:.1f} s to start, "
+            f"so as a whole it gains {100 * _MOSTLY:.0f}% of that in a run of {steps:,.0f} steps"
+        ]
 
     def _what_was_left(self, rows: Sequence[Row]) -> str:
         """Say what it would take to go on, to the next look at the rounds."""

@@ -204,7 +204,8 @@ CURES: Final = (
         _TORCH,
         findings=("launch-bound",),
         predictions=("graphs",),
-        advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape",
+        advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape; "
+        "before DistributedDataParallel wraps it, which then needs no stream of its own",
         needs="gpu",
         switched=True,
         alone=True,

@@ -28,6 +28,8 @@ _SLOW: Final = 3
 _BATCHES: Final = 0.025
 """Part of a step by which a turn of a loader may be off, whose batches are counted as whole ones:
 up to 2.3% where it is a little slower than the training, by simulation."""
+_WORTH: Final = 1.05
+"""Gain under which rounds go to a cure last: what may bring more learns first that it does not."""
 _PART: Final = 0.5
 """Part of what a finding costs that one of its cures may save: few remove all of it."""
 
@@ -207,9 +209,9 @@ def contenders(rows: Collection[Row], others: Sequence[Row]) -> list[Row]:
 
 
 def _beaten(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are proven to be slower than the best."""
+    """Return the rows that are proven to be slower than the best, or to bring little."""
     bounds = [row.ratio.high for row in rows if row.ratio and row.verdict == Verdict.FASTER]
-    return [row for row in rows if row.ratio and row.ratio.low >= min(bounds, default=1.0)]
+    return [row for row in rows if row.ratio and row.ratio.low >= min(bounds, default=1 / _WORTH)]
 
 
 def sharing(rows: Sequence[Row]) -> list[list[Row]]:
