@@ -294,6 +294,25 @@ class TorchPatcher:
             "optimizer.step(); optimizer.step()\n"
         )
     assert [numbers(events, "step") for events in torch.all_events()] == [[0, 1, 2]] * 2
+    # They are timed before and after; torch's patch took off what it found outermost.
+    phases = [event_names(events, "phase") for events in torch.all_events()]
+    assert phases == [["optimizer"] * 3] * 2
+
+
+def test_a_step_that_calls_its_base_class_s_is_one(tmp_path: Path) -> None:
+    """Torch calls hooks in both, where the base class has been used too."""
+    program = Program(tmp_path)
+    program.quietly(
+        "import torch\n"
+        "class Lookahead(torch.optim.SGD):\n"
+        "    def step(self, closure=None): return super().step(closure)\n"
+        "weights = [torch.ones(1, requires_grad=True)]\n"
+        "torch.optim.SGD(weights, lr=0.1)\n"
+        "optimizer = Lookahead(weights, lr=0.1)\n"
+        "for _ in range(3): optimizer.step()\n",
+        python=torch_python(),
+    )
+    assert numbers(program.events(), "step") == [0, 1, 2]
 
 
 def test_nothing_is_recorded_while_torch_compile_traces_the_optimizer(torch: Program) -> None:
@@ -357,6 +376,9 @@ for _ in range(3):
 """
     assert torch.quietly(source) == "7\n8\n" + "stepped\n" * 3
     assert numbers(torch.events(), "step") == [0, 1, 2]
+    cls = "_DistributedOptimizer" if whole else "_PerParameter"
+    marks = set(event_names(torch.events(), "step"))
+    assert marks == {f"horovod.torch.optimizer.{cls}.step"}
 
 
 def test_a_step_of_fastai_s_optimizer_is_one_whichever_is_around_it(torch: Program) -> None:
@@ -381,6 +403,7 @@ for _ in range(3): print(optimizer.step())
     assert torch.quietly(source) == "stepped\n" * 3
     assert numbers(torch.events(), "step") == [0, 1, 2]
     assert event_names(torch.events(), "phase").count("optimizer") >= 3
+    assert all(mark.startswith("fastai.") for mark in event_names(torch.events(), "step"))
 
 
 def test_a_step_whose_gradients_overflowed_is_a_step(torch: Program) -> None:

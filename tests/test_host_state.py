@@ -14,7 +14,7 @@ from tests.handmade import MS, Run, analyze
 
 PID: Final = 100
 STEPS: Final = 20
-COLLECTION, PHASE = 3, 4
+COLLECTION, PHASE, LOADER = 3, 4, 5
 
 
 class Host:
@@ -100,6 +100,26 @@ def test_steps_that_are_slow_for_collections_say_so_and_so_do_their_gaps(tmp_pat
     assert "2 of " in slow.message
     assert "Python collects garbage for 12.0 ms of each" in slow.message
     assert slow.advice.startswith("gc.freeze()")
+
+
+class Restarting(Host):
+    def __init__(self) -> None:
+        super().__init__()
+        self.export.give("GPUTRACE_HOST_RANGE", "number")
+
+    def ranges(self, number: int, at: int, later: float) -> None:
+        if later:
+            first = 1 << 32 | 2
+            self.add("GPUTRACE_HOST_RANGE", "start workers", at, later, kind=LOADER, number=first)
+
+
+def test_steps_that_are_slow_for_a_loader_s_workers_say_so(tmp_path: Path) -> None:
+    """At no distance of epochs."""
+    host = Restarting()
+    host.more_ms = {7: 12, 12: 12}
+    (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
+    assert "a loader starts its workers for 12.0 ms of each" in slow.message
+    assert "persistent_workers=True" in slow.advice
 
 
 def test_steps_that_are_slow_for_something_else_do_not(tmp_path: Path) -> None:

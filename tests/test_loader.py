@@ -18,7 +18,7 @@ from gputrace.model.host import Loader
 from gputrace.model.results import Finding
 from tests.exports import STEP, Export, global_id
 from tests.handmade import MS, US, Run, analyze
-from tests.test_hooks import Program, torch_python
+from tests.test_hooks import Program, event_names, torch_python
 
 # ---- the queue ----
 
@@ -293,7 +293,11 @@ def test_a_worker_that_takes_longer_than_the_others_is_named(
 @pytest.mark.parametrize(
     ("parts", "message", "advice"),
     [
-        ({"fetch": 10, "send": 50}, "pickling and sending take 84% of a batch", "return tensors"),
+        (
+            {"fetch": 10, "send": 50},
+            "pickling and sending take 83% of the workers' time, and receiving 1.00 ms a batch",
+            "return tensors",
+        ),
         ({"fetch": 60}, "reading samples is 100% of the workers' time", "read less often"),
         ({"fetch": 10, "collate": 50}, "collating is 83% of the workers' time", "torch.stack"),
     ],
@@ -544,6 +548,27 @@ def test_workers_tell_the_parts_of_their_batches(loads: Program, context: str) -
     assert len(main["receive"]) == 4
     # One more to learn that there are no more.
     assert len(main["ask"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("epoch", "loaders"),
+    [
+        ("list(DataLoader(data, [[0, 1], [2]]))", 1),
+        ("made = DataLoader(data, [[0, 1], [2]]); kept.append(made); list(made)", 3),
+        ("list(DataLoader(data, [[0, 1], [2]], num_workers=len(kept))); kept.append(0)", 3),
+    ],
+    ids=["made anew", "at a time", "of other workers"],
+)
+def test_loaders_made_anew_in_each_epoch_are_one(loads: Program, epoch: str, loaders: int) -> None:
+    loads.quietly(
+        "from data import Data\nfrom torch.utils.data.dataloader import DataLoader\n"
+        f"data, kept = Data(), []\nfor _ in range(3):\n    {epoch}\n"
+    )
+    found = set()
+    for events in loads.all_events():
+        names = np.array(event_names(events, "loader"))
+        found |= set(events.records["loader"]["rank"][names == "prefetch factor"].tolist())
+    assert len(found) == loaders
 
 
 def test_the_thread_that_pins_tells_how_long_that_takes(loads: Program) -> None:

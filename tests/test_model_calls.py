@@ -151,6 +151,28 @@ def test_the_classes_of_outermost_calls_alone_are_timed(tmp_path: Path) -> None:
     assert names.count("model") == 2 * 4
 
 
+def test_a_child_times_calls_though_a_thread_of_its_parent_was_in_one(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    program.quietly(
+        NET + "import threading\nheld, go = threading.Event(), threading.Event()\n"
+        "class Held(Net):\n"
+        "    def forward(self, x):\n"
+        "        if threading.current_thread() is not threading.main_thread():\n"
+        "            held.set(); go.wait()\n"
+        "        return super().forward(x)\n"
+        "model = Held()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "train(model, optimizer, 4)\n"
+        "thread = threading.Thread(target=model, args=[torch.ones(2, 8)])\n"
+        "thread.start(); held.wait()\nchild = os.fork()\n"
+        "if child == 0:\n    train(model, optimizer, 3)\n    sys.exit()\n"
+        "assert os.waitpid(child, 0)[1] == 0\ngo.set(); thread.join()\n",
+        python=torch_python(),
+    )
+    # The last two of four in the parent, and its thread's.
+    names = [event_names(events, "phase").count("model") for events in program.all_events()]
+    assert sorted(names) == [3, 3]
+
+
 def test_modules_let_be_are_not_timed(tmp_path: Path) -> None:
     program = Program(tmp_path)
     program.quietly(

@@ -471,6 +471,33 @@ def test_an_error_in_backward_reaches_the_program(torch: Program) -> None:
     assert phases(torch.events()) == ["backward"]
 
 
+def test_warnings_name_the_program_s_lines(torch: Program) -> None:
+    """As without ours: each place that calls what warns, with ``stacklevel=2``, is one."""
+    torch.write(
+        {
+            "torch/autograd/__init__.py": """
+import warnings
+def backward(tensors, fails=False):
+    warnings.warn("deprecated", stacklevel=2)
+    if fails: raise ValueError
+"""
+        }
+    )
+    source = (
+        USES + "import traceback, sys\nfor _ in range(2):\n    backward()\n"
+        "    torch.autograd.backward([])\n"
+        "    torch.autograd.backward([])\n"
+        "try: torch.autograd.backward([], fails=True)\n"
+        "except ValueError: print('    return function(' in traceback.format_exc())\n"
+    )
+    hooked, without = torch.run(source), torch.run(source, hooked=False)
+    assert hooked.code == without.code == 0
+    assert hooked.err == without.err
+    assert hooked.err.count("main.py:") == 4
+    # A traceback has our line as before, from the wrappers' source.
+    assert (hooked.out, without.out) == ("True\n", "False\n")
+
+
 def test_an_overflow_is_an_optimizer_s_phase_without_its_step(torch: Program) -> None:
     torch.quietly(USES + "GradScaler.overflows = True\nGradScaler().step(optimizer)\n")
     events = torch.events()

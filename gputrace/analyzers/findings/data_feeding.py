@@ -145,7 +145,11 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     else:
         yield from _on_workers(loader, who)
     if loader.sending >= _DOMINATES:
-        yield f"pickling and sending take {loader.sending:.0%} of a batch", _ADVICE[SENDING]
+        share = sum(part.share for part in loader.parts if part.name == SENDING)
+        clause = f"pickling and sending take {share:.0%} of the workers' time"
+        if loader.receive_ns:
+            clause += f", and receiving {format_ns(loader.receive_ns)} a batch"
+        yield clause, _ADVICE[SENDING]
     first = loader.parts[0]
     if first.share < _DOMINATES or first.name == SENDING:
         return

@@ -16,10 +16,11 @@ from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.grouping import median, time_of
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import LaneSummary
+from gputrace.analyzers.loader import read_loaders
 from gputrace.analyzers.run_phases import WARMUP_CAUSES
 from gputrace.model.events import Mask
 from gputrace.model.host import DATA, FORWARD, PHASES
-from gputrace.model.intervals import EMPTY, Times
+from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Phase, Step
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
@@ -164,7 +165,8 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
     """Steps that exceed the median by 30 % and four deviations add 2 % of the time; the message
-    names the class that grew most, and whether they begin epochs.
+    names the class that grew most, and whether they begin epochs, start a loader's workers,
+    collect garbage or compile.
 
     Cost: the time they add, spread over all steps.
 
@@ -201,10 +203,13 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     epochs = _begun_by(facts, rank, numbers)
     reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
     those = [longest[row] for row in np.flatnonzero(slow)]
-    collected, compiled = _host_took(facts, rank, those)
+    collected, compiled, started = _host_took(facts, rank, those)
     if epochs:
         reason = f": they begin epochs of {epochs} steps, whose loader starts anew"
         advice = _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""])
+    elif started >= _MOSTLY * excess / len(numbers):
+        reason = f": a loader starts its workers for {format_ns(started)} of each"
+        advice = _KEEP_LOADER["pytorch"]
     elif collected >= _MOSTLY * excess / len(numbers):
         reason = f": Python collects garbage for {format_ns(collected)} of each"
         advice = COLLECT_BETWEEN
@@ -229,21 +234,32 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             "epoch_steps": epochs,
             "collecting_ns": collected,
             "compiling_ns": compiled,
+            "starting_workers_ns": started,
         },
     )
 
 
-def _host_took(facts: Facts, rank: int, steps: Sequence[Step]) -> tuple[int, int]:
-    """Return the nanoseconds for which a rank's process collects garbage in one of some steps, and
-    those for which it compiles.
+def _host_took(facts: Facts, rank: int, steps: Sequence[Step]) -> tuple[int, int, int]:
+    """Return the nanoseconds for which a rank's process collects garbage in one of some steps,
+    those for which it compiles, and those for which its loaders start workers.
     """
     state, process = facts.per_gpu.whole.once(read_host_state), facts.processes.get(rank, -1)
+    starts, loading = EMPTY, facts.per_gpu.whole.once(read_loaders)
+    if loading is not None:
+        # With no workers to start, too, a loader begins.
+        rows = loading.select((loading.process == process) & (loading.number > 0))
+        rows = rows.of("start workers")
+        starts = union(rows.start, rows.end)
     time = time_of(steps)
-    collected, compiled = (
-        times.get(process, EMPTY).intersection(time).total // len(steps)
-        for times in (state.collections, state.compilations)
+    collected, compiled, started = (
+        times.intersection(time).total // len(steps)
+        for times in (
+            state.collections.get(process, EMPTY),
+            state.compilations.get(process, EMPTY),
+            starts,
+        )
     )
-    return collected, compiled
+    return collected, compiled, started
 
 
 def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:

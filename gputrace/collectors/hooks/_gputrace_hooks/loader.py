@@ -20,6 +20,7 @@ from types import FunctionType
 from . import BEGAN, wrappers
 from .host_file import is_handlers, time_ns
 from .recorder import note_ours, on_fork, record, word, write
+from .steps import weak
 from .wrappers import call_after, defined, ours, wrap
 
 TYPE_CHECKING = False
@@ -62,6 +63,8 @@ _now = _thread._local()
 """State of each thread: ``fetches``, while it does; ``batch``; when it began ``collating`` that."""
 _worker = [0]
 _loaders = [0]
+_alike: "dict[Any, tuple[int, Callable[[], object] | None]]" = {}
+"""Number of the last loader of a kind, and a weak reference to it."""
 
 
 def _add(start: int, end: int, what: int, owner: int, number: int) -> None:
@@ -381,13 +384,11 @@ def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
 def _announce(iterator: "Any", loader: "Any", start: int) -> None:
     if _worker[0]:
         return
-    held = loader.__dict__
+    held, workers = loader.__dict__, getattr(iterator, "_num_workers", 0)
     if "_of_gputrace" not in held:
-        _loaders[0] += 1
-        held["_of_gputrace"] = _loaders[0]
+        held["_of_gputrace"] = _number(loader, workers)
     number, now = held["_of_gputrace"], time_ns()
     iterator._of_gputrace = number
-    workers = getattr(iterator, "_num_workers", 0)
     pins = bool(getattr(iterator, "_pin_memory", False))
     _add(now, now, SEED, number, _mixed(getattr(iterator, "_base_seed", 0), os.getpid()))
     _add(start, now, STARTS, number, workers)
@@ -400,6 +401,18 @@ def _announce(iterator: "Any", loader: "Any", start: int) -> None:
     queue = getattr(iterator, "_worker_result_queue", None)
     if queue is not None:
         _watch_receiving(queue, number, pins)
+
+
+def _number(loader: "Any", workers: int) -> int:
+    """Number a loader: as one like it that is gone, since a program may make one in each epoch."""
+    kinds = type(getattr(loader, "dataset", None)), type(getattr(loader, "sampler", None))
+    key = workers, getattr(loader, "batch_size", None), kinds
+    number, last = _alike.get(key, (0, None))
+    if last is None or last() is not None:
+        _loaders[0] += 1
+        number = _loaders[0]
+    _alike[key] = number, weak(loader)
+    return number
 
 
 def _watch_receiving(queue: "Any", owner: int, pins: bool) -> None:

@@ -11,7 +11,8 @@ from functools import wraps
 from types import FunctionType
 
 from .host_file import time_ns
-from .recorder import PHASE, note_ours, record, word
+from .recorder import PHASE, note_ours, on_fork, record, word
+from .wrappers import passed_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def time_calls(cls: "Any") -> None:
 
     try:
         cls.__call__ = call
+        cls.__call__.__code__ = passed_over(cls.__call__.__code__)
     except Exception:
         note_ours("timing calls of a model")
 
@@ -74,3 +76,10 @@ def timed(call: "Any", args: "Any", keywords: "Any") -> "Any":
     finally:
         del _within[:]
         record(start, time_ns(), _what, PHASE)
+
+
+timed.__code__ = passed_over(timed.__code__)
+
+
+# A thread that was in such a call is not in the child.
+on_fork.append(_within.clear)

@@ -13,7 +13,7 @@ from weakref import ref
 from . import model_calls, steps
 from .host_file import is_handlers, time_ns
 from .recorder import MODULE, note, note_failure, on_fork, record_of, thread_id, too_deep, word
-from .wrappers import at_bounds
+from .wrappers import at_bounds, passed_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -379,3 +379,6 @@ def _call(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
         return result
     finally:
         modules.leave(depth, result)
+
+
+_call.__code__ = passed_over(_call.__code__)

@@ -14,7 +14,7 @@ from .host_file import time_ns
 from .modules import modules
 from .recorder import PHASE, note_failure, record, word
 from .steps import OPTIMIZER, step_ended
-from .wrappers import at_bounds, call_after, classes, defined, makes_way, ours, phase
+from .wrappers import at_bounds, call_after, classes, defined, makes_way, ours, passed_over, phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ _optimizer = word("optimizer")
 _begun: "dict[int, int]" = {}
 """When optimizers began the steps that they are in, by id."""
 _pre_hooks: "list[Any]" = []
+_NEAR = 8
+"""Calls around torch's among which a subclass's is looked for."""
 _quiet: "list[None]" = []
 """Not empty while steps are made that train nothing."""
 
@@ -153,9 +155,24 @@ def _begin(optimizer: object) -> None:
 
 
 def _own_step(optimizer: object, *_: object) -> None:
-    """Count a step of one of torch's classes, unless Horovod's is around it."""
-    if not hasattr(type(optimizer), "_step_of_gputrace"):
+    """Count a step of one of torch's classes, unless Horovod's or a subclass's is around it."""
+    if hasattr(type(optimizer), "_step_of_gputrace") or _is_compiling():
+        return
+    if not _is_inherited(optimizer):
         _step(optimizer)
+
+
+def _is_inherited(optimizer: object) -> bool:
+    """Return whether a subclass's ``step`` makes this call, after which torch calls hooks too."""
+    frame = sys._getframe(2)
+    code, around = frame.f_code, frame.f_back
+    for _ in range(_NEAR):
+        if around is None:
+            break
+        if around.f_code is code and around.f_locals.get("self") is optimizer:
+            return True
+        around = around.f_back
+    return False
 
 
 def _step(optimizer: object) -> None:
@@ -164,7 +181,7 @@ def _step(optimizer: object) -> None:
         if start:
             for look in at_bounds:
                 look()
-        step_ended(_what, OPTIMIZER, optimizer)
+        step_ended(getattr(type(optimizer), "_step_of_gputrace", _what), OPTIMIZER, optimizer)
         if start:
             # With what recording took: the program waits for it in this call.
             record(start, time_ns(), _optimizer, PHASE)
@@ -215,17 +232,16 @@ def dynamo(module: "Any") -> None:
 
     @wraps(original)
     def patch() -> None:
+        # It takes off the outermost wrapper, which must not be ours.
+        _each_hooked(_uncover)
         original()
-        try:
-            _wrap_stripped()
-        except Exception:
-            note_failure("putting hooks back after torch.compile")
+        _each_hooked(_cover)
 
     patcher.patch = staticmethod(ours(patch))
 
 
-def _our_codes() -> "set[Any]":
-    """Return the code of all functions of the hooks, those within others too."""
+def _our_codes() -> "list[Any]":
+    """Return the code of all functions of the hooks, those within others too, and as wrappers."""
     found: set[Any] = set()
     names = [name for name in sys.modules if name.startswith(f"{__package__}.")]
     holders: list[Any] = [vars(sys.modules[name]) for name in names]
@@ -238,17 +254,34 @@ def _our_codes() -> "set[Any]":
         if isinstance(code, CodeType) and code not in found:
             found.add(code)
             codes += code.co_consts
-    return found
+    # Not a set: the two are equal.
+    return [*found, *map(passed_over, found)]
 
 
-def _wrap_stripped() -> None:
-    names = vars(sys.modules["torch.optim"])
-    base: Any = names["Optimizer"]
-    for cls in list(names.values()):
-        if isinstance(cls, type) and issubclass(cls, base) and "step" in vars(cls):
-            step: Any = vars(cls)["step"]
-            if getattr(step, "hooked", False) and not _calls_hooks(step):
-                _wrap(cls)
+def _each_hooked(change: "Callable[[Any, Any], None]") -> None:
+    """Change each of torch's optimizers that says that its ``step`` calls hooks."""
+    try:
+        names = vars(sys.modules["torch.optim"])
+        base: Any = names["Optimizer"]
+        for cls in list(names.values()):
+            if isinstance(cls, type) and issubclass(cls, base):
+                step: Any = vars(cls).get("step")
+                if getattr(step, "hooked", False):
+                    change(cls, step)
+    except Exception:
+        note_failure("keeping hooks through torch.compile")
+
+
+def _uncover(cls: "Any", step: "Any") -> None:
+    if hasattr(step, "_of_gputrace") and _calls_hooks(step):
+        cls.step = step.__wrapped__
+
+
+def _cover(cls: "Any", step: "Any") -> None:
+    if _calls_hooks(step):
+        _time_all(cls)
+    else:
+        _wrap(cls)
 
 
 def _calls_hooks(step: "Any") -> bool:
@@ -310,7 +343,8 @@ def other_optimizers(module: "ModuleType") -> None:
     for cls in classes(module):
         function = defined(cls, "step")
         if function is not None:
-            cls.step, cls._step_of_gputrace = _between(_begin, function, _step), True
+            cls.step = _between(_begin, function, _step)
+            cls._step_of_gputrace = word(f"{module.__name__}.{cls.__name__}.step")
 
 
 def horovod_functions(module: "Any") -> None:

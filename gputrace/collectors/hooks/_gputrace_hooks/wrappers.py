@@ -15,7 +15,7 @@ from .steps import OPTIMIZER, step_ended
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import ModuleType
+    from types import CodeType, ModuleType
     from typing import Any
 
 _RAISED = DATA_WAIT | 1 << 32
@@ -28,9 +28,25 @@ at_bounds: "list[Callable[[], object]]" = []
 """Called where a phase of a step begins or ends, outside of its time."""
 
 
+_passed_over: "dict[CodeType, CodeType]" = {}
+
+
+def passed_over(code: "CodeType") -> "CodeType":
+    """Return the code as one whose frames ``stacklevel`` of warnings does not count.
+
+    It counts none of importlib's, which Python knows by the names of their files.
+    """
+    # New in Python 3.8.
+    if code not in _passed_over and hasattr(code, "replace"):
+        name = f"{code.co_filename} (as importlib's _bootstrap)"
+        _passed_over[code] = code.replace(co_filename=name)
+    return _passed_over.get(code, code)
+
+
 def ours(function: "Any") -> "Any":
-    """Mark a wrapper, so that it is not wrapped again."""
+    """Mark a wrapper, so that it is not wrapped again, and warnings name what calls it."""
     function._of_gputrace = True
+    function.__code__ = passed_over(function.__code__)
     return function
 
 
@@ -93,6 +109,8 @@ def timed_generator(function: "Callable[..., Any]", name: str) -> "Callable[...,
     def generate(*args: "Any", **keywords: "Any") -> "Any":
         items = function(*args, **keywords)
         return each(items) if isinstance(items, GeneratorType) else items
+
+    ours(each)
 
     return ours(generate)  # type: ignore[no-any-return]
 
