@@ -593,7 +593,8 @@ class Trial:
             return []
         return [
             f"what {row.candidate} gains is of steps; the program takes {start_s:.1f} s to start, "
-            f"so as a whole it gains {100 * _MOSTLY:.0f}% of that in a run of {steps:,.0f} steps"
+            f"so as a whole it gains {100 * _MOSTLY:.0f}% of that in a run of about "
+            f"{round(steps, -2):,.0f} steps"
         ]
 
     def _what_was_left(self, rows: Sequence[Row]) -> str:
