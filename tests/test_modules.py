@@ -279,6 +279,19 @@ def test_modules_are_recorded_in_a_few_steps_and_leave_nothing(
     assert stretches_of(program.events()) == (forward + backward) * len(steps)
 
 
+def test_a_phase_within_a_backward_pass_does_not_end_it(tmp_path: Path) -> None:
+    """Checkpoints make a pass within another; optimizers may step within one."""
+    program = network(tmp_path)
+    here = "threading.current_thread() is threading.main_thread()"
+    with (program.modules / "torch/_C.py").open("a", encoding="utf-8") as file:
+        file.write(f"import threading\ndef _current_graph_task_id(): return -1 if {here} else 0\n")
+    plain = "lambda: time.sleep(0.002)"
+    within = "lambda: (torch.autograd.backward(torch.Tensor()), time.sleep(0.002))"
+    assert plain in TRAINING
+    program.quietly(TRAINING.replace(plain, within))
+    assert stretches_of(program.events()).count(("Net_0", 1)) == 3
+
+
 LOOP: Final = """
 import sys, torch.autograd, torch.cuda
 from torch.nn import Module

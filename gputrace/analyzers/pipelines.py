@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.collectives import Collectives, steps_of
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import steps_by_gpu
-from gputrace.analyzers.operations import OperationClass
+from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.parallelism import PIPELINE, of_role
 from gputrace.model.communication import Pipeline, PipelineStage
 from gputrace.model.events import UNKNOWN, Mask
@@ -178,17 +178,29 @@ def _pipeline(
     messages = messages.select(np.isin(messages.step, chosen))
     each = _turns(gpus, lanes, messages, collectives, others, windows, chosen)
     split = [(turn, parts) for turn in each if (parts := _split(turn)) is not None]
-    if not split:
-        return None
+    return _mean_pipeline(*_schedule(first, lanes), places, split) if split else None
+
+
+def _mean_pipeline(
+    kind: str,
+    micro_batches: int,
+    places: Sequence[Gpu],
+    split: Sequence[tuple[_Turn, tuple[float, float, float]]],
+) -> Pipeline:
+    """Return the means of replayed steps and of the parts of their bubbles, by cause.
+
+    ``places`` are the stages' GPUs, in order; each step comes with its parts, as `_split` has them.
+    """
     turns = [turn for turn, _ in split]
     causes = [round(float(np.mean(column))) for column in zip(*(p for _, p in split), strict=True)]
-    work = [round(float(np.mean([turn.work[n] for turn in turns]))) for n in range(len(lanes))]
+    work = [round(float(np.mean(times))) for times in zip(*(t.work for t in turns), strict=True)]
     length = round(float(np.mean([turn.length for turn in turns])))
     mean = round(float(np.mean(work)))
-    schedule, imbalance, transfer = causes[:3]
+    schedule, imbalance, transfer = causes
     host = length - mean - schedule - imbalance - transfer
     return Pipeline(
-        *_schedule(first, lanes),
+        kind,
+        micro_batches,
         steps=len(turns),
         step_ns=length,
         work_ns=mean,

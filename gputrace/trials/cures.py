@@ -205,7 +205,7 @@ CURES: Final = (
         findings=("launch-bound",),
         predictions=("graphs",),
         advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape; "
-        "before DistributedDataParallel wraps it, which then needs no stream of its own",
+        "before DistributedDataParallel wraps it",
         needs="gpu",
         switched=True,
         alone=True,

@@ -26,11 +26,13 @@ _within: "list[None]" = []
 """Not empty while a module is called that is timed."""
 
 
-def is_backward(torch: "Any") -> bool:
-    """Return whether this thread is in a backward pass, which may call modules once more."""
+def is_backward(torch: "Any", unknown: bool = True) -> bool:
+    """Return whether this thread is in a backward pass, which may call modules once more.
+
+    Before torch 2.1 that is ``unknown``.
+    """
     number = getattr(torch._C, "_current_graph_task_id", None)
-    # Unknown before torch 2.1.
-    return number is None or number() != -1
+    return unknown if number is None else number() != -1
 
 
 def time_calls(cls: "Any") -> None:

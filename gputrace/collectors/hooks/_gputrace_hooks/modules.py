@@ -119,7 +119,7 @@ class _Modules:
         self.limits = limit, min(limit + _ROOM, 2**31 - 1)
         sys.setrecursionlimit(self.limits[1])
         self.is_on = True
-        at_bounds.append(self.backward_ended)
+        at_bounds.append(self.at_bound)
         cls.__call__ = _call
 
     def forked(self) -> None:
@@ -158,7 +158,7 @@ class _Modules:
             return
         self.backward_ended()
         self.is_on = False
-        at_bounds.remove(self.backward_ended)
+        at_bounds.remove(self.at_bound)
         cls: Any = sys.modules["torch.nn"].Module
         if vars(cls).get("__call__") is _call:
             cls.__call__ = self.original
@@ -211,13 +211,15 @@ class _Modules:
             self._failed(error)
 
     def backward_ended(self) -> None:
-        """Return threads to where they were before the backward pass; those of autograd wait.
-
-        Called at the bounds of all phases: none lies within a backward pass.
-        """
+        """Return threads to where they were before the backward pass; those of autograd wait."""
         for walk in list(self.walks.values()):
             if walk.is_backward:
                 self._move(walk, walk.before, 0, walk.thread == thread_id())
+
+    def at_bound(self) -> None:
+        """Have a backward pass end by the bound of a phase, unless the phase lies within it."""
+        if not model_calls.is_backward(sys.modules["torch"], unknown=False):
+            self.backward_ended()
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, RecursionError):
