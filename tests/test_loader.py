@@ -11,10 +11,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from gputrace.analyzers.loader import Feed, batch_ns
+from gputrace.analyzers.loader import Feed, Pace, batch_ns, without_late_batches
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.host import Loader
+from gputrace.model.intervals import union
 from gputrace.model.results import Finding
 from tests.exports import STEP, Export, global_id
 from tests.handmade import MS, US, Run, analyze
@@ -63,6 +64,19 @@ def test_receiving_is_no_workers_to_hide_but_a_pinning_threads() -> None:
     assert batch_ns(replace(receives, pins=True), 8) == pytest.approx(10 * MS)
     slow = replace(receives, pins=True, receive=25.0 * MS, receive_idle=25.0 * MS)
     assert batch_ns(slow, 8) == pytest.approx(25 * MS)
+
+
+def test_a_rank_does_not_train_while_it_waits_for_another_ranks_batch() -> None:
+    """Of steps of 30 ms, one rank waits 12 for batches, the other 4, and 9 in a collective."""
+    none = np.empty(0, np.int64)
+    mine, other = (
+        Pace(union(none, none), none, 30.0 * MS, wait, 30.0 * MS - wait, 8.0, late, 0.0, 2, False)
+        for wait, late in ((4.0 * MS, 9.0 * MS), (12.0 * MS, 1.0 * MS))
+    )
+    apart = without_late_batches({0: mine, 1: other})
+    assert [pace.train_ns / MS for pace in apart.values()] == [17, 17]
+    alone = without_late_batches({0: mine})
+    assert alone[0].train_ns == mine.train_ns, "it is late for another reason"
 
 
 def test_workers_take_no_less_than_their_processor_time_on_the_cores() -> None:
@@ -245,6 +259,27 @@ def test_a_disk_and_a_cache_are_predicted(loading: Loading, tmp_path: Path) -> N
     assert loader.cached_step_ns == pytest.approx(11 * MS, rel=0.03)
     assert "100% of what it reads comes from a disk" in found.message
     assert "(a step of 11.0 ms if no disk were waited for, of 11.0 ms with" in found.advice
+
+
+def test_samples_that_are_computed_are_no_matter_of_a_disk(
+    loading: Loading, tmp_path: Path
+) -> None:
+    """Workers read 64 KiB in all, from a disk, and have the processor in all of their time."""
+    loading.parts = {"fetch": 54, "transform Decode": 4, "collate": 4, "send": 2}
+    loading.parts["processor time"] = 58
+    loading.parts["KiB read"] = loading.parts["KiB read from disk"] = 0
+    found = feeding(loading.report(tmp_path))
+    assert "reading samples is 83% of the workers' time, and computes" in found.message
+    assert "disk" not in found.message + found.advice
+    assert "make what the dataset computes for a sample cheaper" in found.advice
+
+
+def test_batches_made_further_ahead_gain_where_they_differ(
+    loading: Loading, tmp_path: Path
+) -> None:
+    loader = the(loading.report(tmp_path))
+    assert loader.now is not None
+    assert loader.doubled_step_ns == loader.now.step_ns, "two workers are too slow on average"
 
 
 def test_less_to_compute_is_less_processor_time(loading: Loading, tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ class Pace(Struct, frozen=True, dict=True):
     """Time of the GPU in a mean step that waits for no batch; without a GPU, of the process."""
     host_ns: float
     """Time of the process in a mean step, without its own waits for batches."""
+    late_ns: float
+    """Time of the GPU in a mean step in which it waits in collectives for other ranks."""
     busy_ns: float
     """Processor time of the process in a mean step; 0 where unknown."""
     share_cores: int
@@ -137,12 +139,22 @@ def measure_loaders(
         processes: of each rank that trains.
         paces: steps by rank.
     """
-    loaders = []
+    loaders, paces = [], without_late_batches(paces)
     for rank, process in sorted(processes.items()):
         if rank in paces and paces[rank].steps:
             loader = _measure(events, rank, process, paces[rank])
             loaders += [] if loader is None else [loader]
     return tuple(loaders)
+
+
+def without_late_batches(paces: Mapping[int, Pace]) -> dict[int, Pace]:
+    """Return the paces of ranks that wait in no collective for another, which waits for a batch."""
+    apart = {}
+    for rank, pace in paces.items():
+        waits = (other.wait_ns for number, other in paces.items() if number != rank)
+        late_ns = min(pace.late_ns, max(waits, default=0.0))
+        apart[rank] = replace(pace, train_ns=pace.train_ns - late_ns)
+    return apart
 
 
 def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loader | None:
@@ -195,6 +207,7 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         half_step_ns=None if pace.is_crowded else loader.with_half(),
         no_disk_step_ns=None if pace.is_crowded else loader.without_waits(),
         cached_step_ns=None if pace.is_crowded else loader.with_cache(),
+        doubled_step_ns=loader.with_twice_ahead() if workers and not pace.is_crowded else None,
     )
 
 
@@ -441,6 +454,11 @@ class _Prediction:
     def with_cache(self) -> int:
         """Return the step if samples were there as the last transform leaves them."""
         return self._without(self._batches.fetch)
+
+    def with_twice_ahead(self) -> int:
+        """Return the step if the prefetch factor were twice as large."""
+        feed = replace(self._feed(), prefetch=2 * self._prefetch)
+        return self._choice(feed, self._workers).step_ns
 
     def _without(self, part: Floats, is_computed: bool = True) -> int:
         feed = self._feed().without(self._batches.rows(part), is_computed)

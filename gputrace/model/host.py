@@ -230,6 +230,8 @@ class Loader(Struct, frozen=True):
     """Predicted step if reading samples waited for nothing, as of files in memory."""
     cached_step_ns: int | None = None
     """Predicted step if samples were kept as the transforms leave them."""
+    doubled_step_ns: int | None = None
+    """Predicted step if each worker made twice as many batches ahead; None without workers."""
 
     @property
     def from_disk(self) -> float | None:
@@ -237,6 +239,11 @@ class Loader(Struct, frozen=True):
         seen = [(w.disk_bytes or 0, w.read_bytes) for w in self.by_worker if w.read_bytes]
         # Files that are mapped are in the first number alone.
         return min(sum(d for d, _ in seen) / sum(r for _, r in seen), 1.0) if seen else None
+
+    @property
+    def computes(self) -> bool:
+        """True if workers have the processor for nearly all of their time at a batch."""
+        return self.processor_ns >= _COMPUTES * self.batch_ns
 
     def keeps_up(self, choice: LoaderChoice) -> bool:
         """Return whether next to nothing of the step waits, beside receiving batches."""
@@ -264,8 +271,8 @@ class Loader(Struct, frozen=True):
         if least > (1 - _GAINS) * now.step_ns:
             return None
         keeping_up = (choice for choice in more if self.keeps_up(choice))
-        enough = [choice for choice in more if choice.step_ns <= (1 + _GAINS) * least]
-        return next(keeping_up, enough[0])
+        enough = next(choice for choice in more if choice.step_ns <= (1 + _GAINS) * least)
+        return max(enough, next(keeping_up, enough), key=lambda choice: choice.workers)
 
     @property
     def slow(self) -> tuple[LoaderWorker, float] | None:
@@ -367,6 +374,8 @@ _AHEAD = {
 }
 _MOST_GUESSED = 8
 
+_COMPUTES = 0.75
+"""Processor time of a batch to all of its time, from which on it waits for next to nothing."""
 _FEWEST, _UNEVEN = 5, 1.5
 """Batches of each worker from which they are compared, and how many times as long is uneven."""
 _NO_WAIT, _LITTLE = 0.05, 0.15

@@ -272,6 +272,7 @@ class Facts(Struct, frozen=True, dict=True):
                 waited_ns / steps,
                 train_ns / steps,
                 host_ns / steps,
+                sum(row.of("communication_wait") for row in rows) / steps,
                 load.process_cores * step_ns if load is not None else 0.0,
                 len(self.processes),
                 load is not None and load.others_queued >= MEDIUM,

@@ -157,11 +157,12 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     name = what.get(first.name, first.name.removeprefix("transform "))
     whose = "the workers' time" if loader.workers else "the loader's time"
     clause = f"{name} is {first.share:.0%} of {whose}"
-    if first.name == READING and loader.from_disk:
+    cure = _ADVICE.get(first.name, f"make {name} cheaper, or do it once and keep the result")
+    if first.name == READING and loader.computes:
+        clause += ", and computes rather than waits"
+        cure = "make what the dataset computes for a sample cheaper, or keep the result"
+    elif first.name == READING and loader.from_disk:
         clause += f", and {loader.from_disk:.0%} of what it reads comes from a disk"
-    cure = _ADVICE.get(first.name)
-    if cure is None:
-        cure = f"make {name} cheaper, or do it once and keep the result"
     yield clause, cure + _if_cheaper(loader)
 
 
