@@ -54,6 +54,8 @@ class Planted:
     turn_scatter: float = 0.03
     buffered: int = 0
     """Batches that its loader may have ready."""
+    launches: Mapping[str, float] = field(default_factory=dict)
+    """Part of a step in which the GPU waits for launches, by phase."""
 
     def factor(self, candidate: Candidate) -> float:
         """Return the step with all cures of a candidate."""
@@ -69,8 +71,11 @@ class Planted:
         """Return as much of a recording's analysis as a trial reads."""
         now = 1e9 * self.step_s
         effects = [
-            SimpleNamespace(id=id, now_ns=now, step_ns=now * part, low_ns=now * part, high_ns=now)
+            SimpleNamespace(
+                id=id, now_ns=now, step_ns=now * part, low_ns=now * part, high_ns=now * high
+            )
             for id, part in self.predicted.items()
+            for high in [(1 + part) / 2]
         ]
         workers = self.predicted.get("workers")
         choices = [
@@ -78,9 +83,21 @@ class Planted:
             for number in (4, 8, 16)
             if workers
         ]
+        loader = SimpleNamespace(
+            predictions=choices,
+            now=SimpleNamespace(step_ns=now),
+            wait_ns=0,
+            prefetch_factor=2,
+            doubled_step_ns=now * self.predicted.get("prefetch", 1.0),
+        )
+        phases = [
+            SimpleNamespace(name=name, launch_ns=now * part, host_ns=1.2 * now * part)
+            for name, part in self.launches.items()
+        ]
         return SimpleNamespace(
+            step_phases=[SimpleNamespace(step_ns=now, phases=phases)] if phases else [],
             what_if=effects,
-            loader=[SimpleNamespace(predictions=choices, now=SimpleNamespace(step_ns=now))],
+            loader=[loader],
             findings=[SimpleNamespace(id=i, impact_ns=p * now) for i, p in self.findings.items()],
             steps=SimpleNamespace(mean_ns=now),
         )
@@ -90,11 +107,12 @@ _PLAIN: Final = {"fused": 1.0, "foreach": 1.0, "set-to-none": 0.0, "compile=defa
 SICK: Final = (
     Planted(
         "optimizer",
-        {"graphs": 0.575, "fused": 0.5, "foreach": 0.6, "set-to-none": 0, "compile=default": 0.6},
-        {"graphs": 0.41},
-        {"launch-bound": 0.6},
-        0.063,
+        {"graphs": 0.8, "fused": 0.36, "foreach": 0.4, "set-to-none": 0, "compile=default": 0.8},
+        {"graphs": 0.2},
+        {"launch-bound": 0.8},
+        0.045,
         turn_scatter=0.08,
+        launches={"forward": 0.12, "backward": 0.16, "optimizer": 0.55},
     ),
     Planted(
         "launches",
@@ -103,6 +121,7 @@ SICK: Final = (
         {"launch-bound": 0.85},
         0.033,
         turn_scatter=0.1,
+        launches={"forward": 0.35, "backward": 0.4, "optimizer": 0.04},
     ),
     Planted(
         "starved",
@@ -111,7 +130,7 @@ SICK: Final = (
             **{"prefetch=4": 1.0, "persistent": 1.0, "pinned": 0.98, "staging": 0.98},
             **{"graphs": 0.98, **_PLAIN},
         },
-        {"workers": 0.59, "prefetch": 0.9, "graphs": 0.91, "pinned": 0.97},
+        {"workers": 0.59, "graphs": 0.91, "pinned": 0.97},
         {"data-feeding": 0.4, "launch-bound": 0.1},
         0.029,
         buffered=4,

@@ -58,7 +58,7 @@ class Sick:
 
 
 TRAININGS: Final = {
-    "starved": Sick(("workers=8",)),
+    "starved": Sick(("workers=8", "workers=4", "workers=16")),
     "pageable": Sick(("pinned",)),
     "launches": Sick(("graphs",), 100),
     "optimizer": Sick(("fused", "foreach"), on_cpu=True),
@@ -124,12 +124,17 @@ def _try(journal: Journal, options: Options, trials: dict[str, list[Trial]], par
     fastest = fastest_of(rows)
     cure = fastest.cure if fastest and fastest.cure in sick.cures else sick.cures[0]
     words = ("--turns", str(TURNS), "--steps", str(sick.steps), "--cured", cure)
-    hand = gains(printed_result(completed((*command, *words)))["pairs"])
+    pairs = printed_result(completed((*command, *words)))["pairs"]
+    hand = gains(pairs)
     trials[part].append(Trial(fastest, hand))
     for row in rows:
         journal.row(part, ledger=ledger_row(name, row))
     found = f"{fastest.cure}, {said(fastest)}" if fastest else "none"
-    journal.row(part, fastest=found, by_hand=Figure(hand), by_hand_with=cure)
+    as_it_is, cured = (
+        Figure(tuple(1e3 * pair[which] for pair in pairs)) for which in ("sick", "cured")
+    )
+    steps = {"by_hand_as_it_is_ms": as_it_is, "by_hand_cured_ms": cured}
+    journal.row(part, fastest=found, by_hand=Figure(hand), by_hand_with=cure, **steps)
 
 
 def _lacks(sick: Sick, options: Options) -> str:

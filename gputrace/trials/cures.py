@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.errors import PluginError, UsageError
+from gputrace.model.host import Loader
 from gputrace.model.results import Analysis
 
 Value = bool | int | str
@@ -43,6 +44,7 @@ class Cure:
         numerics: whether results of the training change.
         findings: ids of findings that it may cure.
         predictions: ids of predictions (`WhatIf`) that foretell it.
+        phases: phases of a step to whose launches it is confined; empty for all of the step.
         removes: id of the finding whose cost it saves, where no prediction foretells it.
         variables: environment that it sets.
         line: statement that does the same in the program; empty where arguments of a call do.
@@ -65,6 +67,7 @@ class Cure:
     numerics: bool = False
     findings: tuple[str, ...] = ()
     predictions: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
     removes: str = ""
     variables: tuple[Variable, ...] = ()
     line: str = ""
@@ -112,7 +115,6 @@ CURES: Final = (
         takes="N",
         value=4,
         findings=_FEEDING,
-        predictions=("prefetch",),
         needs="workers",
         switched=True,
         alone=True,
@@ -204,9 +206,11 @@ CURES: Final = (
         _TORCH,
         findings=("launch-bound",),
         predictions=("graphs",),
+        phases=("forward", "backward"),
         advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape; "
         "before DistributedDataParallel wraps it",
         needs="gpu",
+        group="forward",
         switched=True,
         alone=True,
     ),
@@ -215,6 +219,7 @@ CURES: Final = (
         "optimizers with fused=True",
         _TORCH,
         findings=("launch-bound",),
+        phases=("optimizer",),
         group="optimizer",
         switched=True,
     ),
@@ -223,6 +228,7 @@ CURES: Final = (
         "optimizers with foreach=True",
         _TORCH,
         findings=("launch-bound",),
+        phases=("optimizer",),
         group="optimizer",
         switched=True,
     ),
@@ -265,6 +271,7 @@ CURES: Final = (
         value="default",
         findings=("launch-bound", "compute-bound"),
         advice="model = torch.compile(model)",
+        group="forward",
         slow=True,
         switched=True,
         alone=True,
@@ -574,18 +581,32 @@ class Prediction:
     high: float | None = None
     """Bounds; None where it comes without."""
 
+    @property
+    def middle(self) -> float:
+        """Return the middle of its bounds; of those it may be one itself."""
+        return self.ratio if self.low is None or self.high is None else (self.low + self.high) / 2
+
 
 def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
     """Return what a recording foretells of a candidate; None where it says nothing of it."""
     if len(candidate.settings) != 1:
         return None
     setting = candidate.settings[0]
-    if setting.cure.id == "workers" and isinstance(setting.value, int):
-        for loader in analysis.loader:
-            for choice in loader.predictions:
-                if loader.now is not None and choice.workers == setting.value:
-                    return Prediction(choice.step_ns / max(loader.now.step_ns, 1))
+    # All ranks wait for the one that waits longest.
+    loader = max(analysis.loader, key=lambda loader: loader.wait_ns, default=None)
+    step_ns = None if loader is None else _with_setting(loader, setting)
+    if loader is not None and loader.now is not None and step_ns is not None:
+        return Prediction(step_ns / max(loader.now.step_ns, 1))
     return next(_foretold(setting.cure, analysis), None)
+
+
+def _with_setting(loader: Loader, setting: Setting) -> int | None:
+    """Return the step that a loader foretells with a setting; None where it foretells none."""
+    if setting.cure.id == "workers":
+        steps = {choice.workers: choice.step_ns for choice in loader.predictions}
+        return steps.get(int(setting.value))
+    is_deeper = setting.cure.id == "prefetch" and int(setting.value) >= 2 * loader.prefetch_factor
+    return loader.doubled_step_ns if is_deeper else None
 
 
 def cost_of(candidate: Candidate, analysis: Analysis) -> float:
@@ -596,11 +617,23 @@ def cost_of(candidate: Candidate, analysis: Analysis) -> float:
 
 
 def _foretold(cure: Cure, analysis: Analysis) -> Iterator[Prediction]:
-    """Yield what the replay says of a cure, then what findings that it removes cost."""
+    """Yield what the replay says of a cure, then what its phases or findings that it removes cost.
+
+    The replay leaves out all launches of a step; a cure of some phases, those in them. What else
+    the host does in them may go, too, and is the bound.
+    """
+    every = [phase for rank in analysis.step_phases for phase in rank.phases]
+    mine = [phase for phase in every if phase.name in cure.phases]
+    launch_ns, all_ns = (sum(each.launch_ns or 0 for each in some) for some in (mine, every))
+    part = launch_ns / all_ns if all_ns and mine else 1.0
     for effect in analysis.what_if:
         if effect.id in cure.predictions:
-            now = max(effect.now_ns, 1)
-            yield Prediction(effect.step_ns / now, effect.low_ns / now, effect.high_ns / now)
+            steps = (effect.step_ns, effect.low_ns, effect.high_ns)
+            yield Prediction(*(1 - part * (1 - ns / max(effect.now_ns, 1)) for ns in steps))
+    if all_ns and mine:
+        total_ns = sum(rank.step_ns for rank in analysis.step_phases)
+        host_ns = sum(phase.host_ns for phase in mine)
+        yield Prediction(1 - launch_ns / total_ns, 1 - host_ns / total_ns, 1.0)
     step_ns = analysis.steps.mean_ns
     for finding in analysis.findings:
         if finding.id == cure.removes and step_ns:

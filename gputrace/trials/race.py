@@ -78,7 +78,7 @@ class Row:
             return self.ratio.low
         if self.cured:
             return sum(self.cured) / sum(self.bare)
-        return self.prediction.ratio if self.prediction else 1 - _PART * self.cost
+        return self.prediction.middle if self.prediction else 1 - _PART * self.cost
 
     def take(self, run: Measured, turns: Sequence[Turn]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
@@ -194,9 +194,9 @@ def kept(rows: Sequence[Row], lot: Collection[Row], left_s: float, costs: Costs)
     for other in lots(rows):
         waiting = [row for row in other if row.ratio is None and row not in lot]
         # Of whole runs, the answer for one row: which it is, the first round shows.
-        answer = costs.answer(waiting if waiting[0].within else waiting[:1]) if waiting else 0.0
-        if seconds + answer <= left_s:
-            seconds += answer
+        most = len(waiting) if waiting and waiting[0].within else min(len(waiting), 1)
+        answers = (costs.answer(waiting[:count]) for count in range(most, 0, -1))
+        seconds += next((answer for answer in answers if seconds + answer <= left_s), 0.0)
     return seconds
 
 

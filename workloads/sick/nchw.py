@@ -13,7 +13,7 @@ def build(cures, tiny):
         )
         dtype = torch.float32 if tiny else torch.bfloat16
         model.to(DEVICE, dtype)
-        shape = (2, 3, 32, 32) if tiny else (64, 3, 224, 224)
+        shape = (2, 3, 32, 32) if tiny else (128, 3, 224, 224)
         batches = Fixed(torch.randn(shape, dtype=dtype), torch.arange(shape[0]) % 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     loss = nn.functional.cross_entropy

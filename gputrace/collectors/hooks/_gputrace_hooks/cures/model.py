@@ -146,34 +146,28 @@ def _make_on_capture_stream(cls: "Any") -> None:
     """Have what DistributedDataParallel keeps of autograd belong to the stream of captures.
 
     It keeps the nodes that accumulate gradients, which run on the stream on which they were made:
-    on another one than the capture's they end it.
+    on another one than the capture's they end it. What follows is on that stream too, or passes
+    without graphs would wait for it at each parameter.
     """
     begin = cls.__init__
 
     @wraps(begin)
     def begin_on_stream(self: "Any", module: "Any", *args: "Any", **keywords: "Any") -> None:
-        stream = guarded("graphs", _capture_stream, module)
-        if stream is None:
-            begin(self, module, *args, **keywords)
-            return
-        cuda: Any = sys.modules["torch"].cuda
-        current = cuda.current_stream()
-        stream.wait_stream(current)
-        with cuda.stream(stream):
-            begin(self, module, *args, **keywords)
-        current.wait_stream(stream)
+        guarded("graphs", _go_on_capture_stream, module)
+        begin(self, module, *args, **keywords)
 
     cls.__init__ = begin_on_stream
 
 
-def _capture_stream(module: "Any") -> "Any":
-    """Return the stream of torch's captures; None for a module that has nothing on a GPU."""
+def _go_on_capture_stream(module: "Any") -> None:
+    """Make torch's stream of captures the current one, for a module that has anything on a GPU."""
     cuda: Any = sys.modules["torch"].cuda
-    if not any(parameter.is_cuda for parameter in module.parameters()):
-        return None
-    if cuda.graph.default_capture_stream is None:
-        cuda.graph.default_capture_stream = cuda.Stream()
-    return cuda.graph.default_capture_stream
+    if any(parameter.is_cuda for parameter in module.parameters()):
+        if cuda.graph.default_capture_stream is None:
+            cuda.graph.default_capture_stream = cuda.Stream()
+        stream = cuda.graph.default_capture_stream
+        stream.wait_stream(cuda.current_stream())
+        cuda.set_stream(stream)
 
 
 def modules(module: "Any") -> None:
@@ -207,32 +201,46 @@ def _compile(cure: str, model: "Any", _: "Any") -> None:
 
 
 def _channels_last(cure: str, model: "Any", _: "Any") -> None:
-    """Have weights and inputs of four dimensions in the memory format NHWC."""
-    torch: Any = sys.modules["torch"]
+    """Have weights and inputs of four dimensions in the memory format NHWC.
+
+    Weights have a place for each format, which they keep: what was captured reads them there.
+    """
     if not any(parameter.dim() == 4 for parameter in model.parameters()):
         trial.skip(cure, "the model has no convolution in two dimensions")
         return
-
-    formats = {True: torch.channels_last, False: torch.contiguous_format}
-
-    def laid_out(value: "Any", on: bool) -> "Any":
-        def laid(tensor: "Any") -> "Any":
-            return tensor.contiguous(memory_format=formats[on]) if tensor.dim() == 4 else tensor
-
-        return each_tensor(torch, value, laid)
+    forward = model.forward
+    places: dict[bool, Any] = {}
 
     def switch(on: bool) -> None:
-        model.to(memory_format=formats[on])
-        for state in [state for each in _optimizers for state in each.state.values()]:
-            laid_out(state, on)
-        for parameter in model.parameters():
-            parameter.grad = laid_out(parameter.grad, on)
+        weights = [each for each in (*model.parameters(), *model.buffers()) if each.dim() == 4]
+        places.setdefault(not on, [weight.data for weight in weights])
+        places.setdefault(on, _laid_out(places[not on], on))
+        for weight, place in zip(weights, places[on]):
+            weight.data, weight.grad = place.copy_(weight.data), _laid_out(weight.grad, on)
+        for optimizer in _optimizers:
+            _laid_out(list(optimizer.state.values()), on)
 
     if is_on(cure):
         switch(True)
     switched.append((cure, switch))
-    model.register_forward_pre_hook(lambda _, args: laid_out(args, True) if is_on(cure) else None)
+
+    @wraps(forward)
+    def laid(*args: "Any", **keywords: "Any") -> "Any":
+        return forward(*(_laid_out(args, True) if is_on(cure) else args), **keywords)
+
+    model.forward = laid
     trial.change(cure, "forward", "", -1, "", "")
+
+
+def _laid_out(value: "Any", as_nhwc: bool) -> "Any":
+    """Return tensors of four dimensions in the memory format NHWC, or NCHW; a dict is changed."""
+    torch: Any = sys.modules["torch"]
+    layout = torch.channels_last if as_nhwc else torch.contiguous_format
+
+    def laid(tensor: "Any") -> "Any":
+        return tensor.contiguous(memory_format=layout) if tensor.dim() == 4 else tensor
+
+    return each_tensor(torch, value, laid)
 
 
 def _autocast(cure: str, model: "Any", _: "Any") -> None:
@@ -276,9 +284,24 @@ def _graph(cure: str, model: "Any", inputs: "Any") -> None:
     if not sample or not all(sample):
         trial.skip(cure, "the model takes other arguments than tensors on a GPU, by position")
         return
+    kept: list[Any] = []
+
+    @wraps(forward)
+    def apart(*args: "Any", **keywords: "Any") -> "Any":
+        kept[:] = [each_tensor(torch, forward(*args, **keywords), _detachable(torch))]
+        return kept[0]
+
+    model.forward = apart
     capture = torch.cuda.make_graphed_callables
     alone = {"capture_error_mode": "thread_local"}
-    capture(model, inputs, **(alone if set(alone) <= set(signature(capture).parameters) else {}))
+    try:
+        capture(
+            model, inputs, **(alone if set(alone) <= set(signature(capture).parameters) else {})
+        )
+    except BaseException:
+        model.forward = forward
+        raise
+    each_tensor(torch, kept[0], lambda output: output.detach_())
     captured = model.forward
     model.forward = lambda *now, **more: (
         captured(*now)
@@ -286,6 +309,25 @@ def _graph(cure: str, model: "Any", inputs: "Any") -> None:
         else forward(*now, **more)
     )
     trial.change(cure, "forward", "", -1, "", "")
+
+
+def _detachable(torch: "Any") -> "Callable[[Any], Any]":
+    """Return the identity, as a function of autograd whose results can leave its graph.
+
+    The outputs of a capture are kept, and with them the nodes that accumulate gradients, on the
+    stream of the capture: passes without graphs would wait for it at each parameter.
+    """
+
+    class Identity(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: "Any", tensor: "Any") -> "Any":
+            return tensor.detach()
+
+        @staticmethod
+        def backward(ctx: "Any", gradient: "Any") -> "Any":
+            return gradient
+
+    return Identity.apply  # type: ignore[no-any-return]
 
 
 _MODELS = {
