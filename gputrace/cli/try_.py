@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,12 +70,12 @@ class _WithProgram(click.Command):
     help="The ledger; the one in your data folder if not given.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.argument("cures", metavar="[CURES] -- COMMAND...", required=False)
+@click.argument("cures", metavar="[CURES] -- COMMAND...", nargs=-1)
 @click.pass_context
 def command(
     ctx: click.Context,
     /,
-    cures: str | None,
+    cures: tuple[str, ...],
     list_: bool,
     history: bool,
     diff: bool,
@@ -84,9 +85,10 @@ def command(
 ) -> int:
     """Apply cures to COMMAND, and measure what each brings.
 
-    CURES are separated by commas; those joined by + are tried together: workers=8,pinned+fused.
-    COMMAND is recorded once; without any, the cures of its findings are tried. Each run is
-    stopped after some steps; nothing of the program is changed, unless --apply is given.
+    CURES are separated by commas or blanks; those joined by + are tried together:
+    workers=8,pinned+fused. COMMAND is recorded once; without CURES, those of its findings are
+    tried. Each run is stopped after some steps; nothing of the program is changed, unless --apply
+    is given.
 
     The exit code is 1 where nothing that was tried makes it faster.
     """
@@ -130,7 +132,7 @@ def _apply(patch: Patch | None) -> None:
         log(f"{'more' if patch.edits else 'wrote nothing: all of it'} is to be done by hand")
 
 
-def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any]) -> Request:
+def _request(cures: Sequence[str], program: tuple[str, ...], given: dict[str, Any]) -> Request:
     from gputrace.trials import Request
     from gputrace.trials.cures import read_candidates
 
@@ -143,9 +145,12 @@ def _request(cures: str | None, program: tuple[str, ...], given: dict[str, Any])
         raise UsageError("--keep-recording: with --recording none is made that could be kept")
     if kept is not None and kept.exists():
         raise UsageError(f"--keep-recording: {kept} is there already; name another")
+    candidates = tuple(read_candidates(",".join(cures)))
+    if cures and not candidates:
+        raise UsageError("name a cure, or leave out the commas; gputrace try --list has them all")
     return Request(
         program,
-        None if cures is None else tuple(read_candidates(cures)),
+        candidates or None,
         given["recording"],
         budget,
         given["warmup"],
@@ -195,8 +200,8 @@ def _text(outcome: Outcome, diff: bool, apply_: bool) -> str:
         print_table(console, _table(outcome))
     for line in (*_remarks(outcome), *_to_change(outcome, diff, apply_)):
         console.print(sentence(line))
-    text = without_blanks(console)
-    return f"{text}\n{outcome.patch.diff}" if diff and outcome.patch is not None else text
+    text, patch = without_blanks(console), outcome.patch
+    return f"{text}\n{patch.diff}" if diff and patch is not None and patch.edits else text
 
 
 def _verdict(outcome: Outcome) -> str:
@@ -343,24 +348,21 @@ def _history(path: Path | None, as_json: bool) -> int:
     if not entries:
         click.echo(f"{path} holds nothing yet; `gputrace try -- COMMAND` begins it")
     console = open_console(options.width(), options.use_color())
-    rows = tuple(
-        (
-            entry.cure,
-            said(entry),
-            foretold(entry),
-            entry.program,
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.time_ns / 1e9)),
-        )
-        for entry in entries
-    )
-    if rows:
-        names = ("cure", "measured", "predicted", "program", "when")
-        print_table(console, Table("Trials", names, rows))
+    for trial, answers in groupby(entries, _trial):
+        rows = tuple((answer.cure, said(answer), foretold(answer)) for answer in answers)
+        print_table(console, Table(trial, ("", "measured", "predicted"), rows))
+    if entries:
         print_table(console, _records("Predictions, in % of a step as it is", "trials", by_cure))
     title = "Pairs that ship with gputrace, by prediction, in % of a step as it is"
     print_table(console, _records(title, "pairs", pairs))
     click.echo(without_blanks(console), nl=False, color=True)
     return ExitCode.DONE
+
+
+def _trial(entry: Entry) -> str:
+    """Return when and of what a trial was, and on which machine."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.time_ns / 1e9))
+    return f"{when} on {entry.host}: {entry.program}"
 
 
 def _records(title: str, counted: str, records: Sequence[Record]) -> Table:

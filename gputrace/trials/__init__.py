@@ -271,6 +271,8 @@ class Trial:
                 trace = (request.keep_recording or Path(folder) / "first.sqlite").absolute()
                 try:
                     self._pilot = self._go(candidate, "recording", trace)
+                    if not trace.exists():
+                        raise UsageError(f"{trace}: the recording left no trace")
                     return _analyze(trace)
                 except GputraceError:
                     # Cures that were named need no recording.
@@ -278,7 +280,7 @@ class Trial:
                         raise
         analysis = None if request.recording is None else _analyze(request.recording)
         if self._pilot is None:
-            self._pilot = self._go(candidate, "first run")
+            self._pilot = self._go(candidate, "without recording")
         return analysis
 
     def _go(
@@ -355,7 +357,7 @@ class Trial:
         assert self._pilot is not None
         for row in self._rows:
             if str(row.candidate) == f"threads={self._pilot.threads}":
-                row.skip(f"{row.candidate}: torch has as many already")
+                row.skip("torch has as many already")
 
     def _set_lengths(self, candidates: Sequence[Candidate]) -> None:
         """Choose how many steps to pass and to measure, the same in all runs."""
@@ -559,8 +561,8 @@ class Trial:
         failed = next((run for run in self._as_it_is if run.failure), None)
         if failed is not None:
             notes.append(
-                f"the program ends with {failed.failure} after {failed.made} steps as it is, too: "
-                "steps before that count"
+                f"the program fails as it is, too, after {failed.made} steps, and those before "
+                f"count: {failed.failure}"
             )
         if any(not run.ended for run in self._as_it_is):
             notes.append("the program went on after its last step, and was ended by a signal")
@@ -692,8 +694,6 @@ def _workers(candidate: Candidate) -> int:
 def _analyze(trace: Path) -> Analysis:
     from gputrace.api import open as open_trace
 
-    if not trace.exists():
-        raise UsageError(f"{trace}: the recording left no trace")
     with open_trace(trace) as opened:
         return opened.analyze()
 

@@ -485,13 +485,18 @@ class Candidate:
 def read_candidates(text: str) -> list[Candidate]:
     """Parse ``workers=8,pinned+fused``: alternatives, some of several cures at once.
 
-    Raises UsageError for an unknown cure or value.
+    Raises UsageError for an unknown cure or value, and for those that exclude each other.
     """
-    return [
+    candidates = [
         Candidate(tuple(_read_setting(word) for word in part.split("+")))
         for part in text.split(",")
         if part.strip()
     ]
+    for candidate in candidates:
+        if len(combine([candidate]).settings) < len(candidate.settings):
+            apart = str(candidate).replace("+", ",")
+            raise UsageError(f"{candidate}: these exclude each other; try them apart, as {apart}")
+    return list({str(candidate): candidate for candidate in candidates}.values())
 
 
 def _read_setting(word: str) -> Setting:

@@ -11,7 +11,7 @@ import shutil
 import site
 import sysconfig
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from itertools import takewhile
@@ -102,14 +102,18 @@ def make_patch(
             continue
         by_hand += map(_elsewhere, missed)
         edits += [Edit(path, before, after)] * (after != before)
-    by_hand += [line for setting in candidate.settings if (line := _by_hand(setting, command))]
+    for setting in candidate.settings:
+        calls = [change for change in changes if change.cure == setting.cure.id]
+        by_hand += [line] if (line := _by_hand(setting, command, calls)) else []
     return Patch(tuple(edits), tuple(dict.fromkeys(by_hand)))
 
 
-def _by_hand(setting: Setting, command: Sequence[str]) -> str:
+def _by_hand(setting: Setting, command: Sequence[str], changes: Sequence[Change]) -> str:
     """Return how to have a cure that is no line of the program; empty if it is."""
     if not setting.cure.variables:
-        return f"{setting}: {setting.cure.advice}" if setting.cure.advice else ""
+        places = dict.fromkeys(_place(change) for change in changes if change.file)
+        see = f"; see {', '.join(places)}" if places else ""
+        return f"{setting}: {setting.cure.advice}{see}" if setting.cure.advice else ""
     variables = Candidate((setting,)).environment(os.environ)
     words = " ".join(f"{name}={shlex.quote(text)}" for name, text in variables.items())
     if not command:
@@ -147,9 +151,16 @@ def _is_program(path: Path) -> bool:
 
 def _elsewhere(change: Change) -> str:
     return (
-        f"{change.cure}: {change.argument}={change.new} (now {change.old}) of the call of "
-        f"{change.call} in {change.file}:{change.line}"
+        f"{change.cure}: give {change.call} {change.argument}={change.new} (now {change.old}), "
+        f"in {_place(change)}"
     )
+
+
+def _place(change: Change) -> str:
+    """Return where the program makes a call."""
+    if not change.file:
+        return "the program"
+    return f"line {change.line} of {os.path.relpath(change.file)}"
 
 
 _COMMENT: Final = re.compile(rb"#[^\r\n]*")
@@ -157,58 +168,81 @@ _COMMENT: Final = re.compile(rb"#[^\r\n]*")
 
 def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Change]]:
     """Return the source with the arguments changed, and the changes that fit no call."""
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    missed, starts, data = [], _line_starts(source), source.encode()
-    replaced: set[tuple[int, int, str]] = set()
-    appended: dict[tuple[int, str], list[str]] = defaultdict(list)
+    nodes, starts, data = list(ast.walk(ast.parse(source))), _line_starts(source), source.encode()
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    names = {node.asname: node.name for node in nodes if isinstance(node, ast.alias)}
+    missed: list[Change] = []
+    edits: set[tuple[int, int, str]] = set()
+    lacking: dict[ast.Call, list[Change]] = defaultdict(list)
     for change in changes:
-        fitting = [call for call in calls if _fits(call, change)]
+        fitting = [call for call in calls if _fits(call, change, names)]
         if len(fitting) != 1:
             missed.append(change)
         elif (value := _argument(fitting[0], change)) is not None:
-            replaced.add((*_span(value, starts), change.new))
+            edits.add((*_span(value, starts), change.new))
         else:
-            call = fitting[0]
-            given = [*call.args, *(keyword.value for keyword in call.keywords)]
-            close = _span(call, starts)[1] - 1
-            end = max((_span(arg, starts)[1] for arg in given), default=close)
-            # What is between may be brackets around the argument, a comma and comments.
-            end += _COMMENT.sub(lambda match: b" " * len(match[0]), data[end:close]).rfind(b")") + 1
-            if end > close:  # A generator without brackets of its own.
-                missed.append(change)
-            else:
-                appended[end, ", " if given else ""].append(f"{change.argument}={change.new}")
-    for (end, before), arguments in appended.items():
-        line = data[data.rfind(b"\n", 0, end) + 1 : end].decode()
-        rest, new = data[end:].partition(b"\n")[0], dict.fromkeys(arguments)
-        if rest.strip() == b",":
-            # Arguments have a line each.
-            indent = line[: len(line) - len(line.lstrip())]
-            end, text = end + len(rest), "".join(f"\n{indent}{argument}," for argument in new)
-        else:
-            text = before + ", ".join(new)
-        replaced.add((end, end, text))
-    for start, end, text in sorted(replaced, reverse=True):
+            lacking[fitting[0]].append(change)
+    for call, added in lacking.items():
+        new = _add(call, {change.argument: change.new for change in added}, starts, data)
+        edits |= new
+        missed += [] if new else added
+    for start, end, text in sorted(edits, reverse=True):
         data = data[:start] + text.encode() + data[end:]
     changed = data.decode()
     ast.parse(changed)
     return changed, missed
 
 
-def _fits(call: ast.Call, change: Change) -> bool:
-    """Return whether a change is one of this call, all of whose arguments can be seen."""
-    unpacks = any(keyword.arg is None for keyword in call.keywords) or any(
-        isinstance(arg, ast.Starred) for arg in call.args
-    )
+def _add(
+    call: ast.Call, arguments: Mapping[str, str], starts: Sequence[int], data: bytes
+) -> set[tuple[int, int, str]]:
+    """Return what gives a call more arguments: offsets in bytes, and the text in their place.
+
+    It is empty for a generator without brackets of its own.
+    """
+    unpacked = [keyword.value for keyword in call.keywords if keyword.arg is None]
+    if unpacked:
+        # It may have the argument, which must not come twice.
+        start, end = _span(unpacked[0], starts)
+        new = "".join(f', "{name}": {value}' for name, value in arguments.items())
+        return {(start, start, "{**"), (end, end, f"{new}}}")}
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    close = _span(call, starts)[1] - 1
+    end = max((_span(arg, starts)[1] for arg in given), default=close)
+    # What is between may be brackets around the argument, a comma and comments.
+    end += _COMMENT.sub(lambda match: b" " * len(match[0]), data[end:close]).rfind(b")") + 1
+    if end > close:
+        return set()
+    words = [f"{name}={value}" for name, value in arguments.items()]
+    line = data[data.rfind(b"\n", 0, end) + 1 : end].decode()
+    rest = data[end:].partition(b"\n")[0]
+    if rest.strip() == b",":
+        # Arguments have a line each.
+        indent = line[: len(line) - len(line.lstrip())]
+        end += len(rest)
+        return {(end, end, "".join(f"\n{indent}{word}," for word in words))}
+    return {(end, end, (", " if given else "") + ", ".join(words))}
+
+
+def _fits(call: ast.Call, change: Change, names: Mapping[str | None, str]) -> bool:
+    """Return whether a change is one of this call, and can be made there.
+
+    Args:
+        call: a call of the program.
+        change: what the hooks saw.
+        names: what the program imports, by the names that it has there.
+    """
+    starred = any(isinstance(arg, ast.Starred) for arg in call.args)
+    unpacked = sum(keyword.arg is None for keyword in call.keywords)
     within = call.lineno <= change.line <= (call.end_lineno or call.lineno)
-    return within and not unpacks and _name(call.func) == change.call
-
-
-def _name(function: ast.expr) -> str:
-    match function:
+    if not within or unpacked > 1 or (starred and change.position >= 0):
+        return False
+    match call.func:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"):
+            return True
         case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-    return ""
+            return names.get(name, name) == change.call
+    return False
 
 
 def _argument(call: ast.Call, change: Change) -> ast.expr | None:

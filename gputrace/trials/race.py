@@ -98,7 +98,7 @@ class Row:
         if why:
             reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
             failed = any(reason.startswith(FAILURE) for reason in reasons)
-            self._end(Verdict.FAILED if failed else Verdict.NOTHING, why)
+            self._end(Verdict.FAILED if failed else Verdict.NOTHING, why.removeprefix(FAILURE))
             return
         # Rounds may come several at a time; to look at other numbers would be one more look.
         for number in (look for look in LOOKS if look <= len(self.cured)):

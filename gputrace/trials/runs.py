@@ -341,7 +341,7 @@ class Program:
                 )
             return self._wait(process, folder, record is not None, look, until)
         except OSError as error:
-            raise Failed(f"{self.command[0]}: {error.strerror}") from None
+            raise Failed(f"it cannot be started ({error.strerror})") from None
         finally:
             end_all(folder)
 
@@ -537,7 +537,9 @@ def why_idle(candidate: Candidate, changed: Collection[str], reasons: Mapping[st
         if reasons.get(setting.cure.id, "").startswith(FAILURE)
         or (setting.cure.id not in changed and not setting.cure.variables)
     ]
-    return "; ".join(f"{id}: {reasons.get(id, 'nothing to change was seen')}" for id in idle)
+    whys = [reasons.get(id, "the program makes no call that it changes") for id in idle]
+    named = len(candidate.settings) > 1
+    return "; ".join(f"{id}: {why}" if named else why for id, why in zip(idle, whys, strict=True))
 
 
 def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
@@ -589,7 +591,8 @@ def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:
             "and others, any other loop marks its own with gputrace.step()"
         )
     most = max(len(each.ends) for each in left)
+    fewer = most - _FEWEST_STEPS
     return (
         f"it makes {most} steps in all, too few for {warmup} to warm up and {_FEWEST_STEPS} to "
-        "measure; give --warmup, or more data"
+        f"measure; give it more data{f', or --warmup {fewer}' if fewer > 0 else ''}"
     )
