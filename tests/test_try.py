@@ -62,7 +62,7 @@ from tests.recordings import unpack
 from tests.studies import Bench
 from tests.test_hooks import torch_python
 
-FASTER, NOT_FASTER, USAGE, UNREADABLE = 0, 1, 2, 3
+FASTER, NOT_FASTER, USAGE, UNREADABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 TORCH: Final = {
     "torch/__init__.py": "__version__ = '2.13.0'",
@@ -1519,6 +1519,33 @@ def test_a_program_that_fails_later_leaves_what_is_known_by_then(
     assert outcome.notes == ("no more rounds were made: x: exit code 1: no space left",)
 
 
+def test_an_interrupted_run_leaves_the_rounds_it_had(
+    simulated: Simulated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated.factors = {"pinned": 0.5}
+    rounds, switched = 0, simulated.by_turns
+
+    def by_turns(
+        run: Measured, turns: Turns, steps: int, going: Callable[[Measured], Sequence[int]]
+    ) -> Measured:
+        def interrupted(measured: Measured) -> Sequence[int]:
+            nonlocal rounds
+            rounds += 1
+            going(measured)
+            if rounds == 8:
+                raise KeyboardInterrupt
+            return [1]
+
+        return switched(run, turns, steps, interrupted)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(simulated, "by_turns", by_turns)
+        ran = gputrace_try(capsys, "pinned", "--", simulated.path)
+    assert ran.code == INTERRUPTED
+    assert "pinned: faster by 100%" in ran.out
+    assert re.search(r"pinned .* 8$", ran.out, re.M)
+
+
 def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -> None:
     simulated.noise, simulated.factors = 0.03, {"persistent": 0.5}
     outcome = gputrace.try_cures(["x"], "persistent,bucket-view")
@@ -2077,7 +2104,7 @@ def test_an_argument_is_changed_where_the_program_gives_it(
     patch = make_patch(read_candidates("workers=8")[0], [change], str(path), ["python", "train.py"])
     if after is None:
         assert patch.edits == ()
-        assert f"in line 2 of {os.path.relpath(path)}" in patch.by_hand[0]
+        assert patch.by_hand[0].endswith(f", at {os.path.relpath(path)}:2")
     else:
         [edit] = patch.edits
         assert edit.after == f"{head} = {after}\n"
@@ -2112,8 +2139,8 @@ def test_settings_become_statements_and_variables_become_a_command(tmp_path: Pat
     assert patch.edits[0].after.splitlines()[2] == "torch.backends.cudnn.benchmark = True"
     assert "OMP_NUM_THREADS=2" in patch.by_hand[0]
     assert patch.by_hand[0].endswith("python train.py")
-    compiled = "compile=default: model = torch.compile(model); see line 3 of "
-    assert patch.by_hand[1] == compiled + os.path.relpath(path)
+    compiled = "compile=default: model = torch.compile(model); see "
+    assert patch.by_hand[1] == f"{compiled}{os.path.relpath(path)}:3"
 
 
 @pytest.mark.parametrize(
@@ -2170,6 +2197,24 @@ def test_a_program_that_cannot_be_written_stays_as_it_is(
     assert {each.name for each in tmp_path.iterdir()} == {"train.py", "link.py"}
 
 
+@pytest.mark.parametrize("why", ["has changed meanwhile", "is read-only"])
+def test_all_files_are_written_or_none(tmp_path: Path, why: str) -> None:
+    calls = []
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("loader = DataLoader(data)\n")
+        path = str(tmp_path / name)
+        calls.append(Change("workers", "DataLoader", "num_workers", -1, "0", "8", path, 1))
+    patch = make_patch(read_candidates("workers=8")[0], calls, "", ["python"])
+    if why == "is read-only":
+        (tmp_path / "b.py").chmod(0o444)
+    else:
+        (tmp_path / "b.py").write_text("loader = DataLoader(other)\n")
+    with pytest.raises(OSError, match=why):
+        apply(patch)
+    assert (tmp_path / "a.py").read_text() == "loader = DataLoader(data)\n"
+    assert "num_workers" not in (tmp_path / "b.py").read_text()
+
+
 def test_a_diff_has_the_lines_that_patch_sees(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\n\x0c\n# a\x0cb\ntrain()\n")
@@ -2188,8 +2233,8 @@ def test_a_statement_for_a_program_that_cannot_be_edited_is_told() -> None:
 @pytest.mark.parametrize(
     ("file", "line", "place"),
     [
-        ("/python/site-packages/trainer.py", 7, f"line 7 of {os.path.relpath('/python')}"),
-        ("", 0, "the program"),
+        ("/site-packages/trainer.py", 7, f"{os.path.relpath('/site-packages/trainer.py')}:7"),
+        ("", 0, "an unknown line"),
     ],
 )
 def test_a_call_that_is_in_no_file_of_the_program_is_named(
@@ -2198,8 +2243,7 @@ def test_a_call_that_is_in_no_file_of_the_program_is_named(
     change = Change("workers", "DataLoader", "num_workers", -1, "0", "8", file, line)
     patch = make_patch(read_candidates("workers=8")[0], [change], "train.py", ["python"])
     assert patch.edits == ()
-    [said] = patch.by_hand
-    assert said.startswith(f"workers: give DataLoader num_workers=8 (now 0), in {place}")
+    assert patch.by_hand == (f"workers: give DataLoader num_workers=8 (now 0), at {place}",)
 
 
 # ---- the ledger ----

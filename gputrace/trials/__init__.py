@@ -462,8 +462,10 @@ class Trial:
         others, costs = [row for row in rows if row not in lot], self._costs()
         beyond_s = until_s - self._spent() - costs.answer(lot)
         kept_s = kept(others, (), beyond_s, costs)
+        so_far: list[Measured] = []
 
         def going(run: Measured) -> list[int]:
+            so_far[:] = [run]
             later = [copy(row) for row in lot]
             for row, pairs in zip(later, run.turns, strict=True):
                 row.take(run, pairs)
@@ -478,6 +480,10 @@ class Trial:
             run = self._go(Candidate(tuple(settings)), label, None, steps, turns, going)
         except Failed as error:
             self._switch_apart(lot, rows, until_s, error)
+        except KeyboardInterrupt:
+            for each in so_far:
+                self._take(lot, each, turns, others)
+            raise
         else:
             self._take(lot, run, turns, others)
 

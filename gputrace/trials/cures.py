@@ -197,7 +197,7 @@ CURES: Final = (
         findings=_COMPUTE,
         predictions=("bf16",),
         removes="no-tensor-cores",
-        advice='with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass',
+        advice="with torch.autocast(x.device.type, dtype=torch.bfloat16): around the forward pass",
         switched=True,
     ),
     Cure(

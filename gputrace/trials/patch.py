@@ -122,10 +122,13 @@ def _by_hand(setting: Setting, command: Sequence[str], changes: Sequence[Change]
 
 
 def apply(patch: Patch) -> None:
-    """Write the files; raises OSError. One that has changed since it was read is left alone."""
+    """Write all files; raises OSError where one is read-only, or has changed since it was read."""
     for edit in patch.edits:
         if edit.path.read_bytes() != edit.before.encode():
             raise OSError(0, "has changed meanwhile, and is left as it is", str(edit.path))
+        if not edit.path.stat().st_mode & 0o222:
+            raise OSError(0, "is read-only, and is left as it is", str(edit.path))
+    for edit in patch.edits:
         # Whole or not at all: a full disk must not cost the program.
         path = edit.path.resolve()
         new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -152,15 +155,13 @@ def _is_program(path: Path) -> bool:
 def _elsewhere(change: Change) -> str:
     return (
         f"{change.cure}: give {change.call} {change.argument}={change.new} (now {change.old}), "
-        f"in {_place(change)}"
+        f"at {_place(change)}"
     )
 
 
 def _place(change: Change) -> str:
     """Return where the program makes a call."""
-    if not change.file:
-        return "the program"
-    return f"line {change.line} of {os.path.relpath(change.file)}"
+    return f"{os.path.relpath(change.file)}:{change.line}" if change.file else "an unknown line"
 
 
 _COMMENT: Final = re.compile(rb"#[^\r\n]*")
