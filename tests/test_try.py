@@ -252,6 +252,16 @@ def test_what_is_decided_has_no_more_turns_in_a_run(real: Real) -> None:
     assert len(run.turns[1]) > 8
 
 
+def test_ranks_that_no_launcher_counts_have_all_turns(tmp_path: Path) -> None:
+    """Of two that drop a turn in different rounds, one would have it while the other has not."""
+    for pid in (1, 2):
+        (tmp_path / f"node.{pid}.turns").write_text("{}")
+    runs._chooser(tmp_path, lambda: [2])()
+    assert not (tmp_path / "going").exists()
+    runs._chooser(tmp_path, lambda: [])()
+    assert (tmp_path / "going").read_text() == "[]"
+
+
 def test_a_program_that_leaves_without_its_exit_handlers_is_measured(real: Real) -> None:
     leaves = PROGRAM.replace("range(500)", "range(60)").replace('print("done")', "os._exit(0)")
     real.script.write_text("import os\n" + leaves)
@@ -1262,6 +1272,27 @@ def test_ranks_get_whole_cores_of_the_node_of_their_gpu(
     ]
     assert hooks.host._cores_of(1, [-1, -1], layout) == [4, 12, 5, 13, 6, 14, 7, 15]
     assert hooks.host._layout(99) == (0, 99, 99)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+        {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"},
+    ],
+)
+def test_a_rank_is_known_by_what_its_launcher_says(
+    hooks: InProgram, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: given.append(cores))
+    monkeypatch.setattr(hooks.host, "_layout", lambda core: (0, core, core))
+    hooks.host.pin_cores()
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    hooks.host.pin_cores()
+    assert given == [[2, 3]]
 
 
 @pytest.mark.parametrize(

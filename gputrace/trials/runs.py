@@ -223,7 +223,7 @@ def _chooser(folder: Path, choose: Callable[[], Sequence[int]]) -> Callable[[], 
             # Those of other machines would not see it, and ranks not all in one round.
             if ranks <= len(changed):
                 kept = list(choose())
-                if ranks == 1 or not kept:
+                if len(changed) == 1 or not kept:
                     (folder / "going.new").write_text(json.dumps(kept))
                     (folder / "going.new").rename(folder / "going")
 

@@ -128,10 +128,12 @@ def collect_between_steps() -> None:
 def pin_cores() -> None:
     """Give each rank of this machine cores of its own, of the NUMA node of its GPU."""
     rank = read_number("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-    ranks = read_number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+    ranks = read_number(
+        *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_TASKS_PER_NODE")
+    )
     cores = os.sched_getaffinity(0)
     if rank is None or ranks is None or not 1 < ranks <= len(cores):
-        trial.skip("pin-cores", "there is one rank, or more ranks than cores")
+        trial.skip("pin-cores", "no launcher names one rank of several, or they are more than cores")
         return
     share = _cores_of(rank, _gpu_nodes(ranks), sorted(_layout(core) for core in cores))
     os.sched_setaffinity(0, share)

@@ -252,9 +252,11 @@ def _switch_to(wanted: "set[str]") -> None:
 
 
 def read_number(*names: str) -> "int | None":
-    """Return the number that the first of these variables of the environment holds."""
+    """Return the number that the first of these variables holds, of ``4(x2)``, as Slurm says it of
+    machines with as many tasks, the first.
+    """
     for name in names:
-        text = os.environ.get(name, "")
+        text = os.environ.get(name, "").partition("(")[0]
         if text.isdigit():
             return int(text)
     return None
