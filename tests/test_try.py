@@ -458,6 +458,22 @@ def test_a_run_gets_a_copy_of_the_folder_to_work_in(real: Real) -> None:
     assert run.changes[0].file == run.main == str(work / "train.py")
 
 
+def test_a_copy_has_its_links_and_the_place_where_the_program_starts(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts, data = real.folder / "work" / "scripts", real.folder / "data"
+    scripts.mkdir(parents=True)
+    data.mkdir()
+    (data / "images").touch()
+    (scripts / "data").symlink_to("../../data")
+    (scripts / "same").symlink_to("train.py")
+    reads = "import os\nopen('data/images').close()\nassert os.readlink('same') == 'train.py'\n"
+    (scripts / "train.py").write_text(reads + PROGRAM)
+    monkeypatch.chdir(scripts)
+    command = (sys.executable, "train.py")
+    assert real.run("", workdir=real.folder / "work", command=command).steps == 8
+
+
 def test_a_run_is_recorded_whatever_gputrace_py_its_folder_has(real: Real) -> None:
     work, trace = real.folder / "work", real.folder / "trace.sqlite"
     work.mkdir()

@@ -316,16 +316,7 @@ class Program:
         if record is not None:
             recorder = gputrace_command("record", "--force", "-o", str(record), "--")
             command = [*recorder, *command]
-        where = None
-        if self.workdir is not None:
-            where = folder / "copy"
-            # The folder of the run may be in the folder to copy.
-            ignored = shutil.ignore_patterns(folder.name)
-            try:
-                shutil.copytree(self.workdir, where, symlinks=True, ignore=ignored)
-            except shutil.Error as error:
-                source, _, why = error.args[0][0]
-                raise OSError(0, f"cannot be copied ({why})", source) from None
+        where = None if self.workdir is None else _copy(self.workdir.resolve(), folder)
         environment = self._environment(folder, candidate, asked)
         out, err = folder / "out", folder / "err"
         try:
@@ -433,6 +424,30 @@ class Program:
         if self.workdir is None or not Path(path).is_relative_to(copy):
             return path
         return str(self.workdir.resolve() / Path(path).relative_to(copy))
+
+
+def _copy(workdir: Path, folder: Path) -> Path:
+    """Copy a folder into that of a run, and return where the program is to start in the copy.
+
+    Links stay links; those to what lies outside lead there from the copy, too. Raises OSError.
+    """
+    copy = folder / "copy"
+    try:
+        # The folder of the run may be in the folder to copy.
+        ignored = shutil.ignore_patterns(folder.name)
+        shutil.copytree(workdir, copy, symlinks=True, ignore=ignored)
+    except shutil.Error as error:
+        source, _, why = error.args[0][0]
+        raise OSError(0, f"cannot be copied ({why})", source) from None
+    for within, folders, files in os.walk(copy):
+        for link in (path for name in folders + files if (path := Path(within, name)).is_symlink()):
+            original = workdir / link.relative_to(copy)
+            target = os.path.normpath(original.parent / link.readlink())
+            if not Path(target).is_relative_to(workdir):
+                link.unlink()
+                link.symlink_to(target)
+    current = Path.cwd()
+    return copy / current.relative_to(workdir) if current.is_relative_to(workdir) else copy
 
 
 _CALL: Final = """\

@@ -133,7 +133,7 @@ def pin_cores() -> None:
     )
     cores = os.sched_getaffinity(0)
     if rank is None or ranks is None or not 1 < ranks <= len(cores):
-        trial.skip("pin-cores", "no launcher names one rank of several, or they are more than cores")
+        trial.skip("pin-cores", "no launcher names one of several ranks, or too few cores")
         return
     share = _cores_of(rank, _gpu_nodes(ranks), sorted(_layout(core) for core in cores))
     os.sched_setaffinity(0, share)
