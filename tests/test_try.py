@@ -28,7 +28,9 @@ import gputrace
 from benchmarks import budgets
 from benchmarks.trials import NOISES, tally
 from gputrace import trials
+from gputrace.cli import console
 from gputrace.cli import run as run_command
+from gputrace.cli.try_ import _progress
 from gputrace.collectors.session import HOOKS
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
@@ -260,6 +262,25 @@ def test_ranks_that_no_launcher_counts_have_all_turns(tmp_path: Path) -> None:
     assert not (tmp_path / "going").exists()
     runs._chooser(tmp_path, lambda: [])()
     assert (tmp_path / "going").read_text() == "[]"
+
+
+def test_the_bar_goes_on_within_a_run(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    shown: list[tuple[str, float | None]] = []
+    update = console._LateBar.update
+
+    def seen(bar: console._LateBar, done: int, total: int, what: str = "") -> None:
+        update(bar, done, total, what)
+        assert bar._bar is not None
+        shown.append((bar._bar.tasks[0].description, bar._bar.tasks[0].total))
+
+    monkeypatch.setattr(console._LateBar, "update", seen)
+    real.script.write_text(PROGRAM)
+    with _progress() as progress:
+        request = trials.Request((sys.executable, str(real.script)), budget_s=2)
+        trials.try_out(replace(request, candidates=tuple(read_candidates("gc"))), progress)
+    assert shown.count(("run 1, recording", 2)) > 2
 
 
 def test_a_program_that_leaves_without_its_exit_handlers_is_measured(real: Real) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -67,8 +67,9 @@ _PATIENCE_S = 1.0
 
 
 @contextmanager
-def progress_bar(what: str, then: str = "") -> Iterator[Progress | None]:
-    """Yield a callback for work done and total work; None if stderr is no terminal.
+def progress_bar(what: str, then: str = "") -> Iterator[_Update | None]:
+    """Yield a callback for work done and total work, and what it is, where that changes; None if
+    stderr is no terminal.
 
     What follows work of which the amount is known, if anything, is shown by a bar that runs.
     """
@@ -87,6 +88,10 @@ def reading(name: str) -> AbstractContextManager[Progress | None]:
     return progress_bar(f"reading {name}", f"analyzing {name}")
 
 
+class _Update(Protocol):
+    def __call__(self, done: int, total: int, what: str = ...) -> None: ...
+
+
 class _LateBar:
     """Progress bar that appears, and imports rich, only when work takes long."""
 
@@ -94,7 +99,7 @@ class _LateBar:
         self._what, self._then, self._began = what, then, time.monotonic()
         self._bar: Bar | None = None
 
-    def update(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int, what: str = "") -> None:
         if self._bar is None:
             if time.monotonic() - self._began < _PATIENCE_S:
                 return
@@ -110,8 +115,8 @@ class _LateBar:
         task = self._bar.tasks[0]
         # Without a total, the bar moves back and forth.
         task.total = None if is_over else max(total, done)
-        what = escape(clean(self._then if is_over else self._what))
-        self._bar.update(task.id, description=what, completed=done)
+        shown = escape(clean(what or (self._then if is_over else self._what)))
+        self._bar.update(task.id, description=shown, completed=done)
 
     def stop(self) -> None:
         if self._bar is not None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _PROGRAM: Final = "gputrace.program"
 _STEPS: Final = click.IntRange(min=5)
+_LABEL: Final = 30
+"""Most characters of what a run is, beside the bar."""
 _WIDE: Final = 300
 """Upper bound of an interval, in percent, beyond which an undecided one says nothing."""
 
@@ -164,17 +167,18 @@ def _request(cures: Sequence[str], program: tuple[str, ...], given: dict[str, An
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Yield what shows the time spent at a terminal, and else a line for each run."""
+    """Yield what shows the run and the time spent at a terminal, and else a line for each run."""
     with progress_bar("trying") as bar:
-        runs = 0
+        last = 0
 
-        def show(label: str, spent: float, budget: float) -> None:
-            nonlocal runs
-            runs += 1
+        def show(run: int, label: str, spent: float, budget: float) -> None:
+            nonlocal last
             if bar is not None:
-                bar(round(spent), round(budget))
-            else:
-                log(f"run {runs}, {label}; {spent:.0f} of {budget:.0f} s")
+                what = shorten(f"run {run}, {label}", _LABEL, placeholder=" …")
+                bar(round(spent), round(budget), what)
+            elif run > last:
+                log(f"run {run}, {label}; {spent:.0f} of {budget:.0f} s")
+            last = run
 
         yield show
 

@@ -81,8 +81,9 @@ _TOGETHER: Final = 0.3
 """Most of the budget that is kept for the best together."""
 
 
-Progress = Callable[[str, float, float], None]
-"""Called before each run with its label, and the seconds spent and to be spent."""
+Progress = Callable[[int, str, float, float], None]
+"""Called again and again in each run with its number, from 1, its label, and the seconds spent and
+to be spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +205,14 @@ class Trial:
             request.workdir,
             request.keep_trackers,
             max(request.budget_s, _LEAST_TIMEOUT_S),
+            self._show,
         )
         self._began = time.monotonic()
         self._warmup = request.warmup or WARMUP
         self._steps = request.steps or _PILOT_STEPS
         self._bare: list[Measured] = []
         self._rows: list[Row] = []
-        self._runs = 0
+        self._runs, self._label = 0, ""
         self._start_s = math.inf
         """Shortest time to the end of the first step."""
         self._notes: list[str] = []
@@ -296,8 +298,8 @@ class Trial:
         left_s = (1 + _BEYOND_BUDGET) * self._request.budget_s - self._spent()
         if left_s <= 0:
             raise Spent
-        self._progress(label, self._spent(), self._request.budget_s)
-        self._runs += 1
+        self._runs, self._label = self._runs + 1, label
+        self._show()
         steps = steps or self._steps
         try:
             run = self._program.run(candidate, self._warmup, steps, record, turns, going, left_s)
@@ -329,6 +331,9 @@ class Trial:
                 raise Failed(f"{run.failure}; {unknown}") from None
         if not any(each.code == run.code and each.made <= _AS_FAR * run.made for each in bare):
             raise Failed(run.failure)
+
+    def _show(self) -> None:
+        self._progress(self._runs, self._label, self._spent(), self._request.budget_s)
 
     def _spent(self) -> float:
         return time.monotonic() - self._began

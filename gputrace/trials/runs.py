@@ -240,6 +240,8 @@ class Program:
     keep_trackers: bool = False
     timeout_s: float = 600.0
     """Longest time of one run."""
+    tick: Callable[[], object] = lambda: None
+    """Called again and again in a run."""
 
     def run(
         self,
@@ -359,6 +361,7 @@ class Program:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     return process.wait(_LOOK_S)
+                self.tick()
                 if look is not None:
                     look()
                 now = monotonic()
