@@ -1841,11 +1841,13 @@ def test_cures_that_can_be_switched_share_a_run(simulated: Simulated) -> None:
 
 
 def test_a_cure_that_changes_nothing_costs_one_run(
-    simulated: Simulated, monkeypatch: pytest.MonkeyPatch
+    simulated: Simulated, capsys: pytest.CaptureFixture[str]
 ) -> None:
     simulated.factors, simulated.reasons = {"gc": 0}, {"gc": "it is so already"}
-    outcome = gputrace.try_cures(["x"], "gc")
-    assert [(row.verdict, row.rounds) for row in outcome.rows] == [("changes nothing", 1)]
+    ran = gputrace_try(capsys, "gc", "--", "x")
+    assert ran.out.startswith("Nothing that was tried changes the program.\n")
+    assert re.search(r"^ *gc changes nothing +1$", ran.out, re.M)
+    assert "gc: changes nothing: it is so already\n" in ran.out
     assert simulated.made == ["as it is", "gc"]
 
 
@@ -2157,6 +2159,9 @@ def test_of_several_ranks_the_one_that_waits_longest_foretells_workers() -> None
         ("DataLoader(*data)", -1, "DataLoader(*data, num_workers=8)"),
         ("DataLoader(*data, 2)", 2, None),
         ("DL(data)", -1, "DL(data, num_workers=8)"),
+        ("getattr(data, 'DL')(d)", -1, "getattr(data, 'DL')(d, num_workers=8)"),
+        ("DL(KINDS[kind](data))", -1, "DL(KINDS[kind](data), num_workers=8)"),
+        ("KINDS[kind](data), KINDS[kind](data)", -1, None),
         ("super().__init__(data)", -1, "super().__init__(data, num_workers=8)"),
         ("make(data)", -1, None),
         ("DataLoader(a), DataLoader(b)", -1, None),

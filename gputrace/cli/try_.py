@@ -217,6 +217,8 @@ def _verdict(outcome: Outcome) -> str:
     fastest = _fastest(outcome)
     if fastest is not None:
         return f"{fastest.cure}: {said(fastest)}, but it changes numerics"
+    if outcome.rows and all(row.verdict == "changes nothing" for row in outcome.rows):
+        return "Nothing that was tried changes the program."
     if outcome.rows and all(row.gains_little for row in outcome.rows):
         return f"Nothing that was tried gains {100 * (WORTH - 1):.0f}%."
     if outcome.rows:
@@ -267,7 +269,8 @@ def _table(outcome: Outcome) -> Table:
     from gputrace.report.tables import Table
 
     step = "" if outcome.bare_ns is None else f", {format_ns(outcome.bare_ns)} a step as it is"
-    title = f"{outcome.runs} runs in {outcome.seconds:.0f} s{step}"
+    runs = f"{outcome.runs} run{'s' if outcome.runs != 1 else ''}"
+    title = f"{runs} in {outcome.seconds:.0f} s{step}"
     rows = tuple(
         (
             row.cure,

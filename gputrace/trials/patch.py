@@ -176,7 +176,10 @@ def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Chang
     edits: set[tuple[int, int, str]] = set()
     lacking: dict[ast.Call, list[Change]] = defaultdict(list)
     for change in changes:
-        fitting = [call for call in calls if _fits(call, change, names)]
+        there = [call for call in calls if _fits(call, change)]
+        fitting = [call for call in there if _is_named(call.func, change.call, names)]
+        # Of getattr(torch.optim, name)(...) no name is known.
+        fitting = fitting or [c for c in there if isinstance(c.func, ast.Call | ast.Subscript)]
         if len(fitting) != 1:
             missed.append(change)
         elif (value := _argument(fitting[0], change)) is not None:
@@ -225,24 +228,27 @@ def _add(
     return {(end, end, (", " if given else "") + ", ".join(words))}
 
 
-def _fits(call: ast.Call, change: Change, names: Mapping[str | None, str]) -> bool:
-    """Return whether a change is one of this call, and can be made there.
-
-    Args:
-        call: a call of the program.
-        change: what the hooks saw.
-        names: what the program imports, by the names that it has there.
-    """
+def _fits(call: ast.Call, change: Change) -> bool:
+    """Return whether a call is at the line of a change, and can have it."""
     starred = any(isinstance(arg, ast.Starred) for arg in call.args)
     unpacked = sum(keyword.arg is None for keyword in call.keywords)
     within = call.lineno <= change.line <= (call.end_lineno or call.lineno)
-    if not within or unpacked > 1 or (starred and change.position >= 0):
-        return False
-    match call.func:
+    return within and unpacked <= 1 and not (starred and change.position >= 0)
+
+
+def _is_named(function: ast.expr, name: str, imported: Mapping[str | None, str]) -> bool:
+    """Return whether what is called has a name, as it is imported, or is of a class with that base.
+
+    Args:
+        function: expression that is called.
+        name: class or function that was.
+        imported: what the program imports, by the names that it has there.
+    """
+    match function:
         case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"):
             return True
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return names.get(name, name) == change.call
+        case ast.Name(id=known) | ast.Attribute(attr=known):
+            return imported.get(known, known) == name
     return False
 
 
