@@ -103,6 +103,7 @@ def command(
         raise UsageError("name the program after --, as gputrace try workers=8 -- python train.py")
     request = _request(cures, ctx.meta[_PROGRAM], given)
     if request.workdir is None:
+        _assert_runs(request.command[0])
         log(
             "each run starts the program here, and what it writes is written again; "
             "--workdir . gives it copies"
@@ -119,6 +120,16 @@ def command(
         return ExitCode.INTERRUPTED
     faster = any(row.verdict == "faster" for row in outcome.rows)
     return ExitCode.DONE if faster else ExitCode.GATE_NOT_MET
+
+
+def _assert_runs(name: str) -> None:
+    from gputrace.collectors.launch import CannotRun, find_program
+
+    try:
+        find_program(name)
+    except CannotRun as error:
+        hint = f"; write python {name}" if name.endswith(".py") else ""
+        raise UsageError(f"{error}{hint}") from None
 
 
 def _apply(patch: Patch | None) -> None:
@@ -326,7 +337,8 @@ def _list(as_json: bool) -> int:
         takes = f"={cure.takes}" if cure.takes else ""
         frameworks = ", ".join(cure.frameworks) or "any"
         numerics = "; changes numerics" if cure.numerics else ""
-        click.echo(f"{cure.id + takes}\n    {cure.what} [{frameworks}{numerics}]")
+        default = f"; {cure.value} if no value is given" if takes and cure.value is not None else ""
+        click.echo(f"{cure.id + takes}\n    {cure.what}{default} [{frameworks}{numerics}]")
         if cure.findings:
             click.echo(f"    for {', '.join(cure.findings)}")
     return ExitCode.DONE
