@@ -264,6 +264,16 @@ def test_ranks_that_no_launcher_counts_have_all_turns(tmp_path: Path) -> None:
     assert (tmp_path / "going").read_text() == "[]"
 
 
+@pytest.mark.parametrize("words", [["gc"], []])
+@pytest.mark.parametrize("sleeps", ["1", "30"])
+def test_a_python_without_the_hooks_is_said_to_be_why_no_step_was_seen(
+    real: Real, words: list[str], sleeps: str
+) -> None:
+    program = [sys.executable, "-I", "-c", f"import time; time.sleep({sleeps})"]
+    with pytest.raises(InputError, match=r"ran without the hooks.* started with -I"):
+        gputrace.try_cures(program, *words, budget="3s")
+
+
 def test_the_bar_goes_on_within_a_run(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)

@@ -267,6 +267,7 @@ class Trial:
         That run measures nothing: it pays for files and compilations that later ones have ready.
         """
         request, candidate = self._request, Candidate()
+        failed: BaseException | None = None
         if request.recording is None:
             with tempfile.TemporaryDirectory(prefix="gputrace-try-") as folder:
                 # Absolute, as the program may run in a copy of its folder.
@@ -276,13 +277,17 @@ class Trial:
                     if not trace.exists():
                         raise UsageError(f"{trace}: the recording left no trace")
                     return _analyze(trace)
-                except GputraceError:
+                except GputraceError as error:
+                    failed = error
                     # Cures that were named need no recording.
                     if request.candidates is None or request.keep_recording is not None:
                         raise
         analysis = None if request.recording is None else _analyze(request.recording)
         if self._pilot is None:
-            self._pilot = self._go(candidate, "without recording")
+            try:
+                self._pilot = self._go(candidate, "without recording")
+            except Spent as spent:
+                raise failed or spent from None
         return analysis
 
     def _go(

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from gputrace.collectors.launch import gputrace_command, orphans_of
-from gputrace.collectors.session import HOOKS, keep_hooks
+from gputrace.collectors.session import HOOKS, HookWatch, keep_hooks
 from gputrace.errors import UsageError
 from gputrace.studies.runner import MARK, Failed, end_all, why_failed
 from gputrace.trials.cures import Candidate, read_candidates
@@ -293,15 +293,21 @@ class Program:
                     start_s=max(started - clock_ns, 0) / 1e9,
                 )
 
-            look = None
+            spool = record.with_name(f"{record.name}.spool") if record else folder / "spool"
+            watch = HookWatch(spool)
+            looks = [self.tick, watch.look_now_and_then]
             if turns and going:
-                look = _chooser(folder, lambda: going(read(None, "turns")))
+                looks.append(_chooser(folder, lambda: going(read(None, "turns"))))
             try:
-                code = self._go(folder, candidate, asked, record, look, began + left_s)
+                code = self._go(folder, candidate, asked, record, looks, began + left_s)
             except Spent:
                 with suppress(Failed):
                     return read(None, "turns")
+                if why := watch.notice():
+                    raise Failed(why) from None
                 raise
+            if code == 0 and not _left_in(folder) and (why := watch.notice()):
+                raise Failed(why)
             return read(code)
 
     def _go(
@@ -310,7 +316,7 @@ class Program:
         candidate: Candidate,
         asked: Mapping[str, Any],
         record: Path | None,
-        look: Callable[[], None] | None,
+        looks: Sequence[Callable[[], object]],
         until: float,
     ) -> int | None:
         """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
@@ -332,7 +338,7 @@ class Program:
                     cwd=where,
                     start_new_session=True,
                 )
-            return self._wait(process, folder, record is not None, look, until)
+            return self._wait(process, folder, record is not None, looks, until)
         except OSError as error:
             raise Failed(f"it cannot be started ({error.strerror})") from None
         finally:
@@ -351,7 +357,7 @@ class Program:
         process: subprocess.Popen[bytes],
         folder: Path,
         recorded: bool,
-        look: Callable[[], None] | None,
+        looks: Sequence[Callable[[], object]],
         until: float,
     ) -> int | None:
         """Wait for the end, and look meanwhile; end a program that goes on after its steps."""
@@ -361,8 +367,7 @@ class Program:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     return process.wait(_LOOK_S)
-                self.tick()
-                if look is not None:
+                for look in looks:
                     look()
                 now = monotonic()
                 if stops == math.inf and any(folder.glob("*.try")):
