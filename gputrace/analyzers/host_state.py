@@ -21,7 +21,7 @@ from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
 from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
-from gputrace.model.intervals import EMPTY, Intervals, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, union
 from gputrace.model.results import Step, Throughput
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
@@ -240,6 +240,39 @@ class Counters:
             preemptions=self._sum(mine, "preemptions"),
         )
 
+    def queued_more(self, slow: Times, others: Times) -> int:
+        """Return the least nanoseconds by which the thread that marks steps is queued for longer in
+        slow steps than in as much of other ones; 0 where the looks are too far apart to tell.
+
+        A look may count more than a slow step. `least_queued` says what of it must be in one, if
+        the thread has a core for as long as usual in the other steps.
+
+        Args:
+            slow, others: starts and ends of the steps: shape (2, steps).
+        """
+        events, on_core, queued = self._events, self._is("on core"), self._is("queued")
+        counted = self._of_thread & (on_core | queued)
+        starts, first = np.unique(events.start[counted], return_index=True)
+        ends = events.end[counted][first]
+        look = np.searchsorted(starts, events.start)
+        had, waited = (
+            np.bincount(look[rows], events.bytes[rows], len(starts))
+            for rows in (counted & on_core, counted & queued)
+        )
+        lengths, inside = ends - starts, union(*slow).within(starts, ends)
+        outside = union(*others).within(starts, ends)
+        # What another step is longer than usual, it may be queued.
+        usual = np.minimum(others[1], others[0] + int(np.median(others[1] - others[0])))
+        expected = union(others[0], usual).within(starts, ends)
+        alone = (outside == lengths) & (inside == 0) & (expected > 0)
+        if not alone.any():
+            return 0
+        often = min(1.0, had[alone].sum() / expected[alone].sum())
+        least = least_queued(waited, had, inside, lengths - inside, often * expected)
+        measured = inside + outside >= lengths
+        rest = (waited - least)[measured].sum() / (lengths - inside)[measured].sum()
+        return max(0, int(least.sum() - rest * union(*slow).total))
+
     def _team(
         self, on_core: float, queued: float, others: NDArray[np.float64]
     ) -> tuple[str, list[float]]:
@@ -334,6 +367,20 @@ class Counters:
             for name in ("on core", "queued")
         ]
         return np.stack(shares, axis=-1)
+
+
+def least_queued(
+    queued: NDArray[Any], on_core: NDArray[Any], inside: Times, outside: Times, busy: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Return the least nanoseconds of each look for which its thread was queued inside of a time.
+
+    Args:
+        queued, on_core: nanoseconds for which the thread was so in each look.
+        inside, outside: nanoseconds of the look in the time, and of the rest of it.
+        busy: nanoseconds of that rest for which the thread is on a core, unless it is so for less.
+    """
+    least: NDArray[np.float64] = queued - (outside - np.minimum(on_core, busy))
+    return least.clip(0, inside)
 
 
 def measure_throughput(

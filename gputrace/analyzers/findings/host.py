@@ -19,7 +19,7 @@ from gputrace.units import format_count, format_ns
 
 _SLOWED: Final = 0.85
 """Part of the fastest clock that was seen below which a core is slow."""
-_STOPPED: Final = 0.02
+STOPPED: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
 _FAULT_NS: Final = 500
 """Least time of a page fault: 0.5 to 1 µs to map and clear 4 KiB (Linux 6 on shared cores)."""
@@ -32,6 +32,14 @@ COLLECT_BETWEEN: Final = (
 COMPILE_ONCE: Final = (
     "have inputs of few shapes (pad, drop the last batch), or mark what varies as dynamic "
     "(torch.compile(dynamic=True), mark_dynamic), and pass no Python number that changes"
+)
+CORES_ALONE: Final = (
+    "give the processes of the run cores of their own (taskset, numactl, one NUMA node each), or "
+    "run less beside it"
+)
+RAISE_QUOTA: Final = (
+    "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
+    "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)"
 )
 _COMPILE_ONCE: Final = {
     "Triton": "give kernels few values of constexpr arguments and of the keys of triton.autotune, "
@@ -66,7 +74,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is as long with fewer threads, or with more cores.
     """
-    loads = [load for load in facts.host_load if load.throttled < _STOPPED]
+    loads = [load for load in facts.host_load if load.throttled < STOPPED]
     worst = max(loads, key=_queued, default=None)
     if worst is None:
         return
@@ -83,10 +91,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     if not wanting > worst.cores > 0:
         crowd = f"other threads of the machine have the {cores} meanwhile"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
-    advice = (
-        "give the processes of the run cores of their own (taskset, numactl, one NUMA node each), "
-        "or run less beside it"
-    )
+    advice = CORES_ALONE
     if worst.threads > 1:
         advice = (
             f"let fewer threads compute: OMP_NUM_THREADS={fewer} (torch.set_num_threads({fewer})), "
@@ -174,7 +179,7 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is as long with a larger quota.
     """
     worst = max(facts.host_load, key=lambda load: load.throttled, default=None)
-    if worst is None or worst.throttled < _STOPPED:
+    if worst is None or worst.throttled < STOPPED:
         return
     share = min(1.0, max(_queued(worst), worst.throttled / max(worst.wanted_cores, 1.0)))
     cost = _bounded(facts, share * facts.mean_ns)
@@ -187,8 +192,7 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
         cost,
         f"the container's limit on CPU time stops the host for {facts.of_step(cost)}: "
         f"{worst.threads} threads use up {quota}",
-        "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
-        "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)",
+        RAISE_QUOTA,
         _evidence(worst, facts.mean_ns),
     )
 

@@ -11,10 +11,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.host import COLLECT_BETWEEN, COMPILE_ONCE
+from gputrace.analyzers.findings.host import (
+    COLLECT_BETWEEN,
+    COMPILE_ONCE,
+    CORES_ALONE,
+    RAISE_QUOTA,
+    STOPPED,
+)
 from gputrace.analyzers.gpu_shards import GpuShardView
-from gputrace.analyzers.grouping import median, time_of
-from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.grouping import edges_of, median, time_of
+from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.loader import read_loaders
 from gputrace.analyzers.run_phases import WARMUP_CAUSES
@@ -39,7 +45,7 @@ _MOST_CAUSES: Final = 2
 _EPOCHS: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
 _MOSTLY: Final = 0.5
-"""Share that collections or compilations must have of what slow steps take longer, to be named."""
+"""Share that one of `_HOST_TOOK` must have of what slow steps take longer, to be named."""
 _TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
 """Classes covered by findings of their own."""
 _NAMES: Final = {
@@ -47,7 +53,7 @@ _NAMES: Final = {
     **PHASES,
     FORWARD: "forward passes",
     "host_data": "waiting for data",
-    "host": "the program's own work",
+    "host": "other time of the host",
 }
 _KEEP_LOADER: Final = {
     "pytorch": "keep the loader's workers from one epoch to the next: "
@@ -56,6 +62,16 @@ _KEEP_LOADER: Final = {
     "steps_per_epoch, cache decoded data",
     "": "keep the loader and what it has prefetched from one epoch to the next",
 }
+_HOST_TOOK: Final = {
+    "starting_workers_ns": ("a loader starts its workers for {} of each", _KEEP_LOADER["pytorch"]),
+    "collecting_ns": ("Python collects garbage for {} of each", COLLECT_BETWEEN),
+    "compiling_ns": ("parts of the program are compiled for {} of each", COMPILE_ONCE),
+    "queued_ns": (
+        "in each, the thread that trains is queued for a core for {} longer than usual, at least",
+        CORES_ALONE,
+    ),
+}
+"""Clause of the message and advice, by what takes the host in slow steps, as in the evidence."""
 _HOST_THEN: Final = (
     "look at what the program does in these steps alone: garbage collection, logging, a checkpoint "
     "or an evaluation every so many steps, other programs on its cores"
@@ -166,7 +182,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 def slow_steps(facts: Facts) -> Iterator[Finding]:
     """Steps that exceed the median by 30 % and four deviations add 2 % of the time; the message
     names the class that grew most, and whether they begin epochs, start a loader's workers,
-    collect garbage or compile.
+    collect garbage, compile or wait for a core.
 
     Cost: the time they add, spread over all steps.
 
@@ -202,20 +218,18 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
     epochs = _begun_by(facts, rank, numbers)
     reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
-    those = [longest[row] for row in np.flatnonzero(slow)]
-    collected, compiled, started = _host_took(facts, rank, those)
+    those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
+    took = _host_took(facts, rank, those, others)
     if epochs:
         reason = f": they begin epochs of {epochs} steps, whose loader starts anew"
         advice = _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""])
-    elif started >= _MOSTLY * excess / len(numbers):
-        reason = f": a loader starts its workers for {format_ns(started)} of each"
-        advice = _KEEP_LOADER["pytorch"]
-    elif collected >= _MOSTLY * excess / len(numbers):
-        reason = f": Python collects garbage for {format_ns(collected)} of each"
-        advice = COLLECT_BETWEEN
-    elif compiled >= _MOSTLY * excess / len(numbers):
-        reason = f": parts of the program are compiled for {format_ns(compiled)} of each"
-        advice = COMPILE_ONCE
+    else:
+        for cause, (clause, remedy) in _HOST_TOOK.items():
+            if took[cause] >= _MOSTLY * excess / len(numbers):
+                reason, advice = ": " + clause.format(format_ns(took[cause])), remedy
+                break
+    stopped = any(load.rank == rank and load.throttled >= STOPPED for load in facts.host_load)
+    advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
     take, have = ("take", "they have") if len(numbers) > 1 else ("takes", "it has")
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
@@ -232,17 +246,15 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             "class": name,
             "more_ns": more,
             "epoch_steps": epochs,
-            "collecting_ns": collected,
-            "compiling_ns": compiled,
-            "starting_workers_ns": started,
+            **took,
         },
     )
 
 
-def _host_took(facts: Facts, rank: int, steps: Sequence[Step]) -> tuple[int, int, int]:
-    """Return the nanoseconds for which a rank's process collects garbage in one of some steps,
-    those for which it compiles, and those for which its loaders start workers.
-    """
+def _host_took(
+    facts: Facts, rank: int, slow: Sequence[Step], others: Sequence[Step]
+) -> dict[str, int]:
+    """Return the nanoseconds of each slow step of a rank that each of `_HOST_TOOK` has."""
     state, process = facts.per_gpu.whole.once(read_host_state), facts.processes.get(rank, -1)
     starts, loading = EMPTY, facts.per_gpu.whole.once(read_loaders)
     if loading is not None:
@@ -250,16 +262,14 @@ def _host_took(facts: Facts, rank: int, steps: Sequence[Step]) -> tuple[int, int
         rows = loading.select((loading.process == process) & (loading.number > 0))
         rows = rows.of("start workers")
         starts = union(rows.start, rows.end)
-    time = time_of(steps)
-    collected, compiled, started = (
-        times.intersection(time).total // len(steps)
-        for times in (
-            state.collections.get(process, EMPTY),
-            state.compilations.get(process, EMPTY),
-            starts,
-        )
-    )
-    return collected, compiled, started
+    time, counted = time_of(slow), facts.per_gpu.whole.once(read_counters).get(process)
+    took = {
+        "starting_workers_ns": starts.intersection(time).total,
+        "collecting_ns": state.collections.get(process, EMPTY).intersection(time).total,
+        "compiling_ns": state.compilations.get(process, EMPTY).intersection(time).total,
+        "queued_ns": counted.queued_more(edges_of(slow), edges_of(others)) if counted else 0,
+    }
+    return {cause: ns // len(slow) for cause, ns in took.items()}
 
 
 def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
@@ -274,7 +284,7 @@ def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
 def _severity(facts: Facts, share: float, name: str, advice: str) -> str:
     """Return the severity: at most medium where another finding covers the class with advice."""
     severity = severity_of(share) or "low"
-    if severity == "high" and advice in (COLLECT_BETWEEN, COMPILE_ONCE):
+    if severity == "high" and advice in (COLLECT_BETWEEN, COMPILE_ONCE, CORES_ALONE, RAISE_QUOTA):
         return "medium"
     if severity != "high" or name not in _TOLD_APART:
         return severity
