@@ -272,6 +272,38 @@ class TestWarmup:
         assert "of trying algorithms" in told.message
         assert told.evidence["module_loading_ns"] == phases[0].causes["module_loading"]
 
+    def test_only_the_first_launch_of_a_kernel_loads_its_code(self, tmp_path: Path) -> None:
+        """Others of the first steps wait as long, for a place in the queue of a GPU that is slow
+        then.
+        """
+
+        class Bounded(Run):
+            """A host that is at most 2 ms ahead of its GPU."""
+
+            load_ns = 0
+
+            def _call(self, start: int, end: int, name: str) -> None:
+                if name == "cudaLaunchKernel":
+                    ahead_ns = self.gpu_free.get(self.device, 0) - 2 * MS
+                    end, self.load_ns = max(end + self.load_ns, ahead_ns), 0
+                super()._call(start, end, name)
+
+        run = Bounded()
+        run.optimizer()
+        for step in range(20):
+            run.input_copy()
+            if step == 0:
+                run.load_ns = 7 * MS
+            run.model()
+            run.synchronize()
+            run.kernels(20, "gemm_forward", MS if step == 0 else 50 * US)
+            run.optimizer()
+        report = analyze(run, tmp_path)
+        assert report.steps.warmup_count == 1
+        [phase] = of(report, "warmup")
+        assert length(phase) > 25 * MS
+        assert phase.causes["module_loading"] == pytest.approx(7 * MS, rel=0.01)
+
     def test_ranges_that_name_it_show_compilation(self, tmp_path: Path) -> None:
         run = Run()
         run.kernels(1, "gemm_forward_start")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, median
-from gputrace.analyzers.host_calls import Call, find_captures
+from gputrace.analyzers.host_calls import NOBODY, Call, find_captures
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.lanes import AnyLane, AnyLaneSummary, Lane, LaneSummary
 from gputrace.analyzers.operations import GpuOperations
@@ -302,7 +302,7 @@ _LONG_ONCE_NS: Final = 1_000_000
 """Causes of warm-up that a process has once, and the shortest call that is taken for one of them in
 a trace without steps."""
 _LONG_LAUNCH_NS: Final = 500_000
-"""Minimum duration of a launch in the first steps that loads the code that it launches."""
+"""Minimum duration of a kernel's first launch that loads its code."""
 
 
 def find_warmup_causes(gpus: PerGpu, all_steps: FoundSteps) -> dict[int, dict[str, int]]:
@@ -416,17 +416,20 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     ]
     inside = [union(calls.start[part], calls.end[part], is_sorted=True) for part in issuing]
 
-    def long_launch(part: slice) -> Mask:
-        lengths = calls.end[part] - calls.start[part]
-        is_long: Mask = (lengths > _LONG_LAUNCH_NS) & (calls.sort[part] == Call.ISSUE)
-        return is_long
+    # A launch waits, too, where the GPU's queue is full: code is loaded at a kernel's first.
+    events = view.operations.events.having("name", "process", "correlation")
+    launches = calls.issued_by(events.select(np.unique(events.name, return_index=True)[1]))
+    launches = launches[launches != NOBODY]
+    launches = launches[calls.end[launches] - calls.start[launches] > _LONG_LAUNCH_NS]
 
     captures = view.once(_captures)
     captures = captures[[any(p.start <= at < p.stop for p in threads) for at in captures[:, 0]]]
     return {
         "graph_capture": union(calls.start[captures[:, 0]], calls.end[captures[:, 1]]),
         "compilation": called(_COMPILES),
-        "module_loading": merge_touching(called(_LOADS), spans(long_launch)),
+        "module_loading": merge_touching(
+            called(_LOADS), union(calls.start[launches], calls.end[launches])
+        ),
         "allocation": spans(lambda part: calls.sort[part] == Call.ALLOC),
         "host": view.lane.timeline.gaps.clip(start, end).difference(
             reduce(merge_touching, inside, EMPTY)
