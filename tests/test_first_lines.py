@@ -369,6 +369,24 @@ def test_a_gpu_that_is_slow_in_bursts_is_a_finding_without_steps(tmp_path: Path)
     assert "1.31 times as long as the same kernels on the others, in bursts" in finding.message
 
 
+def test_slow_kernels_cost_what_they_take_longer_in_all(tmp_path: Path) -> None:
+    """Not what the median launch would: three of five take twice as long, the others 1.2 times."""
+    runs = [Run()]
+    runs += [Run(runs[0].export, pid=101, device=1)]
+    for run in runs:
+        for _ in range(30):
+            for number in range(5):
+                slower = (200 if number < 3 else 120) if run.device == 1 else 100
+                run.kernel(slower * US, f"dslash_{number}")
+            run.gpu_free[run.device] += 340 * US if run.device == 0 else 0
+    path = runs[0].export.write(tmp_path / "run.sqlite")
+    with gputrace.open(path) as trace:
+        finding = trace.analyze().findings[0]
+    assert (finding.id, finding.ranks) == ("straggler", (1,))
+    assert finding.impact_ns == pytest.approx(30 * (3 * 100 + 2 * 20) * US, rel=0.001)
+    assert "1.68 times as long as the same kernels on the others, 10.2 ms more" in finding.message
+
+
 def test_of_one_gpu_is_not_spoken_as_of_several(tmp_path: Path) -> None:
     run = Run()
     for _ in range(20):

@@ -91,10 +91,10 @@ class SlowGpu(Struct, frozen=True):
 
     gpu: Gpu
     ratio: float
-    """Ratio to the others' times: of the median launch, or of all where it is slow in bursts."""
+    """Ratio of the time of all compared launches to the others'."""
     low: float
     high: float
-    """Quartiles of that ratio."""
+    """Quartiles of the ratio of a launch."""
     in_bursts: bool
     cost_ns: int
     """Nanoseconds per step, or in all, that its kernels take longer."""
@@ -108,11 +108,11 @@ def slow_gpus(facts: Facts) -> list[SlowGpu]:
     usual = median_of_others(np.array(each))[:, :2].tolist()
     slow = []
     for entry, (middle, mean) in zip(facts.ratios, usual, strict=True):
-        ratio, low, high = (part / middle for part in (entry.ratio, entry.low, entry.high))
-        always = ratio >= _MUCH_SLOWER and low >= _NEARLY_ALL_SLOWER
-        in_bursts = not always and not facts.measured and entry.mean >= _MUCH_SLOWER * mean
+        typical, low, high = (part / middle for part in (entry.ratio, entry.low, entry.high))
+        ratio = entry.mean / mean
+        always = typical >= _MUCH_SLOWER and low >= _NEARLY_ALL_SLOWER
+        in_bursts = not always and not facts.measured and ratio >= _MUCH_SLOWER
         in_bursts &= high - 1 >= _LOPSIDED * abs(1 - low) and high >= _MUCH_SLOWER
-        ratio = entry.mean / mean if in_bursts else ratio
         cost = round(entry.compared_ns * (1 - 1 / ratio))
         if (always or in_bursts) and cost >= MEDIUM * facts.mean_ns:
             slow.append(SlowGpu(entry.gpu, ratio, low, high, in_bursts, cost))
