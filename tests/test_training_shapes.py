@@ -246,6 +246,12 @@ class TestWaitingForData:
         assert ids(report) == ["compute-bound"]
         assert share(report, "data_feeding") < 0.01
 
+    def test_how_long_a_prefetching_thread_loads_is_not_known(self, tmp_path: Path) -> None:
+        """It may as well wait until there is room for a batch."""
+        report = analyze(prefetched(load=500 * US), tmp_path)
+        assert report.breakdown[0].host_data_ns is None
+        assert "in the data loader" not in report.render()
+
 
 def prefetched(load: int) -> Export:
     """A thread that loads and copies batches, at most three ahead of the one that trains."""

@@ -234,6 +234,10 @@ def find_lanes(
     return lanes
 
 
+_TRAINS: Final = 0.2
+"""Minimum share of a process's launches and copies of a thread that trains."""
+
+
 def _with_host(
     lane: Lane,
     operations: GpuOperations,
@@ -244,10 +248,15 @@ def _with_host(
     """Return a lane with the feeding thread's time in the data loader.
 
     Of several threads, the one with most counts. The calls show it only where no waits were
-    recorded; while the GPU was not recorded, neither counts.
+    recorded, and of threads that issue a fifth of the process's work: another one prefetches, and
+    may wait for room as well. While the GPU was not recorded, neither counts.
     """
     process = operations.gpu.process
     known = [time for pair, time in evidence.data.items() if pair[0] == process]
+    if not known and calls is not None:
+        issued = {thread: calls.issues_of(thread) for thread in calls.threads_of(process)}
+        least = _TRAINS * sum(issued.values())
+        waits = {thread: time for thread, time in waits.items() if issued[thread] >= least}
     data = max(known or waits.values(), key=lambda time: time.total, default=None)
     if data is not None and len(operations.recorded) > 1:
         data = data.intersection(operations.recorded)
