@@ -283,6 +283,8 @@ class TestWarmup:
             load_ns = 0
 
             def _call(self, start: int, end: int, name: str) -> None:
+                if name == "cudaMemcpyAsync":
+                    end += MS  # as of pageable memory
                 if name == "cudaLaunchKernel":
                     ahead_ns = self.gpu_free.get(self.device, 0) - 2 * MS
                     end, self.load_ns = max(end + self.load_ns, ahead_ns), 0

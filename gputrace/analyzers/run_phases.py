@@ -417,7 +417,8 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
     inside = [union(calls.start[part], calls.end[part], is_sorted=True) for part in issuing]
 
     # A launch waits, too, where the GPU's queue is full: code is loaded at a kernel's first.
-    events = view.operations.events.having("name", "process", "correlation")
+    events = view.operations.events.having("kind", "name", "process", "correlation")
+    events = events.select(events.kind == Kind.KERNEL)
     launches = calls.issued_by(events.select(np.unique(events.name, return_index=True)[1]))
     launches = launches[launches != NOBODY]
     launches = launches[calls.end[launches] - calls.start[launches] > _LONG_LAUNCH_NS]
