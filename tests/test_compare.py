@@ -298,6 +298,23 @@ def test_runs_without_steps_in_common_are_compared_by_shares(
     assert "points" in report.render()
 
 
+def test_kernels_have_their_shares_of_the_time_of_the_gpus_as_classes_do(tmp_path: Path) -> None:
+    """Of 10 and 5 ms, not of the 10 ms from the first GPU's start to the last one's end."""
+    paths = []
+    for name in ("dslash", "stencil"):
+        runs = [Run(device=0)]
+        runs += [Run(runs[0].export, device=1, thread=101)]
+        for run in runs:
+            for _ in range(100 if run.device == 0 else 50):
+                run.kernel(100 * US, name)
+        paths.append(written(runs[0], tmp_path / f"{name}.sqlite"))
+    report = gputrace.compare(*paths)
+    assert report.unit == "span"
+    text = report.render()
+    assert re.search(r"compute +100.0% +100.0%", text)
+    assert re.search(r"dslash +100.0% +–", text)
+
+
 def test_runs_that_do_not_scale_stay_in_the_order_given(recording: Callable[[str], Path]) -> None:
     two, one = recording("nsys-ai-h100_2gpu_1s.sqlite"), recording("pipit-saxpy-mpi.sqlite")
     for paths in ([two, one], [one, two]):

@@ -239,9 +239,12 @@ def _kernels_table(comparison: Comparison, pair: Pair, width: int) -> Iterator[T
 def _kernels_by_share(comparison: Comparison, pair: Pair, width: int) -> Iterator[Table]:
     """Tabulate the kernels whose shares of the span differ most."""
     a, b = comparison.runs
+    # As those of the classes: GPUs may begin and end at other times than the run.
+    whole_a = max(sum(row.a_ns for row in pair.classes), 1)
+    whole_b = max(sum(row.b_ns for row in pair.classes), 1)
     far = []
     for row in pair.kernels:
-        shares = row.a_ns / max(a.span_ns, 1), row.b_ns / max(b.span_ns, 1)
+        shares = row.a_ns / whole_a, row.b_ns / whole_b
         if (apart := abs(shares[1] - shares[0])) >= _LEAST_SHARE:
             far.append((apart, row.name, shares))
     shown = sorted(far, key=lambda kernel: kernel[0], reverse=True)[:_MOST_KERNELS]
