@@ -19,6 +19,7 @@ from gputrace.model.comparison import ClassChange, KernelChange
 from gputrace.model.options import Options
 from gputrace.model.time_class import CLASSES
 from gputrace.readers.open import open_traces
+from tests.exports import PEER
 from tests.handmade import MS, STEP, US, Run, train
 from tests.recordings import REFERENCE
 from tests.synthetic import Plan, simulate, write_nsys
@@ -299,20 +300,27 @@ def test_runs_without_steps_in_common_are_compared_by_shares(
 
 
 def test_kernels_have_their_shares_of_the_time_of_the_gpus_as_classes_do(tmp_path: Path) -> None:
-    """Of 10 and 5 ms, not of the 10 ms from the first GPU's start to the last one's end."""
-    paths = []
-    for name in ("dslash", "stencil"):
-        runs = [Run(device=0)]
-        runs += [Run(runs[0].export, device=1, thread=101)]
-        for run in runs:
-            for _ in range(100 if run.device == 0 else 50):
-                run.kernel(100 * US, name)
-        paths.append(written(runs[0], tmp_path / f"{name}.sqlite"))
-    report = gputrace.compare(*paths)
+    """Of 10 and 5 ms, not of the 10 ms from the first GPU's start to the last one's end; and of one
+    GPU, not of two, where another is but the far end of a copy.
+    """
+    two = [Run(device=0)]
+    two += [Run(two[0].export, device=1, thread=101)]
+    for run, kernels in zip(two, (100, 50), strict=True):
+        for _ in range(kernels):
+            run.kernel(100 * US, "dslash")
+    one = Run()
+    for _ in range(100):
+        one.kernel(100 * US, "stencil")
+    free = one.gpu_free[0]
+    one.export.copy(free, free + 10 * US, PEER, srcDeviceId=0, dstDeviceId=1)
+    report = gputrace.compare(
+        written(two[0], tmp_path / "two.sqlite"), written(one, tmp_path / "one.sqlite")
+    )
     assert report.unit == "span"
     text = report.render()
-    assert re.search(r"compute +100.0% +100.0%", text)
+    assert re.search(r"compute +100.0% +99.9%", text)
     assert re.search(r"dslash +100.0% +–", text)
+    assert re.search(r"stencil +– +99.9%", text)
 
 
 def test_runs_that_do_not_scale_stay_in_the_order_given(recording: Callable[[str], Path]) -> None:

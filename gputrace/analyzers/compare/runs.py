@@ -302,7 +302,7 @@ class Run:
     loop: Loop | None
     """Measured steps, or iterations where there are no steps."""
     span: Mapping[str, float]
-    """Classes of the whole span, mean over all GPUs; empty where no GPU was recorded."""
+    """Classes of the whole span, mean over the measured GPUs; empty where none was recorded."""
     kernels: tuple[KernelUse, ...]
     """Kernels of the measured steps; of the whole span where there are none."""
     kernels_of_span: tuple[KernelUse, ...]
@@ -319,7 +319,8 @@ def read_run(trace: Trace, label: str, options: Options, progress: Progress | No
     steps = measured_steps(analysis, options.steps)
     operations = [gpu for gpu in read_operations(trace) if (gpu.gpu.gpu, gpu.gpu.rank) in set(keys)]
     of_span = use_kernels(trace, operations, None)
-    span, gpus = {}, analysis.gpus
+    measured = {(row.gpu, row.rank) for row in analysis.breakdown}
+    span, gpus = {}, [gpu for gpu in analysis.gpus if (gpu.gpu, gpu.rank) in measured]
     if gpus:
         span = {name: sum(getattr(gpu, f"{name}_ns") for gpu in gpus) for name in BUSY_CLASSES}
         span |= {cause: analysis.gaps.by_cause.get(cause, 0) for cause in IDLE_CAUSES}
