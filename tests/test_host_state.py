@@ -33,7 +33,7 @@ class Host:
         for table in ("GPUTRACE_META", ranges, counters):
             self.export.rows.setdefault(table, [])
         self.more_ms: dict[int, float] = {}
-        self.steps = STEPS
+        self.steps, self.computes = STEPS, False
 
     def analyze(self, folder: Path) -> Report:
         run, at = Run(self.export, pid=PID), 0
@@ -41,8 +41,9 @@ class Host:
             later = self.more_ms.get(number, 0)
             run.now = at + 2 * MS
             run.kernel(2 * MS, "gemm")
-            run.now = at + round((8.5 + later) * MS)
-            run.kernel(1 * MS, "gemm")
+            busy = later if self.computes else 0
+            run.now = at + round((8.5 + later - busy) * MS)
+            run.kernel(round((1 + busy) * MS), "gemm")
             self.add(STEP, "torch.step", at, 10 + later, step=number)
             self.ranges(number, at, later)
             at += round((10 + later) * MS)
@@ -209,6 +210,14 @@ def test_a_slow_step_says_that_its_thread_was_queued_as_far_as_looks_tell(
     assert ("taskset" in slow.advice) is is_said
     if is_said and usual is BUSY:
         assert said_ns >= 0.98 * queued_ms * MS
+
+
+def test_a_slow_step_in_which_the_gpu_works_is_not_put_down_to_the_host(tmp_path: Path) -> None:
+    host = Looked(BUSY, {12: CROWDED}, 0)
+    host.computes = True
+    (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
+    assert slow.evidence["class"] == "compute"
+    assert "queued" not in slow.message
 
 
 def test_steps_that_are_slow_for_something_else_do_not(tmp_path: Path) -> None:

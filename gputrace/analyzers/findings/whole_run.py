@@ -224,7 +224,11 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         reason = f": they begin epochs of {epochs} steps, whose loader starts anew"
         advice = _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""])
     else:
+        # A GPU that works for longer does not wait for a thread that waits for a core.
+        works = name in CLASSES and name not in IDLE_CAUSES
         for cause, (clause, remedy) in _HOST_TOOK.items():
+            if works and cause == "queued_ns":
+                continue
             if took[cause] >= _MOSTLY * excess / len(numbers):
                 reason, advice = ": " + clause.format(format_ns(took[cause])), remedy
                 break
