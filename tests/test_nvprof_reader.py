@@ -218,7 +218,7 @@ class TestClocks:
         assert report["span_ns"] == 1_490 * US
         assert report["warnings"] == []
         told = command.gputrace("analyze", tmp_path / "files").out
-        assert "2 files of 1 host: 100 has ranks 0-1" in told
+        assert "2 files of 1 host: the host of 100 has ranks 0-1" in told
 
     def test_of_machines_are_no_better_than_ntp(self, tmp_path: Path) -> None:
         paths = _two_ranks(tmp_path, cards=({1, 2}, {3, 4}))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from gputrace.model.names import short
@@ -76,7 +77,10 @@ def notes(analysis: Analysis) -> Iterator[str]:
             ranks.setdefault(total.host, set()).add(total.rank)
         by_host = {host: format_ids("rank", sorted(ids)) for host, ids in ranks.items()}
         unnamed = by_host.pop("", "")
-        clauses = [f"{host} has {ids}" for host, ids in by_host.items()]
+        # A host without a name has that of its first file.
+        files = {PurePath(path).stem for path in analysis.paths}
+        of = {host: f"the host of {host}" if host in files else host for host in by_host}
+        clauses = [f"{of[host]} has {ids}" for host, ids in by_host.items()]
         clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
         count = f" of {format_count(len(by_host), 'host')}" if by_host else ""
         yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
