@@ -124,11 +124,6 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
             rows = np.flatnonzero(is_among(self.sort[rows], sorts)) + edges[0]
         return union(self.start[rows], self.end[rows], is_sorted=True)
 
-    def issues_of(self, thread: int) -> int:
-        """Return how many calls of a thread hand work to a GPU."""
-        sorts = self.sort[slice(*self.first[thread : thread + 2].tolist())]
-        return int(np.count_nonzero(is_among(sorts, (Call.ISSUE, Call.COPY))))
-
     @cached_property
     def _no_launches(self) -> NDArray[np.intp]:
         """Calls that are not `Call.ISSUE`, few of most recordings."""

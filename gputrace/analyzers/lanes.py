@@ -12,7 +12,7 @@ from msgspec import field
 from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.analyzers.host_calls import CudaApiCalls
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.idle_causes import (
     Causes,
     HostEvidence,
@@ -27,7 +27,7 @@ from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
 from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
-from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, is_among
+from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union, union_of
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
@@ -234,10 +234,6 @@ def find_lanes(
     return lanes
 
 
-_TRAINS: Final = 0.2
-"""Minimum share of a process's launches and copies of a thread that trains."""
-
-
 def _with_host(
     lane: Lane,
     operations: GpuOperations,
@@ -248,15 +244,14 @@ def _with_host(
     """Return a lane with the feeding thread's time in the data loader.
 
     Of several threads, the one with most counts. The calls show it only where no waits were
-    recorded, and of threads that issue a fifth of the process's work: another one prefetches, and
-    may wait for room as well. While the GPU was not recorded, neither counts.
+    recorded, and of threads that launch kernels: one that only copies prefetches, and may wait for
+    room as well. While the GPU was not recorded, neither counts.
     """
     process = operations.gpu.process
     known = [time for pair, time in evidence.data.items() if pair[0] == process]
     if not known and calls is not None:
-        issued = {thread: calls.issues_of(thread) for thread in calls.threads_of(process)}
-        least = _TRAINS * sum(issued.values())
-        waits = {thread: time for thread, time in waits.items() if issued[thread] >= least}
+        launching = _launching(operations, calls)
+        waits = {thread: time for thread, time in waits.items() if thread in launching}
     data = max(known or waits.values(), key=lambda time: time.total, default=None)
     if data is not None and len(operations.recorded) > 1:
         data = data.intersection(operations.recorded)
@@ -266,6 +261,14 @@ def _with_host(
         with_calls = union(starts, ends).clip(*lane.window)
     all_data = all_waits(process, calls, evidence, waits)
     return replace(lane, host_data=data, data=all_data, with_calls=with_calls)
+
+
+def _launching(operations: GpuOperations, calls: CudaApiCalls) -> set[int]:
+    """Return the threads that launch kernels or graphs on a GPU."""
+    events = operations.events.having("kind", "process", "correlation")
+    events = events.select(is_among(events.kind, (Kind.KERNEL, Kind.GRAPH)))
+    issued_by = calls.issued_by(events)
+    return set(distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist())
 
 
 def _waits(
