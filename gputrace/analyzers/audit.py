@@ -61,7 +61,7 @@ def find_missing(
     A rank's other steps tell only of ranks of which calls and marks show nothing, and other ranks'
     collectives, which are few to estimate a share by, of those whose steps show nothing, either.
     """
-    missing = [row for part in gpus.in_each_place(_unmatched) for row in part]
+    missing = [row for part in gpus.each_shard(_unmatched) for row in part]
     missing += list(_steps_without_work(gpus, all_steps))
     known = {row.rank for row in missing}
     silent = [lane for lane in gpus.lanes if lane.gpu.rank in all_steps.by_rank.keys() - known]

@@ -28,6 +28,7 @@ from gputrace.analyzers.lanes import (
     LaneSummary,
     Waiting,
     find_lanes,
+    read_host_side,
 )
 from gputrace.analyzers.operations import (
     COLUMNS,
@@ -157,14 +158,14 @@ class PerGpu:
         ]
         return self.ask(tasks, changes=keeps)
 
-    def in_each_place(
+    def each_shard(
         self, work: Callable[..., _Result], *same: Any, changes: bool = False
     ) -> list[_Result]:
         """Run a function for each shard and return the results."""
         tasks = [ShardTask(shard, work, arguments=same) for shard in range(self.shards)]
         return self.ask(tasks, changes=changes)
 
-    def in_places(
+    def change_shards(
         self, work: Callable[..., _Result], arguments: Iterable[tuple[Any, ...]]
     ) -> list[_Result]:
         """Run a function that changes each shard, each with its arguments; return the results."""
@@ -176,31 +177,31 @@ class PerGpu:
         self.trace.shift_clocks(shifts, how)
         processes = [(ran.gpu, ran.gpu.process) for ran in self.operations]
         moved = ((*pair, shifts[self.trace.clock_of(pair[1])]) for pair in processes)
-        self.take(self.in_places(_move, [(part,) for part in self._by_shard(moved)]))
+        self.take(self.change_shards(_move, [(part,) for part in self._by_shard(moved)]))
 
     def find_steps(self, chosen: tuple[int, int] | None = None) -> FoundSteps:
         """Read the calls, and find the steps of all ranks."""
-        self.has_calls = any(self.in_each_place(Shard.read_calls, changes=True))
-        by_rank = [pair for part in self.in_each_place(Shard.find_steps) for pair in part.items()]
+        self.has_calls = any(self.each_shard(Shard.read_calls, changes=True))
+        by_rank = [pair for part in self.each_shard(Shard.find_steps) for pair in part.items()]
         by_rank.sort(key=lambda pair: pair[0])
         return agree(self.trace, dict(by_rank), self.operations, chosen)
 
     def forget_calls(self) -> None:
         """Treat the calls as not recorded."""
         self.has_calls = False
-        self.in_each_place(Shard.forget_calls, changes=True)
+        self.each_shard(Shard.forget_calls, changes=True)
 
     def build_lanes(self, window: Window | None, all_steps: FoundSteps) -> None:
         """Build the timelines and causes of all GPUs with anything in the window."""
         by_rank, ranks = all_steps.by_rank, [(ran.gpu, ran.gpu.rank) for ran in self.operations]
         steps = self._by_shard((gpu, rank, by_rank[rank]) for gpu, rank in ranks if rank in by_rank)
         arguments = [(window, part, self.has_calls, all_steps.cost) for part in steps]
-        self.lanes = _in_order(self.in_places(Shard.build_lanes, arguments))
+        self.lanes = _in_order(self.change_shards(Shard.build_lanes, arguments))
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
         """Add to each lane when its GPU was in collectives that waited for others."""
         parts = self._by_shard((lane.gpu, lane.gpu, waits[lane.gpu]) for lane in self.lanes)
-        self.in_places(Shard.add_waits, [(part,) for part in parts])
+        self.change_shards(Shard.add_waits, [(part,) for part in parts])
 
     def calls_within(self, window: Window) -> CudaApiCalls | None:
         """Return the calls that touch a window, and maybe others; None if there are none."""
@@ -312,10 +313,11 @@ class Shard:
         ``has_calls`` is True if calls were recorded, if only in another shard; ``cost`` is that of
         recording the steps.
         """
-        lanes = find_lanes(
-            self.trace, self.operations, self.calls, steps, window, self._scratch, has_calls, cost
-        )
-        self.take_lanes(self._stored(lanes))
+        host = None
+        if has_calls or self.calls is not None:
+            host = read_host_side(self.trace, self.operations, self.calls, self._scratch)
+        lanes = self._stored(find_lanes(self.operations, host, steps, window, cost, self._scratch))
+        self.take_lanes(lanes)
         return [LaneSummary.of(lane) for lane in lanes]
 
     def take_lanes(self, lanes: Sequence[AnyLane]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -192,25 +192,55 @@ class LaneSummary(Struct, frozen=True, dict=True):
         return self.kernels + self.copies + self.opaque_graphs
 
 
-def find_lanes(
+class HostSide(Struct, frozen=True):
+    """Recorded activity of the hosts that feed some GPUs."""
+
+    calls: CudaApiCalls | None
+    """None where only other hosts' calls were recorded."""
+    evidence: HostEvidence
+    waits: Mapping[int, Mapping[int, Intervals]]
+    """When each thread prepared an input copy, by process and thread."""
+
+
+def read_host_side(
     trace: Trace,
     operations: Sequence[GpuOperations],
     calls: CudaApiCalls | None,
-    steps: Mapping[int, StepWindows],
-    window: Window | None = None,
-    scratch: SpillFile | None = None,
-    has_calls: bool = True,
-    cost: RecorderCost | None = None,
-) -> list[Lane]:
-    """Return the timelines and causes of all GPUs with anything in the window.
+    scratch: SpillFile | None,
+) -> HostSide:
+    """Read what the hosts did that issued some operations; memory is released to a ``scratch``."""
+    evidence, waits = read_evidence(trace), dict[int, dict[int, Intervals]]()
+    if calls is None:
+        return HostSide(None, evidence, waits)
+    gpus_of = defaultdict[int, list[GpuOperations]](list)
+    for of_gpu in operations:
+        gpus_of[of_gpu.gpu.process].append(of_gpu)
+    for process, gpus in gpus_of.items():
+        inputs = [of_gpu.events.select(find_input_copies(trace, of_gpu)) for of_gpu in gpus]
+        waits[process] = waits_for_data(calls, inputs, evidence)
+        if scratch is not None:
+            scratch.let_go()
+    return HostSide(calls, evidence, waits)
 
-    Lanes are not held in memory with a ``scratch``; ``has_calls`` is true if calls of other ranks
-    were recorded, even if none of these; ``cost`` is that of recording the steps, if known.
+
+def find_lanes(
+    operations: Sequence[GpuOperations],
+    host: HostSide | None,
+    steps: Mapping[int, StepWindows],
+    window: Window | None,
+    cost: RecorderCost | None,
+    scratch: SpillFile | None,
+) -> Iterator[Lane]:
+    """Yield the timelines and causes of all GPUs with anything in the window.
+
+    Args:
+        operations: of each GPU.
+        host: None where no calls were recorded, on any host.
+        steps: by rank.
+        window: None for all of the trace.
+        cost: of recording the steps; None where it is not known.
+        scratch: holds what need not be in memory.
     """
-    has_calls = has_calls or calls is not None
-    evidence = read_evidence(trace) if has_calls else HostEvidence({}, {}, {}, {})
-    waits = _waits(trace, operations, calls, evidence, scratch) if calls is not None else {}
-    lanes = []
     for of_gpu in operations:
         timeline = build_timeline(of_gpu, window)
         if window is not None and timeline.window.start >= timeline.window.end:
@@ -221,33 +251,30 @@ def find_lanes(
         marked = steps.get(of_gpu.gpu.rank)
         gaps = build_timeline(of_gpu).gaps if window is not None else timeline.gaps
         gaps = _with_edges(gaps, of_gpu, marked)
-        lane = Lane(timeline, without_calls(gaps), None)
-        if has_calls:
-            mine = waits.get(of_gpu.gpu.process, {})
-            lane = _with_host(lane, of_gpu, evidence, calls, mine)
-        if calls is not None:
-            causes = find_causes(of_gpu, gaps, calls, evidence, mine)
-            if cost is not None and marked is not None:
-                causes = charge_recorder(causes, of_gpu.start, marked, cost)
+        if host is None:
+            yield Lane(timeline, without_calls(gaps), None)
+            continue
+        lane = _explain(timeline, gaps, of_gpu, host)
+        if host.calls is not None and cost is not None and marked is not None:
+            causes = charge_recorder(lane.causes, of_gpu.start, marked, cost)
             lane = replace(lane, causes=causes)
-        lanes.append(scratch.keep(lane) if scratch else lane)
-    return lanes
+        yield lane
 
 
-def _with_host(
-    lane: Lane,
-    operations: GpuOperations,
-    evidence: HostEvidence,
-    calls: CudaApiCalls | None,
-    waits: dict[int, Intervals],
+def _explain(
+    timeline: Timeline, gaps: Intervals, operations: GpuOperations, host: HostSide
 ) -> Lane:
-    """Return a lane with the feeding thread's time in the data loader.
+    """Return a lane with the causes of its gaps, and its feeding thread's time in the data loader.
 
     Of several threads, the one with most counts. The calls show it only where no waits were
     recorded, and of threads that launch kernels: one that only copies prefetches, and may wait for
     room as well. While the GPU was not recorded, neither counts.
     """
-    process = operations.gpu.process
+    process, calls, evidence = operations.gpu.process, host.calls, host.evidence
+    waits = host.waits.get(process, {})
+    causes = without_calls(gaps)
+    if calls is not None:
+        causes = find_causes(operations, gaps, calls, evidence, waits)
     known = [time for pair, time in evidence.data.items() if pair[0] == process]
     if not known and calls is not None:
         launching = _launching(operations, calls)
@@ -258,9 +285,9 @@ def _with_host(
     with_calls = None
     if (recorded := operations.coverage.calls) is not None:
         starts, ends = np.array(recorded, np.int64).reshape(-1, 2).T
-        with_calls = union(starts, ends).clip(*lane.window)
+        with_calls = union(starts, ends).clip(*timeline.window)
     all_data = all_waits(process, calls, evidence, waits)
-    return replace(lane, host_data=data, data=all_data, with_calls=with_calls)
+    return Lane(timeline, causes, data, data=all_data, with_calls=with_calls)
 
 
 def _launching(operations: GpuOperations, calls: CudaApiCalls) -> set[int]:
@@ -269,26 +296,6 @@ def _launching(operations: GpuOperations, calls: CudaApiCalls) -> set[int]:
     events = events.select(is_among(events.kind, (Kind.KERNEL, Kind.GRAPH)))
     issued_by = calls.issued_by(events)
     return set(distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist())
-
-
-def _waits(
-    trace: Trace,
-    operations: Sequence[GpuOperations],
-    calls: CudaApiCalls,
-    evidence: HostEvidence,
-    scratch: SpillFile | None,
-) -> dict[int, dict[int, Intervals]]:
-    """Return when each thread prepared an input copy, by process and thread."""
-    waits, gpus_of = {}, defaultdict[int, list[int]](list)
-    for index, of_gpu in enumerate(operations):
-        gpus_of[of_gpu.gpu.process].append(index)
-    for process, gpus in gpus_of.items():
-        of_gpus = [operations[index] for index in gpus]
-        inputs = [of_gpu.events.select(find_input_copies(trace, of_gpu)) for of_gpu in of_gpus]
-        waits[process] = waits_for_data(calls, inputs, evidence)
-        if scratch:
-            scratch.let_go()
-    return waits
 
 
 def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows | None) -> Intervals:

@@ -418,7 +418,7 @@ def spread(trace: Trace) -> PerGpu | None:
     gpus = RemoteGpus(trace, remote)
     with ExitStack() as undone:
         undone.callback(gpus.close)
-        counted: list[Census] = gpus.in_each_place(worker.RemoteShard.count, changes=True)
+        counted: list[Census] = gpus.each_shard(worker.RemoteShard.count, changes=True)
         if isinstance(trace, MergedTrace):
             trace.check_spans([census.span for census in counted])
         numberings = [_numbering(trace, remote[n], n, census) for n, census in enumerate(counted)]
@@ -435,7 +435,7 @@ def spread(trace: Trace) -> PerGpu | None:
             replace(each, gpus=tuple(part)) for each, part in zip(numberings, by_file, strict=True)
         ]
         gpus.take(
-            gpus.in_places(worker.RemoteShard.renumber, [(numbering,) for numbering in whole])
+            gpus.change_shards(worker.RemoteShard.renumber, [(numbering,) for numbering in whole])
         )
         undone.pop_all()
     return gpus

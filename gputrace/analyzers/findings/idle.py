@@ -470,7 +470,7 @@ def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
 
 def _calls_each_step(facts: Facts, sort: Call) -> int:
     """Return the calls of a sort in the median measured step, over all ranks."""
-    starts = np.sort(np.concatenate(facts.per_gpu.in_each_place(_starts_of, sort)))
+    starts = np.sort(np.concatenate(facts.per_gpu.each_shard(_starts_of, sort)))
     steps = {(s.rank, s.step): (s.start_ns, s.end_ns) for s in facts.measured}
     begins, ends = np.searchsorted(starts, np.array([*steps.values()], np.int64).reshape(-1, 2)).T
     spans: dict[int, int] = {}
