@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -115,7 +115,7 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
     from gputrace.collectors.session import prepare
 
     try:
-        plan = _plan(**given)
+        plan = _plan(given)
         terminal = _terminal() if live else None
         prepared = prepare(plan, command, force)
     except CannotRun as error:
@@ -257,68 +257,52 @@ def _fail(message: str, code: int = 0) -> int:
     return code
 
 
+_Parsed = TypeVar("_Parsed")
+
+_AS_GIVEN: Final = ("output", "backend", "python", "api", "profiler_api", "hw_trace")
+"""Options that a `Plan` takes as they are."""
 _NODE_STEPS: Final = 4
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT])B", re.IGNORECASE)
 _SCALES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _FACTOR: Final = re.compile(r"(\d+(?:\.\d+)?)x")
 
 
-def _plan(
-    output: Path,
-    backend: str,
-    delay: str,
-    duration: str,
-    steps: str | None,
-    every: str | None,
-    keep: str | None,
-    when_slow: str | None,
-    hang: str | None,
-    max_size: str | None,
-    api: str,
-    sample: str | None,
-    no_control: bool,
-    graph_nodes: bool,
-    hw_trace: bool,
-    profiler_api: bool,
-    no_nvml: bool,
-    python: bool | None,
-) -> Plan:
+def _plan(given: Mapping[str, Any]) -> Plan:
     """Parse the options; raises UsageError if one is invalid, or they contradict each other."""
     from gputrace.collectors.backend import Plan
 
-    delay_ns, duration_ns = _time(delay), _time(duration)
+    def parse(option: str, parser: Callable[[str], _Parsed]) -> _Parsed | None:
+        return None if given[option] is None else parser(given[option])
+
+    delay_ns, duration_ns = _time(given["delay"]), _time(given["duration"])
     if min(delay_ns, duration_ns) < 0:
         raise UsageError("--delay and --duration cannot be negative")
     windows = {
-        "--profiler-api": profiler_api,
+        "--profiler-api": given["profiler_api"],
         "--delay": delay_ns,
         "--duration": duration_ns,
-        "--steps": steps,
-        "--every": every,
+        "--steps": given["steps"],
+        "--every": given["every"],
     }
     chosen = [name for name, value in windows.items() if value]
+    keep = given["keep"]
     plan = Plan(
-        output,
-        backend,
-        delay_ns,
-        duration_ns,
-        _steps(steps) if steps is not None else None,
-        profiler_api,
-        nvml=not no_nvml,
-        python=python,
-        every=_every(every) if every is not None else None,
-        limits=_limits(keep, max_size),
-        api=api,
-        sample=_share(sample) if sample is not None else None,
+        **{name: given[name] for name in _AS_GIVEN},
+        delay_ns=delay_ns,
+        duration_ns=duration_ns,
+        steps=parse("steps", _steps),
+        every=parse("every", _every),
+        limits=_limits(keep, given["max_size"]),
+        sample=parse("sample", _share),
+        nvml=not given["no_nvml"],
         # A window that a person chose is theirs.
-        control=not (no_control or chosen or keep),
-        hw_trace=hw_trace,
-        graph_nodes=_NODE_STEPS * graph_nodes,
-        when_slow=_when_slow(when_slow, keep) if when_slow is not None else 0.0,
-        hang_ns=_hang(hang) if hang is not None else 0,
+        control=not (given["no_control"] or chosen or keep),
+        graph_nodes=_NODE_STEPS * given["graph_nodes"],
+        when_slow=parse("when_slow", partial(_when_slow, keep=keep)) or 0.0,
+        hang_ns=parse("hang", _hang) or 0,
     )
     _check_windows(plan, chosen)
-    if plan.sample and (chosen or no_control):
+    if plan.sample and (chosen or given["no_control"]):
         wrong = [*chosen, "--no-control"]
         raise UsageError(f"--sample chooses the steps itself; leave out {wrong[0]}")
     return plan
