@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -245,6 +245,14 @@ def _absence(type_: str, default: object) -> tuple[int, int]:
     return _NO_DEFAULT, 0
 
 
+class _Leaves(NamedTuple):
+    """Leaves of a table: the page of each, and its lowest and highest rowid."""
+
+    pages: NDArray[np.uint32]
+    lows: NDArray[np.int64]
+    highs: NDArray[np.int64]
+
+
 class Scanner:
     """An SQLite file whose tables are scanned; it must not change.
 
@@ -283,41 +291,37 @@ class Scanner:
         with suppress(OSError), self._path.open("rb") as opened:
             if os.path.samestat(os.fstat(opened.fileno()), self._about):
                 file = _File(self._file[0], opened.fileno(), *self._file[1:])
-                return self._read(file, positions, layout, query, first, end, count)
+                return self._read(file, layout, query, positions, range(first, end), count)
         return None  # It has gone, or another has its name.
 
-    def _leaves(
-        self, file: _File, root: int, first: int, end: int
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return the page of each leaf with rows of a range, and its lowest and highest rowid."""
+    def _leaves(self, file: _File, root: int, ids: range) -> _Leaves | None:
+        """Return the leaves with rows of a range of ids; None where SQLite has to find them."""
         pages, highs = np.empty(file.pages, np.uint32), np.empty(file.pages, np.int64)
         low, room = ctypes.c_int64(), (pages.ctypes.data, highs.ctypes.data, len(pages))
-        leaves = self._library.gputrace_list_leaves(file, root, first, end - 1, *room, low)
+        leaves = self._library.gputrace_list_leaves(file, root, ids.start, ids.stop - 1, *room, low)
         if leaves <= 0:
             return None
         lows = np.concatenate([[low.value], highs[: leaves - 1] + 1])
-        return pages[:leaves], lows, highs[:leaves]
+        return _Leaves(pages[:leaves], lows, highs[:leaves])
 
     def _read(
         self,
         file: _File,
-        positions: Mapping[str, int],
         layout: TableLayout,
         query: Query,
-        first: int,
-        end: int,
+        positions: Mapping[str, int],
+        ids: range,
         count: Callable[[int], None],
     ) -> dict[str, Integers] | None:
-        if (listed := self._leaves(file, layout.root, first, end)) is None:
+        if (leaves := self._leaves(file, layout.root, ids)) is None:
             return None
-        pages, lows, highs = listed
-        leaves = len(pages)
+        first, end = ids.start, ids.stop
         # Each leaf's rows have ids of their own, as many elements as rows fit between them.
-        starts = np.append(np.clip(lows, first, end), end) - first
-        outputs = {name: np.empty(end - first, query.types[name]) for name in query.values}
+        starts = np.append(np.clip(leaves.lows, first, end), end) - first
+        outputs = {name: np.empty(len(ids), query.types[name]) for name in query.values}
         columns = (_Column * len(positions))(*(layout.columns[name] for name in positions))
-        threads = min(count_threads(end - first), leaves)
-        edges = [leaves * part // threads for part in range(threads + 1)]
+        threads = min(count_threads(len(ids)), len(leaves.pages))
+        edges = [len(leaves.pages) * part // threads for part in range(threads + 1)]
 
         def read_part(part: int) -> int:
             """Read the leaves of a part; return how many rows there are, or -1."""
@@ -329,8 +333,8 @@ class Scanner:
                 size = min(_LEAVES_AT_ONCE, edges[part + 1] - leaf)
                 before = row
                 row = self._library.gputrace_scan_leaves(
-                    *(file, pages[leaf:].ctypes.data, highs[leaf:].ctypes.data, size),
-                    *(int(lows[leaf]), first, end - 1, layout.root),
+                    *(file, leaves.pages[leaf:].ctypes.data, leaves.highs[leaf:].ctypes.data, size),
+                    *(int(leaves.lows[leaf]), first, end - 1, layout.root),
                     *(columns, len(columns), values, len(values), row, room),
                 )
                 if row < 0:
@@ -341,12 +345,10 @@ class Scanner:
         rows = map_in_threads(read_part, range(threads))
         if min(rows) < 0:
             return None
-        pieces = [
-            slice(base := int(starts[edge]), base + length)
-            for edge, length in zip(edges, rows, strict=False)
-        ]
-        if sum(rows) == end - first:
-            return dict(outputs)
+        if sum(rows) == len(ids):
+            return outputs
+        begins = [int(starts[edge]) for edge in edges[:-1]]
+        pieces = [slice(at, at + length) for at, length in zip(begins, rows, strict=True)]
         return {
             name: np.concatenate([column[piece] for piece in pieces])
             for name, column in outputs.items()
