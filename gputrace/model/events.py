@@ -172,6 +172,15 @@ class Events:
                 raise ValueError(f"no event column is called {name!r}")
             setattr(self, name, column.astype(COLUMN_TYPES[name], copy=False))
 
+    @classmethod
+    def fitting(cls, columns: Mapping[str, Column]) -> Events:
+        """Create from columns by name; values that do not fit their column are `UNKNOWN`."""
+        fitting = {}
+        for name, values in columns.items():
+            limits = np.iinfo(COLUMN_TYPES[name])
+            fitting[name] = np.where((values < limits.min) | (values > limits.max), UNKNOWN, values)
+        return cls(fitting)
+
     def __getattr__(self, name: str) -> Any:
         """Raise LookupError for a column that was not read."""
         if name in COLUMN_TYPES:

@@ -61,19 +61,15 @@ _HOST_RANGES: Final = (
 """Kinds by ``kind`` in GPUTRACE_HOST_RANGE, from 1."""
 
 
-def _of_gpu(table: str, /, *kinds: Kind, **columns: str) -> Table:
-    """Describe a table of what a GPU ran; ``columns`` are parted by spaces, best first."""
-    return Table(
-        table, kinds, _ON_GPU | {name: tuple(each.split()) for name, each in columns.items()}
-    )
+def _table(shared: Mapping[str, tuple[str, ...]], table: str, /, *kinds: Kind, **of: str) -> Table:
+    """Describe a table by columns that several have, and its other ones, parted by spaces, best
+    first.
+    """
+    return Table(table, kinds, {**shared, **{name: tuple(b.split()) for name, b in of.items()}})
 
 
-def _of_host(table: str, /, *kinds: Kind, **columns: str) -> Table:
-    """Describe a table of what host threads did, as `_of_gpu` does."""
-    return Table(
-        table, kinds, _ON_HOST | {name: tuple(each.split()) for name, each in columns.items()}
-    )
-
+_of_gpu = partial(_table, _ON_GPU)
+_of_host = partial(_table, _ON_HOST)
 
 TABLES: Final = (
     _of_gpu("CUPTI_ACTIVITY_KIND_KERNEL", Kind.KERNEL, name="demangledName shortName mangledName"),

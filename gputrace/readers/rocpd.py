@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
-from gputrace.model.events import COLUMN_TYPES, GPU_KINDS, UNKNOWN, Events, IdLookup, Kind
+from gputrace.model.events import GPU_KINDS, UNKNOWN, Events, IdLookup, Kind
 from gputrace.model.trace import Device, Process, Session
 from gputrace.readers.in_memory import MemoryTrace, Names
 from gputrace.store.sqlite_reader import Database, read_integers
@@ -285,10 +285,7 @@ def _events(columns: Columns, shift: int) -> Events:
     for edge in ("start", "end"):
         is_time = (columns[edge] > 0) & (columns[edge] < 1 << 62)
         moved[edge] = np.where(is_time, columns[edge] + shift, UNKNOWN)
-    for name, values in moved.items():
-        limits = np.iinfo(COLUMN_TYPES[name])
-        moved[name] = np.where((values < limits.min) | (values > limits.max), UNKNOWN, values)
-    return Events(moved)
+    return Events.fitting(moved)
 
 
 def _object(text: object) -> Mapping[str, object]:
