@@ -35,7 +35,7 @@ _HOST_ONLY: Final = "only steps and waits for data are recorded, nothing of the 
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CellOptions:
     """Options of a cell."""
 
     backend: str = "auto"
@@ -74,7 +74,7 @@ def record_cell(shell: Any, recorder: ProcessRecorder | None, line: str, cell: s
         _report(shell, recorder, asked)
 
 
-def read_options(line: str) -> Asked:
+def read_options(line: str) -> CellOptions:
     """Parse the options after ``%%gputrace``; raises UsageError for anything else."""
     import click
 
@@ -94,7 +94,7 @@ def read_options(line: str) -> Asked:
         raise UsageError(
             f"%%gputrace: {problem} (options: --backend auto|cupti|host, --gaps N, -o TRACE)"
         ) from None
-    asked = Asked(**{name: value for name, value in given.items() if value is not None})
+    asked = CellOptions(**{name: value for name, value in given.items() if value is not None})
     if asked.output is not None:
         check_target(asked.output, (), force=False)
     return asked
@@ -139,7 +139,7 @@ def _show_as(error: Exception, lines: Callable[[], list[str]]) -> None:
         error._render_traceback_ = lines  # type: ignore[attr-defined]
 
 
-def _report(shell: Any, recorder: ProcessRecorder, asked: Asked) -> None:
+def _report(shell: Any, recorder: ProcessRecorder, asked: CellOptions) -> None:
     """Show the report of the cell, or a line that says why there is none."""
     if recorder.obstacle is not None and asked.backend != "host":
         _log(f"{recorder.obstacle}; {_HOST_ONLY}")

@@ -23,8 +23,8 @@ from gputrace.readers.kineto_events import (
     COLUMNS,
     DecodedEvents,
     Event,
+    EventBatch,
     EventScanner,
-    EventTable,
     Pairs,
     tabulate,
 )
@@ -68,7 +68,7 @@ ODD = st.dictionaries(
 )
 
 
-def listed(table: EventTable) -> list[Any]:
+def listed(table: EventBatch) -> list[Any]:
     """All that a table says of its rows."""
     texts = [[table.value(name, row) for row in range(len(table))] for name in COLUMNS[:4]]
     kinds = [list(map(type, values)) for values in texts]

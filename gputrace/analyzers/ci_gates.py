@@ -16,7 +16,16 @@ from gputrace.model.time_class import BY_ID, CLASSES, IDLE_CAUSES
 from gputrace.plugins import names
 from gputrace.units import format_ns, format_number
 
-__all__ = ["FIGURES", "SEVERITIES", "Asked", "Check", "Gate", "Limit", "check", "check_words"]
+__all__ = [
+    "FIGURES",
+    "SEVERITIES",
+    "Check",
+    "CheckOptions",
+    "Gate",
+    "Limit",
+    "check",
+    "check_words",
+]
 
 
 def check_words(fail_on: Iterable[str]) -> None:
@@ -29,7 +38,7 @@ def check_words(fail_on: Iterable[str]) -> None:
             raise UsageError(f"{word!r} is no finding and no severity; there are {known}")
 
 
-def check(run: Run, asked: Asked, baseline: Run | None = None) -> Check:
+def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
     """Evaluate all gates; the baseline is given where a slow-down is limited."""
     gates = [gate(run, limit) for limit in asked.limits]
     if asked.max_slowdown is not None and baseline is not None:
@@ -159,8 +168,8 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Gates of a check."""
+class CheckOptions:
+    """Gates that a check is to evaluate."""
 
     limits: tuple[Limit, ...] = ()
     max_slowdown: float | None = None

@@ -206,9 +206,8 @@ class Counters:
         elsewhere = inside & ~self._of_thread
         scanned = self._length(inside & self._is("cores")) or self._length(elsewhere & counted)
         others = self._others(elsewhere, scanned)
-        wanting = [(on_core + queued) / covered, *others.sum(axis=1).tolist()]
-        wanting = [share for share in wanting if share >= _WANTS_A_CORE]
-        starved = [shares for shares in others.tolist() if sum(shares) >= _WANTS_A_CORE]
+        wanted = np.append((on_core + queued) / covered, others.sum(axis=1))
+        wants = wanted >= _WANTS_A_CORE
         quota = self._usual(inside, "quota")
         clock = self._usual(inside, "core kHz")
         fastest = self._most(events.end > 0, "core kHz")
@@ -220,10 +219,10 @@ class Counters:
             on_core_ns=on_core,
             queued_ns=queued,
             blocked_ns=max(0, covered - on_core - queued),
-            others_queued=max([waiting for _, waiting in starved], default=0.0),
+            others_queued=float(others[wants[1:], 1].max(initial=0.0)),
             process_cores=self._sum(mine, "process on core") / covered,
-            threads=len(wanting),
-            wanted_cores=float(sum(wanting)),
+            threads=int(np.count_nonzero(wants)),
+            wanted_cores=float(sum(wanted[wants].tolist())),
             # Of a short run, they were noted once, at its first step.
             cores=int(self._usual(inside, "cores") or self._usual(events.end > 0, "cores") or 0),
             quota_cores=None if quota is None else quota / 1000,

@@ -15,7 +15,7 @@ from gputrace.errors import ExitCode, UsageError
 from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
 
 if TYPE_CHECKING:
-    from gputrace.analyzers.ci_gates import Asked, Check, Limit
+    from gputrace.analyzers.ci_gates import Check, CheckOptions, Limit
     from gputrace.analyzers.compare.runs import Run
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -99,9 +99,9 @@ def command(
     return ExitCode.DONE if result.passed else ExitCode.GATE_NOT_MET
 
 
-def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> Asked:
+def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> CheckOptions:
     """Return the given gates; raises UsageError if there are none."""
-    from gputrace.analyzers.ci_gates import Asked, check_words
+    from gputrace.analyzers.ci_gates import CheckOptions, check_words
 
     slowdown, fail_on = gates.pop("max_slowdown"), gates.pop("fail_on")
     if slowdown is not None and baseline is None:
@@ -111,7 +111,7 @@ def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> Asked:
         raise UsageError("no gate is given; name one, as --max-data-feeding 10%")
     check_words(fail_on)
     allowed = None if baseline is None else _share("--max-slowdown", slowdown or "3%")
-    return Asked(tuple(limits), allowed, fail_on)
+    return CheckOptions(tuple(limits), allowed, fail_on)
 
 
 def _limit(name: str, text: str) -> Limit:

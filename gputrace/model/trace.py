@@ -56,7 +56,7 @@ _FAR_LONGER: Final = 2
 """Ratio to the longest duration beyond which a start at 0 is not believed."""
 
 
-def drop_invalid_rows(events: Events, quality: Quality, where: str = "") -> Events:
+def drop_invalid_rows(events: Events, quality: Quality, where: str) -> Events:
     """Drop rows with invalid times, and count them in ``quality`` under ``where``.
 
     CUPTI writes 0 for a timestamp it could not take (``CUpti_ActivityKernel9::start``). Rows of

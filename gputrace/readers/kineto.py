@@ -15,7 +15,6 @@ import numpy as np
 
 from gputrace.errors import STOP, ErrorPolicy, UsageError
 from gputrace.model.events import (
-    COLUMN_TYPES,
     GPU_KINDS,
     UNKNOWN,
     Column,
@@ -36,7 +35,7 @@ from gputrace.readers.kineto_events import (
     NO_ARGS,
     Args,
     DecodedEvents,
-    EventTable,
+    EventBatch,
     Ints,
     Pairs,
     Properties,
@@ -143,12 +142,12 @@ class RowSelection:
     def __init__(self, window: Window = NOTHING, first: int = 0) -> None:
         """``window`` is of the file's own times, of which ``first`` is the earliest."""
         self._window, self._zero_is_lost = window, first > FAR
-        self._nearest: dict[tuple[object, ...], tuple[int, EventTable]] = {}
+        self._nearest: dict[tuple[object, ...], tuple[int, EventBatch]] = {}
         """Distance and event by side of the window, category, process and thread."""
         self.touched = False
         """True if any row touches the window."""
 
-    def choose(self, events: EventTable, start: Ints, end: Ints) -> Mask:
+    def choose(self, events: EventBatch, start: Ints, end: Ints) -> Mask:
         """Return the mask of the rows to keep, apart from those of `nearest`."""
         window = self._window
         odd = (start == UNKNOWN) | (end == UNKNOWN) | (end < start)
@@ -167,7 +166,7 @@ class RowSelection:
         touching: Mask = (start < self._window.end) & (end > self._window.start)
         return touching
 
-    def _note(self, after: bool, events: EventTable, closeness: Ints, rows: Mask) -> None:
+    def _note(self, after: bool, events: EventBatch, closeness: Ints, rows: Mask) -> None:
         """Keep the closest of some rows on one side of the window."""
         here = np.flatnonzero(rows)
         here = here[np.argsort(closeness[here], kind="stable")]
@@ -179,7 +178,7 @@ class RowSelection:
             if key not in self._nearest or self._nearest[key][0] < close:
                 self._nearest[key] = close, events.copied(row)
 
-    def nearest(self) -> list[EventTable]:
+    def nearest(self) -> list[EventBatch]:
         """Return the rows nearest to the window, which do not touch it, in a table each."""
         return [event for _, event in self._nearest.values()]
 
@@ -252,7 +251,7 @@ class Rows:
         self._seen: dict[ProcessGroup, int] = {}
         """First moment of each process group."""
 
-    def add(self, events: EventTable) -> None:
+    def add(self, events: EventBatch) -> None:
         """Add events with a duration, if of `_GPU` or `_HOST`, and operators and modules."""
         group = events.map("cat", _group_of)
         on_gpu, on_host = group == _Group.GPU, group == _Group.HOST
@@ -271,7 +270,7 @@ class Rows:
         self.has_gpu |= bool(on_gpu.any())
         self._take(events.select(on_gpu), events.select(on_host), self._kept)
 
-    def _take(self, on_gpu: EventTable, on_host: EventTable, kept: RowSelection | None) -> None:
+    def _take(self, on_gpu: EventBatch, on_host: EventBatch, kept: RowSelection | None) -> None:
         if len(on_gpu) and len((timed := self._times(on_gpu, kept))[0]):
             self._on_gpu.append(self._gpu_rows(*timed))
             self._on_gpu += self._message_rows(*timed)
@@ -306,7 +305,7 @@ class Rows:
         program = self._program.columns(self.first) if self._on_gpu else []
         return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host + program]
 
-    def _gpu_rows(self, events: EventTable, columns: Columns) -> Columns:
+    def _gpu_rows(self, events: EventBatch, columns: Columns) -> Columns:
         columns["kind"] = events.map("cat", _GPU.__getitem__)
         columns["name"] = self._names(events)
         for name, other in (("device", "pid"), ("stream", "tid")):
@@ -328,7 +327,7 @@ class Rows:
                 whole[rows] = values[index]
         return columns
 
-    def _message_rows(self, events: EventTable, columns: Columns) -> list[Columns]:
+    def _message_rows(self, events: EventBatch, columns: Columns) -> list[Columns]:
         """Return a row for each operation of a process group."""
         chosen = np.flatnonzero(events["flags"] & HAS_GROUP)
         if not len(chosen):
@@ -366,7 +365,7 @@ class Rows:
             "kind": np.full(len(rows), Kind.COMMUNICATOR),
         }
 
-    def _host_rows(self, events: EventTable, columns: Columns) -> Columns:
+    def _host_rows(self, events: EventBatch, columns: Columns) -> Columns:
         columns["kind"] = events.map("cat", _HOST.__getitem__)
         columns["name"] = self._names(events)
         ranges = columns["kind"] == Kind.RANGE
@@ -377,7 +376,7 @@ class Rows:
         columns["correlation"] = events["correlation"]
         return columns
 
-    def _add_calls(self, events: EventTable) -> None:
+    def _add_calls(self, events: EventBatch) -> None:
         """Add calls of operators and of modules to `Operators`."""
         start, end = events["start"], events["start"] + events["length"]
         known = (start != UNKNOWN) & (end > start)
@@ -402,7 +401,7 @@ class Rows:
                 shapes, types, values = map(bytes, (args.shapes, args.types, args.values))
                 self._program.add_work(name, shapes, types, values, at)
 
-    def _times(self, events: EventTable, kept: RowSelection | None) -> tuple[EventTable, Columns]:
+    def _times(self, events: EventBatch, kept: RowSelection | None) -> tuple[EventBatch, Columns]:
         """Return the events to keep, and their times."""
         start, length = events["start"], events["length"]
         known = (start != UNKNOWN) & (length != UNKNOWN)
@@ -413,7 +412,7 @@ class Rows:
             events, start, end = events.select(rows), start[rows], end[rows]
         return events, {"start": start, "end": end}
 
-    def _names(self, events: EventTable) -> Ints:
+    def _names(self, events: EventBatch) -> Ints:
         return events.map("name", lambda name: self.names.number(str(name)))
 
     def _process(self, pid: Value) -> int:
@@ -451,10 +450,7 @@ def _shifted(columns: Columns, shift: int) -> Events:
     for edge in ("start", "end"):
         unknown = lost | (columns[edge] == UNKNOWN)
         moved[edge] = np.where(unknown, UNKNOWN, columns[edge] + shift)
-    for name, values in moved.items():
-        limits = np.iinfo(COLUMN_TYPES[name])
-        moved[name] = np.where((values < limits.min) | (values > limits.max), UNKNOWN, values)
-    return Events(moved)
+    return Events.fitting(moved)
 
 
 BEFORE: Final = 1_000_000_000

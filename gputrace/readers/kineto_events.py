@@ -112,14 +112,14 @@ COLUMNS: Final = (
 HAS_GROUP, HAS_ELEMENT = 1, 2
 """Flags of events whose arguments name a process group, and a type of elements."""
 _NOT_TEXTS: Final = COLUMNS.index("start")
-"""Position of the first column that is not of numbers in `EventTable.values`."""
+"""Position of the first column that is not of numbers in `EventBatch.values`."""
 _SHORTEST: Final = 32
 """Bytes of the shortest event that profilers write; a list with shorter ones is decoded."""
 _FEW: Final = 16
 """Values that a short list may have beside one for each event: it repeats few."""
 
 
-class EventTable:
+class EventBatch:
     """Columns of events that have a duration, from one part of a file.
 
     ``cat``, ``name``, ``pid`` and ``tid`` are positions in ``values``, ``start`` and ``length`` are
@@ -144,10 +144,10 @@ class EventTable:
         whole = self._columns[column]
         return whole if self._rows is None else whole[self._rows]
 
-    def select(self, rows: Mask | Ints) -> EventTable:
+    def select(self, rows: Mask | Ints) -> EventBatch:
         """Return a table of some of the rows."""
         all_rows = np.arange(len(self)) if self._rows is None else self._rows
-        return EventTable(self._columns, self.values, self._args, all_rows[rows])
+        return EventBatch(self._columns, self.values, self._args, all_rows[rows])
 
     def args(self, row: int) -> Args | None:
         """Return the arguments of a row; None where it has none."""
@@ -157,14 +157,14 @@ class EventTable:
         """Return the value behind a position in ``cat``, ``name``, ``pid`` or ``tid``."""
         return self.values[int(self[column][row])]
 
-    def copied(self, row: int) -> EventTable:
+    def copied(self, row: int) -> EventBatch:
         """Return a table of one row that does not keep the text of the others alive."""
         columns = {name: self[name][row : row + 1].copy() for name in COLUMNS}
         values = [self.value(name, row) for name in COLUMNS[:_NOT_TEXTS]]
         args = self.args(row)
         for position, name in enumerate(COLUMNS[:_NOT_TEXTS]):
             columns[name][:] = position
-        return EventTable(columns, values, lambda _: args)
+        return EventBatch(columns, values, lambda _: args)
 
     def map(self, column: str, function: Callable[[Value], int]) -> Ints:
         """Map each value of a column to a number, calling the function once for equal positions.
@@ -181,7 +181,7 @@ class EventTable:
         return mapped[numbers]
 
 
-def tabulate(events: Sequence[Event]) -> EventTable:
+def tabulate(events: Sequence[Event]) -> EventBatch:
     """Return the columns of decoded events: the twin of the scan."""
     numbers: dict[tuple[type, Value], int] = {}
     columns = {
@@ -207,7 +207,7 @@ def tabulate(events: Sequence[Event]) -> EventTable:
     }
     for name in COLUMNS[6:14]:
         columns[name] = _integers([getattr(a, name) for a in args])
-    return EventTable(columns, [value for _, value in numbers], lambda row: events[row].args)
+    return EventBatch(columns, [value for _, value in numbers], lambda row: events[row].args)
 
 
 @cache
@@ -231,7 +231,7 @@ class EventScanner:
         self._columns = np.empty((len(COLUMNS), 0), np.int64)
         self._spans = np.empty((0, 2), np.int64)
 
-    def scan(self, text: bytes) -> EventTable | None:
+    def scan(self, text: bytes) -> EventBatch | None:
         """Return the events with a duration; None where the list has to be decoded.
 
         That is so without the library, and where anything is not usual: beginnings and ends in
@@ -262,7 +262,7 @@ class EventScanner:
             begin, end = int(begins[row]), int(ends[row])
             return _ARGS.decode(text[begin:end]) if end else None
 
-        return EventTable(named, [*values, "", None], args)
+        return EventBatch(named, [*values, "", None], args)
 
 
 _EVENTS: Final = Decoder(list[Event])
@@ -279,7 +279,7 @@ class DecodedEvents:
         """Number of items that are no event."""
         self._scanner = EventScanner()
 
-    def decode(self, text: bytes) -> EventTable | list[Event]:
+    def decode(self, text: bytes) -> EventBatch | list[Event]:
         """Return the events of a JSON list, or those with a duration as a table; raise BadJson."""
         if (table := self._scanner.scan(text)) is not None:
             return table

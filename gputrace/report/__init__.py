@@ -56,9 +56,7 @@ def render(analysis: Analysis, form: str, width: int = 80, color: bool = False) 
     return rendered
 
 
-def render_as(
-    result: object, form: str, forms: Mapping[str, str], width: int = 80, color: bool = False
-) -> str:
+def render_as(result: object, form: str, forms: Mapping[str, str], width: int, color: bool) -> str:
     """Render a result in one of several formats; raise UsageError for an unknown one.
 
     ``forms`` has the dotted names of the renderers; only the requested one is imported. Text is

@@ -229,7 +229,7 @@ _Rows = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class KernelUse:
+class MeanKernel:
     """Use of all kernels of one name per GPU, in ns; a kernel belongs to the step of its start."""
 
     name: str
@@ -244,7 +244,7 @@ class KernelUse:
 
 def use_kernels(
     trace: Trace, operations: Sequence[GpuOperations], steps: Sequence[Step] | None
-) -> tuple[KernelUse, ...]:
+) -> tuple[MeanKernel, ...]:
     """Summarize the kernels of some GPUs in some steps; with None, in the whole span."""
     numbers = sorted({step.step for step in steps}) if steps is not None else [0]
     parts = [_placed(gpu, steps, numbers) for gpu in operations]
@@ -267,7 +267,7 @@ def use_kernels(
     parts_of = np.split(ns[order], np.searchsorted(ids[order], np.arange(1, len(texts))))
     medians = [float(median(part)) for part in parts_of]
     return tuple(
-        KernelUse(text, is_communication(text), mean, count, median)
+        MeanKernel(text, is_communication(text), mean, count, median)
         for text, mean, count, median in zip(texts, means, counts.tolist(), medians, strict=True)
     )
 
@@ -303,9 +303,9 @@ class Run:
     """Measured steps, or iterations where there are no steps."""
     span: Mapping[str, float]
     """Classes of the whole span, mean over the measured GPUs; empty where none was recorded."""
-    kernels: tuple[KernelUse, ...]
+    kernels: tuple[MeanKernel, ...]
     """Kernels of the measured steps; of the whole span where there are none."""
-    kernels_of_span: tuple[KernelUse, ...]
+    kernels_of_span: tuple[MeanKernel, ...]
     input_bytes: float | None
     """Bytes of the input copies per step, on all GPUs."""
     samples: float | None = None

@@ -274,7 +274,7 @@ class Material:
         """True if nothing had to be reduced."""
         return all(lane_runs.whole for lane_runs in self.runs)
 
-    def runs_around(self, start: int, end: int, most: int = MOST_RUNS) -> tuple[Runs, ...]:
+    def runs_around(self, start: int, end: int, most: int) -> tuple[Runs, ...]:
         """Reduce the lanes, with full detail in a window, or exact shares where that is too much.
 
         Around the window they are coarse.
