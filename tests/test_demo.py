@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from gputrace import data
-from gputrace.cli.analyze import why_not
+from gputrace.cli.demo import why_not
 from tests import command
 
 DONE, DONE_IN_PART = 0, 5

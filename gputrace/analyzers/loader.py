@@ -182,7 +182,8 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     per_step = len(asks.end) / pace.steps
     by_worker = batches.by_worker(at_work) if workers else ()
     prefetch = _last(mine, "prefetch factor", 2)
-    loader = _Prediction(pace, per_step, workers, cores, receiving, prefetch, batches)
+    at_least = max(per_step, 1e-9)
+    predicted = _Prediction(pace, at_least, workers, cores, receiving, prefetch, batches)
     starts = mine.of("start workers").lengths
     return Loader(
         rank,
@@ -203,11 +204,11 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         queue_empty=round(float(np.mean(asks.number == 0)), 4) if workers else None,
         step_ns=round(pace.step_ns),
         wait_ns=round(pace.wait_ns),
-        predictions=() if pace.is_crowded else loader.choices(),
-        half_step_ns=None if pace.is_crowded else loader.with_half(),
-        no_disk_step_ns=None if pace.is_crowded else loader.without_waits(),
-        cached_step_ns=None if pace.is_crowded else loader.with_cache(),
-        doubled_step_ns=loader.with_twice_ahead() if workers and not pace.is_crowded else None,
+        predictions=() if pace.is_crowded else predicted.choices(),
+        half_step_ns=None if pace.is_crowded else predicted.with_half(),
+        no_disk_step_ns=None if pace.is_crowded else predicted.without_waits(),
+        cached_step_ns=None if pace.is_crowded else predicted.with_cache(),
+        doubled_step_ns=predicted.with_twice_ahead() if workers and not pace.is_crowded else None,
     )
 
 
@@ -411,79 +412,74 @@ class _Batches:
         return [values[self.worker == owner] for owner in distinct_ids(self.worker).tolist()]
 
 
-class _Prediction:
+class _Prediction(Struct, frozen=True):
     """Predicted steps of one loader."""
 
-    def __init__(
-        self,
-        pace: Pace,
-        per_step: float,
-        workers: int,
-        cores: int,
-        receiving: _Receiving,
-        prefetch: int,
-        batches: _Batches,
-    ) -> None:
-        self._pace, self._per_step, self._workers = pace, max(per_step, 1e-9), workers
-        self._cores, self._receiving, self._batches = cores, receiving, batches
-        self._prefetch = prefetch
+    pace: Pace
+    per_step: float
+    """Batches of a step; above 0."""
+    workers: int
+    cores: int
+    receiving: _Receiving
+    prefetch: int
+    batches: _Batches
 
     def choices(self) -> tuple[LoaderChoice, ...]:
         """Return the steps for numbers of workers from 0 to the cores, and at least to 8."""
-        doubled = takewhile(lambda n: n <= max(self._cores, 8), (1 << i for i in range(32)))
-        counts = {0, *doubled, self._workers, max(8, self._cores)}
+        doubled = takewhile(lambda n: n <= max(self.cores, 8), (1 << i for i in range(32)))
+        counts = {0, *doubled, self.workers, max(8, self.cores)}
         feed = self._feed()
         return tuple(
             self._choice(feed, count)
             for count in sorted(counts)
-            if count <= max(_MOST_WORKERS, self._workers)
+            if count <= max(_MOST_WORKERS, self.workers)
         )
 
     def with_half(self) -> int | None:
         """Return the step if the longest transform took half as long."""
-        transforms = self._batches.transforms.values()
+        transforms = self.batches.transforms.values()
         longest = max(transforms, key=lambda t: float(t.sum()), default=None)
         return None if longest is None else self._without(longest / 2)
 
     def without_waits(self) -> int:
         """Return the step if reading samples took processor time alone, as of files in memory."""
-        batches = self._batches
+        batches = self.batches
         waited = np.maximum(batches.work + batches.send - batches.processor, 0)
         return self._without(np.minimum(batches.read, waited), is_computed=False)
 
     def with_cache(self) -> int:
         """Return the step if samples were there as the last transform leaves them."""
-        return self._without(self._batches.fetch)
+        return self._without(self.batches.fetch)
 
     def with_twice_ahead(self) -> int:
         """Return the step if the prefetch factor were twice as large."""
-        feed = replace(self._feed(), prefetch=2 * self._prefetch)
-        return self._choice(feed, self._workers).step_ns
+        feed = replace(self._feed(), prefetch=2 * self.prefetch)
+        return self._choice(feed, self.workers).step_ns
 
     def _without(self, part: Floats, is_computed: bool = True) -> int:
-        feed = self._feed().without(self._batches.rows(part), is_computed)
-        return self._choice(feed, self._workers).step_ns
+        feed = self._feed().without(self.batches.rows(part), is_computed)
+        return self._choice(feed, self.workers).step_ns
 
     def _choice(self, feed: Feed, workers: int) -> LoaderChoice:
-        step = batch_ns(feed, workers) * self._per_step
-        return LoaderChoice(workers, round(step), round(max(0.0, step - self._pace.train_ns)))
+        step = batch_ns(feed, workers) * self.per_step
+        return LoaderChoice(workers, round(step), round(max(0.0, step - self.pace.train_ns)))
 
     def _feed(self) -> Feed:
-        batches, pace = self._batches, self._pace
-        busy = pace.busy_ns / self._per_step
-        if not self._workers:
+        batches, pace = self.batches, self.pace
+        busy = pace.busy_ns / self.per_step
+        if not self.workers:
             busy = max(0.0, busy - float(batches.processor.mean()))
         return Feed(
             batches.rows(batches.work),
             batches.rows(batches.send),
             batches.rows(batches.processor),
-            self._receiving.whole,
-            self._receiving.whole_idle,
-            pace.train_ns / self._per_step,
-            pace.host_ns / self._per_step,
-            self._prefetch,
-            self._receiving.pins,
-            self._cores / max(pace.share_cores, 1),
+            self.receiving.whole,
+            self.receiving.whole_idle,
+            pace.train_ns / self.per_step,
+            pace.host_ns / self.per_step,
+            self.prefetch,
+            self.receiving.pins,
+            self.cores / max(pace.share_cores, 1),
             busy,
         )
 

@@ -27,7 +27,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "recover": ("record.recover", "gputrace recover trace.sqlite.spool"),
     },
     "Look": {
-        "demo": ("analyze.demo", "gputrace demo", "gputrace demo -o demo.sqlite"),
+        "demo": ("demo.command", "gputrace demo", "gputrace demo -o demo.sqlite"),
         "analyze": (
             "analyze.analyze",
             "gputrace analyze trace.sqlite",
@@ -56,7 +56,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "gputrace log trace.sqlite --to wandb:resnet --to mlflow:resnet",
         ),
         "kernel": (
-            "analyze.kernel",
+            "kernel.command",
             "gputrace kernel trace.sqlite 1",
             "gputrace kernel trace.sqlite gemm -- python train.py",
         ),

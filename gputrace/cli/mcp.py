@@ -31,9 +31,7 @@ _VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Versions of the protocol, the newest first; in all, tools work alike."""
 _LONGEST_LINE: Final = 1 << 20
 _MOST_ROWS: Final = 50
-_PARSE_ERROR, _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _INTERNAL = (
-    -32700, -32600, -32601, -32602, -32603,
-)  # fmt: skip
+_PARSE_ERROR, _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
 _INSTRUCTIONS: Final = (
     "Recordings of neural-network training on NVIDIA GPUs: where each step's time goes, and what "
     "to change. Begin with `verdict`. Times in rows are integer nanoseconds. Each sentence comes "
@@ -144,7 +142,7 @@ def _result(method: str, parameters: dict[str, Any], root: Path) -> object:
 def _called(tool: Tool, arguments: dict[str, Any], root: Path) -> object:
     """Return what a tool says, or why it cannot: agents see that, and can call it otherwise."""
     try:
-        answer = tool.call(_checked(tool, arguments, root))
+        answer = list(tool.function(**_checked(tool, arguments, root)))
     except Exception as error:
         explained = explain(error)
         problem = explained[0] if explained else f"{type(error).__name__}: {error}"
@@ -286,10 +284,6 @@ class Tool:
                 "openWorldHint": False,
             },
         }
-
-    def call(self, arguments: dict[str, Any]) -> list[Said]:
-        """Return what the tool says; raises what `gputrace.open` and its methods raise."""
-        return list(self.function(**arguments))
 
 
 def _of_report(function: Callable[..., Iterator[Said]]) -> Callable[..., Iterator[Said]]:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import Any, Final
@@ -315,45 +315,42 @@ _FIRST_UNKNOWN: Final = 1 << 23
 """Above every thread id of Linux, and within the 24 bits that a globalTid has for one."""
 
 
+@dataclass(frozen=True)
 class _NvprofRows:
     """Writer of the rows of one process."""
 
-    def __init__(
-        self,
-        writer: TraceWriter,
-        file: schema.NvprofFile,
-        process: int,
-        origin: int,
-        threads: Mapping[int, int],
-    ) -> None:
-        """``origin`` is the session's start, ``threads`` system ids by 32 bits of pthread ids."""
-        self._writer, self._file, self._origin = writer, file, origin
-        self._process, self._threads = process, threads
+    writer: TraceWriter
+    file: schema.NvprofFile
+    process: int
+    origin: int
+    """Start of the session."""
+    threads: Mapping[int, int]
+    """System ids by 32 bits of pthread ids."""
 
     def write(self) -> int:
         """Write the rows; return the nanoseconds by which the GPU's clock was ahead."""
         try:
-            with self._writer.attached(self._file.path, "nvprof") as database:
+            with self.writer.attached(self.file.path, "nvprof") as database:
                 for name, columns in schema.TEMPORARY.items():
                     database.execute(f"CREATE TEMP TABLE {name} ({columns})")
                 self._fill_names(database)
                 self._fill_threads(database)
                 self._fill_numbered(database)
-                late = find_skew(database, self._file.columns)
+                late = find_skew(database, self.file.columns)
                 values = {
-                    "origin": self._origin,
+                    "origin": self.origin,
                     "late": late,
-                    "process": self._process,
-                    "unknown": self._writer.string("(no name)"),
+                    "process": self.process,
+                    "unknown": self.writer.string("(no name)"),
                 }
-                for rows in schema.table_inserts(self._file.columns):
-                    self._writer.make(rows.table)
+                for rows in schema.table_inserts(self.file.columns):
+                    self.writer.make(rows.table)
                     database.execute(rows.insert, values)
                 self._write_losses(database)
                 for name in schema.TEMPORARY:
                     database.execute(f"DROP TABLE temp.{name}")
         except sqlite_security.ERRORS as error:
-            raise InputError(self._file.path, f"broken ({error})") from None
+            raise InputError(self.file.path, f"broken ({error})") from None
         return late
 
     def _fill_names(self, database: sqlite3.Connection) -> None:
@@ -361,17 +358,17 @@ class _NvprofRows:
         database.text_factory = lambda raw: raw.decode("utf-8", "replace")
         named = {
             id
-            for table, expression in schema.strings_named(self._file.columns)
+            for table, expression in schema.strings_named(self.file.columns)
             for id in self._distinct(database, [table], expression)
         }
         strings = database.execute("SELECT _id_, value FROM nvprof.StringTable")
         texts = {id: text for id, text in strings if id in named and id}
-        kept = dict(zip(texts, self._writer.strings(list(texts.values())), strict=True))
+        kept = dict(zip(texts, self.writer.strings(list(texts.values())), strict=True))
         kernels = [id for id in self._distinct(database, schema.KERNELS, "r.name") if id in texts]
         known = demangle_all({texts[id] for id in kernels})
         clear = [known[texts[id]] for id in kernels]
-        long = dict(zip(kernels, self._writer.strings(clear), strict=True))
-        brief = dict(zip(kernels, self._writer.strings([short(n) for n in clear]), strict=True))
+        long = dict(zip(kernels, self.writer.strings(clear), strict=True))
+        brief = dict(zip(kernels, self.writer.strings([short(n) for n in clear]), strict=True))
         rows = ((id, kept[id], long.get(id), brief.get(id)) for id in texts)
         _insert(database, "names", rows, 4)
 
@@ -380,30 +377,30 @@ class _NvprofRows:
         numbers = set(self._distinct(database, schema.CALLS, "r.threadId & 0xffffffff"))
         objects = self._distinct(database, ("MARKER", "OVERHEAD", "NAME"), schema.OBJECT_THREAD)
         numbers |= {int.from_bytes(raw, "little") for raw in objects}
-        unknown = sorted(number for number in numbers - {0} if number not in self._threads)
+        unknown = sorted(number for number in numbers - {0} if number not in self.threads)
         ids = {number: _FIRST_UNKNOWN + at for at, number in enumerate(unknown)}
-        ids |= {**self._threads, 0: 0}
+        ids |= {**self.threads, 0: 0}
         rows = [
-            (number, number.to_bytes(4, "little"), self._process + ids[number])
+            (number, number.to_bytes(4, "little"), self.process + ids[number])
             for number in sorted(numbers | {0})
         ]
         _insert(database, "threads", rows, 3)
-        names = self._writer.strings([f"pthread {number:#x}" for number in unknown])
-        columns = {"nameId": names, "globalTid": [self._process + ids[n] for n in unknown]}
-        self._writer.add("ThreadNames", columns)
+        names = self.writer.strings([f"pthread {number:#x}" for number in unknown])
+        columns = {"nameId": names, "globalTid": [self.process + ids[n] for n in unknown]}
+        self.writer.add("ThreadNames", columns)
 
     def _fill_numbered(self, database: sqlite3.Connection) -> None:
         """Fill in calls and kinds of overhead, which are named by number."""
         for event_class, table in ((schema.RUNTIME, "RUNTIME"), (schema.DRIVER, "DRIVER")):
             numbers = self._distinct(database, (table,), "r.cbid")
-            kept = self._writer.strings(
+            kept = self.writer.strings(
                 [schema.call_name(event_class, number) for number in numbers]
             )
             classes = [event_class] * len(numbers)
             _insert(database, "calls", zip(classes, numbers, kept, strict=True), 3)
         kinds = self._distinct(database, ("OVERHEAD",), "r.overheadKind")
         known = [OVERHEADS.get(kind, UNKNOWN_OVERHEAD) for kind in kinds]
-        kept = self._writer.strings([name for _, name in known])
+        kept = self.writer.strings([name for _, name in known])
         numbers = [number for number, _ in known]
         _insert(database, "overheads", zip(kinds, numbers, kept, strict=True), 3)
 
@@ -414,7 +411,7 @@ class _NvprofRows:
         values = {
             value
             for table in tables
-            if table in self._file.columns
+            if table in self.file.columns
             for (value,) in database.execute(
                 f"SELECT DISTINCT {expression} FROM nvprof.{schema.PREFIX}{table} AS r"
             )
@@ -423,13 +420,13 @@ class _NvprofRows:
 
     def _write_losses(self, database: sqlite3.Connection) -> None:
         tables = (*schema.ON_GPU, *schema.CALLS)
-        for table in (table for table in tables if table in self._file.columns):
+        for table in (table for table in tables if table in self.file.columns):
             rows = f"nvprof.{schema.PREFIX}{table} AS r"
             sql = f"SELECT count(*) FROM {rows} WHERE NOT ({schema.HAS_TIMES})"
             if count := database.execute(sql).fetchone()[0]:
                 reason = f"nvprof gave rows of {table} no times: its buffers were full"
                 columns = ["globalPid", "records", "reason"]
-                self._writer.add_rows("GPUTRACE_LOSS", columns, [(self._process, count, reason)])
+                self.writer.add_rows("GPUTRACE_LOSS", columns, [(self.process, count, reason)])
 
 
 def _insert(

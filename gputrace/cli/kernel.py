@@ -1,0 +1,157 @@
+"""``gputrace kernel``, which shows the launches of a kernel and profiles one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gputrace.cli import console, options
+from gputrace.cli.console import reading
+from gputrace.errors import ExitCode, MissingError, UsageError
+from gputrace.units import format_ns, format_number
+
+if TYPE_CHECKING:
+    from gputrace.analyzers.kernels import Launches
+    from gputrace.collectors.ncu import LaunchFilter
+    from gputrace.model.kernels import Roofline
+
+
+@click.command("kernel")
+@click.argument("trace", type=options.UNCHECKED)
+@click.argument("kernel")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--count", type=click.IntRange(min=1), default=1, show_default=True, help="Launches to profile."
+)
+@click.option(
+    "--skip",
+    type=click.IntRange(min=0),
+    help="Launches of it to leave out first, instead of those before a steady step.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("kernel.ncu-rep"),
+    show_default=True,
+    help="The report of Nsight Compute.",
+)
+@options.force
+@click.option("--json", "as_json", is_flag=True, help="Print the kernel and its launches as JSON.")
+def command(
+    trace: Path,
+    kernel: str,
+    command: tuple[str, ...],
+    output: Path,
+    force: bool,
+    count: int,
+    skip: int | None,
+    as_json: bool,
+) -> int:
+    """Show where a kernel of TRACE is launched, and profile it in COMMAND with Nsight Compute.
+
+    KERNEL is a name, a part of one, or a rank by total time (1 takes most). COMMAND runs the
+    program of the trace again, under ncu; without one, the command to run is printed.
+    """
+    import shlex
+
+    import gputrace
+    from gputrace.collectors.launch import load_numpy
+    from gputrace.collectors.ncu import LaunchFilter, words
+
+    load_numpy()
+    if command and not force and output.exists():
+        raise UsageError(f"{output}: exists; name another with -o, or give --force")
+    with reading(trace.name) as progress, gputrace.open(trace) as opened:
+        launches = opened.launches(kernel, progress=progress)
+    first = launches.skip if skip is None else skip
+    chosen = LaunchFilter(launches.pattern, first, count, launches.device)
+    ready = shlex.join(words(chosen, output, command or ("COMMAND",)))
+    if as_json:
+        from gputrace.report import to_json
+
+        click.echo(to_json({"launches": launches, "command": ready}), nl=False)
+    else:
+        click.echo(_launches_text(launches), nl=False, color=True)
+        if not command:
+            click.echo(f"\n{ready}")
+    return _profile(chosen, output, command) if command else ExitCode.DONE
+
+
+def _launches_text(launches: Launches) -> str:
+    """Render the kernel's time on each GPU, and a description of the launch to profile."""
+    from rich.text import Text
+
+    from gputrace.report.tables import Table
+    from gputrace.report.text import open_console, print_table, without_blanks
+
+    screen = open_console(options.width(), options.use_color())
+    use = launches.kernel
+    title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
+    rows = tuple(
+        (
+            f"gpu {gpu.gpu}",
+            f"{gpu.count:,}",
+            *map(format_ns, (gpu.median_ns, gpu.max_ns, gpu.total_ns)),
+        )
+        for gpu in use.by_gpu
+    )
+    print_table(screen, Table(title, ("", "launches", "median", "longest", "total"), rows))
+    screen.print(Text(use.name))
+    if use.roofline is not None:
+        screen.print(Text(_roofline(use.roofline)))
+    where = "no step was found" if launches.step is None else f"in step {launches.step}"
+    gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
+    lines = [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]
+    if launches.alike > 1:
+        lines.append(
+            f"{launches.alike} kernels cannot be told apart by name: the right one comes if the "
+            "program launches what it launched in the trace."
+        )
+    if not launches.from_start:
+        lines.append(
+            "The trace does not begin with the run: earlier launches are not counted, and an "
+            "earlier one is profiled."
+        )
+    for line in lines:
+        screen.print(Text(line))
+    return without_blanks(screen)
+
+
+def _roofline(line: Roofline) -> str:
+    """Say how fast a kernel multiplies, or moves what it computes with, and what bounds it."""
+    if not line.flop_per_s:
+        text = f"{(line.bytes_per_s or 0) / 1e9:,.0f} GB/s at least, by the shapes of its operators"
+        share = "" if line.of_limit is None else f": {line.of_limit:.0%} of the memory's peak"
+        return f"{text}{share}."
+    text = f"{format_number(line.flop_per_s / 1e12)} TFLOP/s by the shapes of its operators"
+    if line.flop_per_byte is not None:
+        text += f", {format_number(line.flop_per_byte)} FLOP for each byte"
+    if line.limit_flop_per_s is None or line.of_limit is None:
+        return f"{text}."
+    bound = "its arithmetic" if line.limit == "compute" else "its memory"
+    most = format_number(line.limit_flop_per_s / 1e12)
+    return f"{text}: {line.of_limit:.0%} of the {most} TFLOP/s to which {bound} limits the card."
+
+
+def _profile(chosen: LaunchFilter, output: Path, command: tuple[str, ...]) -> int:
+    from gputrace.collectors.launch import CannotRun
+    from gputrace.collectors.ncu import profile, read_report, show_report
+
+    try:
+        profile(chosen, output, command)
+    except CannotRun as error:
+        raise MissingError(str(error)) from None
+    kernels = read_report(output)
+    if kernels is None:
+        click.echo(show_report(output), nl=False)
+    show = {"ns": format_ns, "%": "{:.3g}%".format}
+    for kernel in kernels or ():
+        wide = max(map(len, kernel.figures), default=0)
+        click.echo(f"{kernel.name}: {kernel.verdict}")
+        for label, (value, unit) in kernel.figures.items():
+            click.echo(f"  {label:<{wide}}  {show.get(unit, '{:,.4g}'.format)(value)}")
+    console.log(f"wrote {output}")
+    return ExitCode.DONE
