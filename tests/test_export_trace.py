@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.api import Report
+from gputrace.data import unpacked
 from tests import command
 from tests.exports import KERNEL, NVTX, RUNTIME, Export, global_id
 from tests.handmade import Run, train
@@ -77,6 +78,15 @@ def test_a_part_of_a_real_trace_has_its_answers(
     assert part.stat().st_size < whole.stat().st_size / 5
     for time in ("36.2s:37s", "36.3s:36.4s"):
         assert answers(analyze(part, time)) == answers(analyze(whole, time))
+
+
+@pytest.mark.parametrize("time", ["8s:8.3s", "8.2s:8.6s", "7.5s:8.1s"])
+def test_a_part_of_a_recording_of_ours_lacks_no_steps(tmp_path: Path, time: str) -> None:
+    with unpacked("demo.sqlite.xz") as whole:
+        part = export(whole, tmp_path / "part.sqlite", time)
+    report = analyze(part)
+    assert "steps without any work" not in {part.evidence for part in report.missing}
+    assert report.findings[0].id == "data-feeding"
 
 
 def test_rows_that_touch_the_window_are_whole_and_others_are_few(tmp_path: Path) -> None:

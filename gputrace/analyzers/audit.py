@@ -198,7 +198,8 @@ def _steps_without_work(gpus: PerGpu, all_steps: FoundSteps) -> Iterator[Missing
         numbers = windows.numbers
         if numbers is None or not len(numbers) or not operations.coverage.is_whole:
             continue
-        marked = int(numbers[-1]) + 1
+        # A cut may leave the mark of a step, and none of its work.
+        marked = int(numbers[-1]) + 1 - (int(numbers[0]) if windows.is_part else 0)
         lacking = marked - len(numbers) - windows.with_nodes
         if marked >= _FEWEST_STEPS and lacking >= WORTH * marked:
             edges = int(windows.start[0]), int(windows.end[-1])

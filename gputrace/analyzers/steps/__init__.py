@@ -364,6 +364,7 @@ def project(marks: Marks, operations: GpuOperations, calls: CudaApiCalls) -> Ste
         reason=f"ranges named {marks.name!r}",
         interludes=interludes,
         numbers=marks.numbers[number],
+        is_part=bool(marks.numbers[0]),
     )
 
 

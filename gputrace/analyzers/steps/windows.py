@@ -66,6 +66,8 @@ class StepWindows(Struct, frozen=True, dict=True):
     interludes: tuple[Interlude, ...] = ()
     numbers: Times | None = None
     """Numbers of the steps as the program counted; None if it did not."""
+    is_part: bool = False
+    """True where the trace has no mark of step 0, as in a part that was cut out of one."""
     marked: MarkedSteps | None = None
     """All steps that the host marked; None without control stretches."""
     with_nodes: int = 0
