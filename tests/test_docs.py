@@ -127,11 +127,6 @@ def test_the_drawings_of_definitions_are_what_the_analysis_says(
     assert path.read_text(encoding="utf-8") == drawn, "pytest --update-golden draws them anew"
 
 
-def test_pictures_are_small() -> None:
-    for picture in (DOCS / "pictures").glob("*.png"):
-        assert picture.stat().st_size <= 200_000, picture
-
-
 def test_every_option_of_the_page_is_documented() -> None:
     from gputrace.cli.analyze import report
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gputrace.analyzers.gpu_shards import PerGpu
 from gputrace.analyzers.lanes import Lane
-from gputrace.analyzers.load_balance import Work, alone, find_works, sort_of
+from gputrace.analyzers.load_balance import GpuWork, alone, find_works, sort_of
 from gputrace.model.events import Kind
 from gputrace.model.intervals import Intervals, union
 from tests.gpus import gpus_with_lanes
@@ -73,7 +73,7 @@ GPUS = st.builds(
 )
 
 
-def made(planted: Sequence[Planted]) -> tuple[PerGpu, list[Work]]:
+def made(planted: Sequence[Planted]) -> tuple[PerGpu, list[GpuWork]]:
     """The GPUs, each of a process of its own, and their work in the measured time."""
     rows: list[Row] = [
         {"start": start, "end": end, "kind": kind, "name": name, "process": gpu, "device": 0}

@@ -12,7 +12,7 @@ import gputrace
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.api import Report
 from gputrace.model.events import Kind
-from gputrace.readers.operators import Call, Work, work_of
+from gputrace.readers.operators import Call, CallWork, work_of
 from gputrace.readers.registry import open_trace
 from tests import command
 from tests.kineto import event, kernel, real, write
@@ -41,14 +41,14 @@ def test_flops_of_a_training_step_are_those_of_pytorchs_flop_counter(
     ("name", "shapes", "types", "values", "work"),
     [
         # Read 2 x 3 and 3 x 4, written 2 x 4, of two bytes each.
-        ("aten::mm", [[2, 3], [3, 4]], BF16, ["", ""], Work(48, 2 * (6 + 12 + 8))),
+        ("aten::mm", [[2, 3], [3, 4]], BF16, ["", ""], CallWork(48, 2 * (6 + 12 + 8))),
         # 2 heads: scores of 5 x 7 for vectors of 8, then values of 8; two groups share a key.
         (
             "aten::scaled_dot_product_attention",
             [[1, 2, 5, 8], [1, 1, 7, 8], [1, 1, 7, 8]],
             [],
             ["", "", ""],
-            Work(2 * 2 * 5 * 7 * (8 + 8), 0),
+            CallWork(2 * 2 * 5 * 7 * (8 + 8), 0),
         ),
         # A fused backward pass computes the scores again: five products in place of two.
         (
@@ -56,18 +56,18 @@ def test_flops_of_a_training_step_are_those_of_pytorchs_flop_counter(
             [[1, 2, 5, 8], [1, 2, 5, 8], [1, 2, 7, 8], [1, 2, 7, 8]],
             [],
             [],
-            Work(2 * 2 * 5 * 7 * 8 * 5, 0),
+            CallWork(2 * 2 * 5 * 7 * 8 * 5, 0),
         ),
         # Experts: each of 6 rows meets one of the 3 matrices.
-        ("aten::_grouped_mm", [[6, 4], [3, 4, 5]], [], [], Work(2 * 6 * 4 * 5, 0)),
+        ("aten::_grouped_mm", [[6, 4], [3, 4, 5]], [], [], CallWork(2 * 6 * 4 * 5, 0)),
         # Both are read, the row for all: 8 x 4 and 4 elements of 4 bytes, and 8 x 4 written.
-        ("aten::add", [[8, 4], [4], []], ["float", "float", "Scalar"], [], Work(0, 272)),
+        ("aten::add", [[8, 4], [4], []], ["float", "float", "Scalar"], [], CallWork(0, 272)),
         # What is overwritten is not read: 8 x 4 of 4 bytes read, as many of 2 bytes written.
-        ("aten::copy_", [[8, 4], [8, 4]], ["c10::BFloat16", "float"], [], Work(0, 192)),
-        ("aten::sum", [[8, 4]], ["float"], [], Work(0, 128)),
+        ("aten::copy_", [[8, 4], [8, 4]], ["c10::BFloat16", "float"], [], CallWork(0, 192)),
+        ("aten::sum", [[8, 4]], ["float"], [], CallWork(0, 128)),
         # A mask of one byte chooses among two of four: 13 bytes an element.
-        ("aten::where", [[8, 4]] * 3, ["bool", "float", "float"], [], Work(0, 13 * 32)),
-        ("aten::mul", [[1], [8, 4]], ["double", "float"], [], Work(0, 8 + 128 + 128)),
+        ("aten::where", [[8, 4]] * 3, ["bool", "float", "float"], [], CallWork(0, 13 * 32)),
+        ("aten::mul", [[1], [8, 4]], ["double", "float"], [], CallWork(0, 8 + 128 + 128)),
         ("aten::add", [[8, 4], [4]], ["float", "a type of 2031"], [], None),
         ("aten::add", [[], []], ["Scalar", "Scalar"], [], None),
         ("aten::mm", [[2, 3]], [], [], None),
@@ -76,7 +76,7 @@ def test_flops_of_a_training_step_are_those_of_pytorchs_flop_counter(
     ],
 )
 def test_work_is_counted_by_hand(
-    name: str, shapes: Any, types: list[str], values: list[str], work: Work | None
+    name: str, shapes: Any, types: list[str], values: list[str], work: CallWork | None
 ) -> None:
     assert work_of(name, Call(shapes, types, values)) == work
 

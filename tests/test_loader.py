@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from gputrace.analyzers.loader import Feed, Pace, batch_ns, without_late_batches
+from gputrace.analyzers.loader import BatchTimes, Pace, batch_ns, without_late_batches
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.host import Loader
@@ -23,7 +23,7 @@ from tests.test_hooks import Program, event_names, torch_python
 
 # ---- the queue ----
 
-ALONE: Final = Feed(
+ALONE: Final = BatchTimes(
     work=[np.array([40.0 * MS])],
     send=[np.array([0.0])],
     processor=[np.array([1.0 * MS])],

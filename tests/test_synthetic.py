@@ -201,15 +201,6 @@ def test_the_file_holds_every_row(name: str, tmp_path: Path) -> None:
         assert joined.fetchone() == (len(recording.kernels),)
 
 
-def test_what_is_left_out_is_no_table(tmp_path: Path) -> None:
-    write_nsys(
-        simulate(PLANS["starved"]), tmp_path / "a", osrt=False, nvtx=(), with_device_table=False
-    )
-    with closing(sqlite3.connect(tmp_path / "a")) as file:
-        tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master")}
-    assert not tables & {"OSRT_API", "NVTX_EVENTS", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE"}
-
-
 def test_the_same_plan_gives_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

@@ -57,7 +57,7 @@ def most_memory(nvml: Nvml, lanes: Sequence[LaneSummary]) -> dict[int, int]:
 
 
 def _load(
-    work: Work, others: Others, extra: dict[int, int], alone_ns: int, memory: Mapping[int, int]
+    work: GpuWork, others: Others, extra: dict[int, int], alone_ns: int, memory: Mapping[int, int]
 ) -> Load:
     gpu, kernels = work.lane.gpu, work.kernels()
     only = [sort for sort in kernels if others.lack(sort)]
@@ -90,7 +90,7 @@ _ALL_LAUNCHES: Final = 1.01
 """Minimum ratio of all launches to the other GPUs': below, kernels only replace others."""
 
 
-def more_than_others(work: Work, index: int, others: Others) -> dict[int, int]:
+def more_than_others(work: GpuWork, index: int, others: Others) -> dict[int, int]:
     """Return the nanoseconds of work, in all steps, beyond that of any other GPU; by sort.
 
     Kernels count only as far as all kernels together take longer than the median of the other
@@ -118,7 +118,7 @@ def by_name(extra: dict[int, int]) -> dict[str, int]:
     return {"kernels": kernels} | {name: extra.get(sort_of(name), 0) for name in COPIES}
 
 
-def alone(gpus: PerGpu, works: Sequence[Work], extra: Sequence[dict[int, int]]) -> list[int]:
+def alone(gpus: PerGpu, works: Sequence[GpuWork], extra: Sequence[dict[int, int]]) -> list[int]:
     """Return the nanoseconds, in all steps, of extra work of each GPU while all others do no work.
 
     Collectives and copies from or to another GPU do not count as work of a GPU; waiting for its
@@ -224,7 +224,7 @@ def _without_busy(
 class Others:
     """Maximum and median over all GPUs but one, by the index of that one."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: Sequence[GpuWork]) -> None:
         """Summarize the work of at least two GPUs."""
         of_sort = defaultdict[int, list[tuple[float, int]]](list)
         for index, work in enumerate(works):
@@ -261,7 +261,7 @@ COPIES: Final = {
 Rows = NDArray[np.intp]
 
 
-class Work(Struct, frozen=True, dict=True):
+class GpuWork(Struct, frozen=True, dict=True):
     """Compute kernels and copies of one GPU.
 
     A sort of work is the number of a kernel, from 0 and the same on all GPUs, or `sort_of` a copy.
@@ -309,7 +309,9 @@ def sort_of(copies: str) -> int:
     return -1 - COPIES[copies]
 
 
-def find_works(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> list[Work]:
+def find_works(
+    gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]
+) -> list[GpuWork]:
     """Count the operations of some GPUs that start in their measured steps."""
     _, numbers = same_names(gpus, [summary.names for summary in gpus.operations])
     numbers_of = dict(zip((summary.gpu for summary in gpus.operations), numbers, strict=True))
@@ -320,14 +322,14 @@ def find_works(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[St
     by_lane = [numbers_of[lane.gpu] for lane in lanes]
     sums = gpus.each(_sum_up, lanes, windows, by_lane)
     rows = zip(lanes, map(len, steps), windows, by_lane, sums, strict=True)
-    return [Work(lane, count, window, ids, *totals) for lane, count, window, ids, totals in rows]
+    return [GpuWork(lane, count, window, ids, *totals) for lane, count, window, ids, totals in rows]
 
 
 _Sums = tuple[dict[int, int], dict[int, int], int, int]
 
 
 def _sum_up(view: GpuShardView, windows: Intervals, numbers: Mapping[int, int]) -> _Sums:
-    """Return the last four attributes of `Work`."""
+    """Return the last four attributes of `GpuWork`."""
     operations, kinds = view.operations, view.operations.events.kind
     lengths = operations.end - operations.start
     rows, sort = compared(operations, windows, numbers)

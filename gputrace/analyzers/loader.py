@@ -460,16 +460,16 @@ class _Prediction(Struct, frozen=True):
         feed = self._feed().without(self.batches.rows(part), is_computed)
         return self._choice(feed, self.workers).step_ns
 
-    def _choice(self, feed: Feed, workers: int) -> LoaderChoice:
+    def _choice(self, feed: BatchTimes, workers: int) -> LoaderChoice:
         step = batch_ns(feed, workers) * self.per_step
         return LoaderChoice(workers, round(step), round(max(0.0, step - self.pace.train_ns)))
 
-    def _feed(self) -> Feed:
+    def _feed(self) -> BatchTimes:
         batches, pace = self.batches, self.pace
         busy = pace.busy_ns / self.per_step
         if not self.workers:
             busy = max(0.0, busy - float(batches.processor.mean()))
-        return Feed(
+        return BatchTimes(
             batches.rows(batches.work),
             batches.rows(batches.send),
             batches.rows(batches.processor),
@@ -491,7 +491,7 @@ _ROUNDS: Final = 20
 """Batches simulated: at least so many, and so many rounds of the workers."""
 
 
-class Feed(Struct, frozen=True, dict=True):
+class BatchTimes(Struct, frozen=True, dict=True):
     """Measured times of batches, in nanoseconds.
 
     Attributes:
@@ -521,7 +521,7 @@ class Feed(Struct, frozen=True, dict=True):
     cores: float
     busy: float
 
-    def without(self, part: Sequence[NDArray[np.float64]], is_computed: bool) -> Feed:
+    def without(self, part: Sequence[NDArray[np.float64]], is_computed: bool) -> BatchTimes:
         """Return the feed with some of the work left out, and its share of the processor time,
         unless it is a part that waits.
         """
@@ -537,7 +537,7 @@ class Feed(Struct, frozen=True, dict=True):
         return replace(self, work=work, processor=processor)
 
 
-def batch_ns(feed: Feed, workers: int) -> float:
+def batch_ns(feed: BatchTimes, workers: int) -> float:
     """Return the mean nanoseconds from batch to batch in the long run."""
     mean_work = float(np.mean([row.mean() for row in feed.work]))
     if not workers:
@@ -546,7 +546,7 @@ def batch_ns(feed: Feed, workers: int) -> float:
     return max(_in_turn(feed, workers), (processor + feed.busy) / max(feed.cores, 1))
 
 
-def _in_turn(feed: Feed, workers: int) -> float:
+def _in_turn(feed: BatchTimes, workers: int) -> float:
     count = max(_LEAST_BATCHES, _ROUNDS * workers)
     ahead = feed.prefetch * workers
     free, received, taken = [0.0] * workers, 0.0, [0.0] * count

@@ -28,7 +28,7 @@ Thread = tuple[int, int]
 """(process index, system thread id)."""
 
 
-class Place(Struct, frozen=True):
+class SampledLine(Struct, frozen=True):
     """Line with most samples in some intervals."""
 
     line: str
@@ -65,7 +65,7 @@ class PythonLines(Struct, frozen=True, dict=True):
         """Return the mask of a thread's samples that lie in some stretches of time."""
         return np.flatnonzero(time.contains(self.times[thread]))
 
-    def waits_for_lock(self, process: int, time: Intervals) -> tuple[int, int, Place | None]:
+    def waits_for_lock(self, process: int, time: Intervals) -> tuple[int, int, SampledLine | None]:
         """Return how many of the samples of a process in some stretches of time met its main thread
         waiting for the interpreter's lock, how many there are, and where others had the lock.
         """
@@ -75,15 +75,15 @@ class PythonLines(Struct, frozen=True, dict=True):
         names = np.repeat(self.locks.name[rows], self.locks.bytes[rows])
         return waits, all_samples, self._most_of(names) if waits else None
 
-    def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> Place | None:
+    def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> SampledLine | None:
         """Return the line with most of some samples of some threads."""
         parts = [self.names[thread][mine] for thread, mine in samples.items()]
         return self._most_of(np.concatenate(parts)) if any(len(part) for part in parts) else None
 
-    def _most_of(self, samples: NDArray[np.int32]) -> Place:
+    def _most_of(self, samples: NDArray[np.int32]) -> SampledLine:
         names, counts = np.unique(samples, return_counts=True)
         most = int(np.argmax(counts))
-        return Place(self.text[int(names[most])], int(counts[most]), int(counts.sum()))
+        return SampledLine(self.text[int(names[most])], int(counts[most]), int(counts.sum()))
 
 
 def read_python_lines(shard: Shard) -> PythonLines | None:
@@ -133,7 +133,7 @@ def dominating(
     lanes: Sequence[LaneSummary],
     idle: Sequence[Intervals],
     cause: str,
-) -> Place | None:
+) -> SampledLine | None:
     """Return the lines that the feeding threads were at while GPUs were idle for a cause.
 
     ``idle`` is what counts of the time of each of the lanes.

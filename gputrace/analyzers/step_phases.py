@@ -36,7 +36,7 @@ from gputrace.model.host import (
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, number_windows, union
 from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
-from gputrace.readers.operators import Place, innermost
+from gputrace.readers.operators import CallSpan, innermost
 
 ALL: Final = "all"
 """All idle time, beside the causes of it."""
@@ -335,9 +335,9 @@ def _read_modules(shard: Shard) -> tuple[Events, dict[int, str]]:
         if name.split(".")[0] in networks
     }
     ranges = ranges.select(np.isin(ranges.name, list(paths)))
-    order = (*Place._fields, "name")
+    order = (*CallSpan._fields, "name")
     rows = zip(*(getattr(ranges, column).tolist() for column in order), strict=True)
-    calls = ((Place(*at), str(name), False) for *at, name in rows)
+    calls = ((CallSpan(*at), str(name), False) for *at, name in rows)
     parts = [(*at, int(name), 0) for at, name, _ in innermost(calls)]
     table = np.array(parts, np.int64).reshape(-1, len(order) + 1).T
     events = Events(dict(zip((*order, "correlation"), table, strict=True)))

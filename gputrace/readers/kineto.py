@@ -44,7 +44,7 @@ from gputrace.readers.kineto_events import (
     properties,
     tabulate,
 )
-from gputrace.readers.operators import SHAPED, Operators, Place
+from gputrace.readers.operators import SHAPED, CallSpan, Operators
 
 
 class Copy(NamedTuple):
@@ -230,7 +230,7 @@ def _group_of(cat: Value) -> _Group:
     return _Group.GPU if cat in _GPU else _Group.HOST if cat in _HOST else _Group.NONE
 
 
-class Rows:
+class FileRows:
     """Rows of one file while it is decoded."""
 
     def __init__(self, kept: RowSelection | None = None) -> None:
@@ -391,7 +391,7 @@ class Rows:
         )
         listed = zip(*(column.tolist() for column in columns), strict=True)
         for row, (is_shown, is_module, name_, *place, sequence, is_backward) in enumerate(listed):
-            name, at = str(events.values[name_]), Place(*place)
+            name, at = str(events.values[name_]), CallSpan(*place)
             if is_module:
                 self._program.add_module(name.removeprefix(_MODULE), at)
                 continue
@@ -471,9 +471,9 @@ def open_kineto(path: Path, breaks: ErrorPolicy = STOP) -> Trace:
 
 def decode(
     path: Path, breaks: ErrorPolicy = STOP, kept: RowSelection | None = None
-) -> tuple[MemoryTrace, Rows]:
+) -> tuple[MemoryTrace, FileRows]:
     """Return the trace of a file, with all rows or those of a selection, and these rows."""
-    rows, pairs, decoder = Rows(kept), Pairs(), DecodedEvents()
+    rows, pairs, decoder = FileRows(kept), Pairs(), DecodedEvents()
     with Content(path) as text:
         document = Document(text, decoder.decode, breaks)
         for part in document.parts():
@@ -493,7 +493,7 @@ def decode(
     return trace, rows
 
 
-def _trace(path: Path, rows: Rows, about: Properties) -> MemoryTrace:
+def _trace(path: Path, rows: FileRows, about: Properties) -> MemoryTrace:
     rank, size = UNKNOWN, UNKNOWN
     if about.distributed is not None:
         rank, size = integer(about.distributed.rank), integer(about.distributed.world_size)

@@ -23,7 +23,7 @@ from gputrace.readers.in_memory import Names
 Shape = Sequence[int]
 
 
-class Work(NamedTuple):
+class CallWork(NamedTuple):
     """Work of one call of an operator."""
 
     flop: int
@@ -45,11 +45,11 @@ class Call(NamedTuple):
         return [int(number) for number in self.values[position].strip("[]").split(",")]
 
 
-def work_of(name: str, call: Call) -> Work | None:
+def work_of(name: str, call: Call) -> CallWork | None:
     """Return the work of an operator of `SHAPED`; None where its arguments do not say."""
     try:
         if name in MOVED:
-            return Work(0, _moved(call, *MOVED[name]))
+            return CallWork(0, _moved(call, *MOVED[name]))
         flop, results = COUNTED[name](call)
         sizes = [_size(text) for text in call.types]
         tensors = [n for n, shape in enumerate(call.shapes) if len(shape)]
@@ -60,7 +60,7 @@ def work_of(name: str, call: Call) -> Work | None:
     # Matrices of 8 bits give results of 16.
     traffic = read + results * max(2, sizes[tensors[-1]]) if known else 0
     is_possible = 0 < flop < 1 << 62 and 0 <= traffic < 1 << 62
-    return Work(flop, traffic) if is_possible else None
+    return CallWork(flop, traffic) if is_possible else None
 
 
 def _moved(call: Call, first: int, written: int) -> int:
@@ -223,7 +223,7 @@ SHAPED: Final = COUNTED.keys() | MOVED.keys()
 """Operators whose work their arguments say."""
 
 
-class Place(NamedTuple):
+class CallSpan(NamedTuple):
     """Process, thread and times of a call."""
 
     process: int
@@ -240,15 +240,15 @@ class Operators:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._works: dict[tuple[str, bytes, bytes, bytes], Work | None] = {}
+        self._works: dict[tuple[str, bytes, bytes, bytes], CallWork | None] = {}
         """By name, shapes, types and values, as text."""
         self._worked: list[tuple[int, ...]] = []
-        self._modules: list[tuple[Place, str]] = []
-        self._forward: dict[int, Place] = {}
+        self._modules: list[tuple[CallSpan, str]] = []
+        self._forward: dict[int, CallSpan] = {}
         """Last forward operator of each sequence number, which made the node of the graph."""
-        self._backward: list[tuple[Place, int]] = []
+        self._backward: list[tuple[CallSpan, int]] = []
 
-    def add_work(self, name: str, shapes: bytes, types: bytes, values: bytes, at: Place) -> None:
+    def add_work(self, name: str, shapes: bytes, types: bytes, values: bytes, at: CallSpan) -> None:
         """Add a call of an operator of `SHAPED`, with its arguments as JSON."""
         key = name, shapes, types, values
         if key not in self._works:
@@ -260,7 +260,7 @@ class Operators:
         if (work := self._works[key]) is not None:
             self._worked.append((*at, *work, self._names.number(name), Kind.OPERATOR))
 
-    def add_operator(self, name: str, sequence: int, is_backward: bool, at: Place) -> None:
+    def add_operator(self, name: str, sequence: int, is_backward: bool, at: CallSpan) -> None:
         """Add a call with a sequence number, which a forward and a backward operator share."""
         if sequence < 0:
             return
@@ -270,7 +270,7 @@ class Operators:
         elif sequence not in self._forward or self._forward[sequence].start < at.start:
             self._forward[sequence] = at
 
-    def add_module(self, name: str, at: Place) -> None:
+    def add_module(self, name: str, at: CallSpan) -> None:
         """Add a call of a module, named by its class and a number."""
         self._modules.append((at, name))
 
@@ -279,7 +279,7 @@ class Operators:
 
         They begin with the first of the other rows, at the earliest, so as not to move its origin.
         """
-        named = (*Place._fields, "correlation", "bytes", "name", "kind")
+        named = (*CallSpan._fields, "correlation", "bytes", "name", "kind")
         both = self._outer(self._worked), self._stretches()
         rows = [
             [(*row[:2], max(row[2], first), *row[3:]) for row in part if row[3] > first]
@@ -319,10 +319,10 @@ class Operators:
         ]
 
 
-def _paths(modules: Sequence[tuple[Place, str]]) -> dict[str, str]:
+def _paths(modules: Sequence[tuple[CallSpan, str]]) -> dict[str, str]:
     """Return the path of each module, through those that call it, by its name."""
     paths: dict[str, str] = {}
-    around: list[tuple[Place, str]] = []
+    around: list[tuple[CallSpan, str]] = []
     for at, name in sorted(modules, key=_outer_first):
         while around and (around[-1][0][:2] != at[:2] or around[-1][0].end <= at.start):
             around.pop()
@@ -334,15 +334,15 @@ def _paths(modules: Sequence[tuple[Place, str]]) -> dict[str, str]:
     return paths
 
 
-def innermost(calls: Iterable[tuple[Place, str, bool]]) -> Iterator[tuple[Place, str, bool]]:
+def innermost(calls: Iterable[tuple[CallSpan, str, bool]]) -> Iterator[tuple[CallSpan, str, bool]]:
     """Yield the stretches in which each call is the innermost of its thread, in order.
 
     Yields the stretch, the call's path, and whether it or one around it is of a backward pass.
     """
-    around: list[tuple[Place, str, bool]] = []
+    around: list[tuple[CallSpan, str, bool]] = []
     done = 0
 
-    def until(time: int) -> Iterator[tuple[Place, str, bool]]:
+    def until(time: int) -> Iterator[tuple[CallSpan, str, bool]]:
         nonlocal done
         at, path, backward = around[-1]
         if time > done:
@@ -364,6 +364,8 @@ def innermost(calls: Iterable[tuple[Place, str, bool]]) -> Iterator[tuple[Place,
         around.pop()
 
 
-def _outer_first(call: tuple[Place, Any] | tuple[Place, Any, Any]) -> tuple[int, int, int, int]:
+def _outer_first(
+    call: tuple[CallSpan, Any] | tuple[CallSpan, Any, Any],
+) -> tuple[int, int, int, int]:
     process, thread, start, end = call[0]
     return process, thread, start, -end

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from gputrace.model.results import Analysis
-from gputrace.report.tables import TEXT_COLUMNS, Limits, Table, tables_after, tables_before
+from gputrace.report.tables import TEXT_COLUMNS, ShownLimits, Table, tables_after, tables_before
 from gputrace.report.wording import advice, finding_text, notes, verdict
 from gputrace.sanitize import sentence
 
@@ -18,7 +18,7 @@ _ADDRESS: Final = re.compile(r":(?=//)|\bwww(?=\.)")
 
 def render_markdown(analysis: Analysis) -> str:
     """Render a report as GitHub Markdown; names from the trace are escaped."""
-    limits = Limits(gpus_across=4, gaps=10, links=8, kernels=15)
+    limits = ShownLimits(gpus_across=4, gaps=10, links=8, kernels=15)
     parts = [f"**{escape(verdict(analysis))}**"]
     parts += map(escape, advice(analysis))
     parts += [render_table(table) for table in tables_before(analysis, limits)]
@@ -47,7 +47,7 @@ def escape(text: str) -> str:
 
 def render_html(analysis: Analysis) -> str:
     """Render a ``div`` without scripts or styles; everything from the trace is escaped."""
-    limits = Limits(gpus_across=4, gaps=5, links=8, kernels=8)
+    limits = ShownLimits(gpus_across=4, gaps=5, links=8, kernels=8)
     parts = [f"<b>{escape_html(verdict(analysis))}</b>", *map(escape_html, advice(analysis))]
     others = [f"{f.id}: {finding_text(analysis, f)}" for f in analysis.findings[1:]]
     small = [f"<small>{escape_html(note)}</small>" for note in notes(analysis)]

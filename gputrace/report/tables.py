@@ -193,7 +193,7 @@ def _cells(row: Breakdown, name: str) -> tuple[str, str]:
     return (format_ns(_mean(row, name)), format_share(part, row.total_ns)) if part else ("–", "")
 
 
-class Limits(Struct, frozen=True):
+class ShownLimits(Struct, frozen=True):
     """Limits on what a format shows."""
 
     gpus_across: int
@@ -207,7 +207,7 @@ class Limits(Struct, frozen=True):
     """True to show the longest launch of each kernel."""
 
 
-def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
+def tables_before(analysis: Analysis, limits: ShownLimits) -> list[Table]:
     """Return the tables between the verdict and the other findings."""
     if not analysis.breakdown:
         return []
@@ -215,7 +215,7 @@ def tables_before(analysis: Analysis, limits: Limits) -> list[Table]:
     return [main_table(analysis, limits.gpus_across), *([gaps] if gaps else [])]
 
 
-def tables_after(analysis: Analysis, limits: Limits) -> list[Table]:
+def tables_after(analysis: Analysis, limits: ShownLimits) -> list[Table]:
     """Return the tables after the findings."""
     made = (
         phases_table(analysis),

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gputrace.model.results import Analysis
-from gputrace.report.tables import TEXT_COLUMNS, Limits, Table, tables_after, tables_before
+from gputrace.report.tables import TEXT_COLUMNS, ShownLimits, Table, tables_after, tables_before
 from gputrace.report.wording import advice, notes, savings, verdict
 from gputrace.sanitize import sentence
 
@@ -23,7 +23,7 @@ _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info":
 def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     """Render a report at most ``width`` columns wide; with ANSI escape sequences if ``color``."""
     names = room_for_names(width, BESIDE_NAMES)
-    limits = Limits(3, gaps=5, links=4, kernels=8, kernel_name=names, longest_launches=False)
+    limits = ShownLimits(3, gaps=5, links=4, kernels=8, kernel_name=names, longest_launches=False)
     console = open_console(width, color)
     style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
     console.print(said(verdict(analysis), style))

@@ -34,7 +34,7 @@ from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, 
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_experts, find_roles, find_sharded
 from gputrace.analyzers.pipelines import find_pipelines
-from gputrace.analyzers.python_samples import Place, PythonLines, dominating
+from gputrace.analyzers.python_samples import PythonLines, SampledLine, dominating
 from gputrace.analyzers.run_phases import find_start_up
 from gputrace.analyzers.step_phases import (
     ALL,
@@ -615,7 +615,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     def dominating_line(
         self, cause: str, lanes: Sequence[LaneSummary], times: Sequence[Intervals]
-    ) -> Place | None:
+    ) -> SampledLine | None:
         """Return the line that dominates while GPUs idle for a cause, each in some time; None if
         none does.
         """

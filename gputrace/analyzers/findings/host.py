@@ -10,7 +10,7 @@ import numpy as np
 from gputrace.analyzers.findings.context import HIGH, WAITS_FOR_HOST, Facts, severity_of
 from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import read_host_state
-from gputrace.analyzers.python_samples import Place
+from gputrace.analyzers.python_samples import SampledLine
 from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.host import HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, union
@@ -332,7 +332,7 @@ class _Locked(NamedTuple):
 
     waits: int
     samples: int
-    place: Place | None
+    place: SampledLine | None
     """Where other threads had it."""
     share: float
     """Part of the time: of the samples, and no more than the thread was blocked."""

@@ -82,7 +82,7 @@ class GapDetail:
     """Time of all other lanes by class, by the index of the lane."""
     finding: Finding | None
     """Finding that it belongs to."""
-    launch: Launch | None = None
+    launch: IssuingCall | None = None
     """Call that issued the operation after it."""
     host: tuple[HostTime, ...] = ()
     """Activity of the feeding thread meanwhile, by kind."""
@@ -250,7 +250,7 @@ _BEFORE_NS: Final = (1_000_000, 100_000_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class IssuingCall:
     """Host call that issued an operation."""
 
     name: str
@@ -267,7 +267,7 @@ class Issued:
     calls: CudaApiCalls
     call: int
     """Index in ``calls``."""
-    launch: Launch
+    launch: IssuingCall
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -298,6 +298,6 @@ def find_issuer(
         if call != NOBODY:
             id, thread = int(calls.name[call]), calls.threads[int(calls.thread[call])][1]
             times = int(calls.start[call]), int(calls.end[call])
-            launch = Launch(trace.names([id])[id], *times, thread & 0xFFFFFFFF)
+            launch = IssuingCall(trace.names([id])[id], *times, thread & 0xFFFFFFFF)
             return Issued(calls, call, launch)
     return None

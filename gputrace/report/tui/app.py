@@ -24,7 +24,12 @@ from gputrace.analyzers.timeline_model import (
     SceneLane,
     most_visible,
 )
-from gputrace.analyzers.timeline_model.gaps import GapDetail, Launch, describe_gap, operation_at
+from gputrace.analyzers.timeline_model.gaps import (
+    GapDetail,
+    IssuingCall,
+    describe_gap,
+    operation_at,
+)
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.report.palette import Palette
 from gputrace.report.tui.panes import (
@@ -622,7 +627,7 @@ class BrowseApp(TerminalApp[None]):
 
         source.ask(read)
 
-    def _go_to(self, picked: Picked, launch: Launch | None) -> None:
+    def _go_to(self, picked: Picked, launch: IssuingCall | None) -> None:
         """Show a launch together with its operation."""
         if launch is None:
             self.notify("the trace does not tell which call issued it", markup=False)

@@ -20,7 +20,7 @@ from textual.strip import Strip
 
 from gputrace.analyzers.timeline_model import NO_STEP, Scene
 from gputrace.analyzers.timeline_model.cells import stack
-from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, Launch, Operation
+from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, IssuingCall, Operation
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
@@ -210,7 +210,7 @@ def gap_text(detail: GapDetail, name: str, labels: Sequence[str], zero: int, whe
 
 
 def operation_text(
-    operation: Operation, launch: Launch | None, name: str, what: str, zero: int
+    operation: Operation, launch: IssuingCall | None, name: str, what: str, zero: int
 ) -> Text:
     """Describe a picked operation."""
     text = Text()
@@ -230,7 +230,7 @@ def operation_text(
     return text
 
 
-def launch_line(launch: Launch, started: int) -> str:
+def launch_line(launch: IssuingCall, started: int) -> str:
     """Describe the call that issued an operation started at ``started``."""
     before = started - launch.start_ns
     when = f"{format_ns(before)} before" if before >= 0 else f"{format_ns(-before)} after"

@@ -26,7 +26,7 @@ from textual.widgets import Input, Static
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model import GapFilter, Scene, read_scene
-from gputrace.analyzers.timeline_model.gaps import Launch, find_issuer
+from gputrace.analyzers.timeline_model.gaps import IssuingCall, find_issuer
 from gputrace.model.options import Options, Window
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
@@ -205,7 +205,7 @@ class Source:
         """Enqueue a job."""
         self._jobs.put(job)
 
-    def issuer(self, scene: Scene, operations: GpuOperations, row: int) -> Launch | None:
+    def issuer(self, scene: Scene, operations: GpuOperations, row: int) -> IssuingCall | None:
         """Return the call that issued an operation; for jobs only."""
         issued = find_issuer(self.trace, scene, operations, row, int(operations.start[row]))
         return issued.launch if issued else None
