@@ -23,7 +23,7 @@ from gputrace.model.events import (
     number_ids,
     order_by_group,
 )
-from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.intervals import Intervals, Times, lie_in, union
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
@@ -133,11 +133,7 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
         """Return for each stretch of time whether all calls of the process were recorded in it."""
         if process not in self._recorded:
             return np.ones(len(starts), np.bool_)
-        begins, until = np.array(self._recorded[process], np.int64).reshape(-1, 2).T
-        index = np.searchsorted(begins, starts, "right") - 1
-        inside: Mask = index >= 0
-        inside[inside] = ends[inside] <= until[index[inside]]
-        return inside
+        return lie_in(starts, ends, self._recorded[process])
 
     def ranges_around(self, rows: NDArray[np.int32], ranges: Events) -> NDArray[np.int64]:
         """Return the range in which each of some calls began, or `NOBODY`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -199,6 +200,15 @@ def merge_touching(first: Intervals, second: Intervals) -> Intervals:
 
 
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def lie_in(start: Times, end: Times, windows: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return the mask of intervals that lie in one window each; windows are in order."""
+    begins, ends = np.array(windows, np.int64).reshape(-1, 2).T
+    place = np.searchsorted(begins, start, "right") - 1
+    inside: NDArray[np.bool_] = place >= 0
+    inside[inside] = end[inside] <= ends[place[inside]]
+    return inside
 
 
 def union(start: ArrayLike, end: ArrayLike, *, is_sorted: bool = False) -> Intervals:

@@ -36,7 +36,7 @@ from gputrace.analyzers.steps.windows import (
     estimate_cost,
 )
 from gputrace.model.events import Events, Kind, Mask, distinct_ids
-from gputrace.model.intervals import Intervals, Times, union
+from gputrace.model.intervals import Intervals, Times, lie_in, union
 from gputrace.model.options import Window
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
@@ -256,11 +256,7 @@ class Marks(Struct, frozen=True, dict=True):
 
     def lie_in(self, windows: Sequence[Window]) -> Mask:
         """Return the mask of steps that lie in one window each."""
-        begins, ends = np.array(windows, np.int64).reshape(-1, 2).T
-        place = np.searchsorted(begins, self.start, "right") - 1
-        inside: Mask = place >= 0
-        inside[inside] = self.end[inside] <= ends[place[inside]]
-        return inside
+        return lie_in(self.start, self.end, windows)
 
     def in_control_of(self, trace: Trace) -> MarkedSteps | None:
         """Return the steps with and without the recorder; None without control stretches."""
