@@ -297,6 +297,34 @@ def test_iterations_are_counted_from_the_first_to_the_last(tmp_path: Path, befor
     assert (found.kind, found.count) == ("iterations", 7)
 
 
+def test_the_last_iteration_counts_where_other_work_follows_the_loop(tmp_path: Path) -> None:
+    """As text is encoded before the passes of a diffusion model, and an image decoded after."""
+    run = Run()
+    run.kernels(12, "text")
+    for _ in range(4):
+        run.wait(30 * US)
+        for name in ("convert", "join", "convert", *(f"block_{part}" for part in range(60))):
+            run.kernel(40 * US, name)
+    run.kernels(20, "decode")
+    report = analyze(run, tmp_path)
+    assert (report.steps.kind, report.steps.count) == ("iterations", 4)
+    passes = [step.end_ns - step.start_ns for step in report.step_list]
+    assert max(passes) - min(passes) <= 40 * US
+
+
+def test_iterations_whose_last_copy_is_late_begin_where_the_recording_does(tmp_path: Path) -> None:
+    """Passes over batches, at whose end results are scaled by sizes that are copied in."""
+    run = Run()
+    for turn in range(5):
+        run.wait(2 * MS if turn else US)
+        run.input_copy(size=6 << 20)
+        run.kernels(40, "forward")
+        run.input_copy(size=80 << 10)
+        run.kernels(2, "scale")
+    found = analyze(run, tmp_path)
+    assert (found.steps.kind, found.steps.count) == ("iterations", 5)
+
+
 @pytest.mark.parametrize(
     ("name", "advised"),
     [("Cijk_Alik_Bljk_BBS_BH_Bias_MT128x128", False), ("Cijk_Alik_Bljk_SB_MT128x64", True)],

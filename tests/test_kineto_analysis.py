@@ -264,6 +264,19 @@ def test_a_run_on_rocm_gives_the_figures_of_one_on_cuda(
     assert [found.id for found in hip.findings] == [found.id for found in cuda.findings]
 
 
+def test_gaps_of_a_rocm_trace_have_no_advice_for_cuda(tmp_path: Path) -> None:
+    """`gputrace record` does not record on AMD's GPUs."""
+    calls = [("hipLaunchKernel", 0, 1), ("hipLaunchKernel", 2_210, 5)]
+    events = [
+        event("cuda_runtime", name, 5_000 + start, length, args={"correlation": start + 1})
+        for name, start, length in calls
+    ]
+    events += [kernel(5_010, 100, correlation=1), kernel(7_220, 100, correlation=2_211)]
+    gaps = analyze(write(tmp_path / "run.pt.trace.json", *events)).gaps
+    assert gaps.largest[0].evidence.startswith("no HIP call 2.10 ms")
+    assert not gaps.hint
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

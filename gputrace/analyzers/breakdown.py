@@ -407,7 +407,8 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
     outside = end - start - inside_calls.total
     process = calls.threads[feeder][0]
     if outside >= worth and calls.all_recorded(process, np.array([start]), np.array([end]))[0]:
-        parts.insert(0, f"{_OUTSIDE} {format_ns(outside)}")
+        is_hip = any(name.startswith("hip") for name in trace.names(calls.name[:1]).values())
+        parts.insert(0, f"{'no HIP call' if is_hip else _OUTSIDE} {format_ns(outside)}")
     # Ids past 31 bits are negative in their column.
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
 
