@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+import gputrace
 from gputrace.api import Report
-from gputrace.errors import InputError
+from gputrace.errors import InputError, UsageError
 from gputrace.model.events import GPU_KINDS, Kind
 from gputrace.model.intervals import union
 from gputrace.readers.registry import open_trace
@@ -265,16 +266,19 @@ def test_a_run_on_rocm_gives_the_figures_of_one_on_cuda(
 
 
 def test_gaps_of_a_rocm_trace_have_no_advice_for_cuda(tmp_path: Path) -> None:
-    """`gputrace record` does not record on AMD's GPUs."""
+    """Neither `gputrace record` nor Nsight Compute works on AMD's GPUs."""
     calls = [("hipLaunchKernel", 0, 1), ("hipLaunchKernel", 2_210, 5)]
     events = [
         event("cuda_runtime", name, 5_000 + start, length, args={"correlation": start + 1})
         for name, start, length in calls
     ]
     events += [kernel(5_010, 100, correlation=1), kernel(7_220, 100, correlation=2_211)]
-    gaps = analyze(write(tmp_path / "run.pt.trace.json", *events)).gaps
+    path = write(tmp_path / "run.pt.trace.json", *events)
+    gaps = analyze(path).gaps
     assert gaps.largest[0].evidence.startswith("no HIP call 2.10 ms")
     assert not gaps.hint
+    with gputrace.open(path) as trace, pytest.raises(UsageError, match="ran on AMD's GPUs"):
+        trace.launches("1")
 
 
 @pytest.mark.parametrize(
