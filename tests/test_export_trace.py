@@ -255,3 +255,16 @@ def test_a_part_is_judged_without_what_it_holds_around_its_window(tmp_path: Path
     of_a_step = [{r.total_ns // r.steps for r in report.breakdown} for report in (found, expected)]
     assert of_a_step[0] == of_a_step[1]
     assert max(step.end_ns for step in found.step_list if step.phase == "steady") <= middle
+
+
+def test_launches_whose_operation_lies_after_the_cut_are_not_lost(tmp_path: Path) -> None:
+    """The host runs ahead: the window has launches of which the kernels came later."""
+    run = Run()
+    run.input_copy()
+    for _ in range(10):
+        run.kernels(120, "gemm", 100_000)
+    run.synchronize()
+    run.input_copy()
+    whole = run.export.write(tmp_path / "whole.sqlite")
+    part = export(whole, tmp_path / "part.sqlite", (0, 5_000_000))
+    assert not analyze(part).missing
