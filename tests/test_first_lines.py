@@ -513,3 +513,21 @@ def test_work_that_does_not_start_while_the_host_waits_for_it_is_no_late_launch(
     name, message = first(run, tmp_path)
     assert name == "sync-bound"
     assert "400 ms" in message
+
+
+def test_data_of_a_program_without_steps_are_no_batches(tmp_path: Path) -> None:
+    """It fills arrays on the host and copies them: nothing is decoded, and no loader is there."""
+    run = Run()
+    run.kernel(US, "start")
+    for _ in range(5):
+        run.wait(20 * MS)
+        run.input_copy(size=1 << 26, length=4 * MS, pageable=True)
+        run.input_copy(size=1 << 26, length=4 * MS, pageable=True)
+        run.kernel(3 * MS, "saxpy")
+        run.copy(2 * MS, to_host=True)
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert report.steps.kind != "training"
+    found = finding_of(report, "data-feeding")
+    assert "data from the host" in found.message
+    assert "batch" not in found.advice

@@ -193,6 +193,12 @@ def test_all_reduces_that_nothing_waits_for_move_no_step(tmp_path: Path) -> None
     assert ours[:-1] == [w.end - w.start for w in steady[:-1]]
 
 
+def test_steps_on_a_cpu_are_of_the_profiler_not_of_its_last_step(tmp_path: Path) -> None:
+    events = [event("user_annotation", f"ProfilerStep#{n}", 1_000 * n, 990) for n in range(5, 9)]
+    text = analyze(write(tmp_path / "run.pt.trace.json", *events)).render()
+    assert "Steps are from mark to mark of 'ProfilerStep', in host time" in " ".join(text.split())
+
+
 def test_the_first_step_s_wait_for_data_is_not_lost(tmp_path: Path) -> None:
     """Three steps of 10 ms: 6 ms of loading, then a launch and a kernel of 3 ms."""
     events = []
