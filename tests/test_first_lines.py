@@ -221,6 +221,23 @@ def test_a_host_that_waits_in_mpi_is_said_to(
     assert f"in the range {call}" in gap.evidence
 
 
+def test_mapping_another_rank_s_memory_is_no_wait_for_it(tmp_path: Path) -> None:
+    """MPI opens a handle of each buffer when it first sends from it, 1 ms of 3 ms here."""
+    run = Run()
+    run.export.give("MPI_P2P_EVENTS", "start", "end", "globalTid", "textId")
+    sends = {"globalTid": global_id(100, thread=100), "textId": run.export.string("MPI_Sendrecv")}
+    for _ in range(30):
+        run.kernel(500 * US, "jacobi_kernel")
+        run.synchronize()
+        start = run.now
+        run.allocate(MS, "cuIpcOpenMemHandle")
+        run.wait(2 * MS)
+        run.export.add("MPI_P2P_EVENTS", start=start, end=run.now, **sends)
+    by_cause = analyze(run, tmp_path).gaps.by_cause
+    assert by_cause["alloc"] == 29 * MS
+    assert 58 * MS <= by_cause["sync"] < 59 * MS
+
+
 @pytest.mark.parametrize("kind", [UNIFIED_H2D, UNIFIED_D2H])
 def test_pages_of_managed_memory_are_named_where_they_end_gaps(tmp_path: Path, kind: int) -> None:
     """The driver moves them: no call of the program did."""
