@@ -357,6 +357,12 @@ class Facts(Struct, frozen=True, dict=True):
         return "pytorch" if "kineto" in self.trace.source.split("+") else ""
 
     @cached_property
+    def is_hip(self) -> bool:
+        """Return whether the calls are HIP's: the GPUs are AMD's, which gputrace cannot record."""
+        calls = self.per_gpu.whole.calls
+        return calls is not None and bool(self.trace.search(distinct_ids(calls.name), "^hip"))
+
+    @cached_property
     def cards(self) -> tuple[CardUse, ...]:
         """Cards while they were busy, of those that were sampled."""
         return find_cards(self.trace.nvml, self.per_gpu, self.measured)
@@ -399,7 +405,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     def longest_gaps(self, most: int) -> Gaps:
         """Return all gaps of the GPUs of `listed`, and the ``most`` longest with their evidence."""
-        is_python = bool(self.framework)
+        is_python = bool(self.framework) and not self.is_hip
         steps, measured, lines = self.all_steps, self.measured, self.lines
         lanes = self.listed_lanes
         return find_gaps(self.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
