@@ -260,11 +260,16 @@ def test_what_only_cuda_has_is_not_advised_of_a_run_on_rocm(tmp_path: Path, libr
         for name, start, length in calls
     ]
     events += [kernel(5_010, 100, correlation=1), kernel(14_010, 100, correlation=9_001)]
-    report = analyze(write(tmp_path / "run.pt.trace.json", *events))
+    path = write(tmp_path / "run.pt.trace.json", *events)
+    report = analyze(path)
     advice = reports.finding_of(report, "warmup").advice
     assert "no CUDA call" in report.gaps.largest[0].evidence
     assert ("gputrace record" in report.gaps.hint) == (library == "cuda")
     assert ("CUDA_MODULE_LOADING" in advice) == (library == "cuda")
+    shown = command.gputrace("kernel", path, "1")
+    assert shown.code == {"cuda": 0, "hip": 2}[library]
+    assert ("ncu --target-processes" in shown.out) == (library == "cuda")
+    assert ("Nsight Compute cannot profile" in shown.err) == (library == "hip")
 
 
 def test_a_run_on_rocm_gives_the_figures_of_one_on_cuda(
