@@ -246,6 +246,32 @@ def test_what_a_rocm_trace_calls_its_calls_is_understood(tmp_path: Path) -> None
     assert report.gaps.by_cause["alloc"] == 2_000_000
 
 
+@pytest.mark.parametrize("library", ["cuda", "hip"])
+def test_what_only_cuda_has_is_not_advised_of_a_run_on_rocm(tmp_path: Path, library: str) -> None:
+    """A card of AMD is not recorded by gputrace, and loads modules as HIP is told to."""
+    load = {"cuda": "cuModuleLoadData", "hip": "hipModuleLoadData"}[library]
+    calls = [
+        (f"{library}LaunchKernel", 0, 5),
+        (load, 200, 5_000),
+        (f"{library}LaunchKernel", 9_000, 5),
+    ]
+    events = [
+        event("cuda_runtime", name, 5_000 + start, length, args={"correlation": start + 1})
+        for name, start, length in calls
+    ]
+    events += [kernel(5_010, 100, correlation=1), kernel(14_010, 100, correlation=9_001)]
+    path = write(tmp_path / "run.pt.trace.json", *events)
+    report = analyze(path)
+    advice = reports.finding_of(report, "warmup").advice
+    assert "no CUDA call" in report.gaps.largest[0].evidence
+    assert ("gputrace record" in report.gaps.hint) == (library == "cuda")
+    assert ("CUDA_MODULE_LOADING" in advice) == (library == "cuda")
+    shown = command.gputrace("kernel", path, "1")
+    assert shown.code == {"cuda": 0, "hip": 2}[library]
+    assert ("ncu --target-processes" in shown.out) == (library == "cuda")
+    assert ("Nsight Compute cannot profile" in shown.err) == (library == "hip")
+
+
 def test_a_run_on_rocm_gives_the_figures_of_one_on_cuda(
     recording: Recording, tmp_path: Path
 ) -> None:

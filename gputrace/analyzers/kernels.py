@@ -457,9 +457,15 @@ def find_launches(
 ) -> Launches:
     """Find a kernel by its name, a part of it, or its rank by time (``1`` takes most).
 
-    Raises UsageError where there is none, or one that cannot be profiled alone.
+    Raises UsageError where there is none, or one that Nsight Compute cannot profile: of AMD's
+    GPUs, or one that cannot be profiled alone.
     """
     index, use = _choose(analysis, trace.title, which)
+    if trace.search(distinct_ids(trace.events([Kind.API], ["name"]).name), "^hip"):
+        raise UsageError(
+            f"{use.short} ran on a GPU of AMD, which Nsight Compute cannot profile; "
+            "rocprof-compute can"
+        )
     busiest = max(use.by_gpu, key=lambda on_gpu: on_gpu.total_ns)
     totals = next(t for t in analysis.gpus if (t.gpu, t.rank) == (busiest.gpu, busiest.rank))
     key = totals.gpu, totals.rank
