@@ -560,6 +560,23 @@ def test_event_files_of_trackers_are_written_elsewhere_unless_kept(real: Real) -
     assert logs.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "seen"),
+    [
+        ("WANDB_MODE", "disabled", "disabled"),
+        ("WANDB_MODE", "online", "offline"),
+        ("NEPTUNE_MODE", "debug", "debug"),
+    ],
+)
+def test_a_tracker_that_is_told_to_do_nothing_does_nothing(
+    real: Real, monkeypatch: pytest.MonkeyPatch, name: str, given: str, seen: str
+) -> None:
+    monkeypatch.setenv(name, given)
+    says = f"import os\nopen({str(real.folder / 'said')!r}, 'w').write(os.environ[{name!r}])\n"
+    real.run("", says + PROGRAM)
+    assert (real.folder / "said").read_text() == seen
+
+
 def test_arguments_of_a_trainer_are_changed_where_the_program_gives_them(real: Real) -> None:
     package = real.folder / "modules" / "transformers"
     package.mkdir()
@@ -1700,6 +1717,24 @@ def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
     assert (outcome.best, simulated.spent) == ("static-graph", 70)
 
 
+@pytest.mark.parametrize(("budget_s", "rounds"), [(40, 3), (30, 1)])
+def test_what_is_left_goes_to_one_answer_unless_it_is_clearly_too_little(
+    simulated: Simulated, budget_s: int, rounds: int
+) -> None:
+    """The first round of 10.5 s foretells 21 s for two more, where 20.5 s or 10.5 s are left."""
+    seconds = iter([9.0, 5.0, 5.5])
+
+    def take() -> None:
+        simulated.seconds = next(seconds, 5.0)
+
+    simulated.before, simulated.factors = take, {"static-graph": 0.7}
+    outcome = gputrace.try_cures(
+        ["x"], "static-graph,persistent,bucket-view", budget=f"{budget_s}s"
+    )
+    assert [row.rounds for row in outcome.rows] == [rounds, 0, 0]
+    assert (outcome.best == "static-graph", simulated.spent <= budget_s) == (rounds == 3, True)
+
+
 def test_to_choose_by_the_first_round_makes_no_cure_faster_that_is_not(
     simulated: Simulated,
 ) -> None:
@@ -2299,6 +2334,28 @@ def test_all_files_are_written_or_none(tmp_path: Path, why: str) -> None:
         apply(patch)
     assert (tmp_path / "a.py").read_text() == "loader = DataLoader(data)\n"
     assert "num_workers" not in (tmp_path / "b.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("imported", "value"),
+    [
+        ("import tensorflow as tf", "tf.data.AUTOTUNE"),
+        ("import tensorflow", "tensorflow.data.AUTOTUNE"),
+        ("from tensorflow.data import Dataset", "-1"),
+    ],
+)
+def test_autotune_is_written_as_the_program_can_name_it(
+    tmp_path: Path, imported: str, value: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"{imported}\ndata = data.map(decode).batch(8, num_parallel_calls=2)\n")
+    calls = [
+        Change("tf-parallel", call, "num_parallel_calls", -1, old, "-1", str(path), 2)
+        for call, old in (("map", "None"), ("batch", "2"))
+    ]
+    patch = make_patch(read_candidates("tf-parallel")[0], calls, str(path), ["python"])
+    after = f"map(decode, num_parallel_calls={value}).batch(8, num_parallel_calls={value})"
+    assert patch.edits[0].after == f"{imported}\ndata = data.{after}\n"
 
 
 def test_a_diff_has_the_lines_that_patch_sees(tmp_path: Path) -> None:

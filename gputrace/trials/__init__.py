@@ -68,6 +68,8 @@ _TURN: Final = (5, 80)
 """Fewest and most steps of a turn within a run."""
 _BEYOND_BUDGET: Final = 0.03
 """Part of the budget by which the last run may take longer than was thought."""
+_VARIES: Final = 1.25
+"""What runs are thought to take, to what they may take: by so much do starts vary."""
 _AS_FAR: Final = 1.1
 """Steps of the program as it is to those with a cure, up to which both ended at the same place:
 that of a program which trains for some time is not to the step."""
@@ -389,7 +391,11 @@ class Trial:
         """
         while True:
             begun = any(row.cured for row in self._rows)
-            lot = next_lot(rows, until_s - self._spent(), self._costs())
+            left_s, costs = until_s - self._spent(), self._costs()
+            lot = next_lot(rows, left_s, costs)
+            if not lot and not any(row.over or row.ratio for row in self._rows):
+                # To end without any answer is worse than to be ended in a run for one.
+                lot = next_lot(rows, _VARIES * left_s, costs)[:1]
             if not lot and not begun:
                 # What a run takes is a guess as yet.
                 lot = [row for first in lots(rows)[:1] for row in first[:1]]

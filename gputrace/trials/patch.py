@@ -12,7 +12,7 @@ import site
 import sysconfig
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
@@ -171,7 +171,12 @@ def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Chang
     """Return the source with the arguments changed, and the changes that fit no call."""
     nodes, starts, data = list(ast.walk(ast.parse(source))), _line_starts(source), source.encode()
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    names = {node.asname: node.name for node in nodes if isinstance(node, ast.alias)}
+    aliases = [node for node in nodes if isinstance(node, ast.alias)]
+    names = {node.asname: node.name for node in aliases}
+    for module in [node.asname or node.name for node in aliases if node.name == "tensorflow"][:1]:
+        # The hooks see the number that it is.
+        auto = f"{module}.data.AUTOTUNE"
+        changes = [replace(c, new=auto) if c.cure == "tf-parallel" else c for c in changes]
     missed: list[Change] = []
     edits: set[tuple[int, int, str]] = set()
     lacking: dict[ast.Call, list[Change]] = defaultdict(list)

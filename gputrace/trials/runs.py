@@ -36,6 +36,8 @@ TRACKERS: Final = {
     "WANDB_DIR": "{folder}",
 }
 """Variables that keep trackers of experiments from counting a trial as a run."""
+_QUIETER: Final = {"WANDB_MODE": "disabled", "NEPTUNE_MODE": "debug"}
+"""Values of the person's own by which a tracker does even less."""
 FAILURE: Final = "failed: "
 """Beginning of the reason of a cure whose hook raised an error."""
 WHOLE: Final = "not by turns: "
@@ -349,7 +351,9 @@ class Program:
     ) -> dict[str, str]:
         changed = dict(os.environ) | {MARK: str(folder)}
         if not self.keep_trackers:
-            changed |= {name: text.format(folder=folder) for name, text in TRACKERS.items()}
+            kept = {name for name, value in _QUIETER.items() if changed.get(name) == value}
+            told = {name: text for name, text in TRACKERS.items() if name not in kept}
+            changed |= {name: text.format(folder=folder) for name, text in told.items()}
         return changed | _variables(candidate, folder, asked)
 
     def _wait(
