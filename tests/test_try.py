@@ -2337,6 +2337,38 @@ def test_all_files_are_written_or_none(tmp_path: Path, why: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("handed", "call", "line"),
+    [
+        ("num_workers=num_workers", "num_workers=1", 7),
+        ("**{'num_workers': num_workers}", "num_workers=1", 7),
+        ("num_workers=num_workers", "", 5),
+        ("num_workers=1", "num_workers=1", 5),
+    ],
+)
+def test_what_the_programs_own_loader_hands_on_is_changed_where_it_is_called(
+    real: Real, handed: str, call: str, line: int
+) -> None:
+    own = (
+        "class Base(DataLoader): pass\n"
+        "class Own(Base):\n"
+        "    def __init__(self, data, num_workers=1):\n"
+        f"        super().__init__(data, {handed})\n"
+        "class Trainer:\n"
+        f"    def __init__(self): self.loader = Own(range(500), {call})\n"
+        "loader = Trainer().loader\n"
+    )
+    program = re.sub("optimizer = .*\nloader = .*\n", "", PROGRAM).replace("\n\n", f"\n{own}")
+    program = program.replace("import sys\nfrom", "import sys; from", 1)
+    program = program.replace("loader:\n", "loader:\n    optimizer = SGD([], 0.1)\n")
+    run = real.run("workers=2", program)
+    patch = make_patch(combine(read_candidates("workers=2")), run.changes, "", ["x"])
+    [changed] = patch.edits[0].lines
+    assert changed.startswith(f"{line + 1}: ")
+    assert "num_workers=2" in changed
+    assert patch.by_hand == ()
+
+
+@pytest.mark.parametrize(
     ("imported", "value"),
     [
         ("import tensorflow as tf", "tf.data.AUTOTUNE"),

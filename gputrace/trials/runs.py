@@ -67,6 +67,8 @@ class Change:
     new: str
     file: str
     line: int
+    outer: tuple[str, str, int] | None = None
+    """Class of the program whose constructor makes the call, and where the program calls that."""
 
 
 class Spent(Exception):
