@@ -347,6 +347,14 @@ def test_a_first_run_longer_than_the_budget_is_ended_and_said_of_each_cure(real:
     ]
     [note] = outcome.notes
     assert "the first run took longer than the budget" in note
+    assert "no step was seen" not in note
+
+
+def test_a_first_run_without_any_step_is_said_to_have_none(real: Real) -> None:
+    real.script.write_text("import time\ntime.sleep(60)\n")
+    outcome = gputrace.try_cures([sys.executable, str(real.script)], "gc", budget="4s")
+    [note] = outcome.notes
+    assert "by then no step was seen; the hooks know steps of PyTorch" in note
 
 
 def test_a_program_that_trains_for_a_short_time_is_measured_by_several_runs(real: Real) -> None:

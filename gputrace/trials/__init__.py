@@ -250,14 +250,15 @@ class Trial:
                 self._rows.append(Row(together))
                 self._race(self._rows[-1:], request.budget_s)
             self._race(self._rows, request.budget_s)
-        except Spent:
+        except Spent as spent:
             if self._pilot is None:
                 self._rows = [Row(each) for each in request.candidates or ()]
                 for row in self._rows:
                     row.why = "the budget ended within the first run"
+                why = f"by then {spent}" if spent.args else "give more, or fewer --steps"
                 self._notes.append(
                     f"the first run took longer than the budget, and was ended after "
-                    f"{self._spent():.0f} s; give more, or fewer --steps"
+                    f"{self._spent():.0f} s; {why}"
                 )
         except KeyboardInterrupt:
             interrupted = True

@@ -72,7 +72,7 @@ class Change:
 
 
 class Spent(Exception):
-    """The time for a run is over before it has an answer."""
+    """The time for a run is over before it has an answer; says why, where that is known."""
 
 
 class _Left(msgspec.Struct):
@@ -309,6 +309,8 @@ class Program:
                     return read(None, "turns")
                 if why := watch.notice():
                     raise Failed(why) from None
+                if not _left_in(folder, "begun"):
+                    raise Spent(_why_no_steps([], warmup)) from None
                 raise
             if code == 0 and not _left_in(folder) and (why := watch.notice()):
                 raise Failed(why)
