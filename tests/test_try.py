@@ -439,10 +439,10 @@ def test_turns_are_measured_in_the_order_in_which_they_are_switched(
         trial.ends[-1] = end
     assert warm[1:6] == [["gc"], ["bf16"], ["bf16"], ["bf16", "gc"], ["bf16", "gc"]]
     left: Any = SimpleNamespace(
-        ends=trial.ends, losses=trial.losses, rank=0, rounds=trial.rounds[:4], ready=[]
+        ends=trial.ends, losses=trial.losses, rank=0, rounds=trial.rounds[:4], batches=[]
     )
     other: Any = SimpleNamespace(
-        ends=trial.ends[:9], losses=[None] * 9, rank=None, rounds=[], ready=[]
+        ends=trial.ends[:9], losses=[None] * 9, rank=None, rounds=[], batches=[]
     )
     assert turns.measured([other, left], 6) == tuple(
         (Turn(10, with_cure, (10, with_cure)),) * rounds
@@ -456,7 +456,7 @@ def rounds_of(turns: Turns, step: Callable[[int], float]) -> tuple[tuple[Turn, .
     ends = np.cumsum([1.0, *map(step, range(total))]).tolist()
     rounds = itertools.islice(itertools.cycle(turns.orders), MOST)
     left: Any = SimpleNamespace(
-        ends=ends, losses=[None] * len(ends), rank=0, rounds=list(rounds), ready=[]
+        ends=ends, losses=[None] * len(ends), rank=0, rounds=list(rounds), batches=[]
     )
     return turns.measured([left], 1)
 
@@ -1056,6 +1056,7 @@ class Sharing(Workers):
         return len(self.done)
 
 
+@pytest.mark.parametrize("batches", [1, 4])
 @pytest.mark.parametrize("cure", ["prefetch=4", "workers=4", "workers=1"])
 @pytest.mark.parametrize(
     ("kind", "batch"),
@@ -1066,11 +1067,12 @@ class Sharing(Workers):
     ],
 )
 def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
-    kind: type[Workers], cure: str, batch: float
+    kind: type[Workers], cure: str, batch: float, batches: int
 ) -> None:
     """What two workers get ready while another loader has its turn makes none faster.
 
-    Where they share cores with those of the other, they make it little slower.
+    Where they share cores with those of the other, they make it little slower. A step that
+    accumulates gradients takes several batches.
     """
     [candidate] = read_candidates(cure)
     trial = trials.Trial(trials.Request(("x",)), lambda *_: None)
@@ -1081,14 +1083,17 @@ def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
     together: Any = [[]] if kind is Sharing else []
     loaders = [kind(2, 2, batch, *together), kind(*given, *together)]
     orders = turns.orders[:11]
-    ends, ready = [0.0], []
+    ends, counted = [0.0], []
     for turn in itertools.chain(*orders):
         for step in range(1, turns.stretch + 1):
-            ends.append(loaders[turn].step(ends[-1]))
+            end = ends[-1]
+            for _ in range(batches):
+                end = loaders[turn].step(end)
+            ends.append(end)
             if step in (turns.passed, turns.stretch):
-                ready.append(loaders[turn].ready(ends[-1]))
+                counted.append([loaders[turn].ready(end), batches * (len(ends) - 1)])
     losses = [None] * len(ends)
-    left: Any = SimpleNamespace(ends=ends, losses=losses, rank=0, rounds=orders, ready=ready)
+    left: Any = SimpleNamespace(ends=ends, losses=losses, rank=0, rounds=orders, batches=counted)
     [pairs] = turns.measured([left], 1)
     ratio = compare([pair.bare_ns for pair in pairs], [pair.cured_ns for pair in pairs])
     by_hand = kind(*given).mean() / kind(2, 2, batch).mean()

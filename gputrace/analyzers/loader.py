@@ -178,7 +178,7 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     if len(batches.keys) < _FEWEST:
         return None
     cores = max(1, _last(mine, "cores", 1))
-    receiving = _receiving(mine, asks if workers else None, pace, batches.undisturbed)
+    receiving = _receiving(mine, asks if workers else None, pace)
     per_step = len(asks.end) / pace.steps
     by_worker = batches.by_worker(at_work) if workers else ()
     prefetch = _last(mine, "prefetch factor", 2)
@@ -226,16 +226,13 @@ class _Receiving(Struct, frozen=True):
     """``whole`` of a batch whose worker is idle."""
 
 
-def _receiving(
-    mine: LoaderEvents, asks: LoaderEvents | None, pace: Pace, undisturbed: float
-) -> _Receiving:
+def _receiving(mine: LoaderEvents, asks: LoaderEvents | None, pace: Pace) -> _Receiving:
     """Return the times of a loader's batches in the process that trains.
 
     Args:
         mine: events of the loader in that process.
         asks: waits for a batch of workers; None without workers.
         pace: measured steps.
-        undisturbed: share of the batches that are received from an idle worker.
     """
     every, pinned = mine.of("receive"), mine.of("pin")
     received = every.select(pace.time.contains(every.end))
@@ -244,7 +241,7 @@ def _receiving(
     pin = float(pinned.lengths.mean()) if len(pinned.end) else None
     pins = bool(_last(mine, "pins memory", 0))
     rest = (pin or 0.0) + (0.0 if pins or asks is None else _handling(asks, received, pace))
-    shortest = np.sort(every.lengths)[: math.ceil(undisturbed * len(every.end))]
+    shortest = np.sort(every.lengths)[: math.ceil(_QUICK * len(every.end))]
     idle = float(shortest.mean()) if len(shortest) else receive
     return _Receiving(receive, pin, pins, receive + rest, idle + rest)
 
@@ -331,11 +328,7 @@ def _keys(events: LoaderEvents) -> list[tuple[int, int, int]]:
 
 
 class _Batches:
-    """Times of batches by part, a row for each batch; only batches that end in the given time.
-
-    ``undisturbed`` is the share of the workers' time in which they wait for work or for anything
-    else, and so have the interpreter for a thread that shares a batch.
-    """
+    """Times of batches by part, a row for each batch; only batches that end in the given time."""
 
     def __init__(self, events: LoaderEvents, time: Intervals) -> None:
         fetched = events.of("fetch")
@@ -355,9 +348,6 @@ class _Batches:
         collate, self.send = self._sums(events.of("collate")), self._sums(events.of("send"))
         self.work = fetch + collate
         self.processor = self._sums(events.of("processor time")) + self.send
-        waited = self._sums(events.of("wait for work"))
-        spent = max(float(np.maximum(self.work, self.processor).sum() + waited.sum()), 1.0)
-        self.undisturbed = max(1 - float(self.processor.sum()) / spent, _LEAST_UNDISTURBED)
         columns = {READING: self.read, COLLATING: collate, SENDING: self.send}
         columns |= {_TRANSFORM + name: times for name, times in self.transforms.items()}
         total = max(float(sum(column.sum() for column in columns.values())), 1.0)
@@ -484,8 +474,8 @@ class _Prediction(Struct, frozen=True):
         )
 
 
-_LEAST_UNDISTURBED: Final = 0.1
-"""Share of the batches that are received while their workers leave the interpreter, at least."""
+_QUICK: Final = 0.1
+"""Share of a loader's batches that come as from idle workers: others wait for the interpreter."""
 _LEAST_BATCHES: Final = 200
 _ROUNDS: Final = 20
 """Batches simulated: at least so many, and so many rounds of the workers."""

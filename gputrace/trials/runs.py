@@ -85,7 +85,7 @@ class _Left(msgspec.Struct):
     ends: list[int]
     losses: list[float | None]
     rounds: list[list[int]]
-    ready: list[int]
+    batches: list[list[int]]
     stopped: bool
     changes: list[Change]
     reasons: dict[str, str]
@@ -206,8 +206,14 @@ class Turns:
         on them is as fast as no run of that loader is. What counts is how many were made.
         """
         at = warmup - 1 + turn * self.stretch
-        steps, ready = self.stretch - self.passed, left.ready[2 * turn : 2 * turn + 2]
-        made = steps - ready[0] + ready[1] if len(ready) == 2 else steps
+        steps = self.stretch - self.passed
+        made = float(steps)
+        counted = [each for each in left.batches[2 * turn : 2 * turn + 2] if each]
+        if len(counted) == 2:
+            (ready, taken), (ready_later, taken_later) = counted
+            # A step that accumulates gradients takes several.
+            taken = max(taken_later - taken, 1)
+            made = steps * (taken + ready_later - ready) / taken
         return (left.ends[at + self.stretch] - left.ends[at + self.passed]) / max(made, steps / 2)
 
 

@@ -80,13 +80,15 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
         first, second = (twin, self) if on else (self, twin)
         _working[0] = weak(first)
         try:
-            return following(first)
+            batch = following(first)
         except StopIteration:
-            return following(second)
+            batch = following(second)
+        _taken[0] += 1
+        return batch
 
     base.__init__, base.__next__ = ours(begin_kept), ours(next_batch)
     _set_starts_aside(module, base, chosen)
-    trial.count_ready = _count_ready
+    trial.count_batches = _count_batches
     between.append(lambda _: _tell_alone(chosen))
 
 
@@ -94,15 +96,20 @@ _working: "list[Callable[[], Any]]" = [int]
 """Weak reference to the iterator that gives the batches of this turn."""
 
 
-def _count_ready() -> int:
-    """Return how many batches that iterator has ready; 0 where it has no workers."""
+_taken = [0]
+"""Batches that both iterators have given."""
+
+
+def _count_batches() -> "list[int]":
+    """Return how many batches that iterator has ready, 0 without workers, and those taken."""
+    ready = 0
     try:
         iterator = _working[0]()
-        return count_ready(iterator) if hasattr(iterator, "_task_info") else 0
+        ready = count_ready(iterator) if hasattr(iterator, "_task_info") else 0
     except Exception as error:
         if is_handlers(error):
             raise
-        return 0
+    return [ready, _taken[0]]
 
 
 def _set_starts_aside(module: "Any", base: "Any", chosen: "list[str]") -> None:

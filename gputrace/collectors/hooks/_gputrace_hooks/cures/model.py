@@ -301,13 +301,13 @@ def _graph(cure: str, model: "Any", inputs: "Any") -> None:
     except BaseException:
         model.forward = forward
         raise
-    each_tensor(torch, kept[0], lambda output: output.detach_())
     captured = model.forward
     model.forward = lambda *now, **more: (
         captured(*now)
         if is_on(cure) and not more and shapes(now) == sample
         else forward(*now, **more)
     )
+    each_tensor(torch, kept[0], lambda output: output.detach_())
     trial.change(cure, "forward", "", -1, "", "")
 
 

@@ -52,7 +52,7 @@ class Trial:
         self.changes: list[dict[str, Any]] = []
         self.reasons: dict[str, str] = {}
         self.buffered = 0
-        self.count_ready: Callable[[], int] = int
+        self.count_batches: Callable[[], list[int]] = list
         self.restart()
 
     def restart(self) -> None:
@@ -63,16 +63,16 @@ class Trial:
         self.ends: list[int] = []
         self.losses: list[Any] = []
         self.loss: Any = None
-        self.ready: list[int] = []
+        self.batches: list[list[int]] = []
         self.rounds: list[list[int]] = []
         self.to_come: list[int] = []
 
     def write(self, kind: str = "try") -> None:
         """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, the turns of each
-        of its ``rounds``, batches ``ready`` where the measuring of a turn begins and ends, whether
-        it was ``stopped``, the ``changes``, ``reasons`` for which cures change nothing where they
-        do not, how many batches loaders may have had ready before the first step (``buffered``),
-        and torch's ``threads``.
+        of its ``rounds``, the loader's ``batches``, ready and taken so far, where the measuring of
+        a turn begins and ends, whether it was ``stopped``, the ``changes``, ``reasons`` for which
+        cures change nothing where they do not, how many batches loaders may have had ready before
+        the first step (``buffered``), and torch's ``threads``.
         """
         host, cuda = os.uname().nodename, _initialized_cuda()
         path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
@@ -86,7 +86,7 @@ class Trial:
             "ends": self.ends,
             "losses": [_value(loss) for loss in self.losses if kind == "try"],
             "rounds": self.rounds,
-            "ready": self.ready,
+            "batches": self.batches,
             "stopped": bool(self.stops),
             "changes": self.changes,
             "reasons": self.reasons,
@@ -148,7 +148,7 @@ class Trial:
         """Count a step; have it followed by one with other cures, or by none."""
         if rank > self.rank:
             # A source that knows better: what counted before were parts of its steps.
-            self.rank, self.ends, self.losses, self.ready = rank, [], [], []
+            self.rank, self.ends, self.losses, self.batches = rank, [], [], []
             self.rounds, self.to_come = [], []
         self.ends.append(end - self.aside)
         self.losses.append(self.loss)
@@ -164,7 +164,7 @@ class Trial:
         if past == 0 or (stretch and past > 0 and past % stretch in (0, asked["passed"])):
             self._wait()
             if past > 0:
-                self.ready.append(self.count_ready())
+                self.batches.append(self.count_batches())
         if stretch and past < 0:
             # Turns share the warm-up, in which each does what it does but once.
             turns = asked["turns"]
