@@ -69,7 +69,7 @@ _TURN: Final = (5, 80)
 _BEYOND_BUDGET: Final = 0.03
 """Part of the budget by which the last run may take longer than was thought."""
 _VARIES: Final = 1.25
-"""What runs are thought to take, to what they may take: by so much do starts vary."""
+"""Foretold length of runs to that which they have at best, as far as starts vary."""
 _AS_FAR: Final = 1.1
 """Steps of the program as it is to those with a cure, up to which both ended at the same place:
 that of a program which trains for some time is not to the step."""
