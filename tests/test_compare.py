@@ -21,6 +21,7 @@ from gputrace.model.time_class import CLASSES
 from gputrace.readers.open import open_traces
 from tests.exports import PEER
 from tests.handmade import MS, STEP, US, Run, train
+from tests.kineto import event, kernel, write
 from tests.recordings import REFERENCE
 from tests.synthetic import Plan, simulate, write_nsys
 
@@ -216,6 +217,26 @@ def test_few_noisy_steps_leave_the_answer_open(tmp_path: Path) -> None:
     report = gputrace.compare(before, after)
     assert report.verdict == "unclear"
     assert "cannot be told" in report.message
+
+
+def test_of_two_steps_no_kernel_is_said_to_be_the_same(tmp_path: Path) -> None:
+    """A kernel of 3 ms that the other run lacks is no noise, but two steps show no bounds."""
+    paths = []
+    for names in ("a", "ab"):
+        events = []
+        for step in range(2):
+            at = 10_000.0 * step
+            events.append(event("user_annotation", f"ProfilerStep#{step}", at, 9_990))
+            for number, name in enumerate(names):
+                link, later = 9 * step + number + 1, at + 3_500 * number
+                events.append(
+                    event("cuda_runtime", "cudaLaunchKernel", later, 5, args={"correlation": link})
+                )
+                events.append(kernel(later + 100, 3_000, name, correlation=link))
+        paths.append(write(tmp_path / f"{names}.pt.trace.json", *events))
+    report = gputrace.compare(*paths)
+    assert {row.changed for row in kernels(report).values()} == {None}
+    assert "kernels: too few steps to tell which of 2 differ." in report.render("text")
 
 
 def test_twice_the_batch_in_less_than_twice_the_time_is_faster(tmp_path: Path, quick: Path) -> None:

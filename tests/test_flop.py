@@ -65,6 +65,10 @@ def test_flops_of_a_training_step_are_those_of_pytorchs_flop_counter(
         # What is overwritten is not read: 8 x 4 of 4 bytes read, as many of 2 bytes written.
         ("aten::copy_", [[8, 4], [8, 4]], ["c10::BFloat16", "float"], [], CallWork(0, 192)),
         ("aten::sum", [[8, 4]], ["float"], [], CallWork(0, 128)),
+        # The tensor of ``out=`` is written, not read.
+        ("aten::mul", [[8, 4], [], [8, 4]], ["float", "Scalar", "float"], [], CallWork(0, 256)),
+        ("aten::add", [[8, 4], [4], [], [8, 4]], ["float"] * 4, [], CallWork(0, 272)),
+        ("aten::sum", [[8, 4], [], [], [], [8]], ["float"] * 5, [], CallWork(0, 128)),
         # A mask of one byte chooses among two of four: 13 bytes an element.
         ("aten::where", [[8, 4]] * 3, ["bool", "float", "float"], [], CallWork(0, 13 * 32)),
         ("aten::mul", [[1], [8, 4]], ["double", "float"], [], CallWork(0, 8 + 128 + 128)),

@@ -103,3 +103,15 @@ def test_copies_beside_kernels_cost_nothing(tmp_path: Path) -> None:
     report = analyze(run, tmp_path)
     assert (report.steps.count, report.gpus[0].copies) == (20, 40)
     assert "h2d-pageable" not in ids(report)
+
+
+@pytest.mark.parametrize("copies", [1, 20])
+def test_weights_copied_before_the_first_kernel_are_no_input(tmp_path: Path, copies: int) -> None:
+    run = Run()
+    for _ in range(copies):
+        run.input_copy(length=900 * US, pageable=True)
+    run.model(kernels=60)
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "none"
+    assert ("h2d-pageable" in ids(report)) == (copies == 1)
+    assert "h2d-exposed" not in ids(report)

@@ -347,6 +347,14 @@ def test_a_first_run_longer_than_the_budget_is_ended_and_said_of_each_cure(real:
     ]
     [note] = outcome.notes
     assert "the first run took longer than the budget" in note
+    assert "no step was seen" not in note
+
+
+def test_a_first_run_without_any_step_is_said_to_have_none(real: Real) -> None:
+    real.script.write_text("import time\ntime.sleep(60)\n")
+    outcome = gputrace.try_cures([sys.executable, str(real.script)], "gc", budget="4s")
+    [note] = outcome.notes
+    assert "by then no step was seen; the hooks know steps of PyTorch" in note
 
 
 def test_a_program_that_trains_for_a_short_time_is_measured_by_several_runs(real: Real) -> None:
@@ -558,6 +566,23 @@ def test_event_files_of_trackers_are_written_elsewhere_unless_kept(real: Real) -
     assert not logs.exists()
     real.run("", writes + PROGRAM, keep_trackers=True)
     assert logs.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "seen"),
+    [
+        ("WANDB_MODE", "disabled", "disabled"),
+        ("WANDB_MODE", "online", "offline"),
+        ("NEPTUNE_MODE", "debug", "debug"),
+    ],
+)
+def test_a_tracker_that_is_told_to_do_nothing_does_nothing(
+    real: Real, monkeypatch: pytest.MonkeyPatch, name: str, given: str, seen: str
+) -> None:
+    monkeypatch.setenv(name, given)
+    says = f"import os\nopen({str(real.folder / 'said')!r}, 'w').write(os.environ[{name!r}])\n"
+    real.run("", says + PROGRAM)
+    assert (real.folder / "said").read_text() == seen
 
 
 def test_arguments_of_a_trainer_are_changed_where_the_program_gives_them(real: Real) -> None:
@@ -1705,6 +1730,24 @@ def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
     assert (outcome.best, simulated.spent) == ("static-graph", 70)
 
 
+@pytest.mark.parametrize(("budget_s", "rounds"), [(40, 3), (30, 1)])
+def test_what_is_left_goes_to_one_answer_unless_it_is_clearly_too_little(
+    simulated: Simulated, budget_s: int, rounds: int
+) -> None:
+    """The first round of 10.5 s foretells 21 s for two more, where 20.5 s or 10.5 s are left."""
+    seconds = iter([9.0, 5.0, 5.5])
+
+    def take() -> None:
+        simulated.seconds = next(seconds, 5.0)
+
+    simulated.before, simulated.factors = take, {"static-graph": 0.7}
+    outcome = gputrace.try_cures(
+        ["x"], "static-graph,persistent,bucket-view", budget=f"{budget_s}s"
+    )
+    assert [row.rounds for row in outcome.rows] == [rounds, 0, 0]
+    assert (outcome.best == "static-graph", simulated.spent <= budget_s) == (rounds == 3, True)
+
+
 def test_to_choose_by_the_first_round_makes_no_cure_faster_that_is_not(
     simulated: Simulated,
 ) -> None:
@@ -2304,6 +2347,60 @@ def test_all_files_are_written_or_none(tmp_path: Path, why: str) -> None:
         apply(patch)
     assert (tmp_path / "a.py").read_text() == "loader = DataLoader(data)\n"
     assert "num_workers" not in (tmp_path / "b.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("handed", "call", "line"),
+    [
+        ("num_workers=num_workers", "num_workers=1", 7),
+        ("**{'num_workers': num_workers}", "num_workers=1", 7),
+        ("num_workers=num_workers", "", 5),
+        ("num_workers=1", "num_workers=1", 5),
+    ],
+)
+def test_what_the_programs_own_loader_hands_on_is_changed_where_it_is_called(
+    real: Real, handed: str, call: str, line: int
+) -> None:
+    own = (
+        "class Base(DataLoader): pass\n"
+        "class Own(Base):\n"
+        "    def __init__(self, data, num_workers=1):\n"
+        f"        super().__init__(data, {handed})\n"
+        "class Trainer:\n"
+        f"    def __init__(self): self.loader = Own(range(500), {call})\n"
+        "loader = Trainer().loader\n"
+    )
+    program = re.sub("optimizer = .*\nloader = .*\n", "", PROGRAM).replace("\n\n", f"\n{own}")
+    program = program.replace("import sys\nfrom", "import sys; from", 1)
+    program = program.replace("loader:\n", "loader:\n    optimizer = SGD([], 0.1)\n")
+    run = real.run("workers=2", program)
+    patch = make_patch(combine(read_candidates("workers=2")), run.changes, "", ["x"])
+    [changed] = patch.edits[0].lines
+    assert changed.startswith(f"{line + 1}: ")
+    assert "num_workers=2" in changed
+    assert patch.by_hand == ()
+
+
+@pytest.mark.parametrize(
+    ("imported", "value"),
+    [
+        ("import tensorflow as tf", "tf.data.AUTOTUNE"),
+        ("import tensorflow", "tensorflow.data.AUTOTUNE"),
+        ("from tensorflow.data import Dataset", "-1"),
+    ],
+)
+def test_autotune_is_written_as_the_program_can_name_it(
+    tmp_path: Path, imported: str, value: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"{imported}\ndata = data.map(decode).batch(8, num_parallel_calls=2)\n")
+    calls = [
+        Change("tf-parallel", call, "num_parallel_calls", -1, old, "-1", str(path), 2)
+        for call, old in (("map", "None"), ("batch", "2"))
+    ]
+    patch = make_patch(read_candidates("tf-parallel")[0], calls, str(path), ["python"])
+    after = f"map(decode, num_parallel_calls={value}).batch(8, num_parallel_calls={value})"
+    assert patch.edits[0].after == f"{imported}\ndata = data.{after}\n"
 
 
 def test_a_diff_has_the_lines_that_patch_sees(tmp_path: Path) -> None:

@@ -602,13 +602,35 @@ class Pageable(Struct, frozen=True, dict=True):
         return round(self.exposed_ns * max(0.0, 1 - pinned / self.copy_ns))
 
 
+_MOST_INPUTS: Final = 4
+"""More copies than this before the first kernel: weights, which are copied once, not an input."""
+
+
+def weights_until(view: GpuShardView) -> int:
+    """Return when a GPU's weights have been copied: when its first kernel starts, if copies other
+    than of an input precede it, else when its first operation does.
+    """
+    operations = view.operations
+    computing = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
+    first = int(operations.start[computing[0]]) if len(computing) else view.lane.window.start
+    copies = operations.start[operations.events.kind == Kind.COPY_H2D]
+    weights = np.count_nonzero(copies < first) > _MOST_INPUTS
+    return first if weights else view.lane.window.start
+
+
 def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> Pageable:
-    """Sum up the pageable input copies of some of the GPUs."""
+    """Sum up the pageable input copies of some of the GPUs; without steps, none of weights."""
     columns = ("start", "end", "bytes", "source_memory", "process", "device")
     every = gpus.trace.events([Kind.COPY_H2D], columns)
     copies = every.select(every.source_memory == Memory.PAGEABLE)
     steps_of = StepsOf(measured)
     windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
+    if windows and not measured:
+        begins = gpus.each(weights_until, lanes)
+        windows = [
+            w.clip(start, lane.window.end)
+            for w, start, lane in zip(windows, begins, lanes, strict=True)
+        ]
     mine = [
         copies.select(
             window.contains(copies.start)

@@ -189,11 +189,6 @@ def find_captures(trace: Trace, calls: CudaApiCalls) -> NDArray[np.intp]:
     return np.stack([edges[pairs], edges[pairs + 1]], axis=-1)
 
 
-def is_of_hip(trace: Trace, names: NDArray[np.int32]) -> bool:
-    """Return whether a program whose calls have these names ran on AMD's GPUs."""
-    return any(name.startswith("hip") for name in trace.names(distinct_ids(names)).values())
-
-
 def read_calls(
     trace: Trace, progress: Progress | None = None, window: Window | None = None
 ) -> CudaApiCalls | None:

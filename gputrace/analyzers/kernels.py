@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, median, stretches
-from gputrace.analyzers.host_calls import NOBODY, by_thread, is_of_hip
+from gputrace.analyzers.host_calls import NOBODY, by_thread
 from gputrace.analyzers.kernel_names import (
     PRODUCTS,
     converts_layout,
@@ -457,13 +457,14 @@ def find_launches(
 ) -> Launches:
     """Find a kernel by its name, a part of it, or its rank by time (``1`` takes most).
 
-    Raises UsageError where there is none, or one that Nsight Compute cannot profile alone.
+    Raises UsageError where there is none, or one that Nsight Compute cannot profile: of AMD's
+    GPUs, or one that cannot be profiled alone.
     """
     index, use = _choose(analysis, trace.title, which)
-    if is_of_hip(trace, trace.events([Kind.API], ["name"]).name):
+    if trace.search(distinct_ids(trace.events([Kind.API], ["name"]).name), "^hip"):
         raise UsageError(
-            f"{trace.title}: {use.short} ran on AMD's GPUs, which Nsight Compute does not profile; "
-            "`gputrace analyze` tells of its time"
+            f"{use.short} ran on a GPU of AMD, which Nsight Compute cannot profile; "
+            "rocprof-compute can"
         )
     busiest = max(use.by_gpu, key=lambda on_gpu: on_gpu.total_ns)
     totals = next(t for t in analysis.gpus if (t.gpu, t.rank) == (busiest.gpu, busiest.rank))

@@ -63,16 +63,18 @@ def work_of(name: str, call: Call) -> CallWork | None:
     return CallWork(flop, traffic) if is_possible else None
 
 
-def _moved(call: Call, first: int, written: int) -> int:
+def _moved(call: Call, first: int, written: int, end: int | None = None) -> int:
     """Return the least bytes of an operator that computes next to nothing with each element.
 
-    It reads the tensors from the ``first`` on once, and writes so many of the largest shape, of the
-    type of the largest tensor that is no mask; raises ValueError where a type is unknown.
+    It reads the tensors from the ``first`` on once, those from the ``end`` on never (``out=``), and
+    writes so many of the largest shape, of the type of the largest tensor that is no mask; raises
+    ValueError where a type is unknown.
     """
     tensors = [n for n, shape in enumerate(call.shapes) if len(shape)]
     sizes = {n: _size(call.types[n]) for n in tensors}
     elements = {n: prod(call.shapes[n]) for n in tensors}
-    moved = sum(elements[n] * sizes[n] for n in tensors if n >= first)
+    read = range(first, len(call.shapes) if end is None else end)
+    moved = sum(elements[n] * sizes[n] for n in tensors if n in read)
     values = [n for n in tensors if "bool" not in call.types[n].lower()] or tensors
     largest = max(values, key=lambda n: elements[n])
     moved += written * max(elements.values()) * sizes[largest]
@@ -197,10 +199,12 @@ COUNTED: Final = {
 """Counter of the FLOPs, and of the elements of the results, by operator. Of operators within each
 other the outer one counts."""
 
-_POINTWISE: Final = (
-    "add sub mul div neg abs exp log sqrt rsqrt pow tanh sigmoid relu gelu silu clamp clamp_min "
-    "where masked_fill addcmul addcdiv lerp"
-)
+_POINTWISE: Final = {
+    1: "neg abs exp log sqrt rsqrt tanh sigmoid relu gelu silu",
+    2: "add sub mul div pow clamp_min",
+    3: "clamp where masked_fill addcmul addcdiv lerp",
+}
+"""Operators on each element, by the number of their arguments that may be tensors to read."""
 _PASSES: Final = (
     "native_layer_norm _fused_rms_norm native_group_norm native_batch_norm cudnn_batch_norm "
     "miopen_batch_norm native_dropout"
@@ -210,14 +214,19 @@ _OTHERS: Final = (
     "gelu_backward silu_backward tanh_backward sigmoid_backward"
 )
 MOVED: Final = {
-    **{f"aten::{name}{place}": (0, 1) for name in _POINTWISE.split() for place in ("", "_")},
+    **{
+        f"aten::{name}{place}": (0, 1, end)
+        for end, names in _POINTWISE.items()
+        for name in names.split()
+        for place in ("", "_")
+    },
     **{f"aten::{name}{way}": (0, 1) for name in _PASSES.split() for way in ("", "_backward")},
     **{f"aten::{name}": (0, 1) for name in _OTHERS.split()},
-    **{f"aten::{name}": (0, 0) for name in ("sum", "mean")},
+    **{f"aten::{name}": (0, 0, 1) for name in ("sum", "mean")},
     **{f"aten::{name}": (1, 1) for name in ("copy_", "fill_", "zero_")},
 }
-"""The first tensor that is read, and the number of tensors written, by operator whose time is that
-of moving its operands."""
+"""The first argument that is read, the number of tensors written, and the end of the arguments that
+are read where others may follow, by operator whose time is that of moving its operands."""
 
 SHAPED: Final = COUNTED.keys() | MOVED.keys()
 """Operators whose work their arguments say."""

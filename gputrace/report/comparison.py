@@ -264,7 +264,9 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for finding in pair.findings if pair is not None else ():
         yield f"{finding.status}{growth(finding, pair)}", _finding(finding, pair)
     kernels = pair.kernels if pair is not None and comparison.unit != "span" else ()
-    if kernels and not any(kernel.changed for kernel in kernels):
+    if kernels and all(kernel.changed is None for kernel in kernels):
+        yield "kernels", f"too few steps to tell which of {len(kernels)} differ."
+    elif kernels and not any(kernel.changed for kernel in kernels):
         yield "kernels", f"of {len(kernels)}, none differs by more than the noise and 2%."
     if comparison.unit == "iteration":
         yield "note", f"Iterations are compared: {comparison.unit_reason}."

@@ -162,9 +162,10 @@ def _title(analysis: Analysis) -> str:
         why = "no steps found"
         if steps.kind == "training":
             why = "no whole step in it"
-        elif steps.kind == "iterations" and steps.mean_ns is not None:
-            mean = format_ns(steps.mean_ns)
-            why = f"{steps.count} iterations of {mean}, not shown to be training"
+        elif steps.kind == "iterations" and steps.p50_ns is not None:
+            # The mean may be that of a first one, in which all else begins too.
+            median = format_ns(steps.p50_ns)
+            why = f"{steps.count} iterations, median {median}, not shown to be training"
         totals = [row.total_ns for row in analysis.breakdown]
         span = f"whole span, {format_ns(analysis.span_ns)}"
         if len(set(map(format_ns, totals))) > 1:

@@ -68,6 +68,8 @@ _TURN: Final = (5, 80)
 """Fewest and most steps of a turn within a run."""
 _BEYOND_BUDGET: Final = 0.03
 """Part of the budget by which the last run may take longer than was thought."""
+_VARIES: Final = 1.25
+"""Foretold length of runs to that which they have at best, as far as starts vary."""
 _AS_FAR: Final = 1.1
 """Steps of the program as it is to those with a cure, up to which both ended at the same place:
 that of a program which trains for some time is not to the step."""
@@ -248,14 +250,15 @@ class Trial:
                 self._rows.append(Row(together))
                 self._race(self._rows[-1:], request.budget_s)
             self._race(self._rows, request.budget_s)
-        except Spent:
+        except Spent as spent:
             if self._pilot is None:
                 self._rows = [Row(each) for each in request.candidates or ()]
                 for row in self._rows:
                     row.why = "the budget ended within the first run"
+                why = f"by then {spent}" if spent.args else "give more, or fewer --steps"
                 self._notes.append(
                     f"the first run took longer than the budget, and was ended after "
-                    f"{self._spent():.0f} s; give more, or fewer --steps"
+                    f"{self._spent():.0f} s; {why}"
                 )
         except KeyboardInterrupt:
             interrupted = True
@@ -389,7 +392,11 @@ class Trial:
         """
         while True:
             begun = any(row.cured for row in self._rows)
-            lot = next_lot(rows, until_s - self._spent(), self._costs())
+            left_s, costs = until_s - self._spent(), self._costs()
+            lot = next_lot(rows, left_s, costs)
+            if not lot and not any(row.over or row.ratio for row in self._rows):
+                # To end without any answer is worse than to be ended in a run for one.
+                lot = next_lot(rows, _VARIES * left_s, costs)[:1]
             if not lot and not begun:
                 # What a run takes is a guess as yet.
                 lot = [row for first in lots(rows)[:1] for row in first[:1]]

@@ -12,7 +12,7 @@ import site
 import sysconfig
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
@@ -80,7 +80,7 @@ def make_patch(
     """
     by_file: dict[Path, list[Change]] = defaultdict(list)
     by_hand: list[str] = []
-    for change in (change for change in changes if change.argument and change.call):
+    for change in (_handed_on(each) for each in changes if each.argument and each.call):
         if _is_program(Path(change.file)):
             by_file[Path(change.file)].append(change)
         else:
@@ -106,6 +106,33 @@ def make_patch(
         calls = [change for change in changes if change.cure == setting.cure.id]
         by_hand += [line] if (line := _by_hand(setting, command, calls)) else []
     return Patch(tuple(edits), tuple(dict.fromkeys(by_hand)))
+
+
+def _handed_on(change: Change) -> Change:
+    """Return a change of what the program's own class hands on as one of that class's call, where
+    the call gives it by name.
+    """
+    if not change.outer:
+        return change
+    name, file, line = change.outer
+    there = replace(change, call=name, position=-1, file=file, line=line)
+    handed = [
+        isinstance(value, ast.Name) or (value is None and any(k.arg is None for k in call.keywords))
+        for call in _calls_at(change)
+        if _is_named(call.func, change.call, {})
+        for value in [_argument(call, change)]
+    ]
+    given = [call for call in _calls_at(there) if _argument(call, there) is not None]
+    return there if handed == [True] and given else change
+
+
+def _calls_at(change: Change) -> list[ast.Call]:
+    """Return the calls at the line of a change that can have it; none in a file without any."""
+    try:
+        nodes = ast.walk(ast.parse(Path(change.file).read_bytes()))
+    except (OSError, ValueError, SyntaxError):
+        return []
+    return [node for node in nodes if isinstance(node, ast.Call) and _fits(node, change)]
 
 
 def _by_hand(setting: Setting, command: Sequence[str], changes: Sequence[Change]) -> str:
@@ -171,7 +198,12 @@ def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Chang
     """Return the source with the arguments changed, and the changes that fit no call."""
     nodes, starts, data = list(ast.walk(ast.parse(source))), _line_starts(source), source.encode()
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    names = {node.asname: node.name for node in nodes if isinstance(node, ast.alias)}
+    aliases = [node for node in nodes if isinstance(node, ast.alias)]
+    names = {node.asname: node.name for node in aliases}
+    for module in [node.asname or node.name for node in aliases if node.name == "tensorflow"][:1]:
+        # The hooks see the number that it is.
+        auto = f"{module}.data.AUTOTUNE"
+        changes = [replace(c, new=auto) if c.cure == "tf-parallel" else c for c in changes]
     missed: list[Change] = []
     edits: set[tuple[int, int, str]] = set()
     lacking: dict[ast.Call, list[Change]] = defaultdict(list)

@@ -36,6 +36,8 @@ TRACKERS: Final = {
     "WANDB_DIR": "{folder}",
 }
 """Variables that keep trackers of experiments from counting a trial as a run."""
+_QUIETER: Final = {"WANDB_MODE": "disabled", "NEPTUNE_MODE": "debug"}
+"""Values of the person's own by which a tracker does even less."""
 FAILURE: Final = "failed: "
 """Beginning of the reason of a cure whose hook raised an error."""
 WHOLE: Final = "not by turns: "
@@ -65,10 +67,12 @@ class Change:
     new: str
     file: str
     line: int
+    outer: tuple[str, str, int] | None = None
+    """Class of the program whose constructor makes the call, and where the program calls that."""
 
 
 class Spent(Exception):
-    """The time for a run is over before it has an answer."""
+    """The time for a run is over before it has an answer; says why, where that is known."""
 
 
 class _Left(msgspec.Struct):
@@ -311,6 +315,8 @@ class Program:
                     return read(None, "turns")
                 if why := watch.notice():
                     raise Failed(why) from None
+                if not _left_in(folder, "begun"):
+                    raise Spent(_why_no_steps([], warmup)) from None
                 raise
             if code == 0 and not _left_in(folder) and (why := watch.notice()):
                 raise Failed(why)
@@ -355,7 +361,9 @@ class Program:
     ) -> dict[str, str]:
         changed = dict(os.environ) | {MARK: str(folder)}
         if not self.keep_trackers:
-            changed |= {name: text.format(folder=folder) for name, text in TRACKERS.items()}
+            kept = {name for name, value in _QUIETER.items() if changed.get(name) == value}
+            told = {name: text for name, text in TRACKERS.items() if name not in kept}
+            changed |= {name: text.format(folder=folder) for name, text in told.items()}
         return changed | _variables(candidate, folder, asked)
 
     def _wait(

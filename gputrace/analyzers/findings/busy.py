@@ -57,7 +57,7 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
     """Host-to-device copies run with nothing beside them, unless `h2d-pageable` covers most of
     that.
 
-    Cost: class `h2d`.
+    Cost: class `h2d`; without steps, less what copies weights before the first kernel.
 
     Wrong if: the step is no shorter with the copies taken out (one batch kept on the GPU).
     """
@@ -78,6 +78,7 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
         "h2d",
         "{cost} go to host-to-device copies with nothing running beside them",
         f"{how}; {_COPY_LESS}",
+        beside=-facts.weights_ns,
     )
 
 

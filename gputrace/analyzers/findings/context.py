@@ -18,7 +18,14 @@ from gputrace.analyzers.breakdown import find_gaps
 from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
-from gputrace.analyzers.gpu_links import Links, Pageable, find_copies, find_pageable, measure_links
+from gputrace.analyzers.gpu_links import (
+    Links,
+    Pageable,
+    find_copies,
+    find_pageable,
+    measure_links,
+    weights_until,
+)
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
 from gputrace.analyzers.host_state import (
@@ -31,7 +38,7 @@ from gputrace.analyzers.host_state import (
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
-from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.parallelism import find_experts, find_roles, find_sharded
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import PythonLines, SampledLine, dominating
@@ -357,6 +364,12 @@ class Facts(Struct, frozen=True, dict=True):
         return "pytorch" if "kineto" in self.trace.source.split("+") else ""
 
     @cached_property
+    def is_hip(self) -> bool:
+        """Return whether the calls are HIP's: the GPUs are AMD's, which gputrace cannot record."""
+        calls = self.per_gpu.whole.calls
+        return calls is not None and bool(self.trace.search(distinct_ids(calls.name), "^hip"))
+
+    @cached_property
     def cards(self) -> tuple[CardUse, ...]:
         """Cards while they were busy, of those that were sampled."""
         return find_cards(self.trace.nvml, self.per_gpu, self.measured)
@@ -399,7 +412,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     def longest_gaps(self, most: int) -> Gaps:
         """Return all gaps of the GPUs of `listed`, and the ``most`` longest with their evidence."""
-        is_python = bool(self.framework)
+        is_python = bool(self.framework) and not self.is_hip
         steps, measured, lines = self.all_steps, self.measured, self.lines
         lanes = self.listed_lanes
         return find_gaps(self.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
@@ -446,6 +459,13 @@ class Facts(Struct, frozen=True, dict=True):
     def pageable(self) -> Pageable:
         """Input copies from pageable memory."""
         return find_pageable(self.per_gpu, self.working, self.measured)
+
+    @cached_property
+    def weights_ns(self) -> int:
+        """Nanoseconds of class ``h2d`` that copy weights, on average; 0 where there are steps."""
+        if self.measured or not self.working:
+            return 0
+        return sum(self.per_gpu.each(_copying_weights, self.working)) // len(self.working)
 
     @cached_property
     def balance(self) -> tuple[Load, ...]:
@@ -649,6 +669,11 @@ def _measure_start_up(gpu: GpuShardView) -> dict[str, dict[str, int]]:
         cause: {name: times.intersection(time).total for name, times in causes.items()}
         for cause, time in find_start_up(gpu).items()
     }
+
+
+def _copying_weights(gpu: GpuShardView) -> int:
+    copies = gpu.lane.timeline.of_class(OperationClass.H2D)
+    return copies.clip(gpu.lane.window.start, weights_until(gpu)).total
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

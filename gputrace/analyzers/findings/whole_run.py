@@ -348,7 +348,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     severity = severity_of(facts.share_of(sum(once.values())))
     if severity is not None:
         spent = sum(once.values())
-        parts, advice = _name_causes(once, spent)
+        parts, advice = _name_causes(once, spent, facts.is_hip)
         yield facts.finding(
             "warmup",
             severity,
@@ -367,7 +367,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     more = max(spent - facts.mean_ns * count, 0)
     warmups = [phase for phase in facts.phases if phase.phase == "warmup"]
     causes = dict(max(warmups, key=lambda phase: phase.cost_ns).causes) if warmups else {}
-    parts, advice = _name_causes(causes, more)
+    parts, advice = _name_causes(causes, more, facts.is_hip)
     yield facts.finding(
         "warmup",
         "info",
@@ -380,16 +380,17 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _name_causes(causes: Mapping[str, int], whole: int) -> tuple[str, str]:
+def _name_causes(causes: Mapping[str, int], whole: int, is_hip: bool) -> tuple[str, str]:
     """Return a clause on the largest causes of warm-up, and advice on the first of them."""
     largest = sorted(causes, key=lambda cause: -causes[cause])[:_MOST_CAUSES]
     shown = [cause for cause in largest if causes[cause] > _PART_OF_WARMUP * whole]
     parts = [f"{format_ns(causes[cause])} of {WARMUP_CAUSES[cause].told}" for cause in shown]
     advice = "a long warm-up is autotuning, compilation or allocation"
-    return (
-        f", with {' and '.join(parts)}" if parts else "",
-        WARMUP_CAUSES[shown[0]].advice if shown else advice,
-    )
+    if shown:
+        advice = WARMUP_CAUSES[shown[0]].advice
+    if is_hip:
+        advice = advice.replace("CUDA_MODULE_LOADING=LAZY", "HIP_ENABLE_DEFERRED_LOADING=1")
+    return f", with {' and '.join(parts)}" if parts else "", advice
 
 
 _HARDLY_ANY: Final = 10

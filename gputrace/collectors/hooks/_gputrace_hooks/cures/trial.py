@@ -115,7 +115,12 @@ class Trial:
         ``place`` is the argument's, -1 where it was given by name or not at all; lines of the
         packages ``beyond`` which the call comes from are passed over.
         """
-        file, line = _caller(beyond)
+        frame = outer = _program_frame(sys._getframe(1), beyond)
+        cls = ""
+        while outer is not None and _constructed(outer, call):
+            # The program's own class: its call may say what it hands on to the base.
+            cls = _constructed(outer, call)
+            outer = _program_frame(outer.f_back, beyond)
         entry = {
             "cure": cure,
             "call": call,
@@ -123,8 +128,9 @@ class Trial:
             "position": place,
             "old": repr(old)[:80],
             "new": repr(new)[:80],
-            "file": file,
-            "line": line,
+            "file": _file_of(frame),
+            "line": frame.f_lineno if frame is not None else 0,
+            "outer": [cls, _file_of(outer), outer.f_lineno] if cls and outer is not None else None,
         }
         if entry not in self.changes and len(self.changes) < MOST_CALLS * len(cures):
             self.changes.append(entry)
@@ -212,12 +218,19 @@ class Trial:
 trial = Trial()
 
 
+def _say_that_it_steps(count: int) -> None:
+    """Leave a file at the first step: one that is ended later may not get to."""
+    if count == 1:
+        trial.write("begun")
+
+
 def start(asked_for: "dict[str, Any]") -> None:
     """Measure the steps of this process, and leave them at its end."""
     asked.update(asked_for)
     cures.update(asked["cures"])
     _on.update(asked["turns"][0] if asked.get("stretch") else cures)
     steps.on_step.append(trial.step_ended)
+    between.append(_say_that_it_steps)
     recorder.on_fork.append(trial.restart)
     recorder.on_worker.append(_in_worker)
     atexit.register(trial.finish)
@@ -308,21 +321,32 @@ def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "An
         return None
 
 
-def _caller(beyond: "tuple[str, ...]" = ()) -> "tuple[str, int]":
-    """Find the innermost line that is neither ours nor a framework's."""
+def _program_frame(frame: "Any", beyond: "tuple[str, ...]") -> "Any":
+    """Return the innermost frame, from this one, that is neither ours nor a framework's."""
     homes = [_FOLDER]
     for name in ("torch", "tensorflow", "keras", *beyond):
         file = getattr(sys.modules.get(name), "__file__", None)
         if file:
             homes.append(os.path.dirname(os.path.abspath(file)))
-    frame: Any = sys._getframe(1)
     while frame is not None:
-        file = os.path.abspath(frame.f_code.co_filename)
         made = frame.f_code.co_filename == "<string>"  # the constructor of a dataclass
-        if not made and not file.startswith(tuple(home + os.sep for home in homes)):
-            return file, frame.f_lineno
+        if not made and not _file_of(frame).startswith(tuple(home + os.sep for home in homes)):
+            break
         frame = frame.f_back
-    return "", 0
+    return frame
+
+
+def _file_of(frame: "Any") -> str:
+    return os.path.abspath(frame.f_code.co_filename) if frame is not None else ""
+
+
+def _constructed(frame: "Any", base: str) -> str:
+    """Return the class that a frame is the constructor of, if it is a ``base``'s by name."""
+    code = frame.f_code
+    if code.co_name != "__init__" or not code.co_argcount:
+        return ""
+    cls = type(frame.f_locals.get(code.co_varnames[0]))
+    return cls.__name__ if base in [each.__name__ for each in cls.__mro__] else ""
 
 
 def change_call(holder: "Any", name: str, choose: "Choose", later: bool = False) -> None:
