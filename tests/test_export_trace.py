@@ -84,9 +84,10 @@ def test_a_part_of_a_real_trace_has_its_answers(
 def test_a_part_of_a_recording_of_ours_lacks_no_steps(tmp_path: Path, time: str) -> None:
     with unpacked("demo.sqlite.xz") as whole:
         part = export(whole, tmp_path / "part.sqlite", time)
+        expected = analyze(whole, time)
     report = analyze(part)
     assert "steps without any work" not in {part.evidence for part in report.missing}
-    assert report.findings[0].id == "data-feeding"
+    assert report.findings[0].id == expected.findings[0].id
 
 
 def test_rows_that_touch_the_window_are_whole_and_others_are_few(tmp_path: Path) -> None:
@@ -234,3 +235,36 @@ def test_a_broken_trace_leaves_no_part(h100: Path, tmp_path: Path) -> None:
     ran = command.gputrace("export", whole, "--to", "trace", "--time", ":157s", "-o", part)
     command.assert_refused(ran, command.UNREADABLE, str(whole), "broken")
     assert list(tmp_path.iterdir()) == [whole]
+
+
+def test_a_part_is_judged_without_what_it_holds_around_its_window(tmp_path: Path) -> None:
+    """Its context has the next input copy, long after the window: the GPU did not idle till then.
+
+    The step that the window cuts lacks most of its kernels.
+    """
+    run = Run()
+    train(run, 12)
+    whole = run.export.write(tmp_path / "whole.sqlite")
+    steps = analyze(whole).step_list
+    middle = (steps[8].start_ns + steps[8].end_ns) // 2
+    window = steps[2].start_ns, middle
+    found, expected = (
+        analyze(export(whole, tmp_path / "part.sqlite", window)),
+        analyze(whole, window),
+    )
+    of_a_step = [{r.total_ns // r.steps for r in report.breakdown} for report in (found, expected)]
+    assert of_a_step[0] == of_a_step[1]
+    assert max(step.end_ns for step in found.step_list if step.phase == "steady") <= middle
+
+
+def test_launches_whose_operation_lies_after_the_cut_are_not_lost(tmp_path: Path) -> None:
+    """The host runs ahead: the window has launches of which the kernels came later."""
+    run = Run()
+    run.input_copy()
+    for _ in range(10):
+        run.kernels(120, "gemm", 100_000)
+    run.synchronize()
+    run.input_copy()
+    whole = run.export.write(tmp_path / "whole.sqlite")
+    part = export(whole, tmp_path / "part.sqlite", (0, 5_000_000))
+    assert not analyze(part).missing

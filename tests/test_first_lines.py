@@ -221,6 +221,23 @@ def test_a_host_that_waits_in_mpi_is_said_to(
     assert f"in the range {call}" in gap.evidence
 
 
+def test_mapping_another_rank_s_memory_is_no_wait_for_it(tmp_path: Path) -> None:
+    """MPI opens a handle of each buffer when it first sends from it, 1 ms of 3 ms here."""
+    run = Run()
+    run.export.give("MPI_P2P_EVENTS", "start", "end", "globalTid", "textId")
+    sends = {"globalTid": global_id(100, thread=100), "textId": run.export.string("MPI_Sendrecv")}
+    for _ in range(30):
+        run.kernel(500 * US, "jacobi_kernel")
+        run.synchronize()
+        start = run.now
+        run.allocate(MS, "cuIpcOpenMemHandle")
+        run.wait(2 * MS)
+        run.export.add("MPI_P2P_EVENTS", start=start, end=run.now, **sends)
+    by_cause = analyze(run, tmp_path).gaps.by_cause
+    assert by_cause["alloc"] == 29 * MS
+    assert 58 * MS <= by_cause["sync"] < 59 * MS
+
+
 @pytest.mark.parametrize("kind", [UNIFIED_H2D, UNIFIED_D2H])
 def test_pages_of_managed_memory_are_named_where_they_end_gaps(tmp_path: Path, kind: int) -> None:
     """The driver moves them: no call of the program did."""
@@ -295,6 +312,34 @@ def test_iterations_are_counted_from_the_first_to_the_last(tmp_path: Path, befor
         run.wait(20 * US)
     found = analyze(run, tmp_path).steps
     assert (found.kind, found.count) == ("iterations", 7)
+
+
+def test_the_last_iteration_counts_where_other_work_follows_the_loop(tmp_path: Path) -> None:
+    """As text is encoded before the passes of a diffusion model, and an image decoded after."""
+    run = Run()
+    run.kernels(12, "text")
+    for _ in range(4):
+        run.wait(30 * US)
+        for name in ("convert", "join", "convert", *(f"block_{part}" for part in range(60))):
+            run.kernel(40 * US, name)
+    run.kernels(20, "decode")
+    report = analyze(run, tmp_path)
+    assert (report.steps.kind, report.steps.count) == ("iterations", 4)
+    passes = [step.end_ns - step.start_ns for step in report.step_list]
+    assert max(passes) - min(passes) <= 40 * US
+
+
+def test_iterations_whose_last_copy_is_late_begin_where_the_recording_does(tmp_path: Path) -> None:
+    """Passes over batches, at whose end results are scaled by sizes that are copied in."""
+    run = Run()
+    for turn in range(5):
+        run.wait(2 * MS if turn else US)
+        run.input_copy(size=6 << 20)
+        run.kernels(40, "forward")
+        run.input_copy(size=80 << 10)
+        run.kernels(2, "scale")
+    found = analyze(run, tmp_path)
+    assert (found.steps.kind, found.steps.count) == ("iterations", 5)
 
 
 @pytest.mark.parametrize(
@@ -485,3 +530,21 @@ def test_work_that_does_not_start_while_the_host_waits_for_it_is_no_late_launch(
     name, message = first(run, tmp_path)
     assert name == "sync-bound"
     assert "400 ms" in message
+
+
+def test_data_of_a_program_without_steps_are_no_batches(tmp_path: Path) -> None:
+    """It fills arrays on the host and copies them: nothing is decoded, and no loader is there."""
+    run = Run()
+    run.kernel(US, "start")
+    for _ in range(5):
+        run.wait(20 * MS)
+        run.input_copy(size=1 << 26, length=4 * MS, pageable=True)
+        run.input_copy(size=1 << 26, length=4 * MS, pageable=True)
+        run.kernel(3 * MS, "saxpy")
+        run.copy(2 * MS, to_host=True)
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert report.steps.kind != "training"
+    found = finding_of(report, "data-feeding")
+    assert "data from the host" in found.message
+    assert "batch" not in found.advice

@@ -192,6 +192,12 @@ def test_all_reduces_that_nothing_waits_for_move_no_step(tmp_path: Path) -> None
     assert ours[:-1] == [w.end - w.start for w in steady[:-1]]
 
 
+def test_steps_on_a_cpu_are_of_the_profiler_not_of_its_last_step(tmp_path: Path) -> None:
+    events = [event("user_annotation", f"ProfilerStep#{n}", 1_000 * n, 990) for n in range(5, 9)]
+    text = analyze(write(tmp_path / "run.pt.trace.json", *events)).render()
+    assert "Steps are from mark to mark of 'ProfilerStep', in host time" in " ".join(text.split())
+
+
 def test_the_first_step_s_wait_for_data_is_not_lost(tmp_path: Path) -> None:
     """Three steps of 10 ms: 6 ms of loading, then a launch and a kernel of 3 ms."""
     events = []
@@ -263,7 +269,7 @@ def test_what_only_cuda_has_is_not_advised_of_a_run_on_rocm(tmp_path: Path, libr
     path = write(tmp_path / "run.pt.trace.json", *events)
     report = analyze(path)
     advice = reports.finding_of(report, "warmup").advice
-    assert "no CUDA call" in report.gaps.largest[0].evidence
+    assert f"no {library.upper()} call" in report.gaps.largest[0].evidence
     assert ("gputrace record" in report.gaps.hint) == (library == "cuda")
     assert ("CUDA_MODULE_LOADING" in advice) == (library == "cuda")
     shown = command.gputrace("kernel", path, "1")

@@ -109,6 +109,8 @@ def _unmatched(shard: Shard) -> list[Missing]:
             ahead = int((operations.start[some] - calls.start[issued_by[some]]).max(initial=0))
             longest, last = max(longest, ahead), max(last, operations.span.end)
             missing += _without_call(operations, known)
+        if shard.trace.cut is not None:
+            last = min(last, shard.trace.cut.end)  # Of the operations after it, few came along.
         missing += _without_operation(calls, has, process, gpus, last - longest)
     return missing
 

@@ -38,7 +38,7 @@ class Call(IntEnum):
     SYNC = 2
     """Call that blocks until the GPU has done something."""
     ALLOC = 3
-    """Call that allocates or frees memory, which may stop the whole device."""
+    """Call that allocates, maps or frees memory, which may stop the whole device."""
     COPY = 4
     """Call that issues a copy and blocks until it is done (CUDA runtime API, "API synchronization
     behavior"; HIP's hipMemcpyWithStream)."""
@@ -57,7 +57,7 @@ _PATTERNS: Final = (
         re.compile(
             r"cuda(Malloc|Free|HostAlloc|HostRegister|HostUnregister)"
             r"|cuMem(Alloc|Free|Create|Map|Unmap|Release|SetAccess)"
-            r"|cuMemHost(Alloc|Register|Unregister)"
+            r"|cuMemHost(Alloc|Register|Unregister)|(cuda|cu|hip)Ipc(Open|Close)MemHandle"
             r"|hip(Ext)?(Malloc|Free|Host(Malloc|Alloc|Free|Register|Unregister)|MemCreate|MemMap)"
         ),
     ),

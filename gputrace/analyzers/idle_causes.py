@@ -170,7 +170,10 @@ def _proofs(
             calls.of_thread(thread, Call.SYNC, Call.COPY), held_calls.get(thread, EMPTY)
         )
         proofs["sync"].append(waiting.intersection(blocked))
-        proofs["sync"].append(waiting.intersection(evidence.mpi.get(pair, EMPTY)))
+        allocating = calls.of_thread(thread, Call.ALLOC)
+        # MPI maps the memory of other ranks, once for each buffer.
+        in_mpi = evidence.mpi.get(pair, EMPTY).difference(allocating)
+        proofs["sync"].append(waiting.intersection(in_mpi))
         stuck, queued = issued[rows] + _LATENCY_NS, issued[rows] <= mine.start
         # Work that was queued before the gap may wait for another stream or GPU.
         fresh = Intervals(mine.start[~queued], mine.end[~queued])
@@ -181,7 +184,7 @@ def _proofs(
             held = _after(times, since).intersection(calls.of_thread(thread, sort))
             long = held.lengths > least
             proofs["sync"].append(Intervals(held.start[long], held.end[long]))
-        proofs["alloc"].append(waiting.intersection(calls.of_thread(thread, Call.ALLOC)))
+        proofs["alloc"].append(waiting.intersection(allocating))
     late = known & (issued > gaps.start) & _is_seen(operations, gaps, ending, calls)
     proofs["launch"].append(Intervals(gaps.start[late], gaps.end[late]))
     proofs["other_idle"].append(gaps)

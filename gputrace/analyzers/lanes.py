@@ -393,7 +393,7 @@ def find_host_lanes(
                 source="markers",
                 kind="training",
                 confidence=1.0,
-                reason=f"from mark to mark of {steps.name!r}, in host time"
+                reason=f"from mark to mark of {steps.name.partition('#')[0]!r}, in host time"
                 f"{_FROM_SECOND if steps.lacks_first else ''}{unknown}",
             )
     if not lanes and window is None:

@@ -80,6 +80,8 @@ def analyze(
         window = options.window
         if window is not None:
             window = Window(window.start + trace.origin, window.end + trace.origin)
+        else:
+            window = trace.cut
         _put_on_one_clock(opened)
         if watcher is not None:
             watcher.operations_read(opened.whole.operations)

@@ -184,6 +184,7 @@ class Trace(ABC):
         quality: the problems found so far while reading.
         logged: NVML data from nvidia-smi logs that were joined to the trace.
         no_gpu: why there is no GPU activity, where the host side may still be useful.
+        cut: the window that it was cut to, on its clock; rows beyond it are its context.
         held: whether all rows are accessible; else `part` reads a window alone.
         elsewhere: whether another process reads the file; `part` is then used, too.
         is_card_log: whether samples of cards are all that it has.
@@ -204,6 +205,7 @@ class Trace(ABC):
         self.quality = Quality()
         self.no_gpu: NoGpu | None = None
         self.logged = Nvml()
+        self.cut: Window | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -94,7 +94,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
         """Texts of StringIds that were asked for: each GPU and each gap asks again."""
         self._devices: schema.DeviceMap | None = None
         self._tables = [table for table in schema.TABLES if _usable(database, table)]
-        self.quality.notes += _export_notes(database)
+        self.cut, notes = _export_of(database)
+        self.quality.notes += notes
         self._late = measure_skew(database) if self._is_nsys_clock else 0
         if self._late:
             self.quality.notes.append(moved(self._late))
@@ -301,26 +302,27 @@ class NsysTrace(SqliteTrace[schema.Table]):
         return {pid: plain(name) for pid, name in self._database.select("PROCESSES", "pid", "name")}
 
 
-def _export_notes(database: Database) -> list[str]:
-    """Return notes for users about a trace that was exported from another."""
+def _export_of(database: Database) -> tuple[Window | None, list[str]]:
+    """Return the window of a trace that was exported from another, and notes for users on it."""
     if not database.has("GPUTRACE_EXPORT", "name", "value"):
-        return []
+        return None, []
     about = dict(database.query("SELECT name, CAST(value AS TEXT) FROM GPUTRACE_EXPORT"))
-    notes = []
+    notes: list[str] = []
     if "redacted" in about:
         from gputrace.store.redact import REDACTED
 
         notes.append(REDACTED)
+    window = None
     if {"start_ns", "end_ns"} <= about.keys():
         try:
-            window = format_window(int(about["start_ns"]), int(about["end_ns"]))
+            window = Window(int(about["start_ns"]), int(about["end_ns"]))
         except ValueError:
-            return notes
+            return None, notes
         notes.append(
-            f"cut out of a larger trace, {window}: steps are counted within it, and what waits for "
-            "data is told only where it holds several"
+            f"cut out of a larger trace, {format_window(window.start, window.end)}: steps are "
+            "counted within it, and what waits for data is told only where it holds several"
         )
-    return notes
+    return window, notes
 
 
 def is_own(database: Database) -> bool:

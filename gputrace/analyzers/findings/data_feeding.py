@@ -29,6 +29,9 @@ _COPY_SOONER: Final = (
     "into the loader's workers, all else after the copy"
 )
 
+_LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
+_MAKE_SOONER: Final = "make or read what is copied in parallel, while the GPU works, or on the GPU"
+
 
 def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the next batch; in traces without GPU activity, the program does.
@@ -69,9 +72,8 @@ def how_to_feed_faster(facts: Facts) -> str:
     if loader is not None and _is_ready(facts, loader):
         return _COPY_SOONER
     is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
-    return _FEED_FASTER.get(
-        facts.framework, "load and decode batches in parallel, ahead of time"
-    ).format(
+    has_batches = facts.trains or not facts.per_gpu.operations
+    return _FEED_FASTER.get(facts.framework, _LOAD_SOONER if has_batches else _MAKE_SOONER).format(
         workers="" if loader is None else f", now {loader.workers}",
         pin="" if is_pinned else ", pin_memory=True",
     )

@@ -58,6 +58,10 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
         return _windows(operations, _cut(operations, bursts, inputs), sure)
     if len(inputs) < _LEAST_STEPS:
         return None
+    # A copy late in a step, as of what its results are scaled to, is no start of the next.
+    lead = _lead(_tokens(operations), inputs)
+    if lead == inputs[-1] + int(median(np.diff(inputs))) - len(operations):
+        inputs = inputs - lead
     closers = find_closers(operations, inputs, bursts)
     if len(closers) < _LEAST_STEPS or not _does_work(operations, closers):
         return None
@@ -415,8 +419,7 @@ def find_closers(operations: GpuOperations, inputs: Rows, bursts: Runs | None) -
 def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.intp]:
     """Number the stretches from one input copy to the next; alike ones have the same number."""
     rows = slice(int(inputs[0]), len(operations))
-    tokens = operations.events.name[rows].astype(np.int64) * 64 + operations.events.kind[rows]
-    tokens = number_ids(tokens)[1]
+    tokens = number_ids(_tokens(operations)[rows])[1]
     stretch = np.searchsorted(inputs, np.arange(rows.start, rows.stop), "right") - 1
     kinds = int(tokens.max()) + 1
     pairs = distinct_ids(stretch * kinds + tokens)
@@ -483,27 +486,28 @@ def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
     return quantile(cosines.tolist(), 0.1)
 
 
+def _lead(tokens: NDArray[np.int64], cuts: Rows) -> int:
+    """Return how many operations before the first cut are those before another: of the loop."""
+    back = np.arange(1, min(int(cuts[0]), int(median(np.diff(cuts)))) + 1)
+    before = tokens[cuts[:, None] - back]
+    return int(np.append((before[1:] == before[0]).any(axis=0), False).argmin())
+
+
 def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:
     """Return the windows from cut to cut, and from the last one if the loop ends in the recording.
 
-    If what the last stretch lacks comes before all cuts, and the loop begins with it, so does each
-    window.
+    Windows begin where the loop does, if other work follows it, or if the recording ends where
+    such a window does.
     """
-    tokens = operations.events.name.astype(np.int64) * 64 + operations.events.kind
+    tokens = _tokens(operations)
     stop = int(cuts[-1]) + int(median(np.diff(cuts)))
-    lacks = stop - len(tokens)
-    if 0 < lacks <= cuts[0]:
-        before = tokens[cuts[:, None] - np.arange(lacks, 0, -1)]
-        sooner = cuts - lacks
-        begins = sooner[0] == 0 or tokens[sooner[0] - 1] != tokens[sooner[1] - 1]
-        if begins and np.mean(before == before[0]) >= _ALIKE:
-            cuts, stop = sooner, len(tokens)
+    lead = _lead(tokens, cuts)
+    goes_on = is_among(operations.events.kind[stop:], (Kind.KERNEL, Kind.GRAPH)).any()
+    if goes_on or lead == stop - len(tokens):
+        cuts, stop = cuts - lead, stop - lead
     starts = window_starts(operations, cuts)
     ends, last = starts[1:], tokens[cuts[-1] : stop]
-    # Of a loop that goes on, the next stretch would say where this one ends.
-    goes_on = is_among(operations.events.kind[stop:], (Kind.KERNEL, Kind.GRAPH)).any()
-    is_whole = stop <= len(tokens) and not goes_on
-    if is_whole and _alike(tokens[cuts[-2] : cuts[-1]], last) >= _ALIKE:
+    if stop <= len(tokens) and _alike(tokens[cuts[-2] : cuts[-1]], last) >= _ALIKE:
         ends = np.append(ends, operations.reach[cuts[-1] + len(last) - 1])
     count = len(ends)
     reason = "one kernel cuts the stream into stretches alike; no optimizer, no input copy shows"
@@ -587,7 +591,7 @@ def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
     last = np.minimum(last, np.append(first[1:] - 1, last[-1]))
     size = int(median(last - first + 1))
     usual = int(np.argmin(np.abs(last - first + 1 - size)))
-    tokens = operations.events.name.astype(np.int64) * 64 + operations.events.kind
+    tokens = _tokens(operations)
     model = tokens[first[usual] : last[usual] + 1]
     first = first.copy()
     for step in np.flatnonzero(last - first + 1 > _FAR_MORE * size).tolist():
@@ -598,6 +602,11 @@ def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
         if row >= 0 and _alike(model, tokens[row : last[step] + 1]) >= _ALIKE:
             first[step] = row
     return first
+
+
+def _tokens(operations: GpuOperations) -> NDArray[np.int64]:
+    """Return a number for each operation, the same for those of one name and kind."""
+    return operations.events.name.astype(np.int64) * 64 + operations.events.kind
 
 
 def _alike(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
