@@ -1192,6 +1192,29 @@ def fake_torch(tensor: type, capture: Any) -> Any:
     )
 
 
+@pytest.mark.parametrize("has_optimizer", [False, True])
+def test_without_an_optimizer_a_step_ends_with_each_backward_pass(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch, has_optimizer: bool
+) -> None:
+    class Optimizer:
+        """Base of torch's optimizers."""
+
+    def backward(loss: Any) -> str:
+        return "done"
+
+    trial, module = hooks.state.trial, SimpleNamespace(backward=backward)
+    monkeypatch.setitem(sys.modules, "torch.optim", SimpleNamespace(Optimizer=Optimizer))
+    hooks.state.asked.update(warmup=2, steps=None)
+    made = [Optimizer()] * has_optimizer
+    hooks.state.losses(module)
+    assert [module.backward(object()) for _ in range(7)] == ["done"] * 7
+    # The first two passes may be of a step whose end is not yet known.
+    assert (len(trial.ends), len(made)) == ((0, 1) if has_optimizer else (5, 0))
+    trial.step_ended(1, 99)
+    module.backward(object())
+    assert trial.ends == [99], "one that was made later tells of steps"
+
+
 def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
     hooks: InProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,11 @@ _plugged: "dict[str, list[tuple[str, Callable[[Any], None]]]]" = {}
 def install(patches: "dict[str, str]") -> None:
     """Take what is asked for into the table of modules to patch."""
     start(json.loads(os.environ["GPUTRACE_TRY"]))
-    if not asked.get("recorded"):
+    if asked.get("recorded"):
+        for module in _ALONE:
+            # After the recorder's, which leaves alone what is wrapped: steps may be told by it.
+            patches[module] = f"{patches.get(module, '')} {LOSSES[module]}"
+    else:
         _leave_out(patches)
     for cure, path in asked.get("hooks", {}).items():
         guarded(cure, _load, cure, path)

@@ -413,7 +413,11 @@ class _Arguments:
 
 
 def losses(module: "Any") -> None:
-    """Keep what the program differentiates, a number a step: it is read when all is over."""
+    """Keep what the program differentiates, a number a step: it is read when all is over.
+
+    Where nothing else tells of steps, as in a program that updates its parameters by itself, one
+    ends with each backward pass.
+    """
     function = vars(module).get("backward")
     if not isinstance(function, FunctionType):
         return
@@ -427,9 +431,29 @@ def losses(module: "Any") -> None:
                 if is_handlers(error):
                     raise
                 trial.loss = None
-        return function(tensors, *args, **keywords)
+        result = function(tensors, *args, **keywords)
+        if not trial.rank and _has_no_optimizer():
+            trial.step_ended(0, time_ns())
+        return result
 
     module.backward = ours(backward)
+
+
+_lacking: "list[bool]" = []
+"""Of the first backward passes, whether there was no optimizer by then; the last counts."""
+_TOLD = 3
+"""Backward passes until it is told whether there is one: a framework's first step may end later."""
+
+
+def _has_no_optimizer() -> bool:
+    """Return whether the program has made no optimizer of torch's, as far as is known."""
+    if len(_lacking) < _TOLD:
+        import gc
+
+        base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
+        last = len(_lacking) == _TOLD - 1
+        _lacking.append(last and not any(issubclass(type(each), base) for each in gc.get_objects()))
+    return _lacking[-1]
 
 
 def keras_losses(module: "Any") -> None:
