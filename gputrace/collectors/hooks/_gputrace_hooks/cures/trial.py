@@ -440,9 +440,9 @@ def losses(module: "Any") -> None:
 
 
 _lacking: "list[bool]" = []
-"""Of the first backward passes, whether there was no optimizer by then; the last counts."""
+"""True for first backward passes by which no optimizer had been made; the last entry counts."""
 _TOLD = 3
-"""Backward passes until it is told whether there is one: a framework's first step may end later."""
+"""Backward passes after which optimizers are looked for: a framework's first step may end late."""
 
 
 def _has_no_optimizer() -> bool:
