@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, edges_of, quantile, time_of
-from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, are_of_hip
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
 from gputrace.analyzers.steps.windows import StepWindows
-from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
+from gputrace.model.events import UNKNOWN, Events, Kind
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, Gap, Gaps, Step, Steps
@@ -407,8 +407,7 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
     outside = end - start - inside_calls.total
     process = calls.threads[feeder][0]
     if outside >= worth and calls.all_recorded(process, np.array([start]), np.array([end]))[0]:
-        is_hip = trace.search(distinct_ids(calls.name[:1]), "^hip")
-        no_call = "no HIP call" if is_hip else _OUTSIDE
+        no_call = "no HIP call" if are_of_hip(trace, calls.name[:1]) else _OUTSIDE
         parts.insert(0, f"{no_call} {format_ns(outside)}")
     # Ids past 31 bits are negative in their column.
     return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"

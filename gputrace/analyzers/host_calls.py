@@ -174,6 +174,11 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
         return {}
 
 
+def are_of_hip(trace: Trace, names: Column) -> bool:
+    """Return whether calls with these ids of names are HIP's, whose GPUs are AMD's."""
+    return bool(trace.search(distinct_ids(names), "^hip"))
+
+
 _CAPTURE: Final = r"(cuda|cu|hip)Stream(Begin|End)Capture"
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, median, stretches
-from gputrace.analyzers.host_calls import NOBODY, by_thread
+from gputrace.analyzers.host_calls import NOBODY, are_of_hip, by_thread
 from gputrace.analyzers.kernel_names import (
     PRODUCTS,
     converts_layout,
@@ -461,7 +461,7 @@ def find_launches(
     GPUs, or one that cannot be profiled alone.
     """
     index, use = _choose(analysis, trace.title, which)
-    if trace.search(distinct_ids(trace.events([Kind.API], ["name"]).name), "^hip"):
+    if are_of_hip(trace, trace.events([Kind.API], ["name"]).name):
         raise UsageError(
             f"{use.short} ran on a GPU of AMD, which Nsight Compute cannot profile; "
             "rocprof-compute can"

@@ -154,9 +154,14 @@ class Turns:
     """How many of them are passed over first."""
 
     @property
-    def ids(self) -> list[list[str]]:
+    def asked(self) -> dict[str, Any]:
         """Return the turns as the hooks take them."""
-        return [[setting.cure.id for setting in each.settings] for each in self.each]
+        return {
+            "turns": [[setting.cure.id for setting in each.settings] for each in self.each],
+            "orders": self.orders,
+            "stretch": self.stretch,
+            "passed": self.passed,
+        }
 
     @property
     def orders(self) -> list[list[int]]:
@@ -279,18 +284,14 @@ class Program:
         """
         with tempfile.TemporaryDirectory(prefix="gputrace-try-") as name:
             folder = Path(name).resolve()
-            began = monotonic()
-            clock_ns = time_ns()
+            began, clock_ns = monotonic(), time_ns()
             asked = {
                 "warmup": warmup,
                 "steps": steps,
-                "turns": turns.ids if turns else [],
-                "orders": turns.orders if turns else [],
-                "stretch": turns.stretch if turns else 0,
-                "passed": turns.passed if turns else 0,
                 "folder": str(folder),
                 "recorded": record is not None,
                 "keep": self.keep_trackers,
+                **(turns.asked if turns else {}),
             }
 
             def read(code: int | None, kind: str = "try") -> Measured:
@@ -313,11 +314,7 @@ class Program:
             except Spent:
                 with suppress(Failed):
                     return read(None, "turns")
-                if why := watch.notice():
-                    raise Failed(why) from None
-                if not _left_in(folder, "begun"):
-                    raise Spent(_why_no_steps([], warmup)) from None
-                raise
+                raise _why_unanswered(folder, watch, warmup) from None
             if code == 0 and not _left_in(folder) and (why := watch.notice()):
                 raise Failed(why)
             return read(code)
@@ -619,6 +616,13 @@ def _mean(left: _Left, warmup: int) -> float:
 def _mean_loss(losses: Sequence[float | None]) -> float | None:
     known = [loss for loss in losses if loss is not None]
     return sum(known) / len(known) if known else None
+
+
+def _why_unanswered(folder: Path, watch: HookWatch, warmup: int) -> Failed | Spent:
+    """Return the error of a run whose time was over before it measured anything."""
+    if why := watch.notice():
+        return Failed(why)
+    return Spent() if _left_in(folder, "begun") else Spent(_why_no_steps([], warmup))
 
 
 def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:

@@ -28,6 +28,7 @@ from gputrace.analyzers.gpu_links import (
 )
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
+from gputrace.analyzers.host_calls import are_of_hip
 from gputrace.analyzers.host_state import (
     measure_allocators,
     measure_load,
@@ -367,7 +368,7 @@ class Facts(Struct, frozen=True, dict=True):
     def is_hip(self) -> bool:
         """Return whether the calls are HIP's: the GPUs are AMD's, which gputrace cannot record."""
         calls = self.per_gpu.whole.calls
-        return calls is not None and bool(self.trace.search(distinct_ids(calls.name), "^hip"))
+        return calls is not None and are_of_hip(self.trace, calls.name)
 
     @cached_property
     def cards(self) -> tuple[CardUse, ...]:

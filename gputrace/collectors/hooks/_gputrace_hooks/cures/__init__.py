@@ -7,7 +7,7 @@ warmup    steps to pass
 steps     steps to measure then; after them the process ends by SystemExit, with null by itself
 turns     lists of ids of cures that are on together, by turns with the program as it is
 orders    of each round, the order of its turns by their numbers, 0 for the program as it is
-stretch   steps of a turn; 0 to leave all cures on
+stretch   steps of a turn; without it all cures stay on
 passed    how many of them to pass over first
 folder    folder for what the process leaves
 hooks     files of plugins by id: Python that defines ``patches(value)``, functions by module

@@ -53,6 +53,8 @@ class Trial:
         self.reasons: dict[str, str] = {}
         self.buffered = 0
         self.count_batches: Callable[[], list[int]] = list
+        # Backward passes, which end the steps of a program that lacks an optimizer.
+        self.passes, self.lacks_optimizer = 0, False
         self.restart()
 
     def restart(self) -> None:
@@ -432,28 +434,25 @@ def losses(module: "Any") -> None:
                     raise
                 trial.loss = None
         result = function(tensors, *args, **keywords)
-        if not trial.rank and _has_no_optimizer():
+        trial.passes += 1
+        if trial.passes == _TOLD:
+            trial.lacks_optimizer = not _has_optimizer()
+        if trial.lacks_optimizer and not trial.rank:
             trial.step_ended(0, time_ns())
         return result
 
     module.backward = ours(backward)
 
 
-_lacking: "list[bool]" = []
-"""True for first backward passes by which no optimizer had been made; the last entry counts."""
 _TOLD = 3
-"""Backward passes after which optimizers are looked for: a framework's first step may end late."""
+"""Backward pass by which a program has its optimizer, and a framework's first step has ended."""
 
 
-def _has_no_optimizer() -> bool:
-    """Return whether the program has made no optimizer of torch's, as far as is known."""
-    if len(_lacking) < _TOLD:
-        import gc
+def _has_optimizer() -> bool:
+    import gc
 
-        base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
-        last = len(_lacking) == _TOLD - 1
-        _lacking.append(last and not any(issubclass(type(each), base) for each in gc.get_objects()))
-    return _lacking[-1]
+    base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
+    return any(issubclass(type(each), base) for each in gc.get_objects())
 
 
 def keras_losses(module: "Any") -> None:
