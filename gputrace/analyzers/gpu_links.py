@@ -1,12 +1,11 @@
-"""Links between GPUs and to the host: topology, traffic, bandwidth, and pageable input copies."""
+"""Links between GPUs in use: collectives and copies over them, bandwidth, and slower ones."""
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import combinations, islice, permutations
+from itertools import permutations
 from typing import Final
 
 import numpy as np
@@ -14,16 +13,14 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import PEER_COPY, Collectives
-from gputrace.analyzers.device_metrics import memory_peak_of
-from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import StepsOf, median, stretches
-from gputrace.analyzers.lanes import LaneSummary
-from gputrace.analyzers.operations import Gpu, GpuSummary, OperationClass
+from gputrace.analyzers.gpu_shards import PerGpu
+from gputrace.analyzers.grouping import median
+from gputrace.analyzers.operations import Gpu, GpuSummary
+from gputrace.analyzers.topology import Topology, badness
 from gputrace.model.communication import GpuLink
-from gputrace.model.events import Events, Kind, Mask, Memory, distinct_ids, is_among
+from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
 from gputrace.model.intervals import Intervals, Times, union
-from gputrace.model.nvml import Card, Link, Nvml, Samples
-from gputrace.model.results import CopyUse, Step
+from gputrace.model.nvml import Nvml, Samples
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
@@ -412,132 +409,6 @@ def _places(
     return np.array([known.get(pair, _NOBODY) for pair in pairs], np.int64)
 
 
-_MOST_CHOICES: Final = 20_000
-"""Maximum number of sets of cards tried."""
-
-
-class Topology(Struct, frozen=True, dict=True):
-    """Links of all cards of all hosts; GPUs whose card is unknown have none."""
-
-    nvml: Nvml
-    links: Mapping[tuple[int, int, int], Link]
-    """Links by host, card and other card."""
-
-    @classmethod
-    def of(cls, nvml: Nvml) -> Topology:
-        return cls(nvml, {(link.host, link.gpu, link.peer): link for link in nvml.links})
-
-    def between(self, source: Gpu, target: Gpu) -> Link | None:
-        """Return the NVML link of two GPUs; None if unknown, or if they are on two hosts."""
-        if source.host != target.host or not (source.gpu_known and target.gpu_known):
-            return None
-        return self.links.get((source.host, source.gpu, target.gpu))
-
-    def name(self, source: Gpu, target: Gpu) -> str:
-        """Return ``NV18``, ``PHB`` and so on, or ""."""
-        link = self.between(source, target)
-        return link.link if link is not None else ""
-
-    def able(self, source: Gpu, target: Gpu) -> int | None:
-        """Return the capacity from one GPU to the other, in bytes per second; None if unknown."""
-        cards = [self.nvml.card(gpu.host, gpu.gpu) for gpu in (source, target)]
-        return able(self.name(source, target), *cards)
-
-    def worst(self, gpus: Sequence[Gpu]) -> str:
-        """Return the worst link between any two GPUs; "" where none is known."""
-        names = [self.name(a, b) for a, b in combinations(gpus, 2)]
-        return max(filter(None, names), key=badness, default="")
-
-    def worst_of_cards(self, host: int, cards: Sequence[int]) -> str:
-        """Return the worst link between any two of some cards of a host; "" where none is known."""
-        links = [self.links.get((host, a, b)) for a, b in combinations(cards, 2)]
-        return max((link.link for link in links if link is not None), key=badness, default="")
-
-    def better_choice(self, gpus: Sequence[Gpu]) -> tuple[int, ...] | None:
-        """Return an equally large set of cards of the host with better links; None if none exists.
-
-        The best set has the best worst link, then the best links in total. A set whose worst link
-        is no better gains nothing.
-        """
-        if len(gpus) < 2 or len({gpu.host for gpu in gpus}) > 1 or not self.worst(gpus):
-            return None
-        host = gpus[0].host
-        cards = sorted({gpu for at, gpu, _ in self.links if at == host})
-        used = tuple(sorted(gpu.gpu for gpu in gpus))
-        choices = islice(combinations(cards, len(used)), _MOST_CHOICES)
-        best = min(choices, key=lambda choice: self._cost(host, choice), default=None)
-        is_better = best is not None and self._cost(host, best)[0] < self._cost(host, used)[0]
-        return best if is_better else None
-
-    def _cost(self, host: int, cards: Sequence[int]) -> tuple[int, int]:
-        pairs = combinations(cards, 2)
-        links = [self.links.get((host, a, b)) for a, b in pairs]
-        costs = [badness(link.link if link is not None else "") for link in links]
-        return max(costs), sum(costs)
-
-
-GB: Final = 10**9
-
-_NVLINK: Final = (
-    (r"(?i)P100", 20 * GB),
-    (r"(?i)\bG?B[123]00|RTX PRO 6000|GB10", 50 * GB),
-)
-"""Bytes per second of one NVLink in one direction, by pattern of the model."""
-_NVLINK_ELSE: Final = 25 * GB
-
-_PCIE_LANE: Final = {
-    1: 250_000_000,
-    2: 500_000_000,
-    3: 984_615_384,
-    4: 1_969_230_769,
-    5: 3_938_461_538,
-    6: 7_562_500_000,
-}
-"""Bytes per second of one lane in one direction, by generation, as its coding leaves them: 8 of 10
-bits; since 3, 128 of 130; of 6, 242 of the 256 bytes of a flit (PCI Express Base Specification)."""
-
-_ORDER: Final = ("INT", "PIX", "PXB", "PHB", "NODE", "SYS")
-"""PCIe paths, shortest first."""
-_NUMBERED: Final = re.compile(r"NV(\d+)")
-
-
-def nvlinks(link: str) -> int:
-    """Return the number of NVLinks in a name such as ``NV18``; 0 for any other link."""
-    match = _NUMBERED.fullmatch(link)
-    return int(match[1]) if match else 0
-
-
-def badness(link: str) -> int:
-    """Return a sort key of links, lowest for the best; an unknown link is the worst."""
-    count = nvlinks(link)
-    if count:
-        return -count
-    return _ORDER.index(link) if link in _ORDER else len(_ORDER)
-
-
-def able(link: str, source: Card | None, target: Card | None) -> int | None:
-    """Return the capacity of a link in one direction, in bytes per second; None if unknown."""
-    count = nvlinks(link)
-    if count:
-        name = source.name if source is not None else ""
-        return count * next(
-            (rate for model, rate in _NVLINK if re.search(model, name)), _NVLINK_ELSE
-        )
-    if link not in _ORDER or source is None or target is None:
-        return None
-    return min(slot_rate(source), slot_rate(target)) or None
-
-
-def slot_rate(card: Card) -> int:
-    """Return the capacity of a card's slot in one direction, in bytes per second; 0 if unknown."""
-    return pcie_rate(card.pcie_gen_max, card.pcie_width_max)
-
-
-def pcie_rate(generation: int | None, lanes: int | None) -> int:
-    """Return the capacity of a PCIe link in one direction, in bytes per second; 0 if unknown."""
-    return _PCIE_LANE.get(generation or 0, 0) * (lanes or 0)
-
-
 _WRAP: Final = 1 << 32
 """Modulus of the PCIe counter."""
 
@@ -579,144 +450,3 @@ def _sent(samples: Samples) -> Sent | None:
     by_pcie[by_pcie < 0] += _WRAP
     start, end = int(samples.time[rows[0]]), int(samples.time[rows[-1]])
     return Sent(int(by_nvlink.sum()), int(by_pcie.sum()), start, end)
-
-
-class Pageable(Struct, frozen=True, dict=True):
-    """Input copies from pageable memory in the measured steps of all GPUs, or in their spans."""
-
-    copies: int
-    bytes: int
-    copy_ns: int
-    """Sum of their durations."""
-    exposed_ns: int
-    """Part of these durations without a concurrent operation of a higher class on the GPU."""
-    pinned_rate: float | None
-    """Bytes per second of copies from pinned memory; None if unknown."""
-
-    @property
-    def saving_ns(self) -> int:
-        """Return the exposed time that pinned memory would save."""
-        if not self.pinned_rate or not self.copy_ns:
-            return self.exposed_ns
-        pinned = self.bytes * 1e9 / self.pinned_rate
-        return round(self.exposed_ns * max(0.0, 1 - pinned / self.copy_ns))
-
-
-_MOST_INPUTS: Final = 4
-"""More copies than this before the first kernel: weights, which are copied once, not an input."""
-
-
-def weights_until(view: GpuShardView) -> int:
-    """Return when a GPU's weights have been copied: when its first kernel starts, if copies other
-    than of an input precede it, else when its first operation does.
-    """
-    operations = view.operations
-    computing = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
-    first = int(operations.start[computing[0]]) if len(computing) else view.lane.window.start
-    copies = operations.start[operations.events.kind == Kind.COPY_H2D]
-    weights = np.count_nonzero(copies < first) > _MOST_INPUTS
-    return first if weights else view.lane.window.start
-
-
-def find_pageable(gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]) -> Pageable:
-    """Sum up the pageable input copies of some of the GPUs; without steps, none of weights."""
-    columns = ("start", "end", "bytes", "source_memory", "process", "device")
-    every = gpus.trace.events([Kind.COPY_H2D], columns)
-    copies = every.select(every.source_memory == Memory.PAGEABLE)
-    steps_of = StepsOf(measured)
-    windows = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes if len(copies)]
-    if windows and not measured:
-        begins = gpus.each(weights_until, lanes)
-        windows = [
-            w.clip(start, lane.window.end)
-            for w, start, lane in zip(windows, begins, lanes, strict=True)
-        ]
-    mine = [
-        copies.select(
-            window.contains(copies.start)
-            & window.contains(copies.end - 1)
-            & is_on(copies, lane.gpu)
-        )
-        for lane, window in zip(lanes, windows, strict=False)
-    ]
-    busy = [union(copied.start, copied.end) for copied in mine]
-    return Pageable(
-        sum(map(len, mine)),
-        sum(int(copied.bytes.sum()) for copied in mine),
-        sum(int((copied.end - copied.start).sum()) for copied in mine),
-        sum(gpus.each(_alone, lanes, busy)) if busy else 0,
-        _pinned_rate(gpus.trace, every, lanes),
-    )
-
-
-def _alone(view: GpuShardView, copies: Intervals) -> int:
-    """Return the nanoseconds of copies without a concurrent operation of a higher class."""
-    return copies.intersection(view.lane.timeline.of_class(OperationClass.H2D)).total
-
-
-_DIRECTIONS: Final = {
-    Kind.COPY_H2D: "h2d",
-    Kind.COPY_D2H: "d2h",
-    Kind.COPY_D2D: "d2d",
-    Kind.COPY_PEER: "peer",
-}
-_OF_HOST: Final[Mapping[int, str]] = {
-    Memory.PAGEABLE: "pageable",
-    Memory.PINNED: "pinned",
-    Memory.MANAGED: "managed",
-}
-
-
-def find_copies(gpus: PerGpu, measured: Sequence[Step]) -> tuple[CopyUse, ...]:
-    """Return the copies of each GPU, by direction and the host's memory, most time first."""
-    columns = ("start", "end", "kind", "bytes", "source_memory", "destination_memory")
-    copies = gpus.trace.events(list(_DIRECTIONS), (*columns, "process", "device"))
-    copies = copies.select((copies.bytes > 0) & (copies.end > copies.start))
-    memory = np.where(copies.kind == Kind.COPY_H2D, copies.source_memory, copies.destination_memory)
-    memory = np.where(copies.kind <= Kind.COPY_D2H, memory, Memory.UNKNOWN)
-    sort = copies.kind.astype(np.int64) << 8 | (memory & 0xFF)
-    steps_of, rows, nvml = StepsOf(measured), [], gpus.trace.nvml
-    for lane in gpus.lanes if len(copies) else ():
-        steps, gpu = steps_of(lane.gpu), lane.gpu
-        inside = is_on(copies, gpu) & stretches(steps, lane.window).contains(copies.start)
-        card = nvml.card(gpu.host, gpu.gpu) if gpu.gpu_known else None
-        slot, peak = None if card is None else slot_rate(card), memory_peak_of(gpu.name)
-        for number in distinct_ids(sort[inside]).tolist():
-            mine = copies.select(inside & (sort == number))
-            kind, total = Kind(number >> 8), int((mine.end - mine.start).sum())
-            within = None if peak is None else peak / 2
-            limit = {Kind.COPY_D2D: within, Kind.COPY_PEER: None}.get(kind, slot)
-            rows.append(
-                CopyUse(
-                    gpu.gpu,
-                    gpu.rank,
-                    _DIRECTIONS[kind],
-                    _OF_HOST.get(number & 0xFF, ""),
-                    len(steps),
-                    count=len(mine),
-                    bytes=int(mine.bytes.sum()),
-                    total_ns=total,
-                    bytes_per_s=round(int(mine.bytes.sum()) * 1e9 / total),
-                    limit_bytes_per_s=round(limit) if limit else None,
-                )
-            )
-    return tuple(sorted(rows, key=lambda row: -row.total_ns))
-
-
-def is_on(copies: Events, gpu: Gpu) -> Mask:
-    """Return a mask of the rows on a GPU."""
-    on_gpu = np.zeros(len(copies), bool)
-    for process, device in gpu.pairs:
-        on_gpu |= (copies.process == process) & (copies.device == device)
-    return on_gpu
-
-
-def _pinned_rate(trace: Trace, copies: Events, lanes: Sequence[LaneSummary]) -> float | None:
-    """Return the median rate of large copies from pinned memory, else the capacity of the slots."""
-    pinned = copies.select(copies.source_memory == Memory.PINNED)
-    if (rate := bandwidth(pinned)) is not None:
-        return rate
-    nvml = trace.nvml
-    cards = [nvml.card(lane.gpu.host, lane.gpu.gpu) for lane in lanes if lane.gpu.gpu_known]
-    rates = [rate for card in cards if card is not None and (rate := slot_rate(card))]
-    return float(min(rates)) if rates else None

@@ -17,15 +17,9 @@ from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.breakdown import find_gaps
 from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.copies import Pageable, find_copies, find_pageable, weights_until
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
-from gputrace.analyzers.gpu_links import (
-    Links,
-    Pageable,
-    find_copies,
-    find_pageable,
-    measure_links,
-    weights_until,
-)
+from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
 from gputrace.analyzers.host_calls import are_of_hip

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import Facts, severity_of
-from gputrace.analyzers.gpu_links import GB, pcie_rate
 from gputrace.analyzers.grouping import median
+from gputrace.analyzers.topology import GB, pcie_rate
 from gputrace.model.results import CardUse, Evidence, Finding
 from gputrace.units import format_ns, format_ranges
 

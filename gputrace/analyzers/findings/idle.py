@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
+from gputrace.analyzers.copies import is_on
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
-from gputrace.analyzers.gpu_links import is_on
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call
