@@ -30,7 +30,7 @@ _IMPORTED: Final = (
     "gputrace.cli.check",
     "gputrace.cli.record",
     "gputrace.collectors.session",
-    "gputrace.readers.nsys",
+    "gputrace.readers.gputrace",
     "gputrace.report.text",
     "msgspec",
     "numpy.ma",

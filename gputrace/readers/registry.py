@@ -117,7 +117,7 @@ def _converted(files: str, recognises: Callable[[Candidate], bool], converts: st
 
 
 READERS: Final = (
-    _built_in("gputrace's traces", "nsys", "is_own", "OwnTrace"),
+    _built_in("gputrace's traces", "gputrace", "is_own", "OwnTrace"),
     _built_in("nsys SQLite exports", "nsys", "is_nsys", "NsysTrace"),
     _built_in("nvprof files", "nvprof", "is_nvprof", "NvprofTrace"),
     _built_in("databases of AMD's rocprofv3", "rocpd", "is_rocpd", "RocpdTrace"),

@@ -29,14 +29,7 @@ from gputrace.readers.chrome_json import (
 )
 from gputrace.readers.gzip_io import read_content
 from gputrace.readers.in_memory import MemoryTrace, Names
-from gputrace.readers.protobuf import (
-    BYTES,
-    VARINT,
-    Field,
-    Positions,
-    Wire,
-    WireError,
-)
+from gputrace.readers.protobuf import BYTES, VARINT, Field, Positions, Wire, WireError
 
 _START: Final = re.compile(
     rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12"
