@@ -27,15 +27,7 @@ from gputrace.errors import GputraceError
 from gputrace.model.results import Analysis, Step, WhatIf
 from gputrace.readers.registry import open_trace
 from tests.recordings import SHARED
-from tests.synthetic import (
-    Kind,
-    Plan,
-    Recording,
-    mixed_plan,
-    random_plan,
-    simulate,
-    write_nsys,
-)
+from tests.synthetic import Kind, Plan, Recording, mixed_plan, random_plan, simulate, write_nsys
 
 RUNS: Final = 1_000
 FEWER: Final = 100

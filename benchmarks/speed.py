@@ -18,16 +18,7 @@ from benchmarks.inputs import (
     nsys_export,
     nvprof_folder,
 )
-from benchmarks.measure import (
-    MIB,
-    Failed,
-    Job,
-    Series,
-    alternate,
-    alternate_all,
-    machine,
-    pin,
-)
+from benchmarks.measure import MIB, Failed, Job, Series, alternate, alternate_all, machine, pin
 from benchmarks.options import Options
 from benchmarks.tables import mebibytes, seconds, show, spread, verdict
 

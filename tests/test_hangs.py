@@ -19,12 +19,7 @@ from msgspec.structs import replace
 from gputrace.analyzers.hangs import Hang, find_cause
 from gputrace.collectors.hangs import Hangs, read_ring
 from gputrace.errors import InputError
-from gputrace.readers.flight_recorder import (
-    Collective,
-    RankState,
-    plain_pickle,
-    read_ranks,
-)
+from gputrace.readers.flight_recorder import Collective, RankState, plain_pickle, read_ranks
 from tests import command
 from tests.test_hooks import Program, torch_python
 

@@ -15,17 +15,7 @@ import gputrace
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Kind, Memory
 from gputrace.model.options import Window
 from gputrace.readers.registry import open_trace
-from tests.exports import (
-    D2D,
-    D2H,
-    DEVICE,
-    H2D,
-    PAGEABLE,
-    PEER,
-    Export,
-    Opened,
-    global_id,
-)
+from tests.exports import D2D, D2H, DEVICE, H2D, PAGEABLE, PEER, Export, Opened, global_id
 from tests.memory import rows
 
 

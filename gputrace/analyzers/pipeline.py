@@ -8,13 +8,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import (
-    break_down,
-    list_steps,
-    measured,
-    steady,
-    summarize,
-)
+from gputrace.analyzers.breakdown import break_down, list_steps, measured, steady, summarize
 from gputrace.analyzers.clocks import fit_clocks
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.device_metrics import find_energy, find_utilization

@@ -21,13 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.operations import (
-    Gpu,
-    GpuOperations,
-    GpuSummary,
-    pair_keys,
-    pair_of,
-)
+from gputrace.analyzers.operations import Gpu, GpuOperations, GpuSummary, pair_keys, pair_of
 from gputrace.errors import GputraceError
 from gputrace.model import keep_freed_memory
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, distinct_ids, number_ids

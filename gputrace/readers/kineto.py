@@ -14,16 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gputrace.errors import STOP, ErrorPolicy, UsageError
-from gputrace.model.events import (
-    GPU_KINDS,
-    UNKNOWN,
-    Column,
-    Events,
-    Kind,
-    Mask,
-    Memory,
-    is_among,
-)
+from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, Mask, Memory, is_among
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
 from gputrace.readers.chrome_json import BadJson, Document

@@ -11,15 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.model.events import (
-    COLUMN_TYPES,
-    COPY_KINDS,
-    GPU_KINDS,
-    UNKNOWN,
-    Events,
-    Kind,
-    Memory,
-)
+from gputrace.model.events import COLUMN_TYPES, COPY_KINDS, GPU_KINDS, UNKNOWN, Events, Kind, Memory
 from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct

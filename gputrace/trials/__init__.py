@@ -24,14 +24,7 @@ from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
 from gputrace.trials import ledger
-from gputrace.trials.cures import (
-    Candidate,
-    combine,
-    cost_of,
-    cures_for,
-    predict,
-    read_candidates,
-)
+from gputrace.trials.cures import Candidate, combine, cost_of, cures_for, predict, read_candidates
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
 from gputrace.trials.race import TURNS, Costs, Row, contenders, kept, lots, next_lot, sharing

@@ -17,13 +17,7 @@ from textual.containers import Container, VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
-from gputrace.analyzers.timeline_model import (
-    SORTS,
-    GapTable,
-    Scene,
-    SceneLane,
-    most_visible,
-)
+from gputrace.analyzers.timeline_model import SORTS, GapTable, Scene, SceneLane, most_visible
 from gputrace.analyzers.timeline_model.gaps import (
     GapDetail,
     IssuingCall,
