@@ -22,10 +22,10 @@ import pytest
 from hypothesis import strategies as st
 
 import gputrace
-from gputrace import distributed as ours
 from gputrace.analyzers.pipeline import analyze
 from gputrace.cli import run
-from gputrace.distributed import Cluster, connected, spread, worker
+from gputrace.distributed import Cluster, scheduler, spread, worker
+from gputrace.distributed.scheduler import connected
 from gputrace.errors import ExitCode, InputError, UsageError
 from gputrace.readers.open import open_traces
 from gputrace.store import cache_folder
@@ -314,7 +314,7 @@ class TestACluster:
     def test_that_does_not_answer(
         self, ranks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(ours, "_PATIENCE_S", 0.3)
+        monkeypatch.setattr(scheduler, "_PATIENCE_S", 0.3)
         code = run(["analyze", str(ranks), "--scheduler", "tcp://127.0.0.1:9"])
         assert code == ExitCode.MISSING_HERE
         told = capsys.readouterr().err
