@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks.options import Options
 from benchmarks.tables import show, verdict
-from gputrace import trials
 from gputrace.trials.cures import Candidate, read_candidates
 from gputrace.trials.ledger import Entry
 from gputrace.trials.runs import Change, Measured, Spent, Turn, Turns
+from gputrace.trials.trial import Request, Trial
 
 BUDGETS_S: Final = (30, 45, 60, 120, 300)
 TRIALS: Final = 20
@@ -278,12 +278,12 @@ class World:
         return run
 
 
-class _Simulated(trials.Trial):
+class _Simulated(Trial):
     """Trial on a planted program, with its clock."""
 
     def __init__(self, planted: Planted, budget_s: float, seed: int, ledger: Path) -> None:
         candidates = tuple(read_candidates(",".join(planted.cures)))
-        request = trials.Request(("simulated",), candidates, budget_s=budget_s, ledger=ledger)
+        request = Request(("simulated",), candidates, budget_s=budget_s, ledger=ledger)
         super().__init__(request, lambda *_: None)
         self._world = World(planted, seed)
         self._program: Any = self._world

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gputrace.api import compare, open
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step
-    from gputrace.trials import try_cures
+    from gputrace.trials.trial import try_cures
     from gputrace.version import __version__
 
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
         "compare": "api",
         "annotate": "marks",
         "step": "marks",
-        "try_cures": "trials",
+        "try_cures": "trials.trial",
         "GputraceError": "errors",
         "__version__": "version",
     }

@@ -27,7 +27,6 @@ import pytest
 import gputrace
 from benchmarks import budgets
 from benchmarks.trials import NOISES, tally
-from gputrace import trials
 from gputrace.analyzers.whatif import calibration
 from gputrace.cli import console
 from gputrace.cli import run as run_command
@@ -35,7 +34,7 @@ from gputrace.cli.try_ import _progress
 from gputrace.collectors.session import HOOKS
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
-from gputrace.trials import ledger, order, runs
+from gputrace.trials import ledger, runs
 from gputrace.trials.cures import (
     CURES,
     Candidate,
@@ -58,6 +57,7 @@ from gputrace.trials.statistics import (
     losses_differ,
     turn_losses_differ,
 )
+from gputrace.trials.trial import Request, Trial, order, try_out
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.packages import install
@@ -289,8 +289,8 @@ def test_the_bar_goes_on_within_a_run(real: Real, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(console._LateBar, "update", seen)
     real.script.write_text(PROGRAM)
     with _progress() as progress:
-        request = trials.Request((sys.executable, str(real.script)), budget_s=2)
-        trials.try_out(replace(request, candidates=tuple(read_candidates("gc"))), progress)
+        request = Request((sys.executable, str(real.script)), budget_s=2)
+        try_out(replace(request, candidates=tuple(read_candidates("gc"))), progress)
     assert shown.count(("run 1, recording", 2)) > 2
 
 
@@ -961,7 +961,7 @@ def test_a_loader_whose_turns_fail_later_has_no_answer_of_them(simulated: Simula
     """Whole runs are of another kind, so that one run of turns that ended early counts no more."""
     simulated.factors = {"workers=4": 0.5}
     [cure] = read_candidates("workers=4")
-    trial, row = trials.Trial(trials.Request(("x",)), lambda *_: None), Row(cure)
+    trial, row = Trial(Request(("x",)), lambda *_: None), Row(cure)
     turns = Turns((cure,), 5)
     run = simulated.run(cure, 10, 70, None, turns, lambda _: [1])
     row.take(run, run.turns[0])
@@ -971,7 +971,7 @@ def test_a_loader_whose_turns_fail_later_has_no_answer_of_them(simulated: Simula
 
 
 def test_turns_of_a_loader_pass_over_what_was_ready_before(tmp_path: Path) -> None:
-    trial = trials.Trial(trials.Request(("x",), ledger=tmp_path / "l"), lambda *_: None)
+    trial = Trial(Request(("x",), ledger=tmp_path / "l"), lambda *_: None)
     trial._pilot = SimpleNamespace(step_ns=50_000_000, buffered=4)  # type: ignore[assignment]
     cures = read_candidates("gc,workers=6,pinned,prefetch=4,workers=6+prefetch=4")
     turns = [trial._turns([Row(cure)]) for cure in cures]
@@ -1076,7 +1076,7 @@ def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
     accumulates gradients takes several batches.
     """
     [candidate] = read_candidates(cure)
-    trial = trials.Trial(trials.Request(("x",)), lambda *_: None)
+    trial = Trial(Request(("x",)), lambda *_: None)
     trial._pilot = SimpleNamespace(step_ns=30_000_000, buffered=4)  # type: ignore[assignment]
     turns = trial._turns([Row(candidate)])
     values = {"workers": 2, "prefetch": 2} | {s.cure.id: s.value for s in candidate.settings}
@@ -1471,7 +1471,7 @@ class Simulated:
         self.before: Callable[[], object] = lambda: None
         """Called at the beginning of each run."""
         monkeypatch.setattr(ProgramToTry, "run", lambda _, *given: self.run(*given))
-        monkeypatch.setattr(trials.Trial, "_spent", lambda _: self.spent)
+        monkeypatch.setattr(Trial, "_spent", lambda _: self.spent)
 
     def factor(self, candidate: Candidate) -> float:
         names = map(str, candidate.settings)
@@ -1819,7 +1819,7 @@ def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
     simulated.factors = {"tf32": 0.5}
     assert gputrace.try_cures(["x"], "tf32").best == "tf32"
     chosen = tuple(read_candidates("tf32"))
-    monkeypatch.setattr(trials, "cures_for", lambda *_: chosen)
+    monkeypatch.setattr("gputrace.trials.trial.cures_for", lambda *_: chosen)
     recording = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
     outcome = gputrace.try_cures(["x"], recording=recording)
     assert [(row.verdict, row.numerics) for row in outcome.rows] == [("faster", True)]

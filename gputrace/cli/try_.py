@@ -20,9 +20,10 @@ from gputrace.units import format_ns, parse_duration
 
 if TYPE_CHECKING:
     from gputrace.report.tables import Table
-    from gputrace.trials import Outcome, Progress, Request
     from gputrace.trials.ledger import Entry, Record
+    from gputrace.trials.outcome import Outcome
     from gputrace.trials.patch import Patch
+    from gputrace.trials.trial import Progress, Request
 
 _PROGRAM: Final = "gputrace.program"
 _STEPS: Final = click.IntRange(min=5)
@@ -109,7 +110,7 @@ def command(
             "--workdir . gives it copies"
         )
     with signals_as_interrupt(), _progress() as progress:
-        from gputrace.trials import try_out
+        from gputrace.trials.trial import try_out
 
         outcome = try_out(request, progress)
     click.echo(_json(outcome) if as_json else _text(outcome, diff, apply_), nl=False, color=True)
@@ -147,8 +148,8 @@ def _apply(patch: Patch | None) -> None:
 
 
 def _request(cures: Sequence[str], program: tuple[str, ...], given: dict[str, Any]) -> Request:
-    from gputrace.trials import Request
     from gputrace.trials.cures import read_candidates
+    from gputrace.trials.trial import Request
 
     try:
         budget = parse_duration(given["budget"]) / 1e9

@@ -1,0 +1,132 @@
+"""Outcome of a trial: an answer for each cure, the patch, and notes on what limits them."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import stdev
+from typing import Final
+
+from gputrace.trials.ledger import Entry
+from gputrace.trials.patch import Patch
+from gputrace.trials.race import Row, sharing
+from gputrace.trials.runs import Measured
+from gputrace.trials.statistics import FEWEST, LOOKS, MOST, losses_differ, turn_losses_differ
+
+_RESTLESS: Final = 0.1
+"""Scatter of steps as they are, from round to round, from which on a note says so."""
+_MOSTLY: Final = 0.9
+"""Part of its steps' gain that a run as a whole, with its start, has after as many as are told."""
+_SHORT: Final = 500
+"""Steps up to which none are told: few trainings are as short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Answers of a trial. Times are nanoseconds, ratios those of steps with a cure to without."""
+
+    command: tuple[str, ...]
+    warmup: int
+    steps: int
+    """Steps measured in each run without turns."""
+    runs: int
+    seconds: float
+    bare_ns: float | None
+    """Mean step of the program as it is."""
+    findings: tuple[str, ...]
+    """Ids of the recording's findings, the most important first; empty without a recording."""
+    rows: tuple[Entry, ...]
+    """Answer for each cure, in the order tried; the best together come last."""
+    best: str | None
+    """Fastest of the cures that are proven and change no results, or were asked for."""
+    patch: Patch | None
+    """Changes to the program to have it for good."""
+    notes: tuple[str, ...]
+    interrupted: bool = False
+
+
+def answer(
+    row: Row, program: str, run: Measured | None, losses: Sequence[Sequence[float]]
+) -> Entry:
+    """Return the answer for a row.
+
+    Args:
+        row: cures, with what was measured of them.
+        program: name of the program, or its command line.
+        run: last run of the program as it is.
+        losses: losses of each run of the program as it is.
+    """
+    ratio, prediction = row.ratio, row.prediction
+    return Entry(
+        time_ns=time.time_ns(),
+        program=program,
+        host=socket.gethostname(),
+        gpu=run.gpu if run else "",
+        ranks=run.ranks if run else 0,
+        versions=", ".join(f"{k} {v}" for k, v in run.versions.items()) if run else "",
+        cure=str(row.candidate),
+        verdict=str(row.verdict),
+        why=row.why or ("" if row.ratio else f"fewer than {FEWEST} rounds in the budget"),
+        ratio=ratio.ratio if ratio else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
+        rounds=len(row.cured),
+        steps=run.steps if run else 0,
+        bare_ns=sum(row.bare) / len(row.bare) if row.bare else None,
+        predicted=prediction.ratio if prediction else None,
+        predicted_low=prediction.low if prediction else None,
+        predicted_high=prediction.high if prediction else None,
+        numerics=row.candidate.numerics,
+        loss_differs=(
+            turn_losses_differ(row.turn_losses)
+            if row.turn_losses
+            else losses_differ(losses, row.losses)
+        ),
+    )
+
+
+def from_when(row: Row, start_s: float) -> list[str]:
+    """Say how long a run has to be to gain about what its steps do, where that is long."""
+    cured_ns = sum(row.cured) / len(row.cured)
+    steps = 1e9 * _MOSTLY * start_s / ((1 - _MOSTLY) * cured_ns)
+    if steps <= _SHORT:
+        return []
+    return [
+        f"what {row.candidate} gains is of steps; the program takes {start_s:.1f} s to start, "
+        f"so as a whole it gains {100 * _MOSTLY:.0f}% of that in a run of about "
+        f"{round(steps, -2):,.0f} steps"
+    ]
+
+
+def what_was_left(rows: Sequence[Row], last: Measured | None, spent_s: float) -> str:
+    """Say what it would take to go on, to the next look at the rounds."""
+    run_s = last.seconds if last else 0.0
+    runs = sharing([row for row in rows if row.within])
+    within_s = sum(max(row.seconds or run_s for row in run) for run in runs)
+    whole = [row for row in rows if not row.within]
+    each, more, what = within_s, 1, "run of turns"
+    if whole:
+        each, what = run_s + sum(row.seconds or run_s for row in whole), "round"
+        rounds = min(len(row.cured) for row in whole)
+        more = next((look for look in LOOKS if look > rounds), MOST) - rounds
+    more_s = each * more + (within_s if whole else 0.0)
+    minutes = math.ceil((spent_s + more_s) / 60)
+    names = ", ".join(str(row.candidate) for row in rows)
+    return (
+        f"the budget ended before all was decided ({names}): a {what} takes {each:.0f} s; "
+        f"--budget {minutes}min would give {more} more"
+    )
+
+
+def restless(rows: Sequence[Row]) -> list[str]:
+    """Say by how much steps as they are vary, where that is why it cannot be told what cures do."""
+    scatter = max((stdev(map(math.log, row.bare)) for row in rows), default=0.0)
+    if scatter < _RESTLESS:
+        return []
+    return [
+        f"steps as they are vary by {100 * scatter:.0f}% from round to round, so little can be "
+        "told: is the machine busy with other work?"
+    ]
