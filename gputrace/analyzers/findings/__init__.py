@@ -19,6 +19,7 @@ from gputrace.analyzers.findings import (
     hardware,
     host,
     idle,
+    slow_steps,
     stragglers,
     whole_run,
 )
@@ -62,7 +63,7 @@ RULES: Final[tuple[Rule, ...]] = (
     stragglers.gpu0_skew,
     gpu_links.topology,
     gpu_links.host_staged_comm,
-    whole_run.slow_steps,
+    slow_steps.slow_steps,
     whole_run.validation_downtime,
     whole_run.checkpoint_stall,
     whole_run.warmup,
@@ -80,7 +81,7 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
     host.recompilation,
     host.host_blocked,
     whole_run.no_gpu_activity,
-    whole_run.slow_steps,
+    slow_steps.slow_steps,
     whole_run.warmup,
 )
 """Rules that need no GPU activity, for traces that hold none."""

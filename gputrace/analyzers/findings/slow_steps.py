@@ -1,0 +1,251 @@
+"""Finding on steps that take much longer than the rest, and what is longer in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.analyzers.findings.host import (
+    COLLECT_BETWEEN,
+    COMPILE_ONCE,
+    CORES_ALONE,
+    RAISE_QUOTA,
+    STOPPED,
+)
+from gputrace.analyzers.grouping import edges_of, median, time_of
+from gputrace.analyzers.host_state import read_counters, read_host_state
+from gputrace.analyzers.loader import read_loaders
+from gputrace.model.events import Mask
+from gputrace.model.host import DATA, FORWARD, PHASES
+from gputrace.model.intervals import EMPTY, union
+from gputrace.model.results import Finding, Step
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
+from gputrace.units import format_ns
+
+_SLOW: Final = 1.3
+"""Ratio to the median from which a step is slow, if it is past the usual scatter too."""
+_WORTH: Final = 0.02
+"""Share of the steady time that slow steps must add to be reported."""
+
+
+_EPOCHS: Final = 0.75
+"""Share of the slow steps that must begin epochs for the finding to say so."""
+_MOSTLY: Final = 0.5
+"""Share that one of `_HOST_TOOK` must have of what slow steps take longer, to be named."""
+_TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
+"""Classes covered by findings of their own."""
+_NAMES: Final = {
+    **{row.id: row.activity for row in TIME_CLASSES},
+    **PHASES,
+    FORWARD: "forward passes",
+    "host_data": "waiting for data",
+    "host": "other time of the host",
+}
+_KEEP_LOADER: Final = {
+    "pytorch": "keep the loader's workers from one epoch to the next: "
+    "DataLoader(persistent_workers=True), or one endless loader with a sampler that begins anew",
+    "tensorflow": "keep the pipeline from one epoch to the next: dataset.repeat().prefetch(…) and "
+    "steps_per_epoch, cache decoded data",
+    "": "keep the loader and what it has prefetched from one epoch to the next",
+}
+_HOST_TOOK: Final = {
+    "starting_workers_ns": ("a loader starts its workers for {} of each", _KEEP_LOADER["pytorch"]),
+    "collecting_ns": ("Python collects garbage for {} of each", COLLECT_BETWEEN),
+    "compiling_ns": ("parts of the program are compiled for {} of each", COMPILE_ONCE),
+    "queued_ns": (
+        "in each, the thread that trains is queued for a core for {} longer than usual, at least",
+        CORES_ALONE,
+    ),
+}
+"""Clause of the message and advice, by what takes the host in slow steps, as in the evidence."""
+_HOST_THEN: Final = (
+    "look at what the program does in these steps alone: garbage collection, logging, a checkpoint "
+    "or an evaluation every so many steps, other programs on its cores"
+)
+_LOAD_EVENLY: Final = (
+    "look at the batches of these steps: samples that are larger or come from a slower disk, a "
+    "cache that is filled, too few batches fetched ahead"
+)
+_IN_SLOW_STEPS: Final = {
+    "compute": "look at the batches of these steps: longer inputs, shapes that kernels are "
+    "searched or compiled for, an evaluation every so many steps; or at the clocks of the GPU then",
+    "communication": "look at which rank comes last in these steps, and what else uses the links "
+    "then",
+    "h2d": "look at what these steps copy to the GPU that the others do not: larger batches, "
+    "tables or masks made on the host",
+    "other_copy": "look at what these steps read back or move: metrics, logging, a checkpoint "
+    "every so many steps",
+    "memset": "look at what these steps set to zero: buffers taken anew for inputs of other shapes",
+    "recorder": "record with less, or leave these steps out: the recorder writes in them",
+    "data_feeding": _LOAD_EVENLY,
+    "host_data": _LOAD_EVENLY,
+    "sync": "look at what the host waits for in these steps: a loss or a metric read for "
+    "logging, an evaluation or a checkpoint every so many steps",
+    FORWARD: "look for an evaluation or a rollout every so many steps, whose forward passes count "
+    "for the step that follows: make it rarer or shorter; or at the batches of these steps: longer "
+    "inputs",
+    "alloc": "look at the shapes of these steps: inputs longer than any before take memory anew; "
+    "pad them, or run the longest first",
+}
+"""Advice by the class or phase that is longer in slow steps; of all others `_HOST_THEN`."""
+
+
+def slow_steps(facts: Facts) -> Iterator[Finding]:
+    """Steps that exceed the median by 30 % and four deviations add 2 % of the time; the message
+    names the class that grew most, and whether they begin epochs, start a loader's workers,
+    collect garbage, compile or wait for a core.
+
+    Cost: the time they add, spread over all steps.
+
+    Wrong if: another run of the program has no such steps.
+    """
+    by_rank: dict[int, list[Step]] = {rank: [] for rank in facts.ranks}
+    for step in facts.timed:
+        by_rank.setdefault(step.rank, []).append(step)
+    by_own_rank = ((rank, by_rank[rank]) for rank in facts.ranks)
+    findings = [
+        f for rank, steps in by_own_rank if (f := _slow_steps_of(facts, rank, steps)) is not None
+    ]
+    if findings:
+        worst = max(findings, key=lambda finding: finding.impact_ns)
+        if len(findings) == 1 < len(facts.ranks):
+            of_one = f" steps of rank {worst.evidence['rank']} ("
+            worst = replace(worst, message=worst.message.replace(" steps (", of_one, 1))
+        yield worst
+
+
+def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | None:
+    longest = _longest_of_each(steps)
+    if len(longest) < 5:
+        return None
+    lengths = np.array([step.end_ns - step.start_ns for step in longest])
+    middle = float(median(lengths))
+    scatter = 1.4826 * float(median(np.abs(lengths - middle)))
+    slow = lengths > max(_SLOW * middle, middle + 4 * scatter)
+    excess = int((lengths[slow] - middle).sum())
+    if not slow.any() or slow.mean() > 0.5 or excess < _WORTH * lengths.sum():
+        return None
+    name, more = _what_slow_steps_have(facts, rank, longest, slow)
+    numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
+    epochs = _begun_by(facts, rank, numbers)
+    reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
+    those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
+    took = _host_took(facts, rank, those, others)
+    if epochs:
+        reason = f": they begin epochs of {epochs} steps, whose loader starts anew"
+        advice = _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""])
+    else:
+        # A GPU that works for longer does not wait for a thread that waits for a core.
+        works = name in CLASSES and name not in IDLE_CAUSES
+        for cause, (clause, remedy) in _HOST_TOOK.items():
+            if works and cause == "queued_ns":
+                continue
+            if took[cause] >= _MOSTLY * excess / len(numbers):
+                reason, advice = ": " + clause.format(format_ns(took[cause])), remedy
+                break
+    stopped = any(load.rank == rank and load.throttled >= STOPPED for load in facts.host_load)
+    advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
+    take, have = ("take", "they have") if len(numbers) > 1 else ("takes", "it has")
+    shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
+    return facts.finding(
+        "slow-steps",
+        _severity(facts, excess / float(lengths.sum()), name, advice),
+        excess // len(longest),
+        f"{len(numbers)} of {len(longest)} steps ({shown}) {take} "
+        f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what {have} "
+        f"more of is {_NAMES[name]} ({format_ns(more)}){reason}",
+        advice,
+        {
+            "slow_steps": len(numbers),
+            "rank": rank,
+            "class": name,
+            "more_ns": more,
+            "epoch_steps": epochs,
+            **took,
+        },
+    )
+
+
+def _host_took(
+    facts: Facts, rank: int, slow: Sequence[Step], others: Sequence[Step]
+) -> dict[str, int]:
+    """Return the nanoseconds of each slow step of a rank that each of `_HOST_TOOK` has."""
+    state, process = facts.per_gpu.whole.once(read_host_state), facts.processes.get(rank, -1)
+    starts, loading = EMPTY, facts.per_gpu.whole.once(read_loaders)
+    if loading is not None:
+        # With no workers to start, too, a loader begins.
+        rows = loading.select((loading.process == process) & (loading.number > 0))
+        rows = rows.of("start workers")
+        starts = union(rows.start, rows.end)
+    time, counted = time_of(slow), facts.per_gpu.whole.once(read_counters).get(process)
+    took = {
+        "starting_workers_ns": starts.intersection(time).total,
+        "collecting_ns": state.collections.get(process, EMPTY).intersection(time).total,
+        "compiling_ns": state.compilations.get(process, EMPTY).intersection(time).total,
+        "queued_ns": counted.queued_more(edges_of(slow), edges_of(others)) if counted else 0,
+    }
+    return {cause: ns // len(slow) for cause, ns in took.items()}
+
+
+def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
+    """Return the steps per epoch if most of the slow steps begin an epoch; else None."""
+    epochs = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
+    begins = sorted(step for step in epochs if step is not None)
+    if len(begins) < 2 or len(set(begins) & set(numbers)) < _EPOCHS * len(numbers):
+        return None
+    return begins[1] - begins[0]
+
+
+def _severity(facts: Facts, share: float, name: str, advice: str) -> str:
+    """Return the severity: at most medium where another finding covers the class with advice."""
+    severity = severity_of(share) or "low"
+    if severity == "high" and advice in (COLLECT_BETWEEN, COMPILE_ONCE, CORES_ALONE, RAISE_QUOTA):
+        return "medium"
+    if severity != "high" or name not in _TOLD_APART:
+        return severity
+    spent = sum(row.of(name) for row in facts.breakdown)
+    whole = sum(row.total_ns for row in facts.breakdown)
+    return "medium" if severity_of(spent / whole) == "high" else severity
+
+
+def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
+    """Return, for each step number, the step of the GPU on which it took longest."""
+    longest: dict[int, Step] = {}
+    for step in steps:
+        known = longest.get(step.step)
+        if known is None or step.end_ns - step.start_ns > known.end_ns - known.start_ns:
+            longest[step.step] = step
+    return [longest[number] for number in sorted(longest)]
+
+
+def _what_slow_steps_have(
+    facts: Facts, rank: int, steps: Sequence[Step], slow: Mask
+) -> tuple[str, int]:
+    """Return the class that grew most in the slow steps, and its growth in nanoseconds.
+
+    Of a rank without a GPU, the classes are its phases, as far as they are known.
+    """
+    if steps[0].gpu is None:
+        shares = _phases_of(facts, rank, steps)
+    else:
+        shares = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
+    table = np.array(list(shares.values()), np.int64)
+    more = table[:, slow].mean(axis=1) - [median(row[~slow]) for row in table]
+    most = int(np.argmax(more))
+    return list(shares)[most], int(more[most])
+
+
+def _phases_of(facts: Facts, rank: int, steps: Sequence[Step]) -> dict[str, ArrayLike]:
+    """Return the nanoseconds of each step by phase; ``host`` is what is left."""
+    starts, ends = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).T
+    waited = np.array([step.host_data_ns or 0 for step in steps], np.int64)
+    known = facts.per_gpu.whole.once(read_host_state).phases.get(facts.processes.get(rank, -1))
+    of = {} if known is None else {name: known.of[name] for name in known.of if name != DATA}
+    phases = {name: times.within(starts, ends) for name, times in of.items()}
+    rest = ends - starts - waited - sum(phases.values())
+    return {"host_data": waited, **phases, "host": rest}
