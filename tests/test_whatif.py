@@ -24,7 +24,8 @@ from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph, find_waits
 from gputrace.analyzers.whatif.calibration import Calibration, Pair, calibrate, pairs
-from gputrace.analyzers.whatif.graph import Graph, Items, Recorded, replay, with_quick_host
+from gputrace.analyzers.whatif.graph import Graph, Items, Recorded, replay
+from gputrace.analyzers.whatif.late_ranks import with_quick_host
 from gputrace.analyzers.whatif.step_rows import (
     MOST_ITEMS,
     choose_steps,

@@ -20,11 +20,11 @@ from gputrace.analyzers.whatif.graph import (
     Graph,
     Measure,
     Recorded,
-    attribute,
     measure,
     replay,
     standard_error,
 )
+from gputrace.analyzers.whatif.late_ranks import attribute
 from gputrace.analyzers.whatif.optimizations import CURES, Cure, Effect, issues, runs
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Mask

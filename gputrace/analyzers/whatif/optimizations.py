@@ -17,15 +17,8 @@ from gputrace.analyzers.device_metrics import peak_of
 from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.build import SHORT_NS
-from gputrace.analyzers.whatif.graph import (
-    NONE,
-    Graph,
-    Index,
-    before_on,
-    measure,
-    replay,
-    with_quick_host,
-)
+from gputrace.analyzers.whatif.graph import NONE, Graph, Index, before_on, measure, replay
+from gputrace.analyzers.whatif.late_ranks import with_quick_host
 from gputrace.model.events import Kind, Mask, distinct_ids
 from gputrace.model.intervals import Times
 from gputrace.model.struct import Struct
