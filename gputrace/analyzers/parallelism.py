@@ -169,12 +169,6 @@ def _exchanging(collectives: Collectives, group: RankGroup, rows: NDArray[np.int
     return PIPELINE if there or len(pairs) < len(group.lanes) else CONTEXT
 
 
-def of_role(collectives: Collectives, roles: Sequence[str], role: str) -> Mask:
-    """Return a mask of the rows of groups of a role."""
-    chosen = [index for index, each in enumerate(roles) if each == role]
-    return np.isin(collectives.group, chosen)
-
-
 # ---- Experts ----
 
 _EXCHANGE: Final = re.compile(r"\b(dispatch|combine)$")

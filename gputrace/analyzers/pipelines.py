@@ -14,7 +14,7 @@ from gputrace.analyzers.collectives import Collectives, steps_of
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import steps_by_gpu
 from gputrace.analyzers.operations import Gpu, OperationClass
-from gputrace.analyzers.parallelism import PIPELINE, of_role
+from gputrace.analyzers.parallelism import PIPELINE
 from gputrace.model.communication import Pipeline, PipelineStage
 from gputrace.model.events import UNKNOWN, Mask
 from gputrace.model.intervals import Times, union
@@ -121,7 +121,8 @@ def find_pipelines(
     """
     sends = collectives.sends
     if len(sends):
-        sends = sends[of_role(collectives, roles, PIPELINE)[sends[:, 0]]]
+        groups = [group for group, role in enumerate(roles) if role == PIPELINE]
+        sends = sends[np.isin(collectives.group[sends[:, 0]], groups)]
     arrived = replace(collectives, start=collectives.end - 1)
     steps = steps_of(arrived, gpus.operations, measured) if len(sends) else np.empty(0, np.int64)
     pipelines = []

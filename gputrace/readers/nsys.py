@@ -54,7 +54,7 @@ from gputrace.store.sqlite_reader import (
     row_chunks,
     sqlite_error,
 )
-from gputrace.store.table_scan import Condition, Integers, Query, Rows, Value, quote_identifier
+from gputrace.store.table_scan import Condition, Integers, Query, Rows, Value
 from gputrace.units import format_count, format_window
 
 
@@ -186,8 +186,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
 
     @cached_property
     def _inline(self) -> Texts:
-        """Texts of NVTX rows that are not in StringIds."""
-        return read_texts(self._database, "NVTX_EVENTS", "text", "textId IS NULL")
+        return read_texts(self._database)
 
     def device(self, process: int, device: int) -> Device:
         if self._devices is None:
@@ -495,11 +494,11 @@ class Texts:
         return np.asarray(numbers[matches[self._shape_of[numbers]]])
 
 
-def read_texts(database: Database, table: str, column: str, where: str) -> Texts:
-    """Read the non-NULL texts of a column in the rows that meet an SQL condition."""
+def read_texts(database: Database) -> Texts:
+    """Read the texts of NVTX rows that are not in StringIds."""
     sql = (
-        f"SELECT ifnull(CAST(rowid AS INTEGER), {NULL}), CAST({quote_identifier(column)} AS TEXT) "
-        f"FROM {quote_identifier(table)} WHERE {quote_identifier(column)} IS NOT NULL AND {where}"
+        f"SELECT ifnull(CAST(rowid AS INTEGER), {NULL}), CAST(text AS TEXT) FROM NVTX_EVENTS "
+        "WHERE text IS NOT NULL AND textId IS NULL"
     )
     rowids, distinct = array("q"), dict[bytes, int]()
     numbers = array("i")

@@ -85,7 +85,7 @@ def make_patch(
             by_file[Path(change.file)].append(change)
         else:
             by_hand.append(_elsewhere(change))
-    lines = [line for setting in candidate.settings if (line := _statement(setting))]
+    lines = [s.cure.line.format(s.for_hook) for s in candidate.settings if s.cure.line]
     if not _is_program(Path(main)):
         by_hand += lines
     elif lines:
@@ -165,11 +165,6 @@ def apply(patch: Patch) -> None:
             new.replace(path)
         finally:
             new.unlink(missing_ok=True)
-
-
-def _statement(setting: Setting) -> str:
-    value = setting.for_hook
-    return setting.cure.line.format(value)
 
 
 def _is_program(path: Path) -> bool:
