@@ -43,19 +43,19 @@ class Cure:
         value: value where none is given; None where one must be.
         numerics: whether results of the training change.
         findings: ids of findings that it may cure.
-        predictions: ids of predictions (`WhatIf`) that foretell it.
+        predictions: ids of predictions (`WhatIf`) of its gain.
         phases: phases of a step to whose launches it is confined; empty for all of the step.
-        removes: id of the finding whose cost it saves, where no prediction foretells it.
+        removes: id of the finding whose cost it saves, for a cure without a prediction.
         variables: environment that it sets.
-        line: statement that does the same in the program; empty where arguments of a call do.
-        advice: how to do the same by hand, where neither says it.
-        needs: words for what it does nothing without: ``gpu``, several ``ranks``, loaders'
+        line: statement that does the same in the program; empty if arguments of a call do.
+        advice: how to do the same by hand, if neither can.
+        needs: words for what it has no effect without: ``gpu``, several ``ranks``, loaders'
             ``workers``.
         group: cures of one group exclude each other.
         switched: whether the hooks can switch it off and on within a run.
         alone: whether no other may be switched in that run, as it keeps what they change.
-        ahead: whether batches that are ready before its turn come in it, and are to be passed over.
-        slow: whether a program starts much later with it; it has its turn after the others.
+        ahead: whether its turn begins with batches made before it, which must be passed over.
+        slow: whether a program takes much longer to start with it; it is tried after the others.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
 
@@ -418,7 +418,7 @@ CURES: Final = (
 
 @cache
 def all_cures() -> Mapping[str, Cure]:
-    """Return all cures by id: ours, then those of plugins; of one name, the first counts."""
+    """Return all cures by id: ours, then those of plugins; the first of a name counts."""
     from gputrace.plugins import load, plugins, warn
 
     cures = {cure.id: cure for cure in CURES}
@@ -448,7 +448,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Cures that are tried together; none of them is the program as it is."""
+    """Cures that are tried together; without any, the program as it is."""
 
     settings: tuple[Setting, ...] = field(default=())
 
@@ -538,7 +538,7 @@ def cures_for(
         frameworks: those that the program has loaded.
         there: words of `Cure.needs` that are met.
         cores: of this machine, which bound the workers to try.
-        wanted_workers: number of workers that the recording of the loader foretells as enough.
+        wanted_workers: number of workers that is enough, as predicted from the recording.
     """
     loaded, chosen = set(frameworks), dict[str, Candidate]()
     able = [
@@ -563,7 +563,7 @@ _MOST_WORKERS: Final = 16
 
 
 def _numbers(cores: int, wanted: int | None) -> list[int]:
-    """Return three numbers of workers to try: as many as cores, and about, or those foretold."""
+    """Return the numbers of workers to try: one per core, half as many, and the predicted one."""
     most = min(max(cores, 4), _MOST_WORKERS)
     return sorted({most, max(most // 2, 2), wanted or most})
 
@@ -579,21 +579,21 @@ def combine(candidates: Sequence[Candidate]) -> Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Step with a cure as a fraction of the step without, as a recording foretold it."""
+    """Predicted step with a cure, from a recording, as a fraction of the step without."""
 
     ratio: float
     low: float | None = None
     high: float | None = None
-    """Bounds; None where it comes without."""
+    """Bounds; None if unknown."""
 
     @property
     def middle(self) -> float:
-        """Return the middle of its bounds; of those it may be one itself."""
+        """Return the middle of its bounds, as the ratio may be one of them."""
         return self.ratio if self.low is None or self.high is None else (self.low + self.high) / 2
 
 
 def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
-    """Return what a recording foretells of a candidate; None where it says nothing of it."""
+    """Predict the step with a candidate from a recording; None if that is not possible."""
     if len(candidate.settings) != 1:
         return None
     setting = candidate.settings[0]
@@ -602,11 +602,11 @@ def predict(candidate: Candidate, analysis: Analysis) -> Prediction | None:
     step_ns = None if loader is None else _with_setting(loader, setting)
     if loader is not None and loader.now is not None and step_ns is not None:
         return Prediction(step_ns / max(loader.now.step_ns, 1))
-    return next(_foretold(setting.cure, analysis), None)
+    return next(_predictions(setting.cure, analysis), None)
 
 
 def _with_setting(loader: Loader, setting: Setting) -> int | None:
-    """Return the step that a loader foretells with a setting; None where it foretells none."""
+    """Return the predicted step of a loader with a setting; None if it has none."""
     if setting.cure.id == "workers":
         steps = {choice.workers: choice.step_ns for choice in loader.predictions}
         return steps.get(int(setting.value))
@@ -615,14 +615,14 @@ def _with_setting(loader: Loader, setting: Setting) -> int | None:
 
 
 def cost_of(candidate: Candidate, analysis: Analysis) -> float:
-    """Return the part of a step that the costliest finding costs which a candidate may cure."""
+    """Return the cost of the costliest finding that a candidate may cure, as a part of a step."""
     cured = {id for setting in candidate.settings for id in setting.cure.findings}
     costs = [finding.impact_ns for finding in analysis.findings if finding.id in cured]
     return min(max(costs, default=0) / (analysis.steps.mean_ns or math.inf), 1.0)
 
 
-def _foretold(cure: Cure, analysis: Analysis) -> Iterator[Prediction]:
-    """Yield what the replay says of a cure, then what its phases or findings that it removes cost.
+def _predictions(cure: Cure, analysis: Analysis) -> Iterator[Prediction]:
+    """Yield the predictions of a cure: by replay, by the cost of its phases, and of its finding.
 
     The replay leaves out all launches of a step; a cure of some phases, those in them. What else
     the host does in them may go, too, and is the bound.

@@ -1,4 +1,4 @@
-"""Ledger: what each cure was foretold to bring, and brought; a SQLite file that only grows."""
+"""Ledger of predicted and measured gains of cures; a SQLite file that only grows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _APPLICATION: Final = 0x6770746C  # "gptl", in the header of the file
 
 
 WORTH: Final = 1.05
-"""Gain below which a cure is hardly worth while, as the ratio of steps without it to those with."""
+"""Minimum gain for which a cure is worthwhile, as the ratio of steps without it to with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Record:
     faster: int
     """Trials in which it made steps faster."""
     predicted: int
-    """Trials that a recording foretold, and in which a ratio was measured."""
+    """Trials with a prediction from a recording and a measured ratio."""
     mean_error: float | None
     """Mean of the predicted ratio less the measured one."""
     mean_size: float | None
@@ -191,7 +191,7 @@ class Record:
 
 
 def records(entries: Sequence[Entry]) -> list[Record]:
-    """Return how well each cure was foretold, by name without values; sets count by their names."""
+    """Return how well each cure was predicted, by name without values; sets by all their names."""
     by_cure: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         words = (word.partition("=")[0] for word in entry.cure.split("+"))

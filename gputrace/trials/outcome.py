@@ -17,16 +17,16 @@ from gputrace.trials.runs import Measured
 from gputrace.trials.statistics import FEWEST, LOOKS, MOST, losses_differ, turn_losses_differ
 
 _RESTLESS: Final = 0.1
-"""Scatter of steps as they are, from round to round, from which on a note says so."""
+"""Minimum scatter of steps without cures, from round to round, for a note."""
 _MOSTLY: Final = 0.9
-"""Part of its steps' gain that a run as a whole, with its start, has after as many as are told."""
+"""Part of the steps' gain that a whole run has after the number of steps that the note names."""
 _SHORT: Final = 500
-"""Steps up to which none are told: few trainings are as short."""
+"""Maximum number of steps that no note names: few trainings are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Answers of a trial. Times are nanoseconds, ratios those of steps with a cure to without."""
+    """Answers of a trial. Times are in nanoseconds; ratios are of steps with a cure to without."""
 
     command: tuple[str, ...]
     warmup: int
@@ -35,15 +35,15 @@ class Outcome:
     runs: int
     seconds: float
     bare_ns: float | None
-    """Mean step of the program as it is."""
+    """Mean step without cures."""
     findings: tuple[str, ...]
     """Ids of the recording's findings, the most important first; empty without a recording."""
     rows: tuple[Entry, ...]
-    """Answer for each cure, in the order tried; the best together come last."""
+    """Answer for each cure, in the order tried; the best ones together come last."""
     best: str | None
-    """Fastest of the cures that are proven and change no results, or were asked for."""
+    """Fastest proven cure that changes no results, or was asked for."""
     patch: Patch | None
-    """Changes to the program to have it for good."""
+    """Changes that build it into the program."""
     notes: tuple[str, ...]
     interrupted: bool = False
 
@@ -89,20 +89,19 @@ def answer(
 
 
 def from_when(row: Row, start_s: float) -> list[str]:
-    """Say how long a run has to be to gain about what its steps do, where that is long."""
+    """Say how long a run must be to gain about as much as its steps, if that is long."""
     cured_ns = sum(row.cured) / len(row.cured)
     steps = 1e9 * _MOSTLY * start_s / ((1 - _MOSTLY) * cured_ns)
     if steps <= _SHORT:
         return []
     return [
-        f"what {row.candidate} gains is of steps; the program takes {start_s:.1f} s to start, "
-        f"so as a whole it gains {100 * _MOSTLY:.0f}% of that in a run of about "
-        f"{round(steps, -2):,.0f} steps"
+        f"{row.candidate} shortens steps, not the start of {start_s:.1f} s; a whole run gains "
+        f"{100 * _MOSTLY:.0f}% of what its steps do from about {round(steps, -2):,.0f} steps on"
     ]
 
 
 def what_was_left(rows: Sequence[Row], last: Measured | None, spent_s: float) -> str:
-    """Say what it would take to go on, to the next look at the rounds."""
+    """Say how much more time the next answer would take."""
     run_s = last.seconds if last else 0.0
     runs = sharing([row for row in rows if row.within])
     within_s = sum(max(row.seconds or run_s for row in run) for run in runs)
@@ -122,11 +121,11 @@ def what_was_left(rows: Sequence[Row], last: Measured | None, spent_s: float) ->
 
 
 def restless(rows: Sequence[Row]) -> list[str]:
-    """Say by how much steps as they are vary, where that is why it cannot be told what cures do."""
+    """Say by how much steps without cures vary, if that hides what cures do."""
     scatter = max((stdev(map(math.log, row.bare)) for row in rows), default=0.0)
     if scatter < _RESTLESS:
         return []
     return [
-        f"steps as they are vary by {100 * scatter:.0f}% from round to round, so little can be "
-        "told: is the machine busy with other work?"
+        f"steps without cures vary by {100 * scatter:.0f}% from round to round, which hides small "
+        "differences: is the machine busy with other work?"
     ]

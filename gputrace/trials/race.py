@@ -1,8 +1,8 @@
-"""Race of cures for a budget: which the next run is for, and when it has had its part.
+"""Race of cures for a budget: which one the next run is for, and when it is decided.
 
 Each cure gets a first answer before any gets a surer one, and the one that may bring most is the
-next: by the lower bound of its ratio; before there is one, by what was foretold of it, or by what
-its finding costs. Rounds beyond the first answer go to the best, and to those that could still be
+next: by the lower bound of its ratio; before there is one, by its prediction, or by what its
+finding costs. Rounds beyond the first answer go to the best, and to those that could still be
 better than it, as their intervals say: LUCB (Kalyanakrishnan, Tewari, Auer and Stone, "PAC subset
 selection in stochastic multi-armed bandits", ICML 2012), with several at a time, as runs are
 shared. The intervals hold whichever look is the last, so that a choice by them biases none.
@@ -21,21 +21,21 @@ from gputrace.trials.runs import FAILURE, WHOLE, Change, Measured, Turn, why_idl
 from gputrace.trials.statistics import FEWEST, LOOKS, MOST, Ratio, Verdict, compare
 
 TURNS: Final = LOOKS[2]
-"""Rounds within a run that a first answer takes: of fewer, intervals are wide."""
+"""Rounds within a run for a first answer: with fewer, intervals are wide."""
 _FEWEST_TURNS: Final = LOOKS[1]
-"""Rounds within a run without which none is made."""
+"""Minimum rounds for which a run is worth its start."""
 _SLOW: Final = 3
-"""Starts that one with a slow cure is thought to take."""
+"""Assumed length of the start with a slow cure, in starts without."""
 _BATCHES: Final = 0.025
-"""Part of a step by which a turn of a loader may be off, whose batches are counted as whole ones:
-up to 2.3% where it is a little slower than the training, by simulation."""
+"""Part of a step by which the turn of a loader may be off, since only whole batches are counted: by
+simulation up to 2.3%, where the loader is a little slower than the training."""
 _PART: Final = 0.5
-"""Part of what a finding costs that one of its cures may save: few remove all of it."""
+"""Maximum part of a finding's cost that a cure is hoped to save: few remove all of it."""
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """Candidate under way."""
+    """Candidate in the race, with its rounds and its answer so far."""
 
     candidate: Candidate
     prediction: Prediction | None = None
@@ -63,17 +63,17 @@ class Row:
 
     @property
     def slow(self) -> bool:
-        """True if a program starts much later with it."""
+        """True if a program takes much longer to start with it."""
         return any(setting.cure.slow for setting in self.candidate.settings)
 
     @property
     def ahead(self) -> bool:
-        """True if batches that are ready before its turn come in it."""
+        """True if its turn begins with batches made before it."""
         return any(setting.cure.ahead for setting in self.candidate.settings)
 
     @property
     def hope(self) -> float:
-        """Return the ratio that it has at best, as far as is known."""
+        """Return the best ratio that it may have, as far as is known."""
         if self.ratio is not None:
             return self.ratio.low
         if self.cured:
@@ -110,16 +110,16 @@ class Row:
                 return
 
     def forget(self) -> None:
-        """Drop the rounds so far with their answer, as those to come are of another kind."""
+        """Drop the rounds so far, and the answer: later rounds are of another kind."""
         self.bare, self.cured, self.turn_losses = [], [], []
         self.verdict, self.ratio = Verdict.OPEN, None
 
     def fail(self, error: Failed) -> None:
-        """Have its run's error be the answer."""
+        """Record the error of its run as the answer."""
         self._end(Verdict.FAILED, str(error))
 
     def skip(self, why: str) -> None:
-        """Have it that the cures change nothing be the answer."""
+        """Record as the answer that the cures change nothing, and why."""
         self._end(Verdict.NOTHING, why)
 
     def _end(self, verdict: Verdict, why: str) -> None:
@@ -128,10 +128,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds that runs take, as far as is known."""
+    """Durations of runs in seconds, as far as is known."""
 
     start: float
-    """From the start of a run to the end of its warm-up, and for its end."""
+    """Start and warm-up of a run, and its end."""
     run: float
     """A run as a whole, with the steps measured in it."""
     turn: Callable[[Sequence[Row]], float]
@@ -154,7 +154,7 @@ class Costs:
 
 
 def _rounds(row: Row, fewest: int) -> int:
-    """Return how many rounds of a row its next answer takes."""
+    """Return how many more rounds a row needs for its next answer."""
     count = len(row.cured)
     return next((look for look in LOOKS if look > count and look >= fewest), MOST) - count
 
@@ -173,9 +173,9 @@ def lots(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def next_lot(rows: Sequence[Row], left_s: float, costs: Costs) -> list[Row]:
-    """Return the rows that the next run, or round, is for; none where the time pays no answer.
+    """Return the rows of the next run, or round; none if the time left is too short for an answer.
 
-    Of whole runs, the very first round is for all, as long as it lasts.
+    The first round of whole runs is for all rows, however long it takes.
     """
     for lot in lots(rows):
         chosen: list[Row] = []
@@ -189,11 +189,11 @@ def next_lot(rows: Sequence[Row], left_s: float, costs: Costs) -> list[Row]:
 
 
 def kept(rows: Sequence[Row], lot: Collection[Row], left_s: float, costs: Costs) -> float:
-    """Return how much of the time left to keep for the first answers of those not in a lot."""
+    """Return how much of the time left to keep for the first answers of rows not in a lot."""
     seconds = 0.0
     for other in lots(rows):
         waiting = [row for row in other if row.ratio is None and row not in lot]
-        # Of whole runs, the answer for one row: which it is, the first round shows.
+        # Of whole runs, one answer: the first round shows for which row.
         most = len(waiting) if waiting and waiting[0].within else min(len(waiting), 1)
         answers = (costs.answer(waiting[:count]) for count in range(most, 0, -1))
         seconds += next((answer for answer in answers if seconds + answer <= left_s), 0.0)
@@ -201,20 +201,20 @@ def kept(rows: Sequence[Row], lot: Collection[Row], left_s: float, costs: Costs)
 
 
 def contenders(rows: Collection[Row], others: Sequence[Row]) -> list[Row]:
-    """Return the rows that go on in a run: those that could be the best of all, or else any."""
+    """Return the rows that go on in a run: those that could be the best of all, else all."""
     beaten = _beaten([*rows, *others])
     going = [row for row in rows if row.within and not row.over]
     return [row for row in going if row not in beaten] or going
 
 
 def _beaten(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that are proven to be slower than the best, or to bring little."""
+    """Return the rows that are proven to be slower than the best, or to gain little."""
     bounds = [row.ratio.high for row in rows if row.ratio and row.verdict == Verdict.FASTER]
     return [row for row in rows if row.ratio and row.ratio.low >= min(bounds, default=1 / WORTH)]
 
 
 def sharing(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each run: those that may be switched in the same, in their order."""
+    """Return the rows of each run: those that can be switched in one run, in their order."""
     runs: list[tuple[dict[str, Value], list[Row]]] = []
     for row in rows:
         values = {setting.cure.id: setting.value for setting in row.candidate.settings}

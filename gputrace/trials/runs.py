@@ -39,18 +39,18 @@ TRACKERS: Final = {
 _QUIETER: Final = {"WANDB_MODE": "disabled", "NEPTUNE_MODE": "debug"}
 """Values of the person's own by which a tracker does even less."""
 FAILURE: Final = "failed: "
-"""Beginning of the reason of a cure whose hook raised an error."""
+"""Prefix of the reason of a cure whose hook raised an error."""
 WHOLE: Final = "not by turns: "
-"""Beginning of the reason of a cure that could not be switched within a run."""
+"""Prefix of the reason of a cure that could not be switched within a run."""
 _LOOK_S: Final = 0.05
 _GRACE_S: Final = 20.0
-"""Seconds that a program has to end after its last step, before it is ended; and its recorder at
-least to write the trace after that."""
+"""Seconds that a program gets to end after its last step, and its recorder at least to write the
+trace after that."""
 _SIGNAL_S: Final = 5.0
 """Seconds between SIGTERM and SIGKILL."""
 _FEWEST_STEPS: Final = 5
 _ORDERS: Final = 16
-"""Orders of turns, each for two rounds; as many are more rounds than a run has."""
+"""Orders of turns, each for two rounds: more rounds than a run has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Change:
 
 
 class Spent(Exception):
-    """The time for a run is over before it has an answer; says why, where that is known."""
+    """The time for a run is over before it has an answer; the message says why, if known."""
 
 
 class _Left(msgspec.Struct):
@@ -108,7 +108,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run: the slowest rank's mean step, and what else the processes said."""
+    """Measured run: the slowest rank's mean step, and what else the processes reported."""
 
     step_ns: float
     steps: int
@@ -136,7 +136,7 @@ class Measured:
     failure: str = ""
     """That code with the program's error; empty for 0 and None."""
     turns: tuple[tuple[Turn, ...], ...] = ()
-    """Rounds of each of the cures that had turns within the run."""
+    """Rounds of each cure that had turns within the run."""
     start_s: float = 0.0
     """Seconds to the end of the first step."""
     threads: int = 0
@@ -151,7 +151,7 @@ class Turns:
     stretch: int
     """Steps of a turn."""
     passed: int = 1
-    """How many of them are passed over first."""
+    """Steps at its beginning that do not count."""
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -167,8 +167,8 @@ class Turns:
     def orders(self) -> list[list[int]]:
         """Return the order of the turns of each round, 0 for the program as it is.
 
-        It is by chance, or what comes back every few turns, as a validation, would always count for
-        the same cure. Each second round runs as the one before it backwards, for what drifts.
+        It is random, as a validation every few turns would otherwise always count for the same
+        cure. Every second round reverses the one before it, to cancel drift.
         """
         orders = []
         for number in range(_ORDERS):
@@ -178,7 +178,7 @@ class Turns:
         return orders
 
     def measured(self, left: Sequence[_Left], warmup: int) -> tuple[tuple[Turn, ...], ...]:
-        """Return the rounds of each, by the slowest rank of a turn."""
+        """Return the rounds of each candidate, by the slowest rank of a turn."""
         stretch, passed = self.stretch, self.passed
         # A process of a few steps, as for a last evaluation, has no part in the turns.
         least = warmup + (len(self.each) + 1) * stretch
@@ -205,10 +205,10 @@ class Turns:
         return tuple(map(tuple, pairs))
 
     def _step(self, left: _Left, warmup: int, turn: int) -> float:
-        """Return the mean step of a turn, as it would be with as many batches ready at its end.
+        """Return the mean step of a turn, corrected to as many ready batches at its end as before.
 
-        A loader without a turn makes more ready than it has while it works, and a turn that lives
-        on them is as fast as no run of that loader is. What counts is how many were made.
+        Between its turns a loader fills its buffer, and a turn that drains it is faster than any
+        run of that loader. What counts is how many batches were made.
         """
         at = warmup - 1 + turn * self.stretch
         steps = self.stretch - self.passed
@@ -223,8 +223,8 @@ class Turns:
 
 
 def _chooser(folder: Path, choose: Callable[[], Sequence[int]]) -> Callable[[], None]:
-    """Return a function that looks whether a round of turns is over, and then has the program told
-    which turns those to come have.
+    """Return a function that checks whether a round of turns is over, and then tells the program
+    the turns of the following rounds.
     """
     seen: list[int] = []
 
@@ -235,7 +235,7 @@ def _chooser(folder: Path, choose: Callable[[], Sequence[int]]) -> Callable[[], 
                 return
             seen[:] = changed
             ranks = max((each.world_size or 1 for each in _left_in(folder, "turns")), default=1)
-            # Those of other machines would not see it, and ranks not all in one round.
+            # Other machines would not see it, and ranks would not all see it in the same round.
             if ranks <= len(changed):
                 kept = list(choose())
                 if len(changed) == 1 or not kept:
@@ -256,7 +256,7 @@ class Program:
     timeout_s: float = 600.0
     """Longest time of one run."""
     tick: Callable[[], object] = lambda: None
-    """Called again and again in a run."""
+    """Callback during a run."""
 
     def run(
         self,
@@ -483,7 +483,7 @@ function()
 
 
 def call_command(function: Callable[[], object], folder: Path) -> tuple[str, ...]:
-    """Return the command that calls a function in a new process; its file is put into a folder.
+    """Return the command that calls a function in a new process, by a file in a folder.
 
     Raises UsageError for a function that no other process can import.
     """
@@ -508,12 +508,12 @@ _NO_FUNCTION: Final = (
 
 
 def _variables(candidate: Candidate, folder: Path, asked: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that have a program make the changes of a candidate.
+    """Return the environment variables that apply a candidate to a program.
 
     Args:
         candidate: cures to apply.
-        folder: folder for what its processes leave.
-        asked: what else the hooks are asked for, see there.
+        folder: folder for the reports of its processes.
+        asked: further settings of the hooks.
     """
     settings = candidate.settings
     cures = {
@@ -530,14 +530,14 @@ def _variables(candidate: Candidate, folder: Path, asked: Mapping[str, Any]) -> 
 
 
 class CuredStudy:
-    """Cures as a setting of a study: its runs are changed, and go on to their end."""
+    """Cures as a setting of a study, whose runs go on to their end."""
 
     def check(self, cures: str) -> None:
-        """Raise UsageError for what is no cure, or several alternatives."""
+        """Raise UsageError for an unknown cure, or for several alternatives."""
         self._candidate(cures)
 
     def variables(self, cures: str, folder: Path, recorded: bool) -> dict[str, str]:
-        """Return the variables that have a run make the changes; it leaves a report in a folder."""
+        """Return the environment variables that apply the cures; the run reports into a folder."""
         asked = {
             "warmup": 0,
             "steps": None,
@@ -548,7 +548,7 @@ class CuredStudy:
         return _variables(self._candidate(cures), folder, asked)
 
     def unchanged(self, cures: str, folder: Path) -> str:
-        """Return why a finished run was not changed as asked; empty where it was."""
+        """Return why a finished run was not changed as asked; empty if it was."""
         left = _left_in(folder)
         changed = {change.cure for each in left for change in each.changes}
         reasons: dict[str, str] = {}
@@ -577,7 +577,7 @@ def why_idle(candidate: Candidate, changed: Collection[str], reasons: Mapping[st
 
 
 def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
-    """Return what the hooks of all processes left in a folder, at their ends or after a round."""
+    """Read the reports of the hooks of all processes in a folder, at exit or after a round."""
     left = []
     for path in sorted(folder.glob(f"*.{kind}")):
         # Not by msgspec: paths may have bytes that are no UTF-8.
@@ -587,10 +587,10 @@ def _left_in(folder: Path, kind: str = "try") -> list[_Left]:
 
 
 def _end(process: subprocess.Popen[bytes], recorded_in: Path | None, left_s: float = 0.0) -> None:
-    """End a program: SIGTERM to its group, and SIGKILL for what stays.
+    """End a program: SIGTERM to its group, then SIGKILL to what is left.
 
-    With the folder of a recorded run, only its program gets them: the recorder has then what is
-    left of its time, in seconds, to write the trace.
+    With the folder of a recorded run, only its program gets them: the recorder has the seconds
+    left to write the trace.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         if recorded_in is None:
@@ -619,7 +619,7 @@ def _mean_loss(losses: Sequence[float | None]) -> float | None:
 
 
 def _why_unanswered(folder: Path, watch: HookWatch, warmup: int) -> Failed | Spent:
-    """Return the error of a run whose time was over before it measured anything."""
+    """Return the error of a run that timed out before it measured anything."""
     if why := watch.notice():
         return Failed(why)
     return Spent() if _left_in(folder, "begun") else Spent(_why_no_steps([], warmup))
@@ -629,7 +629,7 @@ def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:
     if not left:
         return (
             "no step was seen; the hooks know steps of PyTorch, Keras, TensorFlow, Chainer, MXNet "
-            "and others, any other loop marks its own with gputrace.step()"
+            "and others; mark those of any other loop with gputrace.step()"
         )
     most = max(len(each.ends) for each in left)
     fewer = most - _FEWEST_STEPS

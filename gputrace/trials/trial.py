@@ -1,8 +1,8 @@
 """Trials: cures applied to a program from outside, measured in turns, and kept in a ledger.
 
-In each round everything runs once, in the order opposite to that of the round before, so that what
-slows the machine by and by slows all alike. A cure is compared with the program as it is within
-each round, by the logarithm of the ratio of their steps; rounds are the sample.
+In each round everything runs once, in the reverse order of the round before, so that a gradual
+slowdown of the machine affects all alike. A cure is compared with the program as it is within each
+round, by the logarithm of the ratio of their steps; rounds are the sample.
 """
 
 from __future__ import annotations
@@ -35,33 +35,32 @@ T = TypeVar("T")
 WARMUP: Final = 10
 _PILOT_STEPS: Final = 40
 _RUN_NS: Final = (7 * 10**8, 3 * 10**9)
-"""Least and most time to measure in a run; between, as long as the program takes to start: to
-measure longer costs rounds, which make the answer sure, to measure shorter saves little."""
+"""Minimum and maximum time to measure in a run; in between, as long as the program takes to start:
+longer measuring costs rounds, which make the answer sure; shorter saves little."""
 _RUN_PART: Final = 0.02
-"""Most of the budget to measure in a run: an answer takes six runs, each of which has to start."""
+"""Maximum part of the budget to measure in a run: an answer takes six, each with its start."""
 _STEPS: Final = (20, 200)
 _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND: Final = 5
-"""Steps of warm-up beyond those whose batches were ready before the first one."""
+"""Steps of warm-up after those whose batches were ready before the first one."""
 _TURN_NS: Final = 400_000_000
 _BUFFERS: Final = 3
-"""Steps of a loader's turn to the batches that it may have ready: fewer say little of its speed."""
+"""Minimum steps of a loader's turn for each batch it may have ready: fewer hide its speed."""
 _TURN: Final = (5, 80)
-"""Fewest and most steps of a turn within a run."""
+"""Minimum and maximum steps of a turn within a run."""
 _BEYOND_BUDGET: Final = 0.03
-"""Part of the budget by which the last run may take longer than was thought."""
+"""Part of the budget by which the last run may exceed it."""
 _VARIES: Final = 1.25
-"""Foretold length of runs to that which they have at best, as far as starts vary."""
+"""Ratio of the predicted length of a run to the shortest, as starts vary."""
 _AS_FAR: Final = 1.1
-"""Steps of the program as it is to those with a cure, up to which both ended at the same place:
-that of a program which trains for some time is not to the step."""
+"""Maximum ratio of steps without a cure to with it, if both ended at the same place: a program that
+trains for a given time does not end at the same step."""
 _TOGETHER: Final = 0.3
-"""Most of the budget that is kept for the best together."""
+"""Maximum part of the budget that is kept for the best cures together."""
 
 
 Progress = Callable[[int, str, float, float], None]
-"""Called again and again in each run with its number, from 1, its label, and the seconds spent and
-to be spent."""
+"""Callback during each run: its number, from 1, its label, the seconds spent, and the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,17 +336,16 @@ class Trial:
             self._steps = min(max(steps, least), most)
 
     def _race(self, rows: Sequence[Row], until_s: float) -> None:
-        """Run rounds of what is not decided, until the time is spent: see `race`.
+        """Run rounds of what is undecided until the time is spent: see `race`.
 
-        A round is the program as it is and with each cure; or a run within which cures are off and
-        on by turns.
+        A round is a run without cures and one with each; or one run in which cures take turns.
         """
         while True:
             begun = any(row.cured for row in self._rows)
             left_s, costs = until_s - self._spent(), self._costs()
             lot = next_lot(rows, left_s, costs)
             if not lot and not any(row.over or row.ratio for row in self._rows):
-                # To end without any answer is worse than to be ended in a run for one.
+                # A run that may be cut off is better than no answer at all.
                 lot = next_lot(rows, _VARIES * left_s, costs)[:1]
             if not lot and not begun:
                 # What a run takes is a guess as yet.
@@ -362,14 +360,14 @@ class Trial:
             except InputError as error:
                 if not begun:
                     raise
-                # It ran before: what is known by then is the answer.
+                # It ran before: what is known so far is the answer.
                 self._notes.append(f"no more rounds were made: {error}")
                 return
 
     def _kept_for_best(self) -> float:
-        """Return the seconds kept for the best together: an answer, where the time pays it.
+        """Return the seconds kept for an answer on the best cures together; 0 if time is too short.
 
-        All that start as fast have a first answer beside it.
+        First answers for all cures that start as fast come first.
         """
         request, costs = self._request, self._costs()
         fast = [row for row in self._rows if not row.slow]
@@ -387,7 +385,7 @@ class Trial:
         return self._request.candidates is not None or not row.candidate.numerics
 
     def _costs(self) -> Costs:
-        """Return what runs take, as the last has shown."""
+        """Return the durations of runs, by the last one."""
         assert self._pilot is not None
         step_s = self._pilot.step_ns / 1e9
         measured_s = self._steps * step_s
@@ -399,7 +397,7 @@ class Trial:
         return Costs(run_s - measured_s, run_s, lambda lot: self._turns(lot).stretch * step_s)
 
     def _turns(self, lot: Sequence[Row]) -> Turns:
-        """Return the turns of a run within which cures are switched."""
+        """Return the turns of a run in which cures are switched."""
         assert self._pilot is not None
         least, most = _TURN
         steps = min(max(round(_TURN_NS / self._pilot.step_ns), least), most)
@@ -418,11 +416,11 @@ class Trial:
         return Turns(tuple(row.candidate for row in lot), passed + steps, passed)
 
     def _switch(self, lot: Sequence[Row], rows: Sequence[Row], until_s: float) -> None:
-        """Make a run in which cures are off and on by turns, until all are decided.
+        """Make a run in which cures take turns, until all are decided.
 
-        What differs from run to run, and what changes slowly, is the same for all then. Those that
-        are decided have no turns any more, nor have those that cannot be the best while others can;
-        it ends when what is left of the time is for the first answers of others.
+        Differences between runs, and slow changes, then affect all alike. Decided cures get no more
+        turns, nor do those that cannot be the best while others can; the run ends when the time
+        left is needed for the first answers of others.
         """
         turns = self._turns(lot)
         steps = MOST * (len(lot) + 1) * turns.stretch
@@ -457,7 +455,7 @@ class Trial:
             self._take(lot, run, turns, others)
 
     def _take(self, lot: Sequence[Row], run: Measured, turns: Turns, others: Sequence[Row]) -> None:
-        """Add the rounds of a run to its rows; those that got too few have others."""
+        """Add the rounds of a run to its rows; a row that got too few starts again."""
         for row, pairs in zip(lot, run.turns, strict=True):
             row.take(run, pairs)
             if not row.within:
@@ -471,7 +469,7 @@ class Trial:
     def _switch_apart(
         self, lot: Sequence[Row], rows: Sequence[Row], until_s: float, error: Failed
     ) -> None:
-        """Have runs of their own show which cure it is with which the program fails."""
+        """Find the cure with which the program fails, by a run for each."""
         if len(lot) == 1:
             if lot[0].ahead:
                 # Two loaders may be too many.
@@ -485,7 +483,7 @@ class Trial:
             self._switch([row], rows, until_s)
 
     def _round(self, lot: Sequence[Row], rows: Sequence[Row], until_s: float) -> None:
-        """Run the program as it is and with each cure once, forwards and backwards in turn."""
+        """Run the program once without cures and once with each, alternately in reverse order."""
         bare: Measured | None = None
         cured: list[tuple[Row, Measured]] = []
         for row in order([None, *lot], len(self._bare)):
@@ -494,7 +492,7 @@ class Trial:
                 self._bare.append(bare)
                 continue
             if bare is not None and cured and not row.cured:
-                # To begin with all would leave too little to answer for any, or for others.
+                # A start with all would leave too little time for any answer, or for others.
                 left_s = until_s - self._spent() - (2 * FEWEST - 1) * bare.seconds
                 others = [other for other in rows if other.within]
                 if left_s < kept(others, (), max(left_s, 0.0), self._costs()):
@@ -532,9 +530,9 @@ class Trial:
             notes += from_when(best, self._start_s)
         has_begun = self._pilot is not None and not interrupted
         if not self._rows and has_begun:
-            notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
+            notes.append("no cure fits the findings; `gputrace try --list` lists all")
         elif not winners and has_begun and request.candidates is None:
-            notes.append("more can be tried by name: `gputrace try --list` has it")
+            notes.append("more can be tried by name: `gputrace try --list` lists all")
         left = [row for row in self._rows if row.verdict == Verdict.OPEN and not row.over]
         if left and has_begun and not self._notes:
             notes.append(what_was_left(left, last, self._spent()))
@@ -542,15 +540,15 @@ class Trial:
         failed = next((run for run in self._as_it_is if run.failure), None)
         if failed is not None:
             notes.append(
-                f"the program fails as it is, too, after {failed.made} steps, and those before "
+                f"the program also fails without cures, after {failed.made} steps; those before "
                 f"count: {failed.failure}"
             )
         if any(not run.ended for run in self._as_it_is):
-            notes.append("the program went on after its last step, and was ended by a signal")
+            notes.append("the program went on after its last step and was ended by a signal")
         try:
             ledger.append(request.ledger or ledger.default_ledger(), entries)
         except InputError as error:
-            notes.append(f"not kept: {error}")
+            notes.append(f"the answers were not saved: {error}")
         bare = [run.step_ns for run in self._bare]
         bare = bare or [step for row in self._rows for step in row.bare]
         return Outcome(
@@ -570,17 +568,17 @@ class Trial:
 
 
 def _have_whole_runs(rows: Sequence[Row]) -> None:
-    """Have all that change a loader, and have not begun, run as a whole."""
+    """Give whole runs to the rows that change a loader and have no rounds yet."""
     for row in rows:
         row.within &= not row.ahead or bool(row.cured)
 
 
 def _ready(candidate: Candidate, buffered: int) -> int:
-    """Return how many batches a loader may have ready, with and without these cures.
+    """Return the most batches that a loader may have ready, with or without these cures.
 
     Args:
         candidate: cures.
-        buffered: those that it may have without.
+        buffered: batches that it may have ready without.
     """
     values: Mapping[str, object] = {s.cure.id: s.value for s in candidate.settings}
     factor, workers = values.get("prefetch", 0), _workers(candidate)
@@ -591,7 +589,7 @@ def _ready(candidate: Candidate, buffered: int) -> int:
 
 
 def _workers(candidate: Candidate) -> int:
-    """Return the workers that a loader has with these cures; 0 where they leave them."""
+    """Return the number of workers that these cures set; 0 if they set none."""
     value = next((s.value for s in candidate.settings if s.cure.id == "workers"), 0)
     return value if isinstance(value, int) else 0
 
@@ -604,5 +602,5 @@ def _analyze(trace: Path) -> Analysis:
 
 
 def order(names: Sequence[T], round_number: int) -> list[T]:
-    """Return the order of a round: forwards and backwards in turn."""
+    """Return the order of a round: every second one is reversed."""
     return list(names) if round_number % 2 == 0 else list(reversed(names))
