@@ -87,7 +87,7 @@ def _steps_of(
 
 
 def _class_times(row: Sequence[int], waited: int | None) -> dict[str, int | None]:
-    """Return the fields of the classes of time; None each where none is known."""
+    """Return the fields of the classes of time; all None if unknown."""
     known: Sequence[int | None] = row or [None] * len(CLASSES)
     return dict(zip(_FIELDS, (*known, waited), strict=True))
 

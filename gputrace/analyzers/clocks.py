@@ -20,7 +20,7 @@ from gputrace.units import format_ns
 _ENDS_AT_ONCE: Final = r"(?i)all_?reduce|all_?gather|reduce_?scatter"
 _ENDS_WITH_ITS_PARTNER: Final = r"(?i)send_?recv"
 _WIDEST_NS: Final = 500_000
-"""Maximum scatter of ends around a shift, if they are of the same collectives."""
+"""Maximum scatter of the ends of the same collectives around a shift."""
 _FEWEST: Final = 5
 """Minimum pairs of ends for a shift: the first of a communicator end far apart."""
 

@@ -35,7 +35,7 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 class RankGroup(Struct, frozen=True, dict=True):
-    """GPUs that communicate: those of a communicator, or any that were matched."""
+    """GPUs that communicate: members of a communicator, or matched by their times."""
 
     lanes: tuple[int, ...]
     """Indices of its GPUs among the matched `GpuOperations`."""

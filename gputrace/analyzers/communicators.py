@@ -177,7 +177,7 @@ class _Matching:
         self.halves: list[tuple[int, int, int]] = []
 
     def match_on_gpu(self, rows: NDArray[np.int64], on_gpu: NDArray[np.int64]) -> None:
-        """Match rows that are of the operation on the GPU itself."""
+        """Match kernels with the events that have their times on the GPU."""
         kernels, events = self._kernels, self._log.events
         keys = zip(kernels.start[rows].tolist(), kernels.end[rows].tolist(), strict=True)
         kernel_of = dict(zip(keys, rows.tolist(), strict=True))

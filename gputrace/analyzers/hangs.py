@@ -53,7 +53,7 @@ class Hang(Struct, frozen=True):
 
 
 def find_cause(ranks: Sequence[RankState]) -> Hang:
-    """Find what a hang comes from; ``unknown`` where the states do not tell.
+    """Find the cause of a hang; ``unknown`` if the states do not show it.
 
     Of ranks in reports of `gputrace record`, dumps of the flight recorder count where the reports
     leave open what the ranks wait for.
@@ -262,7 +262,7 @@ def _elsewhere(ranks: Sequence[RankState]) -> Hang | None:
 
 
 def _slowest(ranks: Sequence[RankState]) -> Hang | None:
-    """Find ranks that have ended fewer steps, where nothing else tells them from the others."""
+    """Find ranks that have ended fewer steps, if nothing else distinguishes them."""
     known = [state for state in ranks if state.stack and state.steps is not None]
     fewest = min((state.steps or 0 for state in known), default=0)
     late = [state for state in known if state.steps == fewest]

@@ -1,4 +1,4 @@
-"""State of the hosts: how their threads came by their time, and what they were at in a gap.
+"""State of the hosts: how their threads got processor time, and what they did in a gap.
 
 The counters are the kernel's: ``/proc/*/task/*/schedstat`` (Documentation/scheduler/sched-stats),
 ``getrusage(2)``, ``cpu.stat`` of control groups and ``/proc/pressure/cpu``; and those of torch's
@@ -28,9 +28,9 @@ from gputrace.model.trace import Trace
 from gputrace.units import format_ns
 
 _WORTH_TELLING: Final = 0.05
-"""Part of a gap from which a collection or a compilation is told."""
+"""Minimum part of a gap for a collection or a compilation to be reported."""
 _QUEUED: Final = 0.2
-"""Part of the counted time for which a thread must be queued for that to be told."""
+"""Minimum part of the counted time that a thread is queued, to be reported."""
 _AROUND: Final = 5
 """Times as long as a gap that what was counted may be: longer, it says nothing of the gap."""
 
@@ -133,7 +133,7 @@ _WORK: Final = {
 """Counters of a step's work, by name: what they count, and their unit. A counter has 48 bits, too
 few for FLOPs."""
 _OF_STEPPING: Final = "process on core"
-"""Counter that only the thread has that marks the steps."""
+"""Counter that only the thread which marks the steps has."""
 
 
 def read_counters(shard: Shard) -> Mapping[int, Counters]:

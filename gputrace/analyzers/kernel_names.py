@@ -169,7 +169,7 @@ def is_optimizer(kernel: str) -> bool:
 
 
 def family_of(name: str) -> str:
-    """Return the one of `FAMILIES` that a kernel is of by its name; ``other`` if none is known."""
+    """Return the family of `FAMILIES` that a kernel's name shows; ``other`` if none."""
     if is_communication(name):
         return "communication"
     if is_optimizer(name):

@@ -121,7 +121,7 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
 
 
 def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
-    """Return if all cards are of a generation or later; None where that is unknown."""
+    """Return whether all cards are of a generation or later; None if unknown."""
     if any(card is not None and card < least for card in cards):
         return False
     return None if None in cards else True

@@ -247,8 +247,8 @@ def _receiving(mine: LoaderEvents, asks: LoaderEvents | None, pace: Pace) -> _Re
 
 
 def _handling(asks: LoaderEvents, received: LoaderEvents, pace: Pace) -> float:
-    """Return the nanoseconds that the process that trains spends on a batch in the loader, beside
-    receiving it and waiting until there is one to receive.
+    """Return the nanoseconds that the training process spends in the loader for a batch, without
+    receiving it and waiting for it.
     """
     moments = np.sort(np.concatenate([asks.end, received.end]))
     since = moments[np.searchsorted(moments, received.start, "right") - 1]
@@ -308,10 +308,10 @@ def _last(events: LoaderEvents, name: str, otherwise: int) -> int:
 
 
 def _workers_of(events: LoaderEvents, began: LoaderEvents) -> LoaderEvents:
-    """Return the events of a loader's workers, which tell one of the numbers that it told."""
+    """Return the events of a loader's workers, which carry one of its numbers."""
     loaders = events.of("loader")
     mine = np.isin(loaders.host, began.host) & np.isin(loaders.number, began.number)
-    # A process that makes workers of its own is none.
+    # A process that starts workers itself is not a worker.
     makers = np.unique(events.of("cores").process)
     processes = np.setdiff1d(loaders.process[mine], makers)
     return events.select(np.isin(events.process, processes))
@@ -432,13 +432,13 @@ class _Prediction(Struct, frozen=True):
         return None if longest is None else self._without(longest / 2)
 
     def without_waits(self) -> int:
-        """Return the step if reading samples took processor time alone, as of files in memory."""
+        """Return the step if reading samples took only processor time, as from files in memory."""
         batches = self.batches
         waited = np.maximum(batches.work + batches.send - batches.processor, 0)
         return self._without(np.minimum(batches.read, waited), is_computed=False)
 
     def with_cache(self) -> int:
-        """Return the step if samples were there as the last transform leaves them."""
+        """Return the step if the results of the last transform were cached."""
         return self._without(self.batches.fetch)
 
     def with_twice_ahead(self) -> int:

@@ -94,14 +94,14 @@ def _compute_around(
 _HIDDEN: Final = 0.5
 """Minimum fraction of an all-reduce with compute beside it, if the compute does not need it."""
 _EARLY: Final = 0.2
-"""Fraction of a step's compute that is of the forward pass, with recomputation in the backward."""
+"""Fraction of a step's compute in the forward pass, with recomputation in the backward pass."""
 _OFTEN: Final = 0.08
 """Minimum fraction of collectives in that part of the step, if they are of both passes."""
 _RUN: Final = 3
 """Minimum all-gathers in a row, if layers' parameters are gathered for the forward pass."""
 _FEW: Final = 4
 _SPREAD: Final = 0.01
-"""Maximum relative spread of messages that are of equal size."""
+"""Maximum relative spread of messages of equal size."""
 
 
 def _role(
@@ -157,7 +157,7 @@ def _gathering(names: NDArray[np.object_], steps: Times, gathers: int, scatters:
 
 
 def _exchanging(collectives: Collectives, group: RankGroup, rows: NDArray[np.intp]) -> str:
-    """Tell the ring of a context that is attended to in parts from the stages of a pipeline."""
+    """Distinguish the ring of context parallelism from the stages of a pipeline."""
     sends = collectives.sends
     mine = sends[collectives.group[sends[:, 0]] == collectives.group[rows[0]]]
     if not len(mine):
@@ -223,7 +223,7 @@ def _groups_of(
 def _rows_by_lane(
     collectives: Collectives, rows: NDArray[np.intp], lanes: Sequence[int]
 ) -> list[NDArray[np.intp]]:
-    """Return those of some collectives that are on each lane, in order of start."""
+    """Return the given collectives by lane, in order of start."""
     ordered = rows[np.argsort(collectives.start[rows], kind="stable")]
     return [ordered[collectives.lane[ordered] == lane] for lane in lanes]
 

@@ -43,12 +43,12 @@ class Topology(Struct, frozen=True, dict=True):
         return able(self.name(source, target), *cards)
 
     def worst(self, gpus: Sequence[Gpu]) -> str:
-        """Return the worst link between any two GPUs; "" where none is known."""
+        """Return the worst link between any two GPUs; "" if none is known."""
         names = [self.name(a, b) for a, b in combinations(gpus, 2)]
         return max(filter(None, names), key=badness, default="")
 
     def worst_of_cards(self, host: int, cards: Sequence[int]) -> str:
-        """Return the worst link between any two of some cards of a host; "" where none is known."""
+        """Return the worst link between any two of some cards of a host; "" if none is known."""
         links = [self.links.get((host, a, b)) for a, b in combinations(cards, 2)]
         return max((link.link for link in links if link is not None), key=badness, default="")
 

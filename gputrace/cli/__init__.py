@@ -211,7 +211,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def explain(error: BaseException) -> tuple[str, ExitCode] | None:
-    """Return the line and the exit code for a failure; None for one that nobody foresaw."""
+    """Return the line and the exit code for a failure; None for an unexpected one."""
     match error:
         case click.UsageError():
             path = error.ctx.command_path if error.ctx else "gputrace"

@@ -76,7 +76,7 @@ def serve(requests: IO[bytes], answers: IO[str], root: Path) -> None:
 
 
 def _answer(line: bytes, root: Path) -> object:
-    """Return the response to a message, or those to a batch; None if nothing in it wants any.
+    """Return the response to a message, or those to a batch; None if no response is due.
 
     Batches are of JSON-RPC; of the protocol's versions that of 2025-03-26 has them.
     """
@@ -200,7 +200,7 @@ def _traces(name: str, value: object, root: Path) -> list[str]:
 
 
 def _link_out(path: Path, root: Path) -> Path | None:
-    """Return what of a file or a folder lies outside of the root; None where nothing does.
+    """Return a path of a file or folder that lies outside of the root; None if all are inside.
 
     Of a folder, its files are read, and those of folders of tables in it.
     """

@@ -66,7 +66,7 @@ class Ring:
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Return what changes as long as the process gets on."""
+        """Return the counters that change as long as the process makes progress."""
         return self.steps, self.entered, self.left
 
 
@@ -300,7 +300,7 @@ def _stacks(ring: Ring) -> list[list[str]]:
 
 
 def _catches(pid: int) -> bool:
-    """Return whether the process has a handler for our signal, which would end it else."""
+    """Return whether the process has a handler for our signal, which would otherwise end it."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)

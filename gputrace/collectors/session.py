@@ -233,7 +233,7 @@ _LONG: Final = ("--every", "--keep", "--max-size", *_OF_GPUS)
 
 
 def _given(plan: Plan, *options: str) -> str:
-    """Return those of some options that a plan has, for a message."""
+    """Return the given options that a plan sets, for a message."""
     given = {
         "--steps": plan.steps is not None,
         "--delay": plan.delay_ns > 0,
@@ -395,7 +395,7 @@ class LimitWatch:
 
 
 def prune(folder: Path, older_ns: int, now: int) -> None:
-    """Remove files that nobody writes any more, last written over ``older_ns`` ago."""
+    """Remove files without a writer that were last written over ``older_ns`` ago."""
     by_process: dict[tuple[str, str], list[tuple[int, Path]]] = defaultdict(list)
     for path in folder.iterdir():
         if match := _OF_A_PROCESS.search(path.name):

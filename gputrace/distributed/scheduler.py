@@ -59,7 +59,7 @@ def connected(where: str) -> Iterator[Client]:
 
 
 def _credentials(where: str) -> Any:
-    """Return those of Dask's configuration if it requires encryption, else new ones.
+    """Return the credentials of Dask's configuration if it requires encryption, else new ones.
 
     Without any, every user who can reach the scheduler or a worker runs code as this one.
     """

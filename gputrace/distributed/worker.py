@@ -211,7 +211,7 @@ def call(opened: OpenFile, method: str, *arguments: Any) -> Any:
 
 
 def device_of(opened: OpenFile, process: Process, device: int) -> Device:
-    """Return what a process calls by an ordinal, even if nothing of it was read here yet."""
+    """Return the device of an ordinal in a process, even before any of its rows is read here."""
     trace = opened.trace
     if process not in trace.processes:
         trace.read(trace.kinds, ("process",), None, None)

@@ -1,4 +1,4 @@
-"""Results about the hosts: how their threads came by their time, the phases of their steps, and
+"""Results about the hosts: how their threads got processor time, the phases of their steps, and
 their data loaders.
 
 Times are integer nanoseconds; field names are those of the JSON.

@@ -16,13 +16,13 @@ class KernelOnGpu(Struct, frozen=True):
     max_ns: int
     """Longest launch."""
     flop: float | None = None
-    """Floating-point operations of all launches, where shapes of operators tell; None if not."""
+    """Floating-point operations of all launches, by the shapes of operators; None if unknown."""
     traffic_bytes: float | None = None
     """Least bytes that they move, likewise."""
 
 
 class Roofline(Struct, frozen=True):
-    """Speed of a kernel whose operands are of known shapes, beside what its cards can do."""
+    """Speed of a kernel whose operands have known shapes, beside the peak of its cards."""
 
     flop_per_s: float
     """0 for kernels that multiply no matrices."""

@@ -264,7 +264,7 @@ class Phase(Struct, frozen=True):
     """Idle time at the edges: before its first operation, and from its last one to the next step's
     first; None where no GPU was seen or there is no such edge."""
     communication_ns: int | None = None
-    """Communication with nothing beside it, as a rank has that waits in a collective."""
+    """Communication with nothing concurrent, as on a rank that waits in a collective."""
     waits_for: tuple[int, ...] = ()
     """Ranks that work meanwhile, where this one only waits for them."""
     causes: Mapping[str, int] = field(default_factory=dict)

@@ -224,7 +224,7 @@ class Trace(ABC):
         return Session()
 
     def clock_of(self, process: int) -> int:
-        """Return a number of the clock that the times of a process are of: that of its host."""
+        """Return the number of the clock of a process's times: that of its host."""
         return self.processes[process].host
 
     def shift_clocks(self, shifts: Mapping[int, int], how: str) -> None:

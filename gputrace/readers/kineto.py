@@ -114,7 +114,7 @@ def group_of(args: Args) -> ProcessGroup:
 
 
 MOST_RANKS: Final = 1 << 15
-"""Ranks that the columns can tell apart."""
+"""Maximum number of ranks that the columns can distinguish."""
 _RANK: Final = re.compile(rb"\b\d{1,5}\b")
 
 
@@ -131,7 +131,7 @@ class RowSelection:
     """
 
     def __init__(self, window: Window = NOTHING, first: int = 0) -> None:
-        """``window`` is of the file's own times, of which ``first`` is the earliest."""
+        """``window`` is in the file's own times; ``first`` is the earliest of them."""
         self._window, self._zero_is_lost = window, first > FAR
         self._nearest: dict[tuple[object, ...], tuple[int, EventBatch]] = {}
         """Distance and event by side of the window, category, process and thread."""

@@ -237,7 +237,7 @@ def _holds_integers(type_: str) -> bool:
 
 
 def _absence(type_: str, default: object) -> tuple[int, int]:
-    """Return what a column is in records from before it was added."""
+    """Return the value of a column in records from before it was added."""
     if default is None or str(default).upper() == "NULL":
         return _NULL_DEFAULT, 0
     if "INT" in type_.upper() and re.fullmatch(r"-?[0-9]{1,18}", str(default)):

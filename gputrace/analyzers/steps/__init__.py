@@ -182,7 +182,7 @@ def _calls_of_networks(trace: Trace, calls: CudaApiCalls, by: NDArray[np.int32])
 
 
 def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:
-    """Return the rows of the copies that bring batches to this GPU; none where none can be told."""
+    """Return the rows of the copies that bring batches to this GPU; empty if they are unknown."""
     bursts = find_bursts(trace, operations)
     if bursts is not None and len(bursts) > 1:
         copies = inputs_of_steps(operations, bursts)
@@ -374,7 +374,7 @@ def _keeps_up(done: Times, start: Times, end: Times) -> bool:
 
 
 def _extent(rows: Rows, step: NDArray[np.intp], steps: int) -> tuple[Rows, Rows]:
-    """First and last row of each step; first above last where a step has none."""
+    """Return the first and last row of each step; first > last for a step without rows."""
     first = np.full(steps, np.iinfo(np.intp).max)
     last = np.full(steps, -1)
     np.minimum.at(first, step, rows)
@@ -383,7 +383,7 @@ def _extent(rows: Rows, step: NDArray[np.intp], steps: int) -> tuple[Rows, Rows]
 
 
 def _with_early_copies(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
-    """Input copies issued between two ranges belong to the step that they feed."""
+    """Start each step with the input copies issued after the step before: they feed it."""
     copies = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
     place = np.searchsorted(copies, np.concatenate([[-1], last[:-1]]), "right")
     early: Rows = np.append(copies, len(operations))[place]

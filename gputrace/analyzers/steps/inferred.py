@@ -172,7 +172,8 @@ def _first_after(operations: GpuOperations, last: Rows) -> Rows:
 def _first_like(operations: GpuOperations, first: Rows, bursts: Runs) -> int:
     """Return the first operation of the step before the first optimizer run.
 
-    The later steps tell which it is; computing just before it is autotuning, and belongs to it.
+    It is the one that later steps begin with; computing just before it is autotuning, and belongs
+    to it.
     """
     until = int(bursts.first[0])
     begin = operations.events.name[int(first[len(first) // 2])]
@@ -231,7 +232,7 @@ _MOST_COPIES: Final = 4
 
 
 def find_bursts(trace: Trace, operations: GpuOperations) -> Runs | None:
-    """Return the optimizer's runs on this GPU; None where its kernels cannot be told by name."""
+    """Return the optimizer's runs on this GPU; None if names do not identify its kernels."""
     rows = _kernels_named(trace, operations, is_optimizer)
     if len(rows) < 3:
         return None
@@ -254,7 +255,7 @@ def _one_a_batch(bursts: Runs, inputs: Rows) -> Runs:
 
 
 def may_train(trace: Trace, operations: GpuOperations) -> bool:
-    """Return whether kernels of a backward pass ran, by name, or graphs that may hold some."""
+    """Return whether kernels of a backward pass ran, by name, or graphs that may contain some."""
     if (operations.events.kind == Kind.GRAPH).any():
         return True
     return len(_kernels_named(trace, operations, re.compile(_BACKWARD).search)) > 0
@@ -271,9 +272,9 @@ def _kernels_named(
 
 
 def _valley(counts: NDArray[np.intp]) -> float:
-    """Return the number that best parts small counts from large ones (Otsu 1979, on logarithms).
+    """Return the number that best separates small from large counts (Otsu 1979, on logarithms).
 
-    Where all are of one size there is nothing to part: every count is then large.
+    If all are of one size, every count is large.
     """
     logs = np.sort(np.log(counts.astype(float)))
     if logs[-1] - logs[0] < np.log(4) or logs[0] > np.log(_LEAST_APART):

@@ -63,7 +63,7 @@ class ChunkFile:
 
 
 def read_chunk_file(path: Path, known: Format) -> ChunkFile:
-    """Read a file; raise InputError if it is of another format or version."""
+    """Read a file; raise InputError for another format or version."""
     try:
         raw = path.read_bytes()
     except OSError as error:

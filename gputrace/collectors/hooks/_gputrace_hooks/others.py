@@ -132,7 +132,7 @@ def jax_profiler(module: "Any") -> None:
 
 
 def _describes(cls: "Any", settings_of: "Callable[[Any], list[tuple[str, str, int]]]") -> None:
-    """Have each iterator of a class tell the settings of its pipeline when it begins."""
+    """Record the settings of a pipeline when an iterator of a class begins."""
     library = _LIBRARIES[cls.__module__.partition(".")[0]]
     call_after(cls, "__init__", lambda self: _describe(self, library, settings_of))
 

@@ -143,7 +143,7 @@ def _prepare(clock: "ctypes.PyDLL", period: int) -> bool:
 
 
 def _runtime() -> "tuple[int | None, int]":
-    """Return where ``_PyRuntime`` is and its size in bytes, 0 where the linker does not tell."""
+    """Return where ``_PyRuntime`` is and its size in bytes, 0 if the linker does not know it."""
     import ctypes
 
     # Dl_info and the size in Elf64_Sym, of dlfcn.h and elf.h.
@@ -278,7 +278,7 @@ def _user_frame(frame: "FrameType | None") -> "tuple[FrameType | None, FrameType
 
 
 def _side(file: str) -> int:
-    """Return the side that a file is of."""
+    """Return whose code a file is, as one of the constants above."""
     if len(_sides) > _MOST_LINES:
         return _STANDARD
     if file.startswith(_package):

@@ -147,7 +147,7 @@ class Trial:
             self.write()
 
     def step_ended(self, rank: int, end: int) -> None:
-        """Count a step; have it followed by one with other cures, or by none."""
+        """Count a step, then switch the cures for the next one, or stop."""
         if rank > self.rank:
             # A source that knows better: what counted before were parts of its steps.
             self.rank, self.ends, self.losses, self.batches = rank, [], [], []
