@@ -68,7 +68,7 @@ def test_whoever_interrupts_ends_the_run_and_is_told_how_to_go_on(
         running.send_signal(number)
         out, err = running.communicate(timeout=_PATIENCE_S)
     assert (running.returncode, out) == (130, "")
-    told = f"interrupted; what is over is kept in {bench.results}, the same command goes on"
+    told = f"interrupted; finished runs are kept in {bench.results}; the same command continues"
     assert err == f"gputrace: {told}\n"
     assert not is_running(script)
     assert bench.runs() == []
@@ -79,7 +79,7 @@ def test_ctrl_c_is_answered_at_a_terminal(bench: Bench) -> None:
     script = pid_of_script(bench)
     terminal.type("\x03")
     assert terminal.end() == 130
-    assert "the same command goes on" in terminal.text
+    assert "the same command continues" in terminal.text
     assert not is_running(script)
 
 

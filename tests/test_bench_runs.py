@@ -358,7 +358,7 @@ def test_results_are_shown_also_where_no_page_can_be_written(bench: Bench) -> No
     assert "100" in shown.out
     assert "page: " not in shown.out
     problem = f"{page}: cannot be written (Is a directory); name another with -o"
-    assert shown.err == f"gputrace: {problem}; there is no page of these results\n"
+    assert shown.err == f"gputrace: {problem}; the results page was not written\n"
 
 
 def test_a_disk_that_is_full_is_told_as_such(bench: Bench) -> None:

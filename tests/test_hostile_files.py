@@ -89,7 +89,7 @@ def test_a_gzip_bomb_is_not_unpacked(
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(head, 64 << 20))
     assert path.stat().st_size < 100_000
-    told = refused(path, "no trace packs like that")
+    told = refused(path, "no trace compresses that well")
     assert int(re.findall(r"(\d+) MiB", told)[0]) <= 8 + 4  # a block over the limit at most
 
 
@@ -126,7 +126,7 @@ def test_a_table_that_comes_to_far_more_than_its_file(
     folder.mkdir()
     rows = pyarrow.table({"start": pyarrow.array([7] * 2_000_000, pyarrow.int64())})
     parquet.write_table(rows, folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet", compression="zstd")
-    refused(folder, "no trace packs like that")
+    refused(folder, "no trace compresses that well")
     assert list((Path(os.environ["XDG_CACHE_HOME"]) / "gputrace" / "nsys").glob("*.tmp")) == []
 
 

@@ -197,7 +197,7 @@ def test_ncu_gets_the_launch_and_its_report_is_told(trace: Path, machine: Machin
     [
         ({COMPUTE: (22.6, "%"), MEMORY: (90.2, "%")}, "bound by memory"),
         ({COMPUTE: (22.6, "%"), MEMORY: (50.2, "%")}, "bound by latency"),
-        ({COMPUTE: (22.6, "%")}, "does not tell what bounds it"),
+        ({COMPUTE: (22.6, "%")}, "does not say what bounds it"),
     ],
 )
 def test_the_figures_say_what_bounds_a_kernel(

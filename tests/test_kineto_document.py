@@ -169,7 +169,7 @@ class TestBroken:
         write(path, *([kernel(1, 1)] * 40_000))
         path.write_bytes(gzip.compress(path.read_bytes()))
         monkeypatch.setattr(gzip_io, "MOST_RATIO", 20)
-        with pytest.raises(InputError, match="no trace packs like that"):
+        with pytest.raises(InputError, match="no trace compresses that well"):
             open_trace(path)
 
 

@@ -313,8 +313,8 @@ def test_what_the_host_s_backend_cannot_heed_is_said(tmp_path: Path) -> None:
     options = ("--steps", "2:4", "--delay", "1s", "--duration", "2s")
     ran = command.gputrace(*words, *options, "--", "true")
     assert ran.code == 0
-    assert "gputrace: --steps, --delay, --duration: not heeded: " in ran.err
-    assert "not heeded" not in command.gputrace(*words, "--force", "--", "true").err
+    assert "gputrace: --steps, --delay, --duration: ignored: " in ran.err
+    assert "ignored" not in command.gputrace(*words, "--force", "--", "true").err
 
 
 @pytest.mark.parametrize(

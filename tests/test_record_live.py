@@ -166,9 +166,7 @@ def test_without_a_terminal_nothing_is_started(tmp_path: Path) -> None:
         timeout=60,
     )
     assert ran.returncode == 125
-    assert (
-        ran.stderr == "gputrace: --live draws on a terminal, and there is none; record without it\n"
-    )
+    assert ran.stderr == "gputrace: --live needs a terminal, and there is none; record without it\n"
     assert list(tmp_path.iterdir()) == []
 
 

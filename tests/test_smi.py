@@ -217,7 +217,7 @@ class TestGpusWithoutIndex:
         rows = rounds("{time}, {use} %, {sm} MHz")
         nvml, notes = joined(run, log([self.HEADER, *rows]))
         assert clocks(nvml) == {0: 1980, 1: 1500}
-        assert any("told by the order of its rows" in note for note in notes)
+        assert any("numbered by the order of rows" in note for note in notes)
 
     def test_a_round_that_is_not_whole_is_left_out(self, run: Path, log: Log) -> None:
         rows = rounds("{time}, {use} %, {sm} MHz")
@@ -398,7 +398,7 @@ class TestGivenTogether:
         paths = write_parts(simulate(PLAN), tmp_path / "parts", nodes)
         nvml, notes = joined(*paths, log([QUERY, *rounds(INDEXED)]))
         assert not nvml
-        assert "smi.csv cannot be joined: it does not tell which machine it is of" in notes
+        assert "smi.csv cannot be joined: it does not say which machine it is from" in notes
         header = "timestamp, uuid, clocks.current.sm [MHz]"
         form = "{time}, GPU-00000001-1b03-36ec-9b21-6a0c3eb7c873, 1500 MHz"
         nvml, _ = joined(*paths, log([header, *rounds(form, gpus=1)]))

@@ -285,7 +285,7 @@ class TestABrokenFile:
 
     def test_a_gzip_that_unpacks_to_far_more_than_a_trace(self, tmp_path: Path) -> None:
         bomb = gzip.compress(WHOLE) + gzip.compress(bytes(1 << 26)) * 5
-        with pytest.raises(InputError, match="no trace packs like that"):
+        with pytest.raises(InputError, match="no trace compresses that well"):
             opened(bomb, tmp_path)
 
     def test_the_trace_viewers_file_cut_short(self, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
             "what repeats in the trace is not shown to be training steps; choose some with --steps"
         )
     if figure == "throughput":
-        return "" if run.samples else "nobody said how large the batch is (--batch)"
+        return "" if run.samples else "the batch size is not given (--batch)"
     known = figure.startswith("step_time") or all(name in run.loop.classes for name in parts)
     return "" if known else "nothing was recorded of the GPUs"
 

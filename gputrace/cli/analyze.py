@@ -105,7 +105,7 @@ def _hang(reports: tuple[Path, ...], form: str) -> str:
 
 @click.command("compare")
 @click.argument("traces", metavar="A B...", nargs=-1, required=True, type=options.UNCHECKED)
-@click.option("--label", "labels", multiple=True, help="What to call a run; once for each.")
+@click.option("--label", "labels", multiple=True, help="Name of a run; once for each.")
 @options.batch
 @options.steps
 @options.output_format
@@ -152,7 +152,7 @@ def _compared(
 @options.steps
 @options.most_gaps
 @click.option("--compare", is_flag=True, help="Each TRACE is a run of its own: compare them.")
-@click.option("--label", "labels", multiple=True, help="Of --compare: what to call a run.")
+@click.option("--label", "labels", multiple=True, help="With --compare: name of a run.")
 @options.batch
 @options.keep_going
 def report(
@@ -274,8 +274,8 @@ def browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> in
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if not is_terminal or os.environ.get("TERM") == "dumb":
         raise UsageError(
-            "browse draws on a terminal, and stdin or stdout is none; "
-            "use `gputrace analyze` where there is none"
+            "browse needs a terminal, and stdin or stdout is not one; "
+            "use `gputrace analyze` instead"
         )
     try:
         return _browse(traces, beside, demo)

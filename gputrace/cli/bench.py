@@ -58,7 +58,7 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
             "default": "auto",
             "show_default": True,
         },
-        "What records, as in `gputrace record`.",
+        "Backend, as in `gputrace record`.",
     ),
     (
         ("--only",),
@@ -69,13 +69,13 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
     (("--show",), _FLAG, "Print the results there are; run nothing."),
     (("--retry",), _FLAG, "Run again what failed."),
     (("--force",), _FLAG, "Run everything again."),
-    (("--skip-missing",), _FLAG, "What this machine cannot run does not count in the exit code."),
+    (("--skip-missing",), _FLAG, "Leave what this machine cannot run out of the exit code."),
     (("--slurm",), _FLAG, "Write a batch script for Slurm, and run nothing."),
-    (("--submit",), _FLAG, "Of --slurm: give the script to sbatch."),
-    (("--array",), _FLAG, "Of --slurm: a job for each configuration."),
-    (("--partition",), {"metavar": "NAME"}, "Of --slurm: for sbatch."),
-    (("--time",), {"metavar": "LIMIT"}, "Of --slurm: for sbatch, as 02:00:00."),
-    (("--account",), {"metavar": "NAME"}, "Of --slurm: for sbatch."),
+    (("--submit",), _FLAG, "With --slurm: submit the script with sbatch."),
+    (("--array",), _FLAG, "With --slurm: a job for each configuration."),
+    (("--partition",), {"metavar": "NAME"}, "With --slurm: for sbatch."),
+    (("--time",), {"metavar": "LIMIT"}, "With --slurm: for sbatch, as 02:00:00."),
+    (("--account",), {"metavar": "NAME"}, "With --slurm: for sbatch."),
     (
         ("--nodes",),
         {**_COUNT, "default": 1},
@@ -89,7 +89,7 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
     (
         ("--mpi",),
         {"type": click.Choice(["srun", "mpiexec"]), "default": "srun", "show_default": True},
-        "What starts MPI ranks on several nodes.",
+        "Launcher of MPI ranks on several nodes.",
     ),
     (("--configuration",), {"metavar": "KEY", "hidden": True}, ""),
 )
@@ -116,7 +116,7 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
 
     alone = [name for name in _SLURM_ONLY if given[name] and not given["slurm"]]
     if alone:
-        raise UsageError(f"--{alone[0]} is of a batch script: give --slurm, too")
+        raise UsageError(f"--{alone[0]} is for batch scripts: give --slurm, too")
     if given["nodes"] > 1 and not given["gpus_per_node"]:
         raise UsageError("--nodes: say how many GPUs each has with --gpus-per-node")
     request = _request(study, given)
@@ -253,7 +253,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
         except OSError as error:
             # The results may be in a folder of another user.
             written = ""
-            log(f"{page}: {error.strerror}; there is no page of these results")
+            log(f"{page}: {error.strerror}; the results page was not written")
         if form == "text":
             shown = render_text(summary, options.width(), options.use_color()) + written
         else:
@@ -302,8 +302,8 @@ def _carry_out(work: Work) -> int:
             return carry_out(work, watcher)
         except KeyboardInterrupt:
             pass
-    kept = f"what is over is kept in {work.folder.path}"
-    log(f"interrupted; {kept}, the same command goes on")
+    kept = f"finished runs are kept in {work.folder.path}"
+    log(f"interrupted; {kept}; the same command continues")
     return ExitCode.INTERRUPTED
 
 

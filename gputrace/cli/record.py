@@ -76,7 +76,7 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     type=options.OursOrPlugins(options.BACKENDS, "collectors"),
     default="auto",
     show_default=True,
-    help="What records: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or the "
+    help="Backend: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or the "
     "host's signals alone.",
 )
 @click.option(
@@ -375,7 +375,7 @@ def _limits(keep: str | None, max_size: str | None) -> Limits:
     if keep is not None:
         kept_ns = _time(keep, "--keep: ")
         if kept_ns < 2 * 10**9:
-            raise UsageError(f"--keep {keep}: 2s is the least that can be kept")
+            raise UsageError(f"--keep {keep}: 2s is the minimum")
         return ring(kept_ns, 0)
     if not max_size:
         return ring(0, 0)
@@ -384,7 +384,7 @@ def _limits(keep: str | None, max_size: str | None) -> Limits:
         raise UsageError(f"--max-size: {max_size!r} is not a size; write 500MB or 2GB")
     size = int(float(match[1]) * _SCALES[match[2].lower()])
     if size < 10**6:
-        raise UsageError(f"--max-size {max_size}: 1MB is the least")
+        raise UsageError(f"--max-size {max_size}: 1MB is the minimum")
     return ring(0, size)
 
 
@@ -392,7 +392,7 @@ def _hang(text: str) -> int:
     """Parse ``60s``."""
     length = _time(text, "--hang: ")
     if length < 10**9:
-        raise UsageError(f"--hang {text}: 1s is the least that is looked for")
+        raise UsageError(f"--hang {text}: 1s is the minimum")
     return length
 
 
@@ -400,7 +400,7 @@ def _when_slow(text: str, keep: str | None) -> float:
     """Parse ``2x``, steps of over twice the usual time."""
     match = _FACTOR.fullmatch(text.strip())
     if match is None or float(match[1]) <= 1:
-        raise UsageError(f"--when-slow: {text!r} says not how slow; write 2x, or more than 1x")
+        raise UsageError(f"--when-slow: {text!r} is no factor above 1; write 2x")
     if keep is None:
         raise UsageError("--when-slow keeps what --keep has of a slow step: give --keep, as 5min")
     return float(match[1])

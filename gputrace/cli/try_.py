@@ -117,7 +117,7 @@ def command(
     if apply_:
         _apply(outcome.patch)
     if outcome.interrupted:
-        log("interrupted; what was known by then is shown")
+        log("interrupted; results so far are shown")
         return ExitCode.INTERRUPTED
     faster = any(row.verdict == "faster" for row in outcome.rows)
     return ExitCode.DONE if faster else ExitCode.GATE_NOT_MET
@@ -157,12 +157,12 @@ def _request(cures: Sequence[str], program: tuple[str, ...], given: dict[str, An
         raise UsageError(f"--budget: {error}") from None
     kept: Path | None = given["keep_recording"]
     if kept is not None and given["recording"] is not None:
-        raise UsageError("--keep-recording: with --recording none is made that could be kept")
+        raise UsageError("--keep-recording: with --recording, no recording is made")
     if kept is not None and kept.exists():
         raise UsageError(f"--keep-recording: {kept} is there already; name another")
     candidates = tuple(read_candidates(",".join(cures)))
     if cures and not candidates:
-        raise UsageError("name a cure, or leave out the commas; gputrace try --list has them all")
+        raise UsageError("name a cure, or leave out the commas; gputrace try --list lists them all")
     return Request(
         program,
         candidates or None,

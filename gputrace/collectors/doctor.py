@@ -107,7 +107,7 @@ def _find_cards() -> tuple[list[Check], list[_Capability]]:
     counted = ", ".join(f"{shown.count(card)} x {card}" for card in dict.fromkeys(shown))
     checks = [Check("GPUs", "ok", counted)]
     if any((ask(nvml, "nvmlDeviceGetMigMode", card) or [0])[0] for card in cards):
-        checks.append(Check("MIG", "note", "on", "NVML tells less of a GPU that is split"))
+        checks.append(Check("MIG", "note", "on", "NVML reports less on a partitioned GPU"))
     return checks, capabilities
 
 
@@ -236,7 +236,7 @@ def _nsys() -> Iterator[Check]:
     try:
         version, obstacle = f"{nsys_version(nsys)} ({nsys})", importer_obstacle(nsys)
     except (OSError, MissingError) as error:
-        advice = "GPUTRACE_NSYS or the PATH names it; let them name one that runs"
+        advice = "GPUTRACE_NSYS or the PATH names it; set either to one that runs"
         why = error.strerror if isinstance(error, OSError) else error
         yield Check("nsys", "note", f"{nsys} cannot be run ({why})", advice)
         return

@@ -97,7 +97,7 @@ def write_all(
     for spool in spools:
         dropped = drop_unsettled_nodes(spool)
         if dropped:
-            note = f"nodes of CUDA graphs of which CUPTI knew no end, left out: {dropped:,}"
+            note = f"nodes of CUDA graphs without an end from CUPTI, left out: {dropped:,}"
             writer.add_rows("GPUTRACE_NOTE", ["globalPid", "text"], [(global_pid(spool.pid), note)])
         _Activity(writer, spool, start).write(cards)
     return processes

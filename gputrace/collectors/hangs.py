@@ -205,7 +205,7 @@ class Hangs:
         except OSError as error:
             self._tell(f"{what}, but {path} cannot be written ({error.strerror})")
             return
-        self._tell(f"{what}; what each rank is at: {path}")
+        self._tell(f"{what}; where each rank is: {path}")
         for line in self._explain(path):
             self._tell(line)
         dumps = " ".join(report["flight_recorder"])  # type: ignore[arg-type]

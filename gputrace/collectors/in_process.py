@@ -145,7 +145,7 @@ def save_so_far(folder: Path, trace: Path) -> Merged:
     nothing before the program ends, OSError where the trace cannot be written.
     """
     if not can_be_read_meanwhile(folder):
-        raise UsageError(f"{folder}: what records writes nothing before the program has ended")
+        raise UsageError(f"{folder}: the recorder writes nothing before the program has ended")
     library = collector_library()
     if library is not None and (collector := loaded(library)) is not None:
         collector.gputrace_write()

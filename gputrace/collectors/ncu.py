@@ -66,7 +66,7 @@ class LaunchMetrics:
         """Return what bounds the kernel, by the rule of ncu's section Speed Of Light."""
         compute, memory = (self.figures.get(METRICS[name]) for name in (COMPUTE, MEMORY))
         if compute is None or memory is None:
-            return "the report does not tell what bounds it"
+            return "the report does not say what bounds it"
         if max(compute[0], memory[0]) < _HIGH:
             return "bound by latency: neither computing nor memory is near its peak"
         return "bound by computing" if compute[0] >= memory[0] else "bound by memory"

@@ -73,7 +73,7 @@ def record(
     job_tasks.write_meta(prepared.folder, meta)
     if prepared.backend is HOST and (names := _given(plan, *_NOT_BY_HOST)):
         why = "without a GPU to record, the host's signals are recorded from start to end"
-        log(f"{names}: not heeded: {why}; `gputrace analyze --steps` takes a part")
+        log(f"{names}: ignored: {why}; `gputrace analyze --steps` takes a part")
     hangs: list[Hangs] = []
     if plan.hang_ns:
         watch = Hangs(prepared.folder, plan.output, plan.hang_ns, log, explain)

@@ -129,7 +129,7 @@ def check_ratio(path: Path, unpacked: int, packed: int) -> None:
     """Raise InputError if a file decompressed to more than a real trace of its size would."""
     if unpacked > max(FREE_BYTES, MOST_RATIO * packed):
         problem = f"{unpacked >> 20:,} MiB came out of {packed:,} bytes"
-        raise InputError(path, f"{problem}: no trace packs like that; not read on")
+        raise InputError(path, f"{problem}: no trace compresses that well; not read further")
 
 
 def read_content(path: Path, most: int, breaks: ErrorPolicy = STOP) -> bytearray:

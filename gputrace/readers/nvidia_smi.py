@@ -176,7 +176,7 @@ def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
     name = log.path.name
     at = _places(rows, run)
     if not at:
-        log.notes.append(f"{name} cannot be joined: it does not tell which machine it is of")
+        log.notes.append(f"{name} cannot be joined: it does not say which machine it is from")
         return Nvml()
     offset = _offset(log, run, zone)
     if offset is None:
@@ -471,7 +471,7 @@ _COUNT: Final = re.compile(r"\d{1,4}")
 _FEW: Final = 64
 """Rows to guess the columns from, without a header."""
 _NO_HEADER: Final = (
-    "has no header to tell its columns by; write the names of --query-gpu as its first line"
+    "has no header that names its columns; write the names of --query-gpu as its first line"
 )
 
 
@@ -501,7 +501,7 @@ def _guessed(path: Path, rows: Sequence[Sequence[str]], log: SmiLog) -> _Header:
         raise InputError(path, _NO_HEADER)
     shown = ", ".join(name for name in kept if name != "timestamp")
     log.notes.append(
-        f"{path.name} has no header; {shown} are told by their units, other columns are left out"
+        f"{path.name} has no header; {shown} are found by their units, other columns are left out"
     )
     return [(name, "") for name in names]
 
@@ -547,12 +547,12 @@ def _gpu_of_each_row(log: SmiLog) -> list[tuple[int, SmiSample]]:
     sizes = Counter(map(len, rounds))
     size, often = sizes.most_common(1)[0]
     if size > _MOST_GPUS or often < _WHOLE * (len(rounds) - 1):
-        problem = "does not tell which GPU a row is of; query index or uuid too"
+        problem = "does not say which GPU a row is from; query index or uuid too"
         raise InputError(log.path, problem)
     whole = [rows for rows in rounds if len(rows) == size]
     log.bad += sum(len(rows) for rows in rounds) - size * len(whole)
     if size > 1:
         log.notes.append(
-            f"{log.path.name} does not name its {size} GPUs; they are told by the order of its rows"
+            f"{log.path.name} does not name its {size} GPUs; they are numbered by the order of rows"
         )
     return [(slot, row) for rows in whole for slot, row in enumerate(rows)]

@@ -31,12 +31,12 @@ def open_terminal() -> int:
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
-        problem = "--live draws on a terminal, and there is none; record without it"
+        problem = "--live needs a terminal, and there is none; record without it"
         raise UsageError(problem) from None
     if os.tcgetpgrp(terminal) != os.getpgrp() or os.environ.get("TERM", "dumb") == "dumb":
         os.close(terminal)
-        problem = "--live draws on a terminal, and this one shows another program, or cannot be"
-        raise UsageError(f"{problem} drawn on; record without it")
+        problem = "--live needs a terminal that it can draw on and no other program shows"
+        raise UsageError(f"{problem}; record without it")
     return terminal
 
 
