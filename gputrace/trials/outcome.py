@@ -100,6 +100,12 @@ def from_when(row: Row, start_s: float) -> list[str]:
     ]
 
 
+def describe_starts(row: Row) -> str:
+    """Return the gains of a cure in each start of the program."""
+    gains = [f"{100 * (1 / ratio - 1):.0f}%" for ratio in row.starts]
+    return f"{row.candidate} gained {', '.join(gains)} in {len(gains)} starts of the program"
+
+
 def what_was_left(rows: Sequence[Row], last: Measured | None, spent_s: float) -> str:
     """Say how much more time the next answer would take."""
     run_s = last.seconds if last else 0.0

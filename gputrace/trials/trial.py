@@ -23,7 +23,14 @@ from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
 from gputrace.trials import ledger
 from gputrace.trials.cures import Candidate, combine, cost_of, cures_for, predict, read_candidates
-from gputrace.trials.outcome import Outcome, answer, from_when, restless, what_was_left
+from gputrace.trials.outcome import (
+    Outcome,
+    answer,
+    describe_starts,
+    from_when,
+    restless,
+    what_was_left,
+)
 from gputrace.trials.patch import make_patch
 from gputrace.trials.race import TURNS, Costs, Row, contenders, kept, lots, next_lot
 from gputrace.trials.runs import Measured, Program, Spent, Turn, Turns, call_command
@@ -55,6 +62,8 @@ _VARIES: Final = 1.25
 _AS_FAR: Final = 1.1
 """Maximum ratio of steps without a cure to with it, if both ended at the same place: a program that
 trains for a given time does not end at the same step."""
+_STARTS: Final = 3
+"""Starts of the program in which the best is measured, if there is time for all of them."""
 _TOGETHER: Final = 0.3
 """Maximum part of the budget that is kept for the best cures together."""
 
@@ -200,6 +209,7 @@ class Trial:
             if len(together.settings) > 1 and str(together) not in map(str, candidates):
                 self._rows.append(Row(together))
                 self._race(self._rows[-1:], request.budget_s)
+            self._start_anew()
             self._race(self._rows, request.budget_s)
         except Spent as spent:
             if self._pilot is None:
@@ -482,6 +492,32 @@ class Trial:
             row.apart = True
             self._switch([row], rows, until_s)
 
+    def _start_anew(self) -> None:
+        """Measure the best in other starts of the program, if its answer is from a single one and
+        there is time for all of them.
+        """
+        best = next(iter(self._winners()), None)
+        if best is None or not best.within:
+            return
+        others = [Row(best.candidate) for _ in range(_STARTS - 1)]
+        left_s, costs = self._request.budget_s - self._spent(), self._costs()
+        if sum(costs.answer([row]) for row in others) > left_s:
+            return
+        turns = self._turns([best])
+
+        def going(run: Measured) -> list[int]:
+            return [1] if len(run.turns[0]) < TURNS else []
+
+        for row in others:
+            label = f"{best.candidate} in another start"
+            try:
+                run = self._go(best.candidate, label, None, 2 * MOST * turns.stretch, turns, going)
+            except Failed as error:
+                self._notes.append(f"{best.candidate} failed in another start: {error}")
+                return
+            row.take(run, run.turns[0])
+        best.repeat([row.ratio for row in others if row.ratio])
+
     def _round(self, lot: Sequence[Row], rows: Sequence[Row], until_s: float) -> None:
         """Run the program once without cures and once with each, alternately in reverse order."""
         bare: Measured | None = None
@@ -528,6 +564,7 @@ class Trial:
             words = () if request.name else request.command
             patch = make_patch(best.candidate, best.changes, main, words)
             notes += from_when(best, self._start_s)
+        notes += [describe_starts(row) for row in self._rows if row.starts]
         has_begun = self._pilot is not None and not interrupted
         if not self._rows and has_begun:
             notes.append("no cure fits the findings; `gputrace try --list` lists all")
