@@ -284,7 +284,7 @@ class _Simulated(Trial):
     def __init__(self, planted: Planted, budget_s: float, seed: int, ledger: Path) -> None:
         candidates = tuple(read_candidates(",".join(planted.cures)))
         request = Request(("simulated",), candidates, budget_s=budget_s, ledger=ledger)
-        super().__init__(request, lambda *_: None)
+        super().__init__(request)
         self._world = World(planted, seed)
         self._program: Any = self._world
 

@@ -225,11 +225,7 @@ def _begin_mlflow(experiment: str, figures: Figures) -> None:
         _to_mlflow(mlflow.MlflowClient(), run.info.run_id, figures)
 
 
-_BEGIN: Final = {
-    "tensorboard": _begin_tensorboard,
-    "wandb": _begin_wandb,
-    "mlflow": _begin_mlflow,
-}
+_BEGIN: Final = {"tensorboard": _begin_tensorboard, "wandb": _begin_wandb, "mlflow": _begin_mlflow}
 
 
 class _EventWriter:

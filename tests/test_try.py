@@ -58,7 +58,7 @@ from gputrace.trials.statistics import (
     losses_differ,
     turn_losses_differ,
 )
-from gputrace.trials.trial import Request, Trial, order, try_out
+from gputrace.trials.trial import Request, Trial, order
 from tests import command
 from tests.command import Ran, assert_refused
 from tests.packages import install
@@ -291,7 +291,7 @@ def test_the_bar_goes_on_within_a_run(real: Real, monkeypatch: pytest.MonkeyPatc
     real.script.write_text(PROGRAM)
     with _progress() as progress:
         request = Request((sys.executable, str(real.script)), budget_s=2)
-        try_out(replace(request, candidates=tuple(read_candidates("gc"))), progress)
+        Trial(replace(request, candidates=tuple(read_candidates("gc"))), progress).run()
     assert shown.count(("run 1, recording", 2)) > 2
 
 
@@ -962,7 +962,7 @@ def test_a_loader_whose_turns_fail_later_has_no_answer_of_them(simulated: Simula
     """Whole runs are of another kind, so that one run of turns that ended early counts no more."""
     simulated.factors = {"workers=4": 0.5}
     [cure] = read_candidates("workers=4")
-    trial, row = Trial(Request(("x",)), lambda *_: None), Row(cure)
+    trial, row = Trial(Request(("x",))), Row(cure)
     turns = Turns((cure,), 5)
     run = simulated.run(cure, 10, 70, None, turns, lambda _: [1])
     row.take(run, run.turns[0])
@@ -972,7 +972,7 @@ def test_a_loader_whose_turns_fail_later_has_no_answer_of_them(simulated: Simula
 
 
 def test_turns_of_a_loader_pass_over_what_was_ready_before(tmp_path: Path) -> None:
-    trial = Trial(Request(("x",), ledger=tmp_path / "l"), lambda *_: None)
+    trial = Trial(Request(("x",), ledger=tmp_path / "l"))
     trial._pilot = SimpleNamespace(step_ns=50_000_000, buffered=4)  # type: ignore[assignment]
     cures = read_candidates("gc,workers=6,pinned,prefetch=4,workers=6+prefetch=4")
     turns = [trial._turns([Row(cure)]) for cure in cures]
@@ -1077,7 +1077,7 @@ def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
     accumulates gradients takes several batches.
     """
     [candidate] = read_candidates(cure)
-    trial = Trial(Request(("x",)), lambda *_: None)
+    trial = Trial(Request(("x",)))
     trial._pilot = SimpleNamespace(step_ns=30_000_000, buffered=4)  # type: ignore[assignment]
     turns = trial._turns([Row(candidate)])
     values = {"workers": 2, "prefetch": 2} | {s.cure.id: s.value for s in candidate.settings}
@@ -2038,7 +2038,7 @@ def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
         (["gc", "--", "train.py"], "train.py: no such program; write python train.py"),
         (["pinned", "--budget", "soon"], "is not a time"),
         (["pinned", "--keep-recording", __file__], "is there already; name another"),
-        (["pinned", "--keep-recording", "x", "--recording", __file__], "none is made"),
+        (["pinned", "--keep-recording", "x", "--recording", __file__], "no recording is made"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], said: str) -> None:

@@ -141,10 +141,7 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
     events, classes = events.having(*COLUMNS).take_away(rows), classes.take(rows)
     return [
         GpuOperations(
-            gpu,
-            events.select(slice(first, end)),
-            classes[first:end],
-            trace.coverage(gpu.process),
+            gpu, events.select(slice(first, end)), classes[first:end], trace.coverage(gpu.process)
         )
         for gpu, (first, end) in zip(gpus, pairwise(edges.tolist()), strict=True)
     ]

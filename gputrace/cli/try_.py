@@ -110,9 +110,9 @@ def command(
             "--workdir . gives it copies"
         )
     with signals_as_interrupt(), _progress() as progress:
-        from gputrace.trials.trial import try_out
+        from gputrace.trials.trial import Trial
 
-        outcome = try_out(request, progress)
+        outcome = Trial(request, progress).run()
     click.echo(_json(outcome) if as_json else _text(outcome, diff, apply_), nl=False, color=True)
     if apply_:
         _apply(outcome.patch)
@@ -284,13 +284,7 @@ def _table(outcome: Outcome) -> Table:
     runs = f"{outcome.runs} run{'s' if outcome.runs != 1 else ''}"
     title = f"{runs} in {outcome.seconds:.0f} s{step}"
     rows = tuple(
-        (
-            row.cure,
-            said(row),
-            foretold(row),
-            "changed" if row.numerics else "–",
-            str(row.rounds),
-        )
+        (row.cure, said(row), foretold(row), "changed" if row.numerics else "–", str(row.rounds))
         for row in outcome.rows
     )
     return Table(title, ("", "measured", "predicted", "numerics", "rounds"), rows)

@@ -226,10 +226,7 @@ def shipped() -> list[Record]:
 
 
 def _record(
-    cure: str,
-    faster: Sequence[bool],
-    errors: Sequence[float | None],
-    within: Sequence[bool | None],
+    cure: str, faster: Sequence[bool], errors: Sequence[float | None], within: Sequence[bool | None]
 ) -> Record:
     known = [error for error in errors if error is not None]
     return Record(

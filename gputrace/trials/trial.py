@@ -133,34 +133,24 @@ def try_cures(
             name = f"{of.__module__}.{of.__qualname__}()"
         else:
             command, name = tuple(program), ""
-        return try_out(
-            Request(
-                command,
-                None if cures is None else tuple(read_candidates(cures)),
-                None if recording is None else Path(recording),
-                parse_duration(budget) / 1e9,
-                warmup,
-                steps,
-                None if workdir is None else Path(workdir),
-                ledger=None if ledger is None else Path(ledger),
-                name=name,
-            )
+        request = Request(
+            command,
+            None if cures is None else tuple(read_candidates(cures)),
+            None if recording is None else Path(recording),
+            parse_duration(budget) / 1e9,
+            warmup,
+            steps,
+            None if workdir is None else Path(workdir),
+            ledger=None if ledger is None else Path(ledger),
+            name=name,
         )
-
-
-def try_out(request: Request, progress: Progress = lambda *_: None) -> Outcome:
-    """Try what is asked for, until all is decided or the budget is spent.
-
-    After a KeyboardInterrupt, the outcome says what is known by then. Raises InputError where the
-    program as it is cannot be measured.
-    """
-    return Trial(request, progress).run()
+        return Trial(request).run()
 
 
 class Trial:
     """Runs of one program under way."""
 
-    def __init__(self, request: Request, progress: Progress) -> None:
+    def __init__(self, request: Request, progress: Progress = lambda *_: None) -> None:
         self._request, self._progress = request, progress
         self._program = Program(
             request.command,
@@ -185,7 +175,12 @@ class Trial:
         """Fewest steps after which the program ended by itself."""
 
     def run(self) -> Outcome:
-        """Record or run the program once, then try each cure, and the best together."""
+        """Record or run the program once, then try each cure, and the best together, until all is
+        decided or the budget is spent.
+
+        After a KeyboardInterrupt, the outcome says what is known by then. Raises InputError if the
+        program as it is cannot be measured.
+        """
         request, interrupted = self._request, False
         analysis: Analysis | None = None
         if request.ledger is not None:

@@ -400,16 +400,11 @@ class Facts(Struct, frozen=True, dict=True):
         rows = tuple(row for row in self.breakdown if (row.gpu, row.rank) not in ends)
         return rows or self.breakdown
 
-    @cached_property
-    def listed_lanes(self) -> list[LaneSummary]:
-        """Lanes of the GPUs of `listed`."""
-        return self._lanes_of(self.listed)
-
     def longest_gaps(self, most: int) -> Gaps:
         """Return all gaps of the GPUs of `listed`, and the ``most`` longest with their evidence."""
         is_python = bool(self.framework) and not self.is_hip
         steps, measured, lines = self.all_steps, self.measured, self.lines
-        lanes = self.listed_lanes
+        lanes = self._lanes_of(self.listed)
         return find_gaps(self.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
 
     def _lanes_of(self, rows: Sequence[Breakdown]) -> list[LaneSummary]:

@@ -100,10 +100,7 @@ class Finder:
     """Finder that watches modules found by the others."""
 
     def find_spec(
-        self,
-        name: str,
-        path: "Sequence[str] | None" = None,
-        target: "ModuleType | None" = None,
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         if name not in PATCHES:
             return None

@@ -52,8 +52,7 @@ _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__fil
 _BEGUN = 8 if sys.version_info >= (3, 11) else 0
 
 _sides = dict.fromkeys(
-    [m.__file__ for m in (recorder, host_file, control, load, steps)],
-    _RECORDING,
+    [m.__file__ for m in (recorder, host_file, control, load, steps)], _RECORDING
 )
 _lines: "dict[tuple[str, int, str], int]" = {}
 _used: "dict[int, int]" = {}
