@@ -131,7 +131,7 @@ FAILING = {
     'print("[1]"); sys.exit(0)': "its result lacks something: Expected object, got array",
     'print("{}"); sys.exit(0)': "its result lacks something: "
     "Object missing required field framework",
-    "batch = 64": "its result is of batch 64, asked for was 32",
+    "batch = 64": "its result says batch 64, but 32 was asked for",
 }
 
 
@@ -378,7 +378,7 @@ def test_results_of_another_study_are_kept_and_that_is_told(bench: Bench) -> Non
     first = bench.study
     bench.study = other
     told = bench.run("-o", str(bench.results)).err
-    assert f"{bench.results} is of {first} so far" in told
+    assert f"{bench.results} belongs to {first}; " in told
     bench.study = first
     assert "[" not in bench.run().err
 

@@ -246,7 +246,7 @@ def test_a_recording_that_goes_on_without_us_is_not_recovered_yet(machine: Machi
         running.kill()
         running.wait(60)
         ran = command.gputrace("recover", machine.spool)
-        assert_refused(ran, 3, "the recording goes on")
+        assert_refused(ran, 3, "still recording")
         running.communicate(b"line\n", timeout=60)
     for _ in range(100):
         if command.gputrace("recover", machine.spool).code == 0:

@@ -390,7 +390,7 @@ def test_a_program_that_goes_on_without_its_recorder_is_not_recovered_yet(tmp_pa
         assert running.stdout.readline() == b"ready\n"
         running.kill()
         ran = command.gputrace("recover", folder)
-        command.assert_refused(ran, 3, "the recording goes on", "--keep")
+        command.assert_refused(ran, 3, "still recording", "--keep")
         assert command.gputrace("recover", folder, "--keep").code == 0
         assert folder.is_dir()
         running.stdin.close()

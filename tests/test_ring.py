@@ -449,8 +449,8 @@ def test_the_recorder_tells_that_the_size_is_reached(tmp_path: Path) -> None:
     ran = record("-o", str(tmp_path / "t.sqlite"), "--max-size", "1MB", program=program)
     assert ran.code == 0
     lines = ran.err.splitlines()
-    assert lines[0] == ("gputrace: records 1 MB at most, then the program goes on without")
-    assert "as large as --max-size lets it, after" in lines[1]
+    assert lines[0] == ("gputrace: records 1 MB at most, then the program continues unrecorded")
+    assert "reached --max-size after" in lines[1]
     with closing(sqlite3.connect(tmp_path / "t.sqlite")) as trace:
         ((records, reason),) = trace.execute("SELECT records, reason FROM GPUTRACE_LOSS").fetchall()
         (kept,) = trace.execute("SELECT count(*) FROM GPUTRACE_STEP").fetchone()
@@ -538,10 +538,10 @@ def test_after_a_slow_step_the_recorder_looks_away_for_as_long_as_the_ring_is(
         (["--every", "10:0"], "the second number is a part of the first"),
         (["--every", "10min:5"], "write steps"),
         (["--every", "a:b"], "write steps"),
-        (["--every", "10:1", "--delay", "5s"], "--every in steps cannot be told when by --delay"),
+        (["--every", "10:1", "--delay", "5s"], "--every in steps cannot be combined with --delay"),
         (
             ["--every", "10s:1s", "--steps", "1:5"],
-            "--every in times cannot be told when by --steps",
+            "--every in times cannot be combined with --steps",
         ),
         (["--every", "10s:1s", "--profiler-api"], "--profiler-api"),
         (["--keep", "soon"], "--keep: 'soon' is not a time"),

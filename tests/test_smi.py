@@ -285,7 +285,7 @@ class TestLocalTime:
         rows = [line.replace("2026/", "2025/") for line in rounds(INDEXED)]
         nvml, notes = joined(run, log([QUERY, *rows]))
         assert not nvml
-        assert "smi.csv cannot be joined: none of its times is of this run" in notes
+        assert "smi.csv cannot be joined: none of its times is within this run" in notes
 
     def test_that_the_trace_cannot_be_brought_to_is_told(
         self, run: Path, log: Log, tmp_path: Path

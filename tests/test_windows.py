@@ -125,7 +125,7 @@ def test_what_lies_between_is_no_gap_no_idle_time_and_no_phase(path: Path) -> No
 
 
 def test_the_report_says_how_many_windows_of_how_many_steps(path: Path) -> None:
-    told = "recorded in 3 windows of 5 steps; what lies between is not known"
+    told = "recorded in 3 windows of 5 steps; nothing between them was recorded"
     assert told in analyze(path).warnings
 
 

@@ -20,7 +20,7 @@ from tests.kineto import event, kernel, write
 from tests.parts import Node, write_parts
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys, write_nvprof
 
-NOTE = "a large trace, of which only "
+NOTE = "of this large trace is read"
 
 
 @pytest.fixture(scope="module")

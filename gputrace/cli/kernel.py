@@ -107,8 +107,8 @@ def _launches_text(launches: Launches) -> str:
     lines = [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]
     if launches.alike > 1:
         lines.append(
-            f"{launches.alike} kernels cannot be told apart by name: the right one comes if the "
-            "program launches what it launched in the trace."
+            f"{launches.alike} kernels have the same name: the right one comes if the "
+            "program launches the same kernels as in the trace."
         )
     if not launches.from_start:
         lines.append(

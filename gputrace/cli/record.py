@@ -316,7 +316,7 @@ def _check_windows(plan: Plan, chosen: Sequence[str]) -> None:
     if plan.every.in_steps:
         unit, others = "steps", ["--profiler-api", "--delay", "--duration"]
     if wrong := next((name for name in chosen if name in others), ""):
-        both = f"--every in {unit} cannot be told when by {wrong}"
+        both = f"--every in {unit} cannot be combined with {wrong}"
         raise UsageError(f"{both}; leave out one of them")
 
 
@@ -415,7 +415,8 @@ def _bound(limits: Limits) -> str:
             f"(at 10 MB/s, {format_bytes(longest / 10**9 * 10**7)})"
         )
     if limits.max_bytes:
-        return f"records {format_bytes(limits.max_bytes)} at most, then the program goes on without"
+        most = format_bytes(limits.max_bytes)
+        return f"records {most} at most, then the program continues unrecorded"
     return ""
 
 
@@ -436,7 +437,7 @@ def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
         raise UsageError(f"{folder}: still being recorded; wait for the program's end{hint}")
     resolved = folder.resolve()
     if not keep and (running := orphans_of(resolved)):
-        problem = f"the recording goes on (process {running[0]}); wait for its end, or end it"
+        problem = f"still recording (process {running[0]}); wait for it to end, or end it"
         raise InputError(folder, f"{problem}; --keep makes a trace of what is there")
     folder = folder if folder.name == resolved.name else resolved
     target = output or folder.with_name(folder.name.removesuffix(".spool"))

@@ -172,7 +172,7 @@ def _show(prepared: Prepared, session: PtySession) -> str:
         app.run()
     except Exception as error:
         # A failure of the view must not end the program.
-        return f"nothing more is shown ({error}); the recording goes on"
+        return f"the view ended ({error}); the recording continues"
     finally:
         # Textual's handlers would redraw a screen that is gone.
         for number in (signal.SIGTSTP, signal.SIGCONT):

@@ -256,7 +256,7 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
         if row.why and row.verdict != "cannot tell yet":
             yield f"{row.cure}: {row.verdict}: {row.why}"
         if row.loss_differs:
-            yield f"{row.cure}: its losses differ from those of the program as it is"
+            yield f"{row.cure}: its losses differ from those of the unchanged program"
     if outcome.findings:
         yield f"findings of the recording: {', '.join(outcome.findings)}"
     for note in outcome.notes:

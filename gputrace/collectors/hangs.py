@@ -129,7 +129,7 @@ class Hangs:
                 seen[path.name] = path.stat().st_size
         if seen != self._seen:
             if self._told_at is not None:
-                self._tell(f"it goes on, after {now - self._since:,.0f} s")
+                self._tell(f"it continued after {now - self._since:,.0f} s")
             self._since, self._seen, self._told_at = now, seen, None
             return
         waits = any(ring.entered > ring.left for ring in rings)

@@ -389,8 +389,8 @@ class LimitWatch:
             self._is_reported = True
             after = time.monotonic() - self._began
             self._log(
-                f"the recording is as large as --max-size lets it, after {after:,.0f} s; the "
-                "program goes on, not recorded"
+                f"the recording reached --max-size after {after:,.0f} s; the program "
+                "continues unrecorded"
             )
 
 

@@ -120,15 +120,15 @@ class RecordedCalls(Struct, frozen=True):
     def __str__(self) -> str:
         if not self.of_steps:
             return (
-                f"host calls were recorded in {self.share:.0%} of the time: what the host did, and "
-                "why GPUs idle, is told of that"
+                f"host calls were recorded in {self.share:.0%} of the time: what the host did and "
+                "why GPUs idle is known for that part only"
             )
         if not self.steps:
-            return "host calls were recorded in none of these steps: why GPUs idle is not known"
+            return "host calls were recorded in none of these steps: why GPUs idle is unknown"
         return (
             f"host calls were recorded in {self.steps / self.of_steps:.0%} of the steps "
-            f"({self.steps:,} of {self.of_steps:,}): classes of time, and what the host did, are "
-            "told of these"
+            f"({self.steps:,} of {self.of_steps:,}): classes of time and what the host did cover "
+            "these only"
         )
 
 

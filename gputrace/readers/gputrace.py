@@ -134,4 +134,4 @@ class OwnTrace(NsysTrace):
         ):
             return NoGpu(str(note), "see `gputrace doctor`")
         why = "no process of the recorded program ran anything on a GPU"
-        return NoGpu(why, "check that it is told to use one")
+        return NoGpu(why, "check that it is set to use one")

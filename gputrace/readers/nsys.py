@@ -314,7 +314,7 @@ def _export_of(database: Database) -> tuple[Window | None, list[str]]:
             return None, notes
         notes.append(
             f"cut out of a larger trace, {format_window(window.start, window.end)}: steps are "
-            "counted within it, and what waits for data is told only where it holds several"
+            "counted within it, and waiting for data is known only where it holds several"
         )
     return window, notes
 

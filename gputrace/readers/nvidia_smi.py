@@ -180,7 +180,7 @@ def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
         return Nvml()
     offset = _offset(log, run, zone)
     if offset is None:
-        log.notes.append(f"{name} cannot be joined: none of its times is of this run")
+        log.notes.append(f"{name} cannot be joined: none of its times is within this run")
         return Nvml()
     first, last = run.start + offset - _MARGIN, run.end + offset + _MARGIN
     kept = [(at[slot], row) for slot, row in rows if slot in at and first < row.time < last]

@@ -169,7 +169,7 @@ def open_trace(path: Path | str, keep_going: bool = False, windows: bool = False
         if trace.no_gpu is not None:
             trace.close()
             raise breaks.errors[0]
-        problem = f"{breaks.errors[0].problem}; read as far as it is whole"
+        problem = f"{breaks.errors[0].problem}; read up to there"
         trace.quality.left_out.append(LeftOut(str(candidate.path), problem))
     return trace
 

@@ -387,7 +387,7 @@ def _conflict(part: _Part, other: _Part) -> str:
     """Return the reason why two traces are not parts of one run; empty if they may be."""
     (_, a), (path, b) = part, other
     if a.world_size and b.world_size and a.world_size != b.world_size:
-        problem = f"is of a run of {a.world_size} ranks, and {path} of one of"
+        problem = f"is from a run of {a.world_size} ranks, and {path} from one of"
         return f"{problem} {b.world_size}; {_NOT_ONE_RUN}"
     # No two recordings begin at the same nanosecond.
     if a.epoch_ns is not None and not a.ranks and a.epoch_ns == b.epoch_ns:

@@ -271,7 +271,7 @@ def windowed(trace: Trace, window: Window, progress: Progress | None) -> Iterato
         part = slice_window(trace, read, folder, opened, progress)
         low, high = max(read.start - trace.origin, 0), read.end - trace.origin
         part.quality.notes.append(
-            f"a large trace, of which only {format_window(low, high)} is read: steps are counted "
+            f"only {format_window(low, high)} of this large trace is read: steps are counted "
             "within it"
         )
         yield part

@@ -124,7 +124,7 @@ def _combinations(path: Path, file: _File) -> Iterator[Settings]:
     known = []
     for table in tables:
         if (count := prod(map(len, table.values()))) > _MOST:
-            problem = f"a table asks for {count:,} combinations, of which it may for {_MOST:,}"
+            problem = f"a table asks for {count:,} combinations; the maximum is {_MOST:,}"
             raise UsageError(f"{path}: {problem}")
         for values in product(*table.values()):
             settings = options | dict(zip(table, values, strict=True))

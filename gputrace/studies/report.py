@@ -432,9 +432,9 @@ def _links_note(pairs: tuple[PairOfGpus, ...]) -> str:
     """Return the end of the title: what the kinds of links allow to conclude."""
     kinds = {pair.link for pair in pairs}
     if kinds == {""}:
-        return ": what links them is not known"
+        return ": their link is unknown"
     if len(kinds) == 1:
-        return f": all are linked by {kinds.pop()}, so none can be told from another by its link"
+        return f": all are linked by {kinds.pop()}, so links explain no difference"
     return ""
 
 

@@ -159,8 +159,8 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
             row = StudyHeader(study.title, study.question, study.repeats, study.recording, file)
             if before is not None and before.study.file != row.file:
                 watcher.log(
-                    f"{work.folder.path} is of {before.study.file} so far; of its runs, those "
-                    f"that {study.path} does not ask for are kept, and not shown"
+                    f"{work.folder.path} belongs to {before.study.file}; runs that "
+                    f"{study.path} does not ask for are kept but not shown"
                 )
             database.set_plan(StudyPlan(row, tuple(configurations_of(work.plan))))
             done = finished_runs(database)
@@ -451,7 +451,7 @@ def read_result(out: Path, settings: Settings) -> dict[str, Any]:
     for name in _SAME:
         reported, asked = result.get(name), settings.get(name)
         if None not in (reported, asked) and reported != asked:
-            raise Failed(f"its result is of {name} {reported}, asked for was {asked}")
+            raise Failed(f"its result says {name} {reported}, but {asked} was asked for")
     return result
 
 

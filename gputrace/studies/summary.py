@@ -290,7 +290,7 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
             yield f"The learning rate is {given} for one {word}, and N times that for N {word}s."
     kinds = {run.recorded for group in groups for run in group.done}
     if kinds == {True, False}:
-        yield "Speeds are those of the bare runs; where time goes is told by the recorded ones."
+        yield "Speeds are those of the bare runs; the recorded ones say where time goes."
     elif kinds == {True}:
         yield "All runs were recorded, so speeds have the recorder's overhead in them."
     repeats = {len(group.timed) for group in groups if group.timed}

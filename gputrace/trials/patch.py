@@ -152,9 +152,9 @@ def apply(patch: Patch) -> None:
     """Write all files; raises OSError where one is read-only, or has changed since it was read."""
     for edit in patch.edits:
         if edit.path.read_bytes() != edit.before.encode():
-            raise OSError(0, "has changed meanwhile, and is left as it is", str(edit.path))
+            raise OSError(0, "has changed meanwhile and is left alone", str(edit.path))
         if not edit.path.stat().st_mode & 0o222:
-            raise OSError(0, "is read-only, and is left as it is", str(edit.path))
+            raise OSError(0, "is read-only and is left alone", str(edit.path))
     for edit in patch.edits:
         # Whole or not at all: a full disk must not cost the program.
         path = edit.path.resolve()

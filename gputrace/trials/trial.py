@@ -291,7 +291,7 @@ class Trial:
             try:
                 self._go(Candidate(), "as it is, to its end", steps=run.made + 1 - self._warmup)
             except Spent:
-                unknown = "the budget ended before it was known whether it does so as it is"
+                unknown = "the budget ended before it was known whether it does so unchanged"
                 raise Failed(f"{run.failure}; {unknown}") from None
         if not any(each.code == run.code and each.made <= _AS_FAR * run.made for each in bare):
             raise Failed(run.failure)

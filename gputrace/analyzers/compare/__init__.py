@@ -93,7 +93,7 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
     """Yield the reasons why the figures of these runs are hard to compare."""
     cards = {name for run in runs for gpu in run.analysis.gpus if (name := gpu.name)}
     if len(cards) > 1:
-        yield f"The runs are of different cards: {', '.join(sorted(cards))}"
+        yield f"The runs used different cards: {', '.join(sorted(cards))}"
     sources = sorted({run.analysis.source for run in runs})
     if len(sources) > 1:
         yield f"Different recorders ({', '.join(sources)}) name kernels and cost time differently"

@@ -37,7 +37,7 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     cost = facts.all_steps.cost
     if cost is not None:
         if cost.added_ns:
-            text = f"{cost}; findings and predictions are of the program without it"
+            text = f"{cost}; findings and predictions are for the program without it"
             evidence = {
                 "step_ns": cost.step_ns,
                 "unrecorded_step_ns": cost.unrecorded_step_ns,

@@ -459,7 +459,7 @@ def describe_windows(windows: StepWindows, recorded: Intervals) -> str:
     least, most = int(counts.min()), int(counts.max())
     steps = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     control = 0 if windows.marked is None else int(windows.marked.control.sum())
-    between = "what lies between is not known"
+    between = "nothing between them was recorded"
     if control:
         between = f"{control:,} unrecorded steps between show what recording costs"
     return f"recorded in {len(counts):,} windows of {steps} steps; {between}"

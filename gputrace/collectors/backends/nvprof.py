@@ -42,8 +42,7 @@ _CAUSES: Final[supervised.Causes] = (
     ),
     (
         r"unable to locate .*librar",
-        "nvprof lacks a library of its own ({said}); install the whole CUDA toolkit it is of, or "
-        + _CUPTI,
+        "nvprof lacks a library of its own ({said}); install its whole CUDA toolkit, or " + _CUPTI,
     ),
     (
         r"invalid option",

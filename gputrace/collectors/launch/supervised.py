@@ -126,7 +126,7 @@ def check_ended(folder: Path, tool: str) -> None:
     """Raise InputError if the program of an interrupted recording, or the tool, still runs."""
     pid = _alive(folder, f"{tool}.pid") or _running_program(folder)
     if pid is not None:
-        problem = f"the recording goes on (process {pid}); wait for its end, or end it"
+        problem = f"still recording (process {pid}); wait for it to end, or end it"
         raise InputError(folder, problem)
 
 
