@@ -505,12 +505,16 @@ class Trial:
             self._take(lot, run, turns, others)
 
     def _take(self, lot: Sequence[Row], run: Measured, turns: Turns, others: Sequence[Row]) -> None:
-        """Add the rounds of a run to its rows; those that got too few have others."""
+        """Add the rounds of a run to its rows.
+
+        Those that got too few before the program ended by itself have others; those for which the
+        time was over keep what they got.
+        """
         for row, pairs in zip(lot, run.turns, strict=True):
             row.take(run, pairs)
             if not row.within:
                 _have_whole_runs(others)
-            elif not row.over and len(row.cured) < FEWEST:
+            elif run.code is not None and not row.over and len(row.cured) < FEWEST:
                 row.forget()
                 # A program of few steps has shorter turns, then those for one cure, or whole runs.
                 if self._turns(lot).stretch >= turns.stretch:
