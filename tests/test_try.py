@@ -54,6 +54,7 @@ from gputrace.trials.statistics import (
     ALIKE,
     MOST,
     Verdict,
+    across,
     compare,
     losses_differ,
     turn_losses_differ,
@@ -1915,10 +1916,71 @@ def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: S
     """Runs differ by a tenth here, which hides a gain of 4 % from whole runs."""
     simulated.factors, simulated.noise = {"gc": 0.96, "persistent": 0.96}, 0.1
     within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "persistent"))
-    assert (within.best, within.runs) == ("gc", 2)
+    assert (within.best, within.runs) == ("gc", 4), "and two other starts of the best"
     assert within.rows[0].rounds < MOST, "it ends as soon as it is decided"
     assert within.rows[0].ratio == pytest.approx(0.96, rel=0.02)
     assert (whole.best, whole.runs) == (None, 1 + 2 * MOST)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict", "said"),
+    [
+        ((0.5, 0.4, 0.6), "faster", "graphs gained 100%, 150%, 67% in 3 starts of the program"),
+        ((0.5, 0.8, 1.25), "cannot tell yet", "graphs gained 100%, 25%, -20% in 3 starts"),
+    ],
+)
+def test_the_best_is_measured_in_other_starts_of_the_program(
+    simulated: Simulated, ratios: tuple[float, ...], verdict: str, said: str
+) -> None:
+    """What a start decides is the same in all rounds of its run."""
+    planted = iter(ratios)
+    simulated.before = lambda: simulated.factors.update(
+        graphs=next(planted) if simulated.made[-1] == "graphs" else 1.0
+    )
+    outcome = gputrace.try_cures(["x"], "graphs")
+    [graphs] = outcome.rows
+    assert graphs.ratio == pytest.approx(np.prod(ratios) ** (1 / 3), rel=0.01)
+    assert graphs.low is not None
+    assert graphs.low < min(ratios)
+    assert graphs.high is not None
+    assert graphs.high > max(ratios)
+    assert graphs.verdict == verdict
+    assert any(note.startswith(said) for note in outcome.notes)
+
+
+@pytest.mark.parametrize(("budget", "starts"), [("30s", 1), ("5min", 3)])
+def test_other_starts_are_made_where_the_budget_pays_for_them(
+    simulated: Simulated, budget: str, starts: int
+) -> None:
+    simulated.factors, simulated.seconds = {"graphs": 0.5}, 10.0
+    outcome = gputrace.try_cures(["x"], "graphs", budget=budget)
+    assert (outcome.best, simulated.made.count("graphs")) == ("graphs", starts)
+
+
+def test_a_best_that_fails_in_another_start_keeps_its_answer(simulated: Simulated) -> None:
+    def fail_later() -> None:
+        if simulated.made.count("graphs") == 2:
+            simulated.failing["graphs"] = "exit code 1: no memory"
+
+    simulated.factors, simulated.before = {"graphs": 0.5}, fail_later
+    outcome = gputrace.try_cures(["x"], "graphs")
+    assert outcome.best == "graphs"
+    assert outcome.notes == ("graphs failed in another start: exit code 1: no memory",)
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.005, 0.02, 0.15])
+def test_intervals_of_several_starts_hold_what_a_start_gains_on_average(scatter: float) -> None:
+    random, held = np.random.default_rng(3), 0
+    for _ in range(1000):
+        starts = np.exp(random.normal(np.log(0.5), scatter, 3))
+        ratios = []
+        for start in starts:
+            ratio = compare([1.0] * 6, start * np.exp(random.normal(0, 0.01, 6)))
+            assert ratio is not None
+            ratios.append(ratio)
+        joined = across(ratios)
+        held += joined.low <= 0.5 <= joined.high
+    assert held >= 950
 
 
 def test_cures_that_can_be_switched_share_a_run(simulated: Simulated) -> None:
@@ -1929,7 +1991,7 @@ def test_cures_that_can_be_switched_share_a_run(simulated: Simulated) -> None:
         "tf32+gc+cudnn-benchmark=on",
         "graphs",
         "cudnn-benchmark=off",
-        "tf32+gc",
+        *["tf32+gc"] * 3,
     ]
     assert [row.verdict for row in outcome.rows[:3]] == ["faster", "no difference", "faster"]
     assert outcome.best == "tf32+gc"
@@ -1960,7 +2022,7 @@ def test_a_cure_that_ends_a_run_leaves_the_others_of_that_run_their_answers(
     simulated.failing = {"fused": "exit code 1: RuntimeError: planted"}
     outcome = gputrace.try_cures(["x"], "fused,gc")
     assert [row.verdict for row in outcome.rows] == ["failed", "faster"]
-    assert simulated.made == ["as it is", "fused+gc", "fused", "gc"]
+    assert simulated.made == ["as it is", "fused+gc", "fused", *["gc"] * 3]
 
 
 def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(

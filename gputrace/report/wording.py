@@ -85,7 +85,10 @@ def notes(analysis: Analysis) -> Iterator[str]:
         count = f" of {format_count(len(by_host), 'host')}" if by_host else ""
         yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
     if any(not total.gpu_known for total in analysis.gpus):
-        yield "The trace does not say which physical cards these are; CUDA ordinals are shown."
+        yield (
+            "The trace does not say which physical cards these are; they are numbered as their "
+            "process sees them."
+        )
     yield from _loader_note(analysis)
     steps = analysis.steps
     if not analysis.gpus and steps.p50_ns is not None and steps.p95_ns is not None:

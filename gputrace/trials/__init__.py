@@ -79,6 +79,8 @@ _MOSTLY: Final = 0.9
 """Part of its steps' gain that a run as a whole, with its start, has after as many as are told."""
 _SHORT: Final = 500
 """Steps up to which none are told: few trainings are as short."""
+_STARTS: Final = 3
+"""Starts of the program that the best is measured in, where the time pays for as many."""
 _TOGETHER: Final = 0.3
 """Most of the budget that is kept for the best together."""
 
@@ -249,6 +251,7 @@ class Trial:
             if len(together.settings) > 1 and str(together) not in map(str, candidates):
                 self._rows.append(Row(together))
                 self._race(self._rows[-1:], request.budget_s)
+            self._start_anew()
             self._race(self._rows, request.budget_s)
         except Spent as spent:
             if self._pilot is None:
@@ -536,6 +539,32 @@ class Trial:
             row.apart = True
             self._switch([row], rows, until_s)
 
+    def _start_anew(self) -> None:
+        """Measure the best in other starts of the program, if a single one has its answer so far,
+        and the time pays for all of them.
+        """
+        best = next(iter(self._winners()), None)
+        if best is None or not best.within:
+            return
+        others = [Row(best.candidate) for _ in range(_STARTS - 1)]
+        left_s, costs = self._request.budget_s - self._spent(), self._costs()
+        if sum(costs.answer([row]) for row in others) > left_s:
+            return
+        turns = self._turns([best])
+
+        def going(run: Measured) -> list[int]:
+            return [1] if len(run.turns[0]) < TURNS else []
+
+        for row in others:
+            label = f"{best.candidate} in another start"
+            try:
+                run = self._go(best.candidate, label, None, 2 * MOST * turns.stretch, turns, going)
+            except Failed as error:
+                self._notes.append(f"{best.candidate} failed in another start: {error}")
+                return
+            row.take(run, run.turns[0])
+        best.repeat([row.ratio for row in others if row.ratio])
+
     def _round(self, lot: Sequence[Row], rows: Sequence[Row], until_s: float) -> None:
         """Run the program as it is and with each cure once, forwards and backwards in turn."""
         bare: Measured | None = None
@@ -576,6 +605,7 @@ class Trial:
             words = () if request.name else request.command
             patch = make_patch(best.candidate, best.changes, main, words)
             notes += self._from_when(best)
+        notes += [_said_of_starts(row) for row in self._rows if row.starts]
         has_begun = self._pilot is not None and not interrupted
         if not self._rows and has_begun:
             notes.append("the verdict names nothing that can be tried; `gputrace try --list` does")
@@ -678,6 +708,11 @@ class Trial:
                 else losses_differ(bare, row.losses)
             ),
         )
+
+
+def _said_of_starts(row: Row) -> str:
+    gains = [f"{100 * (1 / ratio - 1):.0f}%" for ratio in row.starts]
+    return f"{row.candidate} gained {', '.join(gains)} in {len(gains)} starts of the program"
 
 
 def _restless(rows: Sequence[Row]) -> list[str]:

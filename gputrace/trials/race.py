@@ -18,7 +18,7 @@ from gputrace.studies.runner import Failed
 from gputrace.trials.cures import Candidate, Prediction, Value
 from gputrace.trials.ledger import WORTH
 from gputrace.trials.runs import FAILURE, WHOLE, Change, Measured, Turn, why_idle
-from gputrace.trials.statistics import FEWEST, LOOKS, MOST, Ratio, Verdict, compare
+from gputrace.trials.statistics import FEWEST, LOOKS, MOST, Ratio, Verdict, across, compare
 
 TURNS: Final = LOOKS[2]
 """Rounds within a run that a first answer takes: of fewer, intervals are wide."""
@@ -51,6 +51,8 @@ class Row:
     """Losses of each run with the cures."""
     turn_losses: list[tuple[float, float]] = field(default_factory=list)
     """Mean losses without the cures and with them, of the rounds of turns."""
+    starts: tuple[float, ...] = ()
+    """Ratios of several starts of the program; empty for an answer of one."""
     changes: tuple[Change, ...] = ()
     seconds: float = 0.0
     why: str = ""
@@ -102,12 +104,27 @@ class Row:
             return
         # Rounds may come several at a time; to look at other numbers would be one more look.
         for number in (look for look in LOOKS if look <= len(self.cured)):
-            least = _BATCHES if self.ahead and self.within else 0.0
-            self.ratio = compare(self.bare[:number], self.cured[:number], least=least)
+            self.ratio = compare(self.bare[:number], self.cured[:number], least=self._least)
             if self.ratio is not None:
                 self.verdict, self.over = self.ratio.verdict, self.ratio.enough
             if self.over:
                 return
+
+    @property
+    def _least(self) -> float:
+        return _BATCHES if self.ahead and self.within else 0.0
+
+    def repeat(self, starts: Sequence[Ratio]) -> None:
+        """Have other starts of the program count as much as the one that gave the answer.
+
+        One that has no answer, as where the program ended early, leaves it as it is.
+        """
+        if self.ratio is None or len(starts) < 2:
+            return
+        all_starts = [self.ratio, *starts]
+        self.starts = tuple(start.ratio for start in all_starts)
+        self.ratio = across(all_starts, least=self._least)
+        self.verdict, self.over = self.ratio.verdict, True
 
     def forget(self) -> None:
         """Drop the rounds so far with their answer, as those to come are of another kind."""
