@@ -1678,6 +1678,20 @@ def test_an_interrupted_run_leaves_the_rounds_it_had(
     assert re.search(r"pinned .* 8$", ran.out, re.M)
 
 
+@pytest.mark.parametrize(("code", "kept"), [(None, (True, 2)), (0, (False, 0))])
+def test_rounds_for_which_the_time_was_over_are_kept(
+    simulated: Simulated, code: int | None, kept: tuple[bool, int]
+) -> None:
+    """A program that ends by itself has whole runs; one that was stopped goes on by turns."""
+    [cure] = read_candidates("workers=4")
+    trial, row = Trial(Request(("x",))), Row(cure)
+    trial._pilot = simulated.run(Candidate(), 10, 40)
+    turns = trial._turns([row])
+    run = simulated.run(cure, 10, 4 * turns.stretch, None, turns, lambda _: [1])
+    trial._take([row], replace(run, code=code), turns, [])
+    assert (row.within, len(row.cured)) == kept
+
+
 def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -> None:
     simulated.noise, simulated.factors = 0.03, {"persistent": 0.5}
     outcome = gputrace.try_cures(["x"], "persistent,bucket-view")

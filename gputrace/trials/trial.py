@@ -460,12 +460,16 @@ class Trial:
             self._take(lot, run, turns, others)
 
     def _take(self, lot: Sequence[Row], run: Measured, turns: Turns, others: Sequence[Row]) -> None:
-        """Add the rounds of a run to its rows; a row that got too few starts again."""
+        """Add the rounds of a run to its rows.
+
+        A row that got too few before the program ended by itself starts again; one that got too few
+        before the time was over keeps them.
+        """
         for row, pairs in zip(lot, run.turns, strict=True):
             row.take(run, pairs)
             if not row.within:
                 _have_whole_runs(others)
-            elif not row.over and len(row.cured) < FEWEST:
+            elif run.code is not None and not row.over and len(row.cured) < FEWEST:
                 row.forget()
                 # A program of few steps has shorter turns, then those for one cure, or whole runs.
                 if self._turns(lot).stretch >= turns.stretch:
