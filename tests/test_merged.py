@@ -195,7 +195,7 @@ class TestRefused:
     def test_runs_of_different_size(self, small: Recording, tmp_path: Path) -> None:
         nodes = [NODES[0], replace(NODES[1], world_size=8)]
         parts = write_parts(small, tmp_path / "parts", nodes)
-        self.refused(parts, "a run of 8 ranks", "of one of 4")
+        self.refused(parts, "a run of 8 ranks", "from one of 4")
 
     def test_runs_one_after_the_other(self, small: Recording, tmp_path: Path) -> None:
         parts = write_parts(small, tmp_path / "parts", NODES)

@@ -372,7 +372,7 @@ def test_a_recording_that_goes_on_without_us_is_not_taken_apart(machine: Machine
         assert running.stdout.readline() == b"ready\n"
         running.kill()
         ran = command.gputrace("recover", machine.spool, env=machine.env)
-        assert_refused(ran, 3, "goes on")
+        assert_refused(ran, 3, "still recording")
         over.touch()
     deadline = time.monotonic() + 60
     while command.gputrace("recover", machine.spool, env=machine.env).code:
