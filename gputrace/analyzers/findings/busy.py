@@ -55,11 +55,11 @@ _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that
 
 def h2d_exposed(facts: Facts) -> Iterator[Finding]:
     """Host-to-device copies run with nothing beside them, unless `h2d-pageable` covers most of
-    that.
+    their time.
 
-    Cost: class `h2d`; without steps, less what copies weights before the first kernel.
+    Cost: class `h2d`; without steps, less copies of weights before the first kernel.
 
-    Wrong if: the step is no shorter with the copies taken out (one batch kept on the GPU).
+    Wrong if: the step is no shorter with the copies removed (one batch kept on the GPU).
     """
     if 2 * facts.pageable.saving_ns > sum(row.of("h2d") for row in facts.rows):
         return
@@ -83,12 +83,11 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
 
 
 def copies_exposed(facts: Facts) -> Iterator[Finding]:
-    """Copies to the host, or within the memory of a GPU, run with nothing beside them.
+    """Copies to the host, or within a GPU's memory, run with nothing beside them.
 
-    Cost: class `other_copy`, less what GPUs exchange through the host's memory
-    (`host-staged-comm`).
+    Cost: class `other_copy`, less exchanges between GPUs through host memory (`host-staged-comm`).
 
-    Wrong if: the step is no shorter with the copies taken out (results left on the GPU).
+    Wrong if: the step is no shorter with the copies removed (results left on the GPU).
     """
     staged = sum(finding.impact_ns for finding in host_staged_comm(facts))
     spent = np.reshape(facts.per_gpu.each(_spent_on_copies, facts.working), (-1, 2)).sum(axis=0)
@@ -116,8 +115,9 @@ def _spent_on_copies(gpu: GpuShardView) -> tuple[int, int]:
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     """Copies from pageable memory cost 1 % of the time.
 
-    Cost: their exposed part, less the time that the same bytes take from pinned memory: at the
-    speed of the trace's own large pinned copies, else of the card's slot, if either is known.
+    Cost: their exposed part, less the time that the same bytes would take from pinned memory: at
+    the speed of the trace's own large pinned copies, or else of the card's slot, if either is
+    known.
 
     Wrong if: the step is no shorter with `pin_memory` and `non_blocking`.
     """
@@ -155,14 +155,14 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication runs with no computation beside it; its waiting counts too, unless late ranks
+    """Communication runs with no computation beside it. Waiting in it counts too, unless late ranks
     or slow GPUs are found.
 
-    Cost: class `communication`; without `communication_wait_ns` where these are, and less the
-    part that `gpu0-skew`, `topology`, `host-staged-comm`, `pipeline-bubble` and `expert-imbalance`
-    cover.
+    Cost: class `communication`; without `communication_wait_ns` if late ranks or slow GPUs are
+    found, and less the part that `gpu0-skew`, `topology`, `host-staged-comm`, `pipeline-bubble` and
+    `expert-imbalance` cover.
 
-    Wrong if: the step is no shorter without the exchange (`no_sync` of DDP for some steps).
+    Wrong if: the step is no shorter without the exchange (DDP's `no_sync` for some steps).
     """
     whole, wait = facts.mean("communication"), facts.mean("communication_wait")
     known = all(row.communication_wait_ns is not None for row in facts.rows)
@@ -283,12 +283,12 @@ _FILL_IT: Final = {
 
 
 def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
-    """The stages of a pipeline idle for 2 % of the time, waiting for each other's messages
-    included; `low` if that is what the schedule takes.
+    """The stages of a pipeline idle for 2 % of the time, including waits for each other's messages;
+    `low` if the schedule accounts for it.
 
     Cost: the mean bubble of a stage.
 
-    Wrong if: with twice the micro-batches of half the size, the schedule's part does not halve.
+    Wrong if: with twice as many micro-batches of half the size, the schedule's part does not halve.
     """
     for pipeline in facts.pipelines:
         share = pipeline.bubble_ns / max(pipeline.step_ns, 1)
@@ -360,7 +360,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
 
     Cost: that excess, for which the mean rank waits.
 
-    Wrong if: the step is no shorter with tokens sent to experts in turn, whatever the router says.
+    Wrong if: the step is no shorter when tokens go to experts round-robin, ignoring the router.
     """
     for experts in facts.experts:
         share = facts.share_of(experts.imbalance_ns)
@@ -402,11 +402,11 @@ _SETTLED: Final = 0.9
 
 def compute_bound(facts: Facts) -> Iterator[Finding]:
     """The GPUs compute 70 % of the time or more (`info`); or, in a trace without steps, 90 % of its
-    later half: what they idled for before was the way there.
+    later half, as idle time before that belongs to start-up.
 
     Cost: class `compute`.
 
-    Wrong if: a batch half as large takes as long.
+    Wrong if: half the batch size takes as long.
     """
     share, settled = facts.share("compute"), _settled_share(facts)
     if max(share, settled) < _MOSTLY_COMPUTE or next(low_utilization(facts), None) is not None:
@@ -513,7 +513,7 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
 
     Cost: their duration.
 
-    Wrong if: the kernels stay in a run with one layout throughout.
+    Wrong if: the kernels remain in a run with one layout throughout.
     """
     kernels = facts.kernels
     if kernels is None:
@@ -538,8 +538,8 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
 
 
 def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
-    """On cards with tensor cores, 5 % of the time goes to matrix products and convolutions that are
-    known not to use them: fp32, or half precision with unsuitable sizes; `low`, `medium` from 50 %,
+    """On cards with tensor cores, 5 % of the time goes to matrix products and convolutions known
+    not to use them: fp32, or half precision with unsuitable sizes; `low`, or `medium` from 50 %,
     since precision is a choice about the training.
 
     Cost: half of their duration, assuming that tensor cores are twice as fast.

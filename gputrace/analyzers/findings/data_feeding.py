@@ -36,15 +36,16 @@ _MAKE_SOONER: Final = "make or read what is copied in parallel, while the GPU wo
 def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the next batch; in traces without GPU activity, the program does.
 
-    Where the loader's workers were recorded, the message says how many would keep up (a simulation
-    of the loader's queue), and names one that takes 1.5 times as long as the others, and the part
-    of a batch that takes 40 % of their time. Of tf.data, Grain, DALI and torchdata's nodes, it
-    names the setting that holds batches up, and the step to expect with a larger one.
+    If the loader's workers were recorded, the message says how many would keep up (from a
+    simulation of the loader's queue). It also names a worker that takes 1.5 times as long as the
+    others, and a stage of loading that takes 40 % of the workers' time. For tf.data, Grain, DALI
+    and torchdata's nodes, it names the setting that limits the pipeline, and predicts the step with
+    a larger value.
 
-    Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
-    time that a GPU can have idled for it.
+    Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on a
+    GPU's idle time for this reason.
 
-    Wrong if: the step is no shorter with one batch used again and again.
+    Wrong if: the step is no shorter when one batch is reused.
     """
     cause, message = "data_feeding", "the GPUs wait {cost} for "
     message += "the next batch" if facts.trains else "data from the host"

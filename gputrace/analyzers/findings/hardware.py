@@ -42,11 +42,12 @@ _ADVICE: Final = {
 
 def clock_mismatch(facts: Facts) -> Iterator[Finding]:
     """NVML: SM or memory clocks of busy cards of one model differ by 3 % or more, and the same
-    kernels take 1 % longer on the slower (`low` with cost 0 where they cannot be compared).
+    kernels take 1 % longer on the slower cards (`low` with cost 0 if the kernels cannot be
+    compared).
 
     Cost: the time that the slowest card's kernels would save at the others' speed.
 
-    Wrong if: the ranks take as long as before with exchanged cards.
+    Wrong if: the ranks take as long as before when the cards are swapped.
     """
     findings = [f for which in ("memory", "sm") if (f := _mismatch(facts, which)) is not None]
     if findings:
@@ -146,7 +147,7 @@ def throttling(facts: Facts) -> Iterator[Finding]:
     """NVML: a busy card's SM clock is held below 95 % of its maximum for 10 % of the time or more;
     `low` for the power cap, `medium` for heat and the power supply.
 
-    Cost: as for `clock-mismatch`, against the cards that are not throttled; else 0.
+    Cost: as for `clock-mismatch`, compared with the cards that are not throttled; otherwise 0.
 
     Wrong if: the step is no shorter on a cooler card, or with a higher power limit.
     """
@@ -211,12 +212,12 @@ _MEMORY_ADVICE: Final = {
 
 
 def pcie_degraded(facts: Facts) -> Iterator[Finding]:
-    """NVML: the PCIe link of a busy card has less than 90 % of the bandwidth that card and slot
-    support, or that the other cards have (`low`).
+    """NVML: a busy card's PCIe link has less than 90 % of the bandwidth that card and slot support,
+    or that the other cards have (`low`).
 
-    Cost: the time that its exposed copies would save at the full link.
+    Cost: the time that its exposed copies would save at full link speed.
 
-    Wrong if: a copy test (`nvbandwidth`) reaches the full rate of the slot.
+    Wrong if: a copy test (`nvbandwidth`) reaches the slot's full rate.
     """
     rates = {
         card: now
@@ -259,7 +260,7 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
 
 
 def memory_imbalance(facts: Facts) -> Iterator[Finding]:
-    """NVML: a card uses 25 % and 1 GiB more memory than the others (`low`, `medium` where it is 90
+    """NVML: a card uses 25 % and 1 GiB more memory than the others (`low`, or `medium` if it is 90
     % full).
 
     Wrong if: the frameworks' own counters are equal on all cards.
@@ -293,10 +294,11 @@ _UNEVEN: Final = 20.0
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
-    """A log of nvidia-smi alone: by the driver's figure, even the card that is used most runs no
-    kernel for 5 % of the time (`medium`), 20 % (`high`), or hardly any (`info`).
+    """A log of nvidia-smi alone: by the driver's figure, even the busiest card runs no kernel for 5
+    % of the time (`medium`) or 20 % (`high`), or less than that (`info`).
 
-    Cost: that share of the log; the figure counts any kernel, however small, so that more may idle.
+    Cost: that share of the log; the figure counts any kernel, however small, so actual idle time
+    may be longer.
 
     Wrong if: a recording of the run shows kernels at all times.
     """
@@ -342,12 +344,12 @@ def _stands_still(facts: Facts) -> tuple[int, int]:
 
 
 def uneven_utilization(facts: Facts) -> Iterator[Finding]:
-    """A log of nvidia-smi alone: a card is used 20 points more than the others, by the driver's
-    figure (`high`).
+    """A log of nvidia-smi alone: by the driver's figure, a card's utilization is 20 points above
+    the others' (`high`).
 
-    Cost: the time that the others are not used meanwhile.
+    Cost: the time that the others are unused meanwhile.
 
-    Wrong if: the cards run programs of their own.
+    Wrong if: the cards run separate programs.
     """
     used, span = _utilization(facts)
     if len(used) < 2:

@@ -63,14 +63,14 @@ _AT_A_LINE: Final = 0.3
 
 
 def cpu_starved(facts: Facts) -> Iterator[Finding]:
-    """Threads that train are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
+    """Training threads are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
 
-    Where threads of OpenMP never wait, they spin until all of them have a core: they get on only
-    then, and the step with fewer of them is computed from that.
+    If OpenMP threads spin instead of sleeping, they progress only while all of them have a core;
+    the step with fewer threads is computed from that.
 
-    Cost: time that the thread that marks the steps, or another busy one of its process, is queued,
-    or what fewer threads that spin save; with GPUs, at most their idle time that waits for the
-    host.
+    Cost: time that the thread that marks the steps, or another busy thread of its process, is
+    queued, or the time that fewer spinning threads would save; with GPUs, at most their idle time
+    spent waiting for the host.
 
     Wrong if: the step is as long with fewer threads, or with more cores.
     """
@@ -169,12 +169,12 @@ def _evidence(load: HostLoad, mean_ns: int) -> dict[str, float | int | str | Non
 
 
 def cpu_throttled(facts: Facts) -> Iterator[Finding]:
-    """The control group's quota of CPU time stops the process for 2 % of the time; `medium` from
-    5 %, `high` from 20 %.
+    """The control group's CPU quota stops the process for 2 % of the time; `medium` from 5 %,
+    `high` from 20 %.
 
-    Cost: time that the thread that marks the steps is not on a core though it is ready, or at least
-    what the group counts as throttled for each of its cores; with GPUs, at most their idle time
-    that waits for the host.
+    Cost: time that the thread that marks the steps is runnable but not on a core, at least the
+    group's throttled time divided by the cores that the process wants; with GPUs, at most their
+    idle time spent waiting for the host.
 
     Wrong if: the step is as long with a larger quota.
     """
@@ -198,13 +198,13 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
 
 
 def slow_cores(facts: Facts) -> Iterator[Finding]:
-    """The core of the thread that trains has less than 85 % of the fastest clock that was seen in
-    the run, and that takes 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
+    """The training thread's core runs below 85 % of the fastest clock seen in the run, and that
+    costs 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
 
     Cost: the part of its time on a core that the fastest clock would save; with GPUs, at most their
-    idle time that waits for the host.
+    idle time spent waiting for the host.
 
-    Wrong if: the step is as long with that clock: it waits for memory.
+    Wrong if: the step is as long at that clock, because it waits for memory.
     """
     clocked = [
         load
@@ -234,12 +234,11 @@ def slow_cores(facts: Facts) -> Iterator[Finding]:
 
 
 def page_faults(facts: Facts) -> Iterator[Finding]:
-    """Page faults of the thread that trains take 5 % of a step at least (`medium`), or 20 %
-    (`high`).
+    """Page faults of the training thread take at least 5 % of a step (`medium`), or 20 % (`high`).
 
-    Cost: 0.5 µs a fault, the least that one takes.
+    Cost: 0.5 µs per fault, the minimum.
 
-    Wrong if: the step is no shorter with memory that is kept.
+    Wrong if: the step is no shorter when memory is kept.
     """
     worst = max(facts.host_load, key=lambda load: load.minor_faults, default=None)
     if worst is None or not facts.mean_ns:
@@ -264,14 +263,14 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
 
 
 def host_blocked(facts: Facts) -> Iterator[Finding]:
-    """The thread that trains waits for neither data nor a core nor a GPU, for 10 % of a step
-    (`medium`; `low` where other threads of its process compute for as long), or 20 % (`high`); in
-    traces without GPU activity.
+    """In traces without GPU activity, the training thread is blocked, but not on data, a core or a
+    GPU, for 10 % of a step (`medium`; `low` if other threads of its process compute for as long) or
+    20 % (`high`).
 
-    Cost: time that it is blocked, less its waits for data and for Python's lock, and what it
-    compiles, which threads of the compiler may do while it waits.
+    Cost: its blocked time, less its waits for data and for Python's lock, and less compilation,
+    which compiler threads may do while it waits.
 
-    Wrong if: the line that is named does not wait.
+    Wrong if: the named line does not wait.
     """
     compiled, locked = facts.per_gpu.whole.once(read_host_state).compilations, _locked(facts)
     for load in facts.host_load:
@@ -351,11 +350,11 @@ def _locked(facts: Facts) -> dict[int, _Locked]:
 
 
 def gil_wait(facts: Facts) -> Iterator[Finding]:
-    """The thread that trains waits for Python's lock (GIL) while another thread runs Python code,
-    in 5 % of the samples of `--python` (`medium`), or 20 % (`high`), and in five at least.
+    """The training thread waits for Python's lock (GIL) while another thread runs Python code, in 5
+    % of the samples of `--python` (`medium`) or 20 % (`high`), and in at least five.
 
-    Cost: that share of a step, at most what the thread is blocked; with GPUs, at most their idle
-    time that waits for the host.
+    Cost: that share of a step, at most the thread's blocked time; with GPUs, at most their idle
+    time spent waiting for the host.
 
     Wrong if: the step is as long without the other thread.
     """
@@ -394,8 +393,8 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
 def garbage_collection(facts: Facts) -> Iterator[Finding]:
     """Python's garbage collections take 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
 
-    Cost: their time in the measured steps, on the rank that has most; with GPUs, at most their idle
-    time that waits for the host.
+    Cost: their time in the measured steps, on the rank with the most; with GPUs, at most their idle
+    time spent waiting for the host.
 
     Wrong if: the step is as long with `gc.disable()`.
     """
@@ -426,11 +425,11 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
 
 def recompilation(facts: Facts) -> Iterator[Finding]:
-    """Parts of the program are compiled in measured steps, for 2 % of a step (`low`), 5 %
+    """Parts of the program are compiled during measured steps, for 2 % of a step (`low`), 5 %
     (`medium`) or 20 % (`high`).
 
-    Cost: their time in the measured steps, on the rank that has most; with GPUs, at most their idle
-    time that waits for the host.
+    Cost: their time in the measured steps, on the rank with the most; with GPUs, at most their idle
+    time spent waiting for the host.
 
     Wrong if: the steps are as long with inputs of one shape.
     """

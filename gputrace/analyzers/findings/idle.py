@@ -99,7 +99,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
     Cost: idle time between the first and the last allocation of each thread.
 
-    Wrong if: the allocations stay with `cudnn.benchmark` off.
+    Wrong if: the allocations remain with `cudnn.benchmark` off.
     """
     if not facts.per_gpu.has_calls or not facts.measured or not _uses_cudnn(facts):
         return
@@ -122,15 +122,15 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """Memory is allocated, pinned or freed (cudaMalloc, cudaHostRegister, cudaFree) while the GPU
-    waits; `medium` from 2 %. The message names the calls that take most of that.
+    waits; `medium` from 2 %.
 
-    Where torch's allocator was read, the message says whether it ran out of memory, the program
-    emptied its cache, or segments of which size are new in steady steps, and for tensors of which
-    sizes.
+    The message names the calls that take most of that time. If torch's allocator was recorded, it
+    also says whether memory ran out, the program emptied the cache, or steady steps need new
+    segments: of which size, and for tensors of which sizes.
 
     Cost: idle time with that cause.
 
-    Wrong if: the step is no shorter with shapes that stay equal.
+    Wrong if: the step is no shorter with constant shapes.
     """
     calls = _allocating_calls(facts) if facts.share("alloc") >= _ALLOC_MEDIUM else []
     advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
@@ -238,12 +238,12 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
-    """The host is still in a synchronising call, of CUDA or MPI, when the GPU has run out of work,
-    or launches late because it waited in one: with nothing to wait for, it would have been ahead of
-    the GPU.
+    """The host is still in a synchronising call, of CUDA or MPI, when the GPU runs out of work, or
+    launches late because it waited in one; without that wait, the host would have been ahead of the
+    GPU.
 
-    Cost: idle time with that cause, and the waits for launches after such calls, up to the time
-    that the host was in them.
+    Cost: idle time with that cause, plus waits for launches after such calls, up to the time that
+    the host spent in them.
 
     Wrong if: the step is no shorter without the synchronising call.
     """
@@ -329,13 +329,13 @@ def _late_after_waits(gpu: GpuShardView, time: Intervals) -> int:
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPUs wait for the host to launch work; or gaps below 5 µs between kernels, of which the
-    next had been launched already, take 5 % of the time.
+    """The GPUs wait for the host to launch work; or gaps below 5 µs before kernels that were
+    already launched take 5 % of the time.
 
-    Cost: idle time with that cause, and these gaps; less what `sync-bound` has of it, where that
-    costs more.
+    Cost: idle time with that cause, plus these gaps; less the part that `sync-bound` counts, if
+    `sync-bound` costs more.
 
-    Wrong if: the step is no shorter with a batch half as large, or in a CUDA graph.
+    Wrong if: the step is no shorter with half the batch size, or in a CUDA graph.
     """
     between = _between_kernels(facts)
     clause = _tiny_kernels(facts)
@@ -412,13 +412,13 @@ def _advice_on_launches(facts: Facts) -> str:
 
 
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
-    """The GPUs are idle and nothing in the trace explains why, or pages of managed memory that move
-    as they are touched end most of that.
+    """The GPUs are idle and nothing in the trace explains why, or most of that idle time ends when
+    a page of managed memory migrates on access.
 
-    Cost: idle time with that cause, less what `launch-bound` has of it.
+    Cost: idle time with that cause, less the part that `launch-bound` counts.
 
-    Wrong if: a recording of more (`--python`, all calls) names another cause, or the step is no
-    shorter with managed memory prefetched.
+    Wrong if: a more detailed recording (`--python`, all calls) shows another cause, or the step is
+    no shorter with managed memory prefetched.
     """
     why = ", and the trace does not show why: "
     if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, facts.working_times)) > sum(

@@ -96,8 +96,8 @@ _IN_SLOW_STEPS: Final = {
 
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps that exceed the median by 30 % and four deviations add 2 % of the time; the message
-    names the class that grew most, and whether they begin epochs, start a loader's workers,
+    """Steps that exceed the median by 30 % and four deviations add 2 % of the time. The message
+    names the class that grew most, and whether these steps begin epochs, start a loader's workers,
     collect garbage, compile or wait for a core.
 
     Cost: the time they add, spread over all steps.

@@ -29,8 +29,8 @@ _MOST_CAUSES: Final = 2
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     """The recorder itself keeps the GPUs idle; `medium` from 1 %, `high` from 5 %.
 
-    Cost: idle time with that cause; where control stretches measured it, what they say (`info`:
-    findings and predictions are then of the program without the recorder).
+    Cost: idle time with that cause; if control stretches measured it, the overhead that they show
+    (`info`: findings and predictions then describe the program without the recorder).
 
     Wrong if: the program is as slow without the recorder.
     """
@@ -62,9 +62,10 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 
 def lost_records(facts: Facts) -> Iterator[Finding]:
     """Rows or files were lost, the recorder warned of losses, or other rows show that 1 % of a
-    rank's are missing (`low`; `high` if 10 % of its GPU operations are: there is no verdict then).
+    rank's rows are missing (`low`; `high`, and no verdict, if 10 % of its GPU operations are
+    missing).
 
-    Wrong if: another recording of the program has as many rows.
+    Wrong if: another recording of the program has the same number of rows.
     """
     quality, missing = facts.trace.quality, facts.missing
     of_gpus = [part for part in missing if part.rows in ("operations", "kernels")]
@@ -102,11 +103,11 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
 
 def warmup(facts: Facts) -> Iterator[Finding]:
-    """Steps at the start are left out (`info`); the message names the two largest causes that are
-    proven, if 10 % or more. In a trace without steps, the GPUs idle for 5 % of it (`medium`; `high`
-    from 20 %) while code is compiled or loaded, or memory allocated, as a process does once.
+    """Steps at the start are left out (`info`); the message names the two largest proven causes, if
+    they take 10 % or more. In a trace without steps, the GPUs idle for 5 % of it (`medium`; `high`
+    from 20 %) during one-time work: compiling or loading code, or allocating memory.
 
-    Cost: their time beyond the usual, spread over all steps; without steps, that idle time.
+    Cost: the extra time of these steps, spread over all steps; without steps, that idle time.
 
     Wrong if: later steps are as long.
     """
@@ -164,8 +165,8 @@ _HARDLY_ANY: Final = 10
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
-    """A recording without steps has less than ten kernels, within 5 % of the host's recorded time;
-    or none at all, but copies or memsets.
+    """A recording without steps has fewer than ten kernels, all within 5 % of the host's recorded
+    time, or only copies or memsets.
 
     Cost: the rest of that time; without kernels, all of it.
 
@@ -268,12 +269,12 @@ class _Times(Struct, frozen=True, dict=True):
 
 def validation_downtime(facts: Facts) -> Iterator[Finding]:
     """Ranks wait while others validate, or the GPUs idle in validation, for 1 % of the run after
-    warm-up (`low`); at most `medium` for a single one.
+    warm-up (`low`); at most `medium` for a single validation.
 
-    Cost: if ranks wait, the time that validating on all of them would save; else the idle time;
-    spread over all steps.
+    Cost: if ranks wait, the time that validating on all of them would save; otherwise the idle
+    time; spread over all steps.
 
-    Wrong if: the kernels between the steps train, too.
+    Wrong if: the kernels between the steps are training too.
     """
     times, run = _times(facts, "validation"), _run_ns(facts)
     if times is None:
@@ -300,11 +301,11 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
 
 def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
     """Training stops for a checkpoint, for 1 % of the run after warm-up (`low`); at most `medium`
-    for a single one.
+    for a single checkpoint.
 
     Cost: its duration, spread over all steps.
 
-    Wrong if: the pause stays without the checkpoint.
+    Wrong if: the pause remains without the checkpoint.
     """
     times, run = _times(facts, "checkpoint"), _run_ns(facts)
     if times is None or times.total_ns < _WORTH_PHASE * run:
@@ -417,7 +418,7 @@ def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
-    """The trace holds host activity alone (`low`); the message gives the reason.
+    """The trace holds only host activity (`low`); the message gives the reason.
 
     Wrong if: `nvidia-smi` shows the program on a GPU.
     """
