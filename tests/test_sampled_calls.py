@@ -150,7 +150,7 @@ def test_of_steps_without_calls_nothing_is_said_of_the_host(files: list[Path]) -
     assert report.recorded_calls is not None
     assert (report.recorded_calls.steps, report.recorded_calls.of_steps) == (0, 10)
     (idle,) = [f for f in report.findings if f.id == "idle-unexplained"]
-    assert "no CUDA API calls were recorded of it" in idle.message
+    assert "its CUDA API calls were not recorded" in idle.message
     assert not report.what_if
 
 

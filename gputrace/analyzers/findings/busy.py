@@ -39,16 +39,16 @@ _SEND_LESS: Final = (
     "accumulation)"
 )
 _WAIT_LESS: Final = (
-    "make the ranks come at the same time (none is always the last): hosts that launch sooner, "
-    "batches of one size, loaders without hiccups; sending less gains little"
+    "make the ranks arrive at the same time (none is always last): hosts that launch sooner, "
+    "batches of equal size, loaders without stalls; sending less gains little"
 )
 _READ_LESS: Final = (
-    "read less on the host: reduce on the GPU first, read rarely{pinned}, on a side "
-    "stream (non_blocking=True)"
+    "read back less: reduce on the GPU first, read rarely{pinned}, on a side stream "
+    "(non_blocking=True)"
 )
 _MOVE_LESS: Final = (
-    "move less within a GPU: views and in-place operations for clone, contiguous and cat, outputs "
-    "written where they are needed"
+    "copy less within a GPU: views and in-place operations instead of clone, contiguous and cat; "
+    "write outputs where they are needed"
 )
 _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
 
@@ -70,7 +70,7 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
             facts.framework, f"copy the next batch{source} while this one computes"
         ).format(pin="" if is_pinned else "pin_memory=True, ")
     else:
-        how = f"copy what comes next{source} on a side stream, while this computes"
+        how = f"copy the next data{source} on a side stream during computation"
     if is_pinned:
         how += " (its memory is pinned already)"
     yield from facts.costly(
@@ -180,11 +180,11 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     if severity is None:
         return
     if apart:
-        waiting = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
+        waiting = f"; waiting for other ranks takes another {format_ns(wait)}"
     else:
         left = min(max(wait - elsewhere, 0), cost)
-        waiting = f", {format_ns(left)} of that waiting" if known else ", waiting"
-        waiting += " for other ranks" if known else " for other ranks included"
+        how_long = f"{format_ns(left)} of " if known else ""
+        waiting = f", including {how_long}waiting for other ranks"
     role, part = _costliest_role(facts)
     where = f", most of it in {_GROUPS[role]}" if role else ""
     yield facts.finding(
@@ -273,7 +273,7 @@ def _costliest_role(facts: Facts) -> tuple[str, float]:
 _SMALL_BUBBLE: Final = 0.02
 """Share of the time from which a bubble is reported."""
 _FILL_IT: Final = {
-    "schedule": "fill the pipeline: more micro-batches a step, or several parts of the model a "
+    "schedule": "fill the pipeline: more micro-batches per step, or several model chunks per "
     "stage (interleaved 1F1B, zero-bubble schedules)",
     "imbalance": "move layers from the slowest stage to the others",
     "transfer": "overlap the transfers: receive the next micro-batch while this one computes, "
@@ -338,7 +338,7 @@ _CAUSES: Final = {
     "schedule": "the schedule",
     "imbalance": "unequal stages",
     "transfer": "transfers",
-    "host": "gaps of the hosts",
+    "host": "host gaps",
 }
 
 
@@ -372,7 +372,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
         who = (
             f"those of rank {most.rank} work {most.ratio:.2f} times as long as the mean"
             if always
-            else "another rank's from layer to layer"
+            else "which rank has them varies from layer to layer"
         )
         yield Finding(
             "expert-imbalance",
@@ -469,7 +469,7 @@ def _how_to_compute_less(facts: Facts) -> str:
     if kernels is None or low_precision_ns < _MOSTLY_ON_THEM * kernels.total_ns:
         advice.append("mixed precision")
         if kernels is None or any(use.family == "convolution" for use in kernels.top):
-            advice.append("the layout that the tensor cores want")
+            advice.append("the layout that tensor cores prefer")
             advice[1] += " (channels_last)" if is_torch else ""
     if kernels is None or not any(re.search(_COMPILED, row.name) for row in kernels.top):
         advice += ["compiled or fused operations" + (" (torch.compile)" if is_torch else "")]
@@ -531,7 +531,7 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
         severity_of(share) or "low",
         spent // steps,
         f"{format_ns(spent // steps)} of {facts.per} ({share:.0%}) go to {count // steps:,} "
-        f"kernels that turn one layout into another ({names})",
+        f"kernels that convert between layouts ({names})",
         advice,
         {"share": round(share, 4), "layout_ns": spent // steps, "kernels": count // steps},
     )
@@ -593,12 +593,12 @@ def _names(kernels: Kernels) -> str:
 def _how_to_use_them(facts: Facts, kernels: Kernels, what: str) -> str:
     if what != "fp32":
         return (
-            "give the matrices sizes that tensor cores take: batch, channels and features in "
-            "multiples of 8; newer libraries"
+            "use matrix sizes that suit tensor cores: batch, channels and features in multiples "
+            "of 8; newer libraries"
         )
     small = "bfloat16" if kernels.has_tf32 else "float16"
     ways = [_AS_HALF.get(facts.framework, "mixed precision in {type}").format(type=small)]
     if kernels.has_tf32:
         ways.insert(0, _AS_TF32.get(facts.framework, "TF32 for fp32 products"))
-    scaled = "" if kernels.has_tf32 else ", with the loss scaled"
+    scaled = "" if kernels.has_tf32 else ", with loss scaling"
     return f"where the training allows it: {'; or '.join(ways)}{scaled}"

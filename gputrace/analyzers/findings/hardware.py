@@ -28,15 +28,15 @@ _LOWERED: Final = 0.95
 _HARD: Final = ("hardware slowdown", "hardware thermal", "software thermal", "power brake")
 """Reasons that nobody chose; their findings are `medium`."""
 
-_COOLER: Final = "see to the cooling and the place of the card (nvidia-smi -q -d TEMPERATURE)"
+_COOLER: Final = "check the card's cooling and placement (nvidia-smi -q -d TEMPERATURE)"
 _ADVICE: Final = {
     "power cap": "the power limit holds the clocks down: raise it where the machine allows "
     "(nvidia-smi -pl), or accept it: steps cannot be faster at this power",
     "hardware slowdown": "the board slows the card down for heat or power: " + _COOLER,
     "hardware thermal": "the card is too hot: " + _COOLER,
     "software thermal": "the card is too hot: " + _COOLER,
-    "power brake": "the machine's power supply brakes the card: see to its power and its feed",
-    "sync boost": "cards of a sync boost group wait for their slowest: take them apart",
+    "power brake": "the machine's power supply throttles the card: check the supply and its feed",
+    "sync boost": "cards of a sync boost group run at the clock of their slowest: ungroup them",
 }
 
 
@@ -131,7 +131,7 @@ def _slowness(
 
 def _clock_advice(low: Sequence[CardUse], which: str) -> str:
     if any(card.throttled for card in low):
-        return "find out what throttles these cards, and leave them out where speed matters"
+        return "find out what throttles these cards, and leave them out if speed matters"
     if which == "memory":
         return (
             "set all cards to the same clocks (nvidia-smi -rac, -rmc; another driver or power "
@@ -172,7 +172,7 @@ def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
     clock = f" at {worst.sm_clock_mhz:,.0f} MHz" if worst.sm_clock_mhz else ""
     clock += f" of {worst.sm_clock_max_mhz:,}" if clock and worst.sm_clock_max_mhz else ""
     heat = f", {worst.temperature_c:.0f} °C" if worst.temperature_c is not None else ""
-    cost = f"; the others save {format_ns(excess)} of {facts.per}" if excess else ""
+    cost = f"; the others' speed would save {format_ns(excess)} of {facts.per}" if excess else ""
     evidence: Evidence = {
         "reason": reason,
         "share": share,
@@ -253,8 +253,8 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
         f"{named(slow)} {'have' if len(slow) > 1 else 'has'} a PCIe link of generation "
         f"{worst.pcie_gen} with {worst.pcie_width} lanes under load, {now / GB:.0f} of "
         f"{best / GB:.0f} GB/s{cost}",
-        "see to the card's slot, riser and the firmware's setting of its link; until then keep it "
-        "from what copies most",
+        "check the card's slot, its riser and the link setting in the firmware; until then, keep "
+        "copy-heavy work off it",
         evidence,
     )
 
@@ -282,7 +282,7 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
         0,
         f"{named([fullest])} uses {used[fullest] / 2**30:.1f} GiB of memory{part}, the others "
         f"{others / 2**30:.1f} GiB",
-        _MEMORY_ADVICE.get(facts.framework, "spread what one GPU alone holds"),
+        _MEMORY_ADVICE.get(facts.framework, "spread the data that only one GPU holds"),
         {"used_bytes": used[fullest], "others_bytes": round(others), "share": round(full, 4)},
     )
 
@@ -309,7 +309,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     idle = round((1 - max(used.values()) / 100) * span)
     times, still = _stands_still(facts)
     text = f"{named(list(used))} {'run' if len(used) > 1 else 'runs'} a kernel {percent:.0f}% of "
-    text += f"{format_ns(span)}, by the driver's own figure"
+    text += f"{format_ns(span)}, by the driver's figure"
     if still:
         often = f"{times:,} times" if times > 1 else "once"
         text += f"; they stand still {often} for 2 s or more, {format_ns(still)} in all"
@@ -363,10 +363,10 @@ def uneven_utilization(facts: Facts) -> Iterator[Finding]:
         "high",
         [most],
         round((used[most] - others) / 100 * span),
-        f"{named([most])} runs kernels {used[most]:.0f}% of the time, the others {others:.0f}%, by "
-        "the driver's own figure: they wait for it, or have less to do",
-        "DistributedDataParallel in place of DataParallel, or parts of equal work; see with "
-        "gputrace record what it does more",
+        f"{named([most])} runs kernels {used[most]:.0f}% of the time, the others {others:.0f}%, "
+        "by the driver's figure: they wait for it, or have less to do",
+        "DistributedDataParallel instead of DataParallel, or equal shares of work; gputrace "
+        "record shows its extra work",
         {"utilization_percent": used[most], "others_percent": round(others, 1)},
     )
 

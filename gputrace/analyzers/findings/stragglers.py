@@ -34,8 +34,7 @@ _SHOWN: Final = 6
 """Maximum number of steps named."""
 
 _SHARE_WORK: Final = (
-    "share the work equally: the same batch size and shapes on every rank, nothing that one rank "
-    "alone computes"
+    "share the work equally: the same batch size and shapes on every rank, no work on one rank only"
 )
 _IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
 _WORK: Final = {
@@ -138,8 +137,8 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
             f"kernels on the others{', in bursts' if slow.in_bursts else ''}, "
             f"{format_ns(slow.cost_ns)} more of {facts.per} ({share:.0%})"
             f"{f': {reason}' if reason else ''}",
-            "look for another program on this card, a lower clock or power limit, heat, and "
-            "larger inputs than the others have (nvidia-smi -q -d CLOCK,PERFORMANCE)",
+            "look for another program on this card, a lower clock or power limit, heat, or larger "
+            "inputs than the others' (nvidia-smi -q -d CLOCK,PERFORMANCE)",
             {
                 "pattern": "burst" if slow.in_bursts else "constant",
                 "kernel_ratio": round(slow.ratio, 4),
@@ -300,8 +299,8 @@ def _finding(
     }
     message = (
         f"the other {'GPUs lose' if several else 'GPU loses'} {facts.of_step(late.cost_ns)} to "
-        f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives"
-        f"{_where(facts, gpu)}: {detail}{_mixture(facts, late)}"
+        f"{_who(facts, gpu)}{_when(late)}, last at {late.last:.0%} of the "
+        f"collectives{_where(facts, gpu)}: {detail}{_mixture(facts, late)}"
     )
     severity = severity_of(share) or "low"
     return Finding(id, severity, (gpu.gpu,), (gpu.rank,), late.cost_ns, message, advice, evidence)
@@ -357,8 +356,8 @@ _NAMES: Final = {
     "peer": "copies from and to other GPUs",
 }
 _SEVERAL: Final = (
-    "let all ranks do a part of what rank {rank} does alone (metrics, validation, logging), or do "
-    "it less often"
+    "spread what rank {rank} does alone over all ranks (metrics, validation, logging), or do it "
+    "less often"
 )
 
 

@@ -45,7 +45,7 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
                 "high_ns": cost.high_ns,
                 "control_steps": cost.steps,
             }
-            advice = "nothing need be done; to record less of it, use --every or --api none"
+            advice = "nothing to do; to record less of it, use --every or --api none"
             yield facts.finding("recorder-overhead", "info", cost.added_ns, text, advice, evidence)
         return
     yield from facts.costly(
@@ -74,8 +74,8 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
             "lost-records",
             "high",
             0,
-            f"no verdict can be given: the recording lacks {of_gpus[0]}, and no share of the time "
-            "below is right",
+            f"no verdict is possible: the recording lacks {of_gpus[0]}, so the shares of time "
+            "below are wrong",
             "record again, for a shorter time or with fewer kinds of events; cut traces at steps",
             {"missing": of_gpus[0].count, "share": round(of_gpus[0].share, 4)},
         )
@@ -90,7 +90,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
         "lost-records",
         "low",
         0,
-        "the recording is not whole: " + "; ".join(losses),
+        "the recording is incomplete: " + "; ".join(losses),
         ("copy the files again; " if files else "")
         + "record again, for a shorter time or with fewer kinds of events, if the figures matter",
         {
@@ -120,8 +120,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             "warmup",
             severity,
             spent,
-            f"the GPUs idle {facts.of_step(spent)} for what a process does once{parts}: the "
-            "recording shows a start, not training",
+            f"the GPUs idle {facts.of_step(spent)} during one-time start-up work{parts}: the "
+            "recording shows start-up, not training",
             f"record later steps (--steps 20:40; a profiler's warm-up); {advice}",
             {"warmup_ns": spent, "share": round(spent / facts.mean_ns, 4)}
             | {f"{name}_ns": ns for name, ns in once.items()},
@@ -195,10 +195,9 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         "low-utilization",
         "high",
         recorded - facts.mean_ns,
-        f"hardly anything runs on the GPUs: {format_count(kernels, 'kernel')} within "
+        f"almost nothing runs on the GPUs: {format_count(kernels, 'kernel')} within "
         f"{format_ns(facts.mean_ns)} of the {format_ns(recorded)} that the host was recorded for",
-        "record while the GPUs work; of a program with CUDA graphs what they run, not their "
-        "capture",
+        "record while the GPUs work; with CUDA graphs, record their replay, not their capture",
         {"kernels": kernels, "recorded_ns": recorded},
     )
 
@@ -225,8 +224,8 @@ def graph_opaque(facts: Facts) -> Iterator[Finding]:
         "graph-opaque",
         "info",
         0,
-        f"{graphs:,} CUDA graphs are recorded as a whole: what runs in them counts as compute, "
-        "their copies and collectives included",
+        f"{graphs:,} CUDA graphs are recorded as a whole: everything in them counts as compute, "
+        "including copies and collectives",
         "record the nodes of graphs (gputrace record --graph-nodes, nsys --cuda-graph-trace=node)",
         {"graphs": graphs},
     )
@@ -242,14 +241,14 @@ _VALIDATE_ON_ALL: Final = {
     "pytorch": "validate on all ranks: a DistributedSampler for the validation set, and "
     "all_reduce of the sums",
     "tensorflow": "validate under the strategy on all replicas",
-    "jax": "validate on all devices: shard the validation set as the training set is",
+    "jax": "validate on all devices: shard the validation set like the training set",
     "chainer": "validate on all ranks (chainermn.create_multi_node_evaluator)",
 }
 _SAVE_ASIDE: Final = {
-    "pytorch": "save beside the training: torch.distributed.checkpoint.async_save, or copy to "
+    "pytorch": "save in the background: torch.distributed.checkpoint.async_save, or copy to "
     "pinned memory and write in another thread",
-    "tensorflow": "save beside the training: tf.train.CheckpointOptions(enable_async=True)",
-    "jax": "save beside the training: orbax's AsyncCheckpointer",
+    "tensorflow": "save in the background: tf.train.CheckpointOptions(enable_async=True)",
+    "jax": "save in the background: orbax's AsyncCheckpointer",
 }
 
 
@@ -284,10 +283,10 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
     share = lost / run
     if share < _WORTH_PHASE:
         return
-    advice = _VALIDATE_ON_ALL.get(facts.framework, "validate on all ranks, each its part")
+    advice = _VALIDATE_ON_ALL.get(facts.framework, "validate on all ranks, each on its part")
     if not times.waits:
-        advice = "feed validation as training is fed: workers that persist, larger batches; less "
-        advice += "often"
+        advice = "feed validation like training: persistent workers, larger batches; or validate "
+        advice += "less often"
     yield facts.finding(
         "validation-downtime",
         _phase_severity(share, times),
@@ -317,9 +316,9 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
         f"saving a checkpoint {_when(times)} takes {format_ns(times.total_ns)} "
         f"({times.total_ns / run:.0%} of the run after warm-up); {_meanwhile(times)}",
         _SAVE_ASIDE.get(
-            facts.framework, "save beside the training: copy to pinned memory, write in a thread"
+            facts.framework, "save in the background: copy to pinned memory, write in a thread"
         )
-        + "; less often",
+        + "; or save less often",
         _evidence(times, run, times.total_ns),
     )
 
