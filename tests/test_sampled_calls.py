@@ -138,7 +138,7 @@ def test_no_time_without_calls_is_a_wait_for_data(reports: list[Report]) -> None
         assert sampled.gaps.by_cause[cause] <= whole.gaps.by_cause[cause]
     full = {(gap.gpu, gap.start_ns): gap for gap in whole.gaps.largest}
     for gap in sampled.gaps.largest:
-        if gap.evidence == "CUDA calls were not recorded then":
+        if gap.evidence == "CUDA calls were not recorded at that time":
             assert gap.cause == "other_idle"
         elif (gap.gpu, gap.start_ns) in full:
             assert gap.cause in ("other_idle", full[gap.gpu, gap.start_ns].cause)

@@ -177,7 +177,7 @@ def _epochs(
     for number in begins:
         start, end = int(windows.start[number]), int(windows.busy_from[number])
         evidence = (
-            f"the first of an epoch of {begins[1] - begins[0]} steps waits "
+            f"the first step of an epoch of {begins[1] - begins[0]} steps waits "
             f"{format_ns(waits[number])} for data, a usual one {format_ns(usual)}"
         )
         cost = int(waits[number]) - usual
