@@ -158,7 +158,7 @@ _STRAIGHT: Final = {
     "pytorch": "copy from GPU to GPU (tensor.to('cuda:1') without .cpu()), use the nccl backend",
     "tensorflow": "reduce on the GPUs: MirroredStrategy with NcclAllReduce, no parameter server on "
     "the CPU",
-    "mxnet": "reduce on the GPUs: kvstore='device' or 'nccl' in place of 'local', with "
+    "mxnet": "reduce on the GPUs: kvstore='device' or 'nccl' instead of 'local', with "
     "MXNET_ENABLE_GPU_P2P=1",
     "chainer": "use the pure_nccl communicator",
 }
@@ -233,8 +233,8 @@ def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
     yield _Proof(
         [gpu for index, gpu in enumerate(links.gpus) if len(busy[index])],
         exposed(facts, links, busy),
-        f"what GPUs exchange goes through the host's memory ({len(staged):,} copies to the host "
-        f"are each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
+        f"GPUs exchange data through the host's memory ({len(staged):,} copies to the host are "
+        f"each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
         f"{straight}; {_REACH}",
         {"copies": len(staged), "bytes": int(staged.bytes.sum()), "bandwidth": round(speed * GB)},
         copies=True,

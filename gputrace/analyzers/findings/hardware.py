@@ -66,7 +66,9 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
         return None
     name = "memory" if which == "memory" else "SM"
     slowest = min(clocks[card] for card in low)
-    cost = f"; the same kernels take up to {ratio - 1:.1%} longer on the slower" if ratio else ""
+    cost = ""
+    if ratio:
+        cost = f"; the same kernels take up to {ratio - 1:.1%} longer at the lower clock"
     cost += f", {format_ns(excess)} of {facts.per}" if excess else ""
     evidence: Evidence = {
         "clock": which,

@@ -46,11 +46,11 @@ _LAUNCH_LESS: Final = {
 ONE_PROCESS: Final = {
     "pytorch": "one process per GPU: DistributedDataParallel instead of DataParallel; until then, "
     "compute the loss inside the module, on each GPU, so that no output is gathered",
-    "tensorflow": "reduce between the GPUs: MirroredStrategy with NcclAllReduce in place of a "
+    "tensorflow": "reduce between the GPUs: MirroredStrategy with NcclAllReduce instead of a "
     "parameter server on one GPU (variable_update=replicated in tf_cnn_benchmarks)",
-    "mxnet": "reduce between the GPUs: kvstore='nccl', or Horovod, in place of 'device', and "
-    "split each batch to all GPUs straight from the host (gluon.utils.split_and_load)",
-    "chainer": "MultiprocessParallelUpdater or ChainerMN in place of ParallelUpdater",
+    "mxnet": "reduce between the GPUs: kvstore='nccl', or Horovod, instead of 'device', and split "
+    "each batch to all GPUs straight from the host (gluon.utils.split_and_load)",
+    "chainer": "MultiprocessParallelUpdater or ChainerMN instead of ParallelUpdater",
     "jax": "shard the batch straight from the host (jax.device_put with a NamedSharding), and let "
     "the compiled step reduce",
 }
@@ -69,7 +69,7 @@ _RUN_AHEAD: Final = {
     "step",
     "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
     "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
-    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and streams in place of "
+    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and streams instead of "
     "cudaDeviceSynchronize; read results less often",
 }
 """Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
