@@ -223,7 +223,7 @@ HELD: Final = {"memory_reserved": 70 * GB, "memory_allocated": 50 * GB}
 def test_memory_that_runs_out_in_fragments_wants_segments_that_grow(tmp_path: Path) -> None:
     report = trained(tmp_path, allocation_retries=1, segments=1, memory_split=15 * GB, **HELD)
     found = the(report, "alloc-stall")
-    assert "torch found no memory left" in found.message
+    assert "torch ran out of memory" in found.message
     assert "70 GB reserved, of which 15 GB are unused fragments" in found.message
     assert found.advice.startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or max_split")
     (own,) = report.allocators
@@ -233,7 +233,7 @@ def test_memory_that_runs_out_in_fragments_wants_segments_that_grow(tmp_path: Pa
 
 def test_memory_that_runs_out_whole_wants_less_of_it(tmp_path: Path) -> None:
     found = the(trained(tmp_path, allocation_retries=1, memory_split=GB, **HELD), "alloc-stall")
-    assert found.advice.startswith("need less memory")
+    assert found.advice.startswith("use less memory")
 
 
 def test_a_cache_that_is_emptied_is_named(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_cache_that_is_emptied_is_named(tmp_path: Path) -> None:
     )
     found = the(report, "alloc-stall")
     assert "torch.cuda.empty_cache() is called" in found.message
-    assert "segments of 200 MB are taken anew" in found.message
+    assert "segments of 200 MB are allocated again" in found.message
     assert found.advice.startswith("no torch.cuda.empty_cache()")
 
 
@@ -250,13 +250,13 @@ def test_segments_that_are_new_in_steady_steps_have_their_size(tmp_path: Path) -
     found = the(trained(tmp_path, segments=2, segment_bytes=64_000_000, **HELD), "alloc-stall")
     assert "new segments of 32 MB" in found.message
     assert "tensors" not in found.message
-    assert "pad them" in found.advice
+    assert "pad to the longest" in found.advice
 
 
 def test_segments_are_named_by_what_they_are_taken_for(tmp_path: Path) -> None:
     report = trained(tmp_path, segments=2, segment_request=21_000_000, **HELD)
     found = the(report, "alloc-stall")
-    assert found.message.endswith("; segments are taken for tensors of 21 MB")
+    assert found.message.endswith("; segments are allocated for tensors of 21 MB")
     assert found.evidence["request_bytes"] == 21_000_000
 
 

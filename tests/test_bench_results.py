@@ -177,7 +177,7 @@ def test_a_prediction_says_how_many_of_the_recordings_made_it() -> None:
     (row,) = summary.predictions
     assert (row.made, row.recordings) == (1, 2)
     assert "1 of 2" in report.render_text(summary, 120)
-    assert "foretold by" not in report.render_text(summarize(planted.staging()), 120)
+    assert "predicted by" not in report.render_text(summarize(planted.staging()), 120)
 
 
 def test_ddp_was_foretold_by_both_kinds_of_dataparallel() -> None:

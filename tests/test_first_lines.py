@@ -101,7 +101,7 @@ def test_a_host_that_waits_each_step_launches_late_for_that(tmp_path: Path) -> N
         run.synchronize()
     name, message = first(run, tmp_path)
     assert name == "sync-bound"
-    assert "before launches that come late after the call" in message
+    assert "before launches that the call delayed" in message
     assert "launch-bound" not in ids(analyze(run, tmp_path))
 
 
@@ -187,7 +187,7 @@ def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:
     run.export.rows[RUNTIME] = kept
     report = analyze(run, tmp_path)
     found = finding_of(report, "idle-unexplained")
-    assert "the calls that issued what follows are not in it" in found.message
+    assert "the calls that issued the next operations were not recorded" in found.message
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_pages_of_managed_memory_are_named_where_they_end_gaps(tmp_path: Path, k
     run.export.rows[RUNTIME] = run.export.rows[RUNTIME][:1]
     found = analyze(run, tmp_path).findings[0]
     assert found.id == "idle-unexplained"
-    assert "before pages of managed memory" in found.message
+    assert "before page migrations of managed memory" in found.message
     assert "cudaMemPrefetchAsync" in found.advice
 
 
@@ -455,7 +455,7 @@ def test_computation_comes_before_little_idle_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("call", "advised"),
-    [("cuMemHostRegister_v2", "pin the host's memory once"), ("cudaMalloc_v3020", "a pool")],
+    [("cuMemHostRegister_v2", "pin host memory once"), ("cudaMalloc_v3020", "a pool")],
 )
 def test_the_calls_that_allocate_are_named(tmp_path: Path, call: str, advised: str) -> None:
     run = Run()

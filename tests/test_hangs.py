@@ -175,7 +175,7 @@ def test_dumps_of_the_flight_recorder_alone_are_analyzed(
     files = sorted(tmp_path.iterdir())
     ran = command.gputrace("analyze", *files)
     assert ran.code == 0, ran.err
-    assert ran.out.startswith("rank 1 has not come to all_reduce (number 7 of default_pg")
+    assert ran.out.startswith("rank 1 has not reached all_reduce (number 7 of default_pg")
     told = json.loads(command.gputrace("analyze", "--json", *files).out)
     assert (told["cause"], told["ranks"], told["operation"]) == ("absent", [1], "all_reduce")
 
@@ -192,7 +192,7 @@ def test_a_report_of_no_possible_group_is_an_error_of_input(tmp_path: Path, memb
     row = {"rank": 0, "pid": 1, "steps": 1, "alive": True, "threads": [], "collectives": [entry]}
     path = tmp_path / "t.hang1.json"
     path.write_text(json.dumps({"gputrace_hang": 1, "ranks": [row]}))
-    with pytest.raises(InputError, match="no dump"):
+    with pytest.raises(InputError, match="not a flight recorder dump"):
         read_ranks([path])
 
 

@@ -103,7 +103,7 @@ def test_a_queued_thread_is_said_to_lack_a_core(tmp_path: Path) -> None:
     found = the(report, "cpu-starved")
     assert found.severity == "high"
     assert found.impact_ns == pytest.approx(4 * MS, rel=0.01)
-    assert "queued for a core 4.00 ms of a step of 10.0 ms (40%): 3 threads want 2 cores" in (
+    assert "queued for a core for 4.00 ms of a step of 10.0 ms (40%): 3 threads want 2 cores" in (
         found.message
     )
 
@@ -115,7 +115,7 @@ def test_a_queued_thread_whose_rivals_were_not_met_is_not_counted_among_too_few(
     export = with_counters()
     counted(export, {"on core": 6 * MS, "queued": 4 * MS}, {}, runnable=1, cores=cores)
     found = the(analyze(export, tmp_path), "cpu-starved")
-    assert f"other threads of the machine have the {says} meanwhile" in found.message
+    assert f"other threads on the machine occupy the {says} meanwhile" in found.message
     assert "want" not in found.message
 
 
@@ -137,7 +137,7 @@ def test_where_there_are_several_ranks_a_thread_may_wait_for_another(
     for rank in range(ranks):
         counted(export, {"on core": 4 * MS}, {}, pid=PID + rank)
     found = the(analyze(export, tmp_path), "host-blocked")
-    assert ("nor a core: another rank, a lock" in found.message) == (ranks > 1)
+    assert ("or a core: another rank, a lock" in found.message) == (ranks > 1)
 
 
 def test_a_thread_that_spins_while_another_is_queued_lacks_a_core_too(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_threads_of_openmp_that_never_wait_spin_and_fewer_of_them_take_what_all_
     times = {"on core": 4 * MS, "queued": 6 * MS}
     report = of_host(times, tmp_path, libraries=("libgomp",), openmp=(4 * MS, 6 * MS))
     found = the(report, "cpu-starved")
-    assert "the 2 threads of OpenMP (libgomp) spin" in found.message
+    assert "the 2 OpenMP threads (libgomp) spin" in found.message
     assert "with 1 thread, a step may take about 3.20 ms" in found.message
     assert found.impact_ns == pytest.approx(6.8 * MS, rel=0.01)
     assert "OMP_WAIT_POLICY=passive" in found.advice

@@ -205,7 +205,7 @@ def test_a_slow_step_says_that_its_thread_was_queued_as_far_as_looks_tell(
     assert isinstance(said_ns, int)
     assert said_ns <= queued_ms * MS
     is_said = queued_ms > 0 and not (usual is IDLE and apart_ms == 65)
-    expected = f"queued for a core for {said_ns / MS:.1f} ms longer than usual, at least"
+    expected = f"queued for a core for at least {said_ns / MS:.1f} ms longer than usual"
     assert (expected in slow.message) is is_said
     assert ("taskset" in slow.advice) is is_said
     if is_said and usual is BUSY:

@@ -260,7 +260,7 @@ def test_a_disk_and_a_cache_are_predicted(loading: Loading, tmp_path: Path) -> N
     assert loader.no_disk_step_ns == pytest.approx(11 * MS, rel=0.03)
     assert loader.cached_step_ns == pytest.approx(11 * MS, rel=0.03)
     assert "100% of what it reads comes from a disk" in found.message
-    assert "(a step of 11.0 ms if no disk were waited for, of 11.0 ms with" in found.advice
+    assert "(a step of 11.0 ms without waiting for the disk, of 11.0 ms with" in found.advice
 
 
 def test_samples_that_are_computed_are_no_matter_of_a_disk(
@@ -273,7 +273,7 @@ def test_samples_that_are_computed_are_no_matter_of_a_disk(
     found = feeding(loading.report(tmp_path))
     assert "reading samples is 83% of the workers' time, and computes" in found.message
     assert "disk" not in found.message + found.advice
-    assert "make what the dataset computes for a sample cheaper" in found.advice
+    assert "make the dataset's computation per sample cheaper" in found.advice
 
 
 @pytest.mark.parametrize("in_bursts", [False, True])
@@ -321,7 +321,7 @@ def test_a_process_that_loads_by_itself_is_told_its_setting(
     if crowded:
         loading.crowd()
     found = feeding(loading.report(tmp_path))
-    assert "the process that trains loads by itself (num_workers=0)" in found.message
+    assert "the training process loads batches itself (num_workers=0)" in found.message
     assert re.match(r"num_workers=\d+ .*\(now 0\)", found.advice)
     assert ("workers would" in found.message) is not crowded
 
@@ -428,7 +428,7 @@ def test_a_loop_that_keeps_a_batch_to_itself_is_told_so(loading: Loading, tmp_pa
         run.input_copy(MS)
         run.kernel(9 * MS, "gemm")
     found = feeding(loading.report(tmp_path, wait=1))
-    assert "the loader makes it wait" in found.message
+    assert "the loader accounts for" in found.message
     assert "between taking a batch and copying it" in found.advice
     assert "num_workers" not in found.advice
 
@@ -712,14 +712,14 @@ AUTOMATIC: Final = 0xFFFFFFFF
         (
             "tf.data",
             [("prefetch", "buffer_size", 0), ("map load", "num_parallel_calls", AUTOMATIC)],
-            "tf.data finds its settings by itself; no batch is made ahead",
+            "tf.data tunes its settings itself; no batch is prefetched",
             "end the pipeline with .prefetch(tf.data.AUTOTUNE)",
         ),
         (
             "Grain",
             [("the loader", "worker_count", 0)],
             # 20 ms a batch in the thread that trains.
-            "worker_count=0 on 16 cores; with 2, a step may take 10.0 ms; no batch is made ahead",
+            "worker_count=0 on 16 cores; with 2, a step may take 10.0 ms; no batch is prefetched",
             "worker_count=2",
         ),
         (

@@ -223,7 +223,7 @@ def test_the_clock_of_our_own_recorder_is_right(opened: Opened) -> None:
     export = _loop((325 * MS,)).give("GPUTRACE_META", "name", "value")
     trace = opened(export.add("GPUTRACE_META", name="backend", value="cupti"))
     assert trace.source == "gputrace"
-    assert not any("moved" in note for note in trace.quality.notes)
+    assert not any("shifted" in note for note in trace.quality.notes)
 
 
 @pytest.mark.parametrize("skew", [325 * MS, -156 * MS])
@@ -237,7 +237,7 @@ def test_a_gpu_that_waits_in_a_queue_or_for_no_copy_is_moved_with_the_others(
         begin = at + skew + 5 * MS
         export.kernel(begin, begin + MS, deviceId=1, correlationId=id)
     trace = opened(export)
-    assert any("moved" in note for note in trace.quality.notes)
+    assert any("shifted" in note for note in trace.quality.notes)
     kernels = trace.events([Kind.KERNEL], ["start", "device"])
     assert kernels.start[kernels.device == 1].tolist() == pytest.approx(
         [BEGIN + number * 10 * MS + 5 * MS for number in range(20)], abs=MS
@@ -251,7 +251,7 @@ def test_a_few_wrong_times_do_not_move_what_copies_show_to_be_right(opened: Open
         export.call(at, at + 5 * US, "cudaLaunchKernel", correlation=5000 + number)
         export.kernel(at - 300 * MS, at - 299 * MS, correlationId=5000 + number)
     trace = opened(export)
-    assert not any("moved" in note for note in trace.quality.notes)
+    assert not any("shifted" in note for note in trace.quality.notes)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_clock_that_is_right_or_not_that_of_all_gpus_is_left_alone(
     skews: tuple[int, ...], queue: int, opened: Opened
 ) -> None:
     trace = opened(_loop(skews, queue))
-    assert not any("moved" in note for note in trace.quality.notes)
+    assert not any("shifted" in note for note in trace.quality.notes)
     assert trace.events([Kind.KERNEL], ["start"]).start[0] == BEGIN + 20 * US + skews[0]
 
 

@@ -126,7 +126,7 @@ def test_a_view_of_a_plugin_is_a_format(site: Path, timeline: Path, here: Here) 
 
 def test_a_check_may_fail_on_a_plugins_finding(site: Path, timeline: Path, here: Here) -> None:
     without = here("check", timeline, "--fail-on", "tiny-kernels", sites=[])
-    assert_refused(without, USAGE, "'tiny-kernels' is no finding")
+    assert_refused(without, USAGE, "'tiny-kernels' is neither a finding")
     ran = here("check", timeline, "--fail-on", "tiny-kernels", sites=[site])
     assert ran.code == 1
     assert "tiny-kernels: 44%" in " ".join(ran.out.split())

@@ -151,7 +151,7 @@ def test_one_past_its_limits_fails_with_what_check_says(
     words = " ".join(why.split())
     assert "2 of 2 gates are not met." in words
     assert re.search(r"FAILED max-step-time: a step takes .* ms; at most 1.00 ms asked for", words)
-    assert "FAILED max-data-feeding: cannot be told: nothing was recorded of the GPUs" in words
+    assert "FAILED max-data-feeding: unknown: no GPU activity was recorded" in words
     trace = folder / "kept" / "test_training.py-test_slow-a-b.sqlite"
     assert f"the trace: {trace}" in words
     assert json.loads(command.gputrace("analyze", trace, "--json").out)["steps"]["count"] == 11

@@ -138,7 +138,7 @@ def test_no_time_without_calls_is_a_wait_for_data(reports: list[Report]) -> None
         assert sampled.gaps.by_cause[cause] <= whole.gaps.by_cause[cause]
     full = {(gap.gpu, gap.start_ns): gap for gap in whole.gaps.largest}
     for gap in sampled.gaps.largest:
-        if gap.evidence == "CUDA calls were not recorded then":
+        if gap.evidence == "CUDA calls were not recorded at that time":
             assert gap.cause == "other_idle"
         elif (gap.gpu, gap.start_ns) in full:
             assert gap.cause in ("other_idle", full[gap.gpu, gap.start_ns].cause)
@@ -150,7 +150,7 @@ def test_of_steps_without_calls_nothing_is_said_of_the_host(files: list[Path]) -
     assert report.recorded_calls is not None
     assert (report.recorded_calls.steps, report.recorded_calls.of_steps) == (0, 10)
     (idle,) = [f for f in report.findings if f.id == "idle-unexplained"]
-    assert "no CUDA API calls were recorded of it" in idle.message
+    assert "its CUDA API calls were not recorded" in idle.message
     assert not report.what_if
 
 

@@ -194,7 +194,7 @@ def test_a_database_of_nvprof_is_not_taken_for_one_of_nsys(name: str, tmp_path: 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("cudaLaunchKernel_v7000", "though CUDA calls gave a GPU work; .*got nothing of it"),
+        ("cudaLaunchKernel_v7000", "though CUDA calls gave a GPU work; .*received none of it"),
         ("cudaStreamCreate_v3020", "none of its 1 CUDA call gives a GPU work; record while"),
         (None, "not a CUDA call, though nsys traced them: the program used no GPU"),
     ],

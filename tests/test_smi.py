@@ -391,7 +391,7 @@ class TestGivenTogether:
         shift = timedelta(milliseconds=(epoch - UTC_EPOCH_NS) / 1e6) / timedelta(hours=1)
         rows = rounds(INDEXED, gpus=1, zone_hours=shift)
         _, notes = joined(path, log([QUERY, *rows]))
-        assert "the GPUs of smi.csv are taken for the CUDA ordinals of the trace" in notes
+        assert "the GPU indices of smi.csv are taken as the CUDA ordinals of the trace" in notes
 
     def test_of_several_machines_a_uuid_tells_whose_it_is(self, tmp_path: Path, log: Log) -> None:
         nodes = [Node("node0", (0,)), Node("node1", (1,))]

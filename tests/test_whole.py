@@ -76,7 +76,7 @@ def test_without_a_fifth_of_the_operations_no_verdict_is_given(
     assert report.findings[0].id == "lost-records"
     assert report.findings[0].severity == "high"
     first = report.render("text").splitlines()[0]
-    assert first.startswith("No verdict can be given: the recording lacks 2")
+    assert first.startswith("No verdict is possible: the recording lacks 2")
 
 
 def test_memsets_of_nothing_lack_nothing(tmp_path: Path) -> None:

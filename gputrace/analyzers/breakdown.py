@@ -224,7 +224,7 @@ _OUTSIDE: Final = "no CUDA call"
 _NAME_LINES: Final = (
     "record again with `gputrace record --python` to name the lines of gaps without CUDA calls"
 )
-NO_ISSUER: Final = "no row tells which thread issued the operation that ends it"
+NO_ISSUER: Final = "the trace does not show which thread issued the operation that ends it"
 
 
 def find_gaps(
@@ -372,7 +372,7 @@ def _explain(
         evidence = evidence_of(view.trace, calls, feeder, start, end)
         evidence += range_of(view.trace, ranges_of(pair[0]), pair, start, end)
     if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
-        evidence = "CUDA calls were not recorded then"
+        evidence = "CUDA calls were not recorded at that time"
     if has_waits and lane.host_data is not None:
         waited = lane.host_data.clip(start, end).total
         if waited >= _WORTH * (end - start):

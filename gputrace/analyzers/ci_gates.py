@@ -35,7 +35,7 @@ def check_words(fail_on: Iterable[str]) -> None:
     for word in fail_on:
         if word not in ids and word not in SEVERITIES:
             known = ", ".join((*SEVERITIES, *sorted(ids)))
-            raise UsageError(f"{word!r} is no finding and no severity; there are {known}")
+            raise UsageError(f"{word!r} is neither a finding nor a severity; choose from {known}")
 
 
 def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
@@ -63,7 +63,7 @@ def gate(run: Run, limit: Limit) -> Gate:
     name = f"{'max' if limit.at_most else 'min'}-{figure.replace('_', '-')}"
     why = _why_unknown(run, figure, parts)
     if loop is None or why:
-        return Gate(name, False, False, None, limit.value, unit, f"cannot be told: {why}")
+        return Gate(name, False, False, None, limit.value, unit, f"unknown: {why}")
     length = loop.length.value
     if figure == "throughput":
         value, subject, object = (run.samples or 0) / length * 1e9, "the throughput is", ""
@@ -89,12 +89,13 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
         return f"no measured steps ({steps.reason})"
     if steps.kind != "training" and not any(row.steps for row in run.analysis.breakdown):
         return (
-            "what repeats in the trace is not shown to be training steps; choose some with --steps"
+            "the repeating pattern in the trace is not shown to be training steps; choose steps "
+            "with --steps"
         )
     if figure == "throughput":
         return "" if run.samples else "the batch size is not given (--batch)"
     known = figure.startswith("step_time") or all(name in run.loop.classes for name in parts)
-    return "" if known else "nothing was recorded of the GPUs"
+    return "" if known else "no GPU activity was recorded"
 
 
 def _formatted(value: float, unit: str) -> str:
@@ -127,11 +128,11 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
     """Fail where the slow-down exceeds the limit and is statistically significant."""
     if len(run.keys) != len(baseline.keys):
         why = f"the baseline ran on {len(baseline.keys)} GPUs, this on {len(run.keys)}"
-        return Gate("max-slowdown", False, False, None, limit, "share", f"cannot be told: {why}")
+        return Gate("max-slowdown", False, False, None, limit, "share", f"unknown: {why}")
     comparison = compare([baseline, run])
     pair = comparison.pair
     if pair is None or comparison.unit == "span" or pair.speed_up is None:
-        why = comparison.unit_reason or "the baseline has nothing to compare with"
+        why = comparison.unit_reason or "the baseline has nothing to compare"
     elif pair.speed_up_low is None or pair.speed_up_high is None:
         why = "too few steps to tell a slow-down from noise"
     else:
@@ -142,13 +143,13 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         message = f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'} than the baseline"
         message += f" ({low:+.1%} to {high:+.1%}); at most {100 * limit:.3g}% slower asked for"
         if passed and slowdown > limit:
-            message += "; the noise of the steps explains as much"
+            message += "; the noise of the steps could explain it"
         if pair.work_ratio != 1:
             message += f"; a step does {format_number(pair.work_ratio)}x the work"
         doubts = [warning for warning in comparison.warnings if "equal work" in warning]
         message = "; ".join([message, *doubts])
         return Gate("max-slowdown", passed, True, slowdown, limit, "share", message)
-    return Gate("max-slowdown", False, False, None, limit, "share", f"cannot be told: {why}")
+    return Gate("max-slowdown", False, False, None, limit, "share", f"unknown: {why}")
 
 
 SCHEMA_VERSION = 1

@@ -35,7 +35,7 @@ class Hang(Struct, frozen=True):
     """Cause of a hang.
 
     Attributes:
-        cause: ``ended`` (a process is gone), ``absent`` (a rank has not come to a collective),
+        cause: ``ended`` (a process is gone), ``absent`` (a rank has not reached a collective),
             ``mismatch`` (ranks have entered different ones), ``stuck`` (no collective is known, and
             a rank is elsewhere), ``unknown``.
         ranks: those that it comes from.
@@ -65,7 +65,7 @@ def find_cause(ranks: Sequence[RankState]) -> Hang:
         joined = [replace(s, collectives=dumped.get(s.rank, s.collectives)) for s in states]
         hang = _find(joined) or hang
     if hang is None:
-        message = "no rank differs from the others in what it has entered or where it is"
+        message = "no rank differs from the others in its collectives or in where it is"
         hang = _caused("unknown", (), "", "", message)
     return replace(hang, states=tuple(map(_at_hang, states)))
 
@@ -163,7 +163,7 @@ def _is_new(entries: dict[int, Collective], number: int) -> bool:
 
 
 def _absent(ranks: Sequence[RankState]) -> Hang | None:
-    """Find the rank that has not come to a collective in which others wait, and waits for none."""
+    """Find the rank that has not reached a collective in which others wait, and waits for none."""
     by_rank = {state.rank: state for state in ranks}
     entered = {
         group: {state.rank: max(entries) for state, entries in rows}
@@ -199,8 +199,8 @@ def _absent(ranks: Sequence[RankState]) -> Hang | None:
         late = [by_rank[rank] for rank in missing if rank not in waiting] or [by_rank[at]]
         line = _line(late[0])
         message = (
-            f"{_named(late)} has not come to {_described(last)}, in which the others wait"
-            f"{_it_is_at(line)}"
+            f"{_named(late)} has not reached {_described(last)}, in which the others "
+            f"wait{_it_is_at(line)}"
         )
         return _caused("absent", late, last.operation, line, message)
     return None
@@ -228,8 +228,8 @@ def _behind(ranks: Sequence[RankState]) -> Hang | None:
     states = [state for state, _ in late]
     missed, line = late[0][1], _line(states[0])
     message = (
-        f"{_named(states)} has not come to {_described(missed)}, which the others have entered"
-        f"{_it_is_at(line)}"
+        f"{_named(states)} has not reached {_described(missed)}, which the others have "
+        f"entered{_it_is_at(line)}"
     )
     return _caused("absent", states, missed.operation, line, message)
 

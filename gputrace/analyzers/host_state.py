@@ -80,7 +80,7 @@ class HostState(Struct, frozen=True, dict=True):
         if len(held) and took >= _WORTH_TELLING * (end - start):
             line = self.holders[int(held.name[np.argmax(held.end - held.start)])]
             at = f", at {PurePath(line).name}" if line else ""
-            yield f"waits for Python's lock, which another thread has{at}"
+            yield f"waits for Python's lock, which another thread holds{at}"
         queued = self.queued
         queued = queued.select((queued.process == process) & (queued.thread == number))
         queued = queued.select((queued.end > start) & (queued.start < end))

@@ -463,8 +463,8 @@ def find_launches(
     index, use = _choose(analysis, trace.title, which)
     if are_of_hip(trace, trace.events([Kind.API], ["name"]).name):
         raise UsageError(
-            f"{use.short} ran on a GPU of AMD, which Nsight Compute cannot profile; "
-            "rocprof-compute can"
+            f"{use.short} ran on an AMD GPU, which Nsight Compute cannot profile; rocprof-compute "
+            "can"
         )
     busiest = max(use.by_gpu, key=lambda on_gpu: on_gpu.total_ns)
     totals = next(t for t in analysis.gpus if (t.gpu, t.rank) == (busiest.gpu, busiest.rank))
@@ -540,6 +540,6 @@ def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]
     if use.family == "communication":
         raise UsageError(
             f"{use.short} waits for other GPUs and cannot be profiled alone: ncu would hang; "
-            "`gputrace analyze` tells of communication"
+            "`gputrace analyze` covers communication"
         )
     return index, use

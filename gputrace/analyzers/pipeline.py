@@ -179,7 +179,7 @@ def _put_on_one_clock(gpus: PerGpu) -> None:
     elif not trace.has_one_clock:
         problem = "does not say when it was recorded, and shares too few collectives with the "
         raise InputError(
-            trace.path, problem + "other files to be put on one clock; analyze it alone"
+            trace.path, problem + "other files to be aligned to one clock; analyze it alone"
         )
 
 

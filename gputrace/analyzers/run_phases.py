@@ -92,7 +92,7 @@ def _warmup(
     start, end = int(windows.start[0]), int(windows.end[warm - 1])
     later = windows.lengths[warm:]
     cost = end - start - warm * int(median(later)) if len(later) else 0
-    evidence = f"{format_count(warm, 'step')} before three in a row at the later steps' speed"
+    evidence = f"{format_count(warm, 'step')} before three in a row at the speed of later steps"
     largest = sorted(causes.items(), key=lambda item: -item[1])
     named = [f"{WARMUP_CAUSES[c].told} {format_ns(ns)}" for c, ns in largest if ns > _WORTH * cost]
     if named and cost > 0:
@@ -177,7 +177,7 @@ def _epochs(
     for number in begins:
         start, end = int(windows.start[number]), int(windows.busy_from[number])
         evidence = (
-            f"the first of an epoch of {begins[1] - begins[0]} steps waits "
+            f"the first step of an epoch of {begins[1] - begins[0]} steps waits "
             f"{format_ns(waits[number])} for data, a usual one {format_ns(usual)}"
         )
         cost = int(waits[number]) - usual
@@ -256,26 +256,27 @@ class WarmupCause(Struct, frozen=True):
 WARMUP_CAUSES: Final = {
     "compilation": WarmupCause(
         "compilation",
-        "keep what was compiled: a cache on disk (TORCHINDUCTOR_CACHE_DIR, CUDA_CACHE_PATH)",
+        "cache compiled code on disk (TORCHINDUCTOR_CACHE_DIR, CUDA_CACHE_PATH)",
     ),
     "graph_capture": WarmupCause(
-        "capturing CUDA graphs", "capture once for each shape of the input, and replay it"
+        "capturing CUDA graphs", "capture once per input shape, and replay it"
     ),
     "module_loading": WarmupCause(
         "loading modules",
-        "leave CUDA_MODULE_LOADING=LAZY, its default, so that only what runs is loaded",
+        "leave CUDA_MODULE_LOADING=LAZY, its default, so that only code that runs is loaded",
     ),
     "allocation": WarmupCause(
-        "allocating memory", "an allocator's pool fills once; a search allocates what it tries with"
+        "allocating memory",
+        "an allocator's pool fills once; an algorithm search allocates its own workspaces",
     ),
     "autotuning": WarmupCause(
         "trying algorithms that later steps do not use",
-        "fewer input shapes; without the search (cudnn.benchmark = False) where runs are short",
+        "fewer input shapes; in short runs, no search (cudnn.benchmark = False)",
     ),
-    "data_feeding": WarmupCause("waiting for data", "start the loader before the model is made"),
+    "data_feeding": WarmupCause("waiting for data", "start the loader before building the model"),
     "host": WarmupCause(
-        "the host's own work outside of CUDA calls",
-        "libraries, compilation and plans of convolutions are made on the host in the first steps",
+        "host work outside CUDA calls",
+        "the host loads libraries, compiles and plans convolutions in the first steps",
     ),
 }
 """Causes in order of precedence: a nanosecond counts for the first one proven."""

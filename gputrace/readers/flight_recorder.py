@@ -81,7 +81,7 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
         except OSError as error:
             raise InputError(path, f"cannot be read ({error.strerror})") from error
         if len(data) > _LARGEST:
-            raise InputError(path, "is larger than any dump of a flight recorder")
+            raise InputError(path, "is larger than any flight recorder dump")
         try:
             content = plain_pickle(data) if data[:1] == b"\x80" else json.loads(data)
             if not isinstance(content, dict):
@@ -91,7 +91,7 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
             else:
                 ranks.append(_of_dump(content, _rank_of(path.name, number)))
         except _MALFORMED as error:
-            reason = str(error) if isinstance(error, Refused) else "is no dump of a flight recorder"
+            reason = str(error) if isinstance(error, Refused) else "is not a flight recorder dump"
             raise InputError(path, reason) from error
     return sorted(ranks, key=lambda state: state.rank)
 
@@ -231,7 +231,7 @@ def _unpickle(data: bytes) -> Any:
     for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         name = opcode.name
         if number > _MOST_OPCODES:
-            raise Refused("holds more than any dump of a flight recorder")
+            raise Refused("holds more than any flight recorder dump")
         if re.fullmatch(_VALUES, name):
             stack.append(argument)
         elif name in _NEW:

@@ -81,8 +81,8 @@ def moved(skew: int) -> str:
     """Return a note that the GPUs' times were moved by a skew."""
     way = "ahead of" if skew > 0 else "behind"
     return (
-        f"the GPU's clock was {format_ns(abs(skew))} {way} its host's: the times of its work were "
-        "moved by as much"
+        f"the GPU's clock was {format_ns(abs(skew))} {way} its host's: the times of its "
+        "operations were shifted by that"
     )
 
 

@@ -195,7 +195,7 @@ def describe(known: Mapping[Graph, GraphNodes], replays: Mapping[Graph, int]) ->
     count, graphs = sum(replays[graph] for graph in fitted), len(fitted)
     by = sum(known[graph].replays for graph in fitted)
     errors = [error for graph in fitted if (error := known[graph].error) is not None]
-    exact = "from one replay each, so that no error is known"
+    exact = "from one replay each, so the error is unknown"
     if errors:
         exact = f"to {max(errors):.1%} of a replay's work, by the spread of these"
     return (

@@ -451,7 +451,8 @@ _WALL_CLOCK: Final = range(10**18, 4 * 10**18)
 """Nanoseconds since 1970, of the years 2001 to 2096."""
 _NO_GPU: Final = NoGpu(
     "PyTorch's profiler recorded none",
-    "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], where a GPU is",
+    "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a "
+    "GPU",
 )
 
 

@@ -27,11 +27,11 @@ _NOT_RUN: Final = {"DeleteVariable", "WaitForVar", "SetupExec"}
 """Names of the engine itself, which does not run on the GPU."""
 _OPERATORS: Final = (
     "MXNet's profiler times operators, not kernels: what a GPU does within one, and which thread "
-    "waits for it, is not known; `gputrace record -- python train.py` sees that"
+    "waits for it, is unknown; `gputrace record -- python train.py` records that"
 )
 _NO_GPU: Final = (
     "an MXNet profile of a run on CPUs: no operator in it ran on a GPU; run the program on "
-    "mx.gpu(), best under `gputrace record -- python train.py`"
+    "mx.gpu(), preferably under `gputrace record -- python train.py`"
 )
 
 

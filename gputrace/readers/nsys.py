@@ -111,8 +111,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
         names = self.events([Kind.API], ["name"]).name if Kind.API in self.kinds else _NO_IDS
         if len(names) and self.search(distinct_ids(names), _GIVES_WORK):
             problem += ", though CUDA calls gave a GPU work"
-            remedy = "the recorder got nothing of it from the driver: see the messages in the "
-            remedy += "report; virtual GPUs, WSL and other profilers of the card can be why"
+            remedy = "the recorder received none of it from the driver: see the messages in the "
+            remedy += "report; virtual GPUs, WSL and other profilers of the card can cause this"
         elif len(names):
             problem += f", and none of its {format_count(len(names), 'CUDA call')} gives a GPU work"
             remedy = "record while the GPU works"
@@ -314,7 +314,7 @@ def _export_of(database: Database) -> tuple[Window | None, list[str]]:
             return None, notes
         notes.append(
             f"cut out of a larger trace, {format_window(window.start, window.end)}: steps are "
-            "counted within it, and waiting for data is known only where it holds several"
+            "counted within it, and waiting for data is known only if it holds several steps"
         )
     return window, notes
 

@@ -37,8 +37,9 @@ def export_report(path: Path) -> Path:
     def export(target: Path) -> None:
         if (nsys := find_nsys()) is None:
             raise MissingError(
-                f"{path}: a report must be exported by nsys, and there is none here; install "
-                f"Nsight Systems, or run `nsys export -t sqlite {path.name}` where it was recorded"
+                f"{path}: nsys must export a report, and is not installed here; install Nsight "
+                f"Systems, or run `nsys export -t sqlite {path.name}` on the machine that "
+                "recorded it"
             )
         run_export(nsys, path, target)
 
@@ -60,8 +61,8 @@ def _cached(identity: str, make: Callable[[Path], None]) -> Path:
         folder.chmod(0o700)
     except OSError as error:
         raise MissingError(
-            f"{folder}: cannot be made ({error.strerror}), and exports of reports are kept there; "
-            "set XDG_CACHE_HOME to a folder that can be written"
+            f"{folder}: cannot be created ({error.strerror}), but exports of reports are kept "
+            "there; set XDG_CACHE_HOME to a writable folder"
         ) from error
     unfinished = target.with_suffix(f".{os.getpid()}.tmp")
     try:
@@ -97,7 +98,7 @@ def run_export(nsys: str, report: Path, target: Path) -> None:
     try:
         check_file(target)
     except InputError as error:
-        raise InputError(report, f"what nsys exported is broken: {error.problem}") from None
+        raise InputError(report, f"the export made by nsys is broken: {error.problem}") from None
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

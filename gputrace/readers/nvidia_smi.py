@@ -193,7 +193,7 @@ def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
         f" its times taken as UTC{sign}{minutes // 60:02}:{minutes % 60:02}"
     )
     if not run.cards_known:
-        log.notes.append(f"the GPUs of {name} are taken for the CUDA ordinals of the trace")
+        log.notes.append(f"the GPU indices of {name} are taken as the CUDA ordinals of the trace")
     return _nvml(kept, offset + run.epoch)
 
 

@@ -52,7 +52,7 @@ from gputrace.store.table_scan import (
 _ENDS: Final = ("source_device", "destination_device")
 _ONLY_HOST: Final = "no GPU activity in this nvprof file, only the host's; record it again"
 _NOTHING: Final = (
-    "nvprof recorded no GPU activity in it: nothing ran on a GPU while it recorded; see "
+    "nvprof recorded no GPU activity in it: nothing ran on a GPU during the recording; see "
     "--profile-from-start and --profile-child-processes, and record it again"
 )
 
@@ -89,8 +89,8 @@ class NvprofTrace(SqliteTrace[schema.Table]):
         if any(table in database.tables and database.has_rows(table) for table in counted):
             self.quality.notes.append(
                 "nvprof counted events in it (--metrics, --events, --analysis-metrics), for which "
-                "it runs kernels again, one at a time: what the GPUs idle is its doing; record "
-                "without these"
+                "it replays kernels, one at a time: it causes the GPUs' idle time; record without "
+                "these"
             )
         self._epoch = first_moment(database, self._tables, self._late)
         self.processes.append(Process(schema.read_pid(database)))

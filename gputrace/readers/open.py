@@ -363,7 +363,7 @@ def _fetched(url: str, progress: Progress | None) -> Path:
         problem = f"{url} needs fsspec and what it needs for such addresses ({error})"
         raise MissingError(f'{problem}: pip install "gputrace[remote]"') from None
     except ValueError as error:
-        raise InputError(url, f"no address that fsspec knows: {error}") from None
+        raise InputError(url, f"not an address that fsspec knows: {error}") from None
     try:
         return _fetch(store, there, url, progress)
     except FileNotFoundError:

@@ -105,7 +105,7 @@ def _converted(files: str, recognises: Callable[[Candidate], bool], converts: st
         converted = Candidate(_lazy("nsys_export", converts)(file.path))
         try:
             if converted.database is None:
-                problem = f"what was made of it is broken; delete {converted.path} and try again"
+                problem = f"its converted copy is broken; delete {converted.path} and try again"
                 raise InputError(file.path, problem)
             trace: Trace = _lazy("nsys", "NsysTrace")(file.path, converted.database)
         except BaseException:

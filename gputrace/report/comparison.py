@@ -413,7 +413,7 @@ def _speeds_table(scaling: Scaling) -> Table:
     stays = "a GPU" if scaling.kind == "weak" else "a step"
     title = {
         "same": "Speed, beside the first",
-        "unknown": "Scaling: nothing tells how much work a step does",
+        "unknown": "Scaling: the amount of work of a step is unknown",
     }.get(
         scaling.kind,
         f"{scaling.kind.capitalize()} scaling: the work of {stays} stays "

@@ -175,7 +175,7 @@ def _title(analysis: Analysis) -> str:
     word, a_turn = loop_name(analysis)
     what = "" if steps.kind == "training" else ", not shown to be training"
     if analysis.recorder is not None and analysis.recorder.added_ns:
-        what += "; what recording adds is in it"
+        what += "; includes recording overhead"
     return f"Where the time of {a_turn} goes (mean of {count} of {steps.count} {word}s{what})"
 
 
@@ -359,7 +359,7 @@ def throughput_table(analysis: Analysis) -> Table | None:
     peak = rows[0].peak_flop_per_s
     of = f"; MFU of {peak / 1e12:,.0f} TFLOP/s in {rows[0].precision}" if peak else ""
     by_shapes = rows[0].flop_source == "shapes"
-    sources = ["as gputrace.step was given it"] if known.keys() - {"TFLOP/s", "MFU"} else []
+    sources = ["as passed to gputrace.step"] if known.keys() - {"TFLOP/s", "MFU"} else []
     source = " and ".join([*sources, *(["by the shapes of operators"] if by_shapes else [])])
     return Table(f"Work, {source}{of}", ("", *known), body)
 

@@ -81,13 +81,13 @@ def notes(analysis: Analysis) -> Iterator[str]:
         files = {PurePath(path).stem for path in analysis.paths}
         of = {host: f"the host of {host}" if host in files else host for host in by_host}
         clauses = [f"{of[host]} has {ids}" for host, ids in by_host.items()]
-        clauses += [f"of {unnamed} they do not name the host"] if unnamed else []
+        clauses += [f"no host is named for {unnamed}"] if unnamed else []
         count = f" of {format_count(len(by_host), 'host')}" if by_host else ""
         yield f"{len(analysis.paths)} files{count}: {'; '.join(clauses)}."
     if any(not total.gpu_known for total in analysis.gpus):
         yield (
-            "The trace does not say which physical cards these are; they are numbered as their "
-            "process sees them."
+            "The trace does not identify the physical cards; they are numbered as their process "
+            "sees them."
         )
     yield from _loader_note(analysis)
     steps = analysis.steps

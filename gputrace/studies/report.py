@@ -387,7 +387,7 @@ _PREDICTIONS: Final[Columns[Predicted]] = (
     ("predicted", lambda row: _time(row.predicted_ns)),
     ("measured", lambda row: _time(row.measured_ns)),
     ("error", lambda row: _signed_percent(row.error)),
-    ("foretold by", lambda row: f"{row.made} of {row.recordings}"),
+    ("predicted by", lambda row: f"{row.made} of {row.recordings}"),
     ("(range)", lambda row: f"{_time(row.low_ns)}–{_time(row.high_ns)}"),
     (
         "idle a step",
@@ -399,8 +399,8 @@ _PREDICTIONS: Final[Columns[Predicted]] = (
 def _predictions_table(summary: Summary) -> Table:
     """Return the table of predicted and measured steps."""
     some = any(row.made < row.recordings for row in summary.predictions)
-    columns = [each for each in _PREDICTIONS if some or each[0] != "foretold by"]
-    title = "What the recording without it foretold, and what came"
+    columns = [each for each in _PREDICTIONS if some or each[0] != "predicted by"]
+    title = "What the recording without it predicted, and what was measured"
     return _table(title, columns, summary.predictions)
 
 

@@ -58,7 +58,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     elif pair is not None:
         message = describe_pair(verdict, pair, labels, unit)
     else:
-        message = f"nothing to compare these runs by: {reason}"
+        message = f"these runs cannot be compared: {reason}"
     return Comparison(
         SCHEMA_VERSION, verdict, message, unit, reason, summaries, pair, scaling, tuple(warnings)
     )
@@ -98,14 +98,14 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
     if len(sources) > 1:
         yield f"Different recorders ({', '.join(sources)}) name kernels and cost time differently"
     if any(not run.analysis.gpus for run in runs):
-        yield "Nothing was recorded of the GPUs of some runs: ranks are counted instead"
+        yield "Some runs have no GPU activity recorded: ranks are counted instead"
     for run in runs:
         for finding in run.analysis.findings:
             if finding.id in ("recorder-overhead", "lost-records"):
                 yield f"{run.label}: {finding.message}"
         few = len(run.loop.numbers) if run.loop is not None else None
         if few is not None and few < 10:
-            yield f"{run.label}: only {few} steps are measured; bounds of so few are rough"
+            yield f"{run.label}: only {few} steps are measured, so the bounds are rough"
 
 
 _ALIKE: Final = 0.9
@@ -122,7 +122,7 @@ def common_unit(runs: Sequence[Run]) -> tuple[str, str]:
         return "step", ""
     if len(kinds) > 1:
         which = [run.label for run in runs if run.analysis.steps.kind != "training"]
-        return "span", f"what repeats in {' and '.join(which)} is not shown to be training"
+        return "span", f"the repeating pattern in {' and '.join(which)} is not shown to be training"
     if min(alike(runs[0], run) for run in runs) < _ALIKE:
         return "span", "what repeats is not shown to be training, and its kernels differ"
     return "iteration", "what repeats is not shown to be training; its kernels are the same"
@@ -194,7 +194,7 @@ def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
         is_sure = bool(step.low_ns and step.high_ns and step.low_ns * step.high_ns > 0)
         word = "hardly any" if is_sure else "no"
         return f"{word} difference between {a} and {b}: {lengths} ({_bounds(step)})"
-    return f"whether {a} or {b} is faster cannot be told: {lengths} ({_bounds(step)})"
+    return f"cannot tell whether {a} or {b} is faster: {lengths} ({_bounds(step)})"
 
 
 def _bounds(step: Change) -> str:
@@ -246,8 +246,8 @@ def describe_scaling(scaling: Scaling, unit: str) -> str:
     gpus = f"{last.gpus} GPUs" if last.gpus != 1 else "1 GPU"
     if last.speed_up is None or last.ideal_ns is None:
         return (
-            f"{_lengths(last, base, unit)} on {gpus} instead of {base.gpus}, and nothing tells how "
-            "much work either does: give --batch or --global-batch"
+            f"{_lengths(last, base, unit)} on {gpus} instead of {base.gpus}, but the amount of "
+            "work of each is unknown: give --batch or --global-batch"
         )
     sentence = (
         f"{gpus} are {_factor(last)} as fast as {base.gpus} ({last.efficiency:.0%} of ideal, "

@@ -212,8 +212,8 @@ def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
     return (
         equal,
         "assumed",
-        f"The input copies of a step bring {sizes}, and the kernels do not tell whether the batch "
-        "or only its type differs: steps are taken as equal work; --batch says otherwise",
+        f"The input copies of a step are {sizes}, and the kernels do not show whether the batch "
+        "size or only its data type differs: steps are taken as equal work; use --batch otherwise",
     )
 
 

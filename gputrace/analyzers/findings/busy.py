@@ -39,27 +39,27 @@ _SEND_LESS: Final = (
     "accumulation)"
 )
 _WAIT_LESS: Final = (
-    "make the ranks come at the same time (none is always the last): hosts that launch sooner, "
-    "batches of one size, loaders without hiccups; sending less gains little"
+    "make the ranks arrive at the same time (none is always last): hosts that launch sooner, "
+    "batches of equal size, loaders without stalls; sending less gains little"
 )
 _READ_LESS: Final = (
-    "read less on the host: reduce on the GPU first, read rarely{pinned}, on a side "
-    "stream (non_blocking=True)"
+    "read back less: reduce on the GPU first, read rarely{pinned}, on a side stream "
+    "(non_blocking=True)"
 )
 _MOVE_LESS: Final = (
-    "move less within a GPU: views and in-place operations for clone, contiguous and cat, outputs "
-    "written where they are needed"
+    "copy less within a GPU: views and in-place operations instead of clone, contiguous and cat; "
+    "write outputs where they are needed"
 )
 _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
 
 
 def h2d_exposed(facts: Facts) -> Iterator[Finding]:
     """Host-to-device copies run with nothing beside them, unless `h2d-pageable` covers most of
-    that.
+    their time.
 
-    Cost: class `h2d`; without steps, less what copies weights before the first kernel.
+    Cost: class `h2d`; without steps, less copies of weights before the first kernel.
 
-    Wrong if: the step is no shorter with the copies taken out (one batch kept on the GPU).
+    Wrong if: the step is no shorter with the copies removed (one batch kept on the GPU).
     """
     if 2 * facts.pageable.saving_ns > sum(row.of("h2d") for row in facts.rows):
         return
@@ -70,7 +70,7 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
             facts.framework, f"copy the next batch{source} while this one computes"
         ).format(pin="" if is_pinned else "pin_memory=True, ")
     else:
-        how = f"copy what comes next{source} on a side stream, while this computes"
+        how = f"copy the next data{source} on a side stream during computation"
     if is_pinned:
         how += " (its memory is pinned already)"
     yield from facts.costly(
@@ -83,12 +83,11 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
 
 
 def copies_exposed(facts: Facts) -> Iterator[Finding]:
-    """Copies to the host, or within the memory of a GPU, run with nothing beside them.
+    """Copies to the host, or within a GPU's memory, run with nothing beside them.
 
-    Cost: class `other_copy`, less what GPUs exchange through the host's memory
-    (`host-staged-comm`).
+    Cost: class `other_copy`, less exchanges between GPUs through host memory (`host-staged-comm`).
 
-    Wrong if: the step is no shorter with the copies taken out (results left on the GPU).
+    Wrong if: the step is no shorter with the copies removed (results left on the GPU).
     """
     staged = sum(finding.impact_ns for finding in host_staged_comm(facts))
     spent = np.reshape(facts.per_gpu.each(_spent_on_copies, facts.working), (-1, 2)).sum(axis=0)
@@ -116,8 +115,9 @@ def _spent_on_copies(gpu: GpuShardView) -> tuple[int, int]:
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     """Copies from pageable memory cost 1 % of the time.
 
-    Cost: their exposed part, less the time that the same bytes take from pinned memory: at the
-    speed of the trace's own large pinned copies, else of the card's slot, if either is known.
+    Cost: their exposed part, less the time that the same bytes would take from pinned memory: at
+    the speed of the trace's own large pinned copies, or else of the card's slot, if either is
+    known.
 
     Wrong if: the step is no shorter with `pin_memory` and `non_blocking`.
     """
@@ -155,14 +155,14 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication runs with no computation beside it; its waiting counts too, unless late ranks
+    """Communication runs with no computation beside it. Waiting in it counts too, unless late ranks
     or slow GPUs are found.
 
-    Cost: class `communication`; without `communication_wait_ns` where these are, and less the
-    part that `gpu0-skew`, `topology`, `host-staged-comm`, `pipeline-bubble` and `expert-imbalance`
-    cover.
+    Cost: class `communication`; without `communication_wait_ns` if late ranks or slow GPUs are
+    found, and less the part that `gpu0-skew`, `topology`, `host-staged-comm`, `pipeline-bubble` and
+    `expert-imbalance` cover.
 
-    Wrong if: the step is no shorter without the exchange (`no_sync` of DDP for some steps).
+    Wrong if: the step is no shorter without the exchange (DDP's `no_sync` for some steps).
     """
     whole, wait = facts.mean("communication"), facts.mean("communication_wait")
     known = all(row.communication_wait_ns is not None for row in facts.rows)
@@ -180,11 +180,11 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     if severity is None:
         return
     if apart:
-        waiting = f"; waiting for other ranks, {format_ns(wait)}, comes on top"
+        waiting = f"; waiting for other ranks takes another {format_ns(wait)}"
     else:
         left = min(max(wait - elsewhere, 0), cost)
-        waiting = f", {format_ns(left)} of that waiting" if known else ", waiting"
-        waiting += " for other ranks" if known else " for other ranks included"
+        how_long = f"{format_ns(left)} of " if known else ""
+        waiting = f", including {how_long}waiting for other ranks"
     role, part = _costliest_role(facts)
     where = f", most of it in {_GROUPS[role]}" if role else ""
     yield facts.finding(
@@ -273,7 +273,7 @@ def _costliest_role(facts: Facts) -> tuple[str, float]:
 _SMALL_BUBBLE: Final = 0.02
 """Share of the time from which a bubble is reported."""
 _FILL_IT: Final = {
-    "schedule": "fill the pipeline: more micro-batches a step, or several parts of the model a "
+    "schedule": "fill the pipeline: more micro-batches per step, or several model chunks per "
     "stage (interleaved 1F1B, zero-bubble schedules)",
     "imbalance": "move layers from the slowest stage to the others",
     "transfer": "overlap the transfers: receive the next micro-batch while this one computes, "
@@ -283,12 +283,12 @@ _FILL_IT: Final = {
 
 
 def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
-    """The stages of a pipeline idle for 2 % of the time, waiting for each other's messages
-    included; `low` if that is what the schedule takes.
+    """The stages of a pipeline idle for 2 % of the time, including waits for each other's messages;
+    `low` if the schedule accounts for it.
 
     Cost: the mean bubble of a stage.
 
-    Wrong if: with twice the micro-batches of half the size, the schedule's part does not halve.
+    Wrong if: with twice as many micro-batches of half the size, the schedule's part does not halve.
     """
     for pipeline in facts.pipelines:
         share = pipeline.bubble_ns / max(pipeline.step_ns, 1)
@@ -338,7 +338,7 @@ _CAUSES: Final = {
     "schedule": "the schedule",
     "imbalance": "unequal stages",
     "transfer": "transfers",
-    "host": "gaps of the hosts",
+    "host": "host gaps",
 }
 
 
@@ -360,7 +360,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
 
     Cost: that excess, for which the mean rank waits.
 
-    Wrong if: the step is no shorter with tokens sent to experts in turn, whatever the router says.
+    Wrong if: the step is no shorter when tokens go to experts round-robin, ignoring the router.
     """
     for experts in facts.experts:
         share = facts.share_of(experts.imbalance_ns)
@@ -372,7 +372,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
         who = (
             f"those of rank {most.rank} work {most.ratio:.2f} times as long as the mean"
             if always
-            else "another rank's from layer to layer"
+            else "which rank has them varies from layer to layer"
         )
         yield Finding(
             "expert-imbalance",
@@ -402,11 +402,11 @@ _SETTLED: Final = 0.9
 
 def compute_bound(facts: Facts) -> Iterator[Finding]:
     """The GPUs compute 70 % of the time or more (`info`); or, in a trace without steps, 90 % of its
-    later half: what they idled for before was the way there.
+    later half, as idle time before that belongs to start-up.
 
     Cost: class `compute`.
 
-    Wrong if: a batch half as large takes as long.
+    Wrong if: half the batch size takes as long.
     """
     share, settled = facts.share("compute"), _settled_share(facts)
     if max(share, settled) < _MOSTLY_COMPUTE or next(low_utilization(facts), None) is not None:
@@ -469,7 +469,7 @@ def _how_to_compute_less(facts: Facts) -> str:
     if kernels is None or low_precision_ns < _MOSTLY_ON_THEM * kernels.total_ns:
         advice.append("mixed precision")
         if kernels is None or any(use.family == "convolution" for use in kernels.top):
-            advice.append("the layout that the tensor cores want")
+            advice.append("the layout that tensor cores prefer")
             advice[1] += " (channels_last)" if is_torch else ""
     if kernels is None or not any(re.search(_COMPILED, row.name) for row in kernels.top):
         advice += ["compiled or fused operations" + (" (torch.compile)" if is_torch else "")]
@@ -513,7 +513,7 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
 
     Cost: their duration.
 
-    Wrong if: the kernels stay in a run with one layout throughout.
+    Wrong if: the kernels remain in a run with one layout throughout.
     """
     kernels = facts.kernels
     if kernels is None:
@@ -531,15 +531,15 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
         severity_of(share) or "low",
         spent // steps,
         f"{format_ns(spent // steps)} of {facts.per} ({share:.0%}) go to {count // steps:,} "
-        f"kernels that turn one layout into another ({names})",
+        f"kernels that convert between layouts ({names})",
         advice,
         {"share": round(share, 4), "layout_ns": spent // steps, "kernels": count // steps},
     )
 
 
 def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
-    """On cards with tensor cores, 5 % of the time goes to matrix products and convolutions that are
-    known not to use them: fp32, or half precision with unsuitable sizes; `low`, `medium` from 50 %,
+    """On cards with tensor cores, 5 % of the time goes to matrix products and convolutions known
+    not to use them: fp32, or half precision with unsuitable sizes; `low`, or `medium` from 50 %,
     since precision is a choice about the training.
 
     Cost: half of their duration, assuming that tensor cores are twice as fast.
@@ -593,12 +593,12 @@ def _names(kernels: Kernels) -> str:
 def _how_to_use_them(facts: Facts, kernels: Kernels, what: str) -> str:
     if what != "fp32":
         return (
-            "give the matrices sizes that tensor cores take: batch, channels and features in "
-            "multiples of 8; newer libraries"
+            "use matrix sizes that suit tensor cores: batch, channels and features in multiples "
+            "of 8; newer libraries"
         )
     small = "bfloat16" if kernels.has_tf32 else "float16"
     ways = [_AS_HALF.get(facts.framework, "mixed precision in {type}").format(type=small)]
     if kernels.has_tf32:
         ways.insert(0, _AS_TF32.get(facts.framework, "TF32 for fp32 products"))
-    scaled = "" if kernels.has_tf32 else ", with the loss scaled"
+    scaled = "" if kernels.has_tf32 else ", with loss scaling"
     return f"where the training allows it: {'; or '.join(ways)}{scaled}"

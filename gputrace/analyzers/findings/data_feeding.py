@@ -25,33 +25,36 @@ _FEED_FASTER: Final = {
 _READY: Final = 0.2
 """Part of the wait for input below which waits for the loader do not explain it."""
 _COPY_SOONER: Final = (
-    "see what the loop does between taking a batch and copying it: what changes samples belongs "
-    "into the loader's workers, all else after the copy"
+    "check what the loop does between taking a batch and copying it: move changes to samples into "
+    "the loader's workers, and everything else after the copy"
 )
 
 _LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
-_MAKE_SOONER: Final = "make or read what is copied in parallel, while the GPU works, or on the GPU"
+_MAKE_SOONER: Final = (
+    "generate or read the copied data in parallel while the GPU works, or on the GPU"
+)
 
 
 def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the next batch; in traces without GPU activity, the program does.
 
-    Where the loader's workers were recorded, the message says how many would keep up (a simulation
-    of the loader's queue), and names one that takes 1.5 times as long as the others, and the part
-    of a batch that takes 40 % of their time. Of tf.data, Grain, DALI and torchdata's nodes, it
-    names the setting that holds batches up, and the step to expect with a larger one.
+    If the loader's workers were recorded, the message says how many would keep up (from a
+    simulation of the loader's queue). It also names a worker that takes 1.5 times as long as the
+    others, and a stage of loading that takes 40 % of the workers' time. For tf.data, Grain, DALI
+    and torchdata's nodes, it names the setting that limits the pipeline, and predicts the step with
+    a larger value.
 
-    Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on the
-    time that a GPU can have idled for it.
+    Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on a
+    GPU's idle time for this reason.
 
-    Wrong if: the step is no shorter with one batch used again and again.
+    Wrong if: the step is no shorter when one batch is reused.
     """
     cause, message = "data_feeding", "the GPUs wait {cost} for "
     message += "the next batch" if facts.trains else "data from the host"
     if not facts.per_gpu.operations:
         # A GPU may have had queued work meanwhile, so it is not shown to have idled.
         cause, message = "host_data", "the program waits {cost} for the next batch; no GPU was "
-        message += "seen: this is the most that one can have idled for it"
+        message += "recorded, so this is an upper bound on a GPU's idle time"
     for finding in facts.costly("data-feeding", cause, message, how_to_feed_faster(facts)):
         why = _why_late(facts)
         if why is None:
@@ -114,7 +117,7 @@ def _why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
         return why_pipeline_late(facts)
     if _is_ready(facts, loader):
         wait = format_ns(loader.wait_ns)
-        clause = f"the loader makes it wait {wait} a step, the rest is what the loop does itself"
+        clause = f"the loader accounts for {wait} a step, the loop itself for the rest"
         return clause, _COPY_SOONER, {"loader_wait_ns": loader.wait_ns}
     reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
     if not reasons:
@@ -141,7 +144,7 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
         yield (
             f"one worker of {loader.workers} (worker {worker.worker}) takes {ratio:.1f} times as "
             "long as the others",
-            "batches are taken in order, so all wait for the slow worker: look at what it loads, "
+            "batches are taken in order, so all wait for the slow worker: check what it loads, "
             "and give all workers samples of equal cost",
         )
     else:
@@ -159,10 +162,10 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     name = what.get(first.name, first.name.removeprefix("transform "))
     whose = "the workers' time" if loader.workers else "the loader's time"
     clause = f"{name} is {first.share:.0%} of {whose}"
-    cure = _ADVICE.get(first.name, f"make {name} cheaper, or do it once and keep the result")
+    cure = _ADVICE.get(first.name, f"make {name} cheaper, or do it once and cache the result")
     if first.name == READING and loader.computes:
         clause += ", and computes rather than waits"
-        cure = "make what the dataset computes for a sample cheaper, or keep the result"
+        cure = "make the dataset's computation per sample cheaper, or cache the result"
     elif first.name == READING and loader.from_disk:
         clause += f", and {loader.from_disk:.0%} of what it reads comes from a disk"
     yield clause, cure + _if_cheaper(loader)
@@ -172,7 +175,7 @@ def _if_cheaper(loader: Loader) -> str:
     """Return the steps to expect where a batch's longest part costs less; those that gain 5 %."""
     steps = {"with samples kept in memory": loader.cached_step_ns}
     if loader.parts[0].name == READING:
-        steps["if no disk were waited for"] = loader.no_disk_step_ns
+        steps["without waiting for the disk"] = loader.no_disk_step_ns
     elif loader.parts[0].name != COLLATING:
         steps["if it took half as long"] = loader.half_step_ns
     gains = [
@@ -185,7 +188,7 @@ def _if_cheaper(loader: Loader) -> str:
 
 def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     """Yield how many workers would keep up, or how far more of them get."""
-    now = "now the process that trains loads by itself (num_workers=0)"
+    now = "now the training process loads batches itself (num_workers=0)"
     if loader.workers:
         now = f"with {loader.workers} {who} still waits {format_ns(loader.wait_ns)} a step"
     choice, present = loader.better, loader.now
@@ -202,11 +205,11 @@ def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
         yield f"more workers than num_workers={loader.workers} would gain next to nothing", ""
     elif present is None and not loader.workers:
         yield (
-            "the process that trains loads by itself (num_workers=0)",
+            "the training process loads batches itself (num_workers=0)",
             "num_workers=1 or more (now 0), so that batches are made beside the training",
         )
     if loader.receiving_ns >= _OF_THE_WAIT * loader.wait_ns:
         yield (
             f"receiving a batch takes {format_ns(loader.receiving_ns)} a step",
-            "pin_memory=True has a thread of its own receive",
+            "pin_memory=True receives in a separate thread",
         )

@@ -36,12 +36,12 @@ _NEAR: Final = (
 
 def topology(facts: Facts) -> Iterator[Finding]:
     """Copies, or the same collectives, take 10 % longer over one type of link than over a better
-    one, three quarters of them on their side of the others' median, and that costs 1 % of the time;
-    or (`low`) communication takes 5 % of the time and other cards of the machine are joined by
-    better links.
+    one, with three quarters of each on its side of the other's median, and that costs 1 % of the
+    time; or (`low`) communication takes 5 % of the time and other cards of the machine have better
+    links.
 
-    Cost: the exposed time of these transfers on the GPU that has most, less the time that they
-    would take over the better link; 0 where it was not measured.
+    Cost: the exposed time of these transfers on the GPU with the most, less the time that they
+    would take over the better link; 0 if that was not measured.
 
     Wrong if: the same transfers are as slow on the better link.
     """
@@ -158,7 +158,7 @@ _STRAIGHT: Final = {
     "pytorch": "copy from GPU to GPU (tensor.to('cuda:1') without .cpu()), use the nccl backend",
     "tensorflow": "reduce on the GPUs: MirroredStrategy with NcclAllReduce, no parameter server on "
     "the CPU",
-    "mxnet": "reduce on the GPUs: kvstore='device' or 'nccl' in place of 'local', with "
+    "mxnet": "reduce on the GPUs: kvstore='device' or 'nccl' instead of 'local', with "
     "MXNET_ENABLE_GPU_P2P=1",
     "chainer": "use the pure_nccl communicator",
 }
@@ -185,12 +185,12 @@ def told_by_links(facts: Facts) -> int:
 
 
 def host_staged_comm(facts: Facts) -> Iterator[Finding]:
-    """GPUs exchange data through host memory, and that takes 1 % of the time: copies to the host
-    are followed by one of the same size to another GPU in most steps; or copies over NVLink are
-    slower than a quarter of its bandwidth and than PCIe; or GPUs with NVLink communicate while its
-    counters stand still; or NVML reports no access to each other's memory.
+    """GPUs exchange data through host memory, and that takes 1 % of the time. Either copies to the
+    host are followed by copies of the same size to another GPU in most steps; or copies over NVLink
+    are slower than a quarter of its bandwidth and than PCIe; or GPUs with NVLink communicate but
+    its counters hardly move; or NVML reports that they cannot access each other's memory.
 
-    Cost: the exposed time of these copies on the GPU that has most; for collectives, exposed
+    Cost: the exposed time of these copies on the GPU with the most; for collectives, exposed
     communication without waiting.
 
     Wrong if: NVLink's counters (`nvidia-smi nvlink -gt d`) grow by the bytes exchanged.
@@ -233,8 +233,8 @@ def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
     yield _Proof(
         [gpu for index, gpu in enumerate(links.gpus) if len(busy[index])],
         exposed(facts, links, busy),
-        f"what GPUs exchange goes through the host's memory ({len(staged):,} copies to the host "
-        f"are each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
+        f"GPUs exchange data through the host's memory ({len(staged):,} copies to the host are "
+        f"each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
         f"{straight}; {_REACH}",
         {"copies": len(staged), "bytes": int(staged.bytes.sum()), "bandwidth": round(speed * GB)},
         copies=True,

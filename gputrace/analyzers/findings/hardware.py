@@ -28,25 +28,26 @@ _LOWERED: Final = 0.95
 _HARD: Final = ("hardware slowdown", "hardware thermal", "software thermal", "power brake")
 """Reasons that nobody chose; their findings are `medium`."""
 
-_COOLER: Final = "see to the cooling and the place of the card (nvidia-smi -q -d TEMPERATURE)"
+_COOLER: Final = "check the card's cooling and placement (nvidia-smi -q -d TEMPERATURE)"
 _ADVICE: Final = {
     "power cap": "the power limit holds the clocks down: raise it where the machine allows "
     "(nvidia-smi -pl), or accept it: steps cannot be faster at this power",
     "hardware slowdown": "the board slows the card down for heat or power: " + _COOLER,
     "hardware thermal": "the card is too hot: " + _COOLER,
     "software thermal": "the card is too hot: " + _COOLER,
-    "power brake": "the machine's power supply brakes the card: see to its power and its feed",
-    "sync boost": "cards of a sync boost group wait for their slowest: take them apart",
+    "power brake": "the machine's power supply throttles the card: check the supply and its feed",
+    "sync boost": "cards of a sync boost group run at the clock of their slowest: ungroup them",
 }
 
 
 def clock_mismatch(facts: Facts) -> Iterator[Finding]:
     """NVML: SM or memory clocks of busy cards of one model differ by 3 % or more, and the same
-    kernels take 1 % longer on the slower (`low` with cost 0 where they cannot be compared).
+    kernels take 1 % longer on the slower cards (`low` with cost 0 if the kernels cannot be
+    compared).
 
     Cost: the time that the slowest card's kernels would save at the others' speed.
 
-    Wrong if: the ranks take as long as before with exchanged cards.
+    Wrong if: the ranks take as long as before when the cards are swapped.
     """
     findings = [f for which in ("memory", "sm") if (f := _mismatch(facts, which)) is not None]
     if findings:
@@ -65,7 +66,9 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
         return None
     name = "memory" if which == "memory" else "SM"
     slowest = min(clocks[card] for card in low)
-    cost = f"; the same kernels take up to {ratio - 1:.1%} longer on the slower" if ratio else ""
+    cost = ""
+    if ratio:
+        cost = f"; the same kernels take up to {ratio - 1:.1%} longer at the lower clock"
     cost += f", {format_ns(excess)} of {facts.per}" if excess else ""
     evidence: Evidence = {
         "clock": which,
@@ -130,7 +133,7 @@ def _slowness(
 
 def _clock_advice(low: Sequence[CardUse], which: str) -> str:
     if any(card.throttled for card in low):
-        return "find out what throttles these cards, and leave them out where speed matters"
+        return "find out what throttles these cards, and leave them out if speed matters"
     if which == "memory":
         return (
             "set all cards to the same clocks (nvidia-smi -rac, -rmc; another driver or power "
@@ -146,7 +149,7 @@ def throttling(facts: Facts) -> Iterator[Finding]:
     """NVML: a busy card's SM clock is held below 95 % of its maximum for 10 % of the time or more;
     `low` for the power cap, `medium` for heat and the power supply.
 
-    Cost: as for `clock-mismatch`, against the cards that are not throttled; else 0.
+    Cost: as for `clock-mismatch`, compared with the cards that are not throttled; otherwise 0.
 
     Wrong if: the step is no shorter on a cooler card, or with a higher power limit.
     """
@@ -171,7 +174,7 @@ def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
     clock = f" at {worst.sm_clock_mhz:,.0f} MHz" if worst.sm_clock_mhz else ""
     clock += f" of {worst.sm_clock_max_mhz:,}" if clock and worst.sm_clock_max_mhz else ""
     heat = f", {worst.temperature_c:.0f} °C" if worst.temperature_c is not None else ""
-    cost = f"; the others save {format_ns(excess)} of {facts.per}" if excess else ""
+    cost = f"; the others' speed would save {format_ns(excess)} of {facts.per}" if excess else ""
     evidence: Evidence = {
         "reason": reason,
         "share": share,
@@ -211,12 +214,12 @@ _MEMORY_ADVICE: Final = {
 
 
 def pcie_degraded(facts: Facts) -> Iterator[Finding]:
-    """NVML: the PCIe link of a busy card has less than 90 % of the bandwidth that card and slot
-    support, or that the other cards have (`low`).
+    """NVML: a busy card's PCIe link has less than 90 % of the bandwidth that card and slot support,
+    or that the other cards have (`low`).
 
-    Cost: the time that its exposed copies would save at the full link.
+    Cost: the time that its exposed copies would save at full link speed.
 
-    Wrong if: a copy test (`nvbandwidth`) reaches the full rate of the slot.
+    Wrong if: a copy test (`nvbandwidth`) reaches the slot's full rate.
     """
     rates = {
         card: now
@@ -252,14 +255,14 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
         f"{named(slow)} {'have' if len(slow) > 1 else 'has'} a PCIe link of generation "
         f"{worst.pcie_gen} with {worst.pcie_width} lanes under load, {now / GB:.0f} of "
         f"{best / GB:.0f} GB/s{cost}",
-        "see to the card's slot, riser and the firmware's setting of its link; until then keep it "
-        "from what copies most",
+        "check the card's slot, its riser and the link setting in the firmware; until then, keep "
+        "copy-heavy work off it",
         evidence,
     )
 
 
 def memory_imbalance(facts: Facts) -> Iterator[Finding]:
-    """NVML: a card uses 25 % and 1 GiB more memory than the others (`low`, `medium` where it is 90
+    """NVML: a card uses 25 % and 1 GiB more memory than the others (`low`, or `medium` if it is 90
     % full).
 
     Wrong if: the frameworks' own counters are equal on all cards.
@@ -281,7 +284,7 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
         0,
         f"{named([fullest])} uses {used[fullest] / 2**30:.1f} GiB of memory{part}, the others "
         f"{others / 2**30:.1f} GiB",
-        _MEMORY_ADVICE.get(facts.framework, "spread what one GPU alone holds"),
+        _MEMORY_ADVICE.get(facts.framework, "spread the data that only one GPU holds"),
         {"used_bytes": used[fullest], "others_bytes": round(others), "share": round(full, 4)},
     )
 
@@ -293,10 +296,11 @@ _UNEVEN: Final = 20.0
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
-    """A log of nvidia-smi alone: by the driver's figure, even the card that is used most runs no
-    kernel for 5 % of the time (`medium`), 20 % (`high`), or hardly any (`info`).
+    """A log of nvidia-smi alone: by the driver's figure, even the busiest card runs no kernel for 5
+    % of the time (`medium`) or 20 % (`high`), or less than that (`info`).
 
-    Cost: that share of the log; the figure counts any kernel, however small, so that more may idle.
+    Cost: that share of the log; the figure counts any kernel, however small, so actual idle time
+    may be longer.
 
     Wrong if: a recording of the run shows kernels at all times.
     """
@@ -307,7 +311,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     idle = round((1 - max(used.values()) / 100) * span)
     times, still = _stands_still(facts)
     text = f"{named(list(used))} {'run' if len(used) > 1 else 'runs'} a kernel {percent:.0f}% of "
-    text += f"{format_ns(span)}, by the driver's own figure"
+    text += f"{format_ns(span)}, by the driver's figure"
     if still:
         often = f"{times:,} times" if times > 1 else "once"
         text += f"; they stand still {often} for 2 s or more, {format_ns(still)} in all"
@@ -342,12 +346,12 @@ def _stands_still(facts: Facts) -> tuple[int, int]:
 
 
 def uneven_utilization(facts: Facts) -> Iterator[Finding]:
-    """A log of nvidia-smi alone: a card is used 20 points more than the others, by the driver's
-    figure (`high`).
+    """A log of nvidia-smi alone: by the driver's figure, a card's utilization is 20 points above
+    the others' (`high`).
 
-    Cost: the time that the others are not used meanwhile.
+    Cost: the time that the others are unused meanwhile.
 
-    Wrong if: the cards run programs of their own.
+    Wrong if: the cards run separate programs.
     """
     used, span = _utilization(facts)
     if len(used) < 2:
@@ -361,10 +365,10 @@ def uneven_utilization(facts: Facts) -> Iterator[Finding]:
         "high",
         [most],
         round((used[most] - others) / 100 * span),
-        f"{named([most])} runs kernels {used[most]:.0f}% of the time, the others {others:.0f}%, by "
-        "the driver's own figure: they wait for it, or have less to do",
-        "DistributedDataParallel in place of DataParallel, or parts of equal work; see with "
-        "gputrace record what it does more",
+        f"{named([most])} runs kernels {used[most]:.0f}% of the time, the others {others:.0f}%, "
+        "by the driver's figure: they wait for it, or have less to do",
+        "DistributedDataParallel instead of DataParallel, or equal shares of work; gputrace "
+        "record shows its extra work",
         {"utilization_percent": used[most], "others_percent": round(others, 1)},
     )
 

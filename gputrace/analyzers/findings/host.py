@@ -26,28 +26,28 @@ _FAULT_NS: Final = 500
 _WORTH_TELLING: Final = 0.02
 """Share of a step from which collections and compilations are reported."""
 COLLECT_BETWEEN: Final = (
-    "gc.freeze() once all is set up, and gc.disable() with a gc.collect() between some steps, on "
-    "all ranks at the same ones"
+    "gc.freeze() after set-up, then gc.disable() with gc.collect() between some steps, the same "
+    "ones on all ranks"
 )
 COMPILE_ONCE: Final = (
-    "have inputs of few shapes (pad, drop the last batch), or mark what varies as dynamic "
-    "(torch.compile(dynamic=True), mark_dynamic), and pass no Python number that changes"
+    "use few input shapes (pad, drop the last batch), or mark varying dimensions as dynamic "
+    "(torch.compile(dynamic=True), mark_dynamic), and pass no Python numbers that change"
 )
 CORES_ALONE: Final = (
-    "give the processes of the run cores of their own (taskset, numactl, one NUMA node each), or "
-    "run less beside it"
+    "give the run's processes dedicated cores (taskset, numactl, one NUMA node each), or run less "
+    "beside it"
 )
 RAISE_QUOTA: Final = (
     "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
     "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)"
 )
 _COMPILE_ONCE: Final = {
-    "Triton": "give kernels few values of constexpr arguments and of the keys of triton.autotune, "
-    "and run each once before the loop",
-    "tf.function": "give a tf.function tensors of few shapes (pad, drop_remainder=True; "
-    "reduce_retracing=True), and tensors in place of Python numbers",
-    "jax": "give jitted functions inputs of few shapes (pad, drop the last batch), make them once "
-    "outside of the loop, and of what is static (static_argnums) let nothing change",
+    "Triton": "use few values for constexpr arguments and triton.autotune keys, and run each once "
+    "before the loop",
+    "tf.function": "pass a tf.function tensors of few shapes (pad, drop_remainder=True; "
+    "reduce_retracing=True), and tensors instead of Python numbers",
+    "jax": "pass jitted functions inputs of few shapes (pad, drop the last batch), create them "
+    "once outside the loop, and keep static arguments (static_argnums) constant",
 }
 """By the first letters of what is compiled, or the framework; else COMPILE_ONCE."""
 _BLOCKED: Final = 0.10
@@ -63,14 +63,14 @@ _AT_A_LINE: Final = 0.3
 
 
 def cpu_starved(facts: Facts) -> Iterator[Finding]:
-    """Threads that train are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
+    """Training threads are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
 
-    Where threads of OpenMP never wait, they spin until all of them have a core: they get on only
-    then, and the step with fewer of them is computed from that.
+    If OpenMP threads spin instead of sleeping, they progress only while all of them have a core;
+    the step with fewer threads is computed from that.
 
-    Cost: time that the thread that marks the steps, or another busy one of its process, is queued,
-    or what fewer threads that spin save; with GPUs, at most their idle time that waits for the
-    host.
+    Cost: time that the thread that marks the steps, or another busy thread of its process, is
+    queued, or the time that fewer spinning threads would save; with GPUs, at most their idle time
+    spent waiting for the host.
 
     Wrong if: the step is as long with fewer threads, or with more cores.
     """
@@ -89,30 +89,31 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     crowd = f"{_number(wanting)} threads want {cores}"
     # The machine's threads are counted once a second at most: between that, others may come.
     if not wanting > worst.cores > 0:
-        crowd = f"other threads of the machine have the {cores} meanwhile"
+        crowd = f"other threads on the machine occupy the {cores} meanwhile"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = CORES_ALONE
     if worst.threads > 1:
         advice = (
-            f"let fewer threads compute: OMP_NUM_THREADS={fewer} (torch.set_num_threads({fewer})), "
-            "fewer workers of the loader; or more cores for each process"
+            f"use fewer compute threads: OMP_NUM_THREADS={fewer} "
+            f"(torch.set_num_threads({fewer})), fewer loader workers; or more cores for each "
+            "process"
         )
     then = f"with a core for each, a step may take {format_ns(facts.mean_ns - cost)}"
     ratio = _with_fewer(worst, fewer)
     if ratio is not None:
         cost = _bounded(facts, (1 - ratio) * facts.mean_ns)
         crowd += (
-            f"; the {worst.spinning} threads of OpenMP ({worst.openmp}) spin while one of them has "
-            f"none, and all have one for about {worst.at_once:.1%} of the time"
+            f"; the {worst.spinning} OpenMP threads ({worst.openmp}) spin while any of them lacks "
+            f"a core, and all have one for about {worst.at_once:.1%} of the time"
         )
-        advice += "; OMP_WAIT_POLICY=passive lets threads that wait sleep"
+        advice += "; OMP_WAIT_POLICY=passive lets waiting threads sleep"
         then = f"with {format_count(fewer, 'thread')}, a step may take about "
         then += format_ns(facts.mean_ns - cost)
     yield facts.finding(
         "cpu-starved",
         severity,
         cost,
-        f"the threads that train are queued for a core {facts.of_step(queued)}: {crowd}; {then}",
+        f"the training threads are queued for a core for {facts.of_step(queued)}: {crowd}; {then}",
         advice,
         _evidence(worst, facts.mean_ns),
     )
@@ -169,12 +170,12 @@ def _evidence(load: HostLoad, mean_ns: int) -> dict[str, float | int | str | Non
 
 
 def cpu_throttled(facts: Facts) -> Iterator[Finding]:
-    """The control group's quota of CPU time stops the process for 2 % of the time; `medium` from
-    5 %, `high` from 20 %.
+    """The control group's CPU quota stops the process for 2 % of the time; `medium` from 5 %,
+    `high` from 20 %.
 
-    Cost: time that the thread that marks the steps is not on a core though it is ready, or at least
-    what the group counts as throttled for each of its cores; with GPUs, at most their idle time
-    that waits for the host.
+    Cost: time that the thread that marks the steps is runnable but not on a core, at least the
+    group's throttled time divided by the cores that the process wants; with GPUs, at most their
+    idle time spent waiting for the host.
 
     Wrong if: the step is as long with a larger quota.
     """
@@ -198,13 +199,13 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
 
 
 def slow_cores(facts: Facts) -> Iterator[Finding]:
-    """The core of the thread that trains has less than 85 % of the fastest clock that was seen in
-    the run, and that takes 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
+    """The training thread's core runs below 85 % of the fastest clock seen in the run, and that
+    costs 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
 
     Cost: the part of its time on a core that the fastest clock would save; with GPUs, at most their
-    idle time that waits for the host.
+    idle time spent waiting for the host.
 
-    Wrong if: the step is as long with that clock: it waits for memory.
+    Wrong if: the step is as long at that clock, because it waits for memory.
     """
     clocked = [
         load
@@ -223,23 +224,21 @@ def slow_cores(facts: Facts) -> Iterator[Finding]:
         "slow-cores",
         severity_of(share) or "low",
         cost,
-        f"the core of the thread that trains runs at {worst.core_mhz / 1000:.1f} GHz, and cores at "
-        f"up to {worst.fastest_mhz / 1000:.1f} GHz in the same run: that takes "
-        f"{facts.of_step(cost)}",
-        "the governor `performance` (cpupower frequency-set -g performance), fewer busy cores "
-        "beside it, better cooling, no limit on the machine's power",
+        f"the training thread's core runs at {worst.core_mhz / 1000:.1f} GHz, and cores at up to "
+        f"{worst.fastest_mhz / 1000:.1f} GHz in the same run: that costs {facts.of_step(cost)}",
+        "the `performance` governor (cpupower frequency-set -g performance), fewer busy cores "
+        "beside it, better cooling, no power limit on the machine",
         _evidence(worst, facts.mean_ns)
         | {"core_mhz": worst.core_mhz, "fastest_mhz": worst.fastest_mhz},
     )
 
 
 def page_faults(facts: Facts) -> Iterator[Finding]:
-    """Page faults of the thread that trains take 5 % of a step at least (`medium`), or 20 %
-    (`high`).
+    """Page faults of the training thread take at least 5 % of a step (`medium`), or 20 % (`high`).
 
-    Cost: 0.5 µs a fault, the least that one takes.
+    Cost: 0.5 µs per fault, the minimum.
 
-    Wrong if: the step is no shorter with memory that is kept.
+    Wrong if: the step is no shorter when memory is kept.
     """
     worst = max(facts.host_load, key=lambda load: load.minor_faults, default=None)
     if worst is None or not facts.mean_ns:
@@ -255,23 +254,23 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
         "page-faults",
         severity,
         cost,
-        f"{faults:,.0f} page faults a step{from_disk}, {facts.of_step(cost)} at least: memory is "
-        "given back and taken anew",
-        "keep large buffers from step to step; MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, "
-        "or another allocator (jemalloc, tcmalloc)",
+        f"{faults:,.0f} page faults a step{from_disk}, at least {facts.of_step(cost)}: memory is "
+        "released and allocated again",
+        "reuse large buffers across steps; MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or "
+        "another allocator (jemalloc, tcmalloc)",
         {"minor_faults": round(faults - major), "major_faults": round(major, 1)},
     )
 
 
 def host_blocked(facts: Facts) -> Iterator[Finding]:
-    """The thread that trains waits for neither data nor a core nor a GPU, for 10 % of a step
-    (`medium`; `low` where other threads of its process compute for as long), or 20 % (`high`); in
-    traces without GPU activity.
+    """In traces without GPU activity, the training thread is blocked, but not on data, a core or a
+    GPU, for 10 % of a step (`medium`; `low` if other threads of its process compute for as long) or
+    20 % (`high`).
 
-    Cost: time that it is blocked, less its waits for data and for Python's lock, and what it
-    compiles, which threads of the compiler may do while it waits.
+    Cost: its blocked time, less its waits for data and for Python's lock, and less compilation,
+    which compiler threads may do while it waits.
 
-    Wrong if: the line that is named does not wait.
+    Wrong if: the named line does not wait.
     """
     compiled, locked = facts.per_gpu.whole.once(read_host_state).compilations, _locked(facts)
     for load in facts.host_load:
@@ -289,19 +288,19 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         line, of_samples = _line_of(facts, load.rank)
         at = f"; it is at {line} in {of_samples:.0%} of the samples" if line else ""
         ask = "" if facts.lines is not None else "; record with --python to name the line"
-        severity, advice = "high" if share >= HIGH else "medium", f"look at what it waits for{ask}"
+        severity, advice = "high" if share >= HIGH else "medium", f"check what it waits for{ask}"
         rank = "another rank, " if len(facts.host_load) > 1 else ""
-        waits = "for something that is neither data nor a core: "
+        waits = "for something other than data or a core: "
         waits += f"{rank}a lock, a disk, a pipe, a timer"
         if load.process_cores - load.on_core_ns / load.covered_ns >= share:
             severity, waits = "low", "while other threads of its process compute for as long"
-            advice = "nothing, if it waits for what they compute: XLA's threads do so without a GPU"
+            advice = "nothing to do if it waits for their results: XLA's threads compute so "
+            advice += "without a GPU"
         yield facts.finding(
             "host-blocked",
             severity,
             cost,
-            f"the thread that trains waits {format_ns(cost)} of {facts.per} ({share:.0%}) "
-            f"{waits}{at}",
+            f"the training thread waits {format_ns(cost)} of {facts.per} ({share:.0%}) {waits}{at}",
             advice,
             _evidence(load, facts.mean_ns) | ({"line": line} if line else {}),
         )
@@ -351,11 +350,11 @@ def _locked(facts: Facts) -> dict[int, _Locked]:
 
 
 def gil_wait(facts: Facts) -> Iterator[Finding]:
-    """The thread that trains waits for Python's lock (GIL) while another thread runs Python code,
-    in 5 % of the samples of `--python` (`medium`), or 20 % (`high`), and in five at least.
+    """The training thread waits for Python's lock (GIL) while another thread runs Python code, in 5
+    % of the samples of `--python` (`medium`) or 20 % (`high`), and in at least five.
 
-    Cost: that share of a step, at most what the thread is blocked; with GPUs, at most their idle
-    time that waits for the host.
+    Cost: that share of a step, at most the thread's blocked time; with GPUs, at most their idle
+    time spent waiting for the host.
 
     Wrong if: the step is as long without the other thread.
     """
@@ -371,15 +370,15 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
         return
     at = ""
     if _LINE in holder.line:
-        at = f"; in {holder.share:.0%} of {waits:,} samples another thread has it, at {holder.line}"
+        at = f"; in {holder.share:.0%} of {waits:,} samples another thread holds it, "
+        at += f"at {holder.line}"
     yield facts.finding(
         "gil-wait",
         severity,
         cost,
-        f"the thread that trains waits for Python's lock (GIL) for {facts.of_step(cost)}{at}",
-        "do what the other thread does in a process of its own, or in calls that let go of the "
-        "lock (NumPy, torch, input and output); sys.setswitchinterval(0.0005) makes each wait "
-        "shorter",
+        f"the training thread waits for Python's lock (GIL) for {facts.of_step(cost)}{at}",
+        "move the other thread's work to a separate process, or into calls that release the lock "
+        "(NumPy, torch, I/O); sys.setswitchinterval(0.0005) shortens each wait",
         {
             "rank": rank,
             "waits": waits,
@@ -394,8 +393,8 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
 def garbage_collection(facts: Facts) -> Iterator[Finding]:
     """Python's garbage collections take 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
 
-    Cost: their time in the measured steps, on the rank that has most; with GPUs, at most their idle
-    time that waits for the host.
+    Cost: their time in the measured steps, on the rank with the most; with GPUs, at most their idle
+    time spent waiting for the host.
 
     Wrong if: the step is as long with `gc.disable()`.
     """
@@ -426,11 +425,11 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
 
 def recompilation(facts: Facts) -> Iterator[Finding]:
-    """Parts of the program are compiled in measured steps, for 2 % of a step (`low`), 5 %
+    """Parts of the program are compiled during measured steps, for 2 % of a step (`low`), 5 %
     (`medium`) or 20 % (`high`).
 
-    Cost: their time in the measured steps, on the rank that has most; with GPUs, at most their idle
-    time that waits for the host.
+    Cost: their time in the measured steps, on the rank with the most; with GPUs, at most their idle
+    time spent waiting for the host.
 
     Wrong if: the steps are as long with inputs of one shape.
     """
@@ -454,9 +453,8 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
         "recompilation",
         severity_of(share) or "low",
         cost,
-        f"parts of the program are compiled again for {facts.of_step(cost)}: "
-        f"{len(compilations):,} times in {steps:,} steps, mostly {most}"
-        + (f", since {reason}" if reason else ""),
+        f"parts of the program are recompiled for {facts.of_step(cost)}: {len(compilations):,} "
+        f"times in {steps:,} steps, mostly {most}" + (f", since {reason}" if reason else ""),
         advice,
         {
             "rank": rank,
@@ -526,7 +524,7 @@ def why_pipeline_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     narrowest, library = pipeline.narrowest, pipeline.library
     clauses, cures = [], []
     if narrowest is None:
-        clauses.append(f"{library} finds its settings by itself")
+        clauses.append(f"{library} tunes its settings itself")
     else:
         count = pipeline.enough
         step = pipeline.step_with(count)
@@ -538,7 +536,7 @@ def why_pipeline_late(facts: Facts) -> tuple[str, str, Evidence] | None:
             cures.append(_RAISE[library].format(count=count, stage=narrowest.stage))
         clauses.append(clause)
     if not pipeline.is_ahead:
-        clauses.append("no batch is made ahead")
+        clauses.append("no batch is prefetched")
         cures += [_MAKE_AHEAD[library]] if library in _MAKE_AHEAD else []
     if pipeline.queue_median is not None:
         clauses.append(f"{pipeline.queue_median:g} ready when one is asked for")

@@ -44,13 +44,13 @@ _LAUNCH_LESS: Final = {
     "jax": "launch less often: jit the whole step, lax.scan over several steps, larger batches",
 }
 ONE_PROCESS: Final = {
-    "pytorch": "one process for each GPU: DistributedDataParallel in place of DataParallel; until "
-    "then, compute the loss inside the module, on each GPU, so that no output is gathered",
-    "tensorflow": "reduce between the GPUs: MirroredStrategy with NcclAllReduce in place of a "
+    "pytorch": "one process per GPU: DistributedDataParallel instead of DataParallel; until then, "
+    "compute the loss inside the module, on each GPU, so that no output is gathered",
+    "tensorflow": "reduce between the GPUs: MirroredStrategy with NcclAllReduce instead of a "
     "parameter server on one GPU (variable_update=replicated in tf_cnn_benchmarks)",
-    "mxnet": "reduce between the GPUs: kvstore='nccl', or Horovod, in place of 'device', and "
-    "split each batch to all GPUs straight from the host (gluon.utils.split_and_load)",
-    "chainer": "MultiprocessParallelUpdater or ChainerMN in place of ParallelUpdater",
+    "mxnet": "reduce between the GPUs: kvstore='nccl', or Horovod, instead of 'device', and split "
+    "each batch to all GPUs straight from the host (gluon.utils.split_and_load)",
+    "chainer": "MultiprocessParallelUpdater or ChainerMN instead of ParallelUpdater",
     "jax": "shard the batch straight from the host (jax.device_put with a NamedSharding), and let "
     "the compiled step reduce",
 }
@@ -69,13 +69,13 @@ _RUN_AHEAD: Final = {
     "step",
     "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
     "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
-    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and "
-    "streams in place of cudaDeviceSynchronize, results that are read more rarely",
+    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and streams instead of "
+    "cudaDeviceSynchronize; read results less often",
 }
 """Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
 _EXCHANGE_MEANWHILE: Final = (
-    "exchange while the GPU works: MPI_Isend and MPI_Irecv before kernels that need nothing of it; "
-    "between GPUs by NCCL or an MPI that knows CUDA; look at all ranks for the one that comes last"
+    "overlap the exchange with GPU work: MPI_Isend and MPI_Irecv before kernels that do not need "
+    "the data; NCCL or a CUDA-aware MPI between GPUs; check all ranks for the last to arrive"
 )
 
 _LONG_GAP_NS: Final = 1_000_000
@@ -99,7 +99,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
     Cost: idle time between the first and the last allocation of each thread.
 
-    Wrong if: the allocations stay with `cudnn.benchmark` off.
+    Wrong if: the allocations remain with `cudnn.benchmark` off.
     """
     if not facts.per_gpu.has_calls or not facts.measured or not _uses_cudnn(facts):
         return
@@ -112,30 +112,30 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
         "autotune-repeated",
         severity_of(share) or "low",
         cost,
-        f"the search for cuDNN's algorithms runs in every step: {allocs:,} allocations and "
-        f"{syncs:,} synchronisations a step, while the GPUs idle {facts.of_step(cost)}",
+        f"cuDNN's algorithm search runs in every step: {allocs:,} allocations and {syncs:,} "
+        f"synchronisations a step, while the GPUs idle {facts.of_step(cost)}",
         "turn the search off (torch.backends.cudnn.benchmark = False), or keep the threads that "
-        "it ran in: DistributedDataParallel in place of DataParallel, input shapes that stay equal",
+        "it ran in: DistributedDataParallel instead of DataParallel, constant input shapes",
         {"allocations": allocs, "synchronisations": syncs, "share": round(share, 4)},
     )
 
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """Memory is allocated, pinned or freed (cudaMalloc, cudaHostRegister, cudaFree) while the GPU
-    waits; `medium` from 2 %. The message names the calls that take most of that.
+    waits; `medium` from 2 %.
 
-    Where torch's allocator was read, the message says whether it ran out of memory, the program
-    emptied its cache, or segments of which size are new in steady steps, and for tensors of which
-    sizes.
+    The message names the calls that take most of that time. If torch's allocator was recorded, it
+    also says whether memory ran out, the program emptied the cache, or steady steps need new
+    segments: of which size, and for tensors of which sizes.
 
     Cost: idle time with that cause.
 
-    Wrong if: the step is no shorter with shapes that stay equal.
+    Wrong if: the step is no shorter with constant shapes.
     """
     calls = _allocating_calls(facts) if facts.share("alloc") >= _ALLOC_MEDIUM else []
-    advice = "keep memory allocated: equal shapes every step, a pool, a smaller batch"
+    advice = "keep memory allocated: constant shapes, a pool, a smaller batch"
     if calls and all(re.search(_OF_THE_HOST, call) for call in calls):
-        advice = "pin the host's memory once, before the loop, and use it again"
+        advice = "pin host memory once, before the loop, and reuse it"
     elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
     findings = facts.costly(
@@ -155,7 +155,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_SAID]))
         more = len(worst.request_bytes) - _SIZES_SAID
         others = f" (and {more} more sizes)" if more > 0 else ""
-        clause += f"; segments are taken for tensors of {sizes}{others}"
+        clause += f"; segments are allocated for tensors of {sizes}{others}"
     for finding in findings:
         evidence = {
             **finding.evidence,
@@ -171,12 +171,12 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     steps = format_count(use.steps, "step")
     if use.retries:
         clause = (
-            f"torch found no memory left {format_count(use.retries, 'time')} in {steps}, gave its "
-            f"cache back and asked again, with {format_bytes(use.reserved_bytes)} reserved"
+            f"torch ran out of memory {format_count(use.retries, 'time')} in {steps}, released "
+            f"its cache and retried, with {format_bytes(use.reserved_bytes)} reserved"
         )
         if use.split_bytes < _FRAGMENTED * use.reserved_bytes:
             return clause, (
-                "need less memory: a smaller batch, activation checkpointing, sharded or offloaded "
+                "use less memory: a smaller batch, activation checkpointing, sharded or offloaded "
                 "optimizer states; nothing else on the card"
             )
         return f"{clause}, of which {format_bytes(use.split_bytes)} are unused fragments", (
@@ -186,16 +186,16 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     if use.emptied and use.segments_freed:
         return (
             f"torch.cuda.empty_cache() is called {format_count(use.emptied, 'time')} in {steps}, "
-            f"and {format_count(use.segments, 'segment')} of "
-            f"{format_bytes(use.segment_bytes)} are taken anew"
-        ), "no torch.cuda.empty_cache() in the loop: what it gives back is needed again"
+            f"and {format_count(use.segments, 'segment')} of {format_bytes(use.segment_bytes)} "
+            "are allocated again"
+        ), "no torch.cuda.empty_cache() in the loop: the memory that it releases is needed again"
     if use.segments:
         return (
-            f"torch takes {format_count(use.segments, 'new segment')} of "
-            f"{format_bytes(use.segment_bytes)} in {steps}: none of those it has fits"
+            f"torch allocates {format_count(use.segments, 'new segment')} of "
+            f"{format_bytes(use.segment_bytes)} in {steps}, as none of its existing ones fits"
         ), (
-            "give inputs few shapes: pad them to the longest or to some lengths, drop the last "
-            f"batch; {_EXPANDABLE}"
+            "use few input shapes: pad to the longest or to a few lengths, drop the last batch; "
+            f"{_EXPANDABLE}"
         )
     return None
 
@@ -238,22 +238,22 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
-    """The host is still in a synchronising call, of CUDA or MPI, when the GPU has run out of work,
-    or launches late because it waited in one: with nothing to wait for, it would have been ahead of
-    the GPU.
+    """The host is still in a synchronising call, of CUDA or MPI, when the GPU runs out of work, or
+    launches late because it waited in one; without that wait, the host would have been ahead of the
+    GPU.
 
-    Cost: idle time with that cause, and the waits for launches after such calls, up to the time
-    that the host was in them.
+    Cost: idle time with that cause, plus waits for launches after such calls, up to the time that
+    the host spent in them.
 
     Wrong if: the step is no shorter without the synchronising call.
     """
     late = _launches_after_waits(facts)
     clause = ""
     if late >= _WORTH_SAYING * (late + facts.mean("sync")):
-        clause = f", {format_ns(late)} of it before launches that come late after the call"
+        clause = f", {format_ns(late)} of it before launches that the call delayed"
     advice = _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"])
     is_pinned = facts.is_pinned("h2d") and facts.is_pinned("d2h")
-    advice = advice.format(pinned="" if is_pinned else " from and into pinned memory")
+    advice = advice.format(pinned="" if is_pinned else " to and from pinned memory")
     in_mpi = facts.mean_over_gpus(_in_mpi)
     if in_mpi >= _WORTH_SAYING * (late + facts.mean("sync")):
         clause += f", {format_ns(in_mpi)} of it in MPI, for other ranks"
@@ -262,7 +262,7 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
     yield from facts.costly(
         "sync-bound",
         "sync",
-        "the GPUs idle {cost} because the host waits in a synchronising call first" + clause,
+        "the GPUs idle {cost} because the host waits in a synchronising call" + clause,
         advice,
         beside=late,
     )
@@ -329,18 +329,18 @@ def _late_after_waits(gpu: GpuShardView, time: Intervals) -> int:
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPUs wait for the host to launch work; or gaps below 5 µs between kernels, of which the
-    next had been launched already, take 5 % of the time.
+    """The GPUs wait for the host to launch work; or gaps below 5 µs before kernels that were
+    already launched take 5 % of the time.
 
-    Cost: idle time with that cause, and these gaps; less what `sync-bound` has of it, where that
-    costs more.
+    Cost: idle time with that cause, plus these gaps; less the part that `sync-bound` counts, if
+    `sync-bound` costs more.
 
-    Wrong if: the step is no shorter with a batch half as large, or in a CUDA graph.
+    Wrong if: the step is no shorter with half the batch size, or in a CUDA graph.
     """
     between = _between_kernels(facts)
     clause = _tiny_kernels(facts)
     if between:
-        clause = f", {format_ns(between)} of it between kernels that follow each other" + clause
+        clause = f", {format_ns(between)} of it between consecutive kernels" + clause
     if _waits_are_long(facts):
         clause += f", mostly in pauses of over {format_ns(_LONG_GAP_NS)}"
     findings = facts.costly(
@@ -403,39 +403,37 @@ def _advice_on_launches(facts: Facts) -> str:
     if _feeds_several(facts) and (facts.trains or facts.mean("communication")):
         return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
     if _waits_are_long(facts):
-        return (
-            "the host does something else for milliseconds at a time: see the gaps and what it does"
-        )
+        return "the host does other things for milliseconds at a time: see what it does in the gaps"
     return _LAUNCH_LESS.get(
         facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
     )
 
 
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
-    """The GPUs are idle and nothing in the trace explains why, or pages of managed memory that move
-    as they are touched end most of that.
+    """The GPUs are idle and nothing in the trace explains why, or most of that idle time ends when
+    a page of managed memory migrates on access.
 
-    Cost: idle time with that cause, less what `launch-bound` has of it.
+    Cost: idle time with that cause, less the part that `launch-bound` counts.
 
-    Wrong if: a recording of more (`--python`, all calls) names another cause, or the step is no
-    shorter with managed memory prefetched.
+    Wrong if: a more detailed recording (`--python`, all calls) shows another cause, or the step is
+    no shorter with managed memory prefetched.
     """
     why = ", and the trace does not show why: "
     if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, facts.working_times)) > sum(
         row.of("other_idle") for row in facts.rows
     ):
-        why = " before pages of managed memory, which move one after another as they are touched"
+        why = " before page migrations of managed memory, one after another as pages are accessed"
         advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
         advice += "the GPU; or cudaMalloc and copies"
     elif not facts.per_gpu.has_calls:
-        why += "no CUDA API calls were recorded of it"
+        why += "its CUDA API calls were not recorded"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
     elif 2 * facts.mean_over_gpus(_before_unknown_calls) > facts.mean("other_idle"):
-        why += "the calls that issued what follows are not in it"
-        advice = "record CUDA API calls from the start on (gputrace record, or nsys -t cuda)"
+        why += "the calls that issued the next operations were not recorded"
+        advice = "record CUDA API calls from the start (gputrace record, or nsys -t cuda)"
     else:
-        why += "its work had been issued and waited"
-        advice = "look at events and streams that the work waits for, and at the other GPUs"
+        why += "work had been issued and was waiting"
+        advice = "check which events and streams the work waits for, and the other GPUs"
     yield from facts.costly(
         "idle-unexplained",
         "other_idle",

@@ -44,11 +44,11 @@ _NAMES: Final = {
     **PHASES,
     FORWARD: "forward passes",
     "host_data": "waiting for data",
-    "host": "other time of the host",
+    "host": "other host time",
 }
 _KEEP_LOADER: Final = {
     "pytorch": "keep the loader's workers from one epoch to the next: "
-    "DataLoader(persistent_workers=True), or one endless loader with a sampler that begins anew",
+    "DataLoader(persistent_workers=True), or one endless loader with a sampler that restarts",
     "tensorflow": "keep the pipeline from one epoch to the next: dataset.repeat().prefetch(…) and "
     "steps_per_epoch, cache decoded data",
     "": "keep the loader and what it has prefetched from one epoch to the next",
@@ -58,46 +58,46 @@ _HOST_TOOK: Final = {
     "collecting_ns": ("Python collects garbage for {} of each", COLLECT_BETWEEN),
     "compiling_ns": ("parts of the program are compiled for {} of each", COMPILE_ONCE),
     "queued_ns": (
-        "in each, the thread that trains is queued for a core for {} longer than usual, at least",
+        "in each, the training thread is queued for a core for at least {} longer than usual",
         CORES_ALONE,
     ),
 }
 """Clause of the message and advice, by what takes the host in slow steps, as in the evidence."""
 _HOST_THEN: Final = (
-    "look at what the program does in these steps alone: garbage collection, logging, a checkpoint "
-    "or an evaluation every so many steps, other programs on its cores"
+    "check what the program does only in these steps: garbage collection, logging, a periodic "
+    "checkpoint or evaluation, other programs on its cores"
 )
 _LOAD_EVENLY: Final = (
-    "look at the batches of these steps: samples that are larger or come from a slower disk, a "
-    "cache that is filled, too few batches fetched ahead"
+    "check the batches of these steps: larger samples, a slower disk, a cache being filled, too "
+    "few batches prefetched"
 )
 _IN_SLOW_STEPS: Final = {
-    "compute": "look at the batches of these steps: longer inputs, shapes that kernels are "
-    "searched or compiled for, an evaluation every so many steps; or at the clocks of the GPU then",
-    "communication": "look at which rank comes last in these steps, and what else uses the links "
+    "compute": "check the batches of these steps: longer inputs, shapes that need a kernel search "
+    "or compilation, a periodic evaluation; or the GPU's clocks in them",
+    "communication": "check which rank arrives last in these steps, and what else uses the links "
     "then",
-    "h2d": "look at what these steps copy to the GPU that the others do not: larger batches, "
-    "tables or masks made on the host",
-    "other_copy": "look at what these steps read back or move: metrics, logging, a checkpoint "
-    "every so many steps",
-    "memset": "look at what these steps set to zero: buffers taken anew for inputs of other shapes",
-    "recorder": "record with less, or leave these steps out: the recorder writes in them",
+    "h2d": "check what only these steps copy to the GPU: larger batches, tables or masks made on "
+    "the host",
+    "other_copy": "check what these steps read back or move: metrics, logging, a periodic "
+    "checkpoint",
+    "memset": "check what these steps set to zero: buffers reallocated for other input shapes",
+    "recorder": "record less, or leave these steps out: the recorder writes its data in them",
     "data_feeding": _LOAD_EVENLY,
     "host_data": _LOAD_EVENLY,
-    "sync": "look at what the host waits for in these steps: a loss or a metric read for "
-    "logging, an evaluation or a checkpoint every so many steps",
-    FORWARD: "look for an evaluation or a rollout every so many steps, whose forward passes count "
-    "for the step that follows: make it rarer or shorter; or at the batches of these steps: longer "
+    "sync": "check what the host waits for in these steps: a loss or a metric read for logging, a "
+    "periodic evaluation or checkpoint",
+    FORWARD: "look for a periodic evaluation or rollout, whose forward passes count toward the "
+    "next step, and make it rarer or shorter; or check the batches of these steps for longer "
     "inputs",
-    "alloc": "look at the shapes of these steps: inputs longer than any before take memory anew; "
-    "pad them, or run the longest first",
+    "alloc": "check the shapes of these steps: inputs longer than any before need new memory; pad "
+    "them, or run the longest first",
 }
 """Advice by the class or phase that is longer in slow steps; of all others `_HOST_THEN`."""
 
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps that exceed the median by 30 % and four deviations add 2 % of the time; the message
-    names the class that grew most, and whether they begin epochs, start a loader's workers,
+    """Steps that exceed the median by 30 % and four deviations add 2 % of the time. The message
+    names the class that grew most, and whether these steps begin epochs, start a loader's workers,
     collect garbage, compile or wait for a core.
 
     Cost: the time they add, spread over all steps.
@@ -137,7 +137,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
     if epochs:
-        reason = f": they begin epochs of {epochs} steps, whose loader starts anew"
+        reason = f": they begin epochs of {epochs} steps, where the loader restarts"
         advice = _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""])
     else:
         # A GPU that works for longer does not wait for a thread that waits for a core.
@@ -150,15 +150,15 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
                 break
     stopped = any(load.rank == rank and load.throttled >= STOPPED for load in facts.host_load)
     advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
-    take, have = ("take", "they have") if len(numbers) > 1 else ("takes", "it has")
+    take = "take" if len(numbers) > 1 else "takes"
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
         "slow-steps",
         _severity(facts, excess / float(lengths.sum()), name, advice),
         excess // len(longest),
         f"{len(numbers)} of {len(longest)} steps ({shown}) {take} "
-        f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what {have} "
-        f"more of is {_NAMES[name]} ({format_ns(more)}){reason}",
+        f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what grew "
+        f"most is {_NAMES[name]} ({format_ns(more)}){reason}",
         advice,
         {
             "slow_steps": len(numbers),

@@ -34,8 +34,7 @@ _SHOWN: Final = 6
 """Maximum number of steps named."""
 
 _SHARE_WORK: Final = (
-    "share the work equally: the same batch size and shapes on every rank, nothing that one rank "
-    "alone computes"
+    "share the work equally: the same batch size and shapes on every rank, no work on one rank only"
 )
 _IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
 _WORK: Final = {
@@ -56,18 +55,19 @@ _NOT_COMPARED: Final = _Kernels(None, 0)
 
 
 def straggler(facts: Facts) -> Iterator[Finding]:
-    """Others wait at collectives for a GPU that works longer: its kernels are slower (by the factor
-    given), or it has more of them; `low` where slower hosts hide extra work of 5 % of a step. Or,
-    whoever waits, the same kernels take 1.10 times as long on it as on the others (the lower
-    quartile: 1.05 times), which is 5 % of the time; in a trace without steps, in bursts, too.
+    """Others wait at collectives for a GPU that works longer: its kernels are slower (the message
+    gives the factor), or it has more of them; `low` if slower hosts hide extra work of 5 % of a
+    step. Or the same kernels take 1.10 times as long on it as on the others (lower quartile: 1.05
+    times), at a cost of 5 % of the time, whether or not others wait; in a trace without steps, also
+    in bursts.
 
-    Where it is late in all steps, replays without one reason at a time (kernels that the others do
-    not run, slower kernels, its host) decide between this and `late-host`; of several reasons the
-    message gives each one's gain.
+    If a GPU is late in all steps, replays that remove one reason at a time (kernels that the others
+    do not run, slower kernels, its host) decide between this and `late-host`; with several reasons,
+    the message gives the gain of each.
 
-    Cost: the time that another GPU loses waiting for it; else what its kernels take longer.
+    Cost: the time that another GPU loses waiting for it; otherwise its kernels' extra time.
 
-    Wrong if: another card in its place is as slow, or its kernels are as fast alone.
+    Wrong if: another card in its place is as slow, or its kernels are as fast when it runs alone.
     """
     for late in facts.late:
         kernels = _kernels(facts, late)
@@ -137,8 +137,8 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
             f"kernels on the others{', in bursts' if slow.in_bursts else ''}, "
             f"{format_ns(slow.cost_ns)} more of {facts.per} ({share:.0%})"
             f"{f': {reason}' if reason else ''}",
-            "look for another program on this card, a lower clock or power limit, heat, and "
-            "larger inputs than the others have (nvidia-smi -q -d CLOCK,PERFORMANCE)",
+            "look for another program on this card, a lower clock or power limit, heat, or larger "
+            "inputs than the others' (nvidia-smi -q -d CLOCK,PERFORMANCE)",
             {
                 "pattern": "burst" if slow.in_bursts else "constant",
                 "kernel_ratio": round(slow.ratio, 4),
@@ -150,13 +150,13 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
 
 
 def late_host(facts: Facts) -> Iterator[Finding]:
-    """Others wait for a GPU whose kernels are as fast as theirs: its host is late; the message
+    """Others wait for a GPU whose kernels are as fast as theirs: its host is late. The message
     names the idle time that it has more of.
 
     Cost: the time that another GPU loses waiting for it.
 
-    Wrong if: another process on the same cores is as late, or none is with a host that does
-    nothing else.
+    Wrong if: another process on the same cores is as late, or no process is late on an otherwise
+    idle host.
     """
     for late in facts.late:
         kernels = _kernels(facts, late)
@@ -299,8 +299,8 @@ def _finding(
     }
     message = (
         f"the other {'GPUs lose' if several else 'GPU loses'} {facts.of_step(late.cost_ns)} to "
-        f"{_who(facts, gpu)}{_when(late)}, the last at {late.last:.0%} of the collectives"
-        f"{_where(facts, gpu)}: {detail}{_mixture(facts, late)}"
+        f"{_who(facts, gpu)}{_when(late)}, last at {late.last:.0%} of the "
+        f"collectives{_where(facts, gpu)}: {detail}{_mixture(facts, late)}"
     )
     severity = severity_of(share) or "low"
     return Finding(id, severity, (gpu.gpu,), (gpu.rank,), late.cost_ns, message, advice, evidence)
@@ -356,14 +356,15 @@ _NAMES: Final = {
     "peer": "copies from and to other GPUs",
 }
 _SEVERAL: Final = (
-    "let all ranks do a part of what rank {rank} does alone (metrics, validation, logging), or do "
-    "it less often"
+    "spread what rank {rank} does alone over all ranks (metrics, validation, logging), or do it "
+    "less often"
 )
 
 
 def gpu0_skew(facts: Facts) -> Iterator[Finding]:
-    """One GPU, the first or another, has kernels or copies that no other has: the others wait 1 %
-    of the time for it; or (`low`) that work is 5 % of the GPU's own and 0.05 % of the time.
+    """One GPU, the first or another, has kernels or copies that no other GPU has: the others wait
+    for it for 1 % of the time; or (`low`) that work is 5 % of the GPU's own work and 0.05 % of the
+    time.
 
     Cost: the part of that work during which no other GPU works.
 

@@ -29,8 +29,8 @@ _MOST_CAUSES: Final = 2
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     """The recorder itself keeps the GPUs idle; `medium` from 1 %, `high` from 5 %.
 
-    Cost: idle time with that cause; where control stretches measured it, what they say (`info`:
-    findings and predictions are then of the program without the recorder).
+    Cost: idle time with that cause; if control stretches measured it, the overhead that they show
+    (`info`: findings and predictions then describe the program without the recorder).
 
     Wrong if: the program is as slow without the recorder.
     """
@@ -45,7 +45,7 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
                 "high_ns": cost.high_ns,
                 "control_steps": cost.steps,
             }
-            advice = "nothing need be done; to record less of it, use --every or --api none"
+            advice = "nothing to do; to record less of it, use --every or --api none"
             yield facts.finding("recorder-overhead", "info", cost.added_ns, text, advice, evidence)
         return
     yield from facts.costly(
@@ -62,9 +62,10 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 
 def lost_records(facts: Facts) -> Iterator[Finding]:
     """Rows or files were lost, the recorder warned of losses, or other rows show that 1 % of a
-    rank's are missing (`low`; `high` if 10 % of its GPU operations are: there is no verdict then).
+    rank's rows are missing (`low`; `high`, and no verdict, if 10 % of its GPU operations are
+    missing).
 
-    Wrong if: another recording of the program has as many rows.
+    Wrong if: another recording of the program has the same number of rows.
     """
     quality, missing = facts.trace.quality, facts.missing
     of_gpus = [part for part in missing if part.rows in ("operations", "kernels")]
@@ -73,8 +74,8 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
             "lost-records",
             "high",
             0,
-            f"no verdict can be given: the recording lacks {of_gpus[0]}, and no share of the time "
-            "below is right",
+            f"no verdict is possible: the recording lacks {of_gpus[0]}, so the shares of time "
+            "below are wrong",
             "record again, for a shorter time or with fewer kinds of events; cut traces at steps",
             {"missing": of_gpus[0].count, "share": round(of_gpus[0].share, 4)},
         )
@@ -89,7 +90,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
         "lost-records",
         "low",
         0,
-        "the recording is not whole: " + "; ".join(losses),
+        "the recording is incomplete: " + "; ".join(losses),
         ("copy the files again; " if files else "")
         + "record again, for a shorter time or with fewer kinds of events, if the figures matter",
         {
@@ -102,11 +103,11 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
 
 def warmup(facts: Facts) -> Iterator[Finding]:
-    """Steps at the start are left out (`info`); the message names the two largest causes that are
-    proven, if 10 % or more. In a trace without steps, the GPUs idle for 5 % of it (`medium`; `high`
-    from 20 %) while code is compiled or loaded, or memory allocated, as a process does once.
+    """Steps at the start are left out (`info`); the message names the two largest proven causes, if
+    they take 10 % or more. In a trace without steps, the GPUs idle for 5 % of it (`medium`; `high`
+    from 20 %) during one-time work: compiling or loading code, or allocating memory.
 
-    Cost: their time beyond the usual, spread over all steps; without steps, that idle time.
+    Cost: the extra time of these steps, spread over all steps; without steps, that idle time.
 
     Wrong if: later steps are as long.
     """
@@ -119,8 +120,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             "warmup",
             severity,
             spent,
-            f"the GPUs idle {facts.of_step(spent)} for what a process does once{parts}: the "
-            "recording shows a start, not training",
+            f"the GPUs idle {facts.of_step(spent)} during one-time start-up work{parts}: the "
+            "recording shows start-up, not training",
             f"record later steps (--steps 20:40; a profiler's warm-up); {advice}",
             {"warmup_ns": spent, "share": round(spent / facts.mean_ns, 4)}
             | {f"{name}_ns": ns for name, ns in once.items()},
@@ -164,8 +165,8 @@ _HARDLY_ANY: Final = 10
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
-    """A recording without steps has less than ten kernels, within 5 % of the host's recorded time;
-    or none at all, but copies or memsets.
+    """A recording without steps has fewer than ten kernels, all within 5 % of the host's recorded
+    time, or only copies or memsets.
 
     Cost: the rest of that time; without kernels, all of it.
 
@@ -194,10 +195,9 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         "low-utilization",
         "high",
         recorded - facts.mean_ns,
-        f"hardly anything runs on the GPUs: {format_count(kernels, 'kernel')} within "
+        f"almost nothing runs on the GPUs: {format_count(kernels, 'kernel')} within "
         f"{format_ns(facts.mean_ns)} of the {format_ns(recorded)} that the host was recorded for",
-        "record while the GPUs work; of a program with CUDA graphs what they run, not their "
-        "capture",
+        "record while the GPUs work; with CUDA graphs, record their replay, not their capture",
         {"kernels": kernels, "recorded_ns": recorded},
     )
 
@@ -224,8 +224,8 @@ def graph_opaque(facts: Facts) -> Iterator[Finding]:
         "graph-opaque",
         "info",
         0,
-        f"{graphs:,} CUDA graphs are recorded as a whole: what runs in them counts as compute, "
-        "their copies and collectives included",
+        f"{graphs:,} CUDA graphs are recorded as a whole: everything in them counts as compute, "
+        "including copies and collectives",
         "record the nodes of graphs (gputrace record --graph-nodes, nsys --cuda-graph-trace=node)",
         {"graphs": graphs},
     )
@@ -241,14 +241,14 @@ _VALIDATE_ON_ALL: Final = {
     "pytorch": "validate on all ranks: a DistributedSampler for the validation set, and "
     "all_reduce of the sums",
     "tensorflow": "validate under the strategy on all replicas",
-    "jax": "validate on all devices: shard the validation set as the training set is",
+    "jax": "validate on all devices: shard the validation set like the training set",
     "chainer": "validate on all ranks (chainermn.create_multi_node_evaluator)",
 }
 _SAVE_ASIDE: Final = {
-    "pytorch": "save beside the training: torch.distributed.checkpoint.async_save, or copy to "
+    "pytorch": "save in the background: torch.distributed.checkpoint.async_save, or copy to "
     "pinned memory and write in another thread",
-    "tensorflow": "save beside the training: tf.train.CheckpointOptions(enable_async=True)",
-    "jax": "save beside the training: orbax's AsyncCheckpointer",
+    "tensorflow": "save in the background: tf.train.CheckpointOptions(enable_async=True)",
+    "jax": "save in the background: orbax's AsyncCheckpointer",
 }
 
 
@@ -268,12 +268,12 @@ class _Times(Struct, frozen=True, dict=True):
 
 def validation_downtime(facts: Facts) -> Iterator[Finding]:
     """Ranks wait while others validate, or the GPUs idle in validation, for 1 % of the run after
-    warm-up (`low`); at most `medium` for a single one.
+    warm-up (`low`); at most `medium` for a single validation.
 
-    Cost: if ranks wait, the time that validating on all of them would save; else the idle time;
-    spread over all steps.
+    Cost: if ranks wait, the time that validating on all of them would save; otherwise the idle
+    time; spread over all steps.
 
-    Wrong if: the kernels between the steps train, too.
+    Wrong if: the kernels between the steps are training too.
     """
     times, run = _times(facts, "validation"), _run_ns(facts)
     if times is None:
@@ -283,10 +283,10 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
     share = lost / run
     if share < _WORTH_PHASE:
         return
-    advice = _VALIDATE_ON_ALL.get(facts.framework, "validate on all ranks, each its part")
+    advice = _VALIDATE_ON_ALL.get(facts.framework, "validate on all ranks, each on its part")
     if not times.waits:
-        advice = "feed validation as training is fed: workers that persist, larger batches; less "
-        advice += "often"
+        advice = "feed validation like training: persistent workers, larger batches; or validate "
+        advice += "less often"
     yield facts.finding(
         "validation-downtime",
         _phase_severity(share, times),
@@ -300,11 +300,11 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
 
 def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
     """Training stops for a checkpoint, for 1 % of the run after warm-up (`low`); at most `medium`
-    for a single one.
+    for a single checkpoint.
 
     Cost: its duration, spread over all steps.
 
-    Wrong if: the pause stays without the checkpoint.
+    Wrong if: the pause remains without the checkpoint.
     """
     times, run = _times(facts, "checkpoint"), _run_ns(facts)
     if times is None or times.total_ns < _WORTH_PHASE * run:
@@ -316,9 +316,9 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
         f"saving a checkpoint {_when(times)} takes {format_ns(times.total_ns)} "
         f"({times.total_ns / run:.0%} of the run after warm-up); {_meanwhile(times)}",
         _SAVE_ASIDE.get(
-            facts.framework, "save beside the training: copy to pinned memory, write in a thread"
+            facts.framework, "save in the background: copy to pinned memory, write in a thread"
         )
-        + "; less often",
+        + "; or save less often",
         _evidence(times, run, times.total_ns),
     )
 
@@ -417,7 +417,7 @@ def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
-    """The trace holds host activity alone (`low`); the message gives the reason.
+    """The trace holds only host activity (`low`); the message gives the reason.
 
     Wrong if: `nvidia-smi` shows the program on a GPU.
     """

@@ -57,7 +57,7 @@ class FoundSteps(Struct, frozen=True, dict=True):
     by_rank: Mapping[int, StepWindows]
     warmup: int
     chosen: tuple[int, int] | None = None
-    reason: str = "no marker names steps, and what repeats of the kernels, if anything, is none"
+    reason: str = "no marker names steps, and no repeating pattern of kernels is a step"
     cost: RecorderCost | None = None
 
     @property
@@ -105,8 +105,8 @@ def agree(
             trace.quality.notes.append(note)
     if with_nodes := max((windows.with_nodes for windows in by_rank.values()), default=0):
         trace.quality.notes.append(
-            f"{with_nodes:,} steps in which the nodes of CUDA graphs were recorded, which lengthens"
-            " them, count nowhere"
+            f"{with_nodes:,} steps in which CUDA graph nodes were recorded, which lengthens them, "
+            "are left out"
         )
     warmup = max((count_warmup(w.lengths) for w in by_rank.values()), default=0)
     cost = estimate_cost([windows.marked for windows in by_rank.values()])

@@ -67,7 +67,7 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
         return None
     cuts = _cut(operations, closers, inputs)
     if alone.once_a_batch and may_train(trace, operations):
-        sure = 0.8, "an input copy of constant size, once for every batch"
+        sure = 0.8, "an input copy of constant size, once per batch"
         return _windows(operations, cuts, sure)
     sure = 0.4, "host-to-device copies repeat, but no optimizer and no backward pass shows"
     return _windows(operations, cuts, sure, "iterations")

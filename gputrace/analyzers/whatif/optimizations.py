@@ -473,8 +473,8 @@ CURES: Final = (
         ("data-feeding",),
         prefetch,
         "A loader that keeps up",
-        "every batch is ready when it is asked for, and at best on the GPU already; at the least, "
-        "one batch at a time is made beside the training",
+        "every batch is ready when requested, at best already on the GPU; at the least, one batch "
+        "at a time is loaded during training",
         "the copy of the batch may go, too",
     ),
     Cure(
@@ -482,7 +482,7 @@ CURES: Final = (
         ("h2d-exposed", "h2d-pageable"),
         pinned,
         "Copying the input beside the computation",
-        "input is copied from pinned memory on a stream of its own, as early as the host asks",
+        "input is copied from pinned memory on a separate stream, as early as the host asks",
         "the host does not wait for the copy either, and launches sooner",
     ),
     Cure(
@@ -490,8 +490,8 @@ CURES: Final = (
         ("straggler",),
         straggler,
         "A rank as fast as the others",
-        "every rank's kernels take what the median's do",
-        "work that follows the wait begins sooner, too",
+        "every rank's kernels take as long as the median rank's",
+        "work that follows the wait starts sooner too",
         bounds=(),
     ),
     Cure(
@@ -499,8 +499,8 @@ CURES: Final = (
         ("late-host",),
         late_host,
         "A host as quick as on the other ranks",
-        "every rank's host is as quick as the median's between the same calls",
-        "work that follows the wait begins sooner, too",
+        "every rank's host is as fast as the median rank's between the same calls",
+        "work that follows the wait starts sooner too",
         bounds=(),
     ),
     Cure(
@@ -510,7 +510,7 @@ CURES: Final = (
         "Exchange over the GPUs' own links",
         "an exchange takes a twentieth of what it takes through the host's memory, as over NVLink; "
         "over PCIe a third",
-        "work that follows the exchange begins sooner, too",
+        "work that follows the exchange starts sooner too",
         only_as_cure=True,
     ),
     Cure(
@@ -520,7 +520,7 @@ CURES: Final = (
         "Overlapping all communication",
         "nothing waits for communication but communication, and it slows nothing down; at the "
         "least, each step's last exchange stays exposed",
-        "work that follows the wait begins sooner, too",
+        "work that follows the wait starts sooner too",
     ),
     Cure(
         "gathers",
@@ -537,8 +537,8 @@ CURES: Final = (
         ("launch-bound",),
         graphs,
         "CUDA graphs of whole steps",
-        "consecutive launches become one, without host time between them; kernels take what "
-        "they do",
+        "consecutive launches become one, without host time between them; kernels take as long as "
+        "before",
         "synchronisation and time between kernels go, too",
         shortens=("launch", "sync", "alloc", "other_idle", "communication_wait"),
     ),
@@ -577,7 +577,7 @@ CURES: Final = (
         ("alloc-stall",),
         alloc,
         "Keeping memory allocated",
-        "no memory is allocated or given back in a step",
+        "no memory is allocated or released in a step",
         "other calls no longer wait for these, and launches come sooner",
         bounds=(),
     ),

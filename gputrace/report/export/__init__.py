@@ -55,7 +55,9 @@ def write(job: Job) -> None:
     """Write the window as a trace; raise UsageError for traces that cannot be sliced."""
     if not isinstance(job.trace, SqliteTrace):
         several = len(job.trace.paths) > 1
-        why = "several files are no one trace; export each" if several else "it is no SQLite file"
+        why = "it is not an SQLite file"
+        if several:
+            why = "several files are not one trace; export each"
         raise UsageError(f"{job.trace.title}: no trace can be cut out of it: {why}")
     if job.window is None and not job.redact:
         raise UsageError("a trace without --time or --redact would be a copy; name the part")

@@ -352,7 +352,7 @@ def _summary(material: Material) -> dict[str, str]:
         "overview": f"The measured steps, or the whole run of {format_ns(analysis.span_ns)}; the "
         "lit part is what the timeline below shows.",
         "timeline": f"{lanes} lane{'' if lanes == 1 else 's'}, one a GPU, coloured by class of "
-        f"time.{shown} All that matters in it is in the list of gaps below.",
+        f"time.{shown} The list of gaps below has everything important in it.",
         "classes": "The same as the table, one bar a GPU.",
         "steps": f"{steps.count} steps, {steps.warmup_count} of them warm-up (hollow); "
         "longer ones than the chart is high are triangles at its edge.",

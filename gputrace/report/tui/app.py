@@ -624,7 +624,7 @@ class BrowseApp(TerminalApp[None]):
     def _go_to(self, picked: Picked, launch: IssuingCall | None) -> None:
         """Show a launch together with its operation."""
         if launch is None:
-            self.notify("the trace does not tell which call issued it", markup=False)
+            self.notify("the trace does not show which call issued it", markup=False)
             return
         at, end = launch.start_ns - picked.lane.zero, picked.span[1]
         self._followed, self.board.cursor = picked, at

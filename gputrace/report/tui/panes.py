@@ -224,7 +224,7 @@ def operation_text(
     if operation.correlation > 0:
         text.append(f"correlation {operation.correlation}\n")
     if launch is None:
-        text.append("the trace does not tell which call issued it\n")
+        text.append("the trace does not show which call issued it\n")
     else:
         text.append(launch_line(launch, operation.start_ns))
     return text

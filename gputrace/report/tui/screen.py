@@ -364,7 +364,7 @@ def _cause(text: str) -> str:
     key = text.replace("_", "").replace("-", "").lower()
     cause = _CAUSES.get(key) or _CAUSES.get(key[:4])
     if cause is None:
-        raise ValueError(f"{text!r} is no cause; there are {', '.join(IDLE_CAUSES)}")
+        raise ValueError(f"{text!r} is not a cause; choose from {', '.join(IDLE_CAUSES)}")
     return cause
 
 
@@ -377,7 +377,7 @@ def parse_ranks(text: str, known: Collection[int]) -> frozenset[int] | None:
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{part!r} is no rank; write 0,2-3, or nothing for all")
+            raise ValueError(f"{part!r} is not a rank; write 0,2-3, or nothing for all")
         low, high = int(first), int(last or first)
         ranks |= {rank for rank in known if low <= rank <= high}
         if not ranks:

@@ -230,7 +230,7 @@ class Board:
         if text.startswith("#"):
             steps = self.steps_at(self.lane_at_cursor)
             if steps is None or not text[1:].isdecimal() or int(text[1:]) >= len(steps):
-                raise ValueError(f"{text} is no step of this trace")
+                raise ValueError(f"{text} is not a step of this trace")
             number = int(text[1:])
             self.cursor = int(steps.start[number])
             self.view = self.view.fit(self.cursor, int(steps.end[number]))
@@ -250,7 +250,7 @@ class Board:
         try:
             pattern = re.compile(text, re.IGNORECASE)
         except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from None
+            raise ValueError(f"not a regular expression: {error}") from None
         matches = {
             trace: np.array(
                 [id for id, name in scene.names.items() if pattern.search(name)], np.int64
@@ -259,7 +259,7 @@ class Board:
             if scene is not None
         }
         if not text or not any(map(len, matches.values())):
-            raise ValueError(f"no operation's name has {text!r}")
+            raise ValueError(f"no operation's name contains {text!r}")
         return matches
 
     def next_match(
