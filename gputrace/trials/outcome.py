@@ -88,7 +88,7 @@ def answer(
     )
 
 
-def from_when(row: Row, start_s: float) -> list[str]:
+def describe_payoff(row: Row, start_s: float) -> list[str]:
     """Say how long a run must be to gain about as much as its steps, if that is long."""
     cured_ns = sum(row.cured) / len(row.cured)
     steps = 1e9 * _MOSTLY * start_s / ((1 - _MOSTLY) * cured_ns)
@@ -106,7 +106,7 @@ def describe_starts(row: Row) -> str:
     return f"{row.candidate} gained {', '.join(gains)} in {len(gains)} starts of the program"
 
 
-def what_was_left(rows: Sequence[Row], last: Measured | None, spent_s: float) -> str:
+def describe_rest(rows: Sequence[Row], last: Measured | None, spent_s: float) -> str:
     """Say how much more time the next answer would take."""
     run_s = last.seconds if last else 0.0
     runs = sharing([row for row in rows if row.within])
@@ -126,7 +126,7 @@ def what_was_left(rows: Sequence[Row], last: Measured | None, spent_s: float) ->
     )
 
 
-def restless(rows: Sequence[Row]) -> list[str]:
+def describe_scatter(rows: Sequence[Row]) -> list[str]:
     """Say by how much steps without cures vary, if that hides what cures do."""
     scatter = max((stdev(map(math.log, row.bare)) for row in rows), default=0.0)
     if scatter < _RESTLESS:

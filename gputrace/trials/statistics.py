@@ -89,7 +89,7 @@ def compare(bare: Sequence[float], cured: Sequence[float], *, least: float = 0.0
 
 
 def across(starts: Sequence[Ratio], *, least: float = 0.0) -> Ratio:
-    """Return the mean of the ratios of several starts, with an interval that holds for another.
+    """Return the mean of the ratios of several starts, with the interval of that mean.
 
     What a start decides, as where memory lies and which cores are busy, is the same in all rounds
     of a run, so that their scatter does not show it. The variance between starts is what theirs is

@@ -26,10 +26,10 @@ from gputrace.trials.cures import Candidate, combine, cost_of, cures_for, predic
 from gputrace.trials.outcome import (
     Outcome,
     answer,
+    describe_payoff,
+    describe_rest,
+    describe_scatter,
     describe_starts,
-    from_when,
-    restless,
-    what_was_left,
 )
 from gputrace.trials.patch import make_patch
 from gputrace.trials.race import TURNS, Costs, Row, contenders, kept, lots, next_lot
@@ -562,7 +562,7 @@ class Trial:
             best = winners[0]
             words = () if request.name else request.command
             patch = make_patch(best.candidate, best.changes, main, words)
-            notes += from_when(best, self._start_s)
+            notes += describe_payoff(best, self._start_s)
         notes += [describe_starts(row) for row in self._rows if row.starts]
         has_begun = self._pilot is not None and not interrupted
         if not self._rows and has_begun:
@@ -571,8 +571,10 @@ class Trial:
             notes.append("more can be tried by name: `gputrace try --list` lists all")
         left = [row for row in self._rows if row.verdict == Verdict.OPEN and not row.over]
         if left and has_begun and not self._notes:
-            notes.append(what_was_left(left, last, self._spent()))
-        notes += restless([row for row in self._rows if row.verdict == Verdict.OPEN and row.ratio])
+            notes.append(describe_rest(left, last, self._spent()))
+        notes += describe_scatter(
+            [row for row in self._rows if row.verdict == Verdict.OPEN and row.ratio]
+        )
         failed = next((run for run in self._as_it_is if run.failure), None)
         if failed is not None:
             notes.append(
