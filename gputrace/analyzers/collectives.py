@@ -109,6 +109,18 @@ class Collectives(Struct, frozen=True, dict=True):
         """Return the nanoseconds that each row waits for the last rank; 0 where unknown."""
         return np.where(self.known, np.clip(self.arrival, self.start, self.end) - self.start, 0)
 
+    @cached_property
+    def last_lane(self) -> NDArray[np.int64]:
+        """Return, for each row, the lane that arrived last of those that arrived before it left."""
+        moments, begin = np.unique(self.start, return_inverse=True)
+        keys = self.instance * len(moments) + begin
+        order = np.lexsort((self.lane, keys))
+        arrival = np.minimum(np.searchsorted(moments, self.arrival), len(moments) - 1)
+        wanted = self.instance * len(moments) + arrival
+        at = order[np.searchsorted(keys[order], wanted, "right") - 1]
+        is_known = self.known & (keys[at] == wanted)
+        return np.where(is_known, self.lane[at], self.lane).astype(np.int64)
+
     @property
     def joint(self) -> Mask:
         """Return a mask of rows of operations that no rank leaves before all have arrived."""

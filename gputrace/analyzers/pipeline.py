@@ -12,8 +12,9 @@ from gputrace.analyzers.breakdown import break_down, list_steps, measured, stead
 from gputrace.analyzers.clocks import fit_clocks
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.device_metrics import find_energy, find_utilization
-from gputrace.analyzers.findings import find, order
+from gputrace.analyzers.findings import CAUSES, find, order
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
+from gputrace.analyzers.findings.stragglers import late_causes
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.host_calls import NOBODY
@@ -26,6 +27,7 @@ from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.step_phases import find_modules
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.whatif import late_gains, prepare_replay, what_if
+from gputrace.analyzers.whatif.optimizations import CURABLE
 from gputrace.errors import InputError, PluginError, UsageError
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
@@ -95,6 +97,7 @@ def _answer(
     plugged, tables = run_plugins(facts)
     run = prepare_replay(facts)
     facts.late_gains.update(late_gains(facts, run))
+    facts.late_causes.update(late_causes(facts))
     findings = find(facts, plugged)
     predictions = what_if(facts, findings, run)
     recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
@@ -118,7 +121,7 @@ def _answer(
         gaps=facts.longest_gaps(options.gaps),
         balance=facts.balance,
         links=facts.links.rows if facts.links is not None else (),
-        findings=order(findings, predictions, facts.mean_ns),
+        findings=order(findings, predictions, facts.mean_ns, CURABLE),
         what_if=predictions,
         kernels=facts.kernels,
         cards=facts.cards,
@@ -144,6 +147,7 @@ def _answer(
         energy=find_energy(trace.nvml, gpus, chosen, facts.throughput),
         modules=find_modules(gpus, chosen),
         copies=facts.copies,
+        ledger=facts.ledger.rows,
     )
 
 
@@ -240,6 +244,7 @@ def _facts(
         kernels=count_kernels(gpus, chosen) if gpus.lanes else None,
         phases=list_phases(gpus, lanes, all_steps, steps, causes),
         timed=timed,
+        causes=CAUSES,
     )
 
 

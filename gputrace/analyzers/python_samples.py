@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import count
 from pathlib import PurePath
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.host_calls import NOBODY
-from gputrace.analyzers.lanes import LaneSummary
+from gputrace.analyzers.gpu_shards import Shard
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
+from gputrace.model.intervals import Intervals, Times
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
@@ -37,6 +36,8 @@ class SampledLine(Struct, frozen=True):
     """Number of samples at that line."""
     samples: int
     """Number of all samples."""
+    frame: str | None = None
+    """Innermost frame that most samples at the line are in; None where unknown."""
 
     @property
     def share(self) -> float:
@@ -50,6 +51,8 @@ class PythonLines(Struct, frozen=True, dict=True):
     names: Mapping[Thread, NDArray[np.int32]]
     waited: Mapping[Thread, Times]
     """Minimum nanoseconds that the thread stayed at each sample's line."""
+    frames: Mapping[Thread, NDArray[np.int64]]
+    """Innermost frame of each sample, as the id of a name; -1 where unknown."""
     text: Mapping[int, str]
     stand_ins: Mapping[int, Thread]
     """Thread that stands for those without samples, such as autograd's, by process."""
@@ -78,7 +81,18 @@ class PythonLines(Struct, frozen=True, dict=True):
     def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> SampledLine | None:
         """Return the line with most of some samples of some threads."""
         parts = [self.names[thread][mine] for thread, mine in samples.items()]
-        return self._most_of(np.concatenate(parts)) if any(len(part) for part in parts) else None
+        if not any(len(part) for part in parts):
+            return None
+        names = np.concatenate(parts)
+        most = self._most_of(names)
+        inner = np.concatenate([self.frames[thread][mine] for thread, mine in samples.items()])
+        at_line = [id for id, text in self.text.items() if text == most.line]
+        inner = inner[is_among(names, at_line) & (inner >= 0)]
+        if not len(inner):
+            return most
+        ids, counts = np.unique(inner, return_counts=True)
+        frame = self.text.get(int(ids[np.argmax(counts)]))
+        return replace(most, frame=frame if frame != most.line else None)
 
     def _most_of(self, samples: NDArray[np.int32]) -> SampledLine:
         names, counts = np.unique(samples, return_counts=True)
@@ -91,17 +105,20 @@ def read_python_lines(shard: Shard) -> PythonLines | None:
     trace = shard.trace
     if Kind.SAMPLE not in trace.kinds:
         return None
-    columns = ("start", "end", "name", "process", "thread", "bytes")
+    columns = ("start", "end", "name", "process", "thread", "bytes", "correlation")
     samples = trace.events([Kind.SAMPLE], columns)
     samples = samples.select(np.argsort(samples.start, kind="stable"))
-    times, names, waited = {}, {}, {}
+    # Merged files have numbers of their own for names.
+    inner = samples.correlation if len(trace.paths) == 1 else np.full(len(samples), -1)
+    times, names, waited, frames = {}, {}, {}, {}
     for thread in sorted(_threads(samples.process, samples.thread)):
         rows = (samples.process == thread[0]) & (samples.thread == thread[1])
         times[thread], names[thread] = samples.start[rows], samples.name[rows]
-        waited[thread] = samples.bytes[rows]
+        waited[thread], frames[thread] = samples.bytes[rows], inner[rows].astype(np.int64)
     locks, held = read_locks(trace)
-    text = _shortened({**trace.names(distinct_ids(samples.name)), **held})
-    return PythonLines(times, names, waited, text, _stand_ins(trace, times), locks)
+    known = distinct_ids(np.concatenate([samples.name, inner[inner >= 0]]).astype(np.int64))
+    text = _shortened({**trace.names(known), **held})
+    return PythonLines(times, names, waited, frames, text, _stand_ins(trace, times), locks)
 
 
 def read_locks(trace: Trace) -> tuple[Events, Mapping[int, str]]:
@@ -125,43 +142,6 @@ def _stand_ins(trace: Trace, sampled: Mapping[Thread, Times]) -> dict[int, Threa
     elsewhere = {process for process, _ in marking - sampled.keys()}
     telling = [t for t in sampled if t in marking or t[0] not in elsewhere]
     return {t[0]: t for t in sorted(telling, key=lambda t: len(sampled[t]))}
-
-
-def dominating(
-    gpus: PerGpu,
-    lines: PythonLines,
-    lanes: Sequence[LaneSummary],
-    idle: Sequence[Intervals],
-    cause: str,
-) -> SampledLine | None:
-    """Return the lines that the feeding threads were at while GPUs were idle for a cause.
-
-    ``idle`` is what counts of the time of each of the lanes.
-    """
-    seen: dict[Thread, set[int]] = {}
-    for by_thread in gpus.each(_samples, lanes, idle, same=(cause,)):
-        for thread, samples in by_thread.items():
-            seen.setdefault(thread, set()).update(samples.tolist())
-    chosen = {thread: np.array(sorted(numbers), np.intp) for thread, numbers in seen.items()}
-    return lines.place(chosen)
-
-
-def _samples(view: GpuShardView, time: Intervals, cause: str) -> dict[Thread, NDArray[np.intp]]:
-    """Return the samples of each thread while a GPU is idle for a cause."""
-    lines, calls, causes = view.once(read_python_lines), view.calls, view.lane.causes
-    if lines is None or calls is None:
-        return {}
-    idle = causes.of[cause].intersection(time)
-    feeders = np.full(len(idle), NOBODY)
-    at = np.searchsorted(causes.ends, idle.end)
-    feeders[at < len(causes.ends)] = causes.feeder[at[at < len(causes.ends)]]
-    within: dict[Thread, Intervals] = {}
-    for feeder in np.unique(feeders[feeders != NOBODY]).tolist():
-        thread = lines.teller(calls.threads[feeder])
-        if thread is not None:
-            mine = Intervals(idle.start[feeders == feeder], idle.end[feeders == feeder])
-            within[thread] = merge_touching(within.get(thread, EMPTY), mine)
-    return {thread: lines.within(thread, mine) for thread, mine in within.items()}
 
 
 def _shortened(names: Mapping[int, str]) -> dict[int, str]:

@@ -221,7 +221,7 @@ def find_lateness(
         return None
     place = np.full(len(gpus.operations), UNKNOWN)
     place[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
-    waiter, last = place[collectives.lane[row]], place[_last_lane(collectives)[row]]
+    waiter, last = place[collectives.lane[row]], place[collectives.last_lane[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
     lost_ns = np.where(waiter != last, _losses(gpus, meeting, waiter, collectives, row), 0)
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
@@ -305,18 +305,6 @@ def _lost(view: GpuShardView, start: Times, end: Times, wait: Times) -> Times:
     part = np.minimum(waits, shown) / np.maximum(waits, 1)
     lost: Times = (wait * part[chain]).astype(np.int64)
     return lost
-
-
-def _last_lane(collectives: Collectives) -> NDArray[np.int64]:
-    """Return, for each row, the lane that arrived last of those that arrived before it left."""
-    moments, begin = np.unique(collectives.start, return_inverse=True)
-    keys = collectives.instance * len(moments) + begin
-    order = np.lexsort((collectives.lane, keys))
-    arrival = np.minimum(np.searchsorted(moments, collectives.arrival), len(moments) - 1)
-    wanted = collectives.instance * len(moments) + arrival
-    at = order[np.searchsorted(keys[order], wanted, "right") - 1]
-    is_known = collectives.known & (keys[at] == wanted)
-    return np.where(is_known, collectives.lane[at], collectives.lane).astype(np.int64)
 
 
 _FULL: Final = 900

@@ -54,7 +54,8 @@ class Kind(IntEnum):
     """A training step, marked on the host by a hook or a profiler."""
     SAMPLE = 24
     """A stack sample: the name of the user code that a host thread was in; start equals end, and
-    ``bytes`` is for how many nanoseconds it was still there, in one call of a C function mostly."""
+    ``bytes`` is for how many nanoseconds it was still there, in one call of a C function mostly.
+    The id of the innermost frame's name is in ``correlation``, on the file's own numbers."""
     LOADER = 27
     """A part of a batch in a data loader's worker or main process, or a moment of a loader."""
     PHASE = 28

@@ -317,6 +317,36 @@ class Finding(Struct, frozen=True):
     evidence: Evidence = field(default_factory=dict)
 
 
+class LedgerRow(Struct, frozen=True):
+    """Time that one GPU does not compute, or computes what need not be, charged to one cause.
+
+    Over the measured steps, or over the whole span without steps. The rows of a GPU that are not of
+    ``compute`` sum to the ``total_ns`` less the ``compute_ns`` of its `Breakdown`.
+    """
+
+    cause: str
+    """Id of the most specific cause that is proven, and of its finding."""
+    path: tuple[str, ...]
+    """Ids of the causes from the most general to this one."""
+    of: str
+    """Time that it is a part of: ``idle``, ``copy``, ``communication`` or ``compute``."""
+    gpu: int | None
+    """GPU that loses the time."""
+    rank: int
+    """Rank on which the cause is, even if the GPU of another waits for it."""
+    thread: int | None
+    """System id of the host thread on which it is; None if it is on none, or on several."""
+    line: str | None
+    """Line of the program that most samples met meanwhile; None where none has a third of them."""
+    ns: int
+    evidence: str
+    """Samples at the line, the system call that the thread was in, what another rank was at."""
+    frame: str | None
+    """Innermost frame that most of the samples at the line met, in a library mostly."""
+    paid_by: int
+    """Rank of the GPU that loses the time."""
+
+
 class Load(Struct, frozen=True):
     """Work of one GPU over its measured steps, or over the whole span with ``steps`` 0.
 
@@ -557,6 +587,8 @@ class WhatIf(Struct, frozen=True):
     """Mean step if it achieves the least that can be expected."""
     gain_ns: int
     """``now_ns - step_ns``."""
+    sure_ns: int
+    """Part of the gain that nine in ten of the measured pairs of the optimization reached."""
     assumption: str
     """Assumed effect of the optimization, and what bounds it."""
     beyond: str
@@ -644,6 +676,8 @@ class Analysis(Struct, frozen=True):
     """Tables of plugins' analyzers."""
     throughput: tuple[Throughput, ...] = ()
     """Samples and tokens of each rank; empty where the program gave none."""
+    ledger: tuple[LedgerRow, ...] = ()
+    """Lost time of each GPU in the measured steps by cause, the largest first."""
     energy: tuple[Energy, ...] = ()
     """Energy of each GPU whose counter was read in the measured steps."""
     allocators: tuple[Allocator, ...] = ()

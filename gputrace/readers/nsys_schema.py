@@ -94,7 +94,13 @@ TABLES: Final = (
     # gputrace's own, in its traces and in exports that it has added to:
     _of_host("GPUTRACE_STEP", Kind.STEP, correlation="step"),
     _of_host("GPUTRACE_HOST_RANGE", *_HOST_RANGES, kind="kind", correlation="number"),
-    _of_host("GPUTRACE_PYTHON_SAMPLE", Kind.SAMPLE, end="start", bytes="waitedNs"),
+    _of_host(
+        "GPUTRACE_PYTHON_SAMPLE",
+        Kind.SAMPLE,
+        end="start",
+        bytes="waitedNs",
+        correlation="innerNameId",
+    ),
     _of_host(
         "GPUTRACE_MESSAGE",
         *(Kind.MESSAGE, Kind.COMMUNICATOR),

@@ -8,7 +8,7 @@ docs/findings.md is made of these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -24,35 +24,77 @@ from gputrace.analyzers.findings import (
     whole_run,
 )
 from gputrace.analyzers.findings.context import MEDIUM, SEVERITIES, Facts, Rule, severity_of
+from gputrace.analyzers.ledger.causes import IDLE, WAITS, Cause
 from gputrace.model.results import Finding, WhatIf
 
 __all__ = ["ALL_RULES", "RULES", "Facts", "find", "order"]
 
+_HOST = WAITS
+_ANY = (*IDLE, "h2d", "other_copy")
+_IDLING = ("launch-bound", "host-work", "sync-bound", "late-host", "idle-unexplained")
+"""Causes of which a cause may be a part that is known by its length alone."""
+CAUSES: Final[tuple[Cause, ...]] = (
+    # Claimed first, the most certain before the others.
+    Cause("garbage-collection", "host", "garbage collection", IDLE, host.claim_collections,
+          rule=host.garbage_collection, in_all=True),
+    Cause("recompilation", "host", "compilation and tracing", IDLE, host.claim_compilations,
+          rule=host.recompilation, in_all=True),
+    Cause("warmup", "host", "start-up, once", IDLE, whole_run.claim_start_up,
+          rule=whole_run.warmup),
+    Cause("weights", "copies", "weights, once", ("h2d",), whole_run.claim_weights),
+    Cause("loader-restart", "data", "loader starts its workers", _HOST,
+          data_feeding.claim_restarts, rule=data_feeding.loader_restart, in_all=True),
+    Cause("autotune-repeated", "host", "search for algorithms", IDLE, idle.claim_autotune,
+          rule=idle.autotune_repeated),
+    Cause("host-optimizer", "host", "optimizer on the host", _ANY, host.claim_host_optimizer,
+          rule=host.host_optimizer, in_all=True),
+    Cause("host-work", "host", "other work of the host", ("launch", "sync"), host.claim_host_work,
+          rule=host.host_work, in_all=True),
+    Cause("sync-bound", "host", "synchronising call", ("launch",), idle.claim_late_after_waits,
+          rule=idle.sync_bound),
+    Cause("graph-gaps", "work", "between nodes of a graph", ("other_idle",),
+          idle.claim_graph_gaps, rule=idle.graph_gaps),
+    Cause("kernel-gaps", "host", "between kernels", ("other_idle",), idle.claim_kernel_gaps),
+    # What is left of each class of time.
+    Cause("recorder-overhead", "host", "the recorder", rule=whole_run.recorder_overhead),
+    Cause("data-feeding", "data", "waiting for the next batch", rule=data_feeding.data_feeding),
+    Cause("alloc-stall", "host", "allocation", rule=idle.alloc_stall),
+    Cause("launch-bound", "host", "launch overhead", rule=idle.launch_bound, certain=0.5),
+    Cause("idle-unexplained", "unexplained", "unexplained", rule=idle.idle_unexplained),
+    Cause("h2d-exposed", "copies", "host to device", rule=busy.h2d_exposed),
+    Cause("copies-exposed", "copies", "other copies", rule=busy.copies_exposed),
+    Cause("memset", "copies", "memset"),
+    Cause("communication-exposed", "communication", "transfer",
+          rule=busy.communication_exposed),
+    Cause("uneven-arrival", "waiting", "ranks arrive one by one"),
+    Cause("straggler", "waiting", "rank with more or slower work", rule=stragglers.straggler),
+    Cause("late-host", "waiting", "rank with a late host", rule=stragglers.late_host),
+    Cause("pipeline-bubble", "waiting", "pipeline bubble", rule=busy.pipeline_bubble),
+    Cause("expert-imbalance", "waiting", "uneven experts", rule=busy.expert_imbalance),
+    # Known by how long they last, but not when.
+    Cause("gil-wait", "host", "lock of Python", _IDLING, amount=host.amount_locked,
+          rule=host.gil_wait),
+    Cause("cpu-throttled", "host", "CPU quota", _IDLING, amount=host.amount_throttled,
+          rule=host.cpu_throttled),
+    Cause("cpu-starved", "host", "queued for a core", _IDLING, amount=host.amount_queued,
+          rule=host.cpu_starved),
+    Cause("page-faults", "host", "page faults", _IDLING, amount=host.amount_faults,
+          rule=host.page_faults),
+    Cause("slow-cores", "host", "slow core", _IDLING, amount=host.amount_slow_cores,
+          rule=host.slow_cores),
+    Cause("h2d-pageable", "copies", "pageable memory", ("h2d-exposed",),
+          amount=busy.amount_pageable, rule=busy.h2d_pageable),
+    Cause("host-staged-comm", "communication", "through the host's memory",
+          ("communication-exposed", "copies-exposed", "h2d-exposed"),
+          amount=gpu_links.amount_staged, rule=gpu_links.host_staged_comm),
+    Cause("topology", "communication", "slow link", ("communication-exposed",),
+          amount=gpu_links.amount_slow_links, rule=gpu_links.topology),
+)  # fmt: skip
+"""Causes of lost time that a ledger charges, in this order."""
 RULES: Final[tuple[Rule, ...]] = (
-    whole_run.recorder_overhead,
     whole_run.lost_records,
     whole_run.low_utilization,
-    data_feeding.data_feeding,
-    idle.autotune_repeated,
-    idle.alloc_stall,
-    idle.sync_bound,
-    idle.launch_bound,
-    idle.idle_unexplained,
-    host.cpu_starved,
-    host.cpu_throttled,
-    host.page_faults,
-    host.slow_cores,
-    host.gil_wait,
-    host.garbage_collection,
-    host.recompilation,
-    busy.h2d_exposed,
-    busy.h2d_pageable,
-    busy.copies_exposed,
-    busy.communication_exposed,
-    busy.pipeline_bubble,
-    busy.expert_imbalance,
-    stragglers.straggler,
-    stragglers.late_host,
+    *(cause.rule for cause in CAUSES if cause.rule is not None),
     busy.compute_bound,
     hardware.clock_mismatch,
     hardware.throttling,
@@ -61,12 +103,9 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.layout_transposes,
     busy.no_tensor_cores,
     stragglers.gpu0_skew,
-    gpu_links.topology,
-    gpu_links.host_staged_comm,
     slow_steps.slow_steps,
     whole_run.validation_downtime,
     whole_run.checkpoint_stall,
-    whole_run.warmup,
     whole_run.graph_opaque,
 )
 HOST_RULES: Final[tuple[Rule, ...]] = (
@@ -109,61 +148,53 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
 
 
 _DISTORTING: Final = ("recorder-overhead", "lost-records")
+"""Findings by which no other figure can be trusted, if they are high."""
 _UNCONFIRMED: Final = 0.01
 """Share of a step that a cost counts whose cure is predicted to gain nothing worth listing."""
-_CURED_BY_REPLAY: Final = ("launch-bound", "communication-exposed")
-"""Findings about idle time that all GPUs share: if a replay without their cause gains nothing,
-another cause explains that time."""
-_OF_THE_WAY_THERE: Final = (
-    "data-feeding",
-    "alloc-stall",
-    "sync-bound",
-    "launch-bound",
-    "idle-unexplained",
-)
-"""Findings about idle time, which matters little where it ends before a trace's later half."""
-_BUSY: Final = 0.8
-_LITTLE: Final = 0.1
-"""Shares of the time: computation that has as much comes before idle time that has less, unless
-that is spent waiting for data, which a faster loader ends."""
+_CERTAIN: Final = {cause.id: cause.certain for cause in CAUSES}
 
 
 def order(
-    findings: Sequence[Finding], predictions: Sequence[WhatIf], mean_ns: int
+    findings: Sequence[Finding],
+    predictions: Sequence[WhatIf],
+    mean_ns: int,
+    curable: Collection[str] = (),
 ) -> tuple[Finding, ...]:
-    """Return the findings, the most important first: by severity, then by what they cost.
+    """Return the findings, those first whose cure is sure to gain most, with severities to match.
 
-    The severity of a cost that a prediction does not confirm is lowered.
+    A cure gains what its prediction says, as far as predictions of its kind came true; without a
+    prediction, what is charged to its cause. Computation itself counts as much as a cost that is
+    `medium`: GPUs that compute nearly all the time come before anything smaller.
 
-    A recorder that distorts the run, or rows that are missing, come before all others: no other
-    figure can be trusted then.
-    A cost counts, and makes severe, as far as a prediction may confirm it. GPUs that compute nearly
-    all the time come before costs below `MEDIUM`, and before little idle time; where they do so in
-    the later half of a trace without steps, before idle time below `HIGH`.
+    A recorder that distorts the run, or rows that are missing, come before all others.
+
+    Args:
+        findings: in any order.
+        predictions: of what cures gain; none where the steps cannot be replayed.
+        mean_ns: mean step.
+        curable: ids of the findings whose cures are predicted if they gain anything.
     """
     gains: dict[str | None, int] = {}
     for cure in predictions:
-        gains[cure.finding] = max(gains.get(cure.finding, 0), cure.now_ns - cure.low_ns)
+        gains[cure.finding] = max(gains.get(cure.finding, 0), cure.sure_ns)
 
-    settled = any("settled_share" in finding.evidence for finding in findings)
-    computing = {finding.id: finding.impact_ns for finding in findings}.get("compute-bound", 0)
-    busy = computing >= _BUSY * mean_ns
-
-    def weigh(finding: Finding) -> tuple[bool, int, float, Finding]:
-        distorts = finding.id in _DISTORTING and finding.severity == "high"
-        severity, gain = finding.severity, float(finding.impact_ns)
+    def gain_of(finding: Finding) -> float:
         if finding.id == "compute-bound":
-            return True, SEVERITIES.index("medium"), -MEDIUM * mean_ns, finding
-        little = busy and finding.id != "data-feeding" and gain < _LITTLE * mean_ns
-        if (settled or little) and finding.id in _OF_THE_WAY_THERE and severity == "medium":
-            severity = "low"
-        elif finding.id in gains or (predictions and finding.id in _CURED_BY_REPLAY):
-            # No cure that is predicted ends pauses of the host.
-            pauses = float(finding.evidence.get("long_waits_ns") or 0)
-            gain = min(gain, max(gains.get(finding.id, _UNCONFIRMED * mean_ns), pauses))
+            return MEDIUM * mean_ns
+        if finding.id in gains:
+            return gains[finding.id]
+        if predictions and finding.id in curable:
+            return min(finding.impact_ns, _UNCONFIRMED * mean_ns)
+        return finding.impact_ns * _CERTAIN.get(finding.id, 1.0)
+
+    def weigh(finding: Finding) -> tuple[bool, bool, float, int, Finding]:
+        gain, severity = gain_of(finding), finding.severity
+        is_info = severity == "info" and finding.id != "compute-bound"
+        if finding.impact_ns and severity != "info" and finding.id not in _DISTORTING:
             confirmed = severity_of(gain / max(mean_ns, 1)) or "low"
             severity = max(severity, confirmed, key=SEVERITIES.index)
+        distorts = finding.id in _DISTORTING and severity == "high"
         weighed = finding if severity == finding.severity else replace(finding, severity=severity)
-        return not distorts, SEVERITIES.index(severity), -gain, weighed
+        return not distorts, is_info, -gain, SEVERITIES.index(severity), weighed
 
     return tuple(row[-1] for row in sorted(map(weigh, findings), key=lambda row: row[:-1]))

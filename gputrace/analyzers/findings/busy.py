@@ -9,9 +9,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.gpu_links import host_staged_comm, told_by_links
-from gputrace.analyzers.findings.stragglers import slow_gpus, told_by_skew
-from gputrace.analyzers.findings.whole_run import low_utilization
+from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
 from gputrace.model.events import Kind
@@ -54,15 +52,13 @@ _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that
 
 
 def h2d_exposed(facts: Facts) -> Iterator[Finding]:
-    """Host-to-device copies run with nothing beside them, unless `h2d-pageable` covers most of
-    their time.
+    """Host-to-device copies run with nothing beside them.
 
-    Cost: class `h2d`; without steps, less copies of weights before the first kernel.
+    Cost: class `h2d`, less what `h2d-pageable` costs; without steps, less copies of weights before
+    the first kernel.
 
     Wrong if: the step is no shorter with the copies removed (one batch kept on the GPU).
     """
-    if 2 * facts.pageable.saving_ns > sum(row.of("h2d") for row in facts.rows):
-        return
     is_pinned = facts.is_pinned("h2d")
     source = "" if is_pinned else " from pinned memory"
     if facts.trains:
@@ -75,10 +71,8 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
         how += " (its memory is pinned already)"
     yield from facts.costly(
         "h2d-exposed",
-        "h2d",
         "{cost} go to host-to-device copies with nothing running beside them",
         f"{how}; {_COPY_LESS}",
-        beside=-facts.weights_ns,
     )
 
 
@@ -89,19 +83,16 @@ def copies_exposed(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter with the copies removed (results left on the GPU).
     """
-    staged = sum(finding.impact_ns for finding in host_staged_comm(facts))
     spent = np.reshape(facts.per_gpu.each(_spent_on_copies, facts.working), (-1, 2)).sum(axis=0)
     to_host = bool(spent[0] >= spent[1])
     yield from facts.costly(
         "copies-exposed",
-        "other_copy",
         "{cost} go to copies "
         + ("to the host" if to_host else "within the GPUs' memory")
         + " with nothing running beside them",
         _READ_LESS.format(pinned="" if facts.is_pinned("d2h") else ", into pinned memory")
         if to_host
         else _MOVE_LESS,
-        beside=-min(staged, facts.mean("other_copy")),
     )
 
 
@@ -110,6 +101,11 @@ def _spent_on_copies(gpu: GpuShardView) -> tuple[int, int]:
     kinds, lengths = gpu.operations.events.kind, gpu.operations.end - gpu.operations.start
     to_host, within = (int(lengths[kinds == k].sum()) for k in (Kind.COPY_D2H, Kind.COPY_D2D))
     return to_host, within
+
+
+def amount_pageable(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step that pinned memory would save each GPU in copies of input."""
+    return {None: facts.pageable.saving_ns // facts.turns} if facts.pageable.saving_ns else {}
 
 
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
@@ -155,36 +151,24 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
-    """Communication runs with no computation beside it. Waiting in it counts too, unless late ranks
-    or slow GPUs are found.
+    """Communication runs with no computation beside it. Waiting in it counts too, where no rank is
+    late by more than chance and nothing on it says why.
 
-    Cost: class `communication`; without `communication_wait_ns` if late ranks or slow GPUs are
-    found, and less the part that `gpu0-skew`, `topology`, `host-staged-comm`, `pipeline-bubble` and
-    `expert-imbalance` cover.
+    Cost: class `communication`, less what is charged to a cause on the rank that came last, to the
+    division of work (`pipeline-bubble`, `expert-imbalance`) or to links.
 
     Wrong if: the step is no shorter without the exchange (DDP's `no_sync` for some steps).
     """
-    whole, wait = facts.mean("communication"), facts.mean("communication_wait")
+    cost = facts.ledger.mean("communication-exposed", "uneven-arrival")
+    wait = facts.ledger.mean("uneven-arrival")
     known = all(row.communication_wait_ns is not None for row in facts.rows)
-    slow = slow_gpus(facts)
-    if slow:
-        # The slow GPU waits least, so what others communicate for longer is waiting too.
-        least = min(row.of("communication") // max(row.steps, 1) for row in facts.rows)
-        wait = max(wait, whole - least)
-    apart = bool((known and facts.late) or slow)
-    cost = (whole - wait if apart else whole) - max(told_by_links(facts), told_by_skew(facts))
-    elsewhere = sum(finding.impact_ns for finding in expert_imbalance(facts)) + _in_bubbles(facts)
-    cost = min(cost, whole - elsewhere)
     share = facts.share_of(cost)
     severity = severity_of(share)
     if severity is None:
         return
-    if apart:
-        waiting = f"; waiting for other ranks takes another {format_ns(wait)}"
-    else:
-        left = min(max(wait - elsewhere, 0), cost)
-        how_long = f"{format_ns(left)} of " if known else ""
-        waiting = f", including {how_long}waiting for other ranks"
+    waiting = f", including {f'{format_ns(wait)} of ' if known else ''}waiting for other ranks"
+    if known and not wait:
+        waiting = ""
     role, part = _costliest_role(facts)
     where = f", most of it in {_GROUPS[role]}" if role else ""
     yield facts.finding(
@@ -192,13 +176,11 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         severity,
         cost,
         f"{facts.of_step(cost)} go to communication with no computation beside it{where}{waiting}",
-        _WAIT_LESS
-        if known and not apart and 2 * (wait - elsewhere) > whole - elsewhere
-        else _less(facts, role),
+        _WAIT_LESS if known and 2 * wait > cost else _less(facts, role),
         {
             "share": round(share, 4),
-            "communication_ns": whole,
-            "wait_ns": wait if known or slow else None,
+            "communication_ns": facts.mean("communication"),
+            "wait_ns": wait if known else None,
             "total_ns": facts.mean_ns,
             "role": role or None,
             "role_share": round(part, 4) if role else None,
@@ -342,13 +324,6 @@ _CAUSES: Final = {
 }
 
 
-def _in_bubbles(facts: Facts) -> int:
-    """Return the nanoseconds of communication per step and GPU that bubbles are made of."""
-    stages = sum(len(pipeline.stages) for pipeline in facts.pipelines)
-    bubbles = sum(p.bubble_ns * len(p.stages) for p in facts.pipelines) // max(stages, 1)
-    return min(bubbles, facts.mean("communication")) if stages else 0
-
-
 _UNEQUAL: Final = 0.1
 """Minimum excess of the busiest rank's experts, as a fraction of their mean work."""
 _UNEQUAL_SHARE: Final = 0.02
@@ -409,7 +384,7 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
     Wrong if: half the batch size takes as long.
     """
     share, settled = facts.share("compute"), _settled_share(facts)
-    if max(share, settled) < _MOSTLY_COMPUTE or next(low_utilization(facts), None) is not None:
+    if max(share, settled) < _MOSTLY_COMPUTE or runs_almost_nothing(facts):
         return
     later = f", {settled:.0%} of its later half" if settled else ""
     yield facts.finding(
@@ -479,9 +454,7 @@ def _how_to_compute_less(facts: Facts) -> str:
 _LAYOUT_WORTH: Final = 0.02
 """Share of the time from which layout conversions are reported."""
 _PRODUCTS_WORTH: Final = MEDIUM
-_PRODUCTS_MEDIUM: Final = 0.5
-"""Shares of the time in products without tensor cores from which they are reported as low and as
-medium: precision is a choice about the training, which a wait for data is not."""
+"""Share of the time in products without tensor cores from which they are reported."""
 _FASTER: Final = 2
 """Assumed speed-up of products on tensor cores; every card promises more."""
 _SHOWN: Final = 2
@@ -539,8 +512,7 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
 
 def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     """On cards with tensor cores, 5 % of the time goes to matrix products and convolutions known
-    not to use them: fp32, or half precision with unsuitable sizes; `low`, or `medium` from 50 %,
-    since precision is a choice about the training.
+    not to use them: fp32, or half precision with unsuitable sizes.
 
     Cost: half of their duration, assuming that tensor cores are twice as fast.
 
@@ -558,7 +530,7 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     what = "half-precision" if half > single else "fp32"
     yield facts.finding(
         "no-tensor-cores",
-        "medium" if share >= _PRODUCTS_MEDIUM else "low",
+        severity_of(share * (_FASTER - 1) / _FASTER) or "low",
         touched // steps * (_FASTER - 1) // _FASTER,
         f"{format_ns(touched // steps)} of {facts.per} ({share:.0%}) go to {what} matrix products "
         f"and convolutions that do not use the tensor cores ({_names(kernels)})",

@@ -6,22 +6,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Final
 
 import numpy as np
 from msgspec import field
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.breakdown import find_gaps
 from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives
-from gputrace.analyzers.copies import Pageable, find_copies, find_pageable, weights_until
+from gputrace.analyzers.copies import Pageable, find_copies, find_pageable
 from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
 from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
+from gputrace.analyzers.grouping import StepsOf, edges_of, spans_by_rank, stretches
 from gputrace.analyzers.host_calls import are_of_hip
 from gputrace.analyzers.host_state import (
     measure_allocators,
@@ -31,13 +32,14 @@ from gputrace.analyzers.host_state import (
     read_work,
 )
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
+from gputrace.analyzers.ledger import Ledger, account, charges_of, move_amounts
+from gputrace.analyzers.ledger.causes import Cause, path_of
 from gputrace.analyzers.load_balance import compare_loads, most_memory
 from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
-from gputrace.analyzers.operations import GpuOperations, OperationClass
+from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_experts, find_roles, find_sharded
 from gputrace.analyzers.pipelines import find_pipelines
-from gputrace.analyzers.python_samples import PythonLines, SampledLine, dominating
-from gputrace.analyzers.run_phases import find_start_up
+from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.step_phases import (
     ALL,
     IdleOfRank,
@@ -66,7 +68,7 @@ from gputrace.model.host import (
     Loader,
     StepPhases,
 )
-from gputrace.model.intervals import Intervals, union
+from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
     Breakdown,
@@ -82,12 +84,9 @@ from gputrace.model.results import (
     Throughput,
 )
 from gputrace.model.struct import Struct
-from gputrace.model.time_class import TIME_CLASSES
+from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ns
-
-_IN_PHASES: Final = ("launch", "sync", "alloc")
-"""Causes of idle time of which a finding says which phase of a step has most."""
 
 _NEARLY_ALL: Final = 0.9
 """Part of the copies' time from which the memory of all of them is called pinned."""
@@ -108,15 +107,8 @@ HIGH: Final = 0.20
 MEDIUM: Final = 0.05
 """Shares of the time from which a cost is high and medium: xprof's limits for input-bound."""
 
-WAITS_FOR_HOST: Final = tuple(row.id for row in TIME_CLASSES if row.waits_for_host)
-"""Causes of idle time in which the GPUs wait for what the host does."""
-
 _MOST: Final = 0.5
 """Share of the idle time that one phase must have for it to be named."""
-
-_FEWEST_SAMPLES: Final = 5
-_DOMINATES: Final = 0.5
-"""Minimum number and share of samples at a line for it to be named."""
 
 _DO: Final = r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b"
 
@@ -145,8 +137,12 @@ class Facts(Struct, frozen=True, dict=True):
     late_gains: dict[int, LateGains] = field(default_factory=dict)
     """By rank that is late in all steps, what a step gains without each reason for it, as far as
     it was replayed."""
+    late_causes: dict[int, str] = field(default_factory=dict)
+    """Cause to charge for waiting for a rank, by rank that is late in a way that is no chance."""
     timed: Sequence[Step] = ()
     """Measured steps, and those that would be measured if they had all CUDA calls."""
+    causes: Sequence[Cause] = ()
+    """Causes of lost time, in the order in which they are charged."""
 
     @property
     def trace(self) -> Trace:
@@ -171,6 +167,33 @@ class Facts(Struct, frozen=True, dict=True):
         if len(shard.operations) < len(self.per_gpu.operations):
             raise LookupError("the rows are on the workers of a cluster")
         return shard
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Lost time of the GPUs, each nanosecond charged to one cause."""
+        if not self.per_gpu.operations:
+            return Ledger((), 1)
+        lanes = self._lanes_of(self.listed)
+        rows = {(row.gpu, row.rank): row for row in self.listed}
+        in_order = [rows[lane.gpu.gpu, lane.gpu.rank] for lane in lanes]
+        charged = account(
+            self.per_gpu,
+            self.causes,
+            {lane.gpu: edges_of(self.measured_of(lane.gpu)) for lane in self.per_gpu.lanes},
+            [lane.gpu for lane in lanes],
+            in_order,
+            self.collectives,
+            self.roles,
+            self.late_causes,
+        )
+        turns = {(row.gpu, row.rank): max(row.steps, 1) for row in in_order}
+        for cause in self.causes:
+            if cause.amount is not None and (amounts := cause.amount(self)):
+                path = path_of(cause.id, self.causes)
+                charged = move_amounts(charged, cause, amounts, turns, path)
+        counted = {(row.gpu, row.rank) for row in self.rows}
+        rows_of = tuple(sorted(charged, key=lambda row: -row.ns))
+        return Ledger(rows_of, self.turns, frozenset(counted))
 
     @cached_property
     def roles(self) -> tuple[str, ...]:
@@ -344,8 +367,8 @@ class Facts(Struct, frozen=True, dict=True):
 
     @cached_property
     def _idle_in_phases(self) -> list[dict[str, NDArray[np.int64]]]:
-        """Idle time of each GPU that counts by phase of its host, in all and for some causes."""
-        return idle_by_phase(self.per_gpu, self.working, self.working_times, (ALL, *_IN_PHASES))
+        """Idle time of each GPU that counts by phase of its host, in all and before launches."""
+        return idle_by_phase(self.per_gpu, self.working, self.working_times, (ALL, "launch"))
 
     @cached_property
     def framework(self) -> str:
@@ -451,31 +474,11 @@ class Facts(Struct, frozen=True, dict=True):
         return find_pageable(self.per_gpu, self.working, self.measured)
 
     @cached_property
-    def weights_ns(self) -> int:
-        """Nanoseconds of class ``h2d`` that copy weights, on average; 0 where there are steps."""
-        if self.measured or not self.working:
-            return 0
-        return sum(self.per_gpu.each(_copying_weights, self.working)) // len(self.working)
-
-    @cached_property
     def balance(self) -> tuple[Load, ...]:
         """Load of each GPU that counts, for comparison; empty where there is one."""
         lanes = self.working
         memory = most_memory(self.trace.nvml, lanes) if len(lanes) > 1 else {}
         return compare_loads(self.per_gpu, lanes, self.measured, memory)
-
-    @cached_property
-    def start_up(self) -> dict[str, dict[str, int]]:
-        """Nanoseconds of a trace without steps that its GPUs idle for what a process does once, on
-        average: by cause, as of warm-up, and by class of idle time. Empty where there are steps.
-        """
-        if self.measured or not self.per_gpu.has_calls or not self.working:
-            return {}
-        each = self.per_gpu.each(_measure_start_up, self.working)
-        return {
-            cause: {name: sum(times[cause][name] for times in each) // len(each) for name in names}
-            for cause, names in each[0].items()
-        }
 
     @cached_property
     def links(self) -> Links | None:
@@ -570,71 +573,65 @@ class Facts(Struct, frozen=True, dict=True):
     def costly(
         self,
         id: str,
-        name: str,
         message: str,
         advice: str,
         *,
         medium: float = MEDIUM,
         high: float = HIGH,
-        beside: int = 0,
+        beside: Sequence[str] = (),
     ) -> Iterator[Finding]:
-        """Yield a finding if the share of a class of time is at least ``medium``.
+        """Yield a finding if the share of the time that is charged to a cause is at least
+        ``medium``.
 
         In the message, ``{cost}`` stands for the cost per step: ``25.1 ms of a step of 62.8 ms
-        (40%)``. ``beside`` is what belongs to the cost beside the class, in nanoseconds per step;
-        negative where a part of the class belongs to another finding, as start-up does to `warmup`.
+        (40%)``. ``beside`` are causes that the finding is about, too.
         """
-        beside -= sum(names.get(name, 0) for names in self.start_up.values())
-        cost = self.mean(name) + beside
-        share = self.share(name) + self.share_of(beside)
+        causes = id, *beside
+        cost = self.ledger.mean(*causes)
+        share = self.share_of(cost)
         severity = severity_of(share, medium, high)
         if severity is None:
             return
         text = message.format(cost=f"{format_ns(cost)} of {self.per} ({share:.0%})")
         evidence: dict[str, float | int | str | None] = {
             "share": round(share, 4),
-            f"{name}_ns": cost,
+            "cost_ns": cost,
             "total_ns": self.mean_ns,
         }
-        phase = self.phase_in(name)
+        phase = self._phase_of(causes)
         if phase is not None:
             where, spent, total = phase
             text += f"; most of it in {PHASES[where]}, {format_ns(spent)} of {format_ns(total)}"
             evidence |= {"phase": where, "phase_ns": spent}
-        source = self.dominating_line(name, self.working, self.working_times)
-        if source is not None:
-            part = f"{source.share:.0%} of {source.samples:,} samples"
-            text += f"; the host is at {source.line} in {part}"
-            evidence |= {"line": source.line, "line_share": round(source.share, 4)}
-        yield self.finding(id, severity, cost, text, advice, evidence)
+        rows = self.ledger.of(*causes)
+        if rows and rows[0].line is not None:
+            if rows[0].line not in text:
+                text += f"; the host is at {rows[0].line} in {rows[0].evidence}"
+            evidence |= {"line": rows[0].line}
+        found = self.finding(id, severity, cost, text, advice, evidence)
+        ranks = self.ledger.ranks(*causes)
+        if not set(ranks) < set(self.ranks):
+            yield found
+            return
+        gpus = tuple(row.gpu for row in self.rows if row.rank in ranks and row.gpu is not None)
+        yield replace(found, ranks=ranks, gpus=gpus)
 
-    def phase_in(self, cause: str) -> tuple[str, int, int] | None:
-        """Return the phase of a step that the host is in for most of the time that GPUs idle for a
-        cause: its name, the nanoseconds per step, and those of all phases; None if none has most.
+    def _phase_of(self, causes: Sequence[str]) -> tuple[str, int, int] | None:
+        """Return the phase of a step that the host is in for most of the time charged to some
+        causes: its name, the nanoseconds per step, and those of all phases; None if none has most.
         """
-        if cause not in _IN_PHASES or not self.step_phases:
+        if not self.step_phases:
             return None
-        idle = [by_cause[cause] for by_cause in self._idle_in_phases if by_cause]
-        if not idle:
-            return None
-        means = (np.sum(idle, axis=0) // self.turns).tolist()
-        total, named = self.mean(cause), dict(zip(PHASES, means, strict=True))
+        each = self.per_gpu.each(
+            _charged_in_phases, self.working, self.working_times, same=(tuple(causes),)
+        )
+        idle = [phases for phases in each if phases is not None]
+        means = (np.sum(idle, axis=0) // self.turns).tolist() if idle else []
+        named = dict(zip(PHASES, means, strict=True)) if means else {OTHER: 0}
+        total = sum(named.values())
         del named[OTHER]
-        most = max(named, key=lambda name: named[name])
-        return (most, named[most], total) if named[most] > _MOST * total else None
-
-    def dominating_line(
-        self, cause: str, lanes: Sequence[LaneSummary], times: Sequence[Intervals]
-    ) -> SampledLine | None:
-        """Return the line that dominates while GPUs idle for a cause, each in some time; None if
-        none does.
-        """
-        if not self.per_gpu.has_calls or self.lines is None or cause not in WAITS_FOR_HOST:
-            return None
-        source = dominating(self.per_gpu, self.lines, lanes, times, cause)
-        if source is None or source.samples < _FEWEST_SAMPLES or source.share < _DOMINATES:
-            return None
-        return source
+        most = max(named, key=lambda name: named[name], default="")
+        return (most, named[most], total) if most and named[most] > _MOST * total else None
 
     @cached_property
     def measured_of(self) -> StepsOf:
@@ -653,17 +650,19 @@ class Facts(Struct, frozen=True, dict=True):
         return stretches(chosen, lane.window)
 
 
-def _measure_start_up(gpu: GpuShardView) -> dict[str, dict[str, int]]:
-    causes = gpu.lane.causes.of
-    return {
-        cause: {name: times.intersection(time).total for name, times in causes.items()}
-        for cause, time in find_start_up(gpu).items()
-    }
-
-
-def _copying_weights(gpu: GpuShardView) -> int:
-    copies = gpu.lane.timeline.of_class(OperationClass.H2D)
-    return copies.clip(gpu.lane.window.start, weights_until(gpu)).total
+def _charged_in_phases(
+    gpu: GpuShardView, time: Intervals, causes: Sequence[str]
+) -> NDArray[np.int64] | None:
+    """Return the nanoseconds of idle time that are charged to causes, in each of `PHASES`."""
+    phases = gpu.once(read_phases).get(gpu.operations.gpu.process)
+    if phases is None:
+        return None
+    charged = [
+        times.intersection(time)
+        for (cause, name), times in charges_of(gpu).items()
+        if cause in causes and name in IDLE_CAUSES
+    ]
+    return phases.within(reduce(merge_touching, charged, EMPTY))
 
 
 Rule = Callable[[Facts], Iterator[Finding]]

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
 from msgspec.structs import replace
 
-from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.findings.context import Facts, severity_of
 from gputrace.analyzers.findings.host import why_pipeline_late
+from gputrace.analyzers.ledger.host import Host
+from gputrace.analyzers.loader import read_loaders
 from gputrace.model.host import COLLATING, READING, SENDING, Loader
+from gputrace.model.intervals import EMPTY, Intervals, search, union
 from gputrace.model.results import Evidence, Finding
 from gputrace.units import format_count, format_ns
 
@@ -21,6 +25,15 @@ _FEED_FASTER: Final = {
     "jax": "prefetch batches to the device in a background thread; load with several workers",
     "mxnet": "give gluon's DataLoader num_workers{pin}; use RecordIO and prefetching",
     "chainer": "use MultiprocessIterator with more processes and n_prefetch",
+}
+_SOON_NS: Final = 10_000_000
+"""Time after the start of the workers within which the wait for their first batch begins."""
+KEEP_LOADER: Final = {
+    "pytorch": "keep the loader's workers from one epoch to the next: "
+    "DataLoader(persistent_workers=True), or one endless loader with a sampler that restarts",
+    "tensorflow": "keep the pipeline from one epoch to the next: dataset.repeat().prefetch(…) and "
+    "steps_per_epoch, cache decoded data",
+    "": "keep the loader and what it has prefetched from one epoch to the next",
 }
 _READY: Final = 0.2
 """Part of the wait for input below which waits for the loader do not explain it."""
@@ -49,13 +62,13 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter when one batch is reused.
     """
-    cause, message = "data_feeding", "the GPUs wait {cost} for "
-    message += "the next batch" if facts.trains else "data from the host"
-    if not facts.per_gpu.operations:
-        # A GPU may have had queued work meanwhile, so it is not shown to have idled.
-        cause, message = "host_data", "the program waits {cost} for the next batch; no GPU was "
-        message += "recorded, so this is an upper bound on a GPU's idle time"
-    for finding in facts.costly("data-feeding", cause, message, how_to_feed_faster(facts)):
+    if facts.per_gpu.operations:
+        what = "the next batch" if facts.trains else "data from the host"
+        text = f"the GPUs wait {{cost}} for {what}"
+        findings = facts.costly("data-feeding", text, how_to_feed_faster(facts))
+    else:
+        findings = _without_gpu(facts)
+    for finding in findings:
         why = _why_late(facts)
         if why is None:
             yield finding
@@ -67,6 +80,53 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
             advice=cure or finding.advice,
             evidence={**finding.evidence, **evidence},
         )
+
+
+def _without_gpu(facts: Facts) -> Iterator[Finding]:
+    """Yield the finding of a program without a GPU: of what it waits, a GPU may idle as much."""
+    cost = facts.mean("host_data")
+    severity = severity_of(facts.share_of(cost))
+    if severity is None:
+        return
+    yield facts.finding(
+        "data-feeding",
+        severity,
+        cost,
+        f"the program waits {facts.of_step(cost)} for the next batch; no GPU was recorded, so this "
+        "is an upper bound on a GPU's idle time",
+        how_to_feed_faster(facts),
+        {"share": round(facts.share_of(cost), 4), "host_data_ns": cost, "total_ns": facts.mean_ns},
+    )
+
+
+def claim_restarts(host: Host) -> Intervals:
+    """Prove waits for a loader that starts its workers anew: from there to the first batch."""
+    events, data = host.view.once(read_loaders), host.waits_for_data
+    if events is None:
+        return EMPTY
+    mine = events.select((events.process == host.process) & (events.number > 0))
+    starts = mine.of("start workers")
+    following = np.minimum(search(data.end, starts.end, "right"), len(data) - 1)
+    if not len(data):
+        return union(starts.start, starts.end)
+    first = (data.end[following] > starts.end) & (data.start[following] < starts.end + _SOON_NS)
+    ends = np.where(first, data.end[following], starts.end)
+    return union(starts.start, ends)
+
+
+def loader_restart(facts: Facts) -> Iterator[Finding]:
+    """The loader starts its workers anew in measured steps, as at each epoch, and the GPUs wait for
+    its first batch for 5 % of the time (`medium`) or 20 % (`high`).
+
+    Cost: these waits.
+
+    Wrong if: the first step of an epoch is as long with workers that stay.
+    """
+    yield from facts.costly(
+        "loader-restart",
+        "the GPUs wait {cost} for the loader to start its workers anew, as each epoch does",
+        KEEP_LOADER.get(facts.framework, KEEP_LOADER[""]),
+    )
 
 
 def how_to_feed_faster(facts: Facts) -> str:

@@ -177,11 +177,14 @@ class _Proof(Struct, frozen=True, dict=True):
     """True if it is about copies to and from the host, which are of no communication class."""
 
 
-def told_by_links(facts: Facts) -> int:
-    """Return the nanoseconds of communication per step that findings about links cover."""
-    proofs = [proof for proof in _proofs(facts)[:1] if not proof.copies]
-    costs = [finding.impact_ns for finding in topology(facts)] + [proof.cost for proof in proofs]
-    return max(costs, default=0)
+def amount_slow_links(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step that each GPU loses to slow links at most."""
+    return {None: finding.impact_ns for finding in topology(facts) if finding.impact_ns}
+
+
+def amount_staged(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step that each GPU exchanges data through host memory at most."""
+    return {None: proof.cost for proof in _proofs(facts)[:1]}
 
 
 def host_staged_comm(facts: Facts) -> Iterator[Finding]:

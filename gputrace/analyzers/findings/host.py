@@ -1,19 +1,25 @@
-"""Findings about host threads that lack a core, or wait for neither data nor a GPU."""
+"""Causes of lost time in what the host does: garbage, compilation, other work than to launch, the
+optimizer on the host; and threads that lack a core, or wait for neither data nor a GPU.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import reduce
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import HIGH, WAITS_FOR_HOST, Facts, severity_of
+from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
+from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.ledger.host import Host
 from gputrace.analyzers.python_samples import SampledLine
 from gputrace.model.events import Events, Kind, distinct_ids
-from gputrace.model.host import HostLoad
-from gputrace.model.intervals import EMPTY, Intervals, union
+from gputrace.model.host import BACKWARD, DATA, FORWARD, OPTIMIZER, HostLoad
+from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Evidence, Finding
 from gputrace.units import format_count, format_ns
 
@@ -41,6 +47,29 @@ RAISE_QUOTA: Final = (
     "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
     "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)"
 )
+_HOST_OPTIMIZERS: Final = r"(?i)cpu_?(adam|lion|adagrad|optim|offload)"
+"""Names of ranges in which an optimizer computes on the host, such as DeepSpeedCPUAdam.step."""
+_ON_THE_GPU: Final = (
+    "keep the optimizer's state and step on the GPU (optimizers with 8-bit states or sharded ones "
+    "where memory is short); else pin the host's copies, and let the step of some layers run "
+    "beside the backward pass of others"
+)
+_MANY_READS: Final = 10
+"""Values read back in a step from which the finding on the host's work says so."""
+_LESS_HOST_WORK: Final = (
+    "do it less often than in every step, on the GPU, or in another thread or process; vectorize it"
+)
+_READ_LESS: Final = (
+    "read values less often: every 50 steps, or all of them at once (torch.stack, one .tolist()); "
+    "fuse the kernels that compute them (torch._foreach_norm)"
+)
+_LOG_LESS: Final = "log less often: fewer histograms and images, scalars every 50 steps"
+_NAME_THE_LINE: Final = "; record with --python to name the line"
+_LOGGERS: Final = (
+    r"(?i)tensorboard|wandb|mlflow|comet_ml|neptune|clearml|aim/|summary\.py|event_file_writer"
+    r"|(^|/)logging/|loguru|csv_logs"
+)
+"""Files of loggers and trackers."""
 _COMPILE_ONCE: Final = {
     "Triton": "use few values for constexpr arguments and triton.autotune keys, and run each once "
     "before the loop",
@@ -78,7 +107,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     worst = max(loads, key=_queued, default=None)
     if worst is None:
         return
-    queued = _bounded(facts, _queued(worst) * facts.mean_ns)
+    queued = _charged(facts, "cpu-starved", _queued(worst) * facts.mean_ns)
     severity = severity_of(facts.share_of(queued))
     if severity is None:
         return
@@ -101,7 +130,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     then = f"with a core for each, a step may take {format_ns(facts.mean_ns - cost)}"
     ratio = _with_fewer(worst, fewer)
     if ratio is not None:
-        cost = _bounded(facts, (1 - ratio) * facts.mean_ns)
+        cost = _charged(facts, "cpu-starved", (1 - ratio) * facts.mean_ns)
         crowd += (
             f"; the {worst.spinning} OpenMP threads ({worst.openmp}) spin while any of them lacks "
             f"a core, and all have one for about {worst.at_once:.1%} of the time"
@@ -133,18 +162,55 @@ def _with_fewer(load: HostLoad, fewer: int) -> float | None:
     return ratio if ratio < 1 else None
 
 
+def amount_queued(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step for which each rank's training threads are queued for a core."""
+    loads = (load for load in facts.host_load if load.throttled < STOPPED)
+    return {load.rank: round(_queued(load) * facts.mean_ns) for load in loads}
+
+
+def amount_throttled(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step for which a quota stops each rank."""
+    loads = (load for load in facts.host_load if load.throttled >= STOPPED)
+    return {load.rank: round(_stopped(load) * facts.mean_ns) for load in loads}
+
+
+def _stopped(load: HostLoad) -> float:
+    """Return the share of the time for which a quota stops the thread that marks the steps."""
+    return min(1.0, max(_queued(load), load.throttled / max(load.wanted_cores, 1.0)))
+
+
+def amount_faults(facts: Facts) -> dict[int | None, int]:
+    """Return the least time of a step that each rank's training thread spends in page faults."""
+    return {load.rank: round(_faults(load) * _FAULT_NS * facts.mean_ns) for load in facts.host_load}
+
+
+def _faults(load: HostLoad) -> float:
+    """Return the page faults of a nanosecond."""
+    return (load.minor_faults + load.major_faults) / max(load.covered_ns, 1)
+
+
+def amount_slow_cores(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step that the fastest clock of the run would save each rank's host."""
+    return {
+        load.rank: round(load.of(load.on_core_ns, facts.mean_ns) * _slowed(load))
+        for load in facts.host_load
+    }
+
+
+def _slowed(load: HostLoad) -> float:
+    """Return the part of its time on a core that a host loses to a slow one; 0 if it is not."""
+    if not load.core_mhz or not load.fastest_mhz or load.core_mhz >= _SLOWED * load.fastest_mhz:
+        return 0.0
+    return 1 - load.core_mhz / load.fastest_mhz
+
+
 def _queued(load: HostLoad) -> float:
     return max(load.queued_ns / max(load.covered_ns, 1), load.others_queued)
 
 
-def _bounded(facts: Facts, cost_ns: float) -> int:
-    """Return a cost of the host in nanoseconds of a step: at most the GPUs' idle time that waits
-    for the host.
-    """
-    most = facts.mean_ns
-    if facts.per_gpu.operations:
-        most = sum(map(facts.mean, (*WAITS_FOR_HOST, "other_idle")))
-    return min(round(cost_ns), most)
+def _charged(facts: Facts, cause: str, host_ns: float) -> int:
+    """Return the cost of a cause in a step: what is charged to it, or without a GPU the host's."""
+    return facts.ledger.mean(cause) if facts.per_gpu.operations else round(host_ns)
 
 
 def _number(value: float) -> str:
@@ -182,8 +248,7 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
     worst = max(facts.host_load, key=lambda load: load.throttled, default=None)
     if worst is None or worst.throttled < STOPPED:
         return
-    share = min(1.0, max(_queued(worst), worst.throttled / max(worst.wanted_cores, 1.0)))
-    cost = _bounded(facts, share * facts.mean_ns)
+    cost = _charged(facts, "cpu-throttled", _stopped(worst) * facts.mean_ns)
     quota = "its quota"
     if worst.quota_cores is not None:
         quota += f" of {_number(worst.quota_cores)} core{'s' * (worst.quota_cores != 1)}"
@@ -207,16 +272,11 @@ def slow_cores(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is as long at that clock, because it waits for memory.
     """
-    clocked = [
-        load
-        for load in facts.host_load
-        if load.core_mhz and load.fastest_mhz and load.core_mhz < _SLOWED * load.fastest_mhz
-    ]
-    worst = min(clocked, key=lambda load: load.core_mhz or 0.0, default=None)
-    if worst is None or not worst.core_mhz or not worst.fastest_mhz:
+    worst = max(facts.host_load, key=_slowed, default=None)
+    if worst is None or not _slowed(worst) or not worst.core_mhz or not worst.fastest_mhz:
         return
     on_core = worst.of(worst.on_core_ns, facts.mean_ns)
-    cost = _bounded(facts, on_core * (1 - worst.core_mhz / worst.fastest_mhz))
+    cost = _charged(facts, "slow-cores", on_core * _slowed(worst))
     share = facts.share_of(cost)
     if share < _WORTH_TELLING:
         return
@@ -243,8 +303,8 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
     worst = max(facts.host_load, key=lambda load: load.minor_faults, default=None)
     if worst is None or not facts.mean_ns:
         return
-    faults = (worst.minor_faults + worst.major_faults) / worst.covered_ns * facts.mean_ns
-    cost = _bounded(facts, faults * _FAULT_NS)
+    faults = _faults(worst) * facts.mean_ns
+    cost = _charged(facts, "page-faults", faults * _FAULT_NS)
     severity = severity_of(facts.share_of(cost))
     if severity is None:
         return
@@ -349,6 +409,15 @@ def _locked(facts: Facts) -> dict[int, _Locked]:
     return by_rank
 
 
+def amount_locked(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step for which each rank's main thread waits for Python's lock."""
+    return {
+        rank: round(locked.share * facts.mean_ns)
+        for rank, locked in _locked(facts).items()
+        if locked.waits >= _LEAST_WAITS
+    }
+
+
 def gil_wait(facts: Facts) -> Iterator[Finding]:
     """The training thread waits for Python's lock (GIL) while another thread runs Python code, in 5
     % of the samples of `--python` (`medium`) or 20 % (`high`), and in at least five.
@@ -363,7 +432,7 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
     if rank is None or by_rank[rank].waits < _LEAST_WAITS:
         return
     waits, samples, holder, share = by_rank[rank]
-    cost = _bounded(facts, share * facts.mean_ns)
+    cost = _charged(facts, "gil-wait", share * facts.mean_ns)
     share = facts.share_of(cost)
     severity = severity_of(share)
     if severity is None or holder is None:
@@ -390,6 +459,100 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def claim_collections(host: Host) -> Intervals:
+    """Prove garbage collections in any thread of the process: all others wait for Python's lock."""
+    return host.state.collections.get(host.process, EMPTY)
+
+
+def claim_compilations(host: Host) -> Intervals:
+    """Prove compilations of a part of the program."""
+    return host.state.compilations.get(host.process, EMPTY)
+
+
+def claim_host_optimizer(host: Host) -> Intervals:
+    """Prove that the optimizer computes on the host: its steps launch nothing, or are ranges that
+    say so. The copies between the backward pass and the next forward pass, which bring the
+    gradients and return the parameters, then belong to it too.
+    """
+    phases, named = host.phases, host.in_ranges(_HOST_OPTIMIZERS)
+    updates = EMPTY if phases is None else phases.of[OPTIMIZER]
+    if phases is None or not len(updates) or host.count_issues(updates) >= len(updates):
+        return named
+    passes = merge_touching(phases.of[FORWARD], phases.of[BACKWARD])
+    between = merge_touching(passes, phases.of[DATA]).complement(*host.window)
+    moving = merge_touching(host.copying, host.blocked).intersection(between)
+    return merge_touching(merge_touching(named, updates), moving)
+
+
+def host_optimizer(facts: Facts) -> Iterator[Finding]:
+    """The optimizer computes on the host while the GPUs wait, for 5 % of the time (`medium`) or 20
+    % (`high`).
+
+    Cost: that time, and the copies of gradients and parameters with nothing beside them.
+
+    Wrong if: the step is as long with the optimizer on the GPU.
+    """
+    copied = sum(r.ns for r in facts.ledger.of("host-optimizer") if r.of == "copy")
+    beside = ""
+    if copied:
+        beside = f", {format_ns(copied // facts.turns)} of it in copies of gradients and parameters"
+    yield from facts.costly(
+        "host-optimizer",
+        "the GPUs wait {cost} while the optimizer runs on the host (CPU)" + beside,
+        _ON_THE_GPU,
+    )
+
+
+def claim_host_work(host: Host) -> Intervals:
+    """Prove that the host does other things than to issue a pass: no CUDA call for a millisecond
+    and more; or, where the phases of a step are recorded, it is in none of them.
+    """
+    phases = host.phases
+    if phases is None:
+        return host.pauses
+    known = reduce(merge_touching, phases.of.values(), EMPTY)
+    return merge_touching(host.pauses, known.complement(*host.window))
+
+
+def host_work(facts: Facts) -> Iterator[Finding]:
+    """The GPUs wait for the program's own work on the host: it makes no CUDA call for a millisecond
+    and more, or is neither in a forward pass, a backward pass, the optimizer nor the loader.
+
+    The message names the line of the program, and how often that work reads values back.
+
+    Cost: that time.
+
+    Wrong if: the step is no shorter without the work at that line.
+    """
+    rows = facts.ledger.of("host-work")
+    lines = [row.line for row in rows if row.line is not None]
+    reads = facts.mean_over_gpus(_reads_between_passes) if facts.trains else 0
+    clause, advice = "", _LESS_HOST_WORK
+    if reads >= _MANY_READS:
+        clause = f", which reads {reads:,} values back in each (.item(), .cpu(), print)"
+        advice = _READ_LESS
+    if any(row.frame is not None and re.search(_LOGGERS, row.frame) for row in rows):
+        clause, advice = ", which writes logs" + clause, _LOG_LESS
+    at = f" at {lines[0]}" if lines else ""
+    ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
+    yield from facts.costly(
+        "host-work",
+        f"the GPUs wait {{cost}} for other work of the host{at}{clause}",
+        advice + ask,
+    )
+
+
+def _reads_between_passes(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the copies to the host that a GPU makes in some time while its host does other work
+    than a pass.
+    """
+    events = gpu.operations.events
+    copies = np.flatnonzero(events.kind == Kind.COPY_D2H)
+    inside = copies[time.contains(events.start[copies])]
+    worked = claim_host_work(Host(gpu)).intersection(time)
+    return int(np.count_nonzero(worked.contains(events.start[inside])))
+
+
 def garbage_collection(facts: Facts) -> Iterator[Finding]:
     """Python's garbage collections take 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
 
@@ -398,7 +561,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is as long with `gc.disable()`.
     """
-    worst = _in_steps(facts, Kind.COLLECTION)
+    worst = _in_steps(facts, Kind.COLLECTION, "garbage-collection")
     if worst is None or worst.share < _WORTH_TELLING:
         return
     collections, rank, steps, cost, share = worst
@@ -433,7 +596,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the steps are as long with inputs of one shape.
     """
-    worst = _in_steps(facts, Kind.COMPILATION)
+    worst = _in_steps(facts, Kind.COMPILATION, "recompilation")
     if worst is None or worst.share < _WORTH_TELLING:
         return
     compilations, rank, steps, cost, share = worst
@@ -474,12 +637,12 @@ class _Found(NamedTuple):
     rank: int
     steps: int
     cost_ns: int
-    """Their time in a step, or all that causes of the host can cost."""
+    """Time of a step that is charged to them."""
     share: float
     """Their share of a step."""
 
 
-def _in_steps(facts: Facts, kind: Kind) -> _Found | None:
+def _in_steps(facts: Facts, kind: Kind, cause: str) -> _Found | None:
     """Return the events of a kind of the host that lie in measured steps; None if none do."""
     if kind not in facts.trace.kinds or not facts.measured:
         return None
@@ -496,7 +659,7 @@ def _in_steps(facts: Facts, kind: Kind) -> _Found | None:
     rank = max(by_rank, key=lambda rank: by_rank[rank][1])
     inside, share = by_rank[rank]
     steps = len({step.step for step in facts.measured if step.rank == rank})
-    cost = _bounded(facts, share * facts.mean_ns)
+    cost = _charged(facts, cause, share * facts.mean_ns)
     return _Found(inside, rank, steps, cost, facts.share_of(cost))
 
 

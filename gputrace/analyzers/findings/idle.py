@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -16,10 +15,10 @@ from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call
-from gputrace.analyzers.idle_causes import calls_held_by_copies
+from gputrace.analyzers.ledger.host import Host, take_amount
 from gputrace.model.events import Events, Kind, Memory, distinct_ids, is_among
 from gputrace.model.host import Allocator
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
+from gputrace.model.intervals import EMPTY, Intervals, search, union
 from gputrace.model.results import Finding
 from gputrace.units import format_bytes, format_count, format_ns
 
@@ -78,11 +77,6 @@ _EXCHANGE_MEANWHILE: Final = (
     "the data; NCCL or a CUDA-aware MPI between GPUs; check all ranks for the last to arrive"
 )
 
-_LONG_GAP_NS: Final = 1_000_000
-"""Gaps longer than this are no late launches: the host did something else."""
-
-_NEARLY_ALL: Final = 0.9
-"""Part of the waits for launches from which another finding that costs as much explains them."""
 _HANDOVER_NS: Final = 5_000
 """Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
 from kernel to kernel."""
@@ -93,6 +87,34 @@ _MOSTLY_TINY: Final = 0.5
 """Share of the kernels that must be tiny for the finding about launches to say so."""
 
 
+def claim_autotune(host: Host) -> Intervals:
+    """Prove an algorithm search in every step: from the first allocation of each thread in a step
+    to its last, where cuDNN runs and each step has 20 allocations and 20 synchronisations a GPU.
+    """
+    calls, (starts, ends) = host.view.calls, host.steps
+    if calls is None or not len(starts) or not _uses_cudnn(host):
+        return EMPTY
+    begins, finishes = [], []
+    counts = {Call.ALLOC: np.zeros(len(starts)), Call.SYNC: np.zeros(len(starts))}
+    for thread in calls.threads_of(host.process):
+        first, stop = calls.first[thread : thread + 2].tolist()
+        for sort, count in counts.items():
+            rows = first + np.flatnonzero(calls.sort[first:stop] == sort)
+            if sort == Call.ALLOC:
+                ordered = host.view.trace.search(distinct_ids(calls.name[rows]), _IN_ORDER)
+                rows = rows[~np.isin(calls.name[rows], list(ordered))]
+            low, high = np.searchsorted(calls.start[rows], np.stack([starts, ends]))
+            count += high - low
+            if sort == Call.ALLOC:
+                some = high > low
+                begins.append(calls.start[rows[low[some]]])
+                finishes.append(calls.end[rows[high[some] - 1]])
+    least = min(median(counts[Call.ALLOC]) / _MANY_ALLOCS, median(counts[Call.SYNC]) / _MANY_SYNCS)
+    if least < host.feeds:
+        return EMPTY
+    return union(np.concatenate(begins), np.concatenate(finishes))
+
+
 def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     """Steady steps have 20 allocations and 20 synchronisations per step and GPU, and run cuDNN
     kernels.
@@ -101,22 +123,19 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the allocations remain with `cudnn.benchmark` off.
     """
-    if not facts.per_gpu.has_calls or not facts.measured or not _uses_cudnn(facts):
+    cost = facts.ledger.mean("autotune-repeated")
+    if not cost:
         return
-    allocs, syncs = (_calls_each_step(facts, sort) for sort in (Call.ALLOC, Call.SYNC))
-    if min(allocs / _MANY_ALLOCS, syncs / _MANY_SYNCS) < len(facts.rows):
-        return
-    cost = _idle_between_allocations(facts)
     share = facts.share_of(cost)
     yield facts.finding(
         "autotune-repeated",
         severity_of(share) or "low",
         cost,
-        f"cuDNN's algorithm search runs in every step: {allocs:,} allocations and {syncs:,} "
-        f"synchronisations a step, while the GPUs idle {facts.of_step(cost)}",
+        f"cuDNN's algorithm search runs in every step, with {_MANY_ALLOCS} allocations and "
+        f"synchronisations a GPU at least, while the GPUs idle {facts.of_step(cost)}",
         "turn the search off (torch.backends.cudnn.benchmark = False), or keep the threads that "
         "it ran in: DistributedDataParallel instead of DataParallel, constant input shapes",
-        {"allocations": allocs, "synchronisations": syncs, "share": round(share, 4)},
+        {"share": round(share, 4)},
     )
 
 
@@ -132,7 +151,8 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter with constant shapes.
     """
-    calls = _allocating_calls(facts) if facts.share("alloc") >= _ALLOC_MEDIUM else []
+    share = facts.share_of(facts.ledger.mean("alloc-stall"))
+    calls = _allocating_calls(facts) if share >= _ALLOC_MEDIUM else []
     advice = "keep memory allocated: constant shapes, a pool, a smaller batch"
     if calls and all(re.search(_OF_THE_HOST, call) for call in calls):
         advice = "pin host memory once, before the loop, and reuse it"
@@ -140,7 +160,6 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
     findings = facts.costly(
         "alloc-stall",
-        "alloc",
         f"the GPUs wait {{cost}} in {' and '.join(calls) or 'allocations'}",
         advice,
         medium=_ALLOC_MEDIUM,
@@ -237,6 +256,33 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
     return dict(spent)
 
 
+def claim_late_after_waits(host: Host) -> Intervals:
+    """Prove waits for launches that the host would not come late for, had it not waited in
+    synchronising calls before.
+
+    Without a wait, all that follows on the host is earlier by its length. That lead is used up by
+    the times in which the GPU idles. Threads of a process that feeds several GPUs wait for each
+    other too: of them nothing is proven.
+    """
+    late = host.left["launch"]
+    if host.feeds > 1 or not len(late) or not len(host.blocked):
+        return EMPTY
+    blocked, causes = host.blocked.clip(*host.window), host.view.lane.causes.of
+    others = [causes[name].clip(*host.window) for name in causes if name not in ("sync", "launch")]
+    others.append(causes["launch"].clip(*host.window).difference(late))
+    idle = [late, *others]
+    moments = np.concatenate([blocked.end, *(times.start for times in idle)])
+    gained = blocked.lengths - causes["sync"].within(blocked.start, blocked.end)
+    change = np.concatenate([gained, *(-times.lengths for times in idle)])
+    is_late = np.repeat([False, True, False], [len(blocked), len(late), sum(map(len, others))])
+    order = np.argsort(moments, kind="stable")
+    total = np.cumsum(change[order])
+    lead = total - np.minimum(np.minimum.accumulate(total), 0)
+    used = np.zeros(len(moments), np.int64)
+    used[order] = np.maximum(-np.diff(lead, prepend=0), 0)
+    return take_amount(late, used[is_late])
+
+
 def sync_bound(facts: Facts) -> Iterator[Finding]:
     """The host is still in a synchronising call, of CUDA or MPI, when the GPU runs out of work, or
     launches late because it waited in one; without that wait, the host would have been ahead of the
@@ -247,24 +293,22 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter without the synchronising call.
     """
-    late = _launches_after_waits(facts)
-    clause = ""
-    if late >= _WORTH_SAYING * (late + facts.mean("sync")):
+    cost, in_call = facts.ledger.mean("sync-bound"), facts.mean("sync")
+    clause, late = "", max(cost - in_call, 0)
+    if late >= _WORTH_SAYING * cost:
         clause = f", {format_ns(late)} of it before launches that the call delayed"
     advice = _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"])
     is_pinned = facts.is_pinned("h2d") and facts.is_pinned("d2h")
     advice = advice.format(pinned="" if is_pinned else " to and from pinned memory")
     in_mpi = facts.mean_over_gpus(_in_mpi)
-    if in_mpi >= _WORTH_SAYING * (late + facts.mean("sync")):
+    if in_mpi >= _WORTH_SAYING * cost:
         clause += f", {format_ns(in_mpi)} of it in MPI, for other ranks"
-    if 2 * in_mpi > late + facts.mean("sync"):
+    if 2 * in_mpi > cost:
         advice = _EXCHANGE_MEANWHILE
     yield from facts.costly(
         "sync-bound",
-        "sync",
         "the GPUs idle {cost} because the host waits in a synchronising call" + clause,
         advice,
-        beside=late,
     )
 
 
@@ -273,102 +317,68 @@ def _in_mpi(gpu: GpuShardView, time: Intervals) -> int:
     return gpu.lane.causes.in_mpi.intersection(time).total
 
 
-def _launches_of_sync_bound(facts: Facts) -> int:
-    """Return the nanoseconds per step of waits for launches that `sync_bound` alone counts: those
-    after its calls, if a host that does not wait would gain more than one that launches sooner.
-    Pauses of the host have a cause of their own, and are told as well.
-    """
-    finding = None if _waits_are_long(facts) else next(sync_bound(facts), None)
-    if finding is None or finding.impact_ns < _NEARLY_ALL * facts.mean("launch"):
-        return 0
-    return _launches_after_waits(facts)
-
-
-def _launches_after_waits(facts: Facts) -> int:
-    """Return the nanoseconds per step of waits for launches that synchronising calls cause.
-
-    Threads of a process that feeds several GPUs wait for each other too: of them nothing is told.
-    """
-    return 0 if _feeds_several(facts) else facts.mean_over_gpus(_late_after_waits)
-
-
 def _feeds_several(facts: Facts) -> bool:
     """Return whether one process feeds several GPUs."""
     processes = [lane.gpu.process for lane in facts.working]
     return len(processes) > len(set(processes))
 
 
-def _late_after_waits(gpu: GpuShardView, time: Intervals) -> int:
-    """Return the nanoseconds of waits for launches in some time that a host would not come late
-    for, had it not waited in synchronising calls before.
+def claim_graph_gaps(host: Host) -> Intervals:
+    """Prove gaps between two operations of one launch, which are nodes of a CUDA graph."""
+    idle, events = host.left["other_idle"], host.view.operations.events
+    if not len(idle):
+        return EMPTY
+    ending = host.ending_operations(idle)
+    issued = events.correlation[ending]
+    same = (ending > 0) & (issued > 0) & (issued == events.correlation[np.maximum(ending - 1, 0)])
+    return idle.select(same)
 
-    Without a wait, all that follows on the host is earlier by its length. That lead is used up by
-    the times in which the GPU idles.
-    """
-    calls, causes = gpu.calls, gpu.lane.causes.of
-    if calls is None:
-        return 0
-    issued_by = calls.issued_by(gpu.operations.events)
-    feeders = distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist()
-    waits = [calls.of_thread(thread, Call.SYNC, Call.COPY) for thread in feeders]
-    waits += calls_held_by_copies(gpu.operations, calls).values()
-    blocked = reduce(merge_touching, waits, EMPTY).intersection(time)
-    idle = {name: times.intersection(time) for name, times in causes.items() if name != "sync"}
-    moments = np.concatenate([blocked.end, *(times.start for times in idle.values())])
-    gained = blocked.lengths - causes["sync"].within(blocked.start, blocked.end)
-    change = np.concatenate([gained, *(-times.lengths for times in idle.values())])
-    is_launch = np.repeat(
-        [False, *(name == "launch" for name in idle)],
-        [len(blocked), *(len(times) for times in idle.values())],
-    )
-    order = np.argsort(moments, kind="stable")
-    total = np.cumsum(change[order])
-    lead = total - np.minimum(np.minimum.accumulate(total), 0)
-    used = -np.diff(lead, prepend=0)[is_launch[order]]
-    return int(used.sum())
+
+def claim_kernel_gaps(host: Host) -> Intervals:
+    """Prove gaps so short that they are the GPU's own price of a launch."""
+    idle = host.left["other_idle"]
+    return EMPTY if host.view.calls is None else idle.select(idle.lengths <= _HANDOVER_NS)
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPUs wait for the host to launch work; or gaps below 5 µs before kernels that were
-    already launched take 5 % of the time.
+    """The GPUs wait for the host to launch work while it launches at its own pace: it is in a CUDA
+    call, or less than a millisecond lies between two of them; or gaps below 5 µs before kernels
+    that were already launched take 5 % of the time.
 
-    Cost: idle time with that cause, plus these gaps; less the part that `sync-bound` counts, if
-    `sync-bound` costs more.
+    Cost: idle time with that cause, plus these gaps.
 
     Wrong if: the step is no shorter with half the batch size, or in a CUDA graph.
     """
-    between = _between_kernels(facts)
+    between = facts.ledger.mean("kernel-gaps")
+    between = between if between >= MEDIUM * facts.mean_ns else 0
     clause = _tiny_kernels(facts)
     if between:
         clause = f", {format_ns(between)} of it between consecutive kernels" + clause
-    if _waits_are_long(facts):
-        clause += f", mostly in pauses of over {format_ns(_LONG_GAP_NS)}"
-    findings = facts.costly(
+    yield from facts.costly(
         "launch-bound",
-        "launch",
         "the GPUs wait {cost} for the host to launch work" + clause,
         _advice_on_launches(facts),
-        beside=between - _launches_of_sync_bound(facts),
+        beside=("kernel-gaps",) if between else (),
     )
-    for finding in findings:
-        evidence = {**finding.evidence, "long_waits_ns": _long_waits(facts)[0]}
-        yield replace(finding, evidence=evidence)
 
 
-def _between_kernels(facts: Facts) -> int:
-    """Return the nanoseconds per step of such gaps; 0 if they are too few to matter."""
-    cost = facts.mean_over_gpus(_handovers)
-    return cost if cost >= MEDIUM * facts.mean_ns else 0
+def graph_gaps(facts: Facts) -> Iterator[Finding]:
+    """Gaps between the nodes of CUDA graphs take 5 % of the time (`low`).
 
+    Cost: these gaps.
 
-def _handovers(gpu: GpuShardView, time: Intervals) -> int:
-    gaps = gpu.lane.causes.of["other_idle"].intersection(time)
-    return int(gaps.lengths[gaps.lengths <= _HANDOVER_NS].sum())
+    Wrong if: the gaps remain with fewer nodes.
+    """
+    yield from facts.costly(
+        "graph-gaps",
+        "the GPUs run nothing for {cost} between the nodes of CUDA graphs",
+        "fewer and larger nodes: fused kernels (torch.compile, Triton), larger batches",
+    )
 
 
 def _tiny_kernels(facts: Facts) -> str:
     """Return a clause on the share of kernels too short to hide a launch, if most are."""
-    if facts.kernels is None or _waits_are_long(facts):
+    if facts.kernels is None:
         return ""
     launches, count = facts.kernels.launches, facts.kernels.count
     if launches.tiny_count < _MOSTLY_TINY * count:
@@ -377,33 +387,10 @@ def _tiny_kernels(facts: Facts) -> str:
     return f"; {launches.tiny_count / count:.0%} of the kernels are shorter than {limit}"
 
 
-def _waits_are_long(facts: Facts) -> bool:
-    """Return whether few long gaps, not many short ones, take most of the time."""
-    long, total = _long_waits(facts)
-    return long > 0.5 * total
-
-
-def _long_waits(facts: Facts) -> tuple[int, int]:
-    """Return the nanoseconds per step that the GPUs wait for launches, in long gaps and in all."""
-    waits = facts.per_gpu.each(_launch_waits, facts.working, facts.working_times)
-    long, total = np.array(waits, np.int64).reshape(-1, 2).sum(axis=0).tolist()
-    return long // facts.turns, total // facts.turns
-
-
-def _launch_waits(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
-    """Return the nanoseconds that a GPU waits for launches, in long gaps and in all."""
-    waits = gpu.lane.causes.of["launch"].intersection(time)
-    return int(waits.lengths[waits.lengths > _LONG_GAP_NS].sum()), waits.total
-
-
 def _advice_on_launches(facts: Facts) -> str:
-    """Return the advice: threads of one process hold each other up, and few long gaps have another
-    remedy than many short ones.
-    """
+    """Return the advice: threads of one process hold each other up."""
     if _feeds_several(facts) and (facts.trains or facts.mean("communication")):
         return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
-    if _waits_are_long(facts):
-        return "the host does other things for milliseconds at a time: see what it does in the gaps"
     return _LAUNCH_LESS.get(
         facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
     )
@@ -413,7 +400,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     """The GPUs are idle and nothing in the trace explains why, or most of that idle time ends when
     a page of managed memory migrates on access.
 
-    Cost: idle time with that cause, less the part that `launch-bound` counts.
+    Cost: idle time with that cause.
 
     Wrong if: a more detailed recording (`--python`, all calls) shows another cause, or the step is
     no shorter with managed memory prefetched.
@@ -434,13 +421,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     else:
         why += "work had been issued and was waiting"
         advice = "check which events and streams the work waits for, and the other GPUs"
-    yield from facts.costly(
-        "idle-unexplained",
-        "other_idle",
-        "the GPUs run nothing for {cost}" + why,
-        advice,
-        beside=-_between_kernels(facts),
-    )
+    yield from facts.costly("idle-unexplained", "the GPUs run nothing for {cost}" + why, advice)
 
 
 def _before_pages(gpu: GpuShardView, time: Intervals) -> int:
@@ -466,63 +447,6 @@ def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
     return int(idle.lengths[causes.feeder[cause] == NOBODY].sum()) if len(idle) else 0
 
 
-def _calls_each_step(facts: Facts, sort: Call) -> int:
-    """Return the calls of a sort in the median measured step, over all ranks."""
-    starts = np.sort(np.concatenate(facts.per_gpu.each_shard(_starts_of, sort)))
-    steps = {(s.rank, s.step): (s.start_ns, s.end_ns) for s in facts.measured}
-    begins, ends = np.searchsorted(starts, np.array([*steps.values()], np.int64).reshape(-1, 2)).T
-    spans: dict[int, int] = {}
-    for (_, step), count in zip(steps, (ends - begins).tolist(), strict=True):
-        spans[step] = max(spans.get(step, 0), count)
-    return int(median(list(spans.values())))
-
-
-def _starts_of(shard: Shard, sort: Call) -> Times:
-    """Return the start times of calls of a sort; of allocations, only of those that block."""
-    calls = shard.calls
-    if calls is None:
-        return np.empty(0, np.int64)
-    rows = np.flatnonzero(calls.sort == sort)
-    if sort == Call.ALLOC:
-        ordered = shard.trace.search(distinct_ids(calls.name[rows]), _IN_ORDER)
-        rows = rows[~np.isin(calls.name[rows], list(ordered))]
-    return calls.start[rows]
-
-
-def _uses_cudnn(facts: Facts) -> bool:
-    ids = distinct_ids(
-        np.concatenate([operations.names for operations in facts.per_gpu.operations])
-    )
-    return any(re.search(_CUDNN, name) for name in facts.trace.names(ids).values())
-
-
-def _idle_between_allocations(facts: Facts) -> int:
-    """Return the mean idle time per GPU and step between the first and last allocation of each
-    thread, in nanoseconds.
-    """
-    measured = [facts.measured_of(lane.gpu) for lane in facts.working]
-    steps = [[(step.start_ns, step.end_ns) for step in gpu_steps] for gpu_steps in measured]
-    return sum(facts.per_gpu.each(_idle_in, facts.working, steps)) // max(
-        sum(map(len, measured)), 1
-    )
-
-
-def _idle_in(gpu: GpuShardView, steps: Sequence[tuple[int, int]]) -> int:
-    calls, gaps, total = gpu.calls, gpu.lane.timeline.gaps, 0
-    if calls is None:
-        return 0
-    edges = [
-        calls.first[[threads.start, threads.stop]]
-        for threads in map(calls.threads_of, sorted({of for of, _ in gpu.operations.gpu.pairs}))
-    ]
-    allocs = np.concatenate(
-        [low + np.flatnonzero(calls.sort[low:high] == Call.ALLOC) for low, high in edges]
-    )
-    for start, end in steps:
-        inside = allocs[(calls.start[allocs] >= start) & (calls.end[allocs] <= end)]
-        callers = calls.thread[inside]
-        by_caller = [inside[callers == thread] for thread in distinct_ids(callers)]
-        firsts = [int(calls.start[rows].min()) for rows in by_caller]
-        lasts = [int(calls.end[rows].max()) for rows in by_caller]
-        total += gaps.intersection(union(firsts, lasts)).total
-    return total
+def _uses_cudnn(host: Host) -> bool:
+    names = host.view.trace.names(distinct_ids(host.view.operations.events.name)).values()
+    return any(re.search(_CUDNN, name) for name in names)

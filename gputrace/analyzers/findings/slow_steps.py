@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
 from gputrace.analyzers.findings.host import (
     COLLECT_BETWEEN,
     COMPILE_ONCE,
@@ -37,8 +38,6 @@ _EPOCHS: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
 _MOSTLY: Final = 0.5
 """Share that one of `_HOST_TOOK` must have of what slow steps take longer, to be named."""
-_TOLD_APART: Final = {"data_feeding", "h2d", "alloc", "sync", "launch"}
-"""Classes covered by findings of their own."""
 _NAMES: Final = {
     **{row.id: row.activity for row in TIME_CLASSES},
     **PHASES,
@@ -46,15 +45,8 @@ _NAMES: Final = {
     "host_data": "waiting for data",
     "host": "other host time",
 }
-_KEEP_LOADER: Final = {
-    "pytorch": "keep the loader's workers from one epoch to the next: "
-    "DataLoader(persistent_workers=True), or one endless loader with a sampler that restarts",
-    "tensorflow": "keep the pipeline from one epoch to the next: dataset.repeat().prefetch(…) and "
-    "steps_per_epoch, cache decoded data",
-    "": "keep the loader and what it has prefetched from one epoch to the next",
-}
 _HOST_TOOK: Final = {
-    "starting_workers_ns": ("a loader starts its workers for {} of each", _KEEP_LOADER["pytorch"]),
+    "starting_workers_ns": ("a loader starts its workers for {} of each", KEEP_LOADER["pytorch"]),
     "collecting_ns": ("Python collects garbage for {} of each", COLLECT_BETWEEN),
     "compiling_ns": ("parts of the program are compiled for {} of each", COMPILE_ONCE),
     "queued_ns": (
@@ -100,7 +92,8 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
     names the class that grew most, and whether these steps begin epochs, start a loader's workers,
     collect garbage, compile or wait for a core.
 
-    Cost: the time they add, spread over all steps.
+    Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
+    charged to what keeps them idle.
 
     Wrong if: another run of the program has no such steps.
     """
@@ -130,7 +123,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     excess = int((lengths[slow] - middle).sum())
     if not slow.any() or slow.mean() > 0.5 or excess < _WORTH * lengths.sum():
         return None
-    name, more = _what_slow_steps_have(facts, rank, longest, slow)
+    name, more, part = _what_slow_steps_have(facts, rank, longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
     epochs = _begun_by(facts, rank, numbers)
     reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
@@ -138,7 +131,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     took = _host_took(facts, rank, those, others)
     if epochs:
         reason = f": they begin epochs of {epochs} steps, where the loader restarts"
-        advice = _KEEP_LOADER.get(facts.framework, _KEEP_LOADER[""])
+        advice = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
     else:
         # A GPU that works for longer does not wait for a thread that waits for a core.
         works = name in CLASSES and name not in IDLE_CAUSES
@@ -154,8 +147,8 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     return facts.finding(
         "slow-steps",
-        _severity(facts, excess / float(lengths.sum()), name, advice),
-        excess // len(longest),
+        severity_of(part * excess / float(lengths.sum())) or "low",
+        round(part * excess) // len(longest),
         f"{len(numbers)} of {len(longest)} steps ({shown}) {take} "
         f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what grew "
         f"most is {_NAMES[name]} ({format_ns(more)}){reason}",
@@ -201,18 +194,6 @@ def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
     return begins[1] - begins[0]
 
 
-def _severity(facts: Facts, share: float, name: str, advice: str) -> str:
-    """Return the severity: at most medium where another finding covers the class with advice."""
-    severity = severity_of(share) or "low"
-    if severity == "high" and advice in (COLLECT_BETWEEN, COMPILE_ONCE, CORES_ALONE, RAISE_QUOTA):
-        return "medium"
-    if severity != "high" or name not in _TOLD_APART:
-        return severity
-    spent = sum(row.of(name) for row in facts.breakdown)
-    whole = sum(row.total_ns for row in facts.breakdown)
-    return "medium" if severity_of(spent / whole) == "high" else severity
-
-
 def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
     """Return, for each step number, the step of the GPU on which it took longest."""
     longest: dict[int, Step] = {}
@@ -225,8 +206,9 @@ def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
 
 def _what_slow_steps_have(
     facts: Facts, rank: int, steps: Sequence[Step], slow: Mask
-) -> tuple[str, int]:
-    """Return the class that grew most in the slow steps, and its growth in nanoseconds.
+) -> tuple[str, int, float]:
+    """Return the class that grew most in the slow steps, its growth in nanoseconds, and the part of
+    the growth that no cause of idle time is charged with.
 
     Of a rank without a GPU, the classes are its phases, as far as they are known.
     """
@@ -236,8 +218,10 @@ def _what_slow_steps_have(
         shares = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
     table = np.array(list(shares.values()), np.int64)
     more = table[:, slow].mean(axis=1) - [median(row[~slow]) for row in table]
-    most = int(np.argmax(more))
-    return list(shares)[most], int(more[most])
+    most, grown = int(np.argmax(more)), np.maximum(more, 0)
+    charged = np.array([name in IDLE_CAUSES for name in shares])
+    part = 1 - float(grown[charged].sum() / max(grown.sum(), 1))
+    return list(shares)[most], int(more[most]), part
 
 
 def _phases_of(facts: Facts, rank: int, steps: Sequence[Step]) -> dict[str, ArrayLike]:

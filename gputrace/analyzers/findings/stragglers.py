@@ -5,7 +5,7 @@ them, and a GPU that has more to do than the others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -149,6 +149,16 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def late_causes(facts: Facts) -> dict[int, str]:
+    """Return the cause to charge for waiting for each rank that is late by more than chance."""
+    return {
+        late.lane.gpu.rank: "straggler"
+        if _works_longer(facts, late, _kernels(facts, late))
+        else "late-host"
+        for late in facts.late
+    }
+
+
 def late_host(facts: Facts) -> Iterator[Finding]:
     """Others wait for a GPU whose kernels are as fast as theirs: its host is late. The message
     names the idle time that it has more of.
@@ -166,35 +176,57 @@ def late_host(facts: Facts) -> Iterator[Finding]:
         detail = "its kernels are as fast as theirs, and its GPU " if equal else "its GPU "
         detail += _more(late, _IDLE)
         advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
-        time = facts.time_of(late.lane, late.steps)
-        source = facts.dominating_line(late.cause, [late.lane], [time])
         where: Evidence = {}
-        if source is not None:
-            where = {"line": source.line, "line_share": round(source.share, 4)}
-            detail += f"; its host is at {source.line} in {source.share:.0%} of the samples"
+        mine = (row for row in facts.ledger.rows if row.paid_by == row.rank == late.lane.gpu.rank)
+        lines = [row for row in mine if row.line is not None]
+        if lines:
+            where = {"line": lines[0].line}
+            detail += f"; its host is at {lines[0].line} in {lines[0].evidence}"
         yield _finding(facts, "late-host", late, kernels, detail, advice, where)
+
+
+def _is_stage(facts: Facts, load: Load) -> bool:
+    """Return whether a rank is a stage of a pipeline, whose work is its own by design."""
+    stages = (stage.rank for pipeline in facts.pipelines for stage in pipeline.stages)
+    return load.rank in stages
+
+
+class _HiddenWork(NamedTuple):
+    """GPU with kernels that the others do not run, whose slower hosts hide them."""
+
+    gpu: Gpu
+    extra_ns: int
+    lost_ns: int
+    """What the others lose to it."""
+
+
+def _hiding_work(facts: Facts) -> list[_HiddenWork]:
+    if facts.lateness is None:
+        return []
+    late = {late.lane.gpu for late in facts.late}
+    beside = _beside(facts.ratios)
+    pairs = zip(facts.lateness.lanes, facts.lateness.caused, strict=True)
+    hiding = [
+        _HiddenWork(lane.gpu, beside.get(lane.gpu, _NOT_COMPARED).extra_ns, int(caused.mean()))
+        for lane, caused in pairs
+        if lane.gpu not in late
+    ]
+    return [each for each in hiding if each.extra_ns >= MEDIUM * facts.mean_ns]
 
 
 def _hidden_work(facts: Facts) -> Iterator[Finding]:
     """Yield findings about extra work that costs little as long as the other ranks' hosts are
     slower.
     """
-    if facts.lateness is None:
-        return
-    reported = {late.lane.gpu for late in facts.late}
-    beside = _beside(facts.ratios)
-    for lane, caused in zip(facts.lateness.lanes, facts.lateness.caused, strict=True):
-        extra = beside.get(lane.gpu, _NOT_COMPARED).extra_ns
-        if lane.gpu in reported or extra < MEDIUM * facts.mean_ns:
-            continue
-        lost, share = int(caused.mean()), facts.share_of(extra)
+    for gpu, extra, lost in _hiding_work(facts):
+        share = facts.share_of(extra)
         yield Finding(
             "straggler",
             "low",
-            (lane.gpu.gpu,),
-            (lane.gpu.rank,),
+            (gpu.gpu,),
+            (gpu.rank,),
             lost,
-            f"{_who(facts, lane.gpu)} runs {format_ns(extra)} of kernels in {facts.per} "
+            f"{_who(facts, gpu)} runs {format_ns(extra)} of kernels in {facts.per} "
             f"({share:.0%}) that the others do not; slower hosts hide it: they lose "
             f"{format_ns(lost)} to it",
             _SHARE_WORK,
@@ -381,7 +413,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
         work = load.kernel_ns + load.h2d_ns + load.d2h_ns + load.d2d_ns + load.peer_ns
         if extra * load.turns < _OF_THE_WORK * work or extra < _OF_THE_STEP * facts.mean_ns:
             return
-    if _is_straggler(facts, load):
+    if _is_straggler(facts, load) or _is_stage(facts, load):
         return
     known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
     where = f"{'gpu' if known[load.gpu, load.rank] else 'device'} {load.gpu}"
@@ -403,20 +435,12 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def told_by_skew(facts: Facts) -> int:
-    """Return the nanoseconds per step of copies between GPUs that the finding covers."""
-    finding = next(gpu0_skew(facts), None)
-    if finding is None:
-        return 0
-    peer = float(finding.evidence.get("extra_peer_ns") or 0)
-    return round(finding.impact_ns * peer / max(float(finding.evidence["extra_ns"] or 0), 1))
-
-
 def _is_straggler(facts: Facts, load: Load) -> bool:
-    """Return whether the extra work is kernels alone, and `straggler` reports the rank for it."""
+    """Return whether the extra work is kernels alone, and the rank is late for its work."""
     if any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
         return False
-    return any(load.rank in finding.ranks for finding in straggler(facts))
+    slow = {each.gpu.rank for each in (*slow_gpus(facts), *_hiding_work(facts))}
+    return facts.late_causes.get(load.rank) == "straggler" or load.rank in slow
 
 
 def _parts(facts: Facts, load: Load) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.copies import weights_until
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.analyzers.run_phases import WARMUP_CAUSES
-from gputrace.model.intervals import Times
+from gputrace.analyzers.ledger.host import Host
+from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding, Phase
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
@@ -50,7 +53,6 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
         return
     yield from facts.costly(
         "recorder-overhead",
-        "recorder",
         "the recorder itself keeps the GPUs idle for {cost}: the run without it is faster than "
         "these figures",
         "record less: fewer kinds of events, a shorter window; compare step times with and "
@@ -102,6 +104,24 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def claim_start_up(host: Host) -> Intervals:
+    """Prove idle time of a trace without steps for what a process does once."""
+    if len(host.steps[0]) or host.view.calls is None:
+        return EMPTY
+    return reduce(merge_touching, find_start_up(host.view).values(), EMPTY)
+
+
+def claim_weights(host: Host) -> Intervals:
+    """Prove copies of weights, in a trace without steps before the first kernel."""
+    if len(host.steps[0]):
+        return EMPTY
+    return union([host.window.start], [weights_until(host.view)])
+
+
+def _spent_once(gpu: GpuShardView) -> dict[str, int]:
+    return {cause: time.total for cause, time in find_start_up(gpu).items()}
+
+
 def warmup(facts: Facts) -> Iterator[Finding]:
     """Steps at the start are left out (`info`); the message names the two largest proven causes, if
     they take 10 % or more. In a trace without steps, the GPUs idle for 5 % of it (`medium`; `high`
@@ -111,10 +131,11 @@ def warmup(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: later steps are as long.
     """
-    once = {cause: sum(names.values()) for cause, names in facts.start_up.items()}
-    severity = severity_of(facts.share_of(sum(once.values())))
+    spent = 0 if facts.measured else facts.ledger.mean("warmup")
+    severity = severity_of(facts.share_of(spent))
     if severity is not None:
-        spent = sum(once.values())
+        each = facts.per_gpu.each(_spent_once, facts.working)
+        once = {cause: sum(of[cause] for of in each) // len(each) for cause in each[0]}
         parts, advice = _name_causes(once, spent, facts.is_hip)
         yield facts.finding(
             "warmup",
@@ -127,7 +148,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             | {f"{name}_ns": ns for name, ns in once.items()},
         )
     count, chosen = facts.all_steps.warmup, facts.all_steps.chosen
-    if once or not count or (chosen is not None and chosen[0] < count):
+    if not count or (chosen is not None and chosen[0] < count):
         return
     windows = max(facts.all_steps.by_rank.values(), key=len)
     spent = int(windows.end[count - 1] - windows.start[0])
@@ -164,6 +185,16 @@ _HARDLY_ANY: Final = 10
 """Kernels below which a recording without steps shows next to nothing of a GPU."""
 
 
+def runs_almost_nothing(facts: Facts) -> bool:
+    """Return whether a recording without steps shows next to nothing of a GPU."""
+    kernels = sum(lane.kernels for lane in facts.working)
+    if facts.measured or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
+        return False
+    recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
+    opaque = sum(lane.opaque_graphs for lane in facts.working)
+    return facts.mean_ns < MEDIUM * recorded or not (kernels or opaque)
+
+
 def low_utilization(facts: Facts) -> Iterator[Finding]:
     """A recording without steps has fewer than ten kernels, all within 5 % of the host's recorded
     time, or only copies or memsets.
@@ -172,9 +203,9 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: `nvidia-smi` shows the card in use for longer than the kernels take.
     """
-    kernels = sum(lane.kernels for lane in facts.working)
-    if facts.measured or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
+    if not runs_almost_nothing(facts):
         return
+    kernels = sum(lane.kernels for lane in facts.working)
     recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     if not kernels and not opaque and facts.mean_ns >= MEDIUM * recorded:
@@ -188,8 +219,6 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
             "record the part of the program that computes, and all of its processes",
             {"kernels": 0, "recorded_ns": recorded},
         )
-        return
-    if facts.mean_ns >= MEDIUM * recorded:
         return
     yield facts.finding(
         "low-utilization",

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from gputrace.analyzers.findings.context import Facts
 from gputrace.analyzers.grouping import median
+from gputrace.analyzers.ledger import find_host_times
+from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.stragglers import LateGains
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.calibration import calibrate
@@ -28,15 +30,22 @@ from gputrace.analyzers.whatif.late_ranks import attribute
 from gputrace.analyzers.whatif.optimizations import CURES, Cure, Effect, issues, runs
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Mask
+from gputrace.model.intervals import Intervals
+from gputrace.model.options import Window
 from gputrace.model.results import Finding, WhatIf
 from gputrace.model.struct import Struct
 
 
 class Replay(Struct, frozen=True, dict=True):
-    """Some steps of a run as a graph, and the time of all measured steps."""
+    """Some steps of a run as a graph."""
 
     graph: Graph
-    recorded: Recorded
+    gpus: tuple[Gpu, ...]
+    """In the order of the graph."""
+    mean_ns: int
+    """Mean of all measured steps."""
+    rarely: Mapping[str, float]
+    """Host time of a mean measured step as a multiple of that in the graph's steps, by cause."""
 
 
 def prepare_replay(facts: Facts) -> Replay | None:
@@ -52,11 +61,34 @@ def prepare_replay(facts: Facts) -> Replay | None:
     if window is None or calls is None:
         return None
     rows = read_rows(gpus, calls, all_steps, steps, facts.collectives, facts.roles)
-    graph = build_graph(facts.trace, rows, calls, data_within(gpus, window))
+    host, rarely = _host_times(facts, window, steps)
+    graph = build_graph(facts.trace, rows, calls, data_within(gpus, window), host)
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     graph = without_recorder(graph, facts.unrecorded)
     mean = round(sum(lengths.values()) / len(lengths) * facts.unrecorded)
-    return Replay(graph, Recorded.of(rows.gpus, facts.breakdown, facts.rows, mean))
+    return Replay(graph, rows.gpus, mean, rarely)
+
+
+def _host_times(
+    facts: Facts, window: Window, steps: range
+) -> tuple[dict[str, dict[int, Intervals]], dict[str, float]]:
+    """Return what the hosts did in a window by cause and process, and how much more of that a mean
+    measured step has than one of the window's.
+    """
+    host: dict[str, dict[int, Intervals]] = {}
+    spent: dict[str, tuple[float, float]] = {}
+    times = [facts.time_of(lane) for lane in facts.per_gpu.lanes]
+    counts = [max(len(facts.measured_of(lane.gpu)), 1) for lane in facts.per_gpu.lanes]
+    causes = tuple(cause for cause in facts.causes if cause.in_all)
+    each = facts.per_gpu.each(find_host_times, facts.per_gpu.lanes, same=(causes,))
+    for lane, found, time, count in zip(facts.per_gpu.lanes, each, times, counts, strict=True):
+        for cause, active in found.items():
+            here = active.clip(*window)
+            host.setdefault(cause, {})[lane.gpu.process] = here
+            known = spent.get(cause, (0.0, 0.0))
+            more = active.intersection(time).total / count, here.total / len(steps)
+            spent[cause] = max(known, more)
+    return host, {cause: usual / now for cause, (usual, now) in spent.items() if now}
 
 
 def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:
@@ -64,7 +96,7 @@ def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:
     late = {straggler.lane.gpu.rank for straggler in facts.late if straggler.pattern == "constant"}
     if run is None or not late or replay_error(run.graph) > MOST_ERROR:
         return {}
-    by_rank = {rank: attribute(run.graph, rank, run.recorded.mean_ns) for rank in sorted(late)}
+    by_rank = {rank: attribute(run.graph, rank, run.mean_ns) for rank in sorted(late)}
     return {rank: gains for rank, gains in by_rank.items() if gains is not None}
 
 
@@ -74,9 +106,30 @@ def what_if(facts: Facts, findings: Sequence[Finding], run: Replay | None) -> tu
         return ()
     costs = {finding.id: finding.impact_ns for finding in findings}
     others = ", and GPUs wait less for each other" if len(facts.working) > 1 else ""
-    predicted = predict(run.graph, run.recorded, costs)
-    cures = (replace(cure, beyond=cure.beyond + others) for cure in predicted)
-    return tuple(sorted(cures, key=lambda cure: -cure.gain_ns))
+    recorded = Recorded.of(run.gpus, facts.breakdown, facts.ledger, run.mean_ns)
+    predicted = predict(run.graph, recorded, costs, run.rarely)
+    cures = [replace(cure, beyond=cure.beyond + others) for cure in predicted]
+    return tuple(within_lost_time(cures, recorded))
+
+
+def within_lost_time(cures: Sequence[WhatIf], run: Recorded) -> Iterator[WhatIf]:
+    """Yield the predictions, the largest gain first, such that the best for each cause gain no more
+    together than there is to gain: what one brings beyond those before it.
+    """
+    left, before = run.mean_ns, dict[str, int]()
+    for cure in sorted(cures, key=lambda cure: -cure.gain_ns):
+        cause = cure.finding or cure.id
+        if cause not in before:
+            before[cause] = left
+        gain = min(cure.gain_ns, before[cause])
+        left = min(left, before[cause] - gain)
+        if gain < WORTH * cure.now_ns:
+            continue
+        step = cure.now_ns - gain
+        low, high = max(cure.low_ns, step) if gain < cure.gain_ns else cure.low_ns, cure.high_ns
+        sure = min(cure.sure_ns, gain)
+        bounds = {"low_ns": low, "high_ns": max(high, step)}
+        yield replace(cure, step_ns=step, gain_ns=gain, sure_ns=sure, **bounds)
 
 
 _TRIALS: Final = 6
@@ -109,8 +162,8 @@ def _with_quick_calls(graph: Graph, calls: Mask, saved: float) -> Graph:
     shorter = np.minimum(less, graph.own)
     rest = less - shorter
     alone = graph.hand < 0
-    gap = np.where(alone, np.minimum(rest, np.maximum(graph.gap - graph.data, 0)), 0)
-    lag = np.where(alone, 0, np.minimum(rest, np.maximum(graph.hand_lag - graph.data, 0)))
+    gap = np.where(alone, np.minimum(rest, np.maximum(graph.gap - graph.kept, 0)), 0)
+    lag = np.where(alone, 0, np.minimum(rest, np.maximum(graph.hand_lag - graph.kept, 0)))
     quick = graph.changed(
         own=graph.own - shorter, gap=graph.gap - gap, hand_lag=graph.hand_lag - lag
     )
@@ -130,10 +183,16 @@ _RUN_TO_RUN: Final = 0.1
 (docs/benchmarks.md), most of it by a few per cent."""
 
 
-def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterator[WhatIf]:
+def predict(
+    graph: Graph, run: Recorded, findings: Mapping[str, int], rarely: Mapping[str, float]
+) -> Iterator[WhatIf]:
     """Yield a prediction per optimization; none if the replay explains the steps too poorly.
 
-    ``findings`` has the cost of each finding of the analysis, by id.
+    Args:
+        graph: of the steps.
+        run: time of all steps.
+        findings: cost of each finding of the analysis, by id.
+        rarely: host time of a mean step as a multiple of that in the graph, by cause.
     """
     recorded, mean_ns = measure(graph, graph.end), run.mean_ns
     error = replay_error(graph)
@@ -146,8 +205,12 @@ def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterato
         edits = _edits(graph, cure, recorded)
         if not edits:
             continue
-        floors = [run.floor(graph, edit.graph, cure.shortens) for edit in edits]
-        ranged = _range(edits, recorded, error)
+        floors = [run.floor(graph, edit.graph, cure.takes) for edit in edits]
+        more = rarely.get(cure.host_cause or "", 1.0)
+        ranged = (
+            max(recorded.mean - more * (recorded.mean - step), 0.0)
+            for step in _range(edits, recorded, error)
+        )
         low, step, high = (round(mean_ns * value / recorded.mean) for value in ranged)
         step = max(step, floors[0])
         if mean_ns - step < WORTH * mean_ns:
@@ -166,6 +229,7 @@ def predict(graph: Graph, run: Recorded, findings: Mapping[str, int]) -> Iterato
             low_ns=low,
             high_ns=high,
             gain_ns=mean_ns - step,
+            sure_ns=round((mean_ns - step) * known.sure),
             assumption=cure.assumption,
             beyond=cure.beyond,
             replay_error=round(error, 4),

@@ -17,6 +17,7 @@ from gputrace.analyzers.whatif.graph import (
     LONG_AGO,
     NONE,
     Graph,
+    Held,
     Index,
     Items,
     before_on,
@@ -32,19 +33,30 @@ from gputrace.model.trace import Trace
 
 
 def build_graph(
-    trace: Trace, rows: Rows, calls: CudaApiCalls, data: Mapping[tuple[int, int], Intervals]
+    trace: Trace,
+    rows: Rows,
+    calls: CudaApiCalls,
+    data: Mapping[tuple[int, int], Intervals],
+    host: Mapping[str, Mapping[int, Intervals]] | None = None,
 ) -> Graph:
     """Build the dependency graph of some steps.
 
-    ``data`` has the intervals in which threads, by (process, thread), waited for data, on the
-    trace's clock.
+    Args:
+        trace: of the run.
+        rows: operations of the steps.
+        calls: that issued them.
+        data: intervals in which threads, by (process, thread), waited for data, on the trace's
+            clock.
+        host: those in which the hosts were at something else than launching, by cause and process.
     """
     items = make_items(rows, calls)
     described = _describe(trace, rows, items)
     kind, gpu = described["kind"], described["gpu"]
     sort = np.where(items.call >= 0, calls.sort[items.call], Call.OTHER).astype(np.int8)
     previous, before = before_on(items.thread), before_on(items.stream)
-    host = host_times(items, previous, find_hands(items, previous), _by_thread(items, calls, data))
+    waits = _by_thread(items, calls, data)
+    times = host_times(items, previous, find_hands(items, previous), waits)
+    held = dict(_held(items, previous, times, host or {}))
     starts = start_times(items, before)
     after, residual = find_causes(items, starts.residual, starts.bound)
     join_streams(items, described["operation"], kind, gpu, described["step"], after)
@@ -61,16 +73,17 @@ def build_graph(
     instance = np.where(items.operation >= 0, rows.collective[items.operation], NONE)
     group = keep_together(items, instance)
     order, group = order_items(items.process, before, group, after, waiting.waits)
-    queueing = find_slots(items, gpu, waiting.own, host)
+    queueing = find_slots(items, gpu, waiting.own, times)
     return Graph(
         **described,
         order=order,
         thread=items.thread,
         sort=sort,
         gap=queueing.gap,
-        data=host.data,
-        hand=host.hand,
-        hand_lag=host.hand_lag,
+        data=times.data,
+        held=held,
+        hand=times.hand,
+        hand_lag=times.hand_lag,
         own=queueing.own,
         waits=waiting.waits,
         slot=queueing.slot,
@@ -190,6 +203,26 @@ def host_times(
         data_waits = data.get(thread, EMPTY)
         waited[rows] = data_waits.within(since[rows] + items.base, items.begin[rows] + items.base)
     return HostTimes(np.where(hand >= 0, 0, gap), waited, hand, hand_lag)
+
+
+def _held(
+    items: Items, previous: Index, times: HostTimes, host: Mapping[str, Mapping[int, Intervals]]
+) -> Iterator[tuple[str, Held]]:
+    """Yield what each cause of the host explains of the time before the calls, and of the calls."""
+    before = np.where(times.hand >= 0, times.hand, previous)
+    called = (items.thread >= 0) & (before >= 0)
+    since = np.where(called, items.returned[before], items.begin) + items.base
+    left = np.where(times.hand >= 0, times.hand_lag, times.gap) - times.data
+    for cause, by_process in host.items():
+        spent, inside = np.zeros(len(items), np.int64), np.zeros(len(items), np.bool_)
+        for process, active in by_process.items():
+            mine = np.flatnonzero(called & (items.process == process))
+            spent[mine] = active.within(since[mine], items.begin[mine] + items.base)
+            inside[mine] = active.contains(items.begin[mine] + items.base)
+        spent = np.clip(spent, 0, left)
+        left = left - spent
+        if spent.any() or inside.any():
+            yield cause, Held(spent, inside)
 
 
 class StartTimes(Struct, frozen=True):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.host_calls import Call, CudaApiCalls
+from gputrace.analyzers.ledger import Ledger
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.whatif.step_rows import SCENE, Rows
 from gputrace.model.events import distinct_ids, is_among, number_ids
@@ -29,6 +30,15 @@ Edges = Mapping[int, tuple[tuple[int, int], ...]]
 
 NONE: Final = -1
 LONG_AGO: Final = -(1 << 60)
+
+
+class Held(Struct, frozen=True):
+    """Host time that one cause explains."""
+
+    before: Times
+    """Part of the time before each call."""
+    inside: NDArray[np.bool_]
+    """True for the calls that begin in such time."""
 
 
 class Graph(Struct, frozen=True, dict=True):
@@ -49,6 +59,9 @@ class Graph(Struct, frozen=True, dict=True):
     """Host time of the thread before the call; for the first call of a thread, its start."""
     data: Times
     """Part of ``gap``, or of ``hand_lag``, in which the thread waited for data."""
+    held: Mapping[str, Held]
+    """What else than to launch the host was at, by cause; together with ``data`` no more than
+    ``gap``, or ``hand_lag``."""
     hand: Index
     """Call of another thread that hands over to this one, or `NONE`."""
     hand_lag: Times
@@ -106,6 +119,11 @@ class Graph(Struct, frozen=True, dict=True):
     @property
     def steps(self) -> int:
         return int(self.step.max(initial=-1)) + 1
+
+    @cached_property
+    def kept(self) -> Times:
+        """Return the part of the time before each call that is not spent on launching."""
+        return self.data + sum((held.before for held in self.held.values()), np.int64(0))
 
     def changed(self, **columns: Any) -> Graph:
         """Return a copy with some columns replaced."""
@@ -467,41 +485,51 @@ def step_ends(graph: Graph, ended: Times) -> Times:
 
 
 class Recorded(Struct, frozen=True, dict=True):
-    """Time of the measured steps, by which predictions are bounded."""
+    """Time of the measured steps, by which predictions are bounded.
+
+    Columns are by GPU of the graph; 0 for a GPU without steps.
+    """
 
     compute: NDArray[np.float64]
-    """Mean compute of a step, in nanoseconds, by GPU of the graph; 0 for a GPU without steps."""
-    rows: Sequence[Breakdown]
-    """Breakdown of the GPUs that do the work."""
+    """Mean compute of a step, in nanoseconds."""
+    lost: Mapping[str, NDArray[np.float64]]
+    """Rest of a mean step, by the cause that it is charged to."""
     mean_ns: int
     """Mean step of the whole run, to which gains are scaled."""
 
     @classmethod
     def of(
-        cls,
-        gpus: Sequence[Gpu],
-        breakdown: Sequence[Breakdown],
-        rows: Sequence[Breakdown],
-        mean_ns: int,
+        cls, gpus: Sequence[Gpu], breakdown: Sequence[Breakdown], ledger: Ledger, mean_ns: int
     ) -> Recorded:
-        """Return what a run's GPUs, in the order of the graph, have recorded.
+        """Return what a run's GPUs, in the order of the graph, have recorded."""
+        steps = {(row.gpu, row.rank): row.steps for row in breakdown if row.steps}
+        place = {(gpu.gpu, gpu.rank): number for number, gpu in enumerate(gpus)}
+        compute = np.zeros(len(gpus))
+        for row in breakdown:
+            if row.steps and (row.gpu, row.rank) in place:
+                compute[place[row.gpu, row.rank]] = row.of("compute") / row.steps
+        lost: dict[str, NDArray[np.float64]] = {}
+        for charge in ledger.rows:
+            whose = charge.gpu, charge.paid_by
+            if whose not in place or whose not in steps or charge.of == "compute":
+                continue
+            column = lost.setdefault(charge.cause, np.zeros(len(gpus)))
+            column[place[whose]] += charge.ns / steps[whose]
+        return cls(compute, lost, mean_ns)
 
-        ``rows`` are those of the GPUs that do the work.
-        """
-        means = {
-            (row.gpu, row.rank): row.of("compute") / row.steps for row in breakdown if row.steps
-        }
-        compute = np.array([means.get((gpu.gpu, gpu.rank), 0.0) for gpu in gpus])
-        return cls(compute, rows, mean_ns)
+    @property
+    def lost_ns(self) -> float:
+        """Return the nanoseconds of a step in which the GPU with most does not compute."""
+        return float(sum(self.lost.values(), np.zeros(len(self.compute))).max(initial=0.0))
 
-    def floor(self, graph: Graph, edit: Graph, shortens: Collection[str] = ()) -> int:
+    def floor(self, graph: Graph, edit: Graph, takes: Collection[str] = ()) -> int:
         """Return the nanoseconds of a step that an edit of the graph leaves.
 
         The busiest GPU's compute stays, as far as the edit leaves it: no less than the GPU with
-        least has now, unless the edit shortens kernels on all. So does what the edit cannot
-        shorten, if that is known.
+        least has now, unless the edit shortens kernels on all. So does, on each GPU, what is
+        charged to causes that the edit does not take.
 
-        ``shortens`` are the classes of time that the edit can shorten at most; empty for any.
+        ``takes`` are the causes that the edit can take; empty for any.
         """
         gpus = len(self.compute)
         before, after = _kernel_time(graph, gpus), _kernel_time(edit, gpus)
@@ -514,11 +542,17 @@ class Recorded(Struct, frozen=True, dict=True):
         shorter = parts_left[self.compute > 0]
         if np.all((shorter > 0) & (shorter < 1)):
             fewest *= float(shorter.max(initial=0.0))
-        least = math.ceil(max(float(left.max(initial=0.0)), fewest))
-        if shortens:
-            parts = [sum(map(row.of, shortens)) // max(row.steps, 1) for row in self.rows]
-            least = max(least, self.mean_ns - max(parts, default=0))
-        return min(least, self.mean_ns)
+        if takes:
+            stays = (ns for cause, ns in self.lost.items() if cause not in (*takes, *FOLLOW))
+            left = left + sum(stays, np.zeros(gpus))
+        return min(math.ceil(max(float(left.max(initial=0.0)), fewest)), self.mean_ns)
+
+
+FOLLOW: Final = (
+    *("launch-bound", "kernel-gaps", "sync-bound", "idle-unexplained", "recorder-overhead"),
+    *("uneven-arrival", "straggler", "late-host", "pipeline-bubble"),
+)
+"""Causes whose time may go with that of any other: a host that is late, or a rank."""
 
 
 def _kernel_time(graph: Graph, gpus: int) -> NDArray[np.float64]:

@@ -150,8 +150,36 @@ def _longest_wait(graph: Graph) -> float:
     return float(np.bincount(graph.thread[calls], graph.data[calls]).max()) / graph.steps
 
 
+def without_host_time(cause: str, graph: Graph, _effect: Effect) -> Graph | None:
+    """Take away what a cause of the host explains: the time before calls, and the calls in it.
+
+    What these calls launched stays, as it is small where the host is the limit.
+    """
+    held = graph.held.get(cause)
+    if held is None:
+        return None
+    freed = without_waits(graph, held.inside)
+    return freed.changed(
+        gap=freed.gap - np.where(graph.hand < 0, held.before, 0),
+        hand_lag=freed.hand_lag - np.where(graph.hand >= 0, held.before, 0),
+        own=np.where(held.inside, 0, freed.own),
+    )
+
+
+def optimizer_on_gpu(graph: Graph, effect: Effect) -> Graph | None:
+    """Let the optimizer run on the GPU: no time of the host, no copies of gradients, parameters."""
+    freed = without_host_time("host-optimizer", graph, effect)
+    if freed is None:
+        return None
+    copies = runs(graph) & np.isin(graph.kind, (Kind.COPY_H2D, Kind.COPY_D2H))
+    copies &= graph.held["host-optimizer"].inside
+    return freed.changed(
+        ns=np.where(copies, 0, freed.ns), residual=np.where(copies, 0, freed.residual)
+    )
+
+
 def graphs(graph: Graph, effect: Effect) -> Graph | None:
-    """Combine consecutive launches into one, without host time between.
+    """Combine consecutive launches into one, without the host's time of launching between.
 
     At most, the kernels also follow each other without a pause; at least, half of the host time
     remains, as where the optimizer or the loss is still launched separately.
@@ -163,7 +191,7 @@ def graphs(graph: Graph, effect: Effect) -> Graph | None:
     if not follows.any() or trained_together(graph) is not None:
         return None
     if effect is Effect.LEAST:
-        halves = (graph.gap - graph.data) // 2, (graph.hand_lag - graph.data) // 2
+        halves = (graph.gap - graph.kept) // 2, (graph.hand_lag - graph.kept) // 2
         handed = graph.hand >= 0
         return graph.changed(
             gap=graph.gap - np.where(follows & ~handed, halves[0], 0),
@@ -176,8 +204,8 @@ def graphs(graph: Graph, effect: Effect) -> Graph | None:
             spacing=np.where(follows, np.minimum(graph.spacing, 0), graph.spacing)
         )
     return graph.changed(
-        gap=np.where(follows, np.where(graph.hand < 0, graph.data, 0), graph.gap),
-        hand_lag=np.where(follows, graph.data, graph.hand_lag),
+        gap=np.where(follows, np.where(graph.hand < 0, graph.kept, 0), graph.gap),
+        hand_lag=np.where(follows, graph.kept, graph.hand_lag),
         own=np.where(follows, 0, np.where(first, _GRAPH_LAUNCH_NS, graph.own)),
         residual=np.where(follows, 0, graph.residual),
         slot=np.where(launched, NONE, graph.slot),
@@ -454,8 +482,17 @@ class Cure(Struct, frozen=True):
     """Effects that bound the prediction; none where it is all or nothing."""
     only_as_cure: bool = False
     """True if it makes sense only where one of the findings is there."""
-    shortens: tuple[str, ...] = ()
-    """Classes of time, and ``communication_wait``, that it can shorten at most; empty for any."""
+    takes: tuple[str, ...] = ()
+    """Causes whose charged time it can take, beside what follows from that; empty for any."""
+    host_cause: str | None = None
+    """Cause of the host's time that it takes away, which may come in few steps."""
+
+
+_EXCHANGES: Final = (
+    *("communication-exposed", "topology", "host-staged-comm", "copies-exposed", "h2d-exposed"),
+    *("pipeline-bubble", "expert-imbalance"),
+)
+_ON_TIME: Final = "launches that came late after it are on time, too"
 
 
 CURES: Final = (
@@ -476,6 +513,7 @@ CURES: Final = (
         "every batch is ready when requested, at best already on the GPU; at the least, one batch "
         "at a time is loaded during training",
         "the copy of the batch may go, too",
+        takes=("data-feeding", "loader-restart", "h2d-exposed", "h2d-pageable"),
     ),
     Cure(
         "pinned",
@@ -484,6 +522,7 @@ CURES: Final = (
         "Copying the input beside the computation",
         "input is copied from pinned memory on a separate stream, as early as the host asks",
         "the host does not wait for the copy either, and launches sooner",
+        takes=("h2d-exposed", "h2d-pageable", "weights"),
     ),
     Cure(
         "straggler",
@@ -493,6 +532,7 @@ CURES: Final = (
         "every rank's kernels take as long as the median rank's",
         "work that follows the wait starts sooner too",
         bounds=(),
+        takes=("straggler", "uneven-arrival"),
     ),
     Cure(
         "late-host",
@@ -512,6 +552,7 @@ CURES: Final = (
         "over PCIe a third",
         "work that follows the exchange starts sooner too",
         only_as_cure=True,
+        takes=_EXCHANGES,
     ),
     Cure(
         "overlap",
@@ -531,6 +572,7 @@ CURES: Final = (
         "nothing down and holds one layer more in memory; at the least, those of every second "
         "layer, at the most two layers ahead",
         "later gathers no longer wait for the computation, either",
+        takes=_EXCHANGES,
     ),
     Cure(
         "graphs",
@@ -540,7 +582,7 @@ CURES: Final = (
         "consecutive launches become one, without host time between them; kernels take as long as "
         "before",
         "synchronisation and time between kernels go, too",
-        shortens=("launch", "sync", "alloc", "other_idle", "communication_wait"),
+        takes=("launch-bound", "kernel-gaps", "sync-bound", "alloc-stall"),
     ),
     Cure(
         "tf32",
@@ -571,6 +613,7 @@ CURES: Final = (
         "the host never waits for a GPU, and runs ahead as far as launches can be queued",
         "with the host ahead, later launches are on time, too",
         bounds=(),
+        takes=("sync-bound", "copies-exposed", "h2d-exposed", "h2d-pageable"),
     ),
     Cure(
         "alloc",
@@ -580,5 +623,53 @@ CURES: Final = (
         "no memory is allocated or released in a step",
         "other calls no longer wait for these, and launches come sooner",
         bounds=(),
+        takes=("alloc-stall", "autotune-repeated"),
+    ),
+    Cure(
+        "gc",
+        ("garbage-collection",),
+        partial(without_host_time, "garbage-collection"),
+        "No garbage collection in the steps",
+        "Python collects garbage outside of the steps",
+        _ON_TIME,
+        bounds=(),
+        takes=("garbage-collection",),
+        host_cause="garbage-collection",
+    ),
+    Cure(
+        "compile-once",
+        ("recompilation",),
+        partial(without_host_time, "recompilation"),
+        "Compiling nothing again",
+        "nothing is traced or compiled in the steps",
+        _ON_TIME,
+        bounds=(),
+        takes=("recompilation",),
+        host_cause="recompilation",
+    ),
+    Cure(
+        "gpu-optimizer",
+        ("host-optimizer",),
+        optimizer_on_gpu,
+        "The optimizer on the GPU",
+        "the host computes and copies nothing for the optimizer, whose time on the GPU is not "
+        "counted",
+        _ON_TIME,
+        bounds=(),
+        takes=("host-optimizer", "h2d-exposed", "copies-exposed"),
+        host_cause="host-optimizer",
+    ),
+    Cure(
+        "host-work",
+        ("host-work",),
+        partial(without_host_time, "host-work"),
+        "The steps without that work of the host",
+        "the host does nothing but to load batches and to issue the passes",
+        _ON_TIME,
+        bounds=(),
+        takes=("host-work",),
+        host_cause="host-work",
     ),
 )
+CURABLE: Final = frozenset(id for cure in CURES for id in cure.findings if not cure.only_as_cure)
+"""Ids of the findings whose cures are predicted wherever they gain anything."""

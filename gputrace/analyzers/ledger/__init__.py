@@ -1,0 +1,397 @@
+"""Ledger of lost time: each nanosecond in which a GPU does not compute, charged to one cause.
+
+The partition (`lanes`) says what a GPU did in that time; the ledger says why, by what the host that
+feeds it was at, and, where it waits in a collective, by what the GPU was at that came last. Of the
+causes that are proven for a nanosecond, the first in the order of the list is charged, and the rest
+stays with the general cause of its class.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
+from gputrace.analyzers.host_calls import NOBODY
+from gputrace.analyzers.lanes import LaneSummary
+from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, path_of
+from gputrace.analyzers.ledger.host import Host
+from gputrace.analyzers.operations import Gpu, OperationClass
+from gputrace.analyzers.python_samples import SampledLine, read_python_lines
+from gputrace.model.events import UNKNOWN, Kind
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.results import Breakdown, LedgerRow
+from gputrace.model.struct import Struct
+from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
+
+CHARGES: Final = "charges"
+"""Name under which the charges of a GPU are kept where its rows are."""
+_OF: Final = dict.fromkeys(BUSY_CLASSES, "copy") | {
+    "communication": "communication",
+    **dict.fromkeys(IDLE_CAUSES, "idle"),
+}
+_LINE_SHARE: Final = 1 / 3
+"""Share of the samples that a line must have to be named."""
+_WORTH_NAMING: Final = 0.05
+"""Share of a row that a system call must last for to be named."""
+_ROLE_CAUSES: Final = {"pipeline": "pipeline-bubble", "expert": "expert-imbalance"}
+"""Causes of waiting that lie in how work is divided, by the role of the group."""
+_ONLY_LATE: Final = ("launch-bound", "sync-bound", "idle-unexplained", "communication-exposed")
+"""Causes on another rank that say no more than that it comes late."""
+
+
+class Ledger(Struct, frozen=True, dict=True):
+    """Charged time of all GPUs."""
+
+    rows: tuple[LedgerRow, ...]
+    """The largest first."""
+    turns: int
+    """Steps of the GPUs that count, one for each without steps."""
+    counted: frozenset[tuple[int | None, int]] = frozenset()
+    """GPUs that count, each with its rank."""
+
+    @cached_property
+    def totals(self) -> Mapping[str, int]:
+        """Nanoseconds of the GPUs that count by cause, but of computing."""
+        totals: Counter[str] = Counter()
+        for row in self.rows:
+            if (row.gpu, row.paid_by) in self.counted and row.of != "compute":
+                totals[row.cause] += row.ns
+        return totals
+
+    def mean(self, *causes: str) -> int:
+        """Return the nanoseconds per GPU and step that are charged to some causes."""
+        return sum(self.totals.get(cause, 0) for cause in causes) // self.turns
+
+    def of(self, *causes: str) -> list[LedgerRow]:
+        """Return the rows of some causes, the largest first."""
+        return [row for row in self.rows if row.cause in causes]
+
+    def ranks(self, *causes: str, least: float = 0.2) -> tuple[int, ...]:
+        """Return the ranks on which most of some causes is: those with some part of the largest."""
+        by_rank: Counter[int] = Counter()
+        for row in self.of(*causes):
+            by_rank[row.rank] += row.ns
+        most = max(by_rank.values(), default=0)
+        return tuple(sorted(rank for rank, ns in by_rank.items() if ns >= least * most > 0))
+
+
+class _Part(Struct, frozen=True):
+    """Part of the time of one GPU: system id of the thread, and line, or None."""
+
+    cause: str
+    of: str
+    thread: int | None
+    line: str | None
+    ns: int
+    evidence: str = ""
+    frame: str | None = None
+
+
+class _Sums(Struct, frozen=True, dict=True):
+    """Charges of one GPU in its measured time."""
+
+    parts: list[_Part]
+    waits: dict[tuple[int, str], Intervals]
+    """Exposed waiting, by the GPU that came last (as an index) and the role of the group."""
+
+
+def account(
+    gpus: PerGpu,
+    causes: Sequence[Cause],
+    steps: Mapping[Gpu, Times],
+    listed: Sequence[Gpu],
+    rows: Sequence[Breakdown],
+    collectives: Collectives,
+    roles: Sequence[str],
+    late: Mapping[int, str],
+) -> list[LedgerRow]:
+    """Charge the time in which some GPUs do not compute.
+
+    Args:
+        gpus: all GPUs.
+        causes: in the order in which they are charged.
+        steps: starts and ends of the measured steps of each GPU: shape (2, steps).
+        listed, rows: GPUs that the ledger is of, and the breakdown of each.
+        collectives: of all GPUs.
+        roles: of the groups of the collectives.
+        late: cause to charge for waiting for a rank that comes late in a way that is no chance.
+    """
+    feeds = Counter(lane.gpu.process for lane in gpus.lanes)
+    counts = [feeds[lane.gpu.process] for lane in gpus.lanes]
+    edges = [steps[lane.gpu] for lane in gpus.lanes]
+    gpus.each(_charge, gpus.lanes, counts, edges, same=(causes,), keeps=True)
+    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    waits = _waits_by_culprit(collectives, roles)
+    lane_of = {lane.gpu: lane for lane in gpus.lanes}
+    lanes = [lane_of[gpu] for gpu in listed]
+    times = [measured_time(lane, steps[lane.gpu]) for lane in lanes]
+    sums = gpus.each(_sum, lanes, times, (waits.get(index_of[lane.gpu], {}) for lane in lanes))
+    asked: dict[int, list[Intervals]] = defaultdict(list)
+    for each in sums:
+        for (culprit, _), time in each.waits.items():
+            asked[culprit].append(time)
+    culprits = [lane for lane in gpus.lanes if index_of[lane.gpu] in asked]
+    answers = gpus.each(_reasons, culprits, (asked[index_of[lane.gpu]] for lane in culprits))
+    by_culprit = {index_of[c.gpu]: iter(a) for c, a in zip(culprits, answers, strict=True)}
+    result: list[LedgerRow] = []
+    for lane, each, row in zip(lanes, sums, rows, strict=True):
+        charged = [
+            _row(causes, part.cause, part.of, lane, lane.gpu.rank, part) for part in each.parts
+        ]
+        for (culprit, role), time in each.waits.items():
+            rank = gpus.operations[culprit].gpu.rank
+            reasons = next(by_culprit[culprit]) if culprit in by_culprit else {"": time.total}
+            parts: Counter[str] = Counter()
+            for reason, ns in reasons.items():
+                parts[_cause_of_wait(reason, role, rank, late)] += ns
+            why = max(reasons, key=lambda name: reasons[name])
+            evidence = f"rank {rank} came last" + (f" ({why})" if why else "")
+            charged += [
+                _row(
+                    causes,
+                    cause,
+                    "communication",
+                    lane,
+                    rank,
+                    _Part(cause, "communication", None, None, ns, evidence),
+                )
+                for cause, ns in parts.items()
+            ]
+        result += charged
+        # The edges of steps beyond the GPU's operations are in no gap.
+        lost = row.total_ns - row.of("compute") - sum(each.ns for each in charged)
+        if lost:
+            rest = _Part("idle-unexplained", "idle", None, None, lost, "before or after its work")
+            result.append(_row(causes, rest.cause, rest.of, lane, lane.gpu.rank, rest))
+    return result
+
+
+def _row(
+    causes: Sequence[Cause], cause: str, of: str, lane: LaneSummary, rank: int, part: _Part
+) -> LedgerRow:
+    path = path_of(cause, causes)
+    if rank != lane.gpu.rank and "waiting" not in path:
+        path = ("communication", "waiting", *path)
+    gpu = lane.gpu
+    place = part.thread, part.line
+    found = part.ns, part.evidence, part.frame
+    return LedgerRow(cause, path, of, gpu.gpu, rank, *place, *found, gpu.rank)
+
+
+def measured_time(lane: LaneSummary, steps: Times) -> Intervals:
+    """Return the time that the breakdown of a GPU covers: steps, else its parts with all calls."""
+    if steps.size:
+        return union(*steps)
+    if lane.with_calls is not None and lane.with_calls.total:
+        return lane.with_calls
+    return union([lane.window.start], [lane.window.end])
+
+
+def _charge(view: GpuShardView, feeds: int, steps: Times, causes: Sequence[Cause]) -> None:
+    """Charge the time of one GPU as far as its own host shows why, and keep that with its rows."""
+    lane = view.lane
+    left = {
+        name: lane.timeline.classes[OperationClass[name.upper()]].clip(*lane.window)
+        for name in BUSY_CLASSES
+        if name != "compute"
+    }
+    left |= {name: times.clip(*lane.window) for name, times in lane.causes.of.items()}
+    host, charges = Host(view, feeds, (steps[0], steps[1]), left), dict[Any, Intervals]()
+    for cause in causes:
+        names = [name for name in cause.takes if name in left and len(left[name])]
+        proof = cause.claim(host) if cause.claim is not None and names else EMPTY
+        for name in names if len(proof) else ():
+            charged = left[name].intersection(proof)
+            if len(charged):
+                charges[cause.id, name] = charged
+                left[name] = left[name].difference(charged)
+    charges |= {(DEFAULTS[name], name): times for name, times in left.items() if len(times)}
+    view.keep(CHARGES, charges)
+
+
+def find_host_times(view: GpuShardView, causes: Sequence[Cause]) -> dict[str, Intervals]:
+    """Return when the host of a GPU is at each of some causes, whether or not the GPU waits.
+
+    Disjoint: of two at a time, the first of the list counts.
+    """
+    host, known, found = Host(view), EMPTY, dict[str, Intervals]()
+    for cause in causes:
+        active = EMPTY if cause.claim is None else cause.claim(host).difference(known)
+        if len(active):
+            found[cause.id] = active
+            known = merge_touching(known, active)
+    return found
+
+
+def charges_of(view: GpuShardView) -> Mapping[tuple[str, str], Intervals]:
+    """Return when a GPU loses time, by cause and class; waiting for other ranks is communication.
+
+    The intervals are disjoint, and all of its window in which it does not compute.
+    """
+    charges: Mapping[tuple[str, str], Intervals] = view.kept(CHARGES)
+    return charges
+
+
+def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals]) -> _Sums:
+    """Sum the charges of one GPU in some time; waits in collectives apart."""
+    parts: list[_Part] = []
+    exposed: dict[tuple[int, str], Intervals] = {}
+    merged: dict[tuple[str, str], Intervals] = {}
+    for (cause, name), charged in charges_of(view).items():
+        inside = charged.intersection(time)
+        if name == "communication":
+            for key, waiting in waits.items():
+                apart = inside.intersection(waiting)
+                if len(apart):
+                    exposed[key] = apart
+                    inside = inside.difference(apart)
+        key_of = cause, _OF[name]
+        merged[key_of] = merge_touching(merged.get(key_of, EMPTY), inside)
+    for (cause, of), inside in merged.items():
+        if len(inside):
+            parts += _by_thread(view, cause, of, inside)
+    return _Sums(parts, exposed)
+
+
+def _by_thread(view: GpuShardView, cause: str, of: str, time: Intervals) -> Iterable[_Part]:
+    """Yield the time of a cause by the thread that feeds the GPU, with the line it is at."""
+    if of != "idle" or view.calls is None:
+        yield _Part(cause, of, None, None, time.total)
+        return
+    feeders = Host(view).feeders(time)
+    for feeder in np.unique(feeders).tolist():
+        mine = time.select(feeders == feeder)
+        if feeder == NOBODY:
+            yield _Part(cause, of, None, None, mine.total)
+            continue
+        pair = view.calls.threads[feeder]
+        place = _line_of(view, pair, mine)
+        line, frame, samples = None, None, ""
+        if place is not None:
+            line, frame = place.line, place.frame
+            samples = f"{place.count:,} of {place.samples:,} samples"
+        text = ", ".join(filter(None, (samples, _system_call(view, pair, mine))))
+        yield _Part(cause, of, pair[1] & 0xFFFFFFFF, line, mine.total, text, frame)
+
+
+def _line_of(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> SampledLine | None:
+    """Return the line at which most samples of a thread met it in some time; None if few did."""
+    lines = view.once(read_python_lines)
+    teller = None if lines is None else lines.teller(thread)
+    if lines is None or teller is None:
+        return None
+    place = lines.place({teller: lines.within(teller, time)})
+    return place if place is not None and place.share >= _LINE_SHARE else None
+
+
+def _system_call(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> str:
+    """Return the system call in which a thread was for most of some time; empty if in none."""
+    trace = view.trace
+    if Kind.OS_RUNTIME not in trace.kinds:
+        return ""
+    columns = ("start", "end", "name", "process", "thread")
+    events = trace.events_of(thread[0], [Kind.OS_RUNTIME], columns, view.lane.window)
+    events = events.select((events.process == thread[0]) & (events.thread == thread[1]))
+    within = time.within(events.start, events.end)
+    if not within.any():
+        return ""
+    names, index = np.unique(events.name, return_inverse=True)
+    spent = np.bincount(index, within)
+    most = int(np.argmax(spent))
+    if spent[most] < _WORTH_NAMING * time.total:
+        return ""
+    return f"{trace.names([int(names[most])])[int(names[most])]} {spent[most] / time.total:.0%}"
+
+
+def _waits_by_culprit(
+    collectives: Collectives, roles: Sequence[str]
+) -> dict[int, dict[tuple[int, str], Intervals]]:
+    """Return when each GPU (by index) waits in collectives, by the last to come and the role."""
+    rows = np.flatnonzero(collectives.known & (collectives.wait > 0))
+    if not len(rows):
+        return {}
+    lane, last = collectives.lane[rows], collectives.last_lane[rows]
+    group, (start, wait) = (
+        collectives.group[rows],
+        (collectives.start[rows], collectives.wait[rows]),
+    )
+    named = [*roles, ""]
+    key = (lane.astype(np.int64) << 40) | (last << 20) | (group.astype(np.int64) & 0xFFFFF)
+    waits: dict[int, dict[tuple[int, str], Intervals]] = defaultdict(dict)
+    for number in np.unique(key).tolist():
+        mine = key == number
+        first = int(np.argmax(mine))
+        waiter, culprit, of = int(lane[first]), int(last[first]), int(group[first])
+        if waiter == culprit:
+            continue
+        role = "" if of == UNKNOWN else named[of]
+        time = union(start[mine], start[mine] + wait[mine])
+        known = waits[waiter].get((culprit, role), EMPTY)
+        waits[waiter][culprit, role] = merge_touching(known, time)
+    return waits
+
+
+def _reasons(view: GpuShardView, asked: Sequence[Intervals]) -> list[dict[str, int]]:
+    """Return for each of some times the nanoseconds that a GPU spends by cause; ``work`` is when it
+    computes, and an empty name what is not known.
+    """
+    computing = view.lane.timeline.of_class(OperationClass.COMPUTE)
+    answers = []
+    for time in asked:
+        reasons: Counter[str] = Counter()
+        for (cause, _), charged in charges_of(view).items():
+            reasons[cause] += charged.intersection(time).total
+        reasons["work"] += computing.intersection(time).total
+        reasons[""] += time.total - reasons.total()
+        answers.append({reason: ns for reason, ns in reasons.items() if ns})
+    return answers
+
+
+def _cause_of_wait(reason: str, role: str, rank: int, late: Mapping[int, str]) -> str:
+    """Return the cause of waiting for a rank that is meanwhile held up for a reason."""
+    if role in _ROLE_CAUSES:
+        return _ROLE_CAUSES[role]
+    if rank in late:
+        return late[rank]
+    return "uneven-arrival" if reason in (*_ONLY_LATE, "work") else reason
+
+
+def move_amounts(
+    rows: Sequence[LedgerRow],
+    cause: Cause,
+    amounts: Mapping[int | None, int],
+    turns: Mapping[tuple[int | None, int], int],
+    path: tuple[str, ...],
+) -> list[LedgerRow]:
+    """Return the rows with a part of some moved to a cause that is known by its amount alone.
+
+    Args:
+        rows: of all causes.
+        cause: takes from the rows of the causes in `Cause.takes`.
+        amounts: nanoseconds of a step by the rank that has the cause; of None, for each GPU.
+        turns: steps of each GPU, at least 1.
+        path: that of the cause.
+    """
+    moved: list[LedgerRow] = []
+    left: dict[Any, int] = {}
+    for row in rows:
+        key = row.rank if row.rank in amounts else None
+        if row.cause not in cause.takes or key not in amounts:
+            moved.append(row)
+            continue
+        whose = row.gpu, row.paid_by
+        rest = left.setdefault((key, *whose), amounts[key] * turns[whose])
+        amount = max(0, min(row.ns, rest))
+        left[key, *whose] = rest - amount
+        if amount:
+            moved.append(replace(row, cause=cause.id, path=path, ns=amount))
+        if amount < row.ns:
+            moved.append(replace(row, ns=row.ns - amount))
+    return moved
