@@ -80,8 +80,8 @@ def host_ms(row: StepPhases) -> dict[str, float]:
     return {phase.name: phase.host_ns / MS for phase in row.phases if phase.host_ns}
 
 
-def launch_bound(report: Report) -> Finding:
-    (found,) = (finding for finding in report.findings if finding.id == "launch-bound")
+def host_work(report: Report) -> Finding:
+    (found,) = (finding for finding in report.findings if finding.id == "host-work")
     return found
 
 
@@ -190,15 +190,16 @@ def test_idle_time_is_given_to_the_phase_that_the_host_is_in(slow_backward: Repo
 
 
 def test_a_finding_names_the_phase_that_has_most_of_it(slow_backward: Report) -> None:
-    found = launch_bound(slow_backward)
+    found = host_work(slow_backward)
     assert "; most of it in the backward pass, 2.50 ms of 3.50 ms" in found.message
     assert found.evidence["phase"] == "backward"
-    assert found.evidence["phase_ns"] == the(slow_backward).of("backward").launch_ns
+    # A launch takes some microseconds of it.
+    assert found.evidence["phase_ns"] == pytest.approx(2.5 * MS, rel=0.01)
 
 
 def test_no_phase_is_named_where_none_has_most(tmp_path: Path) -> None:
     report = analyze(Host().trains(*PLAIN).computes((3, 5), (6, 8), (9, 10)), tmp_path)
-    found = launch_bound(report)
+    found = host_work(report)
     assert "most of it" not in found.message
     assert "phase" not in found.evidence
 
@@ -234,7 +235,7 @@ def test_waits_for_data_alone_are_no_phases(tmp_path: Path) -> None:
     report = analyze(Host().trains((WAIT, 1, 2)).computes((2, 4), (8, 10)), tmp_path)
     assert report.step_phases == ()
     assert "What the host does" not in report.render()
-    assert "most of it" not in launch_bound(report).message
+    assert "most of it" not in host_work(report).message
 
 
 def test_what_a_phase_takes_before_an_input_copy_is_no_loading(tmp_path: Path) -> None:

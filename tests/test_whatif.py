@@ -177,7 +177,7 @@ def test_no_prediction_of_any_run_is_shorter_than_its_compute(seed: int) -> None
 
 def test_compute_is_left_as_far_as_an_edit_leaves_it(tmp_path: Path) -> None:
     graph = graph_of(written(replace(PLANTED["straggler"], steps=12), tmp_path))
-    run = Recorded(np.array([1.0, 2.0, 4.0, 3.5]) * MS, (), 5 * MS)
+    run = Recorded(np.array([1.0, 2.0, 4.0, 3.5]) * MS, {}, 5 * MS)
     last = graph.gpu == 2
     assert run.floor(graph, graph) == 4 * MS
     halved = graph.changed(ns=np.where(last, graph.ns // 2, graph.ns))
@@ -253,7 +253,7 @@ def test_what_is_replayed_is_bounded(tmp_path: Path) -> None:
 
 def test_nothing_is_predicted_where_the_dependencies_explain_too_little(tmp_path: Path) -> None:
     graph = graph_of(written(PLANTED["graphs"], tmp_path))
-    free = Recorded(np.zeros(1), (), 5 * MS)
+    free = Recorded(np.zeros(1), {}, 5 * MS)
     assert list(predict(graph, free, {}))
     odd = np.flatnonzero(graph.stream >= 0)[::10]
     late = graph.residual.copy()

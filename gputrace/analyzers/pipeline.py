@@ -27,7 +27,6 @@ from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.step_phases import find_modules
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.whatif import late_gains, prepare_replay, what_if
-from gputrace.analyzers.whatif.optimizations import CURABLE
 from gputrace.errors import InputError, PluginError, UsageError
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
@@ -100,6 +99,7 @@ def _answer(
     facts.late_causes.update(late_causes(facts))
     findings = find(facts, plugged)
     predictions = what_if(facts, findings, run)
+    curable = frozenset[str]() if run is None else run.curable
     recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
     if recorded_calls is not None:
         quality.notes.append(str(recorded_calls))
@@ -121,7 +121,7 @@ def _answer(
         gaps=facts.longest_gaps(options.gaps),
         balance=facts.balance,
         links=facts.links.rows if facts.links is not None else (),
-        findings=order(findings, predictions, facts.mean_ns, CURABLE),
+        findings=order(findings, predictions, facts.mean_ns, curable),
         what_if=predictions,
         kernels=facts.kernels,
         cards=facts.cards,

@@ -21,6 +21,7 @@ from gputrace.model.trace import Trace
 _LINE: Final = r"(.*):(\d+) (\S+)"
 """Name of a sample: file, line, function."""
 
+_NO_FUNCTION: Final = "<module>"
 _HELD: Final = "lock held"
 
 Thread = tuple[int, int]
@@ -78,26 +79,48 @@ class PythonLines(Struct, frozen=True, dict=True):
         names = np.repeat(self.locks.name[rows], self.locks.bytes[rows])
         return waits, all_samples, self._most_of(names) if waits else None
 
-    def place(self, samples: Mapping[Thread, NDArray[np.intp]]) -> SampledLine | None:
-        """Return the line with most of some samples of some threads."""
+    def place(
+        self, samples: Mapping[Thread, NDArray[np.intp]], least: float = 0.0
+    ) -> SampledLine | None:
+        """Return the line with most of some samples of some threads; None without samples.
+
+        Where no line has the share ``least`` of them, but the lines of one function together have,
+        it is the first of these, with the samples of all.
+        """
         parts = [self.names[thread][mine] for thread, mine in samples.items()]
         if not any(len(part) for part in parts):
             return None
         names = np.concatenate(parts)
-        most = self._most_of(names)
+        most, lines = self._most_of(names), [self._most_of(names).line]
+        if most.share < least:
+            most, lines = self._most_of_function(names) or (most, lines)
         inner = np.concatenate([self.frames[thread][mine] for thread, mine in samples.items()])
-        at_line = [id for id, text in self.text.items() if text == most.line]
-        inner = inner[is_among(names, at_line) & (inner >= 0)]
+        at_lines = [id for id, text in self.text.items() if text in lines]
+        inner = inner[is_among(names, at_lines) & (inner >= 0)]
         if not len(inner):
             return most
         ids, counts = np.unique(inner, return_counts=True)
         frame = self.text.get(int(ids[np.argmax(counts)]))
-        return replace(most, frame=frame if frame != most.line else None)
+        return replace(most, frame=frame if frame not in lines else None)
 
     def _most_of(self, samples: NDArray[np.int32]) -> SampledLine:
         names, counts = np.unique(samples, return_counts=True)
         most = int(np.argmax(counts))
         return SampledLine(self.text[int(names[most])], int(counts[most]), int(counts.sum()))
+
+    def _most_of_function(self, samples: NDArray[np.int32]) -> tuple[SampledLine, list[str]] | None:
+        """Return the function with most samples, by its most sampled line, and all its lines."""
+        names, counts = np.unique(samples, return_counts=True)
+        of: dict[tuple[str, str], dict[str, int]] = {}
+        for id, times in zip(names.tolist(), counts.tolist(), strict=True):
+            match = re.fullmatch(_LINE, self.text[id])
+            if match and match[3] != _NO_FUNCTION:
+                of.setdefault((match[1], match[3]), {})[self.text[id]] = times
+        lines = max(of.values(), key=lambda lines: sum(lines.values()), default=None)
+        if lines is None:
+            return None
+        line = max(lines, key=lambda line: lines[line])
+        return SampledLine(line, sum(lines.values()), int(counts.sum())), list(lines)
 
 
 def read_python_lines(shard: Shard) -> PythonLines | None:

@@ -337,7 +337,8 @@ class LedgerRow(Struct, frozen=True):
     thread: int | None
     """System id of the host thread on which it is; None if it is on none, or on several."""
     line: str | None
-    """Line of the program that most samples met meanwhile; None where none has a third of them."""
+    """Line of the program at which most samples met its host meanwhile, or in whose function; None
+    where none has most."""
     ns: int
     evidence: str
     """Samples at the line, the system call that the thread was in, what another rank was at."""

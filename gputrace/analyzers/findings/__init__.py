@@ -23,7 +23,7 @@ from gputrace.analyzers.findings import (
     stragglers,
     whole_run,
 )
-from gputrace.analyzers.findings.context import MEDIUM, SEVERITIES, Facts, Rule, severity_of
+from gputrace.analyzers.findings.context import SEVERITIES, Facts, Rule, severity_of
 from gputrace.analyzers.ledger.causes import IDLE, WAITS, Cause
 from gputrace.model.results import Finding, WhatIf
 
@@ -48,7 +48,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
           rule=idle.autotune_repeated),
     Cause("host-optimizer", "host", "optimizer on the host", _ANY, host.claim_host_optimizer,
           rule=host.host_optimizer, in_all=True),
-    Cause("host-work", "host", "other work of the host", ("launch", "sync"), host.claim_host_work,
+    Cause("host-work", "host", "other work of the host", ("launch",), host.claim_host_work,
           rule=host.host_work, in_all=True),
     Cause("sync-bound", "host", "synchronising call", ("launch",), idle.claim_late_after_waits,
           rule=idle.sync_bound),
@@ -151,6 +151,8 @@ _DISTORTING: Final = ("recorder-overhead", "lost-records")
 """Findings by which no other figure can be trusted, if they are high."""
 _UNCONFIRMED: Final = 0.01
 """Share of a step that a cost counts whose cure is predicted to gain nothing worth listing."""
+_CHEAPER: Final = 1 / 8
+"""Part of the computation that cheaper kernels are taken to save, where nothing says how."""
 _CERTAIN: Final = {cause.id: cause.certain for cause in CAUSES}
 
 
@@ -163,8 +165,8 @@ def order(
     """Return the findings, those first whose cure is sure to gain most, with severities to match.
 
     A cure gains what its prediction says, as far as predictions of its kind came true; without a
-    prediction, what is charged to its cause. Computation itself counts as much as a cost that is
-    `medium`: GPUs that compute nearly all the time come before anything smaller.
+    prediction, what is charged to its cause. Of computation itself, cheaper kernels are taken to
+    save an eighth: GPUs that compute nearly all the time come before anything smaller.
 
     A recorder that distorts the run, or rows that are missing, come before all others.
 
@@ -180,7 +182,7 @@ def order(
 
     def gain_of(finding: Finding) -> float:
         if finding.id == "compute-bound":
-            return MEDIUM * mean_ns
+            return _CHEAPER * finding.impact_ns
         if finding.id in gains:
             return gains[finding.id]
         if predictions and finding.id in curable:

@@ -179,12 +179,14 @@ class _Proof(Struct, frozen=True, dict=True):
 
 def amount_slow_links(facts: Facts) -> dict[int | None, int]:
     """Return the time of a step that each GPU loses to slow links at most."""
-    return {None: finding.impact_ns for finding in topology(facts) if finding.impact_ns}
+    cost = max((finding.impact_ns for finding in topology(facts)), default=0)
+    return {None: cost} if cost else {}
 
 
 def amount_staged(facts: Facts) -> dict[int | None, int]:
     """Return the time of a step that each GPU exchanges data through host memory at most."""
-    return {None: proof.cost for proof in _proofs(facts)[:1]}
+    proofs = _proofs(facts)
+    return {None: proofs[0].cost} if proofs else {}
 
 
 def host_staged_comm(facts: Facts) -> Iterator[Finding]:

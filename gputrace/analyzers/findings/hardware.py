@@ -19,6 +19,8 @@ from gputrace.units import format_ns, format_ranges
 
 _CLOCK_APART: Final = 0.03
 """Relative difference of clocks that is no scatter: cards of one model agree within 2 %."""
+_MORE_THAN_CLOCK: Final = 1.03
+"""How much more than its clock explains a kernel must be slower for the finding to say so."""
 _SLOWER: Final = 1.01
 """Ratio of kernel times from which a card is slower: equal cards agree within 0.2 %."""
 _THROTTLED: Final = 0.1
@@ -69,6 +71,10 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
     cost = ""
     if ratio:
         cost = f"; the same kernels take up to {ratio - 1:.1%} longer at the lower clock"
+        explained = reference / slowest
+        if ratio > _MORE_THAN_CLOCK * explained:
+            cost += f", of which it explains {explained - 1:.1%}"
+        excess = _by_clock(excess, ratio, explained)
     cost += f", {format_ns(excess)} of {facts.per}" if excess else ""
     evidence: Evidence = {
         "clock": which,
@@ -131,6 +137,13 @@ def _slowness(
     return max(excess, 0), worst.ratio / usual
 
 
+def _by_clock(excess: int, ratio: float, clocks: float) -> int:
+    """Return the part of a cost that a ratio of clocks explains: no kernel is slower by more than
+    its clock; the rest of the ratio of their times has other reasons, such as more work in each.
+    """
+    return round(excess * (1 - 1 / min(ratio, clocks)) / (1 - 1 / ratio))
+
+
 def _clock_advice(low: Sequence[CardUse], which: str) -> str:
     if any(card.throttled for card in low):
         return "find out what throttles these cards, and leave them out if speed matters"
@@ -167,8 +180,13 @@ def throttling(facts: Facts) -> Iterator[Finding]:
 def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
     rest = [card for card in facts.cards if card not in cards]
     excess, ratio = _slowness(facts, cards, rest)
-    excess = excess if ratio is not None and ratio >= _SLOWER else 0
     worst = max(cards, key=lambda card: card.throttled[reason])
+    if ratio is None or ratio < _SLOWER:
+        excess = 0
+    elif worst.sm_clock_mhz:
+        others = [card.sm_clock_mhz for card in rest if card.sm_clock_mhz]
+        clocks = float(median(others)) / worst.sm_clock_mhz if others else 1.0
+        excess = _by_clock(excess, ratio, clocks) if clocks > 1 else 0
     share = worst.throttled[reason]
     least = "medium" if reason in _HARD else "low"
     clock = f" at {worst.sm_clock_mhz:,.0f} MHz" if worst.sm_clock_mhz else ""

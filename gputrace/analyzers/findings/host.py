@@ -507,11 +507,11 @@ def claim_host_work(host: Host) -> Intervals:
     """Prove that the host does other things than to issue a pass: no CUDA call for a millisecond
     and more; or, where the phases of a step are recorded, it is in none of them.
     """
-    phases = host.phases
+    phases, idle = host.phases, host.pauses.difference(host.view.lane.causes.in_mpi)
     if phases is None:
-        return host.pauses
+        return idle
     known = reduce(merge_touching, phases.of.values(), EMPTY)
-    return merge_touching(host.pauses, known.complement(*host.window))
+    return merge_touching(idle, known.complement(*host.window))
 
 
 def host_work(facts: Facts) -> Iterator[Finding]:

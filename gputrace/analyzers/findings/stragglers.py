@@ -151,7 +151,8 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
 
 def late_causes(facts: Facts) -> dict[int, str]:
     """Return the cause to charge for waiting for each rank that is late by more than chance."""
-    return {
+    slow = {slow.gpu.rank: "straggler" for slow in slow_gpus(facts)}
+    return slow | {
         late.lane.gpu.rank: "straggler"
         if _works_longer(facts, late, _kernels(facts, late))
         else "late-host"
@@ -439,8 +440,8 @@ def _is_straggler(facts: Facts, load: Load) -> bool:
     """Return whether the extra work is kernels alone, and the rank is late for its work."""
     if any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
         return False
-    slow = {each.gpu.rank for each in (*slow_gpus(facts), *_hiding_work(facts))}
-    return facts.late_causes.get(load.rank) == "straggler" or load.rank in slow
+    hiding = {each.gpu.rank for each in _hiding_work(facts)}
+    return facts.late_causes.get(load.rank) == "straggler" or load.rank in hiding
 
 
 def _parts(facts: Facts, load: Load) -> str:

@@ -36,8 +36,9 @@ _OF: Final = dict.fromkeys(BUSY_CLASSES, "copy") | {
     "communication": "communication",
     **dict.fromkeys(IDLE_CAUSES, "idle"),
 }
-_LINE_SHARE: Final = 1 / 3
-"""Share of the samples that a line must have to be named."""
+_FEWEST_SAMPLES: Final = 5
+_DOMINATES: Final = 0.5
+"""Minimum number of samples, and share that a line or its function must have to be named."""
 _WORTH_NAMING: Final = 0.05
 """Share of a row that a system call must last for to be named."""
 _ROLE_CAUSES: Final = {"pipeline": "pipeline-bubble", "expert": "expert-imbalance"}
@@ -179,10 +180,19 @@ def _row(
     path = path_of(cause, causes)
     if rank != lane.gpu.rank and "waiting" not in path:
         path = ("communication", "waiting", *path)
-    gpu = lane.gpu
-    place = part.thread, part.line
-    found = part.ns, part.evidence, part.frame
-    return LedgerRow(cause, path, of, gpu.gpu, rank, *place, *found, gpu.rank)
+    return LedgerRow(
+        cause=cause,
+        path=path,
+        of=of,
+        gpu=lane.gpu.gpu,
+        rank=rank,
+        thread=part.thread,
+        line=part.line,
+        ns=part.ns,
+        evidence=part.evidence,
+        frame=part.frame,
+        paid_by=lane.gpu.rank,
+    )
 
 
 def measured_time(lane: LaneSummary, steps: Times) -> Intervals:
@@ -276,19 +286,22 @@ def _by_thread(view: GpuShardView, cause: str, of: str, time: Intervals) -> Iter
         line, frame, samples = None, None, ""
         if place is not None:
             line, frame = place.line, place.frame
-            samples = f"{place.count:,} of {place.samples:,} samples"
+            samples = f"{place.share:.0%} of {place.samples:,} samples"
         text = ", ".join(filter(None, (samples, _system_call(view, pair, mine))))
         yield _Part(cause, of, pair[1] & 0xFFFFFFFF, line, mine.total, text, frame)
 
 
 def _line_of(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> SampledLine | None:
-    """Return the line at which most samples of a thread met it in some time; None if few did."""
+    """Return the line, or the most sampled line of the function, at which most samples of a thread
+    met it in some time; None if none has most of them, or there are few.
+    """
     lines = view.once(read_python_lines)
     teller = None if lines is None else lines.teller(thread)
     if lines is None or teller is None:
         return None
-    place = lines.place({teller: lines.within(teller, time)})
-    return place if place is not None and place.share >= _LINE_SHARE else None
+    place = lines.place({teller: lines.within(teller, time)}, _DOMINATES)
+    enough = place is not None and place.samples >= _FEWEST_SAMPLES
+    return place if enough and place is not None and place.share >= _DOMINATES else None
 
 
 def _system_call(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> str:

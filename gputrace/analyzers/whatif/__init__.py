@@ -6,6 +6,7 @@ An optimization is an edit of the dependency graph (`optimizations`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -27,7 +28,15 @@ from gputrace.analyzers.whatif.graph import (
     standard_error,
 )
 from gputrace.analyzers.whatif.late_ranks import attribute
-from gputrace.analyzers.whatif.optimizations import CURES, Cure, Effect, issues, runs
+from gputrace.analyzers.whatif.optimizations import (
+    CURABLE,
+    CURES,
+    Cure,
+    Effect,
+    issues,
+    longest_wait,
+    runs,
+)
 from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Intervals
@@ -45,7 +54,14 @@ class Replay(Struct, frozen=True, dict=True):
     mean_ns: int
     """Mean of all measured steps."""
     rarely: Mapping[str, float]
-    """Host time of a mean measured step as a multiple of that in the graph's steps, by cause."""
+    """Time of a mean measured step as a multiple of that in the graph's steps, by cause."""
+
+    @property
+    def curable(self) -> frozenset[str]:
+        """Return the findings whose cures are predicted wherever they gain anything: not those
+        whose cause is mostly in other steps than the graph's.
+        """
+        return CURABLE - {cause for cause, more in self.rarely.items() if more > _ELSEWHERE}
 
 
 def prepare_replay(facts: Facts) -> Replay | None:
@@ -63,6 +79,8 @@ def prepare_replay(facts: Facts) -> Replay | None:
     rows = read_rows(gpus, calls, all_steps, steps, facts.collectives, facts.roles)
     host, rarely = _host_times(facts, window, steps)
     graph = build_graph(facts.trace, rows, calls, data_within(gpus, window), host)
+    waited = max(row.of("data_feeding") / max(row.steps, 1) for row in facts.rows)
+    rarely["data-feeding"] = waited / max(longest_wait(graph), 1.0)
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     graph = without_recorder(graph, facts.unrecorded)
     mean = round(sum(lengths.values()) / len(lengths) * facts.unrecorded)
@@ -88,7 +106,7 @@ def _host_times(
             known = spent.get(cause, (0.0, 0.0))
             more = active.intersection(time).total / count, here.total / len(steps)
             spent[cause] = max(known, more)
-    return host, {cause: usual / now for cause, (usual, now) in spent.items() if now}
+    return host, {cause: usual / max(now, 1.0) for cause, (usual, now) in spent.items() if usual}
 
 
 def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:
@@ -132,6 +150,9 @@ def within_lost_time(cures: Sequence[WhatIf], run: Recorded) -> Iterator[WhatIf]
         yield replace(cure, step_ns=step, gain_ns=gain, sure_ns=sure, **bounds)
 
 
+_ELSEWHERE: Final = 2.0
+"""Time of a mean step, as a multiple of that in the replayed steps, above which these do not stand
+for the others."""
 _TRIALS: Final = 6
 """Replays to find how much shorter calls are without the recorder."""
 
@@ -184,7 +205,10 @@ _RUN_TO_RUN: Final = 0.1
 
 
 def predict(
-    graph: Graph, run: Recorded, findings: Mapping[str, int], rarely: Mapping[str, float]
+    graph: Graph,
+    run: Recorded,
+    findings: Mapping[str, int],
+    rarely: Mapping[str, float] = MappingProxyType({}),
 ) -> Iterator[WhatIf]:
     """Yield a prediction per optimization; none if the replay explains the steps too poorly.
 
@@ -206,7 +230,7 @@ def predict(
         if not edits:
             continue
         floors = [run.floor(graph, edit.graph, cure.takes) for edit in edits]
-        more = rarely.get(cure.host_cause or "", 1.0)
+        more = rarely.get(cure.rare_cause or "", 1.0)
         ranged = (
             max(recorded.mean - more * (recorded.mean - step), 0.0)
             for step in _range(edits, recorded, error)

@@ -503,7 +503,9 @@ class Recorded(Struct, frozen=True, dict=True):
     ) -> Recorded:
         """Return what a run's GPUs, in the order of the graph, have recorded."""
         steps = {(row.gpu, row.rank): row.steps for row in breakdown if row.steps}
-        place = {(gpu.gpu, gpu.rank): number for number, gpu in enumerate(gpus)}
+        place: dict[tuple[int | None, int], int] = {
+            (gpu.gpu, gpu.rank): number for number, gpu in enumerate(gpus)
+        }
         compute = np.zeros(len(gpus))
         for row in breakdown:
             if row.steps and (row.gpu, row.rank) in place:

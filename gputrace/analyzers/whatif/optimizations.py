@@ -129,7 +129,7 @@ def prefetch(graph: Graph, effect: Effect) -> Graph | None:
     if effect is Effect.MOST:
         return copied_before(cured, input_copies(graph))
     if effect is Effect.LEAST:
-        waited = _longest_wait(graph)
+        waited = longest_wait(graph)
         step = measure(cured, replay(cured)).mean
         return _without_data(graph, min(1.0, step / max(waited, 1.0)))
     return cured
@@ -144,10 +144,11 @@ def _without_data(graph: Graph, part: float) -> Graph:
     )
 
 
-def _longest_wait(graph: Graph) -> float:
+def longest_wait(graph: Graph) -> float:
     """Return the nanoseconds a step that the longest-waiting thread waits for data."""
     calls = graph.thread >= 0
-    return float(np.bincount(graph.thread[calls], graph.data[calls]).max()) / graph.steps
+    waits = np.bincount(graph.thread[calls], graph.data[calls])
+    return float(waits.max(initial=0.0)) / max(graph.steps, 1)
 
 
 def without_host_time(cause: str, graph: Graph, _effect: Effect) -> Graph | None:
@@ -484,8 +485,8 @@ class Cure(Struct, frozen=True):
     """True if it makes sense only where one of the findings is there."""
     takes: tuple[str, ...] = ()
     """Causes whose charged time it can take, beside what follows from that; empty for any."""
-    host_cause: str | None = None
-    """Cause of the host's time that it takes away, which may come in few steps."""
+    rare_cause: str | None = None
+    """Cause that it takes away, of time that may be in few steps."""
 
 
 _EXCHANGES: Final = (
@@ -613,7 +614,6 @@ CURES: Final = (
         "the host never waits for a GPU, and runs ahead as far as launches can be queued",
         "with the host ahead, later launches are on time, too",
         bounds=(),
-        takes=("sync-bound", "copies-exposed", "h2d-exposed", "h2d-pageable"),
     ),
     Cure(
         "alloc",
@@ -634,7 +634,7 @@ CURES: Final = (
         _ON_TIME,
         bounds=(),
         takes=("garbage-collection",),
-        host_cause="garbage-collection",
+        rare_cause="garbage-collection",
     ),
     Cure(
         "compile-once",
@@ -645,7 +645,7 @@ CURES: Final = (
         _ON_TIME,
         bounds=(),
         takes=("recompilation",),
-        host_cause="recompilation",
+        rare_cause="recompilation",
     ),
     Cure(
         "gpu-optimizer",
@@ -657,7 +657,7 @@ CURES: Final = (
         _ON_TIME,
         bounds=(),
         takes=("host-optimizer", "h2d-exposed", "copies-exposed"),
-        host_cause="host-optimizer",
+        rare_cause="host-optimizer",
     ),
     Cure(
         "host-work",
@@ -668,7 +668,7 @@ CURES: Final = (
         _ON_TIME,
         bounds=(),
         takes=("host-work",),
-        host_cause="host-work",
+        rare_cause="host-work",
     ),
 )
 CURABLE: Final = frozenset(id for cure in CURES for id in cure.findings if not cure.only_as_cure)
