@@ -465,14 +465,18 @@ def claim_collections(host: Host) -> Intervals:
 
 
 def claim_compilations(host: Host) -> Intervals:
-    """Prove compilations of a part of the program."""
-    return host.state.compilations.get(host.process, EMPTY)
+    """Prove compilations of a part of the program: of a stretch without CUDA calls of which most is
+    recorded as such, all, as compilers trace and look up between their parts.
+    """
+    compiled = host.state.compilations.get(host.process, EMPTY)
+    within = compiled.within(host.pauses.start, host.pauses.end)
+    return merge_touching(compiled, host.pauses.select(2 * within > host.pauses.lengths))
 
 
 def claim_host_optimizer(host: Host) -> Intervals:
     """Prove that the optimizer computes on the host: its steps launch nothing, or are ranges that
-    say so. The copies between the backward pass and the next forward pass, which bring the
-    gradients and return the parameters, then belong to it too.
+    say so. All between the backward pass and the next forward pass then belongs to it, which
+    brings the gradients and returns the parameters, and so do the copies that are issued there.
     """
     phases, named = host.phases, host.in_ranges(_HOST_OPTIMIZERS)
     updates = EMPTY if phases is None else phases.of[OPTIMIZER]
@@ -480,8 +484,8 @@ def claim_host_optimizer(host: Host) -> Intervals:
         return named
     passes = merge_touching(phases.of[FORWARD], phases.of[BACKWARD])
     between = merge_touching(passes, phases.of[DATA]).complement(*host.window)
-    moving = merge_touching(host.copying, host.blocked).intersection(between)
-    return merge_touching(merge_touching(named, updates), moving)
+    between = between.select(updates.within(between.start, between.end) > 0)
+    return merge_touching(merge_touching(named, between), host.copied_by_calls_in(between))
 
 
 def host_optimizer(facts: Facts) -> Iterator[Finding]:

@@ -12,7 +12,6 @@ from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.host_state import HostState, read_host_state
 from gputrace.analyzers.idle_causes import calls_held_by_copies
-from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.step_phases import PhaseTimes
 from gputrace.model.events import GPU_KINDS, Kind, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
@@ -124,11 +123,15 @@ class Host:
             issues += int(np.count_nonzero(time.contains(calls.start[rows][issuing])))
         return issues
 
-    @property
-    def copying(self) -> Intervals:
-        """Time in which the GPU does nothing but copy to or from its host."""
-        classes = self.view.lane.timeline.classes
-        return merge_touching(classes[OperationClass.H2D], classes[OperationClass.OTHER_COPY])
+    def copied_by_calls_in(self, time: Intervals) -> Intervals:
+        """Return when the GPU copies to or from its host what calls in some time asked for."""
+        calls, operations = self.view.calls, self.view.operations
+        if calls is None:
+            return EMPTY
+        rows = np.flatnonzero(is_among(operations.events.kind, (Kind.COPY_H2D, Kind.COPY_D2H)))
+        issued_by = calls.issued_by(operations.events.having("process", "correlation").select(rows))
+        inside = (issued_by != NOBODY) & time.contains(calls.start[issued_by])
+        return union(operations.start[rows[inside]], operations.end[rows[inside]])
 
     def in_ranges(self, pattern: str) -> Intervals:
         """Return when the process is in named ranges whose names match a regular expression."""

@@ -151,31 +151,28 @@ def longest_wait(graph: Graph) -> float:
     return float(waits.max(initial=0.0)) / max(graph.steps, 1)
 
 
-def without_host_time(cause: str, graph: Graph, _effect: Effect) -> Graph | None:
-    """Take away what a cause of the host explains: the time before calls, and the calls in it.
+_STAYS: Final = 0.01
+"""Part of a host's time that stays at the most, as its edges are known to so much."""
 
-    What these calls launched stays, as it is small where the host is the limit.
+
+def without_host_time(
+    cause: str, copies: tuple[Kind, ...], graph: Graph, effect: Effect
+) -> Graph | None:
+    """Take away what a cause of the host explains: the time before calls, the calls in it, and the
+    copies of some kinds that they issue. What else they issued stays.
     """
     held = graph.held.get(cause)
     if held is None:
         return None
     freed = without_waits(graph, held.inside)
+    gone = held.before if effect is Effect.LIKELY else (held.before * (1 - _STAYS)).astype(np.int64)
+    copied = issues(graph) & held.inside & np.isin(graph.kind, copies)
     return freed.changed(
-        gap=freed.gap - np.where(graph.hand < 0, held.before, 0),
-        hand_lag=freed.hand_lag - np.where(graph.hand >= 0, held.before, 0),
+        gap=freed.gap - np.where(graph.hand < 0, gone, 0),
+        hand_lag=freed.hand_lag - np.where(graph.hand >= 0, gone, 0),
         own=np.where(held.inside, 0, freed.own),
-    )
-
-
-def optimizer_on_gpu(graph: Graph, effect: Effect) -> Graph | None:
-    """Let the optimizer run on the GPU: no time of the host, no copies of gradients, parameters."""
-    freed = without_host_time("host-optimizer", graph, effect)
-    if freed is None:
-        return None
-    copies = runs(graph) & np.isin(graph.kind, (Kind.COPY_H2D, Kind.COPY_D2H))
-    copies &= graph.held["host-optimizer"].inside
-    return freed.changed(
-        ns=np.where(copies, 0, freed.ns), residual=np.where(copies, 0, freed.residual)
+        ns=np.where(copied, 0, freed.ns),
+        residual=np.where(copied, 0, freed.residual),
     )
 
 
@@ -628,46 +625,46 @@ CURES: Final = (
     Cure(
         "gc",
         ("garbage-collection",),
-        partial(without_host_time, "garbage-collection"),
+        partial(without_host_time, "garbage-collection", ()),
         "No garbage collection in the steps",
         "Python collects garbage outside of the steps",
         _ON_TIME,
-        bounds=(),
+        bounds=(Effect.LEAST,),
         takes=("garbage-collection",),
         rare_cause="garbage-collection",
     ),
     Cure(
         "compile-once",
         ("recompilation",),
-        partial(without_host_time, "recompilation"),
+        partial(without_host_time, "recompilation", ()),
         "Compiling nothing again",
         "nothing is traced or compiled in the steps",
         _ON_TIME,
-        bounds=(),
+        bounds=(Effect.LEAST,),
         takes=("recompilation",),
         rare_cause="recompilation",
     ),
     Cure(
         "gpu-optimizer",
         ("host-optimizer",),
-        optimizer_on_gpu,
+        partial(without_host_time, "host-optimizer", (Kind.COPY_H2D, Kind.COPY_D2H)),
         "The optimizer on the GPU",
         "the host computes and copies nothing for the optimizer, whose time on the GPU is not "
         "counted",
         _ON_TIME,
-        bounds=(),
+        bounds=(Effect.LEAST,),
         takes=("host-optimizer", "h2d-exposed", "copies-exposed"),
         rare_cause="host-optimizer",
     ),
     Cure(
         "host-work",
         ("host-work",),
-        partial(without_host_time, "host-work"),
+        partial(without_host_time, "host-work", (Kind.COPY_D2H,)),
         "The steps without that work of the host",
         "the host does nothing but to load batches and to issue the passes",
         _ON_TIME,
-        bounds=(),
-        takes=("host-work",),
+        bounds=(Effect.LEAST,),
+        takes=("host-work", "copies-exposed"),
         rare_cause="host-work",
     ),
 )
