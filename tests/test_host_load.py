@@ -521,7 +521,26 @@ print(min(took), max(took))
     least, most = (float(word) * 1e9 for word in (tmp_path / "said").read_text().split())
     assert 0.99 * least <= found.impact_ns <= 1.01 * most
     assert "generation 2" in found.message
+    assert "the program collects garbage" in found.message
+    assert "no gc.collect() in the loop" in found.advice
     assert found.evidence["collections"] == pytest.approx(found.evidence["steps"], abs=2)
+
+
+def test_collections_that_come_by_themselves_are_not_called(tmp_path: Path) -> None:
+    report = recorded(
+        tmp_path,
+        """
+kept = [[i] for i in range(400_000)]
+more = []
+def make():
+    spin(2)
+    more.extend([] for _ in range(40_000))
+steps(30, make)
+""",
+    )
+    found = the(report, "garbage-collection")
+    assert not found.evidence["called"]
+    assert "gc.freeze()" in found.advice
 
 
 def test_young_collections_are_no_finding(tmp_path: Path) -> None:

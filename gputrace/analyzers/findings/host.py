@@ -17,7 +17,7 @@ from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.ledger.host import Host
 from gputrace.analyzers.python_samples import SampledLine
-from gputrace.model.events import Events, Kind, distinct_ids
+from gputrace.model.events import Events, Kind, distinct_ids, is_among
 from gputrace.model.host import BACKWARD, DATA, FORWARD, OPTIMIZER, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Evidence, Finding
@@ -34,6 +34,12 @@ _WORTH_TELLING: Final = 0.02
 COLLECT_BETWEEN: Final = (
     "gc.freeze() after set-up, then gc.disable() with gc.collect() between some steps, the same "
     "ones on all ranks"
+)
+_CALLED: Final = ", called"
+"""Part of the name of a collection that the program asked for."""
+_CALL_LESS: Final = (
+    "no gc.collect() in the loop, and no torch.cuda.empty_cache() beside it: call it once before "
+    "the first step, or between some epochs"
 )
 COMPILE_ONCE: Final = (
     "use few input shapes (pad, drop the last batch), or mark varying dimensions as dynamic "
@@ -558,10 +564,10 @@ def _reads_between_passes(gpu: GpuShardView, time: Intervals) -> int:
 
 
 def garbage_collection(facts: Facts) -> Iterator[Finding]:
-    """Python's garbage collections take 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
+    """Python's garbage collections take 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`). The
+    message says whether the program calls them, and at which line.
 
-    Cost: their time in the measured steps, on the rank with the most; with GPUs, at most their idle
-    time spent waiting for the host.
+    Cost: the GPUs' idle time meanwhile; without GPUs, their time on the rank with the most.
 
     Wrong if: the step is as long with `gc.disable()`.
     """
@@ -572,16 +578,22 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     lengths = collections.end - collections.start
     longest = int(lengths.max())
     name = int(collections.name[int(np.argmax(lengths))])
-    generation = facts.trace.names([name])[name]
+    texts = facts.trace.names(distinct_ids(collections.name))
+    called = is_among(collections.name, [id for id, text in texts.items() if _CALLED in text])
+    is_called = 2 * int(lengths[called].sum()) > int(lengths.sum())
+    who = "the program collects garbage" if is_called else "Python collects garbage"
+    rows = facts.ledger.of("garbage-collection")
+    at = f" at {rows[0].line}" if is_called and rows and rows[0].line else ""
     each = f"{len(collections) / steps:.2g} a step"
     yield facts.finding(
         "garbage-collection",
         severity_of(share) or "low",
         cost,
-        f"Python collects garbage for {facts.of_step(cost)}: {each}, the longest "
-        f"{format_ns(longest)} ({generation})",
-        COLLECT_BETWEEN,
+        f"{who}{at} for {facts.of_step(cost)}: {each}, the longest {format_ns(longest)} "
+        f"({texts[name]})",
+        _CALL_LESS if is_called else COLLECT_BETWEEN,
         {
+            "called": is_called,
             "rank": rank,
             "collections": len(collections),
             "steps": steps,
@@ -595,8 +607,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
     """Parts of the program are compiled during measured steps, for 2 % of a step (`low`), 5 %
     (`medium`) or 20 % (`high`).
 
-    Cost: their time in the measured steps, on the rank with the most; with GPUs, at most their idle
-    time spent waiting for the host.
+    Cost: the GPUs' idle time meanwhile; without GPUs, their time on the rank with the most.
 
     Wrong if: the steps are as long with inputs of one shape.
     """

@@ -198,7 +198,7 @@ class _HiddenWork(NamedTuple):
     gpu: Gpu
     extra_ns: int
     lost_ns: int
-    """What the others lose to it."""
+    """Nanoseconds that the others lose to it."""
 
 
 def _hiding_work(facts: Facts) -> list[_HiddenWork]:

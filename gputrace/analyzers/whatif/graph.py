@@ -60,7 +60,7 @@ class Graph(Struct, frozen=True, dict=True):
     data: Times
     """Part of ``gap``, or of ``hand_lag``, in which the thread waited for data."""
     held: Mapping[str, Held]
-    """What else than to launch the host was at, by cause; together with ``data`` no more than
+    """Host time that is spent on something else than launching, by cause; with ``data`` at most
     ``gap``, or ``hand_lag``."""
     hand: Index
     """Call of another thread that hands over to this one, or `NONE`."""

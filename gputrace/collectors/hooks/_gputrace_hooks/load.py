@@ -10,8 +10,8 @@ kernel has cpufreq; once, with the second of these, whether a library of OpenMP 
 thread costs a file to open; hundreds that stay open might be more than the program may have. So
 those that sleep are left out where the time of the process shows that they still do.
 
-Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``. A program
-that empties that list is left alone.
+Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``, and
+whether the program called them. A program that empties that list is left alone.
 """
 
 import gc
@@ -104,6 +104,7 @@ class _Looks:
         self.is_blind = self.knows_openmp = False
         self.has_clock = True
         self.collection_began = 0
+        self.is_called = False
 
 
 _looks = _Looks()
@@ -158,11 +159,22 @@ def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
     try:
         now = time_ns()
         start, looks.collection_began = looks.collection_began, now if phase == "start" else 0
-        if phase == "stop" and 0 < start <= now - _LEAST_COLLECTION_NS:
-            what = recorder.word("generation {}".format(info.get("generation")))
+        if phase == "start":
+            looks.is_called = _is_called()
+        elif 0 < start <= now - _LEAST_COLLECTION_NS:
+            text = "generation {}".format(info.get("generation"))
+            what = recorder.word(text + ", called" if looks.is_called else text)
             recorder.record_of(recorder.thread_id(), start, now, what, recorder.GC)
     except Exception:
         looks.collection_began = 0
+
+
+def _is_called() -> bool:
+    """Return True if the program asked for the collection that begins: one by itself comes when
+    Python has counted more new objects than its threshold (devguide, "Garbage collector design").
+    """
+    # Some of the counted may be gone by the time that it begins.
+    return not gc.isenabled() or 10 * gc.get_count()[0] < 9 * gc.get_threshold()[0]
 
 
 def scheduled(path: str) -> "tuple[int, int]":
