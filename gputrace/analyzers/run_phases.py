@@ -130,6 +130,9 @@ def _interlude(lane: AnyLane, windows: StepWindows, interlude: Interlude) -> Pha
     first = int(busy.start[following]) if following < len(busy) else end
     last = int(np.searchsorted(busy.end, begins, "right")) - 1
     idle_from = max(int(busy.end[last]), start) if last >= 0 else start
+    # A GPU that works on without a pause does not idle before the next step's first operation.
+    if last + 1 < len(busy) and busy.start[last + 1] < begins:
+        idle_from = begins
     before, after = max(min(first, end) - start, 0), max(begins - idle_from, 0)
     is_last = not any(i.after == interlude.after and i.start >= end for i in windows.interludes)
     return replace(phase, before_ns=before, after_ns=after if is_last else None)

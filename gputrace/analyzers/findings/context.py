@@ -60,6 +60,7 @@ from gputrace.analyzers.stragglers import (
 from gputrace.model.communication import CollectiveTotals, Experts, Pipeline, ShardedData
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import (
+    DATA,
     OTHER,
     PHASES,
     Allocator,
@@ -86,7 +87,7 @@ from gputrace.model.results import (
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_ranges
 
 _NEARLY_ALL: Final = 0.9
 """Part of the copies' time from which the memory of all of them is called pinned."""
@@ -584,10 +585,15 @@ class Facts(Struct, frozen=True, dict=True):
         ``medium``.
 
         In the message, ``{cost}`` stands for the cost per step: ``25.1 ms of a step of 62.8 ms
-        (40%)``. ``beside`` are causes that the finding is about, too.
+        (40%)``; where most is on some ranks, for that of their GPUs. ``beside`` are causes that the
+        finding is about, too.
         """
         causes = id, *beside
+        most = self.ledger.ranks(*causes)
+        rows = [row for row in self.rows if row.rank in most] or list(self.rows)
         cost = self.ledger.mean(*causes)
+        if len(rows) < len(self.rows):
+            cost = self.ledger.mean_on(rows, *causes)
         share = self.share_of(cost)
         severity = severity_of(share, medium, high)
         if severity is None:
@@ -598,40 +604,53 @@ class Facts(Struct, frozen=True, dict=True):
             "cost_ns": cost,
             "total_ns": self.mean_ns,
         }
-        phase = self._phase_of(causes)
+        phase = self._phase_of(causes, rows)
         if phase is not None:
             where, spent, total = phase
             text += f"; most of it in {PHASES[where]}, {format_ns(spent)} of {format_ns(total)}"
             evidence |= {"phase": where, "phase_ns": spent}
-        rows = self.ledger.of(*causes)
-        if rows and rows[0].line is not None:
-            if rows[0].line not in text:
-                text += f"; the host is at {rows[0].line} in {rows[0].evidence}"
-            evidence |= {"line": rows[0].line}
-        found = self.finding(id, severity, cost, text, advice, evidence)
-        ranks = self.ledger.ranks(*causes)
-        if not set(ranks) < set(self.ranks):
-            yield found
-            return
-        gpus = tuple(row.gpu for row in self.rows if row.rank in ranks and row.gpu is not None)
-        yield replace(found, ranks=ranks, gpus=gpus)
+        charged = self.ledger.of(*causes)
+        if charged and charged[0].line is not None:
+            if charged[0].line not in text:
+                text += f"; the host is at {charged[0].line} in {charged[0].evidence}"
+            evidence |= {"line": charged[0].line}
+        yield replace(
+            self.finding(id, severity, cost, self._said_of(text, rows), advice, evidence),
+            ranks=tuple(sorted({row.rank for row in rows})),
+            gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
+        )
 
-    def _phase_of(self, causes: Sequence[str]) -> tuple[str, int, int] | None:
-        """Return the phase of a step that the host is in for most of the time charged to some
-        causes: its name, the nanoseconds per step, and those of all phases; None if none has most.
+    def _said_of(self, text: str, rows: Sequence[Breakdown]) -> str:
+        """Return a message about the GPUs that is about some of them alone."""
+        if len(rows) == len(self.rows):
+            return text
+        who = f"GPU{'s' * (len(rows) > 1)} {format_ranges(sorted({row.gpu or 0 for row in rows}))}"
+        if len(rows) > 1:
+            return text.replace("the GPUs", who, 1)
+        return re.sub(_DO, rf"{who} \1s", text, count=1)
+
+    def _phase_of(
+        self, causes: Sequence[str], rows: Sequence[Breakdown]
+    ) -> tuple[str, int, int] | None:
+        """Return the phase of a step that the hosts of some GPUs are in for most of the time charged
+        to some causes: its name, the nanoseconds per step, and those of all phases; None if none
+        has most, or if it is the wait for data, which says nothing more.
         """
         if not self.step_phases:
             return None
-        each = self.per_gpu.each(
-            _charged_in_phases, self.working, self.working_times, same=(tuple(causes),)
-        )
+        lanes = self._lanes_of(rows)
+        times = [self.time_of(lane) for lane in lanes]
+        each = self.per_gpu.each(_charged_in_phases, lanes, times, same=(tuple(causes),))
         idle = [phases for phases in each if phases is not None]
-        means = (np.sum(idle, axis=0) // self.turns).tolist() if idle else []
-        named = dict(zip(PHASES, means, strict=True)) if means else {OTHER: 0}
+        turns = sum(max(row.steps, 1) for row in rows)
+        means = (np.sum(idle, axis=0) // max(turns, 1)).tolist() if idle else [0] * len(PHASES)
+        named = dict(zip(PHASES, means, strict=True))
         total = sum(named.values())
         del named[OTHER]
-        most = max(named, key=lambda name: named[name], default="")
-        return (most, named[most], total) if most and named[most] > _MOST * total else None
+        most = max(named, key=lambda name: named[name])
+        if most == DATA or named[most] <= _MOST * total:
+            return None
+        return most, named[most], total
 
     @cached_property
     def measured_of(self) -> StepsOf:

@@ -289,7 +289,7 @@ class _Times(Struct, frozen=True, dict=True):
     total_ns: int
     """Sum of their durations, each on the rank where it lasts longest."""
     idle_ns: int
-    """Time in which the GPU of that rank runs nothing, in them and at their edges."""
+    """Time in which the GPU of that rank runs nothing in them."""
     working: tuple[int, ...]
     waits: dict[int, int]
     """Nanoseconds without any work, by rank that waits meanwhile."""
@@ -367,7 +367,7 @@ def _times(facts: Facts, name: str) -> _Times | None:
     return _Times(
         steps=tuple(sorted(by_step)),
         total_ns=sum(phase.end_ns - phase.start_ns for phase in longest),
-        idle_ns=sum((phase.idle_ns or 0) + (phase.after_ns or 0) for phase in longest),
+        idle_ns=sum(phase.idle_ns or 0 for phase in longest),
         working=tuple(working),
         waits=_waits(facts, longest, working),
     )

@@ -9,7 +9,7 @@ stays with the general cause of its class.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -69,6 +69,13 @@ class Ledger(Struct, frozen=True, dict=True):
     def mean(self, *causes: str) -> int:
         """Return the nanoseconds per GPU and step that are charged to some causes."""
         return sum(self.totals.get(cause, 0) for cause in causes) // self.turns
+
+    def mean_on(self, gpus: Collection[Breakdown], *causes: str) -> int:
+        """Return the nanoseconds per step that some GPUs lose to causes on their own ranks."""
+        whose = {(row.gpu, row.rank) for row in gpus}
+        mine = (row for row in self.of(*causes) if (row.gpu, row.paid_by) in whose)
+        turns = sum(max(row.steps, 1) for row in gpus)
+        return sum(row.ns for row in mine if row.of != "compute") // max(turns, 1)
 
     def of(self, *causes: str) -> list[LedgerRow]:
         """Return the rows of some causes, the largest first."""
