@@ -144,7 +144,7 @@ def _terminal() -> int:
 
 
 def _record(prepared: Prepared) -> int:
-    from gputrace.collectors.launch import CannotRun
+    from gputrace.collectors.launch import CannotRun, block_late_signals
     from gputrace.collectors.session import record
 
     has_run = True
@@ -155,6 +155,7 @@ def _record(prepared: Prepared) -> int:
         code, has_run = _fail(str(error), error.code), False
     except GputraceError as error:
         code, has_run = _fail(str(error), ExitCode.RECORDING_FAILED), False
+    block_late_signals()
     if has_run:
         log_after_program()
     made = _conclude(prepared, has_run, failed=code != 0)

@@ -143,7 +143,7 @@ def record_live(prepared: Prepared, terminal: int, record: Callable[[], int]) ->
     output = prepared.plan.output
     sys.stdout.flush()
     sys.stderr.flush()
-    session = PtySession(terminal, output.with_name(f"{output.name}.log"))
+    session = PtySession(terminal, output.with_name(f"{output.name}.log"), prepared.command)
     if session.divide():
         return record()
     prepared.team.forget()
