@@ -93,8 +93,8 @@ time.sleep(60)
 
 @pytest.mark.parametrize(
     ("key", "number"),
-    [("\x03", signal.SIGINT)],
-    ids=["Ctrl+C"],
+    [("\x03", signal.SIGINT), ("\x1c", signal.SIGQUIT)],
+    ids=["Ctrl+C", "Ctrl+\\"],
 )
 def test_keys_are_for_the_program_once(tmp_path: Path, key: str, number: signal.Signals) -> None:
     ran = record(tmp_path, sys.executable, "-c", CATCH)

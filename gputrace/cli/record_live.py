@@ -167,7 +167,7 @@ def _show(prepared: Prepared, session: PtySession) -> str:
 
         feed = RecordingFeed(prepared.folder)
         app = LiveApp(
-            feed, session.lines, session.interrupt, lambda: session.is_over() or session.hung_up
+            feed, session.lines, session.type_control, lambda: session.is_over() or session.hung_up
         )
         app.run()
     except Exception as error:

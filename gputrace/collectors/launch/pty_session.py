@@ -111,9 +111,9 @@ class PtySession:
         ours.close()
         others.close()
 
-    def interrupt(self) -> None:
-        """Interrupt the program as Ctrl+C at its terminal would."""
-        self.type(self._settings[6][termios.VINTR])
+    def type_control(self, name: str) -> None:
+        """Type the key that our terminal has for a character of termios, as ``VINTR``."""
+        self.type(self._settings[6][getattr(termios, name)])
 
     def type(self, keys: bytes) -> None:
         """Type at its terminal."""
