@@ -439,9 +439,10 @@ def states(*recorder: str, ignored: Sequence[int], blocked: Sequence[int]) -> li
 @pytest.mark.parametrize(
     ("ignored", "blocked"),
     [
+        ((signal.SIGCHLD,), ()),
         ((signal.SIGHUP,), ()),
         ((signal.SIGINT, signal.SIGQUIT), (signal.SIGCHLD,)),
-        ((signal.SIGTERM,), (signal.SIGTERM, signal.SIGUSR1)),
+        ((signal.SIGCHLD, signal.SIGTERM), (signal.SIGTERM, signal.SIGUSR1)),
         ((), (signal.SIGTSTP, signal.SIGCONT, signal.SIGINT, signal.SIGRTMIN)),
     ],
 )
@@ -452,6 +453,15 @@ def test_a_program_inherits_what_it_would_without_a_recorder(
     mine = states(ignored=ignored, blocked=blocked)
     assert states(*record, "--", ignored=ignored, blocked=blocked) == mine
     assert [path.name for path in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_so_it_does_below_a_tool_that_needs_its_children(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    source = INHERITED.format(ignored=[int(signal.SIGCHLD)], blocked=[])
+    program = (sys.executable, "-c", STATES)
+    ran = command.python("-c", source, *machine.words("--", *program), env=machine.env)
+    assert ran.code == 9
+    assert int(ran.out.split()[1], 16) >> (signal.SIGCHLD - 1) & 1
 
 
 def test_what_came_before_the_program_was_there_is_for_the_program() -> None:

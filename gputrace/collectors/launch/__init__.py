@@ -80,6 +80,7 @@ def run(
     ``every_s`` seconds while it runs.
     """
     program = find_program(command[0])
+    wait_for_children()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     try:
         with closing(GroupWitness(command, _PASSED_ON)) as witness:
@@ -190,6 +191,25 @@ def block_late_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED - endings)
 
 
+_sigchld_is_ignored = False
+
+
+def wait_for_children() -> None:
+    """Make ended children wait for us, where whoever started us ignores SIGCHLD.
+
+    The program still inherits that it is ignored, as it would without us.
+    """
+    global _sigchld_is_ignored
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        _sigchld_is_ignored = True
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def ignored_for_program() -> tuple[signal.Signals, ...]:
+    """Return the signals that the program must ignore and this process does not."""
+    return (signal.SIGCHLD,) if _sigchld_is_ignored else ()
+
+
 def _spawn(
     program: str,
     command: Sequence[str],
@@ -197,6 +217,8 @@ def _spawn(
     mask: set[signal.Signals | int],
 ) -> int:
     def spawn(file: str, words: list[str]) -> int:
+        if ignored := ignored_for_program():
+            return _spawn_ignoring(ignored, file, words, environment, mask)
         return os.posix_spawn(file, words, environment, setsigmask=mask, setsigdef=PYTHONS)
 
     try:
@@ -209,6 +231,29 @@ def _spawn(
             return spawn("/bin/sh", ["/bin/sh", program, *command[1:]])
     except OSError as error:
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
+
+
+def _spawn_ignoring(
+    ignored: Sequence[signal.Signals],
+    file: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    mask: set[signal.Signals | int],
+) -> int:
+    """Start a program that ignores signals, which posix_spawn cannot; raises OSError."""
+    import subprocess
+
+    def prepare() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    started = subprocess.Popen(
+        words, executable=file, env=environment, preexec_fn=prepare, close_fds=False
+    )
+    # Its end is waited for by its pid.
+    started.returncode = 0
+    return started.pid
 
 
 FORWARDED: Final = frozenset(

@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from gputrace.collectors.launch import FORWARDED, wait_for
+from gputrace.collectors.launch import FORWARDED, wait_for, wait_for_children
 from gputrace.collectors.launch.group_witness import GroupWitness
 from gputrace.errors import UsageError
 
@@ -67,6 +67,7 @@ class PtySession:
 
     def divide(self) -> bool:
         """Fork the child; return True in it, on its own terminal, and False in the parent."""
+        wait_for_children()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         self._pid = os.fork()
         if not self._pid:

@@ -21,7 +21,9 @@ from gputrace.collectors.launch import (
     CannotRun,
     Launch,
     ReceivedSignal,
+    ignored_for_program,
     wait_for,
+    wait_for_children,
 )
 from gputrace.collectors.launch.group_witness import GroupWitness
 from gputrace.errors import InputError, MissingError
@@ -37,7 +39,10 @@ _WATCHED: Final = FORWARDED | {signal.SIGCHLD}
 
 def prefix(folder: Path) -> list[str]:
     """Return the words before the program on its command line."""
-    return [sys.executable, "-I", "-S", str(SUPERVISOR), str(folder.absolute()), _STREAMS]
+    wait_for_children()
+    ignored = ",".join(str(int(number)) for number in ignored_for_program()) or "-"
+    shim = [sys.executable, "-I", "-S", str(SUPERVISOR)]
+    return [*shim, str(folder.absolute()), _STREAMS, ignored]
 
 
 class Supervision:
@@ -62,6 +67,7 @@ class Supervision:
         ``meanwhile`` is called several times a second. Raises CannotRun if the program cannot be
         run, MissingError if the tool cannot be run or does not start it.
         """
+        wait_for_children()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
             with ExitStack() as stack:
