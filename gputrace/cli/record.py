@@ -180,6 +180,7 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
 
     ``failed`` says that the program's own is another.
     """
+    from gputrace.collectors.job_tasks import is_ours
     from gputrace.collectors.session import conclude
 
     output = prepared.plan.output
@@ -199,8 +200,12 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
         if merged is not None:
             _log_merged(merged, output, prepared.traces, failed=failed)
         return ExitCode.DONE
-    safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
-    log(f"{problem}; {safe}")
+    if is_ours(prepared.folder):
+        safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
+        log(f"{problem}; {safe}")
+    else:
+        gone = "it was removed or moved while the program ran"
+        log(f"what was recorded is no longer in {prepared.folder}: {gone}")
     return ExitCode.RECORDING_FAILED
 
 
