@@ -112,7 +112,8 @@ class _Child:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._stopped_by = 0
-        self._is_to_stop = False
+        self._stop_until = 0.0
+        """Until when to stop if the program does; on the monotonic clock."""
 
     def code(self) -> int | None:
         """Return the exit code, -N for signal N; None while it runs."""
@@ -128,27 +129,25 @@ class _Child:
     def handle(self, came: ReceivedSignal, was_sent_to_group: bool) -> None:
         """Forward a signal, unless the program has got it as a member of our process group."""
         if came.number in _STOPS:
-            self._is_to_stop = True
+            self._stop_until = time.monotonic() + _STOPPING_S
         elif came.number == signal.SIGCONT:
-            self._is_to_stop = False
+            self._stop_until = 0.0
+        # The kernel tells us of the processor time that we have used.
+        is_ours = came.is_from_kernel and came.number == signal.SIGXCPU
         if was_sent_to_group:
-            group = self._group_to_signal()
-            if group:
-                with suppress(ProcessLookupError):
+            if group := self._group_to_signal():
+                with suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, came.number)
-        elif not came.is_from_kernel or came.number not in _OF_OUR_LIMITS:
-            # As in the kernel, a signal to continue cancels one to stop, and the other way round.
-            cancelling = {signal.SIGCONT} if came.number in _STOPS else set(_STOPS)
-            can_be_cancelled = came.number in _STOPS or came.number == signal.SIGCONT
-            if not (can_be_cancelled and cancelling & signal.sigpending()):
-                self.send(came)
+        elif not is_ours and not _is_cancelled(came.number):
+            self.send(came)
 
     def send(self, came: ReceivedSignal) -> None:
-        """Send it a signal, with the value that came with it."""
+        """Send it a signal, with the value that came with it, unless it is another user's now."""
         if came.code == _SI_QUEUE:
             _LIBC.sigqueue(self._pid, came.number, ctypes.c_void_p(came.value))
         else:
-            os.kill(self._pid, came.number)
+            with suppress(PermissionError):
+                os.kill(self._pid, came.number)
 
     def _group_to_signal(self) -> int:
         """Return the program's process group if a signal to ours would have reached that; else 0.
@@ -162,14 +161,25 @@ class _Child:
 
     def _stop_with_it(self) -> None:
         """Stop as the program has, if we were asked to, so that a shell sees its job stopped."""
-        if not (self._stopped_by and self._is_to_stop):
+        if not self._stopped_by or time.monotonic() > self._stop_until:
             return
-        self._is_to_stop = False
+        self._stop_until = 0.0
         if signal.SIGCONT in signal.sigpending():
             return
         os.kill(os.getpid(), self._stopped_by)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+
+
+def _is_cancelled(number: int) -> bool:
+    """Return True for a signal to stop that one to continue follows, and the other way round.
+
+    The last one counts, as it does in the kernel.
+    """
+    following = signal.sigpending()
+    if number == signal.SIGCONT:
+        return bool(following & set(_STOPS))
+    return number in _STOPS and signal.SIGCONT in following
 
 
 def _discard_late(witness: GroupWitness) -> None:
@@ -267,11 +277,11 @@ FORWARDED: Final = frozenset(
 """Signals that are forwarded to the program: all that processes send each other on purpose."""
 _STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """Signals of a terminal that stop a job."""
+_STOPPING_S: Final = 5.0
+"""Longest time that a program takes to stop, where it handles such a signal first."""
 _PASSED_ON: Final = FORWARDED | {*_STOPS, signal.SIGCONT, signal.SIGWINCH}
 """Signals that are forwarded to a program that is our child and has our terminal."""
 _WATCHED: Final = _PASSED_ON | {signal.SIGCHLD}
-_OF_OUR_LIMITS: Final = (signal.SIGXCPU,)
-"""Signals that the kernel sends for what this process itself has used."""
 _SI_KERNEL: Final = 0x80
 _SI_QUEUE: Final = -1
 """Constants of signal.h."""
