@@ -82,7 +82,7 @@ CATCH = """
 import signal, sys, time
 def caught(number, frame):
     print("caught", number, flush=True)
-    time.sleep(0.5)
+    time.sleep(1.2)
     sys.exit(number)
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, caught)

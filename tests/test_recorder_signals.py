@@ -19,11 +19,12 @@ from typing import Final
 
 import pytest
 
-from gputrace.collectors.launch.group_witness import GRACE_S
 from tests import command
 from tests.on_terminal import OnTerminal
 from tests.test_nvprof_recorder import Machine
 
+GRACE_S: Final = 0.2
+"""How long recorders here wait for a signal to reach others, too."""
 LOOK_S: Final = 0.2
 """How long the recorders here wait for a signal at a time."""
 WAITS: Final = f"""
@@ -36,7 +37,8 @@ print(came and (came.number, came.is_from_kernel))
 """
 RECORDS: Final = f"""
 import os, sys
-from gputrace.collectors.launch import run
+from gputrace.collectors.launch import group_witness, run
+group_witness.GRACE_S = {GRACE_S}
 sys.exit(run(sys.argv[1:], os.environ, every_s={LOOK_S}))
 """
 PROGRAM: Final = (sys.executable, "-c", "print('ready', flush=True); input(); raise SystemExit(7)")
@@ -344,7 +346,7 @@ def save(number, frame):
     if saved:
         os._exit(1)
     saved = True
-    time.sleep(0.5)  # writes its checkpoint
+    time.sleep(1.2)  # writes its checkpoint
     print("saved", flush=True)
     sys.exit(42)
 signal.signal(signal.SIGTERM, save)

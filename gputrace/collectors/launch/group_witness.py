@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from gputrace.collectors.launch import ReceivedSignal
 
-GRACE_S: Final = 0.2
+GRACE_S: Final = 0.5
 """Seconds by which a signal may reach one process later than another, where a supervisor sends it
-to each."""
+to each: on a busy machine, it may have to wait for a core in between."""
 _POLL_S: Final = 0.01
 _PATIENCE: Final = 50
 _PATIENT_MS: Final = 100
