@@ -633,6 +633,16 @@ def test_a_process_that_loads_by_itself_tells_them_too(loads: Program) -> None:
     assert min(own["fetch"]) >= 30
 
 
+def test_parts_that_ended_before_the_last_one_are_no_clock_that_was_set_back(
+    loads: Program,
+) -> None:
+    watch = "from _gputrace_hooks import recorder\nplain, seen = recorder.write, []\n"
+    watch += "recorder.write = lambda now: (seen.append(now), plain(now))\n"
+    source = watch + LOADS.format(workers=0, more="").replace("600", "5")
+    said = loads.quietly(source + "print(len(seen) > 3, seen == sorted(seen))")
+    assert said.endswith("True True\n")
+
+
 def test_exceptions_of_a_dataset_reach_the_program_as_they_are(loads: Program) -> None:
     source = LOADS.format(workers=2, more="")
     out = loads.quietly(source)

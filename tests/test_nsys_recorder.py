@@ -166,6 +166,21 @@ def test_what_is_typed_at_the_terminal_reaches_all_of_the_program(machine: Machi
     assert "shell" in said
 
 
+def test_what_is_sent_to_the_group_reaches_all_of_the_program_once(machine: Machine) -> None:
+    count = "import os, signal, sys, time\nchild = os.fork()\n"
+    count += "def count(*_): os.write(1, b'parent\\n' if child else b'child\\n')\n"
+    count += "signal.signal(signal.SIGTERM, count)\nos.write(1, b'ready\\n')\n"
+    count += "end = time.monotonic() + 3\nwhile time.monotonic() < end: time.sleep(0.1)"
+    words = machine.words("--", sys.executable, "-c", count)
+    with subprocess.Popen(
+        words, env=command.environment(machine.env), stdout=subprocess.PIPE, process_group=0
+    ) as running:
+        assert running.stdout is not None
+        assert [running.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
+        os.killpg(running.pid, signal.SIGTERM)
+        assert sorted(running.stdout.read().split()) == [b"child", b"parent"]
+
+
 def test_a_program_is_known_before_its_first_word(machine: Machine) -> None:
     pid = str(machine.spool / "program.pid")
     assert machine.record("--", "sh", "-c", f"test \"$(cat '{pid}')\" = $$").code == 0

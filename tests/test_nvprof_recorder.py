@@ -6,6 +6,7 @@ An nvprof of our own (tests/fake_nvprof.py) stands for NVIDIA's.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -108,6 +109,20 @@ def test_signals_go_on_to_the_program(machine: Machine, number: signal.Signals) 
         running.send_signal(number)
         assert running.wait(60) == 9
     assert machine.rows("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL") == [(2,)]
+
+
+def test_a_signal_to_the_group_comes_to_the_program_once(machine: Machine) -> None:
+    program = "import os, signal, sys, time\n"
+    program += "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'got it\\n'))\n"
+    program += "print('ready', flush=True)\nend = time.monotonic() + 2\n"
+    program += "while time.monotonic() < end: time.sleep(0.1)"
+    words = machine.words("--", sys.executable, "-c", program)
+    env = command.environment(machine.env)
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, process_group=0) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        os.killpg(running.pid, signal.SIGTERM)
+        assert running.stdout.read() == b"got it\n"
 
 
 def test_a_program_that_is_not_there_is_127(machine: Machine) -> None:

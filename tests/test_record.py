@@ -374,6 +374,25 @@ def test_a_trace_is_not_recovered_into_what_is_removed(cut_short: Path) -> None:
     assert cut_short.is_dir()
 
 
+@pytest.mark.parametrize("how", ["rm -r {}", "rm {}/*", "mv {} elsewhere"])
+@pytest.mark.parametrize("options", [(), ("--keep", "2s")])
+def test_a_recording_that_its_program_removes_is_not_called_safe(
+    tmp_path: Path, how: str, options: tuple[str, ...]
+) -> None:
+    output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
+    program = (
+        "sh",
+        "-c",
+        f"cd {tmp_path}; {how.format(folder.name)}; sleep {5.5 * len(options) / 2}",
+    )
+    ran = command.gputrace("record", "--backend", "host", *options, "-o", output, "--", *program)
+    assert ran.code == 125
+    assert "safe" not in ran.err
+    assert ran.err.splitlines()[-1].startswith(
+        f"gputrace: what was recorded is no longer in {folder}"
+    )
+
+
 def test_a_program_that_goes_on_without_its_recorder_is_not_recovered_yet(tmp_path: Path) -> None:
     output, folder = tmp_path / "t.sqlite", tmp_path / "t.sqlite.spool"
     program = MARKED + "time.sleep(0.3); gputrace.step(); print('ready', flush=True); input()"

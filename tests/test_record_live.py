@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,29 +82,54 @@ CATCH = """
 import signal, sys, time
 def caught(number, frame):
     print("caught", number, flush=True)
+    time.sleep(1.2)
     sys.exit(number)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, caught)
 print("ready", flush=True)
 time.sleep(60)
 """
 
 
-def test_ctrl_c_is_for_the_program_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "number"),
+    [("\x03", signal.SIGINT), ("\x1c", signal.SIGQUIT)],
+    ids=["Ctrl+C", "Ctrl+\\"],
+)
+def test_keys_are_for_the_program_once(tmp_path: Path, key: str, number: signal.Signals) -> None:
     ran = record(tmp_path, sys.executable, "-c", CATCH)
     ran.until("ready")
-    ran.type("\x03")
-    assert ran.end() == signal.SIGINT
-    assert ran.left.count("caught 2\n") == 1
+    ran.type(key)
+    assert ran.end() == number
+    assert ran.left.count(f"caught {int(number)}\n") == 1
+
+
+def send_to_recorder(pid: int, number: int) -> None:
+    os.kill(pid, number)
+
+
+def send_to_group(pid: int, number: int) -> None:
+    os.killpg(pid, number)
+
+
+def send_to_each(pid: int, number: int) -> None:
+    """To all that descend from it, as a supervisor does."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            send_to_each(int(child), number)
+    os.kill(pid, number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_signals_are_for_the_program(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("send", [send_to_recorder, send_to_group, send_to_each])
+def test_signals_are_for_the_program_once(
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals
+) -> None:
     ran = record(tmp_path, sys.executable, "-c", CATCH)
     ran.until("ready")
-    ran.send(number)
+    send(ran.process.pid, number)
     assert ran.end() == number
-    assert ran.left.count(f"caught {number}\n") == 1
+    assert ran.left.count(f"caught {int(number)}\n") == 1
 
 
 def test_a_program_that_a_signal_ends_gives_its_code(tmp_path: Path) -> None:

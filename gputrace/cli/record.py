@@ -144,7 +144,7 @@ def _terminal() -> int:
 
 
 def _record(prepared: Prepared) -> int:
-    from gputrace.collectors.launch import CannotRun
+    from gputrace.collectors.launch import CannotRun, block_late_signals
     from gputrace.collectors.session import record
 
     has_run = True
@@ -155,6 +155,7 @@ def _record(prepared: Prepared) -> int:
         code, has_run = _fail(str(error), error.code), False
     except GputraceError as error:
         code, has_run = _fail(str(error), ExitCode.RECORDING_FAILED), False
+    block_late_signals()
     if has_run:
         log_after_program()
     made = _conclude(prepared, has_run, failed=code != 0)
@@ -179,6 +180,7 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
 
     ``failed`` says that the program's own is another.
     """
+    from gputrace.collectors.job_tasks import is_ours
     from gputrace.collectors.session import conclude
 
     output = prepared.plan.output
@@ -198,8 +200,12 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
         if merged is not None:
             _log_merged(merged, output, prepared.traces, failed=failed)
         return ExitCode.DONE
-    safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
-    log(f"{problem}; {safe}")
+    if is_ours(prepared.folder):
+        safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
+        log(f"{problem}; {safe}")
+    else:
+        gone = "it was removed or moved while the program ran"
+        log(f"what was recorded is no longer in {prepared.folder}: {gone}")
     return ExitCode.RECORDING_FAILED
 
 

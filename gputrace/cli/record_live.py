@@ -143,7 +143,7 @@ def record_live(prepared: Prepared, terminal: int, record: Callable[[], int]) ->
     output = prepared.plan.output
     sys.stdout.flush()
     sys.stderr.flush()
-    session = PtySession(terminal, output.with_name(f"{output.name}.log"))
+    session = PtySession(terminal, output.with_name(f"{output.name}.log"), prepared.command)
     if session.divide():
         return record()
     prepared.team.forget()
@@ -167,7 +167,7 @@ def _show(prepared: Prepared, session: PtySession) -> str:
 
         feed = RecordingFeed(prepared.folder)
         app = LiveApp(
-            feed, session.lines, session.interrupt, lambda: session.is_over() or session.hung_up
+            feed, session.lines, session.type_control, lambda: session.is_over() or session.hung_up
         )
         app.run()
     except Exception as error:

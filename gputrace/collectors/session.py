@@ -397,7 +397,8 @@ class LimitWatch:
 def prune(folder: Path, older_ns: int, now: int) -> None:
     """Remove files without a writer that were last written over ``older_ns`` ago."""
     by_process: dict[tuple[str, str], list[tuple[int, Path]]] = defaultdict(list)
-    for path in folder.iterdir():
+    # Not by iterdir, which raises for a folder that the program has removed.
+    for path in folder.glob("*"):
         if match := _OF_A_PROCESS.search(path.name):
             with suppress(FileNotFoundError):
                 by_process[match[1], match[2]].append((path.stat().st_mtime_ns, path))

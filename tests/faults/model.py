@@ -13,6 +13,7 @@ FORWARDED: Final = frozenset(
     (
         *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT),
         *(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+        *(signal.SIGALRM, signal.SIGIO, signal.SIGPWR, signal.SIGXCPU, signal.SIGRTMIN),
     )
 )
 """Signals that a recorder gives on to its program."""
@@ -33,8 +34,9 @@ class Strike:
     """A signal from outside, so many seconds after the program has begun.
 
     Attributes:
-        at: ``program``, ``recorder``, ``both``; or ``merging``, the recorder once it makes the
-            trace, ``after_s`` later.
+        at: ``program``, ``recorder``, ``both``; ``group``, to which all processes belong; ``each``
+            or ``each_backwards``, the processes one after another; or ``merging``, the recorder
+            once it makes the trace, ``after_s`` later.
         resume_s: after how many seconds SIGCONT follows; 0 for never.
     """
 
@@ -46,9 +48,9 @@ class Strike:
     @property
     def reaches_program(self) -> bool:
         """Return true if it does so where nobody records."""
-        return self.at in ("program", "both") or (
-            self.at == "recorder" and self.number in FORWARDED
-        )
+        if self.at == "recorder":
+            return self.number in FORWARDED
+        return self.at != "merging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Fault:
         squeeze: MiB of address space that the recorder may take beyond what it has once the program
             has begun; None for no limit.
         control: whether some steps go unrecorded; kernels are not counted then.
+        ignored: signals that whoever starts the program, or its recorder, ignores.
     """
 
     words: tuple[str, ...]
@@ -85,6 +88,7 @@ class Fault:
     again: bool = False
     squeeze: int | None = None
     control: bool = False
+    ignored: tuple[signal.Signals, ...] = ()
 
 
 Maker = Callable[[random.Random], Fault]

@@ -25,6 +25,11 @@ _WITH_NVML: Final = (
     "record.has_driver = lambda: True\nsys.exit(cli.run(sys.argv[1:]))"
 )
 """A recorder that believes in a driver, which only the stand-in for NVML is."""
+_IGNORING: Final = (
+    "import os, signal, sys\nfor number in sys.argv[1].split(','):\n"
+    "    signal.signal(int(number), signal.SIG_IGN)\nos.execv(sys.argv[2], sys.argv[2:])"
+)
+"""Whoever starts the program, or its recorder, and ignores signals."""
 
 _Found = TypeVar("_Found")
 
@@ -98,12 +103,16 @@ class Life:
         where = os.path.relpath(self.output, self.folder / "work")
         return [sys.executable, *start, "record", "-o", where, *options, "--", *program]
 
+    def _starter(self) -> list[str]:
+        numbers = ",".join(str(int(number)) for number in self.fault.ignored)
+        return [sys.executable, "-c", _IGNORING, numbers] if numbers else []
+
     def run(self) -> Ran:
         """To the end of all its processes, or of the time that they may take."""
         paths = [self.folder / "out", self.folder / "err"]
         with paths[0].open("wb") as out, paths[1].open("wb") as err:
             started = subprocess.Popen(
-                self.command(),
+                [*self._starter(), *self.command()],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -161,11 +170,13 @@ class Life:
     def _send(self, started: subprocess.Popen[bytes], strike: Strike, program: int) -> None:
         targets = {"program": [program], "both": [started.pid, program]}
         whom = targets.get(strike.at, [started.pid])
+        if strike.at in ("each", "each_backwards"):
+            whom = sorted(processes_of(self.folder), reverse=strike.at == "each_backwards")
         numbers = [strike.number, *([signal.SIGCONT] if strike.resume_s else [])]
         for number in numbers:
             for pid in dict.fromkeys(whom):
                 try:
-                    os.kill(pid, number)
+                    (os.killpg if strike.at == "group" else os.kill)(pid, number)
                 except ProcessLookupError:
                     continue
             if number != numbers[-1]:

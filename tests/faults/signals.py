@@ -5,13 +5,18 @@ from __future__ import annotations
 import random
 from signal import (
     SIGABRT,
+    SIGALRM,
     SIGBUS,
+    SIGCHLD,
     SIGFPE,
     SIGHUP,
     SIGILL,
     SIGINT,
+    SIGIO,
     SIGKILL,
+    SIGPWR,
     SIGQUIT,
+    SIGRTMIN,
     SIGSEGV,
     SIGSTOP,
     SIGTERM,
@@ -25,6 +30,7 @@ from typing import Final
 from tests.faults.model import FORWARDED, Fault, Kind, Maker, May, Strike
 
 _PROGRAM, _RECORDER = "Signals to the program", "Signals to the recorder"
+_ALL: Final = "Signals to all, or to one of all"
 _BACKENDS: Final = (("--backend", "cupti"), ("--backend", "cupti"), ("--backend", "host"))
 _OTHERS: Final = (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU)
 
@@ -50,6 +56,28 @@ def _handled(choose: random.Random) -> Fault:
     strike = Strike(number, choose.uniform(0, 1.2), choose.choice(("program", "recorder")))
     words = ("handles", "0", str(int(number)))
     return Fault(words, {}, choose.choice(_BACKENDS), (strike,))
+
+
+def _saves(*places: str) -> Maker:
+    """A trainer that saves at the first signal, and gives up at the second one."""
+
+    def make(choose: random.Random) -> Fault:
+        number = choose.choice((SIGTERM, SIGINT, SIGUSR1, SIGHUP, SIGQUIT))
+        code, children = choose.choice((0, 42, 55)), choose.choice((0, 2))
+        strike = Strike(number, choose.uniform(0, 1.2), choose.choice(places))
+        options = (*choose.choice(_BACKENDS), *choose.choice(((), ("--python",))))
+        return Fault(
+            ("saves", "0", str(int(number)), str(code), str(children)), {}, options, (strike,)
+        )
+
+    return make
+
+
+def _ignored(choose: random.Random) -> Fault:
+    words = (("exits", "0.3", "9"), ("forks", "0.3"), ("kills_itself", "0.3", str(int(SIGTERM))))
+    ignored = choose.choice(((SIGCHLD,), (SIGCHLD, SIGHUP), (SIGINT, SIGHUP, SIGQUIT)))
+    lacks = May.SECOND
+    return Fault(choose.choice(words), {}, choose.choice(_BACKENDS), (), lacks, ignored=ignored)
 
 
 def _stopped(at: str) -> Maker:
@@ -99,9 +127,21 @@ KINDS: Final = (
         30,
         _ends("recorder", SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2),
     ),
+    Kind(
+        _RECORDER,
+        "SIGALRM, SIGIO, SIGPWR, SIGXCPU or a real-time signal",
+        20,
+        _ends("recorder", SIGALRM, SIGIO, SIGPWR, SIGXCPU, SIGRTMIN),
+    ),
+    Kind(_RECORDER, "SIGCHLD or others ignored by whoever started it", 20, _ignored),
     Kind(_RECORDER, "SIGSTOP to it alone, and SIGCONT up to 1.5 s later", 20, _stopped("recorder")),
     Kind(_RECORDER, "SIGSTOP to it or both, and SIGCONT 5.2 s later", 10, _stopped_for_long),
     Kind(_RECORDER, "SIGKILL to both at once", 30, _ends("both", SIGKILL)),
     Kind(_RECORDER, "SIGKILL while it makes the trace", 30, _merging(SIGKILL)),
     Kind(_RECORDER, "SIGINT or SIGTERM while it makes the trace", 20, _merging(SIGINT, SIGTERM)),
+    Kind(_ALL, "to the process group of a program that saves once", 50, _saves("group")),
+    Kind(_ALL, "to each process of one that saves once", 50, _saves("each", "each_backwards")),
+    Kind(
+        _ALL, "to the recorder or the program, which saves once", 50, _saves("recorder", "program")
+    ),
 )

@@ -10,11 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from mmap import mmap
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from gputrace.collectors.launch.group_witness import GRACE_S, GroupWitness
 
 NOT_FOUND: Final = 127
 NOT_RUNNABLE: Final = 126
@@ -73,28 +76,148 @@ def run(
 ) -> int:
     """Run the program to its end; return its exit code, -N if signal N ended it.
 
-    Signals are forwarded to it, except those that the terminal has sent to both. ``meanwhile`` is
-    called every ``every_s`` seconds while it runs.
+    Signals that were sent to this process alone are forwarded to it. ``meanwhile`` is called every
+    ``every_s`` seconds while it runs.
     """
     program = find_program(command[0])
-    watched = {*FORWARDED, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    wait_for_children()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     try:
-        child = _spawn(program, command, environment, before)
-        while True:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                # Discard signals that came too late for the program.
-                while wait_for(watched, 0) is not None:
-                    pass
-                return os.waitstatus_to_exitcode(status)
-            came = wait_for(watched, every_s)
-            if came is None:
-                meanwhile()
-            elif came.number != signal.SIGCHLD and not came.is_typed:
-                os.kill(child, came.number)
+        with closing(GroupWitness(command, _PASSED_ON)) as witness:
+            child = _Child(_spawn(program, command, environment, before))
+            if early := signal.sigpending() & _PASSED_ON:
+                # Sent before the program was there to get its own.
+                for number in early:
+                    if (came := wait_for([number], 0)) is not None:
+                        child.send(came)
+                witness.forget()
+            look_at = time.monotonic() + every_s
+            while (code := child.code()) is None:
+                came = wait_for(_WATCHED, max(look_at - time.monotonic(), 0))
+                if came is not None and came.number != signal.SIGCHLD:
+                    child.handle(came, witness.saw(came))
+                elif time.monotonic() >= look_at:
+                    witness.forget_old()
+                    meanwhile()
+                    look_at = time.monotonic() + every_s
+            _discard_late(witness)
+            return code
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Child:
+    """Program, which gets the signals that were not sent to it as well, and is stopped with us."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._stopped_by = 0
+        self._stop_until = 0.0
+        """Until when to stop if the program does; on the monotonic clock."""
+
+    def code(self) -> int | None:
+        """Return the exit code, -N for signal N; None while it runs."""
+        while True:
+            ended, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            if not ended:
+                self._stop_with_it()
+                return None
+            if not os.WIFSTOPPED(status) and not os.WIFCONTINUED(status):
+                return os.waitstatus_to_exitcode(status)
+            self._stopped_by = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else 0
+
+    def handle(self, came: ReceivedSignal, was_sent_to_group: bool) -> None:
+        """Forward a signal, unless the program has got it as a member of our process group."""
+        if came.number in _STOPS:
+            self._stop_until = time.monotonic() + _STOPPING_S
+        elif came.number == signal.SIGCONT:
+            self._stop_until = 0.0
+        # The kernel tells us of the processor time that we have used.
+        is_ours = came.is_from_kernel and came.number == signal.SIGXCPU
+        if was_sent_to_group:
+            if group := self._group_to_signal():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, came.number)
+        elif not is_ours and not _is_cancelled(came.number):
+            self.send(came)
+
+    def send(self, came: ReceivedSignal) -> None:
+        """Send it a signal, with the value that came with it, unless it is another user's now."""
+        if came.code == _SI_QUEUE:
+            _LIBC.sigqueue(self._pid, came.number, ctypes.c_void_p(came.value))
+        else:
+            with suppress(PermissionError):
+                os.kill(self._pid, came.number)
+
+    def _group_to_signal(self) -> int:
+        """Return the program's process group if a signal to ours would have reached that; else 0.
+
+        Where we lead our group, the program would lead it without us, and to make a group of its
+        own, as timeout(1) does, would change nothing.
+        """
+        its = os.getpgid(self._pid)
+        leads = os.getpgrp() == os.getpid() and its == self._pid
+        return its if leads and os.getsid(self._pid) == os.getsid(0) else 0
+
+    def _stop_with_it(self) -> None:
+        """Stop as the program has, if we were asked to, so that a shell sees its job stopped."""
+        if not self._stopped_by or time.monotonic() > self._stop_until:
+            return
+        self._stop_until = 0.0
+        if signal.SIGCONT in signal.sigpending():
+            return
+        os.kill(os.getpid(), self._stopped_by)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+
+
+def _is_cancelled(number: int) -> bool:
+    """Return True for a signal to stop that one to continue follows, and the other way round.
+
+    The last one counts, as it does in the kernel.
+    """
+    following = signal.sigpending()
+    if number == signal.SIGCONT:
+        return bool(following & set(_STOPS))
+    return number in _STOPS and signal.SIGCONT in following
+
+
+def _discard_late(witness: GroupWitness) -> None:
+    """Discard signals that came too late for the program, also if they have yet to come to us."""
+    until, late = time.monotonic() + GRACE_S, witness.unmatched()
+    while True:
+        came = wait_for(_WATCHED, max(until - time.monotonic(), 0) if late else 0)
+        if came is None:
+            return
+        late.discard(came.number)
+
+
+def block_late_signals() -> None:
+    """Block the signals for a program that has ended which would end this process, too.
+
+    Those with which people end a process still do.
+    """
+    endings = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED - endings)
+
+
+_sigchld_is_ignored = False
+
+
+def wait_for_children() -> None:
+    """Make ended children wait for us, where whoever started us ignores SIGCHLD.
+
+    The program still inherits that it is ignored, as it would without us.
+    """
+    global _sigchld_is_ignored
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        _sigchld_is_ignored = True
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def ignored_for_program() -> tuple[signal.Signals, ...]:
+    """Return the signals that the program must ignore and this process does not."""
+    return (signal.SIGCHLD,) if _sigchld_is_ignored else ()
 
 
 def _spawn(
@@ -104,6 +227,8 @@ def _spawn(
     mask: set[signal.Signals | int],
 ) -> int:
     def spawn(file: str, words: list[str]) -> int:
+        if ignored := ignored_for_program():
+            return _spawn_ignoring(ignored, file, words, environment, mask)
         return os.posix_spawn(file, words, environment, setsigmask=mask, setsigdef=PYTHONS)
 
     try:
@@ -118,29 +243,65 @@ def _spawn(
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
 
 
-FORWARDED: Final = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+def _spawn_ignoring(
+    ignored: Sequence[signal.Signals],
+    file: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    mask: set[signal.Signals | int],
+) -> int:
+    """Start a program that ignores signals, which posix_spawn cannot; raises OSError."""
+    import subprocess
+
+    def prepare() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    started = subprocess.Popen(
+        words, executable=file, env=environment, preexec_fn=prepare, close_fds=False
+    )
+    # Its end is waited for by its pid.
+    started.returncode = 0
+    return started.pid
+
+
+FORWARDED: Final = frozenset(
+    (
+        *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM),
+        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+        *(signal.SIGIO, signal.SIGPWR, signal.SIGURG, signal.SIGXCPU),
+        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+    )
 )
-"""Signals that are forwarded to the program."""
-_OF_THE_KERNEL: Final = 0x80
-"""SI_KERNEL of signal.h."""
+"""Signals that are forwarded to the program: all that processes send each other on purpose."""
+_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""Signals of a terminal that stop a job."""
+_STOPPING_S: Final = 5.0
+"""Longest time that a program takes to stop, where it handles such a signal first."""
+_PASSED_ON: Final = FORWARDED | {*_STOPS, signal.SIGCONT, signal.SIGWINCH}
+"""Signals that are forwarded to a program that is our child and has our terminal."""
+_WATCHED: Final = _PASSED_ON | {signal.SIGCHLD}
+_SI_KERNEL: Final = 0x80
+_SI_QUEUE: Final = -1
+"""Constants of signal.h."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class ReceivedSignal(NamedTuple):
-    """Received signal."""
+    """Received signal, with the fields of siginfo_t."""
 
     number: int
-    is_typed: bool
-    """True if the kernel sent it, as it does to the whole group for a key at the terminal.
+    code: int
+    sender: int
+    """Pid of the process that sent it; 0 for the kernel and for senders outside the container."""
+    value: int
+    """What sigqueue(3) sends along; undefined for other senders."""
 
-    The sender's id does not show this: it is 0 also for senders outside the container.
-    """
+    @property
+    def is_from_kernel(self) -> bool:
+        """Return True for a key at the terminal, the end of the terminal, and limits."""
+        return self.code == _SI_KERNEL
 
 
 def wait_for(signals: Iterable[int], seconds: float) -> ReceivedSignal | None:
@@ -153,13 +314,14 @@ def wait_for(signals: Iterable[int], seconds: float) -> ReceivedSignal | None:
     wanted = (ctypes.c_uint64 * 16)()  # sigset_t
     for number in signals:
         wanted[(number - 1) // 64] |= 1 << (number - 1) % 64
-    info = (ctypes.c_int * 32)()  # siginfo_t: the signal, an error, the code
+    info = (ctypes.c_int * 32)()  # siginfo_t: signal, error, code, padding, sender, its user, value
     while True:
         left = max(until - time.monotonic(), 0.0)
         span = (ctypes.c_long * 2)(int(left), int(left % 1 * 1e9))  # timespec
         number = _LIBC.sigtimedwait(wanted, info, span)
         if number > 0:
-            return ReceivedSignal(number, info[2] == _OF_THE_KERNEL)
+            value = ctypes.c_uint64.from_buffer(info, 6 * ctypes.sizeof(ctypes.c_int)).value
+            return ReceivedSignal(number, info[2], info[4], value)
         problem = ctypes.get_errno()
         if problem == errno.EAGAIN:
             return None

@@ -12,16 +12,20 @@ import termios
 import threading
 import time
 import tty
+from collections.abc import Sequence
 from contextlib import suppress
 from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from gputrace.collectors.launch import FORWARDED
+from gputrace.collectors.launch import FORWARDED, wait_for, wait_for_children
+from gputrace.collectors.launch.group_witness import GroupWitness
 from gputrace.errors import UsageError
 
 _POLL_S: Final = 0.1
+_WAIT_S: Final = 5.0
+"""Longest wait for a signal at a time."""
 _PIECE: Final = 1 << 16
 _STREAMS: Final = (0, 1, 2)
 
@@ -41,10 +45,14 @@ def open_terminal() -> int:
 
 
 class PtySession:
-    """Child process on a pseudo-terminal; ``hung_up`` is True once our terminal is gone."""
+    """Child process on a pseudo-terminal; ``hung_up`` is True once our terminal is gone.
 
-    def __init__(self, terminal: int, log: Path) -> None:
+    It leads a process group of its own, to which signals to ours are forwarded.
+    """
+
+    def __init__(self, terminal: int, log: Path, command: Sequence[str]) -> None:
         """``terminal`` is ours; output of the child that exceeds the buffer goes to ``log``."""
+        self._command = command
         self.code: int | None = None
         self.hung_up = False
         self._terminal, self._held = terminal, OutputBuffer(log)
@@ -59,8 +67,11 @@ class PtySession:
 
     def divide(self) -> bool:
         """Fork the child; return True in it, on its own terminal, and False in the parent."""
+        wait_for_children()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         self._pid = os.fork()
         if not self._pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(self._master)
             theirs = []
             for number in _STREAMS:
@@ -77,20 +88,33 @@ class PtySession:
         os.close(self._slave)
         for number in _STREAMS:
             os.dup2(self._terminal, number)
-        for each in FORWARDED:
-            signal.signal(each, self._forward)
+        # Signals stay blocked here, and so in all threads but for this one.
+        threading.Thread(target=self._forward, name="signals", daemon=True).start()
         self._pump.start()
         return False
 
-    def _forward(self, number: int, _frame: Any) -> None:
-        self.hung_up = self.hung_up or number == signal.SIGHUP
-        if self.code is None:
+    def _forward(self) -> None:
+        """Forward each signal, unless it was sent to the program as well."""
+        ours = GroupWitness(self._command, FORWARDED)
+        others = GroupWitness(self._command, FORWARDED, apart=True)
+        while self.code is None:
+            came = wait_for(FORWARDED, _WAIT_S)
+            if came is None:
+                ours.forget_old()
+                others.forget_old()
+                continue
+            self.hung_up = self.hung_up or came.number == signal.SIGHUP
             with suppress(ProcessLookupError):
-                os.kill(self._pid, number)
+                if not ours.saw(came):
+                    os.kill(self._pid, came.number)
+                elif not others.saw(came):
+                    os.killpg(self._pid, came.number)
+        ours.close()
+        others.close()
 
-    def interrupt(self) -> None:
-        """Interrupt the program as Ctrl+C at its terminal would."""
-        self.type(self._settings[6][termios.VINTR])
+    def type_control(self, name: str) -> None:
+        """Type the key that our terminal has for a character of termios, as ``VINTR``."""
+        self.type(self._settings[6][getattr(termios, name)])
 
     def type(self, keys: bytes) -> None:
         """Type at its terminal."""

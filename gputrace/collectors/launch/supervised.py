@@ -9,12 +9,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from gputrace.collectors.launch import FORWARDED, NOT_RUNNABLE, PYTHONS, CannotRun, Launch, wait_for
+from gputrace.collectors.launch import (
+    FORWARDED,
+    NOT_RUNNABLE,
+    PYTHONS,
+    CannotRun,
+    Launch,
+    ReceivedSignal,
+    ignored_for_program,
+    wait_for,
+    wait_for_children,
+)
+from gputrace.collectors.launch.group_witness import GroupWitness
 from gputrace.errors import InputError, MissingError
 
 SUPERVISOR: Final = Path(__file__).with_name("tool_shim.py")
@@ -23,12 +34,15 @@ _STREAMS: Final = "STREAMS"
 _HIGH: Final = 200
 _LOOK_S: Final = 0.2
 """Seconds between checks of the program, which is not our child."""
-_WATCHED: Final = frozenset({*FORWARDED, signal.SIGCHLD})
+_WATCHED: Final = FORWARDED | {signal.SIGCHLD}
 
 
 def prefix(folder: Path) -> list[str]:
     """Return the words before the program on its command line."""
-    return [sys.executable, "-I", "-S", str(SUPERVISOR), str(folder.absolute()), _STREAMS]
+    wait_for_children()
+    ignored = ",".join(str(int(number)) for number in ignored_for_program()) or "-"
+    shim = [sys.executable, "-I", "-S", str(SUPERVISOR)]
+    return [*shim, str(folder.absolute()), _STREAMS, ignored]
 
 
 class Supervision:
@@ -36,7 +50,7 @@ class Supervision:
 
     The tool's pid is in ``NAME.pid`` of the folder while it runs, its output in ``NAME.log``. A
     tool that is ``apart`` puts the program into a session that no terminal reaches: it then gets
-    its own process group, and signals from the terminal are forwarded to the program.
+    its own process group, and signals to our process group are forwarded to the program's.
     """
 
     def __init__(
@@ -53,15 +67,22 @@ class Supervision:
         ``meanwhile`` is called several times a second. Raises CannotRun if the program cannot be
         run, MissingError if the tool cannot be run or does not start it.
         """
+        wait_for_children()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
-            self._pid = self._start(before)
-            self._pid_file.write_text(str(self._pid), encoding="utf-8")
-            while not self._is_over():
-                meanwhile()
-                came = wait_for(_WATCHED, _LOOK_S)
-                if came is not None and came.number != signal.SIGCHLD:
-                    self._pass_on(came.number, came.is_typed)
+            with ExitStack() as stack:
+                words = self._launch.command
+                ours = stack.enter_context(closing(GroupWitness(words, FORWARDED)))
+                others = None
+                if self._apart:
+                    others = stack.enter_context(closing(GroupWitness(words, FORWARDED, True)))
+                self._pid = self._start(before)
+                self._pid_file.write_text(str(self._pid), encoding="utf-8")
+                while not self._is_over():
+                    meanwhile()
+                    came = wait_for(_WATCHED, _LOOK_S)
+                    if came is not None and came.number != signal.SIGCHLD:
+                        self._pass_on(came, ours, others)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if (problem := _left(self._folder, "program.failed")) is not None:
@@ -106,20 +127,22 @@ class Supervision:
                 self._pid_file.unlink(missing_ok=True)
         return self._pid is None and _running_program(self._folder) is None
 
-    def _pass_on(self, number: int, typed: bool) -> None:
-        if typed and not self._apart:
-            # The terminal has sent it to the program, too.
+    def _pass_on(
+        self, came: ReceivedSignal, ours: GroupWitness, others: GroupWitness | None
+    ) -> None:
+        """Forward a signal, unless the program has got it, too."""
+        was_sent_to_group = ours.saw(came)
+        if was_sent_to_group and (others is None or others.saw(came)):
             return
         program = _running_program(self._folder)
         with suppress(ProcessLookupError):
             if program is None:
                 if self._pid is not None:
-                    os.kill(self._pid, number)
-            elif typed:
-                # The terminal would have sent it to all processes of the program.
-                os.killpg(os.getpgid(program), number)
+                    os.kill(self._pid, came.number)
+            elif was_sent_to_group:
+                os.killpg(os.getpgid(program), came.number)
             else:
-                os.kill(program, number)
+                os.kill(program, came.number)
 
 
 def check_ended(folder: Path, tool: str) -> None:

@@ -52,22 +52,24 @@ class LiveApp(TerminalApp[str]):
         Binding("enter,o", "open", "open the trace", key_display="Enter"),
         Binding("l", "letters", "letters in place of colours"),
         Binding("ctrl+c", "interrupt", "interrupt", show=False, priority=True),
+        Binding("ctrl+backslash", "abort", "abort", show=False, priority=True),
     ]
 
     def __init__(
         self,
         feed: Feed,
         output: Callable[[int], list[str]] | None = None,
-        interrupt: Callable[[], None] | None = None,
+        type_control: Callable[[str], None] | None = None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare the screen; it closes by itself once ``is_over``.
 
         For programs that do not write to this terminal, ``output`` returns up to so many of their
-        last lines. Without ``interrupt``, Ctrl+C leaves.
+        last lines, and ``type_control`` types VINTR or VQUIT at their own terminal; without it,
+        Ctrl+C leaves.
         """
         super().__init__()
-        self._feed, self._output, self._interrupt = feed, output, interrupt
+        self._feed, self._output, self._type_control = feed, output, type_control
         self._is_over = is_over
         self._looking = False
         self._task: asyncio.Task[None] | None = None
@@ -85,7 +87,7 @@ class LiveApp(TerminalApp[str]):
     async def on_mount(self) -> None:
         self.use_palette(self.make_palette(letters=self.no_color))
         self.query_one("#box").focus()
-        if self._interrupt is None:
+        if self._type_control is None:
             self.exit_when_terminated()
         self.set_interval(_EVERY_S, self._look)
         if self._output is not None:
@@ -148,10 +150,14 @@ class LiveApp(TerminalApp[str]):
             self.notify("the recording has not ended", timeout=2, markup=False)
 
     def action_interrupt(self) -> None:
-        if self._interrupt is None:
+        if self._type_control is None:
             self.exit()
         else:
-            self._interrupt()
+            self._type_control("VINTR")
+
+    def action_abort(self) -> None:
+        if self._type_control is not None:
+            self._type_control("VQUIT")
 
 
 def watch(feed: Feed) -> tuple[int, Path | None]:

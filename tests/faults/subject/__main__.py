@@ -19,7 +19,7 @@ def main() -> None:
     open_ledger()
     start_gpu()
     say("begins")
-    if name != "handles":
+    if name not in ("handles", "saves"):
         the_ledger().begin()
     BEHAVIOURS[name](seconds)
     say("ends")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from gputrace import marks
@@ -22,6 +23,36 @@ def _asked(number: int, _frame: Any) -> None:
 def handles(_seconds: float) -> None:
     """Ends well when asked to."""
     signal.signal(int(ARGUMENTS[0]), _asked)
+    the_ledger().begin()
+    work(60)
+
+
+@behaviour
+def saves(_seconds: float) -> None:
+    """A trainer that saves at the first signal, and gives up at the second one."""
+    number, code, children = map(int, ARGUMENTS)
+    ends, held = os.pipe()
+    for _ in range(children):
+        if not os.fork():
+            signal.signal(number, signal.SIG_IGN)
+            os.close(held)
+            os.read(ends, 1)
+            os._exit(0)
+    begun: list[bool] = []
+
+    def save(*_: Any) -> None:
+        if begun:
+            say("gives up")
+            os._exit(1)
+        begun.append(True)
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            time.sleep(0.01)
+        Path("checkpoint").write_text("saved\n")
+        say("saved")
+        sys.exit(code)
+
+    signal.signal(number, save)
     the_ledger().begin()
     work(60)
 

@@ -68,7 +68,9 @@ _alike: "dict[Any, tuple[int, Callable[[], object] | None]]" = {}
 
 
 def _add(start: int, end: int, what: int, owner: int, number: int) -> None:
-    record(start, end, what, LOADER | (owner & 0xFFFF) << 16 | (number & _MOST_NUMBER) << 32)
+    kind = LOADER | (owner & 0xFFFF) << 16 | (number & _MOST_NUMBER) << 32
+    # Parts of a batch are known at its end.
+    record(start, end, what, kind, time_ns())
 
 
 def _cpu_time() -> int:

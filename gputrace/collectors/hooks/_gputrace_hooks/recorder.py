@@ -101,16 +101,20 @@ _state = _State()
 _written, _due, _wait_due = 0, 0, 0
 
 
-def record(start: int, end: int, what: int, kind: int) -> None:
-    """Add an event. ``what`` is from ``word``, ``kind`` is kind | rank << 16 | number << 32."""
+def record(start: int, end: int, what: int, kind: int, now: int = 0) -> None:
+    """Add an event. ``what`` is from ``word``, ``kind`` is kind | rank << 16 | number << 32.
+
+    ``now`` is the time where that is not the event's end.
+    """
     try:
         _events.extend((start, end, what | thread_id(), kind))
         within_step = kind in _WITHIN_STEPS
-        if not _written <= end < (_wait_due if within_step else _due):
+        now = now or end
+        if not _written <= now < (_wait_due if within_step else _due):
             if within_step and not _written:
-                _put_off(end)
+                _put_off(now)
             else:
-                write(end)
+                write(now)
     except RecursionError:
         too_deep[:] = [True]
     except Exception as error:

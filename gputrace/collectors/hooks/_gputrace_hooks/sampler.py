@@ -58,7 +58,11 @@ _lines: "dict[tuple[str, int, str], int]" = {}
 _used: "dict[int, int]" = {}
 """Processor time of other threads of Python at the last wait for the lock, by the system's id."""
 
+# A fork counts threads after what is to be called after it.
+_COUNTS_LATE = sys.version_info >= (3, 12)
+
 _clock: "ctypes.CDLL | None" = None
+_clock_with_lock: "ctypes.PyDLL | None" = None
 _held: "list[None]" = []
 """One for each fork under way and for the end of the process: no thread may be there."""
 _asleep = False
@@ -96,10 +100,11 @@ def install_for_steps(path: str) -> None:
 
 def _get_ready(path: str, period: int) -> bool:
     """Return whether the clock may start."""
-    global _clock
+    global _clock, _clock_with_lock
     import ctypes
 
-    if not _prepare(ctypes.PyDLL(path), period):
+    _clock_with_lock = ctypes.PyDLL(path)
+    if not _prepare(_clock_with_lock, period):
         return False
     _clock = ctypes.CDLL(path)
     recorder.on_fork.append(_in_forked_child)
@@ -117,7 +122,9 @@ def _prepare(clock: "ctypes.PyDLL", period: int) -> bool:
     names += ["PyErr_Fetch", "PyErr_Restore", "PyEval_GetFrame"]
     if sys.version_info < (3, 10):
         names += ["Py_GetRecursionLimit", "Py_SetRecursionLimit"]
-    functions = (c_void_p * 8)(*[cast(getattr(pythonapi, name), c_void_p) for name in names])
+    functions = (c_void_p * 9)(*[cast(getattr(pythonapi, name), c_void_p) for name in names])
+    if _COUNTS_LATE:
+        functions[8] = cast(pythonapi.PyFrame_GetBack, c_void_p).value
     get_tool = getattr(getattr(sys, "monitoring", None), "get_tool", None)
     objects = (c_void_p * 5)(id(None), id(sys.getprofile), id(sys.gettrace), None, id(_look))
     if get_tool is not None:
@@ -171,7 +178,13 @@ def _hold() -> None:
 
 def _let_go() -> None:
     _held.pop()
-    if not _held and not _asleep:
+    if _held or _asleep:
+        return
+    is_later = False
+    # Other threads would be counted, and warned of, in any case.
+    if _COUNTS_LATE and _clock_with_lock is not None and recorder.thread_id() == os.getpid():
+        is_later = not _clock_with_lock.gputrace_ticker_resume()
+    if not is_later:
         _start()
 
 

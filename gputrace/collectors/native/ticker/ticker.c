@@ -47,6 +47,7 @@ static struct {
     void *(*get_frame)(void); /* no audit hook of the program's sees it, as it would sys._getframe */
     int (*get_limit)(void); /* of recursion; this and the next may be null */
     void (*set_limit)(int limit);
+    void *(*get_caller)(void *frame); /* may be null, as in Pythons that it is not needed in */
     void *none, *get_profile, *get_trace, *get_tool; /* the last one may be null */
     void *callable;
     long long period;
@@ -63,6 +64,12 @@ static struct {
     long id;
     int runs;
 } ticker = {.changing = PTHREAD_MUTEX_INITIALIZER};
+
+static struct {
+    int is_due, is_queued;
+    void *frame;
+    long long until;
+} resumption;
 
 static int queued;
 static long ticks, waits; /* of them with the main thread waiting for the lock */
@@ -193,7 +200,7 @@ static int *find_breaker(void (*signal_received)(void *), void *interpreter) {
  * _PyRuntime, of SIZE bytes, 0 if unknown. To be called on the main thread and with the interpreter's
  * lock, again after the interpreter was finalized and initialized anew; 0 when all is well, else it
  * may be tried again. */
-EXPORTED int gputrace_ticker_prepare(void *const functions[8], void *const objects[5],
+EXPORTED int gputrace_ticker_prepare(void *const functions[9], void *const objects[5],
                                      long long period, void *signal_received, void *interpreter,
                                      void *runtime, size_t size) {
     int *breaker = NULL;
@@ -210,6 +217,7 @@ EXPORTED int gputrace_ticker_prepare(void *const functions[8], void *const objec
     python.get_frame = (void *(*)(void))functions[5];
     python.get_limit = (int (*)(void))functions[6];
     python.set_limit = (void (*)(int))functions[7];
+    python.get_caller = (void *(*)(void *))functions[8];
     python.none = objects[0];
     python.get_profile = objects[1];
     python.get_trace = objects[2];
@@ -250,6 +258,7 @@ EXPORTED int gputrace_ticker_start(void) {
         pthread_mutex_init(&ticker.changing, NULL);
         ticker.process = getpid();
         ticker.runs = 0;
+        resumption.is_due = resumption.is_queued = 0;
     }
     pthread_mutex_lock(&ticker.changing);
     int failed = ticker.runs ? 0 : start();
@@ -257,8 +266,43 @@ EXPORTED int gputrace_ticker_start(void) {
     return failed;
 }
 
+/* On the main thread, which holds the interpreter's lock: starts where the frame that forks goes on,
+ * or has ended; asks again while functions that it calls are at work. */
+static int resume(void *unused) {
+    resumption.is_queued = 0;
+    if (!resumption.is_due || ticker.process != getpid()) return 0;
+    int is_early = python.get_frame() != resumption.frame;
+    if (is_early && read_clock(CLOCK_MONOTONIC) < resumption.until && !python.add(resume, unused)) {
+        resumption.is_queued = 1;
+        return 0;
+    }
+    resumption.is_due = 0;
+    gputrace_ticker_start();
+    return 0;
+}
+
+/* Starts when the caller's caller, the frame that forks, goes on: from 3.13 on, Python counts threads
+ * after the functions that it calls after a fork. To be called on the main thread with the
+ * interpreter's lock; 0, or -1 if that is impossible. */
+EXPORTED int gputrace_ticker_resume(void) {
+    void *frame = python.get_caller ? python.get_caller(python.get_frame()) : NULL;
+    if (!frame) return -1;
+    /* To be compared only. */
+    python.release(frame);
+    resumption.frame = frame;
+    resumption.until = read_clock(CLOCK_MONOTONIC) + SECOND / 20;
+    resumption.is_due = 1;
+    if (!resumption.is_queued && python.add(resume, NULL)) {
+        resumption.is_due = 0;
+        return -1;
+    }
+    resumption.is_queued = 1;
+    return 0;
+}
+
 /* Returns when the system counts the thread no more. */
 EXPORTED void gputrace_ticker_stop(void) {
+    resumption.is_due = 0;
     if (ticker.process != getpid()) return;
     pthread_mutex_lock(&ticker.changing);
     if (ticker.runs) {
