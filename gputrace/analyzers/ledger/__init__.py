@@ -43,8 +43,8 @@ _WORTH_NAMING: Final = 0.05
 """Share of a row that a system call must last for to be named."""
 _ROLE_CAUSES: Final = {"pipeline": "pipeline-bubble", "expert": "expert-imbalance"}
 """Causes of waiting that lie in how work is divided, by the role of the group."""
-_ONLY_LATE: Final = ("launch-bound", "sync-bound", "idle-unexplained", "communication-exposed")
-"""Causes on another rank that say no more than that it comes late."""
+_ONLY_LATE: Final = ("idle-unexplained", "communication-exposed", "work", "")
+"""What the last rank is at that says no more than that it comes late."""
 
 
 class Ledger(Struct, frozen=True, dict=True):
@@ -380,7 +380,7 @@ def _cause_of_wait(reason: str, role: str, rank: int, late: Mapping[int, str]) -
         return _ROLE_CAUSES[role]
     if rank in late:
         return late[rank]
-    return "uneven-arrival" if reason in (*_ONLY_LATE, "work") else reason
+    return "uneven-arrival" if reason in _ONLY_LATE else reason
 
 
 def move_amounts(
