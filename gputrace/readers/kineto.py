@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from gputrace.errors import STOP, ErrorPolicy, UsageError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, Mask, Memory, is_among
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
-from gputrace.readers.chrome_json import BadJson, Document
+from gputrace.readers.chrome_json import NOT_JSON, Document
 from gputrace.readers.gzip_io import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
 from gputrace.readers.kineto_events import (
@@ -470,14 +469,11 @@ def decode(
         document = Document(text, decoder.decode, breaks)
         for part in document.parts():
             rows.add(tabulate(pairs.whole(part)) if isinstance(part, list) else part)
-    try:
-        about = properties(document.around)
-    except BadJson as error:
-        breaks.meet(document.broken_around(error))
-        about = Properties()
-        with suppress(BadJson):
-            about = properties(document.beginning)
+    about, broken = properties(document.around)
     trace = _trace(path, rows, about)
+    if broken is not None:
+        trace.quality.warnings.append(f"properties left out: {document.broken_around(broken)}")
+    trace.quality.drop(NOT_JSON, document.skipped)
     trace.quality.drop("not an event of the profiler", decoder.odd)
     trace.quality.drop("an end without a beginning, or the other way round", pairs.odd)
     if not document.closed:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.errors import GputraceError, InputError, MissingError, UsageError
+from gputrace.errors import KEEP_GOING, GputraceError, InputError, MissingError, UsageError
 from gputrace.model.results import LeftOut
 from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
@@ -79,12 +79,20 @@ def open_traces(
             elif errors_allowed:
                 errors.append(result)
             else:
-                raise result
+                raise _one_of(files, result)
         run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
         if logs:
             _join(run, logs, keep_going)
         stack.pop_all()
     return run
+
+
+def _one_of(files: Sequence[Path], error: GputraceError) -> GputraceError:
+    """Return the error, of one of some files, with advice on going on without it."""
+    if len(files) < 2 or not isinstance(error, InputError):
+        return error
+    problem = error.problem.removesuffix(KEEP_GOING)
+    return InputError(error.path, f"{problem}, or leave it out with --keep-going")
 
 
 _FEW_FILES, _OTHER_FILES = 200, 100
