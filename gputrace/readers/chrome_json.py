@@ -410,8 +410,9 @@ def key(event: ChromeEvent, name: str) -> Key:
 _KINETO: Final = re.compile(
     rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds)"\s*:'
     rb'|"cat"\s*:\s*"(?:kernel|Kernel|gpu_mem\w+|cuda_runtime|cpu_op|Operator|python_function)"'
+    rb'|"pid"\s*:\s*"(?:CPU|CUDA) functions"'
 )
-"""Keys and categories that only PyTorch's profiler writes."""
+"""Keys, categories and processes that only PyTorch's profiler writes."""
 
 _LOOKED_AT: Final = 1 << 20
 """Bytes of text at the beginning; others' properties may come first."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from gputrace.errors import InputError
 from gputrace.model.struct import Struct
+from gputrace.readers.chrome_json import is_kineto
 
 _LARGEST: Final = 1 << 28
 _MOST_OPCODES: Final = 50_000_000
@@ -286,5 +287,6 @@ def is_hang_report(path: Path) -> bool:
             return b"pg_config" in head or b"entries" in head or b"comm_lib_version" in head
         text = head.lstrip()
         known = (b'"gputrace_hang"', b'"pg_config"', b'"comm_lib_version"', b'"collective_seq_id"')
-        return text[:1] == b"{" and any(word in head for word in known)
+        if text[:1] == b"{" and any(word in head for word in known):
+            return not is_kineto(path, head)  # Its ``distributedInfo`` has a ``pg_config`` too.
     return False

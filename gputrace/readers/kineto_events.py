@@ -156,6 +156,16 @@ class EventBatch:
         """Return the value behind a position in ``cat``, ``name``, ``pid`` or ``tid``."""
         return self.values[int(self[column][row])]
 
+    def categorized(self, categories: Mapping[Value, str]) -> EventBatch:
+        """Return a table in which rows of certain processes have a category by process."""
+        if categories.keys().isdisjoint(self.values):
+            return self
+        number = {pid: len(self.values) + index for index, pid in enumerate(categories)}
+        cat = self.map("pid", lambda pid: number.get(pid, UNKNOWN))
+        columns = {name: self[name] for name in COLUMNS}
+        columns["cat"] = np.where(cat == UNKNOWN, columns["cat"], cat)
+        return EventBatch(columns, [*self.values, *categories.values()], self.args)
+
     def copied(self, row: int) -> EventBatch:
         """Return a table of one row that does not keep the text of the others alive."""
         columns = {name: self[name][row : row + 1].copy() for name in COLUMNS}
@@ -337,10 +347,10 @@ def _bad(error: DecodeError | RecursionError) -> BadJson:
 
 
 def integer(value: Any) -> int:
-    """Return an integer of 64 bits, given as such or in a text (``stream 7``), or `UNKNOWN`."""
+    """Return an integer of 64 bits, given as such or last in a text (``GPU 7``), or `UNKNOWN`."""
     if isinstance(value, str):
-        match = re.search(r"-?\d{1,19}(?!\d)", value)
-        value = int(match[0]) if match else UNKNOWN
+        numbers = re.findall(r"-?\d+", value)
+        value = int(numbers[-1]) if numbers and len(numbers[-1]) <= _DIGITS else UNKNOWN
     if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
         return UNKNOWN
     return value

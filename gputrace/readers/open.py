@@ -18,6 +18,7 @@ from gputrace.errors import KEEP_GOING, GputraceError, InputError, MissingError,
 from gputrace.model.results import LeftOut
 from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
+from gputrace.readers.in_memory import join_windows
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
 from gputrace.store import LARGE, cache_folder
@@ -80,6 +81,7 @@ def open_traces(
                 errors.append(result)
             else:
                 raise _one_of(files, result)
+        traces = join_windows(traces) if len(traces) > 1 else traces
         run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
         if logs:
             _join(run, logs, keep_going)
@@ -281,6 +283,10 @@ _TWINS: Final = {
 }
 """Suffixes of files that duplicate a sibling with the second suffix, in whole or in part."""
 
+_COPY_OF_JAX: Final = "perfetto_trace.json"
+"""Beginning of the name of the copy that JAX writes for Perfetto (``create_perfetto_trace``)."""
+_OF_JAX: Final = (".xplane.pb", ".trace.json.gz", ".trace.json")
+
 _OF_TRACES: Final = (
     *(".nvvp", ".nvprof", ".nsys-rep", ".qdrep", ".xplane.pb", ".xplane.pb.gz"),
     *(".pt.trace.json", ".pt.trace.json.gz"),
@@ -300,9 +306,10 @@ def trace_files_in(path: Path) -> list[Path]:
         raise InputError(path, f"cannot be listed: {error.strerror}") from None
     files = [file for file in entries if _is_trace(file)]
     names = {file.name for file in files}
+    of_jax = any(name.endswith(_OF_JAX) and not name.startswith(_COPY_OF_JAX) for name in names)
     for file in list(files):
         twins = (file.name.removesuffix(a) + b for a, b in _TWINS.items() if file.name.endswith(a))
-        if next(twins, None) in names:
+        if next(twins, None) in names or (of_jax and file.name.startswith(_COPY_OF_JAX)):
             files.remove(file)
     files += [file for file in entries if file not in files and is_log(file, surely=True)]
     if all(is_log(file) for file in files):
