@@ -16,7 +16,7 @@ import pytest
 import gputrace
 from gputrace.model.events import Kind
 from gputrace.readers.registry import open_trace
-from tests.kineto import PID, STEPS, event, kernel, write
+from tests.kineto import PID, event, kernel, write
 from tests.recordings import DATA
 
 MILLISECOND: Final = 1_000_000
@@ -115,7 +115,7 @@ def window(path: Path, first: int, start: float, **more: Any) -> Path:
     for number in range(3):
         at = start + 10_000 * number
         events += [
-            event(name=f"ProfilerStep#{first + number}", start=at, length=10_000, **STEPS),
+            event("user_annotation", f"ProfilerStep#{first + number}", at, 10_000),
             event("cuda_runtime", "cudaLaunchKernel", at + 1_000, 5, args={"correlation": number}),
             kernel(at + 5_000, 4_990, correlation=number),
         ]

@@ -323,7 +323,7 @@ def trace_files_in(path: Path) -> list[Path]:
 def is_log(path: Path, surely: bool = False) -> bool:
     """Return True for a log of nvidia-smi, as `is_smi` does; a reader reports unreadable files."""
     try:
-        head = Candidate(path).head if path.is_file() else b"\0"
+        head = Candidate(path).content if path.is_file() else b"\0"
         if b"\0" in head:
             return False
         from gputrace.readers.nvidia_smi import is_smi
