@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import (
@@ -17,10 +18,12 @@ from gputrace.model.events import (
     Column,
     Events,
     Kind,
+    Mask,
     concatenate,
     distinct_ids,
     is_among,
 )
+from gputrace.model.impossible_times import CHECKED, find_launches, find_possible
 from gputrace.model.names import bounded
 from gputrace.model.options import Window
 from gputrace.model.trace import (
@@ -92,7 +95,7 @@ class MemoryTrace(Trace):
         self._names, self._session = list(whole_names), session or Session()
         self._devices = {(device.process, device.device): device for device in devices}
         whole = [drop_invalid_rows(part, self.quality, str(i)) for i, part in enumerate(parts)]
-        self._parts = [part for part in whole if len(part)]
+        self._parts = self._possible([part for part in whole if len(part)])
         self._kinds = [
             frozenset(map(Kind, distinct_ids(part.kind).tolist())) for part in self._parts
         ]
@@ -101,6 +104,22 @@ class MemoryTrace(Trace):
         self.no_gpu = no_gpu
         if no_gpu is None:
             raise InputError(path, f"no GPU activity in this {source} trace, only the host's")
+
+    def _possible(self, parts: Sequence[Events]) -> list[Events]:
+        """Return the rows without those of GPUs at impossible times."""
+        of_gpus = [is_among(part.kind, GPU_KINDS) for part in parts]
+
+        def launched(operations: Events) -> NDArray[np.int64]:
+            calls = [part.kind == Kind.API for part in parts]
+            return find_launches(_rows(parts, calls), operations)
+
+        possible = find_possible(_rows(parts, of_gpus), self.quality, "", launched)
+        if possible is None:
+            return list(parts)
+        counts = [int(np.count_nonzero(on_gpu)) for on_gpu in of_gpus]
+        for on_gpu, kept in zip(of_gpus, np.split(possible, np.cumsum(counts)[:-1]), strict=True):
+            on_gpu[on_gpu] = ~kept
+        return [part.select(~lost) for part, lost in zip(parts, of_gpus, strict=True)]
 
     @property
     def session(self) -> Session:
@@ -153,6 +172,20 @@ class MemoryTrace(Trace):
 
     def close(self) -> None:
         self._parts, self._kinds = [], []
+
+
+def _rows(parts: Sequence[Events], chosen: Sequence[Mask]) -> Events:
+    """Return the columns `CHECKED` of rows of all parts, given a mask for each."""
+    columns = {}
+    for name in CHECKED:
+        pieces: list[Column] = [np.empty(0, COLUMN_TYPES[name])]
+        for part, rows in zip(parts, chosen, strict=True):
+            if name in part.columns:
+                pieces.append(getattr(part, name)[rows])
+            else:
+                pieces.append(np.full(np.count_nonzero(rows), _DEFAULTS[name]))
+        columns[name] = np.concatenate(pieces)
+    return Events(columns)
 
 
 class JoinedWindows(MemoryTrace):

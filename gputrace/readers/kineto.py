@@ -182,6 +182,7 @@ _GPU: Final[dict[Value, Kind]] = {
     "Memcpy": Kind.COPY_OTHER,
     "gpu_memset": Kind.MEMSET,
     "Memset": Kind.MEMSET,
+    "CUDA functions": Kind.KERNEL,
 }
 _HOST: Final[dict[Value, Kind]] = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "Driver"), Kind.API),
@@ -190,10 +191,8 @@ _HOST: Final[dict[Value, Kind]] = {
 }
 """Categories; those of the profiler's first versions are capitalised."""
 
-_WITHOUT_KINETO: Final[dict[Value, str]] = {
-    "CPU functions": "Operator",
-    "CUDA functions": "Kernel",
-}
+_TIMED: Final = "CUDA functions"
+_WITHOUT_KINETO: Final[dict[Value, str]] = {"CPU functions": "Operator", _TIMED: _TIMED}
 """Categories by process of events without one: the list of a PyTorch without Kineto."""
 
 _OPERATORS: Final = {"cpu_op", "Operator"}
@@ -335,6 +334,9 @@ class FileRows:
             columns[name] = events[name]
             for other in others:
                 columns[name] = _filled(columns[name], partial(events.map, other, integer))
+        # Operators that are timed on a GPU, which nest, are on no stream.
+        timed = events.map("cat", lambda cat: cat == _TIMED) == 1
+        columns["stream"] = np.where(timed, UNKNOWN, columns["stream"])
         columns["correlation"], columns["bytes"] = events["correlation"], events["bytes"]
         messages = (events["flags"] & HAS_ELEMENT > 0) & (columns["bytes"] == UNKNOWN)
         for row in np.flatnonzero(messages).tolist():

@@ -28,6 +28,7 @@ from gputrace.model.events import (
     is_among,
     number_ids,
 )
+from gputrace.model.impossible_times import CHECKED
 from gputrace.model.names import bounded
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
@@ -229,7 +230,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
         partial = not wanted.kinds >= set(table.kinds)
         # Pages of managed memory are known by the kind of the copy.
         by_kind = partial or "source_memory" in columns or "destination_memory" in columns
-        needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if by_kind else [])])
+        more = CHECKED if Kind.KERNEL in table.kinds else ["kind"] if by_kind else []
+        needed = dict.fromkeys([*columns, "start", "end", *more])
         query = build_query(self._database, table, needed, window)
         raw = read_integers(self._database, query, wanted.progress, rows)
         if window is None:
@@ -247,7 +249,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
         if late:
             shift = {"start": late, "end": late}
             events = Events({n: getattr(events, n) - shift.get(n, 0) for n in events.columns})
-        return events.having(*columns)
+        return self._possible(events, table, quality or self.quality).having(*columns)
 
     def _translate(self, table: schema.Table, column: str, raw: dict[str, Integers]) -> Column:
         """Return an event column, given the columns read."""

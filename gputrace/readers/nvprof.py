@@ -23,6 +23,7 @@ from gputrace.model.events import (
     Memory,
     is_among,
 )
+from gputrace.model.impossible_times import CHECKED
 from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process, Session, drop_invalid_rows
@@ -121,7 +122,8 @@ class NvprofTrace(SqliteTrace[schema.Table]):
         window = wanted.window
         if window is not None:
             window = Window(window.start + shift, window.end + shift)
-        needed = dict.fromkeys(["start", "end", "kind", *wanted.columns])
+        more = CHECKED if Kind.KERNEL in table.kinds else ("start", "end", "kind")
+        needed = dict.fromkeys([*more, *wanted.columns])
         raw = read_integers(self._database, self._query(table, needed, window), wanted.progress)
         if table is schema.MARKERS:
             raw = join_markers(raw, window)
@@ -132,7 +134,8 @@ class NvprofTrace(SqliteTrace[schema.Table]):
         if not wanted.kinds >= set(table.kinds):
             events = events.select(is_among(events.kind, wanted.kinds))
         shifted = {edge: getattr(events, edge) - shift for edge in ("start", "end")}
-        return Events({n: shifted.get(n, getattr(events, n)) for n in wanted.columns})
+        events = Events({n: shifted.get(n, getattr(events, n)) for n in needed})
+        return self._possible(events, table, self.quality).having(*wanted.columns)
 
     def _query(self, table: schema.Table, needed: Collection[str], window: Window | None) -> Query:
         """Build the query for some event columns, from the columns that are there."""

@@ -18,7 +18,6 @@ from gputrace.errors import KEEP_GOING, GputraceError, InputError, MissingError,
 from gputrace.model.results import LeftOut
 from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
-from gputrace.readers.in_memory import join_windows
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
 from gputrace.store import LARGE, cache_folder
@@ -81,7 +80,6 @@ def open_traces(
                 errors.append(result)
             else:
                 raise _one_of(files, result)
-        traces = join_windows(traces) if len(traces) > 1 else traces
         run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
         if logs:
             _join(run, logs, keep_going)
@@ -224,6 +222,10 @@ def _distinct(files: Sequence[Path], keep_going: bool) -> list[Path]:
 
 
 def _one_run(traces: list[Trace], left_out: list[LeftOut], keep_going: bool) -> Trace:
+    if len(traces) > 1:
+        from gputrace.readers.in_memory import join_windows
+
+        traces = join_windows(traces)
     while True:
         if not traces:
             first, *others = left_out

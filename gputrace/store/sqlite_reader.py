@@ -29,12 +29,14 @@ from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import Events, Kind, concatenate
+from gputrace.model.impossible_times import find_launches, find_possible
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
-from gputrace.model.trace import Progress, Trace
+from gputrace.model.trace import Progress, Quality, Trace
 from gputrace.store import sqlite_security
 from gputrace.store.table_scan import (
     Integers,
@@ -475,6 +477,17 @@ class SqliteTrace(Trace, Generic[_Table]):
     def _beside_tables(self, wanted: Selection) -> list[Events]:
         """Return the events that are rows of none of the tables."""
         return []
+
+    def _possible(self, events: Events, table: _Table, quality: Quality) -> Events:
+        """Return the rows of a table, of kernels without those at impossible times."""
+        if Kind.KERNEL not in table.kinds:
+            return events
+        possible = find_possible(events, quality, table.name, self._launches)
+        return events if possible is None else events.select(possible)
+
+    def _launches(self, operations: Events) -> NDArray[np.int64]:
+        columns = ("start", "process", "correlation")
+        return find_launches(self.read(frozenset([Kind.API]), columns, None, None), operations)
 
     @abstractmethod
     def _read_table(self, table: _Table, wanted: Selection) -> Events:
