@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from gputrace.errors import InputError
 from gputrace.model.struct import Struct
-from gputrace.readers.chrome_json import is_kineto
 
 _LARGEST: Final = 1 << 28
 _MOST_OPCODES: Final = 50_000_000
@@ -288,5 +287,7 @@ def is_hang_report(path: Path) -> bool:
         text = head.lstrip()
         known = (b'"gputrace_hang"', b'"pg_config"', b'"comm_lib_version"', b'"collective_seq_id"')
         if text[:1] == b"{" and any(word in head for word in known):
+            from gputrace.readers.chrome_json import is_kineto
+
             return not is_kineto(path, head)  # Its ``distributedInfo`` has a ``pg_config`` too.
     return False

@@ -89,7 +89,9 @@ class NsysTrace(SqliteTrace[schema.Table]):
         self._texts: dict[int, str] = {}
         """Texts of StringIds that were asked for: each GPU and each gap asks again."""
         self._devices: schema.DeviceMap | None = None
-        self._tables = [table for table in schema.TABLES if _usable(database, table)]
+        self.quality.warnings += schema.name_tables(database)
+        usable = schema.usable
+        self._tables = [table for table in schema.TABLES if usable(database, table, table.name)]
         self.cut, notes = _export_of(database)
         self.quality.notes += notes
         self._late = measure_skew(database) if self._is_nsys_clock else 0
@@ -156,6 +158,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
 
     def on(self, database: Database) -> Self:
         part = super().on(database)
+        schema.name_tables(database)
         part._process_keys, part._zones, part._texts = dict(self._process_keys), {}, {}
         part.__dict__.pop("_inline", None)  # It goes by row.
         return part
@@ -319,13 +322,6 @@ def _export_of(database: Database) -> tuple[Window | None, list[str]]:
             "counted within it, and waiting for data is known only if it holds several steps"
         )
     return window, notes
-
-
-def _usable(database: Database, table: schema.Table) -> bool:
-    required = ["start"] if table.name == "NVTX_EVENTS" else ["start", *table.columns["end"]]
-    if table.types:
-        required.append("eventType")
-    return database.has(table.name, *required)
 
 
 def _lookup(
@@ -499,8 +495,8 @@ class Texts:
 def read_texts(database: Database) -> Texts:
     """Read the texts of NVTX rows that are not in StringIds."""
     sql = (
-        f"SELECT ifnull(CAST(rowid AS INTEGER), {NULL}), CAST(text AS TEXT) FROM NVTX_EVENTS "
-        "WHERE text IS NOT NULL AND textId IS NULL"
+        f"SELECT ifnull(CAST(rowid AS INTEGER), {NULL}), CAST(text AS TEXT) "
+        f"FROM {database.quoted('NVTX_EVENTS')} WHERE text IS NOT NULL AND textId IS NULL"
     )
     rowids, distinct = array("q"), dict[bytes, int]()
     numbers = array("i")
