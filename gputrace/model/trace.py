@@ -191,6 +191,8 @@ class Trace(ABC):
         elsewhere: whether another process reads the file; `part` is then used, too.
         is_card_log: whether samples of cards are all that it has.
         is_host_timeline: whether ranges of the host are all that it has.
+        idle_unknown: why idle time of the GPUs says nothing of the program, as if only some kernels
+            were recorded; empty if it does.
         has_one_clock: whether times of all its files can be compared; of merged traces that do not
             say when they were recorded, only after `shift_clocks`.
     """
@@ -210,6 +212,7 @@ class Trace(ABC):
         self.no_gpu: NoGpu | None = None
         self.logged = Nvml()
         self.cut: Window | None = None
+        self.idle_unknown = ""
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -97,6 +97,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
         self._late = measure_skew(database) if self._is_nsys_clock else 0
         if self._late:
             self.quality.notes.append(moved(self._late))
+        if failure := schema.read_failure(database):
+            self.quality.warnings.append(f"the program's output ends with an error: {failure}")
         on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
         if not any(map(database.has_rows, on_gpu)):
             self.no_gpu = self._without_gpu()
@@ -109,7 +111,11 @@ class NsysTrace(SqliteTrace[schema.Table]):
     def _without_gpu(self) -> NoGpu:
         """Return the reason for the absence of GPU activity; raise InputError if none is known."""
         problem, remedy = "an nsys export without CUDA tables", "record with nsys -t cuda"
-        if self.kinds:
+        if not any(self._database.has_rows(table.name) for table in self._tables):
+            problem = "nothing was recorded in this nsys export, not even of the host"
+            remedy = "see that its window (--capture-range, --delay, --duration) is open while the "
+            remedy += "program works"
+        elif self.kinds:
             problem = "no GPU activity in this nsys export, only the host's"
         names = self.events([Kind.API], ["name"]).name if Kind.API in self.kinds else _NO_IDS
         if len(names) and self.search(distinct_ids(names), _GIVES_WORK):
@@ -122,6 +128,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
         elif self._traced_cuda:
             problem += ", and not a CUDA call, though nsys traced them: the program used no GPU"
             remedy = "record one that does, or the process of it that does"
+        problem = ". ".join([*self.quality.warnings, problem])
         raise InputError(self.path, f"{problem}; {remedy}")
 
     @property

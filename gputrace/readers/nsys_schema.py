@@ -142,6 +142,25 @@ def name_tables(database: Database) -> list[str]:
     return warnings
 
 
+_FAILURE: Final = re.compile(
+    r"(?m)^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called .*"
+    r"|.*(?:Segmentation fault|error while loading shared libraries|can't open file).*)$"
+)
+_LAST_TEXT: Final = 2_000
+"""Characters at the end of a program's output in which to look for its last words."""
+_MOST_WORDS: Final = 200
+
+
+def read_failure(database: Database) -> str:
+    """Return the error with which the recorded program's output ends; empty without one."""
+    if not database.has("ProcessStreams", "contentId") or not database.has("StringIds", "value"):
+        return ""
+    sql = f"SELECT substr(CAST(value AS TEXT), -{_LAST_TEXT}) FROM {database.quoted('StringIds')} "
+    ends = database.query(sql + "WHERE id IN (SELECT contentId FROM ProcessStreams)")
+    errors = [error for (end,) in ends for error in _FAILURE.findall(str(end))[-1:]]
+    return errors[-1].strip()[:_MOST_WORDS] if errors else ""
+
+
 _COPIES: Final = "H2D D2H H2D D2H D2D D2D D2D D2D OTHER PEER H2D D2H D2D"
 """Kinds by ENUM_CUDA_MEMCPY_OPER, from 1; arrays are the device's memory, unified memory moves
 pages."""

@@ -59,6 +59,15 @@ _NOTHING: Final = (
 
 _COUNTED: Final = ("METRIC", "METRIC_INSTANCE", "EVENT", "EVENT_INSTANCE", "PC_SAMPLING")
 """Tables of what is counted while a kernel runs alone."""
+_BESIDE: Final = (Kind.RANGE, Kind.MARK, Kind.OVERHEAD)
+_REPLAYED: Final = (
+    "nvprof counted events in it (--metrics, --events, --analysis-metrics), for which it replays "
+    "kernels, one at a time: it causes the GPUs' idle time; record without these"
+)
+_SOME_KERNELS: Final = (
+    "nvprof counted events in it (--metrics, --events), of some kernels at least (--kernels), and "
+    "recorded nothing else: when the GPUs were idle is unknown; record without these"
+)
 
 
 def is_nvprof(database: Database) -> bool:
@@ -88,11 +97,9 @@ class NvprofTrace(SqliteTrace[schema.Table]):
             self.quality.notes.append(moved(self._late))
         counted = (schema.PREFIX + table for table in _COUNTED)
         if any(table in database.tables and database.has_rows(table) for table in counted):
-            self.quality.notes.append(
-                "nvprof counted events in it (--metrics, --events, --analysis-metrics), for which "
-                "it replays kernels, one at a time: it causes the GPUs' idle time; record without "
-                "these"
-            )
+            others = (name for name in self.kinds if name not in (Kind.KERNEL, *_BESIDE))
+            self.idle_unknown = _REPLAYED if any(others) else _SOME_KERNELS
+            self.quality.notes.append(self.idle_unknown)
         self._epoch = first_moment(database, self._tables, self._late)
         self.processes.append(Process(schema.read_pid(database)))
 
