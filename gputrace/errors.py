@@ -75,6 +75,10 @@ class PluginError(GputraceError):
     exit_code = ExitCode.MISSING_HERE
 
 
+KEEP_GOING: Final = ", or read what is whole with --keep-going"
+"""Advice on a file of which a part can be read."""
+
+
 class ErrorPolicy:
     """Policy for recoverable errors in one file: raise them, or collect them in ``errors``."""
 
@@ -83,9 +87,9 @@ class ErrorPolicy:
         self.errors: list[InputError] = []
 
     def meet(self, error: InputError) -> None:
-        """Record a recoverable error; raise it unless errors are allowed."""
+        """Record a recoverable error; raise it unless errors are allowed, and name the option."""
         if not self.allowed:
-            raise error
+            raise InputError(error.path, error.problem + KEEP_GOING)
         self.errors.append(error)
 
 

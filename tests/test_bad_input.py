@@ -182,7 +182,32 @@ def test_the_json_of_rocprofv3(tmp_path: Path) -> None:
 def test_an_export_without_cuda_tables(tmp_path: Path) -> None:
     export = Export().add("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.20.3")
     export.string("python")
-    assert_unreadable(export.write(tmp_path / "trace.sqlite"), "without CUDA tables", "-t cuda")
+    export.add("OSRT_API", start=0, end=9, globalTid=global_id(1), nameId=export.string("poll"))
+    assert_unreadable(export.write(tmp_path / "trace.sqlite"), "only the host's", "-t cuda")
+
+
+def test_an_export_whose_window_is_empty_says_so(tmp_path: Path) -> None:
+    export = Export().add("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.20.3")
+    export.string("python")
+    path = export.write(tmp_path / "trace.sqlite")
+    assert_unreadable(path, "nothing was recorded", "--capture-range")
+    assert "-t cuda" not in command.gputrace("analyze", path).err
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_an_export_of_a_program_that_failed_shows_its_error(kernels: bool, tmp_path: Path) -> None:
+    export = Export().add("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.20.3")
+    export.give("ProcessStreams", "globalPid", "contentId")
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    output = f"step 1\nTraceback (most recent call last):\n  File x\n{error}\n"
+    for text in ("ValueError: old" + "." * 9000, output):
+        export.add("ProcessStreams", globalPid=global_id(1), contentId=export.string(text))
+    path = (export.kernel(0, 10) if kernels else export).write(tmp_path / "trace.sqlite")
+    said = f"program's output ends with an error: {error}"
+    if kernels:
+        assert said in " ".join(command.gputrace("analyze", path).out.split())
+    else:
+        assert_unreadable(path, said, "nothing was recorded")
 
 
 def test_an_export_of_the_host_alone(tmp_path: Path) -> None:

@@ -93,9 +93,14 @@ def test_a_gzip_bomb_is_not_unpacked(
     assert int(re.findall(r"(\d+) MiB", told)[0]) <= 8 + 4  # a block over the limit at most
 
 
-def test_a_bomb_within_a_bomb_is_one_layer(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.json.gz"
-    path.write_bytes(gzip.compress(bomb(b'{"schemaVersion": 1, "traceEvents": [', 8 << 20)))
+def test_a_bomb_within_a_bomb_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gzip_io, "FREE_BYTES", 8 << 20)
+    path, text = tmp_path / "bomb.json.gz", b'{"schemaVersion": 1, "traceEvents": ['
+    path.write_bytes(gzip.compress(bomb(text, 64 << 20)))
+    refused(path, "no trace compresses that well")
+    path.write_bytes(gzip.compress(gzip.compress(bomb(text, 64 << 20))))
     refused(path, "not a trace")
 
 

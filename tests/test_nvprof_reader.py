@@ -205,9 +205,18 @@ class TestClocks:
 
     def test_between_kernels_that_were_run_again_to_count_are_explained(self, file: Nvvp) -> None:
         file.kernel(0, 5 * US)
+        file.call(0, US)
         file.row("METRIC", metricId=1, correlationId=1)
         with open_trace(file.save()) as trace:
             assert "nvprof counted events in it" in trace.quality.notes[0]
+            assert "it causes the GPUs' idle time" in trace.idle_unknown
+
+    def test_of_some_kernels_alone_do_not_say_when_a_gpu_was_idle(self, file: Nvvp) -> None:
+        file.kernel(0, 5 * US)
+        file.row("METRIC", metricId=1, correlationId=1)
+        with open_trace(file.save()) as trace:
+            assert "when the GPUs were idle is unknown" in trace.idle_unknown
+            assert trace.quality.notes == [trace.idle_unknown]
 
     def test_of_several_files_are_one(self, tmp_path: Path) -> None:
         paths = _two_ranks(tmp_path, cards=({1, 2}, {1, 2}))

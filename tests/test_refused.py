@@ -17,7 +17,6 @@ from tests.recordings import DATA
     ("name", "words"),
     [
         ("chainer_timerhook.json", ("TimerHook of Chainer", "not when", "gputrace record")),
-        ("horovod_timeline.json.gz", ("timeline of Horovod", "gputrace record")),
         ("tf_cnn_benchmarks_step.trace.json.gz", ("RunMetadata", ".xplane.pb", "gputrace record")),
     ],
 )

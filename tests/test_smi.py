@@ -458,6 +458,34 @@ def test_cards_that_work_all_the_time_are_nothing_to_complain_of(tmp_path: Path)
     assert finding.severity == "info"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_one_card_without_an_index_may_be_asked_late_now_and_then(
+    tmp_path: Path, encoding: str
+) -> None:
+    """A row a second, and after each 32 rows a pause of 4 s, as in a log of 32 cards."""
+    lines = ["timestamp, name, utilization.gpu [%], power.draw [W]"]
+    times = (1000 * row + 3000 * (row // 32) for row in range(200))
+    lines += [f"{when(time)}, NVIDIA GeForce RTX 4090, 40 %, 200.00 W" for time in times]
+    log = tmp_path / "smi.csv"
+    log.write_text("\n".join(lines), encoding=encoding)
+    assert "GPU 0 runs a kernel 40% of 217 s" in findings_of(log)["low-utilization"]
+
+
+def test_of_a_card_in_mig_mode_utilization_is_unknown_and_the_rest_is_not(tmp_path: Path) -> None:
+    lines = ["timestamp, index, mig.mode.current, utilization.gpu [%], clocks.sm [MHz]"]
+    lines += [f"{when(1000 * row)}, 0, Enabled, [N/A], 1410 MHz" for row in range(5)]
+    log = tmp_path / "smi.csv"
+    log.write_text("\n".join(lines))
+    with gputrace.open(log) as trace:
+        analysis = trace.analyze()
+    assert "low-utilization" not in [finding.id for finding in analysis.findings]
+    (card,) = analysis.cards
+    assert (card.samples, card.sm_clock_mhz, card.utilization_percent) == (5, 1410, None)
+    shown = command.gputrace("analyze", log).out
+    assert "There is no verdict: how much the GPUs work was not measured." in shown
+    assert "Utilization of GPU 0 is unknown: the driver gives none of a card in MIG" in shown
+
+
 def test_a_log_alone_has_no_steps_to_compare_or_draw(tmp_path: Path) -> None:
     log = log_of(tmp_path / "smi.csv", lambda *_: (50, 1500, 9000))
     command.assert_refused(command.gputrace("compare", log, log), 3, "no steps to compare")

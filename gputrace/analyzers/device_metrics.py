@@ -84,7 +84,7 @@ def _use_alone(nvml: Nvml, host: int, gpu: int) -> CardUse:
     samples = nvml.samples.of(host, gpu)
     card = nvml.card(host, gpu) or Card(gpu, host)
     measured = union([int(samples.time[0]) - _PERIOD], [int(samples.time[-1]) + 1])
-    worked = np.nan_to_num(samples["utilization"]) > 0
+    worked = np.nan_to_num(samples["utilization"], nan=1) > 0
     alone = Gpu(gpu, True, gpu, 0, gpu, False, card.name, host, "", ())
     return _use(alone, card, samples, measured, worked)
 

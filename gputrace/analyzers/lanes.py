@@ -396,6 +396,11 @@ def find_host_lanes(
                 reason=f"from mark to mark of {steps.name.partition('#')[0]!r}, in host time"
                 f"{_FROM_SECOND if steps.lacks_first else ''}{unknown}",
             )
+    if not lanes and trace.is_host_timeline:
+        ranges = trace.events([Kind.RANGE], ("start", "end"), window)
+        if len(ranges):
+            span = Window(int(ranges.start.min()), int(ranges.end.max()))
+            lanes.append(HostLane(HostRank(0), span, None))
     if not lanes and window is None:
         assert trace.no_gpu is not None
         why, remedy = trace.no_gpu

@@ -68,10 +68,12 @@ class GpuOperations(Struct, frozen=True, dict=True):
     def recorded(self) -> Intervals:
         """Intervals from the first operation's start to the last one's end in each window.
 
-        What a GPU does at the edges of a window was issued outside, and is not known.
+        What a GPU does at the edges of a window was issued outside, and is mostly not known.
         """
         if len(self.coverage.windows) < 2:
             return union([self.start[0]], [self.reach[-1]])
+        if self.coverage.has_edges:
+            return union(*zip(*self.coverage.windows, strict=True))
         begins = [window.start for window in self.coverage.windows]
         index = np.maximum(np.searchsorted(begins, self.start, "right") - 1, 0)
         first = np.flatnonzero(np.diff(index, prepend=-1))

@@ -266,6 +266,7 @@ class RemoteTrace(Trace):
         self._about: worker.About = reply.value
         self.source, self.origin = self._about.source, self._about.origin
         self.no_gpu, self.held = self._about.no_gpu, self._about.held
+        self.idle_unknown = self._about.idle_unknown
         self._names: dict[int, str] = {}
         self._devices: dict[tuple[int, int], Device] = {}
         self._coverage: dict[int, Coverage] = {}

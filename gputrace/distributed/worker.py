@@ -74,6 +74,7 @@ class About:
     no_gpu: NoGpu | None
     held: bool
     cut_bytes: int
+    idle_unknown: str = ""
 
 
 @dataclass(slots=True)

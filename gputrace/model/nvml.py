@@ -46,6 +46,8 @@ class Card(Struct, frozen=True):
     """Generation that card and slot agree on at most; a slot's, where a riser limits it."""
     pcie_width_max: int | None = None
     power_limit_mw: int | None = None
+    mig: str = ""
+    """``Enabled`` in MIG mode, in which the driver gives no utilization."""
     lost_ns: int | None = None
     """When the card was found gone, on the trace's clock."""
 

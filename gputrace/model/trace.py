@@ -141,6 +141,8 @@ class Coverage(Struct, frozen=True):
     without the recorder, but for what its idle CUPTI costs."""
     idle: Sequence[Window] = ()
     """Stretches of ``control`` in which CUPTI stayed in the process."""
+    has_edges: bool = False
+    """True if the GPU is known to have run nothing else from edge to edge of ``windows``."""
 
     @property
     def from_the_start(self) -> bool:
@@ -157,7 +159,7 @@ class Coverage(Struct, frozen=True):
         """Return the windows with nanoseconds added to their times."""
         calls = None if self.calls is None else moved(self.calls, shift)
         control, idle = moved(self.control, shift), moved(self.idle, shift)
-        return Coverage(moved(self.windows, shift), calls, control, idle)
+        return Coverage(moved(self.windows, shift), calls, control, idle, self.has_edges)
 
 
 def moved(windows: Sequence[Window], shift: int) -> list[Window]:
@@ -188,6 +190,9 @@ class Trace(ABC):
         held: whether all rows are accessible; else `part` reads a window alone.
         elsewhere: whether another process reads the file; `part` is then used, too.
         is_card_log: whether samples of cards are all that it has.
+        is_host_timeline: whether ranges of the host are all that it has.
+        idle_unknown: why idle time of the GPUs says nothing of the program, as if only some kernels
+            were recorded; empty if it does.
         has_one_clock: whether times of all its files can be compared; of merged traces that do not
             say when they were recorded, only after `shift_clocks`.
     """
@@ -196,6 +201,7 @@ class Trace(ABC):
     held = True
     elsewhere = False
     is_card_log = False
+    is_host_timeline = False
     has_one_clock = True
 
     def __init__(self, path: Path) -> None:
@@ -206,6 +212,7 @@ class Trace(ABC):
         self.no_gpu: NoGpu | None = None
         self.logged = Nvml()
         self.cut: Window | None = None
+        self.idle_unknown = ""
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -286,5 +286,8 @@ def is_hang_report(path: Path) -> bool:
             return b"pg_config" in head or b"entries" in head or b"comm_lib_version" in head
         text = head.lstrip()
         known = (b'"gputrace_hang"', b'"pg_config"', b'"comm_lib_version"', b'"collective_seq_id"')
-        return text[:1] == b"{" and any(word in head for word in known)
+        if text[:1] == b"{" and any(word in head for word in known):
+            from gputrace.readers.chrome_json import is_kineto
+
+            return not is_kineto(path, head)  # Its ``distributedInfo`` has a ``pg_config`` too.
     return False

@@ -1,7 +1,12 @@
-"""Reading of plain or gzip-compressed files: peeking, block by block, or completely."""
+"""Reading of plain or gzip-compressed files: peeking, block by block, or completely.
+
+Text comes as UTF-8 without a byte-order mark, whatever its encoding. Data compressed twice, as by
+``gzip`` of a ``.json.gz`` or by a server, are unpacked twice.
+"""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -13,6 +18,9 @@ from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.store.sqlite_reader import open_input
 
 GZIP: Final = b"\x1f\x8b"
+_LAYERS: Final = 2
+"""Layers of gzip that are unpacked."""
+_UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _PACKED: Final = 15
 """Typical compression ratio of a trace."""
@@ -32,14 +40,38 @@ Real traces have ratios of 15 to 60; the maximum of gzip is 1030.
 
 def peek(head: bytes, limit: int = 1 << 20) -> bytes:
     """Return the beginning of the uncompressed content, given the first bytes of a file."""
-    if not head.startswith(GZIP):
-        return head[:limit]
+    for _ in range(_LAYERS):
+        if head.startswith(GZIP):
+            head = _unpacked(head, limit)
+    return _Plain().text(head[:limit])
+
+
+def _unpacked(head: bytes, limit: int) -> bytes:
     import zlib
 
     for known in (head, head[:-_TRAILER]):
         with suppress(zlib.error):
             return zlib.decompressobj(wbits=31).decompress(known, limit)
     return b""
+
+
+class _Plain:
+    """Converter of text with a byte-order mark, in blocks, to UTF-8 without one."""
+
+    def __init__(self) -> None:
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._is_first = True
+
+    def text(self, block: bytes) -> bytes:
+        """Return the next block as UTF-8; as it is if the first one has no mark."""
+        if self._is_first:
+            block = block.removeprefix(codecs.BOM_UTF8)
+            if block.startswith(_UTF_16):
+                self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+            self._is_first = False
+        if self._decoder is None:
+            return block
+        return self._decoder.decode(block).encode("utf-8", "replace")
 
 
 def text_size(files: Iterable[Path]) -> int:
@@ -70,13 +102,26 @@ class Content:
         self._file.seek(0)
         gzip_ = _quick_gzip() if self._packed else None
         self._is_quick = gzip_ is not None and gzip_.__name__ != "gzip"
-        unpacked = gzip_.GzipFile(fileobj=self._file) if gzip_ else self._file
-        self._unpacked = cast(BufferedReader, unpacked)
+        self._unpacked = self._layers(gzip_) if gzip_ else cast(BufferedReader, self._file)
+        self._plain = _Plain()
         self._length = 0
         self._broken: InputError | None = None
 
+    def _layers(self, gzip_: Any) -> BufferedReader:
+        """Return the file, unpacked by a module like ``gzip``."""
+        unpacked = gzip_.GzipFile(fileobj=self._file)
+        with suppress(Exception):  # Each library raises its own; reading meets it again.
+            for _ in range(_LAYERS - 1):
+                again = unpacked.read(len(GZIP)) == GZIP
+                unpacked.seek(0)
+                unpacked = gzip_.GzipFile(fileobj=unpacked, mode="rb") if again else unpacked
+        return cast(BufferedReader, unpacked)
+
     def read(self) -> bytes:
         """Return the next block, empty at the end; raise InputError at the first broken one."""
+        return self._plain.text(self._read())
+
+    def _read(self) -> bytes:
         if self._broken is not None:
             raise self._broken
         pieces: list[bytes] = []
@@ -100,11 +145,10 @@ class Content:
         import gzip
 
         self._file.seek(0)
-        unpacked = gzip.GzipFile(fileobj=self._file)
-        unpacked.seek(start)
+        self._unpacked = self._layers(gzip)
+        self._unpacked.seek(start)
         self._is_quick, self._length = False, start
-        self._unpacked = cast(BufferedReader, unpacked)
-        return self.read()
+        return self._read()
 
     def _broken_by(self, error: Exception) -> InputError:
         import zlib

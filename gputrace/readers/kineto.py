@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,7 +16,7 @@ from gputrace.errors import STOP, ErrorPolicy, UsageError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, Mask, Memory, is_among
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
-from gputrace.readers.chrome_json import BadJson, Document
+from gputrace.readers.chrome_json import NOT_JSON, Document
 from gputrace.readers.gzip_io import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
 from gputrace.readers.kineto_events import (
@@ -183,6 +182,7 @@ _GPU: Final[dict[Value, Kind]] = {
     "Memcpy": Kind.COPY_OTHER,
     "gpu_memset": Kind.MEMSET,
     "Memset": Kind.MEMSET,
+    "CUDA functions": Kind.KERNEL,
 }
 _HOST: Final[dict[Value, Kind]] = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "Driver"), Kind.API),
@@ -190,6 +190,10 @@ _HOST: Final[dict[Value, Kind]] = {
     **dict.fromkeys(("overhead", "Overhead"), Kind.OVERHEAD),
 }
 """Categories; those of the profiler's first versions are capitalised."""
+
+_TIMED: Final = "CUDA functions"
+_WITHOUT_KINETO: Final[dict[Value, str]] = {"CPU functions": "Operator", _TIMED: _TIMED}
+"""Categories by process of events without one: the list of a PyTorch without Kineto."""
 
 _OPERATORS: Final = {"cpu_op", "Operator"}
 _ANNOTATIONS: Final = ("ProfilerStep", "enumerate(DataLoader)", "Optimizer.")
@@ -200,6 +204,7 @@ _PYTHON, _MODULE = "python_function", "nn.Module: "
 
 _STEP: Final = re.compile(r"ProfilerStep#?\d*$")
 _NUMBER: Final = re.compile(r"-?\d+$")
+_LABEL: Final = re.compile(r"(.*\d.*\D)\d+\s*$")
 _COPY_ENDS: Final = ("source_memory", "destination_memory")
 _HALF: Final = 1 << 31
 _NEVER: Final = np.iinfo(np.int64).max
@@ -239,11 +244,14 @@ class FileRows:
         self._on_host: list[Columns] = []
         self._program = Operators(self.names)
         self._groups: dict[tuple[Value, bytes, Value], ProcessGroup] = {}
-        self._seen: dict[ProcessGroup, int] = {}
-        """First moment of each process group."""
+        self._seen: dict[tuple[int, ProcessGroup], int] = {}
+        """First moment of each process group, by label and group."""
+        self._labels: dict[str, int] = {}
+        """Numbers of the labels before process ids (``[TP00] 4242``), where ranks were merged."""
 
     def add(self, events: EventBatch) -> None:
         """Add events with a duration, if of `_GPU` or `_HOST`, and operators and modules."""
+        events = events.categorized(_WITHOUT_KINETO)
         group = events.map("cat", _group_of)
         on_gpu, on_host = group == _Group.GPU, group == _Group.HOST
         operators, modules = (np.flatnonzero(group == g) for g in (_Group.OPERATOR, _Group.PYTHON))
@@ -281,26 +289,54 @@ class FileRows:
             return 0
         return self._first
 
+    def ranks(self, rank: int) -> list[int]:
+        """Return the rank of each process, and ``rank`` if they are all of one.
+
+        Ranks that were merged into one file are numbered in the order of their labels.
+        """
+        if len(self._labels) < 2:
+            return [rank] * max(len(self.pids), 1)
+        ordered = sorted(self._labels, key=lambda label: [*map(int, re.findall(r"\d+", label))])
+        return [ordered.index(_label(pid)) for pid in self.pids]
+
     def parts(self, shift: int, rank: int) -> list[Events]:
         """Return all rows of the process of a rank, with nanoseconds added to their times."""
-        # A GPU's rows do not say whose they are: the process that makes most CUDA calls.
-        main = min(self._calls, key=lambda process: (-self._calls[process], process), default=0)
         if self._kept is not None:
             for event in self._kept.nearest():
                 is_gpu = event.map("cat", _group_of) == _Group.GPU
                 self._take(event.select(is_gpu), event.select(~is_gpu), None)
+        mains = np.array([self._main(label) for label in self._labels] or [0])
         if self._seen:
-            self._on_gpu.append(self._group_rows(rank))
+            ranks = self.ranks(rank)
+            self._on_gpu.append(self._group_rows([ranks[process] for process in mains.tolist()]))
         for columns in self._on_gpu:
-            columns["process"] = np.full(len(columns["start"]), main)
+            columns["process"] = mains[columns["process"]]
         program = self._program.columns(self.first) if self._on_gpu else []
         return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host + program]
+
+    def _main(self, label: str) -> int:
+        """Return the process of a label's GPU rows, which do not say whose they are: the one that
+        makes most CUDA calls.
+        """
+        labelled = [process for pid, process in self.pids.items() if _label(pid) == label]
+        if not labelled and len(self._labels) > 1:
+            return self._process(label)
+        return min(labelled, key=lambda process: (-self._calls[process], process), default=0)
+
+    def _label(self, pid: Value) -> int:
+        return self._labels.setdefault(_label(pid), len(self._labels))
 
     def _gpu_rows(self, events: EventBatch, columns: Columns) -> Columns:
         columns["kind"] = events.map("cat", _GPU.__getitem__)
         columns["name"] = self._names(events)
-        for name, other in (("device", "pid"), ("stream", "tid")):
-            columns[name] = _filled(events[name], lambda: events.map(other, integer))  # noqa: B023
+        columns["process"] = events.map("pid", self._label)
+        for name, others in (("device", ("pid", "tid")), ("stream", ("tid",))):
+            columns[name] = events[name]
+            for other in others:
+                columns[name] = _filled(columns[name], partial(events.map, other, integer))
+        # Operators that are timed on a GPU, which nest, are on no stream.
+        timed = events.map("cat", lambda cat: cat == _TIMED) == 1
+        columns["stream"] = np.where(timed, UNKNOWN, columns["stream"])
         columns["correlation"], columns["bytes"] = events["correlation"], events["bytes"]
         messages = (events["flags"] & HAS_ELEMENT > 0) & (columns["bytes"] == UNKNOWN)
         for row in np.flatnonzero(messages).tolist():
@@ -332,25 +368,31 @@ class FileRows:
             for a, group in zip(args, groups, strict=True)
         ]
         names = {a.operation: self.names.number(str(a.operation)) for a in args}
-        messages = {name: columns[name][chosen] for name in ("start", "end", "stream", "bytes")} | {
+        taken = ("start", "end", "process", "stream", "bytes")
+        messages = {name: columns[name][chosen] for name in taken} | {
             "kind": np.full(len(chosen), Kind.MESSAGE),
             "name": np.array([names[a.operation] for a in args]),
             "correlation": np.array([group.id for group in groups]),
             "device": np.array(peers),
         }
-        for start, group in zip(columns["start"][chosen].tolist(), groups, strict=True):
-            self._seen.setdefault(group, start)
+        seen = zip(messages["start"].tolist(), messages["process"].tolist(), groups, strict=True)
+        for start, label, group in seen:
+            self._seen.setdefault((label, group), start)
         return [messages]
 
-    def _group_rows(self, rank: int) -> Columns:
-        """Return a row for each process group that the process, of this rank, was seen in."""
+    def _group_rows(self, ranks: Sequence[int]) -> Columns:
+        """Return a row for each process group that a label, of such a rank, was seen in."""
         times = np.array(list(self._seen.values()), np.int64)
         rows = [
-            (self.names.number(group.description), group.id, group.size, _place(group, rank))
-            for group in self._seen
+            (
+                *(self.names.number(group.description), group.id, group.size),
+                *(_place(group, ranks[label]), label),
+            )
+            for label, group in self._seen
         ]
-        values = np.array(rows, np.int64).reshape(-1, 4).T
-        return dict(zip(("name", "correlation", "bytes", "device"), values, strict=True)) | {
+        values = np.array(rows, np.int64).reshape(-1, 5).T
+        named = ("name", "correlation", "bytes", "device", "process")
+        return dict(zip(named, values, strict=True)) | {
             "start": times,
             "end": times,
             "kind": np.full(len(rows), Kind.COMMUNICATOR),
@@ -419,6 +461,12 @@ class FileRows:
         return known
 
 
+def _label(pid: Value) -> str:
+    """Return the text before the number of a process, by which tools that merge ranks tell them."""
+    match = _LABEL.match(pid) if isinstance(pid, str) else None
+    return match[1] if match else ""
+
+
 def _place(group: ProcessGroup, rank: int) -> int:
     """Return the place of a global rank in a group, or `UNKNOWN`."""
     return group.ranks.index(rank) if rank in group.ranks else UNKNOWN
@@ -470,14 +518,11 @@ def decode(
         document = Document(text, decoder.decode, breaks)
         for part in document.parts():
             rows.add(tabulate(pairs.whole(part)) if isinstance(part, list) else part)
-    try:
-        about = properties(document.around)
-    except BadJson as error:
-        breaks.meet(document.broken_around(error))
-        about = Properties()
-        with suppress(BadJson):
-            about = properties(document.beginning)
+    about, broken = properties(document.around)
     trace = _trace(path, rows, about)
+    if broken is not None:
+        trace.quality.warnings.append(f"properties left out: {document.broken_around(broken)}")
+    trace.quality.drop(NOT_JSON, document.skipped)
     trace.quality.drop("not an event of the profiler", decoder.odd)
     trace.quality.drop("an end without a beginning, or the other way round", pairs.odd)
     if not document.closed:
@@ -490,8 +535,8 @@ def _trace(path: Path, rows: FileRows, about: Properties) -> MemoryTrace:
     if about.distributed is not None:
         rank, size = integer(about.distributed.rank), integer(about.distributed.world_size)
     host = str(about.host or "")
-    pids = list(rows.pids) or [0]
     parts = rows.parts(BEFORE - rows.first, rank)
+    pids, ranks = list(rows.pids) or [0], rows.ranks(rank)
     has_gpu = any(is_among(part.kind, GPU_KINDS).any() for part in parts)
     # Times without a base may be of the wall clock themselves.
     epoch = max(integer(about.base), 0) + rows.first
@@ -500,7 +545,10 @@ def _trace(path: Path, rows: FileRows, about: Properties) -> MemoryTrace:
         "kineto",
         parts,
         rows.names.texts,
-        [Process(max(integer(pid), 0), 0, rank, host_name=host) for pid in pids],
+        [
+            Process(max(integer(pid), 0), 0, of_pid, host_name=host)
+            for pid, of_pid in zip(pids, ranks, strict=True)
+        ],
         [
             Device(process, integer(card.id), name=str(card.name))
             for process in range(len(pids))
@@ -509,7 +557,7 @@ def _trace(path: Path, rows: FileRows, about: Properties) -> MemoryTrace:
         Session(
             epoch_ns=epoch - BEFORE if epoch in _WALL_CLOCK else None,
             hosts=frozenset({host} - {""}),
-            ranks=frozenset({rank} - {UNKNOWN}),
+            ranks=frozenset(ranks) - {UNKNOWN},
             world_size=size if size > 0 else None,
         ),
         # Steps and waits for data are worth reporting without a GPU, too.

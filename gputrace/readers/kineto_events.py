@@ -8,23 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from functools import cache
+from json import JSONDecoder
 from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
-from msgspec import DecodeError, Raw, Struct, ValidationError, field, structs
+from msgspec import DecodeError, Raw, Struct, ValidationError, convert, field, structs
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
 from gputrace.model.events import UNKNOWN, Mask
-from gputrace.readers.chrome_json import BadJson
+from gputrace.readers.chrome_json import BadJson, repair
 
 Value = int | float | str | None
 """Value of a field that should be an integer."""
 
 _BYTE: Final = re.compile(r" \(byte (\d+)\)")
-_NO_NUMBER: Final = re.compile(rb"([:\[,]\s*)(-?(?:inf(?:inity)?|nan))(?=\s*[,}\]])", re.IGNORECASE)
-"""Not-a-number as C++ prints it, for which JSON has no word."""
 
 
 class Args(Struct, gc=False):
@@ -157,6 +156,16 @@ class EventBatch:
         """Return the value behind a position in ``cat``, ``name``, ``pid`` or ``tid``."""
         return self.values[int(self[column][row])]
 
+    def categorized(self, categories: Mapping[Value, str]) -> EventBatch:
+        """Return a table in which rows of certain processes have a category by process."""
+        if categories.keys().isdisjoint(self.values):
+            return self
+        number = {pid: len(self.values) + index for index, pid in enumerate(categories)}
+        cat = self.map("pid", lambda pid: number.get(pid, UNKNOWN))
+        columns = {name: self[name] for name in COLUMNS}
+        columns["cat"] = np.where(cat == UNKNOWN, columns["cat"], cat)
+        return EventBatch(columns, [*self.values, *categories.values()], self.args)
+
     def copied(self, row: int) -> EventBatch:
         """Return a table of one row that does not keep the text of the others alive."""
         columns = {name: self[name][row : row + 1].copy() for name in COLUMNS}
@@ -269,6 +278,7 @@ _EVENTS: Final = Decoder(list[Event])
 _EACH: Final = Decoder(list[Raw])
 _EVENT: Final = Decoder(Event)
 _PROPERTIES: Final = Decoder(Properties)
+_JSON: Final = JSONDecoder(strict=False)
 
 
 class DecodedEvents:
@@ -286,9 +296,11 @@ class DecodedEvents:
         try:
             return self._decode(text)
         except (DecodeError, UnicodeDecodeError, RecursionError):
-            pass
+            text = repair(text)
+        if (table := self._scanner.scan(text)) is not None:
+            return table
         try:
-            return self._decode(_repair(text))
+            return self._decode(text)
         except (DecodeError, RecursionError) as error:
             raise _bad(error) from error
 
@@ -306,20 +318,24 @@ class DecodedEvents:
             return None
 
 
-def properties(text: bytes) -> Properties:
-    """Return the properties of a document without its events, if they have the known form."""
+def properties(text: bytes) -> tuple[Properties, BadJson | None]:
+    """Return the properties of a document without its events, and where it is not JSON.
+
+    Those that are broken, or have an unknown form, are left out.
+    """
+    text = repair(text)
     try:
-        return _PROPERTIES.decode(_repair(text))
-    except ValidationError:
-        return Properties()
+        return _PROPERTIES.decode(text), None
     except (DecodeError, RecursionError) as error:
-        raise _bad(error) from error
-
-
-def _repair(text: bytes) -> bytes:
-    """Replace not-a-numbers by 0, and bytes that are not UTF-8, keeping the length."""
-    text = text.decode("utf-8", "surrogateescape").encode("utf-8", "replace")
-    return _NO_NUMBER.sub(lambda match: match[1] + b"0".ljust(len(match[2])), text)
+        problem = None if isinstance(error, ValidationError) else _bad(error)
+    about, characters = Properties(), text.decode()
+    for known in structs.fields(Properties):
+        with suppress(ValueError, RecursionError):
+            start = characters.index(f'"{known.encode_name}"') + len(known.encode_name) + 2
+            start = characters.index(":", start) + 1
+            value, _ = _JSON.raw_decode(characters[start:].lstrip())
+            setattr(about, known.name, convert(value, known.type))
+    return about, problem
 
 
 def _bad(error: DecodeError | RecursionError) -> BadJson:
@@ -331,10 +347,10 @@ def _bad(error: DecodeError | RecursionError) -> BadJson:
 
 
 def integer(value: Any) -> int:
-    """Return an integer of 64 bits, given as such or in a text (``stream 7``), or `UNKNOWN`."""
+    """Return an integer of 64 bits, given as such or last in a text (``GPU 7``), or `UNKNOWN`."""
     if isinstance(value, str):
-        match = re.search(r"-?\d{1,19}(?!\d)", value)
-        value = int(match[0]) if match else UNKNOWN
+        numbers = re.findall(r"-?\d+", value)
+        value = int(numbers[-1]) if numbers and len(numbers[-1]) <= _DIGITS else UNKNOWN
     if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
         return UNKNOWN
     return value

@@ -12,7 +12,15 @@ import numpy as np
 from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.model.events import Events, Kind
 from gputrace.model.trace import Process, Session
-from gputrace.readers.chrome_json import ChromeEvent, Key, key, nanoseconds, read_events, read_names
+from gputrace.readers.chrome_json import (
+    NOT_JSON,
+    ChromeEvent,
+    Key,
+    key,
+    nanoseconds,
+    read_events,
+    read_names,
+)
 from gputrace.readers.in_memory import MemoryTrace, Names
 
 _DEVICES: Final = re.compile(rb'"name"\s*:\s*"[cg]pu/\d+"')
@@ -47,7 +55,7 @@ class MxnetTrace(MemoryTrace):
     """Operators of GPUs as kernels; its clock is 0 at the first of them."""
 
     def __init__(self, path: Path, breaks: ErrorPolicy = STOP) -> None:
-        events = read_events(path, breaks)
+        events, skipped = read_events(path, breaks)
         processes, _ = read_names(events)
         gpus = {
             pid: int(gpu[1]) for pid, name in processes.items() if (gpu := _GPU.fullmatch(name))
@@ -62,6 +70,7 @@ class MxnetTrace(MemoryTrace):
         session = Session(epoch_ns=epoch)
         super().__init__(path, "mxnet", [Events(columns)], names.texts, [Process(0)], (), session)
         self.quality.notes.append(_OPERATORS)
+        self.quality.drop(NOT_JSON, skipped)
 
 
 def _operators(

@@ -28,6 +28,7 @@ from gputrace.model.events import (
     is_among,
     number_ids,
 )
+from gputrace.model.impossible_times import CHECKED
 from gputrace.model.names import bounded
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
@@ -88,12 +89,16 @@ class NsysTrace(SqliteTrace[schema.Table]):
         self._texts: dict[int, str] = {}
         """Texts of StringIds that were asked for: each GPU and each gap asks again."""
         self._devices: schema.DeviceMap | None = None
-        self._tables = [table for table in schema.TABLES if _usable(database, table)]
+        self.quality.warnings += schema.name_tables(database)
+        usable = schema.usable
+        self._tables = [table for table in schema.TABLES if usable(database, table, table.name)]
         self.cut, notes = _export_of(database)
         self.quality.notes += notes
         self._late = measure_skew(database) if self._is_nsys_clock else 0
         if self._late:
             self.quality.notes.append(moved(self._late))
+        if failure := schema.read_failure(database):
+            self.quality.warnings.append(f"the program's output ends with an error: {failure}")
         on_gpu = [table.name for table in self._tables if table.kinds[0] in GPU_KINDS]
         if not any(map(database.has_rows, on_gpu)):
             self.no_gpu = self._without_gpu()
@@ -106,7 +111,11 @@ class NsysTrace(SqliteTrace[schema.Table]):
     def _without_gpu(self) -> NoGpu:
         """Return the reason for the absence of GPU activity; raise InputError if none is known."""
         problem, remedy = "an nsys export without CUDA tables", "record with nsys -t cuda"
-        if self.kinds:
+        if not any(self._database.has_rows(table.name) for table in self._tables):
+            problem = "nothing was recorded in this nsys export, not even of the host"
+            remedy = "see that its window (--capture-range, --delay, --duration) is open while the "
+            remedy += "program works"
+        elif self.kinds:
             problem = "no GPU activity in this nsys export, only the host's"
         names = self.events([Kind.API], ["name"]).name if Kind.API in self.kinds else _NO_IDS
         if len(names) and self.search(distinct_ids(names), _GIVES_WORK):
@@ -119,6 +128,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
         elif self._traced_cuda:
             problem += ", and not a CUDA call, though nsys traced them: the program used no GPU"
             remedy = "record one that does, or the process of it that does"
+        problem = ". ".join([*self.quality.warnings, problem])
         raise InputError(self.path, f"{problem}; {remedy}")
 
     @property
@@ -155,6 +165,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
 
     def on(self, database: Database) -> Self:
         part = super().on(database)
+        schema.name_tables(database)
         part._process_keys, part._zones, part._texts = dict(self._process_keys), {}, {}
         part.__dict__.pop("_inline", None)  # It goes by row.
         return part
@@ -229,7 +240,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
         partial = not wanted.kinds >= set(table.kinds)
         # Pages of managed memory are known by the kind of the copy.
         by_kind = partial or "source_memory" in columns or "destination_memory" in columns
-        needed = dict.fromkeys([*columns, "start", "end", *(["kind"] if by_kind else [])])
+        more = CHECKED if Kind.KERNEL in table.kinds else ["kind"] if by_kind else []
+        needed = dict.fromkeys([*columns, "start", "end", *more])
         query = build_query(self._database, table, needed, window)
         raw = read_integers(self._database, query, wanted.progress, rows)
         if window is None:
@@ -247,7 +259,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
         if late:
             shift = {"start": late, "end": late}
             events = Events({n: getattr(events, n) - shift.get(n, 0) for n in events.columns})
-        return events.having(*columns)
+        return self._possible(events, table, quality or self.quality).having(*columns)
 
     def _translate(self, table: schema.Table, column: str, raw: dict[str, Integers]) -> Column:
         """Return an event column, given the columns read."""
@@ -317,13 +329,6 @@ def _export_of(database: Database) -> tuple[Window | None, list[str]]:
             "counted within it, and waiting for data is known only if it holds several steps"
         )
     return window, notes
-
-
-def _usable(database: Database, table: schema.Table) -> bool:
-    required = ["start"] if table.name == "NVTX_EVENTS" else ["start", *table.columns["end"]]
-    if table.types:
-        required.append("eventType")
-    return database.has(table.name, *required)
 
 
 def _lookup(
@@ -497,8 +502,8 @@ class Texts:
 def read_texts(database: Database) -> Texts:
     """Read the texts of NVTX rows that are not in StringIds."""
     sql = (
-        f"SELECT ifnull(CAST(rowid AS INTEGER), {NULL}), CAST(text AS TEXT) FROM NVTX_EVENTS "
-        "WHERE text IS NOT NULL AND textId IS NULL"
+        f"SELECT ifnull(CAST(rowid AS INTEGER), {NULL}), CAST(text AS TEXT) "
+        f"FROM {database.quoted('NVTX_EVENTS')} WHERE text IS NOT NULL AND textId IS NULL"
     )
     rowids, distinct = array("q"), dict[bytes, int]()
     numbers = array("i")

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.errors import InputError
 from gputrace.model.events import COLUMN_TYPES, COPY_KINDS, GPU_KINDS, UNKNOWN, Events, Kind, Memory
 from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.options import Window
@@ -112,6 +113,59 @@ TABLES: Final = (
     _of_host("GPUTRACE_HOST_COUNTER", Kind.COUNTER, bytes="value"),
     _of_host("CUPTI_ACTIVITY_KIND_OVERHEAD", Kind.OVERHEAD),
 )
+
+_SCHEMAS: Final = "gputrace knows nsys's schemas 2.9.1 to 3.25.0; use a newer one"
+
+
+def usable(database: Database, table: Table, name: str) -> bool:
+    """Return True if a table of the file has the columns that the rows of a known one need."""
+    required = ["start", *(() if table.name == "NVTX_EVENTS" else table.columns["end"])]
+    return database.has(name, *required, *(["eventType"] if table.types else []))
+
+
+def name_tables(database: Database) -> list[str]:
+    """Know tables with a suffix (``CUPTI_ACTIVITY_KIND_KERNEL_V3``), which later versions may
+    write, by the names without one, if their columns fit and they have rows; return warnings of
+    the others. Raises InputError for a table of kernels whose columns do not.
+    """
+    warnings = []
+    for table in TABLES:
+        place = "deviceId" if "device" in table.columns else "globalTid"
+        known = {other.name for other in TABLES}
+        named = [name for name in database.tables if name.startswith(f"{table.name}_")]
+        for name in [table.name, *(name for name in named if name not in known)]:
+            is_nsys = name in database.tables and not database.has(name, "_id_")
+            if not is_nsys or not database.has_rows(name):
+                continue
+            needed = () if name == table.name else (place,)
+            if not usable(database, table, name) or not database.has(name, *needed):
+                what = f"table {name} has other columns than gputrace knows"
+                if Kind.KERNEL in table.kinds:
+                    raise InputError(database.path, f"its {what}; {_SCHEMAS}")
+                warnings.append(f"left out: {what}")
+            elif table.name not in database.tables or not database.has_rows(table.name):
+                database.rename(name, table.name)
+    return warnings
+
+
+_FAILURE: Final = re.compile(
+    r"(?m)^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b.*|terminate called .*"
+    r"|.*(?:Segmentation fault|error while loading shared libraries|can't open file).*)$"
+)
+_LAST_TEXT: Final = 2_000
+"""Characters at the end of a program's output in which to look for its last words."""
+_MOST_WORDS: Final = 200
+
+
+def read_failure(database: Database) -> str:
+    """Return the error with which the recorded program's output ends; empty without one."""
+    if not database.has("ProcessStreams", "contentId") or not database.has("StringIds", "value"):
+        return ""
+    sql = f"SELECT substr(CAST(value AS TEXT), -{_LAST_TEXT}) FROM {database.quoted('StringIds')} "
+    ends = database.query(sql + "WHERE id IN (SELECT contentId FROM ProcessStreams)")
+    errors = [error for (end,) in ends for error in _FAILURE.findall(str(end))[-1:]]
+    return errors[-1].strip()[:_MOST_WORDS] if errors else ""
+
 
 _COPIES: Final = "H2D D2H H2D D2H D2D D2D D2D D2D OTHER PEER H2D D2H D2D"
 """Kinds by ENUM_CUDA_MEMCPY_OPER, from 1; arrays are the device's memory, unified memory moves
@@ -461,7 +515,8 @@ def read_messages(
         where += f' AND "start" < {window.end} AND "end" >= {window.start}'
     rows: dict[tuple[int, int, int], list[tuple[Any, ...]]] = defaultdict(list)
     columns = "start", "COALESCE(end, start)", "globalTid", "COALESCE(textId, -1)", "binaryData"
-    for row in database.query(f"SELECT {', '.join(columns)} FROM NVTX_EVENTS WHERE {where}"):
+    ranges = database.quoted("NVTX_EVENTS")
+    for row in database.query(f"SELECT {', '.join(columns)} FROM {ranges} WHERE {where}"):
         blob = _bytes(row[-1])
         if len(blob) >= _HEAD.itemsize and all(isinstance(value, int) for value in row[:-1]):
             head = np.frombuffer(blob, _HEAD, 1)[0]

@@ -21,8 +21,8 @@ from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind
 from gputrace.model.nvml import VALUES, Card, Nvml, Samples, merge_nvml, plain_uuid
 from gputrace.model.struct import Struct
 from gputrace.model.trace import NoGpu, Process, Trace
+from gputrace.readers.gzip_io import read_content
 from gputrace.readers.in_memory import MemoryTrace
-from gputrace.store.sqlite_reader import open_input
 from gputrace.units import format_ranges
 
 _QUARTER: Final = 15 * 60 * 10**9
@@ -109,7 +109,7 @@ def join_logs(trace: Trace, paths: Sequence[Path]) -> None:
     run = _run(trace, session.epoch_ns)
     for log in logs:
         joined = _join(log, run, session.utc_offset_ns)
-        _take_notes(trace, log)
+        _take_notes(trace, log, joined)
         trace.logged = merge_nvml([trace.logged, joined])
 
 
@@ -126,8 +126,9 @@ def read_logs(paths: Sequence[Path]) -> Trace:
     for host, log in enumerate(logs):
         rows = [((host, gpu), row) for gpu, row in _gpu_of_each_row(log)]
         rows.sort(key=lambda pair: pair[1].time)
-        _take_notes(trace, log)
-        trace.logged = merge_nvml([trace.logged, _nvml(rows, first)])
+        nvml = _nvml(rows, first)
+        _take_notes(trace, log, nvml)
+        trace.logged = merge_nvml([trace.logged, nvml])
     return trace
 
 
@@ -136,17 +137,25 @@ _ALONE: Final = NoGpu(
 )
 
 
+_MOST_BYTES: Final = 1 << 30
+
+
 def _read(path: Path) -> SmiLog:
-    with open_input(path) as file:
-        lines = _lines(file.read())
+    lines = _lines(bytes(read_content(path, _MOST_BYTES)))
     log = (_read_dmon if any(map(_dmon_names, lines[:5])) else _read_query)(path, lines)
     if not log.rows:
         raise InputError(path, "a log of nvidia-smi without a whole row; record it again")
     return log
 
 
-def _take_notes(trace: Trace, log: SmiLog) -> None:
+def _take_notes(trace: Trace, log: SmiLog, nvml: Nvml) -> None:
     trace.quality.notes += log.notes
+    sliced = sorted(card.gpu for card in nvml.cards if card.mig == "Enabled")
+    if sliced and "utilization" not in nvml.samples.values:
+        gpus = f"GPU{'s' if len(sliced) > 1 else ''} {format_ranges(sliced)}"
+        trace.quality.notes.append(
+            f"utilization of {gpus} is unknown: the driver gives none of a card in MIG mode"
+        )
     if log.bad:
         rows = f"{log.bad:,} line{'' if log.bad == 1 else 's'}"
         trace.quality.notes.append(f"{rows} of {log.path.name} left out: no whole sample")
@@ -323,7 +332,7 @@ _COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
 """Fields of numbers by their column, with the unit that ``nounits`` leaves out."""
 _TEXTS: Final = {
     "name": "name", "gpu_name": "name", "uuid": "uuid", "gpu_uuid": "uuid",
-    "pci.bus_id": "pci", "gpu_bus_id": "pci",
+    "pci.bus_id": "pci", "gpu_bus_id": "pci", "mig.mode.current": "mig",
 }  # fmt: skip
 _REASONS: Final = {
     "gpu_idle": 0x1, "applications_clocks_setting": 0x2, "sw_power_cap": 0x4, "hw_slowdown": 0x8,
@@ -519,6 +528,8 @@ def _guessed_name(column: Sequence[str]) -> str:
 
 _ROUND: Final = 0.5
 """Fraction of the pause between two rounds that separates them."""
+_SAME_ROUND: Final = 500_000_000
+"""Nanoseconds between most rows of one GPU alone; those of a round come within milliseconds."""
 _MOST_GPUS: Final = 32
 _WHOLE: Final = 0.9
 """Fraction of the rounds that must be of one size to show how many GPUs there are."""
@@ -539,7 +550,9 @@ def _gpu_of_each_row(log: SmiLog) -> list[tuple[int, SmiSample]]:
             return [(places.setdefault(row.cells[name], len(places)), row) for row in rows]
     pauses = np.diff([row.time for row in rows])
     edges = [0, len(rows)]
-    if len(pauses):
+    if len(pauses) and np.quantile(pauses, 0.25) > _SAME_ROUND:
+        edges = list(range(len(rows) + 1))
+    elif len(pauses):
         # With one GPU in 32 rows after a pause, a few percent of all are pauses between rounds.
         longest = float(np.quantile(pauses, 1 - 1 / (2 * _MOST_GPUS), method="lower"))
         edges[1:1] = (np.flatnonzero(pauses > _ROUND * longest) + 1).tolist()

@@ -23,6 +23,7 @@ from gputrace.model.events import (
     Memory,
     is_among,
 )
+from gputrace.model.impossible_times import CHECKED
 from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process, Session, drop_invalid_rows
@@ -58,6 +59,15 @@ _NOTHING: Final = (
 
 _COUNTED: Final = ("METRIC", "METRIC_INSTANCE", "EVENT", "EVENT_INSTANCE", "PC_SAMPLING")
 """Tables of what is counted while a kernel runs alone."""
+_BESIDE: Final = (Kind.RANGE, Kind.MARK, Kind.OVERHEAD)
+_REPLAYED: Final = (
+    "nvprof counted events in it (--metrics, --events, --analysis-metrics), for which it replays "
+    "kernels, one at a time: it causes the GPUs' idle time; record without these"
+)
+_SOME_KERNELS: Final = (
+    "nvprof counted events in it (--metrics, --events), of some kernels at least (--kernels), and "
+    "recorded nothing else: when the GPUs were idle is unknown; record without these"
+)
 
 
 def is_nvprof(database: Database) -> bool:
@@ -87,11 +97,9 @@ class NvprofTrace(SqliteTrace[schema.Table]):
             self.quality.notes.append(moved(self._late))
         counted = (schema.PREFIX + table for table in _COUNTED)
         if any(table in database.tables and database.has_rows(table) for table in counted):
-            self.quality.notes.append(
-                "nvprof counted events in it (--metrics, --events, --analysis-metrics), for which "
-                "it replays kernels, one at a time: it causes the GPUs' idle time; record without "
-                "these"
-            )
+            others = (name for name in self.kinds if name not in (Kind.KERNEL, *_BESIDE))
+            self.idle_unknown = _REPLAYED if any(others) else _SOME_KERNELS
+            self.quality.notes.append(self.idle_unknown)
         self._epoch = first_moment(database, self._tables, self._late)
         self.processes.append(Process(schema.read_pid(database)))
 
@@ -121,7 +129,8 @@ class NvprofTrace(SqliteTrace[schema.Table]):
         window = wanted.window
         if window is not None:
             window = Window(window.start + shift, window.end + shift)
-        needed = dict.fromkeys(["start", "end", "kind", *wanted.columns])
+        more = CHECKED if Kind.KERNEL in table.kinds else ("start", "end", "kind")
+        needed = dict.fromkeys([*more, *wanted.columns])
         raw = read_integers(self._database, self._query(table, needed, window), wanted.progress)
         if table is schema.MARKERS:
             raw = join_markers(raw, window)
@@ -132,7 +141,8 @@ class NvprofTrace(SqliteTrace[schema.Table]):
         if not wanted.kinds >= set(table.kinds):
             events = events.select(is_among(events.kind, wanted.kinds))
         shifted = {edge: getattr(events, edge) - shift for edge in ("start", "end")}
-        return Events({n: shifted.get(n, getattr(events, n)) for n in wanted.columns})
+        events = Events({n: shifted.get(n, getattr(events, n)) for n in needed})
+        return self._possible(events, table, self.quality).having(*wanted.columns)
 
     def _query(self, table: schema.Table, needed: Collection[str], window: Window | None) -> Query:
         """Build the query for some event columns, from the columns that are there."""

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.errors import GputraceError, InputError, MissingError, UsageError
+from gputrace.errors import KEEP_GOING, GputraceError, InputError, MissingError, UsageError
 from gputrace.model.results import LeftOut
 from gputrace.model.trace import Trace
 from gputrace.readers.gzip_io import text_size
@@ -79,12 +79,20 @@ def open_traces(
             elif errors_allowed:
                 errors.append(result)
             else:
-                raise result
+                raise _one_of(files, result)
         run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
         if logs:
             _join(run, logs, keep_going)
         stack.pop_all()
     return run
+
+
+def _one_of(files: Sequence[Path], error: GputraceError) -> GputraceError:
+    """Return the error, of one of some files, with advice on going on without it."""
+    if len(files) < 2 or not isinstance(error, InputError):
+        return error
+    problem = error.problem.removesuffix(KEEP_GOING)
+    return InputError(error.path, f"{problem}, or leave it out with --keep-going")
 
 
 _FEW_FILES, _OTHER_FILES = 200, 100
@@ -214,6 +222,10 @@ def _distinct(files: Sequence[Path], keep_going: bool) -> list[Path]:
 
 
 def _one_run(traces: list[Trace], left_out: list[LeftOut], keep_going: bool) -> Trace:
+    if len(traces) > 1:
+        from gputrace.readers.in_memory import join_windows
+
+        traces = join_windows(traces)
     while True:
         if not traces:
             first, *others = left_out
@@ -273,6 +285,10 @@ _TWINS: Final = {
 }
 """Suffixes of files that duplicate a sibling with the second suffix, in whole or in part."""
 
+_COPY_OF_JAX: Final = "perfetto_trace.json"
+"""Beginning of the name of the copy that JAX writes for Perfetto (``create_perfetto_trace``)."""
+_OF_JAX: Final = (".xplane.pb", ".trace.json.gz", ".trace.json")
+
 _OF_TRACES: Final = (
     *(".nvvp", ".nvprof", ".nsys-rep", ".qdrep", ".xplane.pb", ".xplane.pb.gz"),
     *(".pt.trace.json", ".pt.trace.json.gz"),
@@ -292,9 +308,10 @@ def trace_files_in(path: Path) -> list[Path]:
         raise InputError(path, f"cannot be listed: {error.strerror}") from None
     files = [file for file in entries if _is_trace(file)]
     names = {file.name for file in files}
+    of_jax = any(name.endswith(_OF_JAX) and not name.startswith(_COPY_OF_JAX) for name in names)
     for file in list(files):
         twins = (file.name.removesuffix(a) + b for a, b in _TWINS.items() if file.name.endswith(a))
-        if next(twins, None) in names:
+        if next(twins, None) in names or (of_jax and file.name.startswith(_COPY_OF_JAX)):
             files.remove(file)
     files += [file for file in entries if file not in files and is_log(file, surely=True)]
     if all(is_log(file) for file in files):
@@ -308,7 +325,7 @@ def trace_files_in(path: Path) -> list[Path]:
 def is_log(path: Path, surely: bool = False) -> bool:
     """Return True for a log of nvidia-smi, as `is_smi` does; a reader reports unreadable files."""
     try:
-        head = Candidate(path).head if path.is_file() else b"\0"
+        head = Candidate(path).content if path.is_file() else b"\0"
         if b"\0" in head:
             return False
         from gputrace.readers.nvidia_smi import is_smi

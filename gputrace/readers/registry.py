@@ -136,6 +136,7 @@ READERS: Final = (
     _built_in("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace", text=True),
     _built_in("their .trace.json.gz", "xplane", "is_trace_viewer", "open_trace_viewer", text=True),
     _built_in("MXNet's profiles", "mxnet", "is_mxnet", "MxnetTrace", text=True),
+    _built_in("Horovod's timelines", "horovod", "is_horovod", "HorovodTrace", text=True),
 )
 
 
@@ -248,11 +249,6 @@ _KNOWN: Final = (
     (
         rb'^\s*\{\s*"call_history"\s*:',
         "a TimerHook of Chainer: how long each call took, but not when, so there is no timeline; "
-        + _RECORD,
-    ),
-    (
-        rb'(?s)^\s*\[\s*\{.{0,200}"start_time_since_epoch_in_micros"',
-        "a timeline of Horovod: when tensors were negotiated and reduced, but not what a GPU ran; "
         + _RECORD,
     ),
     (

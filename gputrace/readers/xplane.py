@@ -19,6 +19,7 @@ from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, Mask, Memory
 from gputrace.model.trace import Device, NoGpu, Process, Session
 from gputrace.readers.chrome_json import (
+    NOT_JSON,
     ChromeEvent,
     Key,
     arguments,
@@ -473,7 +474,7 @@ def is_trace_viewer(content: bytes) -> bool:
 
 def open_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
     """Open a file of the trace viewer; raise InputError if it is cut short or broken."""
-    events = read_events(path, breaks)
+    events, skipped = read_events(path, breaks)
     processes, threads = read_names(events)
     recording = Recording()
     rows: dict[tuple[Key, Key], list[ChromeEvent]] = {}
@@ -487,7 +488,9 @@ def open_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
             recording.lines.append(_line(recording.names, plane, name, id, of_line))
     if len(complete) >= _MOST_EVENTS:
         recording.warnings.append(_LEFT_OUT)
-    return XlaTrace(path, recording)
+    trace = XlaTrace(path, recording)
+    trace.quality.drop(NOT_JSON, skipped)
+    return trace
 
 
 def _line(names: Names, plane: str, name: str, id: int, events: Sequence[ChromeEvent]) -> Line:

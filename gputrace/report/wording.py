@@ -23,9 +23,11 @@ _HIDDEN_SHARE: Final = 0.01
 
 def verdict(analysis: Analysis) -> str:
     """Return the first finding's message as a sentence."""
-    if not analysis.findings:
-        return "Nothing stands out: no class of time is worth a change."
-    return f"{capital(analysis.findings[0].message)}."
+    if analysis.findings:
+        return f"{capital(analysis.findings[0].message)}."
+    if not analysis.breakdown:
+        return "There is no verdict: how much the GPUs work was not measured."
+    return "Nothing stands out: no class of time is worth a change."
 
 
 def advice(analysis: Analysis) -> Iterator[str]:

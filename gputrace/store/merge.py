@@ -73,6 +73,7 @@ class MergedTrace(Trace):
         self.origin = min(part.trace.origin + part.shift for part in self._parts)
         self._overlaps = False
         self.has_one_clock = have_clocks
+        self.idle_unknown = next(filter(None, (trace.idle_unknown for trace in traces)), "")
         reasons = [trace.no_gpu for trace in traces]
         self.no_gpu = None if None in reasons else reasons[0]
         self.take_over()

@@ -95,7 +95,9 @@ class _Slicer(msgspec.Struct, dict=True):
         sql = "SELECT name, sql FROM source.sqlite_master WHERE type = 'table'"
         declared = dict(self.output.execute(sql))
         self.declared = {
-            name: str(declared[name])
+            name: str(declared[self.database.names.get(name, name)]).replace(
+                self.database.names.get(name, name), name, 1
+            )
             for name in self.database.tables
             if not name.startswith("sqlite_") and (redaction is None or redaction.takes(name))
         }
@@ -149,7 +151,7 @@ class _Slicer(msgspec.Struct, dict=True):
             self.output.execute("CREATE TEMP TABLE together (id INTEGER PRIMARY KEY)")
             self.output.execute(
                 f"INSERT INTO temp.together SELECT {quote_identifier(how.together)} AS id "
-                f"FROM source.{quote_identifier(table)} WHERE id NOT NULL GROUP BY id "
+                f"FROM source.{self.database.quoted(table)} WHERE id NOT NULL GROUP BY id "
                 f"HAVING min({how.start}) < {self.window.end} "
                 f"AND max({how.end}) >= {self.window.start}"
             )
@@ -183,7 +185,7 @@ class _Slicer(msgspec.Struct, dict=True):
             shown = ", ".join(self.redaction.shown(table, name) for name in names)
         self.output.execute(
             f"INSERT INTO main.{quote_identifier(table)} ({listed}) "
-            f"SELECT {shown} FROM source.{quote_identifier(table)} WHERE {where}"
+            f"SELECT {shown} FROM source.{self.database.quoted(table)} WHERE {where}"
         )
 
     def _find_edges(
@@ -198,7 +200,7 @@ class _Slicer(msgspec.Struct, dict=True):
             return
         groups = ", ".join(map(quote_identifier, how.groups))
         others = f"AND {rows} GROUP BY {groups}"
-        source = f"FROM source.{quote_identifier(table)} WHERE"
+        source = f"FROM source.{self.database.quoted(table)} WHERE"
         before = f"{source} {how.end} < {self.window.start} {others}"
         after = f"{source} {how.start} >= {self.window.end} {others}"
         for side, nearest in (

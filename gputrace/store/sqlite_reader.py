@@ -29,12 +29,14 @@ from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import Events, Kind, concatenate
+from gputrace.model.impossible_times import find_launches, find_possible
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
-from gputrace.model.trace import Progress, Trace
+from gputrace.model.trace import Progress, Quality, Trace
 from gputrace.store import sqlite_security
 from gputrace.store.table_scan import (
     Integers,
@@ -64,6 +66,8 @@ class Database:
         self.most_rows = path.stat().st_size // LEAST_BYTES_A_ROW
         """Upper bound of the rows of any table."""
         self._layouts: dict[str, TableLayout | None] = {}
+        self.names: dict[str, str] = {}
+        """Names in the file of tables that are known by another one."""
         try:
             self._connection = sqlite_security.connect(self.uri, check_same_thread=False)
         except sqlite_security.ERRORS as error:
@@ -86,12 +90,20 @@ class Database:
     def layout(self, table: str) -> TableLayout | None:
         """Return the layout of a table, which must exist; None if it cannot be scanned."""
         if table not in self._layouts:
-            self._layouts[table] = TableLayout.read(self.query, table)
+            self._layouts[table] = TableLayout.read(self.query, self.names.get(table, table))
         return self._layouts[table]
+
+    def rename(self, table: str, name: str) -> None:
+        """Know a table of the file, which stays as it is, by another name."""
+        self.tables[name], self.names[name] = self.tables.pop(table), table
+
+    def quoted(self, table: str) -> str:
+        """Return the identifier of a table in SQL."""
+        return quote_identifier(self.names.get(table, table))
 
     def has_rows(self, table: str) -> bool:
         """Return True if a table, which must exist, has any row."""
-        sql = f"SELECT 1 FROM {quote_identifier(table)} LIMIT 1"
+        sql = f"SELECT 1 FROM {self.quoted(table)} LIMIT 1"
         return next(self.query(sql), None) is not None
 
     def query(self, sql: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -108,11 +120,12 @@ class Database:
         """Yield columns of a table, nothing if it lacks one; ``where`` follows that keyword."""
         if self.has(table, *columns):
             names = ", ".join(map(quote_identifier, columns))
-            yield from self.query(f"SELECT {names} FROM {quote_identifier(table)} WHERE {where}")
+            yield from self.query(f"SELECT {names} FROM {self.quoted(table)} WHERE {where}")
 
     def texts(self, table: str, id: str, ids: Iterable[int]) -> dict[int, object]:
         """Return column ``value`` of a string table by id."""
-        sql = f"SELECT {id}, value FROM {table} WHERE {id} IN (SELECT value FROM json_each(?))"
+        listed = "(SELECT value FROM json_each(?))"
+        sql = f"SELECT {id}, value FROM {self.quoted(table)} WHERE {id} IN {listed}"
         return dict(self.query(sql, (json.dumps(list(ids)),)))
 
     def endless(self) -> InputError:
@@ -146,7 +159,7 @@ class Database:
         """Return the first and last rowid; None without rows or usable rowids."""
         if any(name.lower() == "rowid" for name in self.tables.get(table, ())):
             return None  # A column of that name shadows them.
-        name = quote_identifier(table)
+        name = self.quoted(table)
         sql = f"SELECT (SELECT min(rowid) FROM {name}), max(rowid) FROM {name}"
         try:
             first, last = self._connection.execute(sql).fetchone()
@@ -286,11 +299,11 @@ def read_integers(
     if (scanned := scan_integers(database, query, progress, rows)) is not None:
         return scanned
     bounds = rows or database.row_bounds(query.table) or (0, 0)
-    count = _counter(progress, bounds[1] - bounds[0])
+    count, table = _counter(progress, bounds[1] - bounds[0]), database.quoted(query.table)
     try:
-        return _read_rows(database, query, query.sql(rows), count)
+        return _read_rows(database, query, query.sql(table, rows), count)
     except (ValueError, OverflowError):
-        return _read_rows(database, query, query.sql(rows, cast=True), count)
+        return _read_rows(database, query, query.sql(table, rows, cast=True), count)
 
 
 def _read_rows(
@@ -475,6 +488,17 @@ class SqliteTrace(Trace, Generic[_Table]):
     def _beside_tables(self, wanted: Selection) -> list[Events]:
         """Return the events that are rows of none of the tables."""
         return []
+
+    def _possible(self, events: Events, table: _Table, quality: Quality) -> Events:
+        """Return the rows of a table, of kernels without those at impossible times."""
+        if Kind.KERNEL not in table.kinds:
+            return events
+        possible = find_possible(events, quality, table.name, self._launches)
+        return events if possible is None else events.select(possible)
+
+    def _launches(self, operations: Events) -> NDArray[np.int64]:
+        columns = ("start", "process", "correlation")
+        return find_launches(self.read(frozenset([Kind.API]), columns, None, None), operations)
 
     @abstractmethod
     def _read_table(self, table: _Table, wanted: Selection) -> Events:

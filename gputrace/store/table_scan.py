@@ -115,13 +115,14 @@ class Query(Struct, frozen=True):
     where: tuple[Condition, ...] = ()
     """Conditions that a row has to meet, all of them."""
 
-    def sql(self, rows: Rows = None, cast: bool = False) -> str:
-        """Return the statement for a row range; ``cast`` converts every value to an integer."""
+    def sql(self, table: str, rows: Rows = None, cast: bool = False) -> str:
+        """Return the statement for a row range of the table, an identifier in SQL; ``cast``
+        converts every value to an integer.
+        """
         pattern = "CAST({} AS INTEGER)" if cast else "{}"
         columns = ", ".join(pattern.format(value.sql) for value in self.values.values())
         where = " AND ".join(condition.sql for condition in self.where) or "1"
         order = " ORDER BY rowid" if rows is not None else ""  # The natural order, made explicit.
-        table = quote_identifier(self.table)
         return f"SELECT {columns} FROM {table} WHERE ({where}){within(rows)}{order}"
 
 

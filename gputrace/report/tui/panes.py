@@ -287,7 +287,7 @@ def findings_pane(analysis: Analysis, width: int, height: int, palette: Palette)
         text.append(f"{finding.id} ", SEVERITIES[finding.severity] or "bold")
         text.append(f"{sentence(finding_text(analysis, finding))}\n")
         text.append(f"  {sentence(capital(finding.advice))}.\n", "dim")
-    return text or Text("Nothing stands out: no class of time is worth a change.")
+    return text or Text(verdict(analysis))
 
 
 def kernels_pane(analysis: Analysis, width: int, height: int, palette: Palette) -> Text:
