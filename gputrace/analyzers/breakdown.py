@@ -116,8 +116,8 @@ def measured(
         first, end = all_steps.chosen
         return tuple(step for step in steps if first <= step.step < end)
     chosen = steady(steps)
-    if all_steps.kind == "training" or not gpus.lanes:
-        return chosen if all_steps.kind == "training" else ()
+    if all_steps.kind != "iterations" or not gpus.lanes:
+        return chosen
     steps_of = StepsOf(chosen)
     starts = [[step.start_ns for step in steps_of(lane.gpu)] for lane in gpus.lanes]
     for lane, running in zip(lanes, gpus.each(_running, gpus.lanes, starts), strict=True):

@@ -85,13 +85,32 @@ class GpuTotals(_ClassTimes, frozen=True):
     __annotations__ |= _TOTALS
 
 
+KINDS: Final = (
+    "training",
+    "rl",
+    "benchmark",
+    "evaluation",
+    "generation",
+    "iterations",
+    "pass",
+    "start-up",
+    "none",
+)
+"""Kinds of recordings: loops that train, also on what they generate (``rl``); that measure a
+function, pass batches forward, or generate token by token; loops of another or an unknown kind; one
+pass, forward or both ways; what a program does once before it works; and what none of these is
+known of."""
+TURNS: Final = {"training": "step", "rl": "step", "pass": "pass"}
+"""Name of one turn, by kind; ``iteration`` otherwise."""
+
+
 class Steps(Struct, frozen=True):
     """Source and durations of the steps; times are over the steady steps of all ranks."""
 
     source: str
     """``markers``, ``profiler``, ``nvtx``, ``inferred`` or ``none``."""
     kind: str
-    """``training``, ``iterations`` (not shown to be training) or ``none``."""
+    """One of `KINDS`: of one ``pass``, the count is 1, and its times are the pass's."""
     confidence: float
     """Confidence from 0 to 1."""
     count: int

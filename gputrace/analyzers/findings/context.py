@@ -69,6 +69,7 @@ from gputrace.model.host import (
 from gputrace.model.intervals import Intervals, union
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
+    TURNS,
     Breakdown,
     CardUse,
     CopyUse,
@@ -453,7 +454,7 @@ class Facts(Struct, frozen=True, dict=True):
     @cached_property
     def weights_ns(self) -> int:
         """Nanoseconds of class ``h2d`` that copy weights, on average; 0 where there are steps."""
-        if self.measured or not self.working:
+        if self.repeats or not self.working:
             return 0
         return sum(self.per_gpu.each(_copying_weights, self.working)) // len(self.working)
 
@@ -469,7 +470,7 @@ class Facts(Struct, frozen=True, dict=True):
         """Nanoseconds of a trace without steps that its GPUs idle for what a process does once, on
         average: by cause, as of warm-up, and by class of idle time. Empty where there are steps.
         """
-        if self.measured or not self.per_gpu.has_calls or not self.working:
+        if self.repeats or not self.per_gpu.has_calls or not self.working:
             return {}
         each = self.per_gpu.each(_measure_start_up, self.working)
         return {
@@ -496,11 +497,17 @@ class Facts(Struct, frozen=True, dict=True):
         return self.all_steps.kind == "training"
 
     @property
+    def repeats(self) -> bool:
+        """Return whether turns of a loop are measured: start-up is over."""
+        return bool(self.measured) and self.all_steps.kind != "pass"
+
+    @property
     def per(self) -> str:
         """Unit of costs: ``a step of 62.8 ms``, or ``969 ms`` where there are no steps."""
         if not self.measured:
             return format_ns(self.mean_ns)
-        return f"{'a step' if self.trains else 'an iteration'} of {format_ns(self.mean_ns)}"
+        turn = TURNS.get(self.all_steps.kind, "iteration")
+        return f"{'an' if turn[0] == 'i' else 'a'} {turn} of {format_ns(self.mean_ns)}"
 
     @cached_property
     def mean_ns(self) -> int:

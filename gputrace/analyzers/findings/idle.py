@@ -101,7 +101,7 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the allocations remain with `cudnn.benchmark` off.
     """
-    if not facts.per_gpu.has_calls or not facts.measured or not _uses_cudnn(facts):
+    if not facts.per_gpu.has_calls or not facts.repeats or not _uses_cudnn(facts):
         return
     allocs, syncs = (_calls_each_step(facts, sort) for sort in (Call.ALLOC, Call.SYNC))
     if min(allocs / _MANY_ALLOCS, syncs / _MANY_SYNCS) < len(facts.rows):

@@ -173,7 +173,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     Wrong if: `nvidia-smi` shows the card in use for longer than the kernels take.
     """
     kernels = sum(lane.kernels for lane in facts.working)
-    if facts.measured or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
+    if facts.repeats or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
         return
     recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
