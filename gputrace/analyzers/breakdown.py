@@ -199,18 +199,19 @@ def summarize(all_steps: FoundSteps, steps: Sequence[Step]) -> Steps:
     per_rank = {(step.rank, step.step): step.end_ns - step.start_ns for step in steps}
     lengths = np.array(list(per_rank.values()), np.int64)
     known = len(lengths) > 0
+    control = 0 if best.marked is None else max(0, len(best.marked.number) - len(best))
     return Steps(
         source=best.source,
         kind=best.kind,
         confidence=min(windows.confidence for windows in all_steps.by_rank.values()),
-        count=len(best),
+        count=len(best) + control,
         warmup_count=all_steps.warmup,
         steady_count=len({number for _, number in per_rank}),
         mean_ns=round(float(lengths.mean())) if known else None,
         p50_ns=round(quantile(per_rank.values(), 0.50)) if known else None,
         p95_ns=round(quantile(per_rank.values(), 0.95)) if known else None,
         reason=best.reason,
-        control_count=0 if best.marked is None else max(0, len(best.marked.number) - len(best)),
+        control_count=control,
     )
 
 

@@ -114,7 +114,7 @@ class Steps(Struct, frozen=True):
     confidence: float
     """Confidence from 0 to 1."""
     count: int
-    """Steps of the rank that has most."""
+    """Steps that the program ran, of the rank that has most."""
     warmup_count: int
     steady_count: int
     mean_ns: int | None
@@ -123,7 +123,7 @@ class Steps(Struct, frozen=True):
     reason: str
     """Reason why these are the steps, or why there are none."""
     control_count: int = 0
-    """Steps that were marked beside these, and lie in control stretches or across their ends."""
+    """Those of them that lie in control stretches or across their ends."""
 
 
 class RecordedCalls(Struct, frozen=True):

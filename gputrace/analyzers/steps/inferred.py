@@ -681,7 +681,7 @@ def until_written(trace: Trace, windows: StepWindows, process: int) -> StepWindo
 def _split(
     operations: GpuOperations, step: int, rows: slice, start: int, end: int
 ) -> Iterator[Interlude]:
-    """Yield a checkpoint, which copies to the host before it computes, then a validation."""
+    """Yield a checkpoint, which copies to the host before it computes, then what else there is."""
     kinds = operations.events.kind[rows]
     computing = np.flatnonzero(operations.classes[rows] == OperationClass.COMPUTE)
     first = int(computing[0]) if len(computing) else len(kinds)
@@ -690,9 +690,11 @@ def _split(
         until = int(operations.reach[rows][saved[-1]]) if len(computing) else end
         yield Interlude("checkpoint", start, until, step, f"{len(saved)} copies to the host")
         start = until
+    count, phase = len(kinds) - len(saved), "validation"
+    evidence = f"waits for other ranks in {count} operations"
     if len(computing):
         evidence = f"kernels ({len(computing)}) and no optimizer"
-    else:
-        evidence = f"waits for other ranks in {len(kinds) - len(saved)} operations"
+    elif not (operations.classes[rows] == OperationClass.COMMUNICATION).any():
+        phase, evidence = "between", f"operations ({count}) that compute nothing"
     if end > start:
-        yield Interlude("validation", start, end, step, evidence)
+        yield Interlude(phase, start, end, step, evidence)

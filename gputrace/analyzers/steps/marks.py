@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.steps.between import part_by_host, read_between
 from gputrace.analyzers.steps.inferred import (
     Rows,
     part_interludes,
@@ -89,6 +90,7 @@ class Marks(Struct, frozen=True, dict=True):
     """Ranges of one name on one thread, one a step, in order and disjoint, in host time."""
 
     process: int
+    thread: int
     name: str
     source: str
     start: Times
@@ -175,9 +177,9 @@ def _by_thread(
         if kind != Kind.STEP or (numbers < 0).any():
             numbers = np.arange(len(rows))
         after = f", after {format_count(len(warmup), 'range')} of warm-up" if len(warmup) else ""
-        process = int(ranges.process[0])
+        who = int(ranges.process[0]), int(ranges.thread[0])
         if len(rows) >= (_LEAST_PROFILED if is_profiled else _LEAST_STEPS):
-            yield Marks(process, family, source, start, end, numbers, marked, after, note)
+            yield Marks(*who, family, source, start, end, numbers, marked, after, note)
 
 
 _TWICE: Final = 0.01
@@ -253,12 +255,21 @@ def choose_marks(
             continue
         windows = replace(windows, marked=mark.in_control_of(trace))
         if mark.source != "nvtx":
-            return windows
+            return _part_by_host(trace, mark, windows)
         counts = re.search(_TURN, mark.name) is not None
         key = (share >= _MOSTLY_COVERED, counts, -len(windows))
         if best is None or key > best[0]:
             best = key, windows
     return None if best is None else best[1]
+
+
+def _part_by_host(trace: Trace, marks: Marks, windows: StepWindows) -> StepWindows:
+    """Return the windows of steps that a recorder marked without what the host does in between."""
+    rows = np.isin(marks.numbers, [] if windows.numbers is None else windows.numbers)
+    if marks.source != "markers" or np.count_nonzero(rows) != len(windows):
+        return windows
+    between = read_between(trace, marks.process, [marks.thread])
+    return part_by_host(between, (marks.start[rows], marks.end[rows]), windows)
 
 
 def project(

@@ -22,7 +22,7 @@ class Interlude(Struct, frozen=True, dict=True):
     """A stretch between two steps of a rank that belongs to neither."""
 
     phase: str
-    """``validation`` or ``checkpoint``."""
+    """``validation``, ``checkpoint``, or ``between`` where it is not known."""
     start: int
     end: int
     after: int
