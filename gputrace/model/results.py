@@ -123,7 +123,7 @@ class Steps(Struct, frozen=True):
     reason: str
     """Reason why these are the steps, or why there are none."""
     control_count: int = 0
-    """Those of them that lie in control stretches or across their ends."""
+    """Steps among them that lie in control stretches or across their ends."""
 
 
 class RecordedCalls(Struct, frozen=True):

@@ -15,6 +15,7 @@ from typing import Final
 from gputrace.analyzers.findings import (
     busy,
     data_feeding,
+    drift,
     gpu_links,
     hardware,
     host,
@@ -64,6 +65,7 @@ RULES: Final[tuple[Rule, ...]] = (
     gpu_links.topology,
     gpu_links.host_staged_comm,
     slow_steps.slow_steps,
+    drift.steps_grow,
     whole_run.validation_downtime,
     whole_run.checkpoint_stall,
     whole_run.warmup,
@@ -82,6 +84,7 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
     host.host_blocked,
     whole_run.no_gpu_activity,
     slow_steps.slow_steps,
+    drift.steps_grow,
     whole_run.warmup,
 )
 """Rules that need no GPU activity, for traces that hold none."""

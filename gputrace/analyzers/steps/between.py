@@ -20,7 +20,7 @@ _LONG: Final = 0.5
 
 
 class Between(Struct, frozen=True, dict=True):
-    """What a process that trains does, of what parts its steps: in host time.
+    """Calls of a process that trains, between which its steps are parted, in host time.
 
     Attributes:
         waits: when the thread that trains waits for batches, of any loader.
