@@ -50,7 +50,7 @@ def test_growth_is_found_through_noise(seed: int) -> None:
 def test_a_jump_is_found_with_the_step_it_comes_at(seed: int) -> None:
     draw = np.random.default_rng(seed)
     count = int(draw.integers(60, 400))
-    since = int(count * draw.uniform(0.2, 0.8))
+    since = int(count * draw.uniform(0.25, 0.75))
     lengths = 10 * MS * draw.lognormal(0, 0.05, count)
     lengths[since:] *= 1.6
     drift = find_drift(lengths, {})
@@ -78,6 +78,10 @@ def test_equal_steps_do_not_change(length: float) -> None:
 
 def test_steps_that_become_shorter_are_not_told() -> None:
     assert find_drift(np.linspace(30, 10, 100) * MS, {}) is None
+
+
+def test_a_queue_of_batches_that_runs_empty_is_no_jump() -> None:
+    assert find_drift([10 * MS] * 10 + [20 * MS] * 90, {}) is None
 
 
 def test_a_slow_stretch_that_ends_is_no_jump() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.steps.marks import kind_of_ranges, mend
+from gputrace.analyzers.steps.marks import Marks, join_updates, kind_of_ranges, mend
 from tests.handmade import MS, US, Run, analyze
 
 NAMES = (
@@ -227,3 +227,29 @@ class TestMarks:
         report = analyze(run, tmp_path)
         assert (report.steps.source, report.steps.count) == ("nvtx", 12)
         assert any("1 that stand twice is left out" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize(("updates", "others"), [(1, 0), (2, 0), (3, 12)])
+def test_updates_after_each_rollout_are_one_step(updates: int, others: int) -> None:
+    """A rollout has as many operations as three updates; some windows were not recorded."""
+    counts = np.array([400 if step % updates == 0 and updates > 1 else 100 for step in range(60)])
+    ends = np.cumsum(counts)
+    marks = Marks(0, 1, "torch.optim.Optimizer.step", "markers", ends - counts, ends, np.arange(60))
+    joined = join_updates(marks, np.arange(others, 60), counts[others:])
+    assert len(joined.start) == 60 // updates
+    assert joined.start.tolist() == (ends - counts)[::updates].tolist()
+    assert joined.end.tolist() == ends[updates - 1 :: updates].tolist()
+
+
+def test_training_on_rollouts_is_told(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(12):
+        begin = run.now
+        run.kernels(40, "decode")
+        run.range(begin, run.now, "generate_sequences")
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+    steps = analyze(run, tmp_path).steps
+    assert (steps.kind, steps.count) == ("rl", 12)

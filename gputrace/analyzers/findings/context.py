@@ -494,7 +494,7 @@ class Facts(Struct, frozen=True, dict=True):
     @property
     def trains(self) -> bool:
         """Return whether training steps were found."""
-        return self.all_steps.kind == "training"
+        return self.all_steps.kind in ("training", "rl")
 
     @property
     def repeats(self) -> bool:

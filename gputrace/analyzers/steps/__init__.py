@@ -21,7 +21,7 @@ from gputrace.analyzers.steps.inferred import (
     inputs_of_steps,
     until_written,
 )
-from gputrace.analyzers.steps.kinds import find_turns
+from gputrace.analyzers.steps.kinds import find_turns, rolls_out
 from gputrace.analyzers.steps.marks import Marks, choose_marks, read_marks
 from gputrace.analyzers.steps.windows import (
     Interlude,
@@ -73,6 +73,8 @@ def steps_by_rank(
     for rank in sorted(indices):
         these = [gpus[index] for index in indices[rank]]
         windows = _of_rank(trace, these, marks, calls)
+        if windows is not None and windows.kind == "training" and rolls_out(trace):
+            windows = replace(windows, kind="rl", reason=f"{windows.reason}; ranges of rollouts")
         if windows is not None:
             whole = within(until_written(trace, windows, these[0].gpu.process), these[0].recorded)
             whole = _without_nodes(nodes, whole, these[0].recorded) if stretches else whole

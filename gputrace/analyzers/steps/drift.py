@@ -24,8 +24,9 @@ _CLEAR: Final = 3.0
 """Minimum ratio of a change to the usual deviation of stretches from it."""
 _SURE: Final = 3.3
 """Minimum number of standard deviations by which more pairs of stretches rise than fall."""
-_EDGE: Final = 0.1
-"""Part of the stretches that each side of a jump has at least."""
+_EDGE: Final = 0.2
+"""Part of the stretches that each side of a jump has at least: at the begin of a run, steps may be
+shorter until what was prefetched is used up."""
 _MOSTLY: Final = 0.9
 """Part of either side of a jump that is beyond the middle between both."""
 _RARE: Final = 0.2

@@ -51,6 +51,10 @@ _CACHES: Final = (
     r"(?i)kv_?cache|reshape_and_cache|paged_att|splitkv|batch_?decode|mmha|multihead_att"
 )
 """Kernels that keep keys and values of earlier tokens, or read them for one more."""
+_ROLLOUTS: Final = (
+    r"(?i)(?<![a-z])"
+    r"(roll_?outs?|ppo|grpo|rlhf|generate_sequences|make_experience|rewards?)(?![a-z])"
+)
 _BACKWARDS: Final = r"backward|bwd"
 _UPDATES: Final = r"optimi[sz]er[._ ]?step|optimi[sz]er$"
 """Ranges and phases of the host that go backward, and update."""
@@ -222,6 +226,11 @@ def _find_pass(
         confidence=0.6,
         reason=f"one {parts[0]}: no input, update or mark parts the kernels{within}",
     )
+
+
+def rolls_out(trace: Trace) -> bool:
+    """Return whether ranges are named as what reinforcement learning does between its updates."""
+    return bool(trace.search(_range_names(trace), _ROLLOUTS))
 
 
 def _range_names(trace: Trace) -> NDArray[np.int64]:

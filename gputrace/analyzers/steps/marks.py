@@ -249,6 +249,8 @@ def choose_marks(
     for mark in marks:
         if training != (mark.kind == "training" or bool(mark.after)):
             continue
+        if mark.source == "markers" and re.search(_UPDATE, mark.name):
+            mark = join_updates(mark, *_operations_of(mark, max(gpus, key=len), calls))
         projected = (project(mark, gpu, calls) for gpu in gpus)
         share, windows = next((w for w in projected if w is not None), (0.0, None))
         if windows is None:
@@ -261,6 +263,49 @@ def choose_marks(
         if best is None or key > best[0]:
             best = key, windows
     return None if best is None else best[1]
+
+
+_UPDATE: Final = r"(?i)optimizer"
+"""Marks that optimizers make, of which a turn of a loop may have several."""
+_MOST_UPDATES: Final = 4
+_MORE: Final = 1.5
+_LIKE: Final = 0.2
+"""Maximum number of updates in a turn; ratio of the operations of the first of them to those of the
+others from which what comes before it is no part of an update; and part by which nine tenths of the
+updates at one place of a turn may differ from their median."""
+
+
+def join_updates(marks: Marks, places: NDArray[np.intp], counts: NDArray[np.intp]) -> Marks:
+    """Return the turns of a loop each of which makes several updates, as in reinforcement learning;
+    the marks themselves if each is a turn.
+
+    ``counts`` are the numbers of operations of the marks at some places.
+    """
+    for each in range(2, _MOST_UPDATES + 1):
+        turn = [counts[places % each == place] for place in range(each)]
+        if min(map(len, turn)) < _LEAST_STEPS:
+            break
+        usual = np.array([median(of_place) for of_place in turn])
+        first = int(np.argmax(usual))
+        like = np.abs(counts - usual[places % each]) <= _LIKE * usual[places % each]
+        if usual[first] >= _MORE * np.delete(usual, first).max() and like.mean() >= _MOSTLY_COVERED:
+            start, end = marks.start[first::each], marks.end[first + each - 1 :: each]
+            numbers = marks.numbers[first] // each + np.arange(len(end))
+            name = f"{marks.name}, {each} a turn"
+            return replace(marks, start=start[: len(end)], end=end, numbers=numbers, name=name)
+    return marks
+
+
+def _operations_of(
+    marks: Marks, operations: GpuOperations, calls: CudaApiCalls
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the marks that lie in a recorded window, and the number of operations of each."""
+    issued_by = calls.issued_by(operations.events)
+    issued = np.sort(calls.start[issued_by[issued_by != NOBODY]])
+    counts = np.searchsorted(issued, marks.end) - np.searchsorted(issued, marks.start)
+    windows = operations.coverage.windows
+    places = np.flatnonzero(marks.lie_in(windows) if windows else np.ones(len(counts), np.bool_))
+    return places, counts[places]
 
 
 def _part_by_host(trace: Trace, marks: Marks, windows: StepWindows) -> StepWindows:
