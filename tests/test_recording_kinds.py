@@ -253,3 +253,14 @@ def test_training_on_rollouts_is_told(tmp_path: Path) -> None:
         run.synchronize()
     steps = analyze(run, tmp_path).steps
     assert (steps.kind, steps.count) == ("rl", 12)
+
+
+def test_a_start_is_told(tmp_path: Path) -> None:
+    run = Run()
+    for number in range(6):
+        run.kernel(20 * US, f"fill_{number}")
+        run.synchronize()
+        run.allocate(5 * MS, "cuModuleLoadData")
+    run.kernel(20 * US, "fill")
+    steps = analyze(run, tmp_path).steps
+    assert (steps.kind, steps.count) == ("start-up", 0)

@@ -191,10 +191,18 @@ def _row(gpu: AnyGpu, steps: int, part: tuple[Times, Times], table: _Table) -> B
     )
 
 
-def summarize(all_steps: FoundSteps, steps: Sequence[Step]) -> Steps:
-    """Summarize the detected steps, with the times of the measured steps."""
+def summarize(all_steps: FoundSteps, steps: Sequence[Step], start_up: float = 0.0) -> Steps:
+    """Summarize the detected steps, with the times of the measured steps, and the share of the time
+    that a start takes where there are none.
+    """
     if not all_steps.by_rank:
-        return Steps("none", "none", 0.0, 0, 0, 0, None, None, None, all_steps.reason)
+        kind, reason = "none", all_steps.reason
+        if start_up >= _MOST_OF_THE_RUN:
+            kind, reason = (
+                "start-up",
+                f"GPUs idle {start_up:.0%} of it for what a process does once",
+            )
+        return Steps("none", kind, 0.0, 0, 0, 0, None, None, None, reason)
     best = max(all_steps.by_rank.values(), key=len)
     per_rank = {(step.rank, step.step): step.end_ns - step.start_ns for step in steps}
     lengths = np.array(list(per_rank.values()), np.int64)

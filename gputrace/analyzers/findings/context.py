@@ -478,6 +478,11 @@ class Facts(Struct, frozen=True, dict=True):
             for cause, names in each[0].items()
         }
 
+    @property
+    def start_up_share(self) -> float:
+        """Return the share of the time that the GPUs idle for what a process does once."""
+        return self.share_of(sum(sum(names.values()) for names in self.start_up.values()))
+
     @cached_property
     def links(self) -> Links | None:
         """Links between the GPUs and their traffic; None where there is one GPU."""

@@ -112,7 +112,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     Wrong if: later steps are as long.
     """
     once = {cause: sum(names.values()) for cause, names in facts.start_up.items()}
-    severity = severity_of(facts.share_of(sum(once.values())))
+    severity = severity_of(facts.start_up_share)
     if severity is not None:
         spent = sum(once.values())
         parts, advice = _name_causes(once, spent, facts.is_hip)

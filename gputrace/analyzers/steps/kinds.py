@@ -215,7 +215,11 @@ def _find_pass(
         parts = ["forward and backward pass"]
     if any(map(is_optimizer, names)) or any(re.search(f"(?i){_UPDATES}", text) for text in texts):
         parts = ["training step"]
-    within = "" if layers is None else f"; what repeats {len(layers)} times in it is a part of it"
+    within = (
+        ""
+        if layers is None or len(layers) < 3
+        else f"; what repeats {len(layers)} times in it is a part of it"
+    )
     return StepWindows(
         rank=operations.gpu.rank,
         start=np.array([start]),
