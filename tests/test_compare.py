@@ -290,13 +290,13 @@ def test_runs_whose_kernels_are_all_in_graphs_are_compared(tmp_path: Path) -> No
 
 
 def test_a_real_optimisation_that_made_it_slower(recording: Callable[[str], Path]) -> None:
-    """The kernels stay as they are; the GPUs wait longer for launches."""
+    """The GPUs wait longer for launches. Both are parts of one pass, of different lengths."""
     names = [f"nsys-ai-mfu_2gpu_{name}.sqlite" for name in ("before", "after")]
     report = gputrace.compare(*map(recording, names))
-    assert (report.verdict, report.unit) == ("slower", "iteration")
-    assert {row.name for row in classes(report).values() if row.changed} == {"launch"}
-    assert not any(row.changed for row in kernels(report).values())
+    assert (report.verdict, report.unit) == ("unknown", "span")
     assert report.pair is not None
+    grew = max(report.pair.classes, key=lambda row: (row.b_share or 0) - (row.a_share or 0))
+    assert grew.name == "launch"
     for pair in report.pair.gpus:
         for name, row in zip(names, (pair.a, pair.b), strict=True):
             truth = REFERENCE[name][str(pair.gpu)]

@@ -37,7 +37,10 @@ NAMES: Final = {
     "share by_gpu",
     "findings": "id severity gpus ranks impact_ns message advice evidence",
 }
-KINDS: Final = {"training", "iterations", "none"}
+KINDS: Final = {
+    *("training", "rl", "benchmark", "evaluation", "generation", "iterations", "pass"),
+    *("start-up", "none"),
+}
 PHASES: Final = {"warmup", "steady", "validation", "checkpoint"}
 SEVERITIES: Final = ["high", "medium", "low", "info"]
 

@@ -8,7 +8,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.steps import Marks, read_marks
+from gputrace.analyzers.steps.marks import Marks, read_marks
 from gputrace.model.events import Kind
 from tests.memory import MemoryTrace, Row
 

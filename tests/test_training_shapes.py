@@ -114,12 +114,13 @@ class TestWhatEndsAStep:
         assert "graph-opaque" in ids(report)
         assert share(report, "data_feeding") == pytest.approx(1 / 4.2, abs=0.01)
 
-    def test_one_step_is_no_loop(self, tmp_path: Path) -> None:
+    def test_one_step_is_one_pass(self, tmp_path: Path) -> None:
         run = Run()
         train(run, 1)
         report = analyze(run, tmp_path)
-        assert (report.steps.kind, report.steps.count) == ("none", 0)
-        assert report.breakdown[0].total_ns == STEP
+        assert (report.steps.kind, report.steps.count) == ("pass", 1)
+        assert "one training step" in report.steps.reason
+        assert (report.breakdown[0].steps, report.breakdown[0].total_ns) == (1, STEP)
 
     def test_an_empty_step_range_does_not_cost_the_others(self, tmp_path: Path) -> None:
         run = Run()

@@ -116,8 +116,8 @@ def measured(
         first, end = all_steps.chosen
         return tuple(step for step in steps if first <= step.step < end)
     chosen = steady(steps)
-    if all_steps.kind == "training" or not gpus.lanes:
-        return chosen if all_steps.kind == "training" else ()
+    if all_steps.kind != "iterations" or not gpus.lanes:
+        return chosen
     steps_of = StepsOf(chosen)
     starts = [[step.start_ns for step in steps_of(lane.gpu)] for lane in gpus.lanes]
     for lane, running in zip(lanes, gpus.each(_running, gpus.lanes, starts), strict=True):
@@ -191,26 +191,35 @@ def _row(gpu: AnyGpu, steps: int, part: tuple[Times, Times], table: _Table) -> B
     )
 
 
-def summarize(all_steps: FoundSteps, steps: Sequence[Step]) -> Steps:
-    """Summarize the detected steps, with the times of the measured steps."""
+def summarize(all_steps: FoundSteps, steps: Sequence[Step], start_up: float = 0.0) -> Steps:
+    """Summarize the detected steps, with the times of the measured steps, and the share of the time
+    that a start takes where there are none.
+    """
     if not all_steps.by_rank:
-        return Steps("none", "none", 0.0, 0, 0, 0, None, None, None, all_steps.reason)
+        kind, reason = "none", all_steps.reason
+        if start_up >= _MOST_OF_THE_RUN:
+            kind, reason = (
+                "start-up",
+                f"GPUs idle {start_up:.0%} of it for what a process does once",
+            )
+        return Steps("none", kind, 0.0, 0, 0, 0, None, None, None, reason)
     best = max(all_steps.by_rank.values(), key=len)
     per_rank = {(step.rank, step.step): step.end_ns - step.start_ns for step in steps}
     lengths = np.array(list(per_rank.values()), np.int64)
     known = len(lengths) > 0
+    control = 0 if best.marked is None else max(0, len(best.marked.number) - len(best))
     return Steps(
         source=best.source,
         kind=best.kind,
         confidence=min(windows.confidence for windows in all_steps.by_rank.values()),
-        count=len(best),
+        count=len(best) + control,
         warmup_count=all_steps.warmup,
         steady_count=len({number for _, number in per_rank}),
         mean_ns=round(float(lengths.mean())) if known else None,
         p50_ns=round(quantile(per_rank.values(), 0.50)) if known else None,
         p95_ns=round(quantile(per_rank.values(), 0.95)) if known else None,
         reason=best.reason,
-        control_count=0 if best.marked is None else max(0, len(best.marked.number) - len(best)),
+        control_count=control,
     )
 
 

@@ -25,6 +25,8 @@ from gputrace.analyzers.idle_causes import (
 )
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
+from gputrace.analyzers.steps.between import read_between
+from gputrace.analyzers.steps.marks import mend
 from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, distinct_ids, is_among
@@ -385,16 +387,25 @@ def find_host_lanes(
         if first < last:
             lanes.append(HostLane(HostRank(rank), Window(first, last), data))
         if steps is not None:
+            between = read_between(trace, process, steps.threads)
+            begins = between.begins(steps.start, steps.end)
             windows[rank] = StepWindows(
                 rank=rank,
-                start=steps.start,
+                start=begins,
                 end=steps.end,
-                busy_from=steps.start,
+                busy_from=begins,
                 source="markers",
                 kind="training",
                 confidence=1.0,
                 reason=f"from mark to mark of {steps.name.partition('#')[0]!r}, in host time"
                 f"{_FROM_SECOND if steps.lacks_first else ''}{unknown}",
+                interludes=tuple(
+                    interlude
+                    for step in np.flatnonzero(begins[1:] > steps.start[1:]).tolist()
+                    for interlude in between.interludes(
+                        step, int(steps.start[step + 1]), int(begins[step + 1])
+                    )
+                ),
             )
     if not lanes and trace.is_host_timeline:
         ranges = trace.events([Kind.RANGE], ("start", "end"), window)
@@ -418,21 +429,28 @@ _RANKS_UNKNOWN: Final = " (ranks were not recorded: processes in order of their 
 
 
 def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
-    """Return the steps by process; those that begin within another, as in broken files, are
-    left out.
-    """
+    """Return the steps by process, mended."""
     columns = ("start", "end", "name", "process", "thread", "correlation")
     events = trace.events([Kind.STEP], columns)
     marked = {}
     for process in np.unique(events.process).tolist():
-        rows = np.flatnonzero(events.process == process)
-        rows = rows[np.argsort(events.start[rows], kind="stable")]
-        before = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end[rows][:-1]))
-        steps = events.select(rows[events.start[rows] >= before])
+        steps = events.select(events.process == process)
+        mended = mend(steps.start, steps.end)
+        if mended is None:
+            rows = np.argsort(steps.start, kind="stable")
+            before = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, steps.end[rows][:-1]))
+            rows = rows[steps.start[rows] >= before]
+            start, end = steps.start[rows], steps.end[rows]
+            note = f"{len(steps) - len(rows):,} that begin within another are left out"
+        else:
+            rows, start, end, note = mended
+        if note and (note := f"of the marked steps, {note}") not in trace.quality.notes:
+            trace.quality.notes.append(note)
+        steps = steps.select(rows)
         threads = frozenset(steps.thread.tolist())
         # Nothing marks the start of the first step: it begins with its first wait for data;
         # without a wait its length is not known, and it is left out.
-        data, start, end = _waits_of(process, waits, threads), steps.start.copy(), steps.end
+        data, start = _waits_of(process, waits, threads), start.copy()
         has_begun = bool(steps.correlation[0])
         if data is None or data.start[0] >= end[0]:
             start, end = start[1:], end[1:]

@@ -113,7 +113,7 @@ def _answer(
         origin_ns=trace.origin,
         span_ns=_span(trace, lanes),
         gpus=tuple(map(_totals, gpus.lanes)),
-        steps=summarize(all_steps, facts.timed or steady(facts.steps)),
+        steps=summarize(all_steps, facts.timed or steady(facts.steps), facts.start_up_share),
         step_list=tuple(facts.steps),
         phases=facts.phases,
         breakdown=facts.listed,

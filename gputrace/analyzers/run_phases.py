@@ -216,7 +216,7 @@ def _who_waits(phases: Sequence[Phase]) -> Iterator[Phase]:
         yield replace(phase, waits_for=working, evidence=evidence)
 
 
-_BETWEEN: Final = ("validation", "checkpoint")
+_BETWEEN: Final = ("validation", "checkpoint", "between")
 """Phases between steps."""
 _LONGER: Final = 3.0
 """Minimum ratio to the usual wait of one in which a loader may begin anew."""

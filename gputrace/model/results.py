@@ -85,17 +85,36 @@ class GpuTotals(_ClassTimes, frozen=True):
     __annotations__ |= _TOTALS
 
 
+KINDS: Final = (
+    "training",
+    "rl",
+    "benchmark",
+    "evaluation",
+    "generation",
+    "iterations",
+    "pass",
+    "start-up",
+    "none",
+)
+"""Kinds of recordings: loops that train, also on what they generate (``rl``); that measure a
+function, pass batches forward, or generate token by token; loops of another or an unknown kind; one
+pass, forward or both ways; what a program does once before it works; and what none of these is
+known of."""
+TURNS: Final = {"training": "step", "rl": "step", "pass": "pass"}
+"""Name of one turn, by kind; ``iteration`` otherwise."""
+
+
 class Steps(Struct, frozen=True):
     """Source and durations of the steps; times are over the steady steps of all ranks."""
 
     source: str
     """``markers``, ``profiler``, ``nvtx``, ``inferred`` or ``none``."""
     kind: str
-    """``training``, ``iterations`` (not shown to be training) or ``none``."""
+    """One of `KINDS`: of one ``pass``, the count is 1, and its times are the pass's."""
     confidence: float
     """Confidence from 0 to 1."""
     count: int
-    """Steps of the rank that has most."""
+    """Steps that the program ran, of the rank that has most."""
     warmup_count: int
     steady_count: int
     mean_ns: int | None
@@ -104,7 +123,7 @@ class Steps(Struct, frozen=True):
     reason: str
     """Reason why these are the steps, or why there are none."""
     control_count: int = 0
-    """Steps that were marked beside these, and lie in control stretches or across their ends."""
+    """Steps among them that lie in control stretches or across their ends."""
 
 
 class RecordedCalls(Struct, frozen=True):

@@ -150,7 +150,9 @@ def gaps_table(analysis: Analysis, most: int) -> Table | None:
         ("cause", lambda gap: CLASS_NAMES[gap.cause].removeprefix("idle: ")),
         ("evidence", lambda gap: gap.evidence),
     )
-    where = f" in these {loop_name(analysis)[0]}s" if gaps.largest_in_steps else ""
+    turn = loop_name(analysis)[0]
+    where = " in it" if turn == "pass" else f" in these {turn}s"
+    where *= bool(gaps.largest_in_steps)
     on = " on all GPUs" if len(analysis.breakdown) > 1 else ""
     every = f"the whole trace has {gaps.count:,}, {format_ns(gaps.total_ns)}{on}"
     return tabulate(f"Largest gaps{where} ({every})", columns, shown[:most])
@@ -162,10 +164,10 @@ def _title(analysis: Analysis) -> str:
         why = "no steps found"
         if steps.kind == "training":
             why = "no whole step in it"
-        elif steps.kind == "iterations" and steps.p50_ns is not None:
+        elif steps.p50_ns is not None:
             # The mean may be that of a first one, in which all else begins too.
             median = format_ns(steps.p50_ns)
-            why = f"{steps.count} iterations, median {median}, not shown to be training"
+            why = f"{steps.count} iterations{_of_kind(steps.kind)}, median {median}"
         totals = [row.total_ns for row in analysis.breakdown]
         span = f"whole span, {format_ns(analysis.span_ns)}"
         if len(set(map(format_ns, totals))) > 1:
@@ -173,10 +175,17 @@ def _title(analysis: Analysis) -> str:
             span = f"each GPU from its first to its last operation, {mean} on average"
         return f"Where the time went ({span}; {why})"
     word, a_turn = loop_name(analysis)
-    what = "" if steps.kind == "training" else ", not shown to be training"
+    what = _of_kind(steps.kind)
     if analysis.recorder is not None and analysis.recorder.added_ns:
         what += "; includes recording overhead"
-    return f"Where the time of {a_turn} goes (mean of {count} of {steps.count} {word}s{what})"
+    many = "one in the recording" if word == "pass" else f"mean of {count} of {steps.count} {word}s"
+    return f"Where the time of {a_turn} goes ({many}{what})"
+
+
+def _of_kind(kind: str) -> str:
+    """Return what follows the number of turns of a loop to say of which kind it is."""
+    known = {"training": "", "pass": "", "iterations": ", not shown to be training"}
+    return known.get(kind, f" of {kind}")
 
 
 def _unit(analysis: Analysis) -> str:

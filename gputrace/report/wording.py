@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from gputrace.model.names import short
-from gputrace.model.results import Analysis, Breakdown, Finding, Gap, GpuTotals, Step
+from gputrace.model.results import TURNS, Analysis, Breakdown, Finding, Gap, GpuTotals, Step
 from gputrace.sanitize import LONGEST, clean, cut
 from gputrace.units import format_count, format_ids, format_ns
 
@@ -121,8 +121,8 @@ def _loader_note(analysis: Analysis) -> Iterator[str]:
 
 def loop_name(analysis: Analysis) -> tuple[str, str]:
     """Return the name of one turn of the detected loop, without and with its article."""
-    training = analysis.steps.kind == "training"
-    return ("step", "a step") if training else ("iteration", "an iteration")
+    turn = TURNS.get(analysis.steps.kind, "iteration")
+    return turn, f"{'an' if turn[0] == 'i' else 'a'} {turn}"
 
 
 def kernel_labels(names: Sequence[str], longest: int) -> list[str]:

@@ -118,10 +118,10 @@ def common_unit(runs: Sequence[Run]) -> tuple[str, str]:
     if without:
         return "span", f"no steps were found in {' and '.join(without)}"
     kinds = {run.analysis.steps.kind for run in runs}
-    if kinds == {"training"}:
+    if kinds <= {"training", "rl"}:
         return "step", ""
     if len(kinds) > 1:
-        which = [run.label for run in runs if run.analysis.steps.kind != "training"]
+        which = [run.label for run in runs if run.analysis.steps.kind not in ("training", "rl")]
         return "span", f"the repeating pattern in {' and '.join(which)} is not shown to be training"
     if min(alike(runs[0], run) for run in runs) < _ALIKE:
         return "span", "what repeats is not shown to be training, and its kernels differ"

@@ -315,6 +315,10 @@ class Run:
 def read_run(trace: Trace, label: str, options: Options, progress: Progress | None = None) -> Run:
     """Analyze a trace and reduce it; raises the errors of `analyze`."""
     analysis = analyze(trace, options, progress)
+    if analysis.steps.kind == "pass":
+        # How long one takes says nothing of another, which may be a part, or of another network.
+        rows = tuple(replace(row, steps=0) for row in analysis.breakdown)
+        analysis = replace(analysis, step_list=(), breakdown=rows)
     keys = working_gpus(analysis)
     steps = measured_steps(analysis, options.steps)
     operations = [gpu for gpu in read_operations(trace) if (gpu.gpu.gpu, gpu.gpu.rank) in set(keys)]

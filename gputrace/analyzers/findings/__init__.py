@@ -15,6 +15,7 @@ from typing import Final
 from gputrace.analyzers.findings import (
     busy,
     data_feeding,
+    drift,
     gpu_links,
     hardware,
     host,
@@ -104,6 +105,7 @@ RULES: Final[tuple[Rule, ...]] = (
     busy.no_tensor_cores,
     stragglers.gpu0_skew,
     slow_steps.slow_steps,
+    drift.steps_grow,
     whole_run.validation_downtime,
     whole_run.checkpoint_stall,
     whole_run.graph_opaque,
@@ -121,6 +123,7 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
     host.host_blocked,
     whole_run.no_gpu_activity,
     slow_steps.slow_steps,
+    drift.steps_grow,
     whole_run.warmup,
 )
 """Rules that need no GPU activity, for traces that hold none."""

@@ -401,7 +401,7 @@ def _settled_share(facts: Facts) -> float:
     """Return the share of the later half of a trace without steps that the GPUs compute in, if it
     is most of that, and more than before; else 0.
     """
-    if facts.measured:
+    if facts.repeats:
         return 0.0
     halves = facts.per_gpu.each(_computes_in_halves, facts.working)
     before, after = (sum(times[half] for times in halves) for half in (0, 1))

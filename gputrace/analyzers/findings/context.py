@@ -72,6 +72,7 @@ from gputrace.model.host import (
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
+    TURNS,
     Breakdown,
     CardUse,
     CopyUse,
@@ -186,6 +187,7 @@ class Facts(Struct, frozen=True, dict=True):
             self.collectives,
             self.roles,
             self.late_causes,
+            repeats=self.repeats,
         )
         turns = {(row.gpu, row.rank): max(row.steps, 1) for row in in_order}
         for cause in self.causes:
@@ -482,6 +484,11 @@ class Facts(Struct, frozen=True, dict=True):
         return compare_loads(self.per_gpu, lanes, self.measured, memory)
 
     @cached_property
+    def start_up_share(self) -> float:
+        """Share of the time that the GPUs idle for what a process does once."""
+        return 0.0 if self.repeats else self.share_of(self.ledger.mean("warmup"))
+
+    @cached_property
     def links(self) -> Links | None:
         """Links between the GPUs and their traffic; None where there is one GPU."""
         return measure_links(self.per_gpu, self.collectives)
@@ -497,14 +504,20 @@ class Facts(Struct, frozen=True, dict=True):
     @property
     def trains(self) -> bool:
         """Return whether training steps were found."""
-        return self.all_steps.kind == "training"
+        return self.all_steps.kind in ("training", "rl")
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether turns of a loop are measured: start-up is over."""
+        return bool(self.measured) and self.all_steps.kind != "pass"
 
     @property
     def per(self) -> str:
         """Unit of costs: ``a step of 62.8 ms``, or ``969 ms`` where there are no steps."""
         if not self.measured:
             return format_ns(self.mean_ns)
-        return f"{'a step' if self.trains else 'an iteration'} of {format_ns(self.mean_ns)}"
+        turn = TURNS.get(self.all_steps.kind, "iteration")
+        return f"{'an' if turn[0] == 'i' else 'a'} {turn} of {format_ns(self.mean_ns)}"
 
     @cached_property
     def mean_ns(self) -> int:
@@ -632,7 +645,7 @@ class Facts(Struct, frozen=True, dict=True):
     def _phase_of(
         self, causes: Sequence[str], rows: Sequence[Breakdown]
     ) -> tuple[str, int, int] | None:
-        """Return the phase of a step that the hosts of some GPUs are in for most of the time charged
+        """Return the phase of a step that the hosts of some GPUs are in for most of what is charged
         to some causes: its name, the nanoseconds per step, and those of all phases; None if none
         has most, or if it is the wait for data, which says nothing more.
         """

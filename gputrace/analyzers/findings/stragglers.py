@@ -111,7 +111,7 @@ def slow_gpus(facts: Facts) -> list[SlowGpu]:
         typical, low, high = (part / middle for part in (entry.ratio, entry.low, entry.high))
         ratio = entry.mean / mean
         always = typical >= _MUCH_SLOWER and low >= _NEARLY_ALL_SLOWER
-        in_bursts = not always and not facts.measured and ratio >= _MUCH_SLOWER
+        in_bursts = not always and not facts.repeats and ratio >= _MUCH_SLOWER
         in_bursts &= high - 1 >= _LOPSIDED * abs(1 - low) and high >= _MUCH_SLOWER
         cost = round(entry.compared_ns * (1 - 1 / ratio))
         if (always or in_bursts) and cost >= MEDIUM * facts.mean_ns:

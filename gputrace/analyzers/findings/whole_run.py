@@ -131,7 +131,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: later steps are as long.
     """
-    spent = 0 if facts.measured else facts.ledger.mean("warmup")
+    spent = 0 if facts.repeats else facts.ledger.mean("warmup")
     severity = severity_of(facts.share_of(spent))
     if severity is not None:
         each = facts.per_gpu.each(_spent_once, facts.working)
@@ -188,7 +188,7 @@ _HARDLY_ANY: Final = 10
 def runs_almost_nothing(facts: Facts) -> bool:
     """Return whether a recording without steps shows next to nothing of a GPU."""
     kernels = sum(lane.kernels for lane in facts.working)
-    if facts.measured or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
+    if facts.repeats or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
         return False
     recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
     opaque = sum(lane.opaque_graphs for lane in facts.working)

@@ -119,6 +119,8 @@ def account(
     collectives: Collectives,
     roles: Sequence[str],
     late: Mapping[int, str],
+    *,
+    repeats: bool,
 ) -> list[LedgerRow]:
     """Charge the time in which some GPUs do not compute.
 
@@ -130,10 +132,11 @@ def account(
         collectives: of all GPUs.
         roles: of the groups of the collectives.
         late: cause to charge for waiting for a rank that comes late in a way that is no chance.
+        repeats: True if the steps come again and again: what a process does once is before them.
     """
     feeds = Counter(lane.gpu.process for lane in gpus.lanes)
     counts = [feeds[lane.gpu.process] for lane in gpus.lanes]
-    edges = [steps[lane.gpu] for lane in gpus.lanes]
+    edges = [steps[lane.gpu] if repeats else np.empty((2, 0), np.int64) for lane in gpus.lanes]
     gpus.each(_charge, gpus.lanes, counts, edges, same=(causes,), keeps=True)
     index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
     waits = _waits_by_culprit(collectives, roles)

@@ -14,7 +14,7 @@ from gputrace.analyzers.grouping import median, quantile
 from gputrace.analyzers.kernel_names import is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
-from gputrace.model.events import Kind, distinct_ids, is_among, number_ids
+from gputrace.model.events import Column, Kind, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Times
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -214,9 +214,9 @@ def window_starts(operations: GpuOperations, first: Rows) -> Times:
 
 Rows = NDArray[np.intp]
 
-_BACKWARD: Final = r"(?i)backward|bwd|(?<![a-z])grad|wgrad|dgrad|Grad"
+BACKWARD: Final = r"(?i:backward|bwd|grad)"
 
-_LEAST_INPUT_BYTES: Final = 1024
+LEAST_INPUT_BYTES: Final = 1024
 """Smaller copies are scalars and pointers, not batches."""
 
 _LEAST_APART: Final = 8
@@ -258,7 +258,7 @@ def may_train(trace: Trace, operations: GpuOperations) -> bool:
     """Return whether kernels of a backward pass ran, by name, or graphs that may contain some."""
     if (operations.events.kind == Kind.GRAPH).any():
         return True
-    return len(_kernels_named(trace, operations, re.compile(_BACKWARD).search)) > 0
+    return len(_kernels_named(trace, operations, re.compile(BACKWARD).search)) > 0
 
 
 def _kernels_named(
@@ -302,7 +302,7 @@ def input_groups(operations: GpuOperations) -> list[Rows]:
 
 def _large_copies(operations: GpuOperations) -> Rows:
     rows = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
-    return rows[operations.events.bytes[rows] >= _LEAST_INPUT_BYTES]
+    return rows[operations.events.bytes[rows] >= LEAST_INPUT_BYTES]
 
 
 def inputs_of_steps(operations: GpuOperations, bursts: Runs) -> Rows:
@@ -443,27 +443,63 @@ _COVERED: Final = 0.6
 """Part of the kernels that the loop must contain."""
 
 
-def infer_iterations(operations: GpuOperations) -> StepWindows | None:
-    """Find the outermost loop, by the rarest kernel that cuts the stream into equal stretches."""
+def infer_iterations(operations: GpuOperations, grams: int = 1) -> StepWindows | None:
+    """Find the outermost loop in the stream of kernels."""
     kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
-    if len(kernels) < 2 * _LEAST_REPEATS:
-        return None
-    _, names = np.unique(operations.events.name[kernels], return_inverse=True)
-    counts = np.bincount(names)
+    loop = find_loop(operations.events.name[kernels], grams)
+    return None if loop is None else _repeat_windows(operations, kernels[loop[0]], loop[1])
+
+
+def find_loop(ids: Column, grams: int = 1) -> tuple[Rows, float] | None:
+    """Return where the rarest kernel cuts a stream of name ids into equal stretches, and how alike
+    these are; None if none does.
+
+    If none does by itself, one may with the kernels before it, up to as many as ``grams`` in all.
+    """
+    names = np.unique(ids, return_inverse=True)[1]
+    tokens, length = names, 1
+    while len(names) >= 2 * _LEAST_REPEATS * length:
+        cuts, likeness = _cut_evenly(names, tokens)
+        if len(cuts):
+            seams = find_seams(cuts)
+            period = int(seams[1] - seams[0]) if len(seams) > 1 else 0
+            if 1 < period == seams[0] + 1 and (np.diff(seams) == period).all():
+                cuts = cuts[np.append(0, seams + 1)]
+            return cuts, likeness
+        if length >= grams:
+            break
+        pairs = np.append(np.full(length, -1), tokens[:-length]) * (int(tokens.max()) + 1) + tokens
+        tokens, length = np.unique(pairs, return_inverse=True)[1], 2 * length
+    return None
+
+
+def _cut_evenly(names: Rows, tokens: Rows) -> tuple[Rows, float]:
+    """Return where the rarest token cuts a stream into stretches of the same names; nowhere if none
+    does.
+    """
+    nowhere, tried = np.empty(0, np.intp), 0
+    counts, kinds = np.bincount(tokens), int(names.max()) + 1
     candidates = np.argsort(counts, kind="stable")
-    candidates = candidates[counts[candidates] >= _LEAST_REPEATS][:_MOST_NAMES]
-    tried = 0
-    for name in candidates.tolist():
-        cuts = np.flatnonzero(names == name)
+    for token in candidates[counts[candidates] >= _LEAST_REPEATS][:_MOST_NAMES].tolist():
+        cuts = np.flatnonzero(tokens == token)
         if not _is_even(cuts):
             continue
         tried += 1
         if tried > _MOST_TRIED:
-            return None
-        likeness = _likeness(names, cuts, len(counts))
+            break
+        likeness = _likeness(names, cuts, kinds)
         if likeness >= _ALIKE:
-            return _repeat_windows(operations, kernels[cuts], likeness)
-    return None
+            return cuts, likeness
+    return nowhere, 0.0
+
+
+def find_seams(cuts: Rows) -> Rows:
+    """Return the stretches between cuts that are longer or shorter than usual, as those are that
+    hold the end of one pass over all layers and the beginning of the next.
+    """
+    between = np.diff(cuts)
+    usual = median(between)
+    return np.flatnonzero(np.abs(between - usual) > _FOREIGN_PART * usual + 1)
 
 
 def _is_even(cuts: Rows) -> bool:
@@ -645,7 +681,7 @@ def until_written(trace: Trace, windows: StepWindows, process: int) -> StepWindo
 def _split(
     operations: GpuOperations, step: int, rows: slice, start: int, end: int
 ) -> Iterator[Interlude]:
-    """Yield a checkpoint, which copies to the host before it computes, then a validation."""
+    """Yield a checkpoint, which copies to the host before it computes, then what else there is."""
     kinds = operations.events.kind[rows]
     computing = np.flatnonzero(operations.classes[rows] == OperationClass.COMPUTE)
     first = int(computing[0]) if len(computing) else len(kinds)
@@ -654,9 +690,11 @@ def _split(
         until = int(operations.reach[rows][saved[-1]]) if len(computing) else end
         yield Interlude("checkpoint", start, until, step, f"{len(saved)} copies to the host")
         start = until
+    count, phase = len(kinds) - len(saved), "validation"
+    evidence = f"waits for other ranks in {count} operations"
     if len(computing):
         evidence = f"kernels ({len(computing)}) and no optimizer"
-    else:
-        evidence = f"waits for other ranks in {len(kinds) - len(saved)} operations"
+    elif not (operations.classes[rows] == OperationClass.COMMUNICATION).any():
+        phase, evidence = "between", f"operations ({count}) that compute nothing"
     if end > start:
-        yield Interlude("validation", start, end, step, evidence)
+        yield Interlude(phase, start, end, step, evidence)

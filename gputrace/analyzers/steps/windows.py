@@ -22,7 +22,7 @@ class Interlude(Struct, frozen=True, dict=True):
     """A stretch between two steps of a rank that belongs to neither."""
 
     phase: str
-    """``validation`` or ``checkpoint``."""
+    """``validation``, ``checkpoint``, or ``between`` where it is not known."""
     start: int
     end: int
     after: int
@@ -60,9 +60,10 @@ class StepWindows(Struct, frozen=True, dict=True):
     source: str
     """``markers``, ``profiler``, ``nvtx`` or ``inferred``."""
     kind: str
-    """``training`` or ``iterations``."""
+    """One of `KINDS`."""
     confidence: float
     reason: str
+    """How they are known, and their kind."""
     interludes: tuple[Interlude, ...] = ()
     numbers: Times | None = None
     """Numbers of the steps as the program counted; None if it did not."""
@@ -72,6 +73,8 @@ class StepWindows(Struct, frozen=True, dict=True):
     """All steps that the host marked; None without control stretches."""
     with_nodes: int = 0
     """Number of steps left out because the nodes of CUDA graphs were recorded in them."""
+    notes: tuple[str, ...] = ()
+    """Marks that were mended or left out."""
 
     def __len__(self) -> int:
         return len(self.start)

@@ -184,6 +184,7 @@ _PLACES: Final = {
     "throttling": _RUN,
     "memory-imbalance": _RUN,
     "slow-steps": _STEPS,
+    "steps-grow": _STEPS,
     "straggler": _STEPS,
     "late-host": _STEPS,
     "warmup": _STEPS,

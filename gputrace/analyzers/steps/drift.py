@@ -1,0 +1,156 @@
+"""Change of the length of steps over a run: growth, a jump, or two sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gputrace.analyzers.grouping import median
+from gputrace.model.events import Mask
+from gputrace.model.struct import Struct
+
+_FEWEST: Final = 40
+"""Minimum number of steps."""
+_BLOCKS: Final = 40
+_IN_BLOCK: Final = 3
+"""Stretches of which the medians are looked at, at most, and steps in each, at least: a few slow
+steps, and noise from step to step, are no change over the run."""
+_GROWS: Final = 0.15
+"""Minimum change, as a part of the length before it."""
+_CLEAR: Final = 3.0
+"""Minimum ratio of a change to the usual deviation of stretches from it."""
+_SURE: Final = 3.3
+"""Minimum number of standard deviations by which more pairs of stretches rise than fall."""
+_EDGE: Final = 0.2
+"""Part of the stretches that each side of a jump has at least: at the begin of a run, steps may be
+shorter until what was prefetched is used up."""
+_MOSTLY: Final = 0.9
+"""Part of either side of a jump that is beyond the middle between both."""
+_RARE: Final = 0.2
+"""Minimum part of the steps that each of two sizes has."""
+_DEVIATION: Final = 1.4826
+"""Standard deviation of normal values, as a multiple of their median deviation."""
+
+
+class Drift(Struct, frozen=True, dict=True):
+    """Change of the length of a rank's steps over a run.
+
+    Attributes:
+        shape: ``grow``, ``jump`` or ``two sizes``.
+        from_ns: length at the begin, before the jump, or of the shorter size.
+        to_ns: length at the end, after the jump, or of the longer size.
+        since: position of the first step that is longer.
+        grew: nanoseconds by which parts of a step are longer then, largest first.
+    """
+
+    shape: str
+    from_ns: int
+    to_ns: int
+    since: int
+    grew: tuple[tuple[str, int], ...]
+
+
+def find_drift(lengths: ArrayLike, parts: Mapping[str, ArrayLike]) -> Drift | None:
+    """Return how the lengths of consecutive steps change; None if they do not.
+
+    ``parts`` are the nanoseconds of each step by what they go to. Steps that become shorter, as at
+    the tail of a warm-up, are not reported.
+    """
+    lengths = np.asarray(lengths, np.float64)
+    count = len(lengths)
+    if count < _FEWEST:
+        return None
+    edges = np.linspace(0, count, min(_BLOCKS, count // _IN_BLOCK) + 1).astype(int)
+    blocks = np.array([median(part) for part in np.split(lengths, edges[1:-1])])
+    growth, jump = _growth(blocks), _jump(blocks)
+    since = 0
+    if growth is not None and (jump is None or growth[0] <= jump[0]):
+        shape, (_, before, after) = "grow", growth
+        ends = edges[[len(edges) // 5, -len(edges) // 5]]
+        shorter, longer = np.arange(count) < ends[0], np.arange(count) >= ends[1]
+    elif jump is not None:
+        shape, (_, before, after, block) = "jump", jump
+        since = _first_longer(lengths, edges[block - 1], edges[block + 1], (before + after) / 2)
+        longer = np.arange(count) >= since
+        shorter = ~longer
+    else:
+        longer = _two_sizes(lengths)
+        if not longer.any():
+            return None
+        shape, shorter, since = "two sizes", ~longer, int(np.argmax(longer))
+        before, after = float(median(lengths[shorter])), float(median(lengths[longer]))
+    more = {
+        name: int(median(np.asarray(ns)[longer]) - median(np.asarray(ns)[shorter]))
+        for name, ns in parts.items()
+    }
+    grew = sorted(((name, ns) for name, ns in more.items() if ns > 0), key=lambda row: -row[1])
+    return Drift(shape, round(before), round(after), since, tuple(grew))
+
+
+def _growth(blocks: NDArray[np.float64]) -> tuple[float, float, float] | None:
+    """Return the mean deviation from a line, and its ends, if stretches clearly follow one upwards.
+
+    The line is that of Theil (1950) and Sen (1968), the test that of Mann (1945) and Kendall.
+    """
+    count = len(blocks)
+    first, second = np.triu_indices(count, 1)
+    rises = blocks[second] - blocks[first]
+    slope = float(median(rises / (second - first)))
+    line = slope * np.arange(count)
+    start = float(median(blocks - line))
+    deviation = np.abs(blocks - line - start)
+    surely = np.sign(rises).sum() > _SURE * (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
+    least = max(_GROWS * start, _CLEAR * _DEVIATION * float(median(deviation)))
+    if not surely or line[-1] < least:
+        return None
+    return float(deviation.mean()), start, start + float(line[-1])
+
+
+def _jump(blocks: NDArray[np.float64]) -> tuple[float, float, float, int] | None:
+    """Return the mean deviation from two levels, these, and the first stretch of the higher one, if
+    stretches clearly have them.
+    """
+    edge = max(int(_EDGE * len(blocks)), 2)
+    best: tuple[float, float, float, int] | None = None
+    for place in range(edge, len(blocks) - edge + 1):
+        low, high = blocks[:place], blocks[place:]
+        before, after = float(median(low)), float(median(high))
+        deviations = np.abs(np.concatenate([low - before, high - after]))
+        if best is None or deviations.mean() < best[0]:
+            best = float(deviations.mean()), before, after, place
+    if best is None:
+        return None
+    deviation, before, after, place = best
+    middle = (before + after) / 2
+    apart = min(np.mean(blocks[:place] < middle), np.mean(blocks[place:] > middle))
+    least = max(_GROWS * before, _CLEAR * deviation)
+    return best if apart >= _MOSTLY and after - before >= least else None
+
+
+def _first_longer(lengths: NDArray[np.float64], first: int, end: int, middle: float) -> int:
+    """Return the step from which on most are longer than a length, and before it shorter."""
+    longer = lengths[first:end] > middle
+    wrong = np.append(0, np.cumsum(longer)) + np.append(np.cumsum(~longer[::-1])[::-1], 0)
+    return int(first + np.argmin(wrong))
+
+
+def _two_sizes(lengths: NDArray[np.float64]) -> Mask:
+    """Return the steps of the longer of two sizes; none if there are no two that are apart, or each
+    comes once only.
+    """
+    ordered = np.sort(lengths)
+    few = int(_RARE * len(ordered))
+    if not 0 < ordered[few] < ordered[-few - 1]:
+        return np.zeros(len(lengths), np.bool_)
+    ratios = ordered[few + 1 : len(ordered) - few] / ordered[few : len(ordered) - few - 1]
+    longer: Mask = lengths > ordered[few + int(np.argmax(ratios))]
+    share = float(np.mean(longer))
+    in_turn = np.count_nonzero(np.diff(longer)) >= share * (1 - share) * len(lengths)
+    sizes = [lengths[~longer], lengths[longer]]
+    low, high = (float(median(size)) for size in sizes)
+    scatter = max(_DEVIATION * float(median(np.abs(size - median(size)))) for size in sizes)
+    apart = high - low >= max(_GROWS * low, 2 * _CLEAR * scatter)
+    return longer if in_turn and apart else np.zeros(len(lengths), np.bool_)

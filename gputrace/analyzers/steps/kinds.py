@@ -1,0 +1,263 @@
+"""Kinds of recordings that do not train: repeated passes, with what shows that they are no layers,
+or one pass.
+
+What repeats in a network's kernels is its layers until an input, a read of the host's or a call of
+the network lies between any two repetitions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls, by_thread, thread_keys
+from gputrace.analyzers.kernel_names import PRODUCTS, family_of, is_optimizer
+from gputrace.analyzers.operations import GpuOperations, OperationClass
+from gputrace.analyzers.steps.inferred import (
+    BACKWARD,
+    LEAST_INPUT_BYTES,
+    find_loop,
+    find_seams,
+    infer_iterations,
+)
+from gputrace.analyzers.steps.windows import StepWindows
+from gputrace.model.events import Column, Kind, Mask, distinct_ids, is_among
+from gputrace.model.trace import Trace
+
+_FEWEST_NAMES: Final = 5
+"""Fewer different kernels are no network."""
+_MOSTLY: Final = 0.9
+"""Part of the repetitions that must have what shows that they are no layers."""
+_COVERED: Final = 0.6
+"""Part of the kernels that repetitions must contain."""
+_MOST_INPUTS: Final = 4
+"""Copies of a kilobyte and more before each repetition that may bring a batch; more are weights."""
+_MOST_LAYERS: Final = 200
+_GRAMS: Final = 8
+"""Kernels in a row by which layers are found in which each kernel is met several times."""
+_ALIKE: Final = 0.95
+_HALF: Final = 0.45
+_TAIL: Final = 16
+"""Part of the kernels in which two passes must be alike, least part of a recording that the later
+one has, and kernels at its end that the earlier must have too."""
+_UPLOADS: Final = 5
+"""Copies of a kilobyte and more before the first product from which they upload the weights."""
+_CACHES: Final = (
+    r"(?i)kv_?cache|reshape_and_cache|paged_att|splitkv|batch_?decode|mmha|multihead_att"
+)
+"""Kernels that keep keys and values of earlier tokens, or read them for one more."""
+_ROLLOUTS: Final = (
+    r"(?i)(?<![a-z])"
+    r"(roll_?outs?|ppo|grpo|rlhf|generate_sequences|make_experience|rewards?)(?![a-z])"
+)
+_BACKWARDS: Final = r"backward|bwd"
+_UPDATES: Final = r"optimi[sz]er[._ ]?step|optimi[sz]er$"
+"""Ranges and phases of the host that go backward, and update."""
+
+
+def find_turns(
+    trace: Trace,
+    gpus: Sequence[GpuOperations],
+    calls: CudaApiCalls | None,
+    fed: StepWindows | None,
+) -> StepWindows | None:
+    """Return what a rank repeats that is not shown to train, or the one pass that it ran.
+
+    ``fed`` is what input copies part.
+    """
+    busiest, repeated = max(gpus, key=len), fed
+    is_network = _runs_network(trace, busiest)
+    if repeated is None:
+        repeated = infer_iterations(busiest, _GRAMS if is_network else 1)
+        if repeated is not None and calls is not None:
+            repeated = None if _are_layers(trace, busiest, calls, repeated) else repeated
+    if not is_network:
+        return repeated
+    shown = None if repeated is None else _shown(busiest, calls, repeated)
+    if repeated is None or shown is None:
+        return _find_pass(trace, gpus, repeated)
+    return _of_kind(trace, busiest, repeated, shown) if shown else None
+
+
+def _runs_network(trace: Trace, operations: GpuOperations) -> bool:
+    """Return whether a network's kernels run: products of matrices among several others."""
+    names = _kernel_names(trace, operations)
+    families = {family_of(name) for name in names}
+    return len(names) >= _FEWEST_NAMES and not families.isdisjoint(PRODUCTS)
+
+
+def _kernel_names(trace: Trace, operations: GpuOperations) -> list[str]:
+    kernels = operations.events.kind == Kind.KERNEL
+    return list(trace.names(distinct_ids(operations.events.name[kernels])).values())
+
+
+def _shown(
+    operations: GpuOperations, calls: CudaApiCalls | None, windows: StepWindows
+) -> str | None:
+    """Return what shows that repetitions of a network's kernels are no layers; nothing if they may
+    be, None if they are within a pass.
+    """
+    events, count = operations.events, len(windows)
+    turn = np.searchsorted(windows.start, operations.start, "right") - 1
+    inside = (turn >= 0) & (operations.start < windows.end[np.maximum(turn, 0)])
+    kernels = is_among(events.kind, (Kind.KERNEL, Kind.GRAPH))
+    if np.count_nonzero(inside & kernels) < _COVERED * np.count_nonzero(kernels):
+        return None
+
+    def each(rows: Mask) -> NDArray[np.intp]:
+        return np.bincount(turn[rows & inside], minlength=count)
+
+    inputs = each((events.kind == Kind.COPY_H2D) & (events.bytes >= LEAST_INPUT_BYTES))
+    if np.mean((inputs > 0) & (inputs <= _MOST_INPUTS)) >= _MOSTLY:
+        return "an input copy"
+    if np.mean(each(events.kind == Kind.GRAPH) > 0) >= _MOSTLY:
+        return "a graph launch"
+    middle = int(np.argsort(windows.lengths)[count // 2])
+    names = events.name[kernels & inside & (turn == middle)]
+    if find_loop(names, _GRAMS) is None:
+        return None
+    # What repeats around layers is a pass if the host takes part in each,
+    joined = each(is_among(events.kind, (Kind.COPY_H2D, Kind.COPY_D2H))) > 0
+    if calls is not None:
+        waits = np.sort(calls.end[calls.sort == Call.SYNC])
+        joined |= np.diff(np.searchsorted(waits, np.append(windows.start, windows.end[-1]))) > 0
+    if np.mean(joined) >= _MOSTLY:
+        return "layers within, and a copy or wait of the host,"
+    # or if nothing comes after the last, as a head does after the last layer.
+    last = events.name[kernels & (operations.start >= windows.start[-1])]
+    before = events.name[kernels & (turn == count - 2)]
+    return "layers within, and nothing beside," if np.array_equal(last, before) else ""
+
+
+def _of_kind(
+    trace: Trace, operations: GpuOperations, windows: StepWindows, shown: str
+) -> StepWindows:
+    names = _kernel_names(trace, operations)
+    reason = f"{shown} once an iteration; no optimizer and no backward pass shows"
+    kind = "iterations"
+    if any(re.search(_CACHES, name) for name in names):
+        kind, reason = "generation", f"{shown} once an iteration, and a cache of keys and values"
+    elif any("at::native" in name for name in names):
+        kind = "evaluation"
+    return replace(windows, kind=kind, reason=reason)
+
+
+def _are_layers(
+    trace: Trace, operations: GpuOperations, calls: CudaApiCalls, windows: StepWindows
+) -> bool:
+    """Return whether what repeats lies within one iteration of the program: in one launch of a CUDA
+    graph, in one call of a network, or in one marked step without a copy or a graph for each
+    repetition.
+    """
+    first, last = np.searchsorted(operations.start, (windows.start[0], windows.end[-1]))
+    events = operations.events.select(slice(first, last))
+    issued_by = calls.issued_by(events)
+    by, counts = np.unique(issued_by[issued_by != NOBODY], return_counts=True)
+    if not len(by) or counts.max() >= _MOSTLY * counts.sum():
+        return bool(len(by))
+    if np.bincount(_calls_of_networks(trace, calls, by)).max(initial=0) >= _MOSTLY * len(by):
+        return True
+    copies = np.count_nonzero(events.kind == Kind.COPY_H2D)
+    if Kind.STEP not in trace.kinds or max(copies, counts.sum() - len(by)) >= len(windows):
+        return False
+    steps = trace.events([Kind.STEP], ["start", "end"])
+    steps = steps.select(np.argsort(steps.start, kind="stable"))
+    place = np.searchsorted(steps.start, calls.start[by], "right") - 1
+    place = place[(place >= 0) & (calls.start[by] < steps.end[place])]
+    return bool(np.bincount(place, minlength=1).max() >= _MOSTLY * len(by))
+
+
+def _calls_of_networks(
+    trace: Trace, calls: CudaApiCalls, by: NDArray[np.int32]
+) -> NDArray[np.intp]:
+    """Return the number of the network's call in which each CUDA call was made that was in one.
+
+    Stretches within modules follow one another without a pause until the network returns.
+    """
+    if Kind.MODULE not in trace.kinds:
+        return np.empty(0, np.intp)
+    stretches = by_thread(trace.events([Kind.MODULE], ("start", "end", "process", "thread")))
+    keys = thread_keys(stretches)
+    begins = (np.diff(keys) != 0) | (stretches.start[1:] > stretches.end[:-1])
+    around = calls.ranges_around(by, stretches)
+    numbers: NDArray[np.intp] = np.append(0, np.cumsum(begins))[around[around != NOBODY]]
+    return numbers
+
+
+def _find_pass(
+    trace: Trace, gpus: Sequence[GpuOperations], layers: StepWindows | None
+) -> StepWindows | None:
+    """Return the one pass that a rank ran, with the repeated layers in it, if there are some.
+
+    None if all of it may have run twice.
+    """
+    operations = max(gpus, key=len)
+    kernels = operations.events.name[operations.events.kind == Kind.KERNEL]
+    if layers is None and _is_double(kernels):
+        return None
+    if layers is not None:
+        halves = 2 * (find_seams(np.searchsorted(operations.start, layers.busy_from)) + 1)
+        if len(layers) > _MOST_LAYERS or (np.abs(halves - len(layers)) <= 1).any():
+            return None
+    begin = _after_uploads(trace, operations)
+    start = int(operations.start[begin])
+    names = _kernel_names(trace, operations)
+    texts = trace.search(_range_names(trace), f"(?i:{_BACKWARDS}|{_UPDATES})").values()
+    parts = ["forward pass"]
+    if any(re.search(BACKWARD, name) for name in names) or any(
+        re.search(f"(?i){_BACKWARDS}", text) for text in texts
+    ):
+        parts = ["forward and backward pass"]
+    if any(map(is_optimizer, names)) or any(re.search(f"(?i){_UPDATES}", text) for text in texts):
+        parts = ["training step"]
+    within = (
+        ""
+        if layers is None or len(layers) < 3
+        else f"; what repeats {len(layers)} times in it is a part of it"
+    )
+    return StepWindows(
+        rank=operations.gpu.rank,
+        start=np.array([start]),
+        end=np.array([max(int(gpu.reach[-1]) for gpu in gpus)]),
+        busy_from=np.array([start]),
+        source="inferred",
+        kind="pass",
+        confidence=0.6,
+        reason=f"one {parts[0]}: no input, update or mark parts the kernels{within}",
+    )
+
+
+def rolls_out(trace: Trace) -> bool:
+    """Return whether ranges are named as what reinforcement learning does between its updates."""
+    return bool(trace.search(_range_names(trace), _ROLLOUTS))
+
+
+def _range_names(trace: Trace) -> NDArray[np.int64]:
+    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
+    return distinct_ids(trace.events(kinds, ["name"]).name) if kinds else np.empty(0, np.int64)
+
+
+def _is_double(names: Column) -> bool:
+    """Return whether the later of two passes has the kernels of the earlier, one by one."""
+    for length in range(max(int(_HALF * len(names)), _TAIL), len(names) // 2 + 1):
+        earlier, later = names[-2 * length : -length], names[-length:]
+        if np.array_equal(earlier[-_TAIL:], later[-_TAIL:]) and np.mean(earlier == later) >= _ALIKE:
+            return True
+    return False
+
+
+def _after_uploads(trace: Trace, operations: GpuOperations) -> int:
+    """Return the row after the copies that upload a network before its first product, 0 without."""
+    events = operations.events
+    kernels = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
+    names = trace.names(distinct_ids(events.name[kernels]))
+    products = [id for id, name in names.items() if family_of(name) in PRODUCTS]
+    first = int(np.argmax(np.isin(events.name, products)))
+    copies = (events.kind == Kind.COPY_H2D) & (events.bytes >= LEAST_INPUT_BYTES)
+    rows = np.flatnonzero(copies[:first])
+    return int(rows[-1]) + 1 if len(rows) >= _UPLOADS else 0
