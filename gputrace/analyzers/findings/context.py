@@ -609,7 +609,9 @@ class Facts(Struct, frozen=True, dict=True):
             cost = self.ledger.mean_on(rows, *causes)
         share = self.share_of(cost)
         severity = severity_of(share, medium, high)
-        if severity is None:
+        charged = self.ledger.of(*causes)
+        is_unknown = self.trace.idle_unknown and {row.of for row in charged} == {"idle"}
+        if severity is None or is_unknown:
             return
         text = message.format(cost=f"{format_ns(cost)} of {self.per} ({share:.0%})")
         evidence: dict[str, float | int | str | None] = {
@@ -622,7 +624,6 @@ class Facts(Struct, frozen=True, dict=True):
             where, spent, total = phase
             text += f"; most of it in {PHASES[where]}, {format_ns(spent)} of {format_ns(total)}"
             evidence |= {"phase": where, "phase_ns": spent}
-        charged = self.ledger.of(*causes)
         if charged and charged[0].line is not None:
             if charged[0].line not in text:
                 text += f"; the host is at {charged[0].line} in {charged[0].evidence}"

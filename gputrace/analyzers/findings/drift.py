@@ -56,6 +56,12 @@ def steps_grow(facts: Facts) -> Iterator[Finding]:
     yield facts.finding("steps-grow", severity, cost, message, _ADVICE[drift.shape], evidence)
 
 
+def longer_ns(facts: Facts, rank: int) -> int:
+    """Return by how many nanoseconds the mean step of a rank is longer than its first ones."""
+    drift = _drift_of(facts, rank)
+    return 0 if drift is None else max(facts.mean_ns - drift.from_ns, 0)
+
+
 def _drift_of(facts: Facts, rank: int) -> Drift | None:
     """Return how the steps of a rank become longer; None if they do not, or come in two sizes."""
     steps = _steps(facts, rank)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gputrace.analyzers.findings.context import HIGH, Facts, severity_of
+from gputrace.analyzers.findings.drift import longer_ns
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import read_host_state
@@ -87,6 +88,12 @@ _COMPILE_ONCE: Final = {
 """By the first letters of what is compiled, or the framework; else COMPILE_ONCE."""
 _BLOCKED: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
+_MAKES_BATCHES: Final = r"(?i)__next__$|(next|get|fetch|load)_?(batch|data|item|sample)"
+"""Names of functions that give the next batch, whatever queue or pool they wait for."""
+_FILL_THE_QUEUE: Final = (
+    "make batches faster than the program takes them: more threads or processes that fill the "
+    "queue, which is empty when it asks; a deeper queue only evens out slow ones"
+)
 _WAITS_NS: Final = 2_000_000
 """Time after a sample for which the thread must be at its line to be said to wait there."""
 _LEAST_WAITS: Final = 5
@@ -333,8 +340,11 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
     GPU, for 10 % of a step (`medium`; `low` if other threads of its process compute for as long) or
     20 % (`high`).
 
-    Cost: its blocked time, less its waits for data and for Python's lock, and less compilation,
-    which compiler threads may do while it waits.
+    Where the line at which it waits belongs to an iterator that makes batches, it is
+    `data-feeding`.
+
+    Cost: its blocked time, less its waits for data and for Python's lock, compilation, which
+    compiler threads may do while it waits, and what `steps-grow` costs.
 
     Wrong if: the named line does not wait.
     """
@@ -350,7 +360,7 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         share -= locked[load.rank].share if load.rank in locked else 0.0
         if share < _BLOCKED:
             continue
-        cost = round(share * facts.mean_ns)
+        cost = max(round(share * facts.mean_ns) - longer_ns(facts, load.rank), 0)
         line, of_samples = _line_of(facts, load.rank)
         at = f"; it is at {line} in {of_samples:.0%} of the samples" if line else ""
         ask = "" if facts.lines is not None else "; record with --python to name the line"
@@ -362,11 +372,14 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
             severity, waits = "low", "while other threads of its process compute for as long"
             advice = "nothing to do if it waits for their results: XLA's threads compute so "
             advice += "without a GPU"
+        id = "host-blocked"
+        if re.search(_MAKES_BATCHES, line.partition(" ")[2]):
+            id, waits, advice = "data-feeding", "for its next batch", _FILL_THE_QUEUE
         yield facts.finding(
-            "host-blocked",
+            id,
             severity,
             cost,
-            f"the training thread waits {format_ns(cost)} of {facts.per} ({share:.0%}) {waits}{at}",
+            f"the training thread waits {facts.of_step(cost)} {waits}{at}",
             advice,
             _evidence(load, facts.mean_ns) | ({"line": line} if line else {}),
         )

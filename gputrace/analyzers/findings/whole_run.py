@@ -188,7 +188,8 @@ _HARDLY_ANY: Final = 10
 def runs_almost_nothing(facts: Facts) -> bool:
     """Return whether a recording without steps shows next to nothing of a GPU."""
     kernels = sum(lane.kernels for lane in facts.working)
-    if facts.repeats or not facts.per_gpu.has_calls or kernels >= _HARDLY_ANY:
+    is_whole = facts.per_gpu.has_calls and not facts.trace.idle_unknown
+    if facts.repeats or not is_whole or kernels >= _HARDLY_ANY:
         return False
     recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
