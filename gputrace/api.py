@@ -59,7 +59,7 @@ class Report(Analysis, frozen=True):
         Args:
             table: ``breakdown`` or ``gpus`` (a row for each GPU), ``step_list`` (for each step and
                 GPU), ``phases``, ``gaps`` (the largest), ``findings``, ``cards``, ``kernels`` (for
-                each of the 50 that take most time and each GPU).
+                each of the 50 that take most time and each GPU), ``ledger`` (lost time by cause).
 
         Columns that end in ``_ns`` are integer nanoseconds, on the trace's own clock where they are
         points in time; unknown values are None or NaN.

@@ -20,6 +20,7 @@ from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
+from gputrace.analyzers.ledger.causes import tree_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_tensor
 from gputrace.analyzers.python_samples import read_python_lines
@@ -148,6 +149,7 @@ def _answer(
         modules=find_modules(gpus, chosen),
         copies=facts.copies,
         ledger=facts.ledger.rows,
+        causes=tree_of(facts.causes),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from msgspec.structs import force_setattr
@@ -19,7 +20,15 @@ from gputrace.model.communication import (
 )
 from gputrace.model.host import PHASES
 from gputrace.model.kernels import Roofline
-from gputrace.model.results import Analysis, Breakdown, CardUse, CopyUse, ExtraTable, Gap
+from gputrace.model.results import (
+    Analysis,
+    Breakdown,
+    CardUse,
+    CopyUse,
+    ExtraTable,
+    Gap,
+    LedgerRow,
+)
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.report.wording import cut_middle, gpu_label, kernel_labels, loop_name
@@ -30,6 +39,7 @@ from gputrace.units import (
     format_ids,
     format_ns,
     format_number,
+    format_ranges,
     format_share,
 )
 
@@ -128,6 +138,85 @@ def _ranks_table(analysis: Analysis) -> Table:
     return Table(_title(analysis), header, tuple(body))
 
 
+_LEAST_CAUSE: Final = 0.005
+"""Share of the time from which a cause has a row of its own."""
+_LEAST_EXPLAINED: Final = 0.05
+"""Share of the time from which its evidence is shown."""
+_MANY_RANKS: Final = 0.2
+"""Share of the rank with most of a cause from which others are named beside it."""
+
+
+def causes_table(analysis: Analysis, most_across: int, most: int) -> Table | None:
+    """Say why the GPUs lose time: a row per cause, and per rank that others wait for if the GPUs
+    are columns; the total is all of the main table but the computing.
+
+    Return None where no cause is worth a row.
+    """
+    gpus, few = analysis.breakdown, len(analysis.breakdown) <= most_across
+    columns = [[gpu] for gpu in gpus] if few else [gpus]
+    every = [row for row in analysis.ledger if row.of != "compute"]
+    whole = sum(gpu.total_ns for gpu in gpus)
+    causes: dict[tuple[str, bool, int | None], list[LedgerRow]] = {}
+    for row in every:
+        apart = row.rank if row.waits and few else None
+        causes.setdefault((row.cause, row.waits, apart), []).append(row)
+    ranked = sorted(causes.values(), key=_ns, reverse=True)
+    shown = [rows for rows in ranked[:most] if _ns(rows) >= _LEAST_CAUSE * whole]
+    if not shown:
+        return None
+    other = [row for rows in ranked[len(shown) :] for row in rows]
+
+    def cells(rows: Sequence[LedgerRow]) -> Iterator[str]:
+        lost: Counter[tuple[int | None, int]] = Counter()
+        for row in rows:
+            lost[row.gpu, row.paid_by] += row.ns
+        for column in columns:
+            parts = [(lost[gpu.gpu, gpu.rank], max(gpu.steps, 1)) for gpu in column]
+            total = sum(ns for ns, _ in parts)
+            mean = sum(ns / steps for ns, steps in parts) / len(column)
+            yield format_ns(mean) if total else _UNKNOWN
+            yield format_share(total, sum(gpu.total_ns for gpu in column)) if total else ""
+
+    def ranks(rows: Sequence[LedgerRow]) -> str:
+        lost: Counter[int] = Counter()
+        for row in rows:
+            lost[row.rank] += row.ns
+        least = _MANY_RANKS * max(lost.values())
+        return format_ranges(sorted(rank for rank, ns in lost.items() if ns >= least))
+
+    body = [
+        (
+            _cause_label(rows[0], analysis, few),
+            *cells(rows),
+            "" if few else ranks(rows),
+            _at(rows[0]) if _ns(rows) >= _LEAST_EXPLAINED * whole else "",
+        )
+        for rows in shown
+    ]
+    body += [("other", *cells(other), "", "")] if other else []
+    body.append(("total", *cells(every), "", ""))
+    heads = [gpu_label(gpu, analysis) for gpu in gpus] if few else ["mean"]
+    header = ("", *(cell for head in heads for cell in (head, "")), "ranks", "evidence")
+    unit = _unit(analysis).replace("span", "whole span")
+    return Table(f"Why ({unit}, per GPU)", header, tuple(body))
+
+
+def _cause_label(row: LedgerRow, analysis: Analysis, by_rank: bool) -> str:
+    """Return the label of a row's cause, with the rank that the GPU waits for if ``by_rank``."""
+    by_rank = by_rank and row.rank != row.paid_by
+    waits = f"waiting for rank {row.rank}" if by_rank else "waiting for another rank"
+    return analysis.cause_label(row.cause, waits if row.waits else "")
+
+
+def _ns(rows: Iterable[LedgerRow]) -> int:
+    return sum(row.ns for row in rows)
+
+
+def _at(row: LedgerRow) -> str:
+    """Return the line of a row with its evidence."""
+    return f"{row.line} ({row.evidence})" if row.line else row.evidence
+
+
 _LEAST_GAP: Final = 0.005
 """Share of a step from which a gap is listed."""
 
@@ -198,7 +287,8 @@ class ShownLimits(Struct, frozen=True):
     """Limits on what a format shows."""
 
     gpus_across: int
-    """Largest number of GPUs shown as columns of the first table; more are shown as rows."""
+    """Largest number of GPUs shown as columns of the first tables; more are shown as rows, or as
+    their mean."""
     gaps: int
     links: int
     kernels: int
@@ -206,14 +296,20 @@ class ShownLimits(Struct, frozen=True):
     """Longest name of a kernel, in characters."""
     longest_launches: bool = True
     """True to show the longest launch of each kernel."""
+    causes: int = 12
+    """Causes of lost time with a row of their own."""
 
 
 def tables_before(analysis: Analysis, limits: ShownLimits) -> list[Table]:
     """Return the tables between the verdict and the other findings."""
     if not analysis.breakdown:
         return []
-    gaps = gaps_table(analysis, limits.gaps)
-    return [main_table(analysis, limits.gpus_across), *([gaps] if gaps else [])]
+    made = (
+        main_table(analysis, limits.gpus_across),
+        causes_table(analysis, limits.gpus_across, limits.causes),
+        gaps_table(analysis, limits.gaps),
+    )
+    return [table for table in made if table is not None]
 
 
 def tables_after(analysis: Analysis, limits: ShownLimits) -> list[Table]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gputrace.analyzers.ledger.host import Host
 from gputrace.model.intervals import Intervals
-from gputrace.model.struct import Struct
+from gputrace.model.results import CauseNode
 
 Claim = Callable[[Host], Intervals]
 """Proves from the rows of one GPU and its host when a cause applies."""
@@ -20,14 +20,9 @@ WAITS: Final = ("data_feeding", "sync", "alloc", "launch")
 """Classes of idle time from which causes of the host are taken."""
 
 
-class Cause(Struct, frozen=True):
+class Cause(CauseNode, frozen=True):
     """One node of the tree, and what proves it."""
 
-    id: str
-    parent: str
-    """Id of the more general cause; empty at the root."""
-    label: str
-    """Name in tables."""
     takes: tuple[str, ...] = ()
     """Classes of time, or causes that come before, of which it may be a part."""
     claim: Claim | None = None
@@ -43,7 +38,7 @@ class Cause(Struct, frozen=True):
 
 ROOTS: Final = (
     Cause("data", "", "input"),
-    Cause("host", "", "the host"),
+    Cause("host", "", "host"),
     Cause("communication", "", "communication"),
     Cause("waiting", "communication", "waiting for another rank"),
     Cause("copies", "", "copies"),
@@ -65,6 +60,11 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "other_idle": "idle-unexplained",
 }
 """Cause of what no more specific one is proven for, by class of time."""
+
+
+def tree_of(causes: Sequence[Cause]) -> tuple[CauseNode, ...]:
+    """Return the tree of some causes for reports, without what proves them."""
+    return tuple(CauseNode(each.id, each.parent, each.label) for each in (*ROOTS, *causes))
 
 
 def path_of(cause: str, causes: Sequence[Cause]) -> tuple[str, ...]:
