@@ -24,7 +24,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model import GapFilter, Scene, read_scene
 from gputrace.analyzers.timeline_model.gaps import IssuingCall, find_issuer
 from gputrace.model.options import Options, Window
@@ -219,7 +218,7 @@ class Source:
         from gputrace.report.export import Job, export
 
         path = check_target(target, self.trace.paths, False)
-        job = Job(self.trace, path, Window(start, end), False, lambda _: analyze(self.trace))
+        job = Job(self.trace, path, Window(start, end), False, lambda _: read_scene(self.trace))
         export(job, "trace")
 
     @property
