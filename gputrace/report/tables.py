@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -143,7 +142,7 @@ _LEAST_CAUSE: Final = 0.005
 _LEAST_EXPLAINED: Final = 0.05
 """Share of the time from which its evidence is shown."""
 _MANY_RANKS: Final = 0.2
-"""Share of the rank with most of a cause from which others are named beside it."""
+"""Part of the largest row of a cause from which the rank of another is named, too."""
 
 
 def causes_table(analysis: Analysis, most_across: int, most: int) -> Table | None:
@@ -167,32 +166,20 @@ def causes_table(analysis: Analysis, most_across: int, most: int) -> Table | Non
     other = [row for rows in ranked[len(shown) :] for row in rows]
 
     def cells(rows: Sequence[LedgerRow]) -> Iterator[str]:
-        lost: Counter[tuple[int | None, int]] = Counter()
-        for row in rows:
-            lost[row.gpu, row.paid_by] += row.ns
         for column in columns:
-            parts = [(lost[gpu.gpu, gpu.rank], max(gpu.steps, 1)) for gpu in column]
-            total = sum(ns for ns, _ in parts)
-            mean = sum(ns / steps for ns, steps in parts) / len(column)
-            yield format_ns(mean) if total else _UNKNOWN
-            yield format_share(total, sum(gpu.total_ns for gpu in column)) if total else ""
+            keys = {(gpu.gpu, gpu.rank) for gpu in column}
+            lost = sum(row.ns for row in rows if (row.gpu, row.paid_by) in keys)
+            share = format_share(lost, sum(gpu.total_ns for gpu in column))
+            mean = format_ns(lost / sum(max(gpu.steps, 1) for gpu in column))
+            yield from (mean, share) if lost else (_UNKNOWN, "")
 
-    def ranks(rows: Sequence[LedgerRow]) -> str:
-        lost: Counter[int] = Counter()
-        for row in rows:
-            lost[row.rank] += row.ns
-        least = _MANY_RANKS * max(lost.values())
-        return format_ranges(sorted(rank for rank, ns in lost.items() if ns >= least))
+    def more(rows: Sequence[LedgerRow]) -> tuple[str, str]:
+        ranks = {row.rank for row in rows if row.ns >= _MANY_RANKS * rows[0].ns}
+        at = f"{rows[0].line} ({rows[0].evidence})" if rows[0].line else rows[0].evidence
+        is_large = _ns(rows) >= _LEAST_EXPLAINED * whole
+        return "" if few else format_ranges(sorted(ranks)), at if is_large else ""
 
-    body = [
-        (
-            _cause_label(rows[0], analysis, few),
-            *cells(rows),
-            "" if few else ranks(rows),
-            _at(rows[0]) if _ns(rows) >= _LEAST_EXPLAINED * whole else "",
-        )
-        for rows in shown
-    ]
+    body = [(_cause_label(rows[0], analysis, few), *cells(rows), *more(rows)) for rows in shown]
     body += [("other", *cells(other), "", "")] if other else []
     body.append(("total", *cells(every), "", ""))
     heads = [gpu_label(gpu, analysis) for gpu in gpus] if few else ["mean"]
@@ -210,11 +197,6 @@ def _cause_label(row: LedgerRow, analysis: Analysis, by_rank: bool) -> str:
 
 def _ns(rows: Iterable[LedgerRow]) -> int:
     return sum(row.ns for row in rows)
-
-
-def _at(row: LedgerRow) -> str:
-    """Return the line of a row with its evidence."""
-    return f"{row.line} ({row.evidence})" if row.line else row.evidence
 
 
 _LEAST_GAP: Final = 0.005
