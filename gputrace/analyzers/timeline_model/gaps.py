@@ -40,7 +40,7 @@ _PHASES: Final[Mapping[str, tuple[str, ...]]] = {
     "validation": ("validation-downtime",),
     "checkpoint": ("checkpoint-stall",),
 }
-"""Findings that a gap in a phase may belong to; they come before those of its cause."""
+"""Findings that a gap in a phase may belong to; they come before those of its causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,9 @@ def operation_name(names: Mapping[int, str], id: int, kind: Kind) -> str:
 
 
 def finding_of(gap: Gap, analysis: Analysis) -> Finding | None:
-    """Return the finding that a gap belongs to, by its phase, its cause, its GPU and its rank."""
+    """Return the finding that a gap belongs to, by its phase, the cause that most of it is charged
+    to, its class, its GPU and its rank.
+    """
     middle = (gap.start_ns + gap.end_ns) // 2
     phases = [
         phase.phase
@@ -223,7 +225,7 @@ def finding_of(gap: Gap, analysis: Analysis) -> Finding | None:
         if phase.rank == gap.rank and phase.start_ns <= middle < phase.end_ns
     ]
     ids = [id for phase in phases for id in _PHASES.get(phase, ())]
-    for id in (*ids, *BY_ID[gap.cause].findings):
+    for id in (*ids, *list(gap.charges)[:1], *BY_ID[gap.cause].findings):
         for finding in analysis.findings:
             # One without GPUs or ranks concerns all of them.
             on_gpu = not finding.gpus or gap.gpu in finding.gpus
