@@ -59,7 +59,7 @@ class Report(Analysis, frozen=True):
         Args:
             table: ``breakdown`` or ``gpus`` (a row for each GPU), ``step_list`` (for each step and
                 GPU), ``phases``, ``gaps`` (the largest), ``findings``, ``cards``, ``kernels`` (for
-                each of the 50 that take most time and each GPU).
+                each of the 50 that take most time and each GPU), ``ledger`` (lost time by cause).
 
         Columns that end in ``_ns`` are integer nanoseconds, on the trace's own clock where they are
         points in time; unknown values are None or NaN.
@@ -342,7 +342,7 @@ class OpenTrace:
         Raises InputError for a corrupt file, UsageError for an existing target and for a trace that
         has no such form, OSError if the target cannot be written.
         """
-        from gputrace.analyzers.pipeline import analyze
+        from gputrace.analyzers.timeline_model import read_scene
         from gputrace.report import check_target
         from gputrace.report.export import Job, export
         from gputrace.store.redact import RedactedTrace
@@ -357,7 +357,7 @@ class OpenTrace:
                 path,
                 self._absolute(window),
                 redact,
-                lambda gaps: analyze(trace, Options(window, gaps=gaps), progress),
+                lambda gaps: read_scene(trace, Options(window, gaps=gaps), progress),
                 progress,
             )
             export(job, form)

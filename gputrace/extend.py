@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from gputrace.analyzers.findings.context import Facts
+    from gputrace.analyzers.ledger.causes import Cause
+    from gputrace.analyzers.ledger.host import Host
     from gputrace.collectors.backend import Backend, Merged, Plan
     from gputrace.collectors.backends import HOST
     from gputrace.collectors.launch import Launch
     from gputrace.errors import InputError, MissingError, UsageError
     from gputrace.model.events import Events, Kind
+    from gputrace.model.intervals import Intervals, union
     from gputrace.model.results import Analysis, ExtraTable, Finding
     from gputrace.model.trace import Device, Process, Session, Trace
     from gputrace.readers.in_memory import MemoryTrace, Names
@@ -28,13 +31,16 @@ __all__ = [
     "Analysis",
     "Backend",
     "Candidate",
+    "Cause",
     "Cure",
     "Device",
     "Events",
     "ExtraTable",
     "Facts",
     "Finding",
+    "Host",
     "InputError",
+    "Intervals",
     "Kind",
     "Launch",
     "MemoryTrace",
@@ -48,16 +54,20 @@ __all__ = [
     "Trace",
     "UsageError",
     "format_ns",
+    "union",
 ]
 
 _MODULES: Final = {
     "analyzers.findings.context": ("Facts",),
+    "analyzers.ledger.causes": ("Cause",),
+    "analyzers.ledger.host": ("Host",),
     "model.results": ("Analysis", "ExtraTable", "Finding"),
     "collectors.backend": ("Backend", "Merged", "Plan"),
     "collectors.launch": ("Launch",),
     "collectors.backends": ("HOST",),
     "errors": ("InputError", "MissingError", "UsageError"),
     "model.events": ("Events", "Kind"),
+    "model.intervals": ("Intervals", "union"),
     "readers.in_memory": ("MemoryTrace", "Names"),
     "readers.registry": ("Candidate", "Reader"),
     "model.trace": ("Device", "Process", "Session", "Trace"),

@@ -1,8 +1,8 @@
-"""Plugins of other packages: readers, analyzers, views, collectors and cures, as entry points.
+"""Plugins of other packages: readers, analyzers, views, collectors, cures and causes.
 
-Names are listed without importing anything; a plugin is imported when it is used. One that fails is
-reported on stderr and skipped wherever the command can go on. `GPUTRACE_NO_PLUGINS` disables all.
-`gputrace.extend` is the API for plugins.
+They are entry points. Names are listed without importing anything; a plugin is imported when it is
+used. One that fails is reported on stderr and skipped wherever the command can go on.
+`GPUTRACE_NO_PLUGINS` disables all. `gputrace.extend` is the API for plugins.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ KINDS: Final = {
     "views": "view",
     "collectors": "collector",
     "cures": "cure",
+    "causes": "cause",
 }
 """Kinds of plugins and the noun for each; the entry point groups are ``gputrace.readers``…"""
 

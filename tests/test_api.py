@@ -22,7 +22,7 @@ from tests.exports import Export
 from tests.recordings import SMALL
 
 HARMLESS = {"div", "p", "b", "small", "table", "caption", "thead", "tbody", "tr", "th", "td"}
-TABLES = ("breakdown", "gpus", "step_list", "phases", "gaps", "findings")
+TABLES = ("breakdown", "gpus", "step_list", "phases", "gaps", "findings", "ledger")
 
 
 @pytest.fixture(scope="module")

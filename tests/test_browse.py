@@ -76,6 +76,7 @@ def test_the_gap_that_the_sleep_makes_is_seen_and_named_at_first_glance(starved:
         text = app.detail_text.plain
         assert "nothing for 25." in text
         assert "system call clock_nanosleep 25." in text
+        assert "why\n- input: waiting for the next batch 25." in text
         assert "data-feeding: the GPUs wait" in text
         assert "what to do: give the DataLoader more workers" in text
         assert re.search(r"between step \d+ \(.*\) and step \d+", text)
@@ -279,6 +280,10 @@ def test_gaps_are_sorted_and_filtered(starved: Path) -> None:
         await answer(pilot, "F", "gpu=2 len>20ms")
         assert 0 < len(board.rows) < count
         assert {board.gpus[lane].label for lane in board.table.lane[board.rows]} == {"gpu 2"}
+        await answer(pilot, "F", "gpu=2 len>20ms why=data")
+        assert 0 < len(board.rows) < count
+        await answer(pilot, "F", "gpu=2 len>20ms why=garbage")
+        assert not len(board.rows)
         await answer(pilot, "F", "colour=red")
         assert isinstance(app.screen, Prompt)
         await press(pilot, "escape")

@@ -13,7 +13,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from rich.style import Style
 
-from gputrace.analyzers.timeline_model import SORTS, GapFilter, GapTable, join, order
+from gputrace.analyzers.timeline_model import (
+    SORTS,
+    GapFilter,
+    GapTable,
+    SceneLane,
+    join,
+    order,
+)
+from gputrace.analyzers.timeline_model.cells import NOTHING, Layers
+from gputrace.model.intervals import union
+from gputrace.model.options import Window
+from gputrace.model.results import CauseNode
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.palette import LOOKS, SEVERITIES
 from gputrace.report.tui.screen import KEYS, parse_filter, parse_ranks
@@ -199,6 +210,44 @@ def test_gaps_are_filtered_by_what_is_typed(text: str, rows: list[int]) -> None:
 def test_a_filter_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_filter(text, ["gpu 0", "gpu 1"])
+
+
+CAUSES: Final = (
+    CauseNode("host", "", "host"),
+    CauseNode("launch-bound", "host", "launch overhead"),
+    CauseNode("garbage-collection", "host", "garbage collection"),
+    CauseNode("data", "", "input"),
+    CauseNode("data-feeding", "data", "waiting for the next batch"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("why=garbage", [1]),
+        ("why=host", [1, 3]),
+        ("why=data,launch gpu=0", [0]),
+        ("why=data,garbage", [0, 1, 2]),
+    ],
+)
+def test_gaps_are_filtered_by_what_most_of_them_is_charged_to(text: str, rows: list[int]) -> None:
+    def lane(**times: list[tuple[int, int]]) -> tuple[SceneLane, int]:
+        names = tuple(name.replace("_", "-") for name in times)
+        lost = Layers(names, tuple(union(*zip(*each, strict=True)) for each in times.values()))
+        return SceneLane(0, True, 0, "", Window(1_000, 1_200), NOTHING, lost=lost), 1_000
+
+    lanes = [
+        lane(data_feeding=[(1_000, 1_010)], launch_bound=[(1_100, 1_115)],
+             garbage_collection=[(1_115, 1_140)]),
+        lane(data_feeding=[(1_000, 1_030)], launch_bound=[(1_100, 1_120)]),
+    ]  # fmt: skip
+    chosen = parse_filter(text, ["gpu 0", "gpu 1"], CAUSES)
+    assert chosen.rows(table(), lanes).tolist() == rows
+
+
+def test_a_cause_that_nobody_knows_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="'hunger' is no cause; choose from host, launch-bound"):
+        parse_filter("why=hunger", ["gpu 0"], CAUSES)
 
 
 def test_gaps_of_steady_steps_and_between_batches() -> None:

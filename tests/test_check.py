@@ -15,6 +15,8 @@ from tests.command import assert_refused
 from tests.exports import Export
 from tests.handmade import MS, Run, train
 from tests.synthetic import Plan, simulate, write_nsys
+from tests.test_host_trace import Made
+from tests.test_host_trace import train as host_steps
 
 MET, NOT_MET, USAGE, UNREADABLE = 0, 1, 2, 3
 
@@ -63,6 +65,46 @@ BROKEN = (
     *("--min-throughput", "10000", "--global-batch", "32"),
     *("--fail-on", "data-feeding", "--fail-on", "medium"),
 )
+
+
+def test_the_share_of_a_cause_is_limited(waiting: Path) -> None:
+    limits = ("data-feeding=20%", "data=1ms", "garbage-collection=5%", "launch-bound=5ms")
+    options = [word for limit in limits for word in ("--max-cause", limit)]
+    feeding, data, garbage, launch = gates(waiting, *options, code=NOT_MET)
+    assert feeding["id"] == "max-cause data-feeding"
+    assert feeding["message"] == (
+        "the time lost to waiting for the next batch (input) is 28.5% of a step; at most 20% asked "
+        "for"
+    )
+    # A general cause includes its parts.
+    assert (data["passed"], data["value"]) == (True, pytest.approx(952_850))
+    assert data["message"].startswith("the time lost to input is 953 µs of a step; at most 1.00 ms")
+    assert (garbage["passed"], garbage["value"], garbage["limit"]) == (True, 0, 0.05)
+    assert (launch["passed"], launch["unit"]) == (True, "ns")
+
+
+def test_a_cause_without_a_gpu_is_unknown(tmp_path: Path) -> None:
+    host = Made(tmp_path / "host.sqlite")
+    host.process(1, 0)
+    host_steps(host)
+    host.report()
+    (gate,) = gates(host.path, "--max-cause", "launch-bound=5%", code=NOT_MET)
+    assert (gate["evaluated"], gate["message"]) == (False, "unknown: no GPU activity was recorded")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("hunger=5%", "'hunger' is no cause of lost time; choose from data, host, "),
+        ("host=much", "--max-cause host much: write 10% of a step, or a time, 5ms"),
+        ("host", "--max-cause host: write 10% of a step, or a time, 5ms"),
+    ],
+)
+def test_a_limit_of_a_cause_that_makes_no_sense_is_refused(
+    waiting: Path, given: str, words: str
+) -> None:
+    ran = command.gputrace("check", waiting, "--max-cause", given)
+    assert_refused(ran, USAGE, words)
 
 
 @pytest.mark.parametrize(("options", "code"), [(KEPT, MET), (BROKEN, NOT_MET)])

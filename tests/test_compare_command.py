@@ -66,6 +66,28 @@ def test_the_json_has_the_fields_of_the_results(report: ComparisonReport) -> Non
     assert [run["label"] for run in found["runs"]] == ["A", "B"]
 
 
+def test_the_causes_that_grew_or_shrank_come_below_the_classes(report: ComparisonReport) -> None:
+    grown = report.pair.causes[0] if report.pair else None
+    assert grown is not None
+    assert (grown.cause, grown.label) == ("data-feeding", "input: waiting for the next batch")
+    assert (grown.a_ns, grown.b_ns, grown.difference_ns) == (2_850, 952_850, 950_000)
+    lines = report.render().splitlines()
+    title = "Why (a step, mean over the GPUs; largest changes first)"
+    row = lines[lines.index(title) + 2]
+    assert " ".join(row.split()) == "input: waiting for the next batch 2.85 µs 953 µs +950 µs"
+    assert lines.index(title) > next(n for n, line in enumerate(lines) if line[:5] == "Where")
+
+
+def test_causes_sum_to_the_step_without_computing(report: ComparisonReport) -> None:
+    assert report.pair is not None
+    assert report.pair.step is not None
+    computing = next(row for row in report.pair.classes if row.name == "compute")
+    for run in ("a_ns", "b_ns"):
+        lost = sum(getattr(row, run) for row in report.pair.causes)
+        whole = getattr(report.pair.step, run) - getattr(computing, run)
+        assert lost == pytest.approx(whole, abs=len(report.pair.causes))
+
+
 def test_the_csv_has_a_row_for_each_class_and_their_total(report: ComparisonReport) -> None:
     rows = list(csv.DictReader(report.render("csv").splitlines()))
     assert rows[0]["name"] == "total"

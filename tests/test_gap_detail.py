@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ import pytest
 
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model import Scene, read_scene
-from gputrace.analyzers.timeline_model.gaps import GapDetail, describe_gap
+from gputrace.analyzers.timeline_model.gaps import GapDetail, describe_gap, finding_of
 from gputrace.model.events import Kind
 from gputrace.model.results import Gap
 from gputrace.model.trace import Trace
@@ -45,6 +46,26 @@ def test_details_agree_with_the_list_of_the_largest_gaps(
             assert sum(detail.by_cause.values()) == gap.length_ns
             for shares in detail.others.values():
                 assert sum(shares.values()) <= gap.length_ns
+
+
+def test_a_gap_belongs_to_the_finding_of_what_most_of_it_is_charged_to(
+    recording: Callable[[str], Path],
+) -> None:
+    with open_trace(recording(STARVED)) as trace:
+        scene = read_scene(trace)
+    assert scene.analysis is not None
+    gap = scene.analysis.gaps.largest_in_steps[0]
+    collects = replace(scene.analysis.findings[0], id="garbage-collection")
+    found = replace(scene.analysis, findings=(*scene.analysis.findings, collects))
+    assert gap.cause == "data_feeding"
+    for charges, id in (
+        ({"garbage-collection": 3, "data-feeding": 2}, "garbage-collection"),
+        ({"data-feeding": 3, "garbage-collection": 2}, "data-feeding"),
+        ({"host-work": 3, "garbage-collection": 2}, "data-feeding"),
+    ):
+        finding = finding_of(replace(gap, charges=charges), found)
+        assert finding is not None
+        assert finding.id == id
 
 
 def test_a_planted_wait_is_told_with_what_is_around_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ CAUSES: Final = ("recorder", "data_feeding", "sync", "alloc", "launch", "other_i
 BUSY: Final = ("compute", "communication", "h2d", "other_copy", "memset")
 NAMES: Final = {
     "": "schema_version source path paths span_ns gpus steps step_list phases breakdown gaps "
-    "findings",
+    "ledger causes findings",
     "gpus": "gpu gpu_known device rank host name kernels copies span_ns compute_ns "
     "communication_ns h2d_ns other_copy_ns memset_ns idle_ns",
     "steps": "source kind confidence count warmup_count steady_count mean_ns p50_ns p95_ns"
@@ -30,7 +30,9 @@ NAMES: Final = {
     "communication_wait_ns h2d_ns other_copy_ns memset_ns recorder_ns data_feeding_ns sync_ns "
     "alloc_ns launch_ns other_idle_ns host_data_ns",
     "gaps": "count total_ns by_cause largest",
-    "gaps.largest": "gpu rank step start_ns end_ns cause evidence",
+    "gaps.largest": "gpu rank step start_ns end_ns cause evidence charges",
+    "ledger": "cause path of gpu rank thread line ns evidence frame paid_by",
+    "causes": "id parent label",
     "kernels": "steps total_ns count distinct top rest_count rest_ns families products "
     "has_tensor_cores has_tf32 first_gpu_only launches",
     "kernels.top": "name short family tensor_cores converts_layout count total_ns median_ns max_ns "
@@ -123,6 +125,28 @@ def test_the_gaps_are_the_idle_time(report: dict[str, Any]) -> None:
     assert len(gaps["largest"]) == min(50, gaps["count"])
     lengths = [gap["end_ns"] - gap["start_ns"] for gap in gaps["largest"]]
     assert lengths == sorted(lengths, reverse=True)
+
+
+def test_the_ledger_of_a_gpu_sums_to_the_time_without_computing(report: dict[str, Any]) -> None:
+    for row in report["breakdown"] if report["gpus"] else ():
+        mine = [each for each in report["ledger"] if each["paid_by"] == row["rank"]]
+        lost = [
+            each["ns"] for each in mine if each["gpu"] == row["gpu"] and each["of"] != "compute"
+        ]
+        assert sum(lost) == row["total_ns"] - row["compute_ns"]
+
+
+def test_every_cause_is_in_the_tree(report: dict[str, Any]) -> None:
+    parents = {node["id"]: node["parent"] for node in report["causes"]}
+    assert set(parents.values()) <= {"", *parents}
+    for row in report["ledger"]:
+        assert {row["cause"], *row["path"]} <= set(parents)
+
+
+def test_the_causes_of_a_gap_sum_to_its_length(report: dict[str, Any]) -> None:
+    for gap in (*report["gaps"]["largest"], *report["gaps"]["largest_in_steps"]):
+        assert sum(gap["charges"].values()) == gap["end_ns"] - gap["start_ns"]
+        assert list(gap["charges"].values()) == sorted(gap["charges"].values(), reverse=True)
 
 
 def test_findings_come_in_order_of_severity(report: dict[str, Any]) -> None:

@@ -35,6 +35,7 @@ from gputrace.report.html import timeline
 from gputrace.report.html.charts import step_chart
 from gputrace.report.html.models import read_document, write_documents
 from gputrace.report.html.page import find_charts, hashes
+from gputrace.units import format_ns
 from tests import command
 from tests.command import assert_refused
 from tests.exports import H2D, NVTX, PUSH_POP_RANGE, Export, global_id
@@ -137,6 +138,17 @@ def test_every_gap_of_the_list_is_in_the_analysis(
     assert told == {(str(gap.start_ns - origin), str(gap.end_ns - origin)) for gap in largest}
     assert len(rows) == len(largest)
     assert page.facts["lanes"] == [f"gpu {gpu}" for gpu in range(4)]
+
+
+def test_the_page_says_why_below_where_and_for_each_gap(
+    made: Callable[[str], str], recording: Callable[[str], Path]
+) -> None:
+    page = made(STARVED)
+    report = gputrace.open(recording(STARVED)).analyze()
+    where, why = page.index("<caption>Where the time of"), page.index("<caption>Why (a step, per")
+    assert where < why < page.index('id="h-run"')
+    longest = format_ns(report.gaps.largest_in_steps[0].charges["data-feeding"])
+    assert f'data-label="why">input: waiting for the next batch {longest}' in page
 
 
 def unpack(page: Page) -> Any:

@@ -259,6 +259,8 @@ def test_contents_and_findings_lead_to_their_places(
     browser.run("document.querySelector('header [data-finding=data-feeding]').click()")
     chosen = "document.querySelector('tr[aria-current]')"
     assert browser.run(f"{chosen}.dataset.of") == "data-feeding"
+    why = browser.run("document.getElementById('why').textContent")
+    assert re.fullmatch(r"The gap of 25\.\d ms: input: waiting for the next batch 25\.\d ms.*", why)
     start, end = shown(browser)
     assert start < float(browser.run(f"{chosen}.dataset.start")) < end
 

@@ -171,6 +171,19 @@ def test_a_gpu_is_a_process_with_its_streams_steps_gaps_and_findings(
     assert found["data-feeding"]["advice"] == report.findings[0].advice
 
 
+def test_a_gpu_has_a_track_of_why_it_loses_time(training: Path, tmp_path: Path) -> None:
+    events = export(training, tmp_path / "out.json")
+    with gputrace.open(training) as trace:
+        report = trace.analyze()
+    lost = track(events, "device 0", "lost time: why")
+    (total,) = report.gpus
+    assert sum(ns(each["dur"]) for each in lost) == total.span_ns - total.compute_ns
+    longest = max(lost, key=lambda each: each["dur"])
+    cause = next(iter(report.gaps.largest[0].charges))
+    assert longest["args"] == {"cause": cause}
+    assert longest["name"] == report.cause_label(cause)
+
+
 def test_a_process_has_its_threads_calls_and_ranges(training: Path, tmp_path: Path) -> None:
     events = export(training, tmp_path / "out.json")
     calls = track(events, "process 100", "100 CUDA calls")

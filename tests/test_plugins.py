@@ -132,6 +132,78 @@ def test_a_check_may_fail_on_a_plugins_finding(site: Path, timeline: Path, here:
     assert "tiny-kernels: 44%" in " ".join(ran.out.split())
 
 
+CAUSE = """
+from gputrace.extend import Cause, union
+
+def claim(host):
+    return union([0, 20_000], [5_000, 21_000])
+
+it = Cause({id!r}, {parent!r}, "metrics", {takes!r}, claim)
+"""
+
+
+def cause(
+    folder: Path,
+    id: str = "metrics",
+    parent: str = "host",
+    takes: tuple[str, ...] = ("other_idle",),
+) -> Path:
+    """A package with a cause that applies in the first 5 µs, and from 20 to 21 µs."""
+    return broken(folder, "causes", "metrics", CAUSE.format(id=id, parent=parent, takes=takes))
+
+
+def test_a_cause_of_a_plugin_is_charged_before_ours(
+    timeline: Path, site: Path, tmp_path: Path, here: Here
+) -> None:
+    ran = here("analyze", timeline, "--json", sites=[site, cause(tmp_path)])
+    found = json.loads(ran.out)
+    assert (ran.code, ran.err) == (DONE, "")
+    assert {"id": "metrics", "parent": "host", "label": "metrics"} in found["causes"]
+    # GPU 0 idles from 4 to 10 µs, 14 to 20 µs…; GPU 1 from 50 µs.
+    (row,) = [row for row in found["ledger"] if row["cause"] == "metrics"]
+    assert (row["gpu"], row["ns"], row["path"]) == (0, 1_000, ["host", "metrics"])
+    for gpu in found["breakdown"]:
+        lost = [row["ns"] for row in found["ledger"] if row["gpu"] == gpu["gpu"]]
+        assert sum(lost) == gpu["total_ns"] - gpu["compute_ns"]
+
+
+def test_a_check_knows_the_causes_of_plugins(
+    tmp_path: Path, timeline: Path, site: Path, here: Here
+) -> None:
+    without = here("check", timeline, "--max-cause", "metrics=1%", sites=[site])
+    assert_refused(without, USAGE, "'metrics' is no cause of lost time")
+    ran = here("check", timeline, "--max-cause", "metrics=1%", sites=[cause(tmp_path)])
+    assert "max-cause metrics: unknown: no measured steps" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"id": "other"}, "its id is 'other'; it must be the entry point's name"),
+        ({"parent": "hunger"}, "its parent 'hunger' is none of data, host, "),
+        ({"takes": ("compute",)}, "it takes compute; there are communication, h2d, "),
+    ],
+)
+def test_a_cause_that_the_ledger_cannot_use_is_left_out(
+    wrong: dict[str, Any], words: str, timeline: Path, site: Path, tmp_path: Path, here: Here
+) -> None:
+    ran = here("analyze", timeline, "--json", sites=[site, cause(tmp_path, **wrong)])
+    assert (ran.code, ran.err.count("\n")) == (DONE, 1)
+    assert f"the cause 'metrics' of their-package 1.0 does not work: {words}" in ran.err
+    assert "metrics" not in {row["cause"] for row in json.loads(ran.out)["ledger"]}
+
+
+def test_a_cause_that_raises_an_error_claims_nothing(
+    timeline: Path, site: Path, tmp_path: Path, here: Here
+) -> None:
+    code = CAUSE.format(id="metrics", parent="host", takes=("other_idle",))
+    package = broken(tmp_path, "causes", "metrics", code.replace("union([", "union(1 / 0, ["))
+    ran = here("analyze", timeline, "--json", sites=[site, package])
+    assert ran.code == DONE
+    assert "the cause 'metrics' of their-package 1.0 does not work: ZeroDivisionError" in ran.err
+    assert "metrics" not in {row["cause"] for row in json.loads(ran.out)["ledger"]}
+
+
 def test_a_collector_of_a_plugin_records(example: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "t.sqlite"
     program = "import os, gputrace; gputrace.step(); print(os.nice(0)); gputrace.step()"

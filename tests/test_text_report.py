@@ -12,11 +12,11 @@ import pytest
 
 import gputrace
 from gputrace.api import Report
-from gputrace.model.results import Gap, WhatIf
+from gputrace.model.results import Gap, LedgerRow, WhatIf
 from gputrace.report import tables, text, wording
 from gputrace.report.markdown_html import render_markdown
 from gputrace.report.tables import Table
-from gputrace.units import format_bytes, format_number
+from gputrace.units import format_bytes, format_ns, format_number
 
 WIDTHS: Final = (40, 60, 80, 120)
 QUANTITY: Final = re.compile(r"\d+(?:\.\d+)? (?:ns|µs|ms|s)\b")
@@ -117,6 +117,80 @@ def test_gaps_below_half_a_percent_of_a_step_are_not_listed(report: Report) -> N
     assert table is not None
     assert [row[1] for row in table.rows] == ["40.0 µs", "5.00 µs"]
     assert tables.gaps_table(with_gaps(report, 4_999), 10) is None
+
+
+def charged(report: Report, *rows: tuple[str, int, int, int]) -> Report:
+    """The report of two GPUs with two steps of 1 ms each, and of lost time: cause, rank, rank of
+    the GPU that pays, and nanoseconds of both steps.
+    """
+    parents = {node.id: node.parent for node in report.causes}
+    ledger = tuple(
+        LedgerRow(
+            cause, (parents[cause], cause), "idle", paid_by, rank, 7, "train.py:31 step", ns,
+            "3 of 4 samples", None, paid_by,
+        )
+        for cause, rank, paid_by, ns in rows
+    )  # fmt: skip
+    gpus = tuple(
+        replace(row, gpu=rank, rank=rank, steps=2, total_ns=2_000_000)
+        for rank, row in enumerate(report.breakdown)
+    )
+    named = tuple(replace(row, gpu=rank, rank=rank) for rank, row in enumerate(report.gpus))
+    return replace(report, breakdown=gpus, gpus=named, ledger=ledger)
+
+
+def test_below_where_the_time_goes_is_why_with_the_same_total(report: Report) -> None:
+    title, *lines = text.render(report).partition("Why (")[2].split("\n\n")[0].splitlines()
+    assert title == "whole span, per GPU)"
+    lost = [row.total_ns - row.compute_ns for row in report.breakdown]
+    assert [row.ns for row in report.ledger if row.of == "compute"] == []
+    assert [
+        sum(row.ns for row in report.ledger if row.gpu == gpu.gpu) for gpu in report.breakdown
+    ] == lost
+    quantities = QUANTITY.findall(lines[-1])
+    assert quantities == [format_ns(ns) for ns in lost]
+
+
+def test_causes_come_largest_first_and_small_ones_are_summed(report: Report) -> None:
+    made = charged(
+        report,
+        ("garbage-collection", 0, 0, 800_000),
+        ("launch-bound", 0, 0, 200_000),
+        ("launch-bound", 1, 1, 400_000),
+        ("host-work", 1, 1, 15_000),
+        ("memset", 0, 0, 4_000),
+    )
+    table = tables.causes_table(made, 4, 6)
+    assert table is not None
+    assert table.header == ("", "device 0", "", "device 1", "", "evidence")
+    at = "train.py:31 step (3 of 4 samples)"
+    assert table.rows == (
+        ("host: garbage collection", "400 µs", "40.0%", "–", "", at),
+        ("host: launch overhead", "100 µs", "10.0%", "200 µs", "20.0%", at),
+        ("other", "2.00 µs", "0.2%", "7.50 µs", "0.8%", ""),
+        ("total", "502 µs", "50.2%", "208 µs", "20.8%", ""),
+    )
+
+
+def test_waiting_names_the_rank_that_the_others_wait_for(report: Report) -> None:
+    made = charged(
+        report, ("garbage-collection", 1, 1, 900_000), ("garbage-collection", 1, 0, 600_000)
+    )
+    across, mean = tables.causes_table(made, 4, 6), tables.causes_table(made, 1, 6)
+    assert across is not None
+    assert mean is not None
+    waiting = "waiting for rank 1: garbage collection"
+    assert [row[0] for row in across.rows] == ["host: garbage collection", waiting, "total"]
+    # Many GPUs have one column, their mean.
+    assert [row[:4] for row in mean.rows] == [
+        ("host: garbage collection", "225 µs", "22.5%", "1"),
+        ("waiting for another rank: garbage collection", "150 µs", "15.0%", "1"),
+        ("total", "375 µs", "37.5%", ""),
+    ]
+
+
+def test_a_run_that_computes_all_the_time_has_no_causes(report: Report) -> None:
+    assert tables.causes_table(charged(report, ("launch-bound", 0, 0, 9_000)), 4, 6) is None
 
 
 def test_a_mean_over_gpus_that_work_for_different_times_is_said(report: Report) -> None:

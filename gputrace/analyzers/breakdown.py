@@ -15,6 +15,7 @@ from gputrace.analyzers.grouping import StepsOf, edges_of, quantile, time_of
 from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, are_of_hip
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
+from gputrace.analyzers.ledger import charges_within
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.steps import FoundSteps, find_blocked_steps
@@ -336,7 +337,7 @@ def _rows(
         if lines is not None and known.feeder is not None:
             evidence += line_of(lines, known.feeder, start, end)
         step = _step_at(all_steps.by_rank.get(gpu.rank), start, end)
-        yield Gap(gpu.gpu, gpu.rank, step, start, end, known.cause, evidence)
+        yield Gap(gpu.gpu, gpu.rank, step, start, end, known.cause, evidence, known.charges)
 
 
 class _Explained(Struct, frozen=True, dict=True):
@@ -346,6 +347,7 @@ class _Explained(Struct, frozen=True, dict=True):
     evidence: str
     feeder: tuple[int, int] | None
     """Process and thread that ended it; None if unknown."""
+    charges: dict[str, int]
 
 
 def _explain_all(
@@ -358,9 +360,10 @@ def _explain_all(
         return read_ranges(view.trace, process, Window(min(edges), max(edges)))
 
     causes = view.lane.causes.within(edges[::2], edges[1::2]).argmax(1).tolist()
+    charges = charges_within(view, edges[::2], edges[1::2])
     return [
-        _explain(view, start, end, IDLE_CAUSES[cause], has_calls, has_waits, ranges_of)
-        for (start, end), cause in zip(gaps, causes, strict=True)
+        _explain(view, start, end, IDLE_CAUSES[cause], charged, has_calls, has_waits, ranges_of)
+        for (start, end), cause, charged in zip(gaps, causes, charges, strict=True)
     ]
 
 
@@ -369,6 +372,7 @@ def _explain(
     start: int,
     end: int,
     cause: str,
+    charges: dict[str, int],
     has_calls: bool,
     has_waits: bool,
     ranges_of: Callable[[int], Events | None],
@@ -388,7 +392,7 @@ def _explain(
             evidence = f"in the data loader {format_ns(waited)}, {evidence}"
     if pair is not None:
         evidence = ", ".join([evidence, *view.once(read_host_state).during(pair, start, end)])
-    return _Explained(cause, evidence, pair)
+    return _Explained(cause, evidence, pair, charges)
 
 
 def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:

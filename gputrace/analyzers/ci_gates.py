@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.compare import compare
-from gputrace.analyzers.compare.runs import Run
-from gputrace.analyzers.findings import ALL_RULES
+from gputrace.analyzers.compare.runs import Run, lost_ns
+from gputrace.analyzers.findings import ALL_RULES, CAUSES
 from gputrace.analyzers.findings.context import SEVERITIES
+from gputrace.analyzers.ledger.causes import tree_of
 from gputrace.errors import UsageError
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import BY_ID, CLASSES, IDLE_CAUSES
@@ -24,6 +25,7 @@ __all__ = [
     "Gate",
     "Limit",
     "check",
+    "check_causes",
     "check_words",
 ]
 
@@ -36,6 +38,14 @@ def check_words(fail_on: Iterable[str]) -> None:
         if word not in ids and word not in SEVERITIES:
             known = ", ".join((*SEVERITIES, *sorted(ids)))
             raise UsageError(f"{word!r} is neither a finding nor a severity; choose from {known}")
+
+
+def check_causes(causes: Iterable[str]) -> None:
+    """Raise UsageError for what is no cause of lost time."""
+    known = (*(node.id for node in tree_of(CAUSES)), *names("causes"))
+    for cause in causes:
+        if cause not in known:
+            raise UsageError(f"{cause!r} is no cause of lost time; choose from {', '.join(known)}")
 
 
 def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
@@ -54,6 +64,8 @@ def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
 
 
 FIGURES: Final = (*CLASSES, "idle", "step_time", "step_time_p95", "throughput")
+OF_CAUSE: Final = "cause "
+"""Beginning of the figures of causes, before the id."""
 
 
 def gate(run: Run, limit: Limit) -> Gate:
@@ -73,13 +85,24 @@ def gate(run: Run, limit: Limit) -> Gate:
         value, object = float(run.analysis.unrecorded(steps.p95_ns) or 0), ""
         subject = "the 95th percentile of the steps is"
     else:
-        value, object = sum(loop.classes[part].value for part in parts), " of a step"
-        value = value / length if unit == "share" else value
-        subject = BY_ID[figure].gate if figure in BY_ID else "the GPUs are idle for"
+        value, subject = _time_of(run, figure, parts)
+        value, object = value / length if unit == "share" else value, " of a step"
     bound = f"{'at most' if limit.at_most else 'at least'} {_formatted(limit.value, unit)}"
     message = f"{subject} {_formatted(value, unit)}{object}; {bound} asked for"
     passed = value <= limit.value if limit.at_most else value >= limit.value
     return Gate(name, passed, True, value, limit.value, unit, message)
+
+
+def _time_of(run: Run, figure: str, parts: Sequence[str]) -> tuple[float, str]:
+    """Return the nanoseconds of a step that go to classes or to a cause, and what to call them."""
+    assert run.loop is not None
+    if not figure.startswith(OF_CAUSE):
+        subject = BY_ID[figure].gate if figure in BY_ID else "the GPUs are idle for"
+        return sum(run.loop.classes[part].value for part in parts), subject
+    cause = figure.removeprefix(OF_CAUSE)
+    general, _, label = run.analysis.cause_label(cause).rpartition(": ")
+    label += f" ({general})" if general else ""
+    return lost_ns(run).get(cause, 0.0), f"the time lost to {label} is"
 
 
 def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
@@ -94,7 +117,8 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
         )
     if figure == "throughput":
         return "" if run.samples else "the batch size is not given (--batch)"
-    known = figure.startswith("step_time") or all(name in run.loop.classes for name in parts)
+    needed = ("compute",) if figure.startswith(OF_CAUSE) else parts
+    known = figure.startswith("step_time") or all(name in run.loop.classes for name in needed)
     return "" if known else "no GPU activity was recorded"
 
 
@@ -160,7 +184,8 @@ class Limit:
     """Upper or lower limit of a figure."""
 
     figure: str
-    """Class of ``breakdown``, ``idle``, ``step_time``, ``step_time_p95`` or ``throughput``."""
+    """Class of ``breakdown``, ``idle``, ``step_time``, ``step_time_p95``, ``throughput``, or
+    ``cause`` and the id of one."""
     value: float
     """Share (0 to 1), nanoseconds, or samples per second."""
     unit: str

@@ -20,6 +20,7 @@ from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
+from gputrace.analyzers.ledger.causes import tree_of, with_plugins
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_tensor
 from gputrace.analyzers.python_samples import read_python_lines
@@ -148,6 +149,7 @@ def _answer(
         modules=find_modules(gpus, chosen),
         copies=facts.copies,
         ledger=facts.ledger.rows,
+        causes=tree_of(facts.causes),
     )
 
 
@@ -163,7 +165,8 @@ def _open_gpus(
     trace: Trace, progress: Progress | None, watcher: Watcher | None, spread: Spread | None
 ) -> PerGpu:
     """Read the operations here, or where the files are; watchers and plugins want them here."""
-    far = None if spread is None or watcher is not None or plugins("analyzers") else spread(trace)
+    here = watcher is not None or plugins("analyzers") or plugins("causes")
+    far = None if spread is None or here else spread(trace)
     gpus = far or PerGpu.here(Shard(trace, spill_file_for(trace), progress))
     if not gpus.operations and trace.no_gpu is None:
         gpus.close()
@@ -244,7 +247,7 @@ def _facts(
         kernels=count_kernels(gpus, chosen) if gpus.lanes else None,
         phases=list_phases(gpus, lanes, all_steps, steps, causes),
         timed=timed,
-        causes=CAUSES,
+        causes=with_plugins(CAUSES),
     )
 
 

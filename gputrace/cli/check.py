@@ -57,6 +57,12 @@ def _limits(function: _F) -> _F:
     metavar="WORD",
     help="A finding's id, or a severity (that one and worse); may be given several times.",
 )
+@click.option(
+    "--max-cause",
+    multiple=True,
+    metavar="CAUSE=SHARE",
+    help="A cause of lost time at most, as garbage-collection=5%; may be given several times.",
+)
 @_limits
 @options.batch
 @options.steps
@@ -101,9 +107,13 @@ def command(
 
 def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> CheckOptions:
     """Return the given gates; raises UsageError if there are none."""
-    from gputrace.analyzers.ci_gates import CheckOptions, check_words
+    from gputrace.analyzers.ci_gates import CheckOptions, check_causes, check_words
 
     slowdown, fail_on = gates.pop("max_slowdown"), gates.pop("fail_on")
+    given = (text.partition("=") for text in gates.pop("max_cause"))
+    causes = {cause: share for cause, _, share in given}
+    check_causes(causes)
+    gates |= {f"max_cause {cause}": text for cause, text in causes.items()}
     if slowdown is not None and baseline is None:
         raise UsageError("--max-slowdown needs the trace to be measured against: --baseline")
     limits = [_limit(name, text) for name, text in gates.items() if text is not None]
@@ -130,7 +140,7 @@ def _limit(name: str, text: str) -> Limit:
     except ValueError:
         time = -1
     if time < 0 or text.strip()[-1:].isdigit():
-        raise UsageError(f"{option} {text}: write {what}")
+        raise UsageError(f"{f'{option} {text}'.rstrip()}: write {what}")
     return Limit(figure, time, "ns", bound == "max")
 
 

@@ -63,7 +63,7 @@ def recipe() -> None:
 @click.command("plugins")
 @click.option("--check", is_flag=True, help="Import each; exit code 4 where one does not work.")
 def plugins(check: bool) -> int:
-    """List the readers, analyzers, views, collectors and cures that other packages add.
+    """List the readers, analyzers, views, collectors, cures and causes that other packages add.
 
     Without --check, none is imported. GPUTRACE_NO_PLUGINS=1 disables all of them.
     """
@@ -100,6 +100,10 @@ def _problem(plugin: Plugin) -> str:
             from gputrace.trials.cures import Cure
 
             load(plugin, Cure)
+        elif plugin.kind == "causes":
+            from gputrace.analyzers.ledger.causes import Cause
+
+            load(plugin, Cause)
         else:
             load_function(plugin)
     except PluginError as error:

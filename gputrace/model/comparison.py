@@ -111,6 +111,16 @@ class FindingChange(Struct, frozen=True):
     """Message of B where it has the finding, else of A."""
 
 
+class CauseChange(Struct, frozen=True):
+    """Time that a cause of the ledger takes in both runs, per step, mean over the GPUs."""
+
+    cause: str
+    label: str
+    a_ns: int
+    b_ns: int
+    difference_ns: int
+
+
 class Pair(Struct, frozen=True):
     """Comparison of two runs: A, then B."""
 
@@ -129,6 +139,8 @@ class Pair(Struct, frozen=True):
     """Kernels, largest difference first."""
     gpus: tuple[GpuPair, ...]
     findings: tuple[FindingChange, ...]
+    causes: tuple[CauseChange, ...] = ()
+    """Causes of lost time, largest difference first; empty where there are no steps."""
 
 
 class Loss(Struct, frozen=True):

@@ -301,6 +301,11 @@ class Gap(Struct, frozen=True):
     cause: str
     """One of `IDLE_CAUSES`, the one that covers most of it."""
     evidence: str
+    charges: Mapping[str, int] = field(default_factory=dict)
+    """Nanoseconds by cause of the ledger, the largest first; they sum to its length."""
+
+    def __hash__(self) -> int:
+        return hash((self.gpu, self.rank, self.start_ns))
 
     @property
     def length_ns(self) -> int:
@@ -336,6 +341,16 @@ class Finding(Struct, frozen=True):
     evidence: Evidence = field(default_factory=dict)
 
 
+class CauseNode(Struct, frozen=True):
+    """Node of the tree of causes of lost time."""
+
+    id: str
+    parent: str
+    """Id of the more general cause; empty at the root."""
+    label: str
+    """Name in tables."""
+
+
 class LedgerRow(Struct, frozen=True):
     """Time that one GPU does not compute, or computes what need not be, charged to one cause.
 
@@ -365,6 +380,11 @@ class LedgerRow(Struct, frozen=True):
     """Innermost frame that most of the samples at the line met, in a library mostly."""
     paid_by: int
     """Rank of the GPU that loses the time."""
+
+    @property
+    def waits(self) -> bool:
+        """True if the GPU waits for another one, on which the cause is."""
+        return self.rank != self.paid_by or "waiting" in self.path
 
 
 class Load(Struct, frozen=True):
@@ -698,6 +718,8 @@ class Analysis(Struct, frozen=True):
     """Samples and tokens of each rank; empty where the program gave none."""
     ledger: tuple[LedgerRow, ...] = ()
     """Lost time of each GPU in the measured steps by cause, the largest first."""
+    causes: tuple[CauseNode, ...] = ()
+    """Tree of all causes that the ledger knows, the general ones first."""
     energy: tuple[Energy, ...] = ()
     """Energy of each GPU whose counter was read in the measured steps."""
     allocators: tuple[Allocator, ...] = ()
@@ -706,6 +728,18 @@ class Analysis(Struct, frozen=True):
     """Modules of the network in order of their tree, by rank; empty where none were recorded."""
     copies: tuple[CopyUse, ...] = ()
     """Copies in the measured steps, by GPU and direction, most time first."""
+
+    def cause_label(self, cause: str, general: str = "") -> str:
+        """Return the label of a cause after a more general one, by default its parent's, unless the
+        cause repeats that.
+        """
+        nodes = {node.id: node for node in self.causes}
+        if (node := nodes.get(cause)) is None:
+            return cause
+        if not general and node.parent in nodes:
+            parent = nodes[node.parent].label
+            general = "" if parent.split()[-1] in node.label else parent
+        return f"{general}: {node.label}" if general else node.label
 
     def unrecorded(self, step_ns: int | None) -> int | None:
         """Return the length of a recorded step without the measured cost of recording."""

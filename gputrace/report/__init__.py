@@ -30,6 +30,7 @@ from gputrace.model.results import (
     Finding,
     Gap,
     GpuTotals,
+    LedgerRow,
     Phase,
     Step,
 )
@@ -106,6 +107,7 @@ _TABLES: Final[dict[str, type]] = {
     "findings": Finding,
     "cards": CardUse,
     "kernels": KernelUse,
+    "ledger": LedgerRow,
 }
 
 

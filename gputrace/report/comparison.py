@@ -101,6 +101,9 @@ NAMES: Final = CLASS_NAMES | {
     "communication_wait": "(wait in comm.)",
 }
 """Names of the classes, and in brackets of times beside them or part of one."""
+_MOST_CAUSES: Final = 8
+_LEAST_CAUSE: Final = 0.005
+"""Difference of a cause, as a fraction of the step, from which it is shown."""
 _MOST_KERNELS: Final = 8
 _MOST_GPUS: Final = 2
 _LEAST_SHARE: Final = 0.001
@@ -126,6 +129,7 @@ def tables(comparison: Comparison, width: int) -> Iterator[Table]:
     if pair is None:
         return
     yield _classes_table(comparison, pair)
+    yield from _causes_table(comparison, pair)
     if len(pair.gpus) > 1 or comparison.unit != "step":
         yield from _gpus_table(comparison, pair)
     if comparison.unit == "span":
@@ -174,6 +178,20 @@ def _classes_table(comparison: Comparison, pair: Pair) -> Table:
         f"Where the time of {UNITS[comparison.unit]} goes (mean over {comparison.unit}s and GPUs)"
     )
     return Table(title, ("", a, b, "change", "95% bounds", ""), (*rows, *total))
+
+
+def _causes_table(comparison: Comparison, pair: Pair) -> Iterator[Table]:
+    """Tabulate the causes of lost time that grew or shrank."""
+    least = _LEAST_CAUSE * pair.step.a_ns if pair.step is not None else 0
+    rows = tuple(
+        (row.label, _time(row.a_ns), _time(row.b_ns), format_change(row.difference_ns))
+        for row in pair.causes[:_MOST_CAUSES]
+        if abs(row.difference_ns) >= least
+    )
+    if rows:
+        a, b = (run.label for run in comparison.runs)
+        title = f"Why ({UNITS[comparison.unit]}, mean over the GPUs; largest changes first)"
+        yield Table(title, ("", a, b, "change"), rows)
 
 
 def _gpus_table(comparison: Comparison, pair: Pair) -> Iterator[Table]:

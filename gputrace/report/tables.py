@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from msgspec.structs import force_setattr
@@ -19,7 +19,15 @@ from gputrace.model.communication import (
 )
 from gputrace.model.host import PHASES
 from gputrace.model.kernels import Roofline
-from gputrace.model.results import Analysis, Breakdown, CardUse, CopyUse, ExtraTable, Gap
+from gputrace.model.results import (
+    Analysis,
+    Breakdown,
+    CardUse,
+    CopyUse,
+    ExtraTable,
+    Gap,
+    LedgerRow,
+)
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.report.wording import cut_middle, gpu_label, kernel_labels, loop_name
@@ -30,6 +38,7 @@ from gputrace.units import (
     format_ids,
     format_ns,
     format_number,
+    format_ranges,
     format_share,
 )
 
@@ -128,6 +137,68 @@ def _ranks_table(analysis: Analysis) -> Table:
     return Table(_title(analysis), header, tuple(body))
 
 
+_LEAST_CAUSE: Final = 0.005
+"""Share of the time from which a cause has a row of its own."""
+_LEAST_EXPLAINED: Final = 0.05
+"""Share of the time from which its evidence is shown."""
+_MANY_RANKS: Final = 0.2
+"""Part of the largest row of a cause from which the rank of another is named, too."""
+
+
+def causes_table(analysis: Analysis, most_across: int, most: int) -> Table | None:
+    """Say why the GPUs lose time: a row per cause, and per rank that others wait for if the GPUs
+    are columns; the total is all of the main table but the computing.
+
+    Return None where no cause is worth a row.
+    """
+    gpus, few = analysis.breakdown, len(analysis.breakdown) <= most_across
+    columns = [[gpu] for gpu in gpus] if few else [gpus]
+    every = [row for row in analysis.ledger if row.of != "compute"]
+    whole = sum(gpu.total_ns for gpu in gpus)
+    causes: dict[tuple[str, bool, int | None], list[LedgerRow]] = {}
+    for row in every:
+        apart = row.rank if row.waits and few else None
+        causes.setdefault((row.cause, row.waits, apart), []).append(row)
+    ranked = sorted(causes.values(), key=_ns, reverse=True)
+    shown = [rows for rows in ranked[:most] if _ns(rows) >= _LEAST_CAUSE * whole]
+    if not shown:
+        return None
+    other = [row for rows in ranked[len(shown) :] for row in rows]
+
+    def cells(rows: Sequence[LedgerRow]) -> Iterator[str]:
+        for column in columns:
+            keys = {(gpu.gpu, gpu.rank) for gpu in column}
+            lost = sum(row.ns for row in rows if (row.gpu, row.paid_by) in keys)
+            share = format_share(lost, sum(gpu.total_ns for gpu in column))
+            mean = format_ns(lost / sum(max(gpu.steps, 1) for gpu in column))
+            yield from (mean, share) if lost else (_UNKNOWN, "")
+
+    def more(rows: Sequence[LedgerRow]) -> tuple[str, str]:
+        ranks = {row.rank for row in rows if row.ns >= _MANY_RANKS * rows[0].ns}
+        at = f"{rows[0].line} ({rows[0].evidence})" if rows[0].line else rows[0].evidence
+        is_large = _ns(rows) >= _LEAST_EXPLAINED * whole
+        return "" if few else format_ranges(sorted(ranks)), at if is_large else ""
+
+    body = [(_cause_label(rows[0], analysis, few), *cells(rows), *more(rows)) for rows in shown]
+    body += [("other", *cells(other), "", "")] if other else []
+    body.append(("total", *cells(every), "", ""))
+    heads = [gpu_label(gpu, analysis) for gpu in gpus] if few else ["mean"]
+    header = ("", *(cell for head in heads for cell in (head, "")), "ranks", "evidence")
+    unit = _unit(analysis).replace("span", "whole span")
+    return Table(f"Why ({unit}, per GPU)", header, tuple(body))
+
+
+def _cause_label(row: LedgerRow, analysis: Analysis, by_rank: bool) -> str:
+    """Return the label of a row's cause, with the rank that the GPU waits for if ``by_rank``."""
+    by_rank = by_rank and row.rank != row.paid_by
+    waits = f"waiting for rank {row.rank}" if by_rank else "waiting for another rank"
+    return analysis.cause_label(row.cause, waits if row.waits else "")
+
+
+def _ns(rows: Iterable[LedgerRow]) -> int:
+    return sum(row.ns for row in rows)
+
+
 _LEAST_GAP: Final = 0.005
 """Share of a step from which a gap is listed."""
 
@@ -207,7 +278,8 @@ class ShownLimits(Struct, frozen=True):
     """Limits on what a format shows."""
 
     gpus_across: int
-    """Largest number of GPUs shown as columns of the first table; more are shown as rows."""
+    """Largest number of GPUs shown as columns of the first tables; more are shown as rows, or as
+    their mean."""
     gaps: int
     links: int
     kernels: int
@@ -215,14 +287,20 @@ class ShownLimits(Struct, frozen=True):
     """Longest name of a kernel, in characters."""
     longest_launches: bool = True
     """True to show the longest launch of each kernel."""
+    causes: int = 12
+    """Causes of lost time with a row of their own."""
 
 
 def tables_before(analysis: Analysis, limits: ShownLimits) -> list[Table]:
     """Return the tables between the verdict and the other findings."""
     if not analysis.breakdown:
         return []
-    gaps = gaps_table(analysis, limits.gaps)
-    return [main_table(analysis, limits.gpus_across), *([gaps] if gaps else [])]
+    made = (
+        main_table(analysis, limits.gpus_across),
+        causes_table(analysis, limits.gpus_across, limits.causes),
+        gaps_table(analysis, limits.gaps),
+    )
+    return [table for table in made if table is not None]
 
 
 def tables_after(analysis: Analysis, limits: ShownLimits) -> list[Table]:

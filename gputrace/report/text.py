@@ -23,7 +23,9 @@ _STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info":
 def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
     """Render a report at most ``width`` columns wide; with ANSI escape sequences if ``color``."""
     names = room_for_names(width, BESIDE_NAMES)
-    limits = ShownLimits(3, gaps=5, links=4, kernels=8, kernel_name=names, longest_launches=False)
+    limits = ShownLimits(
+        3, gaps=5, links=4, kernels=8, kernel_name=names, longest_launches=False, causes=6
+    )
     console = open_console(width, color)
     style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
     console.print(said(verdict(analysis), style))
@@ -155,6 +157,6 @@ def _print_row(
         if left >= min(widths[index], _LEAST_SENTENCE):
             indent = Text("\n" + " " * (line.cell_len + 1))
             line.append(" ").append(indent.join(said(row[index]).wrap(console, left)))
-        elif not is_header:
+        elif row[index] and not is_header:
             below.append(Padding(said(row[index]), (0, 0, 0, 4)))
     console.print(line, *below, sep="\n")

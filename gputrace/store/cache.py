@@ -52,14 +52,14 @@ _Value = TypeVar("_Value")
 class ResultCache:
     """Cached results of files and folders, in their state when this is created.
 
-    Disabled where plugins add readers or analyzers, whose code may change unnoticed.
+    Disabled where plugins add readers, analyzers or causes, whose code may change unnoticed.
     """
 
     def __init__(self, paths: Sequence[Path | str], windows: bool = False) -> None:
         self._paths = [Path(path) for path in paths]
         # Results show the names as given, and windows alone may be read in another way.
         self._given = f"{[str(path) for path in paths]} {windows}"
-        plugged = plugins("readers") or plugins("analyzers")
+        plugged = any(map(plugins, ("readers", "analyzers", "causes")))
         off = plugged or cache_root() is None
         self._files = None if off else key_of(self._paths, "")
 

@@ -7,8 +7,17 @@ from dataclasses import asdict
 from math import log
 from typing import Final
 
-from gputrace.analyzers.compare.runs import ABSENT, NAMES, Mean, Run, difference, ratio
+from gputrace.analyzers.compare.runs import (
+    ABSENT,
+    NAMES,
+    Mean,
+    Run,
+    difference,
+    lost_ns,
+    ratio,
+)
 from gputrace.model.comparison import (
+    CauseChange,
     Change,
     ClassChange,
     FindingChange,
@@ -52,6 +61,7 @@ def compare_pair(a: Run, b: Run, unit: str, work: tuple[float, str]) -> Pair:
         kernels=tuple(_kernels(a, b, unit)),
         gpus=tuple(_gpus(a, b)),
         findings=tuple(_findings(a, b)),
+        causes=_causes(a, b) if unit != "span" else (),
     )
 
 
@@ -176,6 +186,17 @@ def _findings(a: Run, b: Run) -> Iterator[FindingChange]:
             b_impact_ns=y.impact_ns if y is not None else None,
             message=(second if id in second else first)[id].message,
         )
+
+
+def _causes(a: Run, b: Run) -> tuple[CauseChange, ...]:
+    """Compare the time lost to each cause, largest difference first."""
+    first, second = lost_ns(a), lost_ns(b)
+    rows = []
+    for cause in {row.cause for run in (a, b) for row in run.analysis.ledger}:
+        label = (b if cause in second else a).analysis.cause_label(cause)
+        x, y = round(first.get(cause, 0)), round(second.get(cause, 0))
+        rows.append(CauseChange(cause, label, x, y, y - x))
+    return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), row.cause)))
 
 
 _EQUAL: Final = 0.02

@@ -312,6 +312,22 @@ class Run:
     """Samples per step, on all GPUs, if given by the user."""
 
 
+def lost_ns(run: Run) -> dict[str, float]:
+    """Return the time lost in a step, mean over the GPUs, by cause and by each more general one.
+
+    What the recorder causes is left out where its cost was measured, as in `measure_loop`.
+    """
+    analysis, lost = run.analysis, dict[str, float]()
+    steps = {(row.gpu, row.rank): max(row.steps, 1) for row in analysis.breakdown}
+    left_out = "compute" if analysis.recorder is None else "recorder-overhead"
+    for row in analysis.ledger:
+        key = row.gpu, row.paid_by
+        if key in run.keys and left_out not in (row.of, row.cause):
+            for cause in dict.fromkeys((*row.path, row.cause)):
+                lost[cause] = lost.get(cause, 0) + row.ns / steps[key] / len(run.keys)
+    return lost
+
+
 def read_run(trace: Trace, label: str, options: Options, progress: Progress | None = None) -> Run:
     """Analyze a trace and reduce it; raises the errors of `analyze`."""
     analysis = analyze(trace, options, progress)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import ArrayLike
 
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
@@ -257,6 +258,22 @@ def charges_of(view: GpuShardView) -> Mapping[tuple[str, str], Intervals]:
     """
     charges: Mapping[tuple[str, str], Intervals] = view.kept(CHARGES)
     return charges
+
+
+def lost_time(view: GpuShardView) -> dict[str, Intervals]:
+    """Return when a GPU loses time by cause, whatever its class."""
+    lost: dict[str, Intervals] = {}
+    for (cause, _), times in charges_of(view).items():
+        lost[cause] = merge_touching(lost.get(cause, EMPTY), times)
+    return lost
+
+
+def charges_within(view: GpuShardView, starts: ArrayLike, ends: ArrayLike) -> list[dict[str, int]]:
+    """Return the nanoseconds of each of some windows by cause, the largest first."""
+    lost = lost_time(view)
+    columns = [times.within(starts, ends).tolist() for times in lost.values()]
+    rows = (zip(lost, row, strict=True) for row in zip(*columns, strict=True))
+    return [{cause: ns for cause, ns in Counter(dict(row)).most_common() if ns} for row in rows]
 
 
 def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals]) -> _Sums:

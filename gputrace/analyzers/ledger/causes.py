@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from gputrace.analyzers.ledger.host import Host
-from gputrace.model.intervals import Intervals
-from gputrace.model.struct import Struct
+from gputrace.errors import PluginError
+from gputrace.model.intervals import EMPTY, Intervals
+from gputrace.model.results import CauseNode
+from gputrace.plugins import Plugin, call, expect, load, plugins, warn
 
 Claim = Callable[[Host], Intervals]
 """Proves from the rows of one GPU and its host when a cause applies."""
@@ -20,14 +25,9 @@ WAITS: Final = ("data_feeding", "sync", "alloc", "launch")
 """Classes of idle time from which causes of the host are taken."""
 
 
-class Cause(Struct, frozen=True):
+class Cause(CauseNode, frozen=True):
     """One node of the tree, and what proves it."""
 
-    id: str
-    parent: str
-    """Id of the more general cause; empty at the root."""
-    label: str
-    """Name in tables."""
     takes: tuple[str, ...] = ()
     """Classes of time, or causes that come before, of which it may be a part."""
     claim: Claim | None = None
@@ -43,7 +43,7 @@ class Cause(Struct, frozen=True):
 
 ROOTS: Final = (
     Cause("data", "", "input"),
-    Cause("host", "", "the host"),
+    Cause("host", "", "host"),
     Cause("communication", "", "communication"),
     Cause("waiting", "communication", "waiting for another rank"),
     Cause("copies", "", "copies"),
@@ -65,6 +65,48 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "other_idle": "idle-unexplained",
 }
 """Cause of what no more specific one is proven for, by class of time."""
+
+
+def tree_of(causes: Sequence[Cause]) -> tuple[CauseNode, ...]:
+    """Return the tree of some causes for reports, without what proves them."""
+    return tuple(CauseNode(each.id, each.parent, each.label) for each in (*ROOTS, *causes))
+
+
+def with_plugins(causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """Return the causes of plugins, which are claimed first, and then the given ones.
+
+    A plugin that does not work is reported, and claims nothing.
+    """
+    plugged = []
+    for plugin in plugins("causes"):
+        try:
+            cause: Cause = load(plugin, Cause)
+            if problem := _problem(cause, plugin.name, (*ROOTS, *causes, *plugged)):
+                raise PluginError(f"{plugin} does not work: {problem}")
+            plugged.append(replace(cause, claim=partial(_claim, plugin, cause.claim)))
+        except PluginError as error:
+            warn(error)
+    return (*plugged, *causes)
+
+
+def _problem(cause: Cause, name: str, known: Sequence[Cause]) -> str:
+    """Return what is wrong with the cause of a plugin; empty if all is well."""
+    ids = [each.id for each in known]
+    if cause.id != name or name in ids:
+        return f"its id is {cause.id!r}; it must be the entry point's name, and one of its own"
+    if cause.parent not in ids:
+        return f"its parent {cause.parent!r} is none of {', '.join(ids)}"
+    wrong = set(cause.takes) - set(DEFAULTS)
+    return f"it takes {', '.join(sorted(wrong))}; there are {', '.join(DEFAULTS)}" if wrong else ""
+
+
+def _claim(plugin: Plugin, claim: Any, host: Host) -> Intervals:
+    """Call the function of a plugin; return no time if it fails."""
+    try:
+        return expect(plugin, call(plugin, claim, host), Intervals)  # type: ignore[no-any-return]
+    except PluginError as error:
+        warn(error)
+        return EMPTY
 
 
 def path_of(cause: str, causes: Sequence[Cause]) -> tuple[str, ...]:

@@ -15,12 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import Lane, build_timeline, find_host_lanes
+from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.operations import Gpu, GpuOperations
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.analyzers.timeline_model.cells import (
+    NOTHING,
     Curve,
     Layers,
     busy_layers,
@@ -53,6 +56,8 @@ class SceneLane:
     """``stream 7`` or ``thread 977``, if the lane shows a part."""
     curves: tuple[Curve, ...] = ()
     """Samples of the GPU's card."""
+    lost: Layers = NOTHING
+    """Time in which the GPU does not compute, by cause of the ledger."""
 
     @classmethod
     def of_gpu(cls, gpu: Gpu, window: Window, layers: Layers, **more: Any) -> SceneLane:
@@ -157,7 +162,9 @@ def full_scene(facts: Facts, analysis: Analysis) -> Scene:
         return _scene(trace, lanes, steps, join([]), analysis=analysis)
     curves = find_curves(trace.nvml, facts.lanes)
     for lane, operations, of_card in zip(facts.lanes, facts.operations, curves, strict=True):
-        more = {"operations": operations, "curves": of_card}
+        lost = lost_time(GpuShardView(facts.per_gpu.whole, lane.gpu))
+        by_cause = Layers(tuple(lost), tuple(lost.values()))
+        more = {"operations": operations, "curves": of_card, "lost": by_cause}
         lanes.append(SceneLane.of_gpu(lane.gpu, lane.window, gpu_layers(lane), **more))
     gaps = tabulate(facts.lanes, facts.all_steps)
     return _scene(trace, lanes, facts.all_steps, gaps, facts.operations, analysis)
@@ -256,14 +263,22 @@ class GapFilter:
 
     lanes: Collection[int] | None = None
     causes: Collection[str] | None = None
+    charged: Collection[str] | None = None
+    """Causes of the ledger, one of which most of the gap is charged to."""
     steps: tuple[int, int] | None = None
     """First step, and the step after the last."""
     shortest_ns: int = 0
     steady: bool = False
     between: bool = False
 
-    def rows(self, table: GapTable) -> NDArray[np.intp]:
-        """Return the rows of the gaps that pass the filter."""
+    def rows(
+        self, table: GapTable, lanes: Sequence[tuple[SceneLane, int]] = ()
+    ) -> NDArray[np.intp]:
+        """Return the rows of the gaps that pass the filter.
+
+        ``lanes`` are those that the table was made of, each with the time on its trace's clock that
+        is 0 in the table; only `charged` needs them.
+        """
         keep = table.length >= self.shortest_ns
         if self.lanes is not None:
             keep &= np.isin(table.lane, list(self.lanes))
@@ -271,6 +286,14 @@ class GapFilter:
             keep &= np.isin(table.cause, [IDLE_CAUSES.index(cause) for cause in self.causes])
         if self.steps is not None:
             keep &= (table.step >= self.steps[0]) & (table.step < self.steps[1])
+        if self.charged is not None:
+            for number, (lane, zero) in enumerate(lanes):
+                rows = slice(*table.of_lane(number))
+                times = table.start[rows] + zero, table.end[rows] + zero
+                spent = [np.zeros(rows.stop - rows.start, np.int64)]
+                spent += [intervals.within(*times) for intervals in lane.lost.sets]
+                named = [False, *(cause in self.charged for cause in lane.lost.classes)]
+                keep[rows] &= np.array(named)[np.argmax(spent, axis=0)]
         if self.steady:
             keep &= table.steady
         if self.between:

@@ -16,6 +16,7 @@ from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.timeline_model import NO_STEP, Scene, index_in
+from gputrace.analyzers.timeline_model.cells import Layers
 from gputrace.model.events import Events, Kind
 from gputrace.model.intervals import union
 from gputrace.model.options import Window
@@ -39,7 +40,7 @@ _PHASES: Final[Mapping[str, tuple[str, ...]]] = {
     "validation": ("validation-downtime",),
     "checkpoint": ("checkpoint-stall",),
 }
-"""Findings that a gap in a phase may belong to; they come before those of its cause."""
+"""Findings that a gap in a phase may belong to; they come before those of its causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,7 @@ def _detail(scene: Scene, lane: int, gap: Gap, analysis: Analysis | None) -> Gap
     operations = scene.lanes[lane].operations
     assert operations is not None
     times = (gap.start_ns, gap.end_ns)
-    shares = [
-        _summed([dict(zip(layers.classes, layers.split(times)[0].tolist(), strict=True))])
-        for layers in (other.layers for other in scene.lanes)
-    ]
+    shares = [_times(other.layers, *times) for other in scene.lanes]
     before, after = (
         None if row is None else operation_at(scene, operations, row)
         for row in _neighbours(operations, *times)
@@ -136,6 +134,12 @@ def _detail(scene: Scene, lane: int, gap: Gap, analysis: Analysis | None) -> Gap
         others={index: other for index, other in enumerate(shares) if index != lane},
         finding=finding_of(gap, analysis) if analysis else None,
     )
+
+
+def _times(layers: Layers, start: int, end: int) -> dict[str, int]:
+    """Return the nanoseconds of a window by class, the longest first, without zeros."""
+    parts = layers.split((start, end))[0].tolist()
+    return _summed([dict(zip(layers.classes, parts, strict=True))])
 
 
 def _summed(times: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -176,6 +180,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
         end,
         IDLE_CAUSES[int(table.cause[row])],
         evidence,
+        _times(scene.lanes[number].lost, start, end),
     )
     detail = _detail(scene, number, gap, scene.analysis)
     if issued is None:
@@ -210,7 +215,9 @@ def operation_name(names: Mapping[int, str], id: int, kind: Kind) -> str:
 
 
 def finding_of(gap: Gap, analysis: Analysis) -> Finding | None:
-    """Return the finding that a gap belongs to, by its phase, its cause, its GPU and its rank."""
+    """Return the finding that a gap belongs to, by its phase, the cause that most of it is charged
+    to, its class, its GPU and its rank.
+    """
     middle = (gap.start_ns + gap.end_ns) // 2
     phases = [
         phase.phase
@@ -218,7 +225,7 @@ def finding_of(gap: Gap, analysis: Analysis) -> Finding | None:
         if phase.rank == gap.rank and phase.start_ns <= middle < phase.end_ns
     ]
     ids = [id for phase in phases for id in _PHASES.get(phase, ())]
-    for id in (*ids, *BY_ID[gap.cause].findings):
+    for id in (*ids, *list(gap.charges)[:1], *BY_ID[gap.cause].findings):
         for finding in analysis.findings:
             # One without GPUs or ranks concerns all of them.
             on_gpu = not finding.gpus or gap.gpu in finding.gpus

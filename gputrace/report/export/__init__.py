@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from gputrace.analyzers.timeline_model import Scene
 from gputrace.errors import UsageError
 from gputrace.model.options import Window
-from gputrace.model.results import Analysis
 from gputrace.model.trace import Progress, Trace
 from gputrace.store.redact import redaction_for
 from gputrace.store.slice import slice_trace
@@ -38,7 +38,7 @@ class Job:
     """Part to export, on the trace's clock; None for all."""
     redact: bool
     """Replace names of hosts, users, paths and programs."""
-    analyze: Callable[[int], Analysis]
+    read: Callable[[int], Scene]
     """Analyze the window and list so many of its gaps; reads the whole trace."""
     progress: Progress | None = None
 

@@ -1,8 +1,8 @@
 """Export in the Trace Event Format (JSON), for ui.perfetto.dev and chrome://tracing.
 
-Each GPU becomes a process with a thread for each stream, and for its steps, gaps and findings; each
-process of the program becomes one, too. Times are those of the report, in microseconds with
-decimals, so that no nanosecond is lost.
+Each GPU becomes a process with a thread for each stream, and for its steps, gaps, causes of lost
+time and findings; each process of the program becomes one, too. Times are those of the report, in
+microseconds with decimals, so that no nanosecond is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Final, TextIO
 
+import numpy as np
+
 from gputrace.analyzers.operations import Gpu
+from gputrace.analyzers.timeline_model import Scene
 from gputrace.analyzers.timeline_model.trace_rows import Track, read_gpu_tracks, read_host_tracks
 from gputrace.model.events import Events, Kind, distinct_ids
 from gputrace.model.results import Analysis
@@ -25,7 +28,7 @@ from gputrace.report.export import Job
 from gputrace.sanitize import cut, json_text
 
 MOST_GAPS: Final = 10_000
-"""Number of gaps exported, the largest ones."""
+"""Number of gaps exported, and of stretches of lost time of each GPU; the largest ones."""
 _GPU_IDS: Final = 1
 _HOST_IDS: Final = 1_000_000
 """First id of GPUs, and of processes; the operating system's ids may not be unique."""
@@ -42,7 +45,9 @@ _Slice = tuple[int, int, str, Mapping[str, object]]
 
 def write(job: Job) -> None:
     """Write the file, compressed where its name ends in ``.gz``."""
-    analysis = job.analyze(MOST_GAPS)
+    scene = job.read(MOST_GAPS)
+    analysis = scene.analysis
+    assert analysis is not None
     compressed = job.target.suffix == ".gz"
     with (
         unfinished_file(job.target) as path,
@@ -56,7 +61,7 @@ def write(job: Job) -> None:
         writer = _Writer(file, job.trace.origin)
         gpus = read_gpu_tracks(job.trace, job.window, job.progress)
         for number, (gpu, tracks) in enumerate(gpus):
-            _write_gpu(writer, _GPU_IDS + number, gpu, tracks, analysis, job.trace)
+            _write_gpu(writer, _GPU_IDS + number, gpu, tracks, scene, job.trace)
         for process, thread, track in read_host_tracks(job.trace, job.window):
             _write_host(writer, process, thread, track, job.trace)
         file.write("\n]}\n")
@@ -165,9 +170,26 @@ def _names(trace: Trace, events: Events) -> dict[int, str]:
     return {id: _json(cut(text)) for id, text in trace.names(ids[ids != -1]).items()}
 
 
+def _lost_time(scene: Scene, gpu: Gpu, analysis: Analysis) -> list[_Slice]:
+    """Return the longest stretches in which a GPU loses time to one cause, in order of time."""
+    same = gpu.gpu, gpu.rank, gpu.host_name
+    lane = next((lane for lane in scene.lanes if (lane.gpu, lane.rank, lane.host) == same), None)
+    if lane is None or not lane.lost.sets:
+        return []
+    start = np.concatenate([times.start for times in lane.lost.sets])
+    end = np.concatenate([times.end for times in lane.lost.sets])
+    causes = np.repeat(lane.lost.classes, list(map(len, lane.lost.sets)))
+    rows = np.argsort(start - end, kind="stable")[:MOST_GAPS]
+    rows = rows[np.argsort(start[rows])]
+    slices = zip(*(column[rows].tolist() for column in (start, end, causes)), strict=True)
+    return [(s, e, analysis.cause_label(cause), {"cause": cause}) for s, e, cause in slices]
+
+
 def _write_gpu(
-    writer: _Writer, id: int, gpu: Gpu, tracks: Sequence[Track], analysis: Analysis, trace: Trace
+    writer: _Writer, id: int, gpu: Gpu, tracks: Sequence[Track], scene: Scene, trace: Trace
 ) -> None:
+    analysis = scene.analysis
+    assert analysis is not None
     same = (gpu.gpu, gpu.rank, gpu.device)
     total = next((t for t in analysis.gpus if (t.gpu, t.rank, t.device) == same), None)
     if total is None:
@@ -192,6 +214,7 @@ def _write_gpu(
             for gap in sorted(analysis.gaps.largest, key=lambda gap: gap.start_ns)
             if (gap.gpu, gap.rank) == same[:2]
         ],
+        "lost time: why": _lost_time(scene, gpu, analysis),
     }
     for name, slices in lanes.items():
         if slices:

@@ -57,7 +57,8 @@ def write_parquet(job: Job) -> None:
 
 def _write_tables(job: Job, suffix: str, open_file: _Open) -> None:
     """Write a folder with a file for each of `TABLES`."""
-    analysis = job.analyze(MOST_GAPS)
+    analysis = job.read(MOST_GAPS).analysis
+    assert analysis is not None
     results: dict[str, tuple[type, Sequence[Any]]] = {
         "steps": (Step, analysis.step_list),
         "gaps": (Gap, analysis.gaps.largest),

@@ -48,6 +48,7 @@ from gputrace.report.tables import (
     Columns,
     Table,
     cards_table,
+    causes_table,
     collectives_table,
     energy_table,
     extra_table,
@@ -162,6 +163,7 @@ def _file(name: str) -> str:
 
 
 _MOST_GPUS_ACROSS: Final = 4
+_MOST_CAUSES: Final = 12
 _MOST_KERNELS: Final = 25
 _MOST_LINKS: Final = 16
 """Directions in the table of copies, and GPUs of a host in the matrix of links."""
@@ -190,6 +192,8 @@ _PLACES: Final = {
     "warmup": _STEPS,
 }
 """Where the page has the evidence of a finding that owns no gap: id of the element, and link."""
+_LEAST_CHARGE: Final = 0.005
+"""Share of a gap from which a cause is listed."""
 _NAME: Final = 60
 """Longest kernel name in the list of gaps, in characters."""
 
@@ -224,6 +228,7 @@ def _content(material: Material) -> SimpleNamespace:
         places=_places(analysis),
         gap_summary=_gap_summary(analysis.gaps),
         breakdown=main_table(analysis, _MOST_GPUS_ACROSS),
+        causes=causes_table(analysis, _MOST_GPUS_ACROSS, _MOST_CAUSES),
         phases=_phases(analysis),
         host=tuple(filter(None, (phases_table(analysis), *loader_tables(analysis)))),
         cards=tuple(
@@ -268,7 +273,7 @@ def _places(analysis: Analysis) -> dict[str, tuple[str, str]]:
 
 
 _GAP_COLUMNS: Final = (
-    *("length", "gpu", "from", "step", "cause", "evidence", "before", "after"),
+    *("length", "gpu", "from", "step", "cause", "why", "evidence", "before", "after"),
     *("the other GPUs meanwhile", "finding"),
 )
 
@@ -289,6 +294,11 @@ def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
     elsewhere = worst.elsewhere
     whole, most = sum(elsewhere.values()), list(elsewhere.items())[:3]
     others = (f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
+    charged = [
+        f"{analysis.cause_label(cause)} {format_ns(ns)}"
+        for cause, ns in gap.charges.items()
+        if ns >= _LEAST_CHARGE * gap.length_ns
+    ]
     before, after = (each.name[:4000] if each else "" for each in (worst.before, worst.after))
     cells = (
         format_ns(gap.length_ns),
@@ -296,6 +306,7 @@ def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
         f"{(gap.start_ns - origin) / 1e9:.6f} s",
         "" if gap.step is None else str(gap.step),
         ", ".join(causes[:3]),
+        ", ".join(charged),
         gap.evidence,
         short_name(before),
         short_name(after),
@@ -308,8 +319,8 @@ def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
         start_ns=gap.start_ns - origin,
         end_ns=gap.end_ns - origin,
         in_steps=gap in analysis.gaps.largest_in_steps,
-        names=[plain_text(name, 1000) for name in ("",) * 6 + (before, after) + ("",) * 2],
-        cells=[plain_text(text, _NAME if 6 <= at <= 7 else 200) for at, text in enumerate(cells)],
+        names=[plain_text(name, 1000) for name in ("",) * 7 + (before, after) + ("",) * 2],
+        cells=[plain_text(text, _NAME if 7 <= at <= 8 else 200) for at, text in enumerate(cells)],
     )
 
 

@@ -36,6 +36,7 @@ from gputrace.report.tui.panes import (
     verdict_text,
 )
 from gputrace.report.tui.screen import (
+    FILTER,
     KEYS,
     Help,
     Prompt,
@@ -507,12 +508,11 @@ class BrowseApp(TerminalApp[None]):
         self._ranks(f"{shown.lane.rank},{other}")
 
     def action_filter(self) -> None:
-        examples = "gpu=0,1 cause=data,sync step=8:24 len>1ms"
-        self.ask(f"gaps: {examples}; nothing for all:", "", self._filter)
+        self.ask(f"gaps: {FILTER}; nothing for all:", "", self._filter)
 
     def _filter(self, text: str) -> None:
         self.board.gap_filter = replace(
-            parse_filter(text, [gpu.label for gpu in self.board.gpus]),
+            parse_filter(text, [gpu.label for gpu in self.board.gpus], self.board.causes),
             steady=self.board.gap_filter.steady and "step" not in text,
             between=self.board.gap_filter.between,
         )
@@ -583,11 +583,14 @@ class BrowseApp(TerminalApp[None]):
         self.set_timer(_REST_S, lambda: source.ask(read))
 
     def _gap_read(self, row: int, shown: ShownLane, detail: GapDetail) -> None:
+        scene = self.board.scenes[shown.trace]
         if self.board.selected != row or self.board.picked is not None:
+            return
+        if scene is None or scene.analysis is None:
             return
         labels = [gpu.label for gpu in self.board.gpus if gpu.trace == shown.trace]
         where = self.board.steps_around(row)
-        self._set_detail(gap_text(detail, shown.label, labels, shown.zero, where))
+        self._set_detail(gap_text(detail, scene.analysis, shown.label, labels, shown.zero, where))
 
     def _show_operation(self, picked: Picked) -> None:
         source, scene = self.sources[picked.lane.trace], self.board.scenes[picked.lane.trace]

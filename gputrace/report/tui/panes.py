@@ -22,7 +22,7 @@ from gputrace.analyzers.timeline_model import NO_STEP, Scene
 from gputrace.analyzers.timeline_model.cells import stack
 from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, IssuingCall, Operation
 from gputrace.model.events import Kind
-from gputrace.model.results import Analysis, Step
+from gputrace.model.results import Analysis, Gap, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
 from gputrace.report.tables import kernels_table
@@ -175,7 +175,14 @@ _HOST: Final = {
 }
 
 
-def gap_text(detail: GapDetail, name: str, labels: Sequence[str], zero: int, where: str) -> Text:
+def gap_text(
+    detail: GapDetail,
+    analysis: Analysis,
+    name: str,
+    labels: Sequence[str],
+    zero: int,
+    where: str,
+) -> Text:
     """Describe a gap on the lane ``name``, with ``where``, the steps around it in words.
 
     ``labels`` are those of the lanes in ``detail.others``; the axis is 0 at the time ``zero``.
@@ -186,6 +193,8 @@ def gap_text(detail: GapDetail, name: str, labels: Sequence[str], zero: int, whe
     text.append(f"{_shares(detail.by_cause, gap.length_ns)}\n")
     if gap.evidence:
         text.append(f"{clean(gap.evidence)}\n")
+    text.append("why\n" if gap.charges else "", "bold")
+    text.append("".join(_charge_lines(gap, analysis)))
     if (finding := detail.finding) is not None:
         text.append(f"{finding.id}: ", SEVERITIES[finding.severity])
         text.append(f"{clean(finding.message)}\n")
@@ -240,6 +249,13 @@ def launch_line(launch: IssuingCall, started: int) -> str:
 def call_name(name: str) -> str:
     """Return a call's name without its API version."""
     return clean(_VERSION.sub("", name), 80)
+
+
+def _charge_lines(gap: Gap, analysis: Analysis) -> Iterator[str]:
+    for cause, ns in gap.charges.items():
+        if ns * 200 >= gap.length_ns:
+            share = format_share(ns, gap.length_ns)
+            yield f"- {clean(analysis.cause_label(cause))} {format_ns(ns)} ({share})\n"
 
 
 def _host_lines(host: Sequence[HostTime], length: int) -> Iterator[str]:

@@ -24,10 +24,10 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.timeline_model import GapFilter, Scene, read_scene
 from gputrace.analyzers.timeline_model.gaps import IssuingCall, find_issuer
 from gputrace.model.options import Options, Window
+from gputrace.model.results import CauseNode
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
 from gputrace.report.palette import Palette
@@ -63,6 +63,8 @@ class Key:
         return self.display or self.keys.replace(",", " ")
 
 
+FILTER: Final = "gpu=0 cause=data why=garbage step=8:24 len>1ms"
+"""Example of a filter of gaps."""
 GROUPS: Final[dict[str, tuple[Key, ...]]] = {
     "Gaps": (
         Key("n,down", "gap(1)", "next gap of the list", "gap", "n ↓"),
@@ -73,7 +75,7 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("g,enter", "fit_gap", "zoom to the gap", "", "g Enter"),
         Key("o", "sort", "sort by length, start, gpu, cause, step", "sort"),
         Key("O", "reverse", "the other way round"),
-        Key("F", "filter", "filter: gpu=0 cause=data step=8:24 len>1ms", "filter"),
+        Key("F", "filter", f"filter: {FILTER}", "filter"),
         Key("i", "toggle_filter('steady')", "steady steps only, or all"),
         Key("B", "toggle_filter('between')", "between batches only, or all"),
     ),
@@ -216,7 +218,7 @@ class Source:
         from gputrace.report.export import Job, export
 
         path = check_target(target, self.trace.paths, False)
-        job = Job(self.trace, path, Window(start, end), False, lambda _: analyze(self.trace))
+        job = Job(self.trace, path, Window(start, end), False, lambda _: read_scene(self.trace))
         export(job, "trace")
 
     @property
@@ -327,7 +329,7 @@ class Help(ModalScreen[None]):
         self.query_one(VerticalScroll).focus()
 
 
-_CONDITION: Final = re.compile(r"(gpu|cause|step|len)\s*([=>])\s*(\S+)")
+_CONDITION: Final = re.compile(r"(gpu|cause|why|step|len)\s*([=>])\s*(\S+)")
 _CAUSES: Final = {cause.replace("_", "")[:4]: cause for cause in IDLE_CAUSES} | {
     "unexplained": "other_idle",
     "unex": "other_idle",
@@ -335,12 +337,15 @@ _CAUSES: Final = {cause.replace("_", "")[:4]: cause for cause in IDLE_CAUSES} | 
 }
 
 
-def parse_filter(text: str, labels: list[str]) -> GapFilter:
-    """Parse a filter of gaps; raise ValueError that names what is invalid."""
+def parse_filter(text: str, labels: Sequence[str], causes: Sequence[CauseNode] = ()) -> GapFilter:
+    """Parse a filter of gaps; raise ValueError that names what is invalid.
+
+    ``causes`` are those that may be named, the general ones first.
+    """
     result = GapFilter()
     rest = _CONDITION.sub("", text).strip()
     if rest:
-        raise ValueError(f"{rest!r} is not understood; write gpu=0 cause=data step=8:24 len>1ms")
+        raise ValueError(f"{rest!r} is not understood; write {FILTER}")
     for name, _, value in _CONDITION.findall(text):
         if name == "gpu":
             wanted = set(value.split(","))
@@ -350,6 +355,9 @@ def parse_filter(text: str, labels: list[str]) -> GapFilter:
             result = replace(result, lanes=lanes)
         elif name == "cause":
             result = replace(result, causes=[_cause(each) for each in value.split(",")])
+        elif name == "why":
+            wanted = set().union(*(_charged(each, causes) for each in value.split(",")))
+            result = replace(result, charged=wanted)
         elif name == "step":
             first, _, last = value.partition(":")
             low = int(first or 0)
@@ -366,6 +374,17 @@ def _cause(text: str) -> str:
     if cause is None:
         raise ValueError(f"{text!r} is not a cause; choose from {', '.join(IDLE_CAUSES)}")
     return cause
+
+
+def _charged(text: str, causes: Sequence[CauseNode]) -> set[str]:
+    """Return a cause of the ledger by its id or a prefix of it, with all that are part of it."""
+    ids = [node.id for node in causes]
+    found = {text} & set(ids) or {id for id in ids if id.startswith(text)}
+    if not found:
+        raise ValueError(f"{text!r} is no cause; choose from {', '.join(ids)}")
+    for node in causes:
+        found |= {node.id} if node.parent in found else set()
+    return found
 
 
 def parse_ranks(text: str, known: Collection[int]) -> frozenset[int] | None:

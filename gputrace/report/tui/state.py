@@ -24,6 +24,7 @@ from gputrace.analyzers.timeline_model import (
 )
 from gputrace.analyzers.timeline_model.cells import CURVES, NOTHING
 from gputrace.model.intervals import Times
+from gputrace.model.results import CauseNode
 from gputrace.report.wording import needs_ranks
 from gputrace.sanitize import clean
 from gputrace.units import format_ns, parse_duration
@@ -169,7 +170,7 @@ class Board:
             ranks = [n for n, gpu in enumerate(self.gpus) if gpu.lane.rank in self.ranks]
             lanes = ranks if chosen.lanes is None else sorted(set(ranks) & set(chosen.lanes))
             chosen = replace(chosen, lanes=lanes)
-        return chosen.rows(table)
+        return chosen.rows(table, [(gpu.lane, gpu.zero) for gpu in self.gpus])
 
     def steps_at(self, shown: ShownLane | None) -> StepWindows | None:
         """Return the steps of a lane's rank, on the axis; None if there are none."""
@@ -293,6 +294,12 @@ class Board:
             return None
         number = min(int(np.searchsorted(steps.end, moment, "right")), len(steps) - 1)
         return int(steps.start[number]), int(steps.end[number])
+
+    @property
+    def causes(self) -> list[CauseNode]:
+        """Causes of the ledger that the traces know, the general ones first."""
+        known = [scene.analysis.causes for scene in self.scenes if scene and scene.analysis]
+        return list(dict.fromkeys(node for causes in known for node in causes))
 
     @property
     def lane_at_cursor(self) -> ShownLane | None:
