@@ -57,7 +57,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
           idle.claim_graph_gaps, rule=idle.graph_gaps),
     Cause("kernel-gaps", "host", "between kernels", ("other_idle",), idle.claim_kernel_gaps),
     # What is left of each class of time.
-    Cause("recorder-overhead", "host", "the recorder", rule=whole_run.recorder_overhead),
+    Cause("recorder-overhead", "host", "recorder", rule=whole_run.recorder_overhead),
     Cause("data-feeding", "data", "waiting for the next batch", rule=data_feeding.data_feeding),
     Cause("alloc-stall", "host", "allocation", rule=idle.alloc_stall),
     Cause("launch-bound", "host", "launch overhead", rule=idle.launch_bound, certain=0.5),
@@ -67,9 +67,9 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("memset", "copies", "memset"),
     Cause("communication-exposed", "communication", "transfer",
           rule=busy.communication_exposed),
-    Cause("uneven-arrival", "waiting", "ranks arrive one by one"),
-    Cause("straggler", "waiting", "rank with more or slower work", rule=stragglers.straggler),
-    Cause("late-host", "waiting", "rank with a late host", rule=stragglers.late_host),
+    Cause("uneven-arrival", "waiting", "arrives last"),
+    Cause("straggler", "waiting", "more or slower work", rule=stragglers.straggler),
+    Cause("late-host", "waiting", "late host", rule=stragglers.late_host),
     Cause("pipeline-bubble", "waiting", "pipeline bubble", rule=busy.pipeline_bubble),
     Cause("expert-imbalance", "waiting", "uneven experts", rule=busy.expert_imbalance),
     # Known by how long they last, but not when.

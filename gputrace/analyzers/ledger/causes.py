@@ -77,7 +77,7 @@ def with_plugins(causes: Sequence[Cause]) -> tuple[Cause, ...]:
 
     A plugin that does not work is reported, and claims nothing.
     """
-    plugged = []
+    plugged: list[Cause] = []
     for plugin in plugins("causes"):
         try:
             cause: Cause = load(plugin, Cause)
