@@ -84,7 +84,7 @@ class Cure:
 _TORCH: Final = ("torch",)
 _TF: Final = ("tensorflow",)
 _JAX: Final = ("jax",)
-_FEEDING: Final = ("data-feeding",)
+_FEEDING: Final = ("data-feeding", "loader-restart")
 _COPIES: Final = ("h2d-exposed", "h2d-pageable", "sync-bound")
 _EXCHANGE: Final = ("communication-exposed", "topology", "host-staged-comm")
 _COMPUTE: Final = ("compute-bound", "no-tensor-cores")
@@ -162,7 +162,7 @@ CURES: Final = (
         "numbers that .item() reads from a GPU are those of the step before",
         _TORCH,
         numerics=True,
-        findings=("sync-bound",),
+        findings=("sync-bound", "host-work"),
         predictions=("sync",),
         advice="copy what is read to pinned memory (non_blocking=True), and read that a step later",
         needs="gpu",
@@ -291,6 +291,7 @@ CURES: Final = (
         "gc",
         "garbage is collected between steps alone, and not what was there before the second",
         findings=("garbage-collection",),
+        predictions=("gc",),
         advice="gc.freeze() and gc.disable() before the loop, gc.collect(0) now and then in it",
         switched=True,
     ),

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gputrace.analyzers.findings.context import Facts, severity_of
 from gputrace.analyzers.steps.drift import Drift, find_drift
 from gputrace.model.results import Finding, Step
-from gputrace.model.time_class import CLASSES, TIME_CLASSES
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns
 
 _ACTIVITIES: Final = {
@@ -32,7 +32,8 @@ def steps_grow(facts: Facts) -> Iterator[Finding]:
     """Forty or more steps grow by 15 % over the run, or take so much longer from one step on, three
     times as much as they scatter. The message names the class that grew most.
 
-    Cost: the time that they take longer than at the begin, or before that step, on average.
+    Cost: the time that they take longer than at the begin, or before that step, on average, less
+    the part in which their GPUs idle, which is charged to what keeps them idle.
 
     Wrong if: steps recorded late in another run are as long as early ones.
     """
@@ -40,10 +41,14 @@ def steps_grow(facts: Facts) -> Iterator[Finding]:
     if not found:
         return
     rank, drift = max(found.items(), key=lambda item: item[1].to_ns - item[1].from_ns)
-    cost = facts.mean_ns - drift.from_ns
-    severity = severity_of(facts.share_of(cost))
+    longer = min(facts.mean_ns, drift.to_ns) - drift.from_ns
+    severity = severity_of(facts.share_of(longer))
     if severity is None:
         return
+    # While its GPU idles, that is charged to what keeps it idle.
+    own = sum(ns for name, ns in drift.grew if name not in IDLE_CAUSES)
+    cost = round(longer * own / max(sum(ns for _, ns in drift.grew), 1))
+    severity = severity_of(facts.share_of(cost)) or "low"
     start, end, count = format_ns(drift.from_ns), format_ns(drift.to_ns), len(_steps(facts, rank))
     message = f"steps grow from {start} to {end} over {count} steps"
     if drift.shape == "jump":

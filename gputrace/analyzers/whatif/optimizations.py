@@ -393,7 +393,23 @@ def products(precision: str, graph: Graph, effect: Effect) -> Graph | None:
     if precision == "bf16" and effect is Effect.MOST:
         others = runs(graph) & (graph.operation == OperationClass.COMPUTE) & ~graph.single
         ns = np.where(others & (graph.kind == Kind.KERNEL), graph.ns // 2, ns)
-    return graph.changed(ns=ns)
+    return graph.changed(ns=ns, residual=_shared_delays(graph, ns))
+
+
+def _shared_delays(graph: Graph, ns: Times) -> Times:
+    """Return the unexplained delays of operations if operations take other times.
+
+    Kernels of several streams share a GPU: one that is held up by others, as no row says, is held
+    up for less time if these take less.
+    """
+    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+    residual = graph.residual
+    for gpu in distinct_ids(graph.gpu[computes]).tolist():
+        mine = computes & (graph.gpu == gpu)
+        if len(distinct_ids(graph.stream[mine])) > 1:
+            part = ns[mine].sum() / max(graph.ns[mine].sum(), 1)
+            residual = np.where(mine, (residual * part).astype(np.int64), residual)
+    return residual
 
 
 SHORT_CALL_NS: Final = 10_000
