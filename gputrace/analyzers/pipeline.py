@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Final, Protocol
 
@@ -104,6 +104,7 @@ def _answer(
     recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
     if recorded_calls is not None:
         quality.notes.append(str(recorded_calls))
+    quality.notes += overlapping_kernels(facts)
     if all_steps.cost is not None and not all_steps.cost.added_ns:
         quality.notes.append(str(all_steps.cost))
     return Analysis(
@@ -151,6 +152,21 @@ def _answer(
         ledger=facts.ledger.rows,
         causes=tree_of(facts.causes),
     )
+
+
+_OVERLAP: Final = 1.05
+"""Ratio of the kernels' time to the time in which any runs, from which they are said to overlap."""
+
+
+def overlapping_kernels(facts: Facts) -> Iterator[str]:
+    """Yield a note where shares of kernels sum to more than the time in which the GPUs are busy."""
+    busy = sum(row.of("compute") + row.of("communication") for row in facts.rows)
+    spent = 0 if facts.kernels is None else facts.kernels.total_ns
+    if busy and spent > _OVERLAP * busy:
+        yield (
+            "kernels overlap, on several streams or as dependent launches: their times sum to "
+            f"{spent / busy:.0%} of the time in which any of them runs"
+        )
 
 
 def _span(trace: Trace, lanes: Sequence[AnyLaneSummary]) -> int:

@@ -90,6 +90,11 @@ CAUSES: Final[tuple[Cause, ...]] = (
           amount=gpu_links.amount_staged, rule=gpu_links.host_staged_comm),
     Cause("topology", "communication", "slow link", ("communication-exposed",),
           amount=gpu_links.amount_slow_links, rule=gpu_links.topology),
+    # Computation that need not be.
+    Cause("layout-transposes", "work", "layout conversions", work=busy.work_on_layouts,
+          rule=busy.layout_transposes),
+    Cause("no-tensor-cores", "work", "beside the tensor cores",
+          work=busy.work_beside_tensor_cores, rule=busy.no_tensor_cores),
 )  # fmt: skip
 """Causes of lost time that a ledger charges, in this order."""
 RULES: Final[tuple[Rule, ...]] = (
@@ -101,8 +106,6 @@ RULES: Final[tuple[Rule, ...]] = (
     hardware.throttling,
     hardware.pcie_degraded,
     hardware.memory_imbalance,
-    busy.layout_transposes,
-    busy.no_tensor_cores,
     stragglers.gpu0_skew,
     slow_steps.slow_steps,
     drift.steps_grow,

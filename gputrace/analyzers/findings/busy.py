@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
 from gputrace.model.events import Kind
-from gputrace.model.kernels import Kernels
+from gputrace.model.kernels import Kernels, KernelUse
 from gputrace.model.results import Finding
 from gputrace.model.time_class import CLASSES
 from gputrace.units import format_bytes, format_ns
@@ -479,6 +480,30 @@ _AS_HALF: Final = {
     "mxnet": "amp.init() for fp16",
     "chainer": "chainer.global_config.dtype = chainer.mixed16 for fp16",
 }
+
+
+def work_on_layouts(facts: Facts) -> Mapping[tuple[int, int], int]:
+    """Return the nanoseconds in which each GPU, with its rank, only converts between layouts."""
+    return _spent_by_gpu(facts, lambda use: use.converts_layout)
+
+
+def work_beside_tensor_cores(facts: Facts) -> Mapping[tuple[int, int], int]:
+    """Return the nanoseconds that tensor cores would save each GPU, with its rank."""
+    if facts.kernels is None or not facts.kernels.has_tensor_cores:
+        return {}
+    spent = _spent_by_gpu(facts, lambda use: use.tensor_cores == "no")
+    return {gpu: ns * (_FASTER - 1) // _FASTER for gpu, ns in spent.items()}
+
+
+def _spent_by_gpu(
+    facts: Facts, is_meant: Callable[[KernelUse], bool]
+) -> Mapping[tuple[int, int], int]:
+    """Return the nanoseconds of some kernels on each GPU, of those that take most time."""
+    spent: Counter[tuple[int, int]] = Counter()
+    for use in facts.kernels.top if facts.kernels is not None else ():
+        for on in use.by_gpu if is_meant(use) else ():
+            spent[on.gpu, on.rank] += on.total_ns
+    return spent
 
 
 def layout_transposes(facts: Facts) -> Iterator[Finding]:

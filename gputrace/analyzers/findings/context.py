@@ -79,6 +79,7 @@ from gputrace.model.results import (
     Evidence,
     Finding,
     Gaps,
+    LedgerRow,
     Load,
     Missing,
     Phase,
@@ -194,6 +195,14 @@ class Facts(Struct, frozen=True, dict=True):
             if cause.amount is not None and (amounts := cause.amount(self)):
                 path = path_of(cause.id, self.causes)
                 charged = move_amounts(charged, cause, amounts, turns, path)
+        for cause in self.causes:
+            spent = cause.work(self) if cause.work is not None else {}
+            path = path_of(cause.id, self.causes)
+            charged += [
+                LedgerRow(cause.id, path, "compute", *gpu, None, None, ns, "", None, gpu[1])
+                for gpu, ns in spent.items()
+                if ns and gpu in turns
+            ]
         counted = {(row.gpu, row.rank) for row in self.rows}
         rows_of = tuple(sorted(charged, key=lambda row: -row.ns))
         return Ledger(rows_of, self.turns, frozenset(counted))

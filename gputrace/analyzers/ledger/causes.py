@@ -32,6 +32,9 @@ class Cause(CauseNode, frozen=True):
     """Classes of time, or causes that come before, of which it may be a part."""
     claim: Claim | None = None
     amount: Amount | None = None
+    work: Callable[[Any], Mapping[tuple[int, int], int]] | None = None
+    """Gives the nanoseconds of computation that need not be, in all measured steps, by GPU and its
+    rank; for causes that are charged against computation."""
     rule: Callable[[Any], Any] | None = None
     """Makes its finding."""
     certain: float = 1.0

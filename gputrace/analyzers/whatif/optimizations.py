@@ -259,6 +259,26 @@ def _median(values: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.sort(values, axis=0)[(len(values) - 1) // 2])
 
 
+def even_stages(graph: Graph, effect: Effect) -> Graph | None:
+    """Give every stage of a pipeline the mean work, with its launches; at least, half the way."""
+    ranks = distinct_ids(graph.rank[graph.rank >= 0])
+    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+    row = np.searchsorted(ranks, graph.rank)
+    totals = np.bincount(row[computes], graph.ns[computes], len(ranks))
+    if len(ranks) < 2 or totals.max() <= _SLOWER * totals.mean():
+        return None
+    factor = (totals.mean() / np.maximum(totals, 1))[row]
+    if effect is Effect.LEAST:
+        factor = (1 + factor) / 2
+    scaled = np.where(graph.rank >= 0, factor, 1.0)
+    launching = issues(graph) & computes
+    return graph.changed(
+        ns=np.where(computes, graph.ns * scaled, graph.ns).astype(np.int64),
+        own=np.where(launching, graph.own * scaled, graph.own).astype(np.int64),
+        gap=np.where(launching & (graph.hand < 0), graph.gap * scaled, graph.gap).astype(np.int64),
+    )
+
+
 def late_host(graph: Graph, _effect: Effect) -> Graph | None:
     """Cut the host time of later ranks to the median rank's, call by call.
 
@@ -547,6 +567,18 @@ CURES: Final = (
         "work that follows the wait starts sooner too",
         bounds=(),
         takes=("straggler", "uneven-arrival"),
+    ),
+    Cure(
+        "even-stages",
+        ("pipeline-bubble",),
+        even_stages,
+        "Stages of equal work",
+        "every stage of the pipeline has the mean work, and launches it as quickly as now; at the "
+        "least, half the difference stays",
+        "stages wait less for each other's messages",
+        bounds=(Effect.LEAST,),
+        only_as_cure=True,
+        takes=("pipeline-bubble", "communication-exposed"),
     ),
     Cure(
         "late-host",
