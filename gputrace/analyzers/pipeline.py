@@ -161,7 +161,8 @@ _OVERLAP: Final = 1.05
 def overlapping_kernels(facts: Facts) -> Iterator[str]:
     """Yield a note where shares of kernels sum to more than the time in which the GPUs are busy."""
     busy = sum(row.of("compute") + row.of("communication") for row in facts.rows)
-    spent = 0 if facts.kernels is None else facts.kernels.total_ns
+    kernels = facts.kernels
+    spent = 0 if kernels is None else sum(use.total_ns for use in kernels.top) + kernels.rest_ns
     if busy and spent > _OVERLAP * busy:
         yield (
             "kernels overlap, on several streams or as dependent launches: their times sum to "
