@@ -28,6 +28,7 @@ RANGES: Final = ("step", "data")
 
 TOLD_BY_SOME: Final = {
     "source", "path", "paths", "origin_ns", "host", "name", "rank_known", "gpu_known", "warnings",
+    "thread",
 }  # fmt: skip
 """Who recorded it, and names of machines and cards, which some formats have."""
 MOMENTS: Final = {"start_ns", "end_ns", "time_ns"}

@@ -132,7 +132,7 @@ def test_tiny_kernels_and_the_delay_of_a_launch_are_measured(tmp_path: Path) -> 
 def test_fp32_products_are_told_where_the_card_has_tensor_cores(tmp_path: Path) -> None:
     report = analyze(training((SGEMM, 500 * US), (TENSOR, 500 * US), card="Tesla T4"), tmp_path)
     found = finding_of(report, "no-tensor-cores")
-    assert found.severity == "low"
+    assert found.severity == "medium"
     assert found.evidence["touched_ns"] == found.evidence["on_tensor_cores_ns"] == 500 * US
     assert found.impact_ns == 250 * US
     assert "float16" in found.advice

@@ -191,7 +191,7 @@ def test_idle_time_is_given_to_the_phase_that_the_host_is_in(slow_backward: Repo
 
 def test_a_finding_names_the_phase_that_has_most_of_it(slow_backward: Report) -> None:
     found = host_work(slow_backward)
-    assert "; most of it in the backward pass, 2.50 ms of 3.50 ms" in found.message
+    assert "; most of it in the backward pass, 2.50 ms of " in found.message
     assert found.evidence["phase"] == "backward"
     # A launch takes some microseconds of it.
     assert found.evidence["phase_ns"] == pytest.approx(2.5 * MS, rel=0.01)

@@ -105,9 +105,11 @@ class TestSearchingAlgorithms:
     ) -> None:
         report = analyze(convolutions(ranks), tmp_path)
         assert_training(report, 12)
-        assert ids(report)[:2] == ["autotune-repeated", "alloc-stall"]
-        assert report.findings[0].evidence["allocations"] == 30 * ranks
-        assert report.findings[0].evidence["synchronisations"] == 30 * ranks
+        # What it allocates is charged to the search.
+        assert ids(report)[0] == "autotune-repeated"
+        assert "alloc-stall" not in ids(report)
+        assert report.findings[0].evidence["allocations"] == 30
+        assert report.findings[0].evidence["synchronisations"] == 30
         # One of 30 allocations of 200 µs hides under the input copy; a turn takes some 265 µs.
         for row in range(ranks):
             assert share(report, "alloc", row) == pytest.approx(5.8 / 8, abs=0.01)
@@ -121,7 +123,7 @@ class TestSearchingAlgorithms:
         assert len(report.breakdown) == 2
         assert ids(report)[0] == "autotune-repeated"
         assert report.findings[0].gpus == (0,)
-        assert report.findings[0].impact_ns == pytest.approx(6.1 * MS, rel=0.01)
+        assert report.findings[0].impact_ns == pytest.approx(6.1 * MS, rel=0.02)
 
     def test_allocations_in_stream_order_are_no_search(self, tmp_path: Path) -> None:
         report = analyze(convolutions(allocation="cudaMallocAsync_v11020"), tmp_path)

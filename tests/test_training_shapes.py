@@ -196,7 +196,7 @@ class TestAfterTheOptimizer:
         assert report.steps.mean_ns == pytest.approx(length, rel=0.04)
         assert share(report, "launch") == pytest.approx(4 * pause / length, abs=0.02)
 
-    def test_a_pause_of_the_host_with_small_kernels_after_is_launch_time(
+    def test_a_pause_of_the_host_with_small_kernels_after_is_its_other_work(
         self, tmp_path: Path
     ) -> None:
         run = Run()
@@ -211,7 +211,7 @@ class TestAfterTheOptimizer:
         report = analyze(run, tmp_path)
         assert_training(report, 30)
         assert report.phases == ()
-        assert ids(report)[0] == "launch-bound"
+        assert ids(report)[0] == "host-work"
         length = STEP + 4 * MS + 4 * 50 * US
         assert share(report, "launch") == pytest.approx(4 * MS / length, abs=0.02)
         assert share(report, "data_feeding") < 0.01

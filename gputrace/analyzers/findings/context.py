@@ -89,7 +89,7 @@ from gputrace.model.results import (
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
-from gputrace.units import format_ns, format_ranges
+from gputrace.units import format_ids, format_ns
 
 _NEARLY_ALL: Final = 0.9
 """Part of the copies' time from which the memory of all of them is called pinned."""
@@ -613,7 +613,7 @@ class Facts(Struct, frozen=True, dict=True):
         causes = id, *beside
         most = self.ledger.ranks(*causes)
         rows = [row for row in self.rows if row.rank in most] or list(self.rows)
-        cost = self.ledger.mean(*causes)
+        mean = cost = self.ledger.mean(*causes)
         if len(rows) < len(self.rows):
             cost = self.ledger.mean_on(rows, *causes)
         share = self.share_of(cost)
@@ -638,7 +638,7 @@ class Facts(Struct, frozen=True, dict=True):
                 text += f"; the host is at {charged[0].line} in {charged[0].evidence}"
             evidence |= {"line": charged[0].line}
         yield replace(
-            self.finding(id, severity, cost, self._said_of(text, rows), advice, evidence),
+            self.finding(id, severity, mean, self._said_of(text, rows), advice, evidence),
             ranks=tuple(sorted({row.rank for row in rows})),
             gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
         )
@@ -647,10 +647,10 @@ class Facts(Struct, frozen=True, dict=True):
         """Return a message about the GPUs that is about some of them alone."""
         if len(rows) == len(self.rows):
             return text
-        who = f"GPU{'s' * (len(rows) > 1)} {format_ranges(sorted({row.gpu or 0 for row in rows}))}"
+        ranks = sorted({row.rank for row in rows})
         if len(rows) > 1:
-            return text.replace("the GPUs", who, 1)
-        return re.sub(_DO, rf"{who} \1s", text, count=1)
+            return text.replace("the GPUs", f"the GPUs of {format_ids('rank', ranks)}", 1)
+        return re.sub(_DO, rf"the GPU of rank {ranks[0]} \1s", text, count=1)
 
     def _phase_of(
         self, causes: Sequence[str], rows: Sequence[Breakdown]

@@ -498,7 +498,7 @@ def claim_host_optimizer(host: Host) -> Intervals:
     brings the gradients and returns the parameters, and so do the copies that are issued there.
     """
     phases, named = host.phases, host.in_ranges(_HOST_OPTIMIZERS)
-    updates = EMPTY if phases is None else phases.of[OPTIMIZER]
+    updates = host.with_calls(EMPTY if phases is None else phases.of[OPTIMIZER])
     if phases is None or not len(updates) or host.count_issues(updates) >= len(updates):
         return named
     passes = merge_touching(phases.of[FORWARD], phases.of[BACKWARD])

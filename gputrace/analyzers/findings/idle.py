@@ -89,14 +89,15 @@ _MOSTLY_TINY: Final = 0.5
 
 def claim_autotune(host: Host) -> Intervals:
     """Prove an algorithm search in every step: from the first allocation of each thread in a step
-    to its last, where cuDNN runs and each step has 20 allocations and 20 synchronisations a GPU.
+    to its last, where cuDNN runs and the threads that feed the GPU make 20 allocations and 20
+    synchronisations in each step.
     """
     calls, (starts, ends) = host.view.calls, host.steps
     if calls is None or not len(starts) or not _uses_cudnn(host):
         return EMPTY
     begins, finishes = [], []
     counts = {Call.ALLOC: np.zeros(len(starts)), Call.SYNC: np.zeros(len(starts))}
-    for thread in calls.threads_of(host.process):
+    for thread in host.issuers:
         first, stop = calls.first[thread : thread + 2].tolist()
         for sort, count in counts.items():
             rows = first + np.flatnonzero(calls.sort[first:stop] == sort)
@@ -110,7 +111,7 @@ def claim_autotune(host: Host) -> Intervals:
                 begins.append(calls.start[rows[low[some]]])
                 finishes.append(calls.end[rows[high[some] - 1]])
     least = min(median(counts[Call.ALLOC]) / _MANY_ALLOCS, median(counts[Call.SYNC]) / _MANY_SYNCS)
-    if least < host.feeds:
+    if least < 1:
         return EMPTY
     return union(np.concatenate(begins), np.concatenate(finishes))
 
@@ -127,16 +128,34 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     if not cost:
         return
     share = facts.share_of(cost)
+    allocs, syncs = map(facts.mean_over_gpus, (_count_allocations, _count_synchronisations))
     yield facts.finding(
         "autotune-repeated",
         severity_of(share) or "low",
         cost,
-        f"cuDNN's algorithm search runs in every step, with {_MANY_ALLOCS} allocations and "
-        f"synchronisations a GPU at least, while the GPUs idle {facts.of_step(cost)}",
+        f"cuDNN's algorithm search runs in every step: {allocs:,} allocations and {syncs:,} "
+        f"synchronisations a GPU, while the GPUs idle {facts.of_step(cost)}",
         "turn the search off (torch.backends.cudnn.benchmark = False), or keep the threads that "
         "it ran in: DistributedDataParallel instead of DataParallel, constant input shapes",
-        {"share": round(share, 4)},
+        {"allocations": allocs, "synchronisations": syncs, "share": round(share, 4)},
     )
+
+
+def _count_allocations(gpu: GpuShardView, time: Intervals) -> int:
+    return _count_calls(gpu, time, Call.ALLOC)
+
+
+def _count_synchronisations(gpu: GpuShardView, time: Intervals) -> int:
+    return _count_calls(gpu, time, Call.SYNC)
+
+
+def _count_calls(gpu: GpuShardView, time: Intervals, sort: Call) -> int:
+    """Return the calls of a sort that the threads which feed a GPU make in some time."""
+    if gpu.calls is None:
+        return 0
+    edges = [slice(*gpu.calls.first[thread : thread + 2]) for thread in Host(gpu).issuers]
+    starts = [gpu.calls.start[rows][gpu.calls.sort[rows] == sort] for rows in edges]
+    return sum(int(np.count_nonzero(time.contains(each))) for each in starts)
 
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
@@ -337,7 +356,8 @@ def claim_graph_gaps(host: Host) -> Intervals:
 def claim_kernel_gaps(host: Host) -> Intervals:
     """Prove gaps so short that they are the GPU's own price of a launch."""
     idle = host.left["other_idle"]
-    return EMPTY if host.view.calls is None else idle.select(idle.lengths <= _HANDOVER_NS)
+    idle = idle.select(host.feeders(idle) != NOBODY)
+    return idle.select(idle.lengths <= _HANDOVER_NS)
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:

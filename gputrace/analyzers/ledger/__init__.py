@@ -25,12 +25,14 @@ from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, path_of
 from gputrace.analyzers.ledger.host import Host
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.python_samples import SampledLine, read_python_lines
-from gputrace.model.events import UNKNOWN, Kind
+from gputrace.model.events import UNKNOWN, Kind, distinct_ids, number_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, LedgerRow
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
 
+_WAIT: Final = "communication"
 CHARGES: Final = "charges"
 """Name under which the charges of a GPU are kept where its rows are."""
 _OF: Final = dict.fromkeys(BUSY_CLASSES, "copy") | {
@@ -44,8 +46,11 @@ _WORTH_NAMING: Final = 0.05
 """Share of a row that a system call must last for to be named."""
 _ROLE_CAUSES: Final = {"pipeline": "pipeline-bubble", "expert": "expert-imbalance"}
 """Causes of waiting that lie in how work is divided, by the role of the group."""
-_ONLY_LATE: Final = ("idle-unexplained", "communication-exposed", "work", "")
-"""What the last rank is at that says no more than that it comes late."""
+_ONLY_LATE: Final = (
+    *("work", "idle-unexplained", "communication-exposed", "kernel-gaps", "memset"),
+    *("h2d-exposed", "copies-exposed", ""),
+)
+"""Causes on the last rank that say no more than that it comes late."""
 
 
 class Ledger(Struct, frozen=True, dict=True):
@@ -107,8 +112,9 @@ class _Sums(Struct, frozen=True, dict=True):
     """Charges of one GPU in its measured time."""
 
     parts: list[_Part]
-    waits: dict[tuple[int, str], Intervals]
-    """Exposed waiting, by the GPU that came last (as an index) and the role of the group."""
+    waits: dict[tuple[int, str], int]
+    """Nanoseconds of exposed waiting, by the GPU that came last (as an index) and the role of the
+    group."""
 
 
 def account(
@@ -140,31 +146,28 @@ def account(
     edges = [steps[lane.gpu] if repeats else np.empty((2, 0), np.int64) for lane in gpus.lanes]
     gpus.each(_charge, gpus.lanes, counts, edges, same=(causes,), keeps=True)
     index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    waits = _waits_by_culprit(collectives, roles)
     lane_of = {lane.gpu: lane for lane in gpus.lanes}
     lanes = [lane_of[gpu] for gpu in listed]
     times = [measured_time(lane, steps[lane.gpu]) for lane in lanes]
-    sums = gpus.each(_sum, lanes, times, (waits.get(index_of[lane.gpu], {}) for lane in lanes))
-    asked: dict[int, list[Intervals]] = defaultdict(list)
-    for each in sums:
-        for (culprit, _), time in each.waits.items():
-            asked[culprit].append(time)
-    culprits = [lane for lane in gpus.lanes if index_of[lane.gpu] in asked]
-    answers = gpus.each(_reasons, culprits, (asked[index_of[lane.gpu]] for lane in culprits))
-    by_culprit = {index_of[c.gpu]: iter(a) for c, a in zip(culprits, answers, strict=True)}
+    all_waits = _waits_by_culprit(collectives, roles)
+    waits = [
+        {key: all_of.intersection(time) for key, all_of in all_waits.get(index, {}).items()}
+        for index, time in zip((index_of[lane.gpu] for lane in lanes), times, strict=True)
+    ]
+    sums = gpus.each(_sum, lanes, times, waits)
+    reasons = _find_reasons(gpus, waits)
     result: list[LedgerRow] = []
-    for lane, each, row in zip(lanes, sums, rows, strict=True):
+    for number, (lane, each, row) in enumerate(zip(lanes, sums, rows, strict=True)):
         charged = [
             _row(causes, part.cause, part.of, lane, lane.gpu.rank, part) for part in each.parts
         ]
-        for (culprit, role), time in each.waits.items():
-            rank = gpus.operations[culprit].gpu.rank
-            reasons = next(by_culprit[culprit]) if culprit in by_culprit else {"": time.total}
-            parts: Counter[str] = Counter()
-            for reason, ns in reasons.items():
-                parts[_cause_of_wait(reason, role, rank, late)] += ns
-            why = max(reasons, key=lambda name: reasons[name])
+        for (culprit, role), exposed_ns in each.waits.items():
+            rank, at = gpus.operations[culprit].gpu.rank, reasons[number, culprit, role]
+            why = max(at, key=lambda name: at[name])
             evidence = f"rank {rank} came last" + (f" ({why})" if why else "")
+            parts: Counter[str] = Counter()
+            for reason, ns in _in_proportion(at, exposed_ns):
+                parts[_cause_of_wait(reason, role, rank, late)] += ns
             charged += [
                 _row(
                     causes,
@@ -172,9 +175,10 @@ def account(
                     "communication",
                     lane,
                     rank,
-                    _Part(cause, "communication", None, None, ns, evidence),
+                    _Part(cause, _WAIT, None, None, ns, evidence),
                 )
                 for cause, ns in parts.items()
+                if ns
             ]
         result += charged
         # The edges of steps beyond the GPU's operations are in no gap.
@@ -237,18 +241,30 @@ def _charge(view: GpuShardView, feeds: int, steps: Times, causes: Sequence[Cause
     view.keep(CHARGES, charges)
 
 
-def find_host_times(view: GpuShardView, causes: Sequence[Cause]) -> dict[str, Intervals]:
+class HostTimes(Struct, frozen=True, dict=True):
+    """Time for which the host of a GPU is at something else than launching."""
+
+    inside: dict[str, Intervals]
+    """Within a window, by cause; disjoint."""
+    spent: dict[str, int]
+    """Nanoseconds in the measured time."""
+
+
+def find_host_times(
+    view: GpuShardView, time: Intervals, causes: Sequence[Cause], window: Window
+) -> HostTimes:
     """Return when the host of a GPU is at each of some causes, whether or not the GPU waits.
 
-    Disjoint: of two at a time, the first of the list counts.
+    Of two causes at a time, the first of the list counts. ``time`` is the measured one.
     """
-    host, known, found = Host(view), EMPTY, dict[str, Intervals]()
+    host, known, inside, spent = Host(view), EMPTY, dict[str, Intervals](), dict[str, int]()
     for cause in causes:
         active = EMPTY if cause.claim is None else cause.claim(host).difference(known)
         if len(active):
-            found[cause.id] = active
+            inside[cause.id] = active.clip(*window)
+            spent[cause.id] = active.intersection(time).total
             known = merge_touching(known, active)
-    return found
+    return HostTimes(inside, spent)
 
 
 def charges_of(view: GpuShardView) -> Mapping[tuple[str, str], Intervals]:
@@ -279,7 +295,7 @@ def charges_within(view: GpuShardView, starts: ArrayLike, ends: ArrayLike) -> li
 def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals]) -> _Sums:
     """Sum the charges of one GPU in some time; waits in collectives apart."""
     parts: list[_Part] = []
-    exposed: dict[tuple[int, str], Intervals] = {}
+    exposed: dict[tuple[int, str], int] = {}
     merged: dict[tuple[str, str], Intervals] = {}
     for (cause, name), charged in charges_of(view).items():
         inside = charged.intersection(time)
@@ -287,7 +303,7 @@ def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals]) ->
             for key, waiting in waits.items():
                 apart = inside.intersection(waiting)
                 if len(apart):
-                    exposed[key] = apart
+                    exposed[key] = apart.total
                     inside = inside.difference(apart)
         key_of = cause, _OF[name]
         merged[key_of] = merge_touching(merged.get(key_of, EMPTY), inside)
@@ -303,11 +319,10 @@ def _by_thread(view: GpuShardView, cause: str, of: str, time: Intervals) -> Iter
         yield _Part(cause, of, None, None, time.total)
         return
     feeders = Host(view).feeders(time)
-    for feeder in np.unique(feeders).tolist():
+    if (unknown := time.select(feeders == NOBODY)).total:
+        yield _Part(cause, of, None, None, unknown.total)
+    for feeder in distinct_ids(feeders[feeders != NOBODY]).tolist():
         mine = time.select(feeders == feeder)
-        if feeder == NOBODY:
-            yield _Part(cause, of, None, None, mine.total)
-            continue
         pair = view.calls.threads[feeder]
         place = _line_of(view, pair, mine)
         line, frame, samples = None, None, ""
@@ -342,7 +357,7 @@ def _system_call(view: GpuShardView, thread: tuple[int, int], time: Intervals) -
     within = time.within(events.start, events.end)
     if not within.any():
         return ""
-    names, index = np.unique(events.name, return_inverse=True)
+    names, index = number_ids(events.name)
     spent = np.bincount(index, within)
     most = int(np.argmax(spent))
     if spent[most] < _WORTH_NAMING * time.total:
@@ -365,7 +380,7 @@ def _waits_by_culprit(
     named = [*roles, ""]
     key = (lane.astype(np.int64) << 40) | (last << 20) | (group.astype(np.int64) & 0xFFFFF)
     waits: dict[int, dict[tuple[int, str], Intervals]] = defaultdict(dict)
-    for number in np.unique(key).tolist():
+    for number in distinct_ids(key).tolist():
         mine = key == number
         first = int(np.argmax(mine))
         waiter, culprit, of = int(lane[first]), int(last[first]), int(group[first])
@@ -376,6 +391,42 @@ def _waits_by_culprit(
         known = waits[waiter].get((culprit, role), EMPTY)
         waits[waiter][culprit, role] = merge_touching(known, time)
     return waits
+
+
+def _find_reasons(
+    gpus: PerGpu, waits: Sequence[Mapping[tuple[int, str], Intervals]]
+) -> dict[tuple[int, int, str], dict[str, int]]:
+    """Return what the last to come was at while each GPU waited for it: nanoseconds by cause, by
+    the number of the GPU, the index of the last one, and the role of the group.
+    """
+    asked: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for number, of_gpu in enumerate(waits):
+        for culprit, role in of_gpu:
+            asked[culprit].append((number, role))
+    lane_of = gpus.lane_of
+    culprits = [culprit for culprit in asked if culprit in lane_of]
+    times = ([waits[n][culprit, role] for n, role in asked[culprit]] for culprit in culprits)
+    answers = gpus.each(_reasons, [lane_of[culprit] for culprit in culprits], times)
+    found = {
+        (number, culprit, role): answer
+        for culprit, of_culprit in zip(culprits, answers, strict=True)
+        for (number, role), answer in zip(asked[culprit], of_culprit, strict=True)
+    }
+    return {
+        (number, culprit, role): found.get((number, culprit, role)) or {"": 1}
+        for culprit, pairs in asked.items()
+        for number, role in pairs
+    }
+
+
+def _in_proportion(shares: Mapping[str, int], whole: int) -> Iterable[tuple[str, int]]:
+    """Yield a whole number divided in proportion; the parts sum to it."""
+    total, given, past = sum(shares.values()), 0, 0
+    for name, share in shares.items():
+        past += share
+        until = whole * past // max(total, 1)
+        yield name, until - given
+        given = until
 
 
 def _reasons(view: GpuShardView, asked: Sequence[Intervals]) -> list[dict[str, int]]:

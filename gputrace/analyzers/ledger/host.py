@@ -111,6 +111,13 @@ class Host:
         starts = self.view.operations.start
         return np.minimum(search(starts, idle.end), len(starts) - 1)
 
+    def with_calls(self, time: Intervals) -> Intervals:
+        """Return the intervals in which all calls of the process were recorded."""
+        calls = self.view.calls
+        if calls is None or not self.issuers:
+            return EMPTY
+        return time.select(calls.all_recorded(self.process, time.start, time.end))
+
     def count_issues(self, time: Intervals) -> int:
         """Return how often the process hands work to a GPU in some time."""
         calls = self.view.calls

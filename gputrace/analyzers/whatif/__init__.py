@@ -95,17 +95,16 @@ def _host_times(
     """
     host: dict[str, dict[int, Intervals]] = {}
     spent: dict[str, tuple[float, float]] = {}
-    times = [facts.time_of(lane) for lane in facts.per_gpu.lanes]
-    counts = [max(len(facts.measured_of(lane.gpu)), 1) for lane in facts.per_gpu.lanes]
+    lanes = facts.per_gpu.lanes
     causes = tuple(cause for cause in facts.causes if cause.in_all)
-    each = facts.per_gpu.each(find_host_times, facts.per_gpu.lanes, same=(causes,))
-    for lane, found, time, count in zip(facts.per_gpu.lanes, each, times, counts, strict=True):
-        for cause, active in found.items():
-            here = active.clip(*window)
+    times = [facts.time_of(lane) for lane in lanes]
+    each = facts.per_gpu.each(find_host_times, lanes, times, same=(causes, window))
+    for lane, found in zip(lanes, each, strict=True):
+        count = max(len(facts.measured_of(lane.gpu)), 1)
+        for cause, here in found.inside.items():
             host.setdefault(cause, {})[lane.gpu.process] = here
-            known = spent.get(cause, (0.0, 0.0))
-            more = active.intersection(time).total / count, here.total / len(steps)
-            spent[cause] = max(known, more)
+            more = found.spent[cause] / count, here.total / len(steps)
+            spent[cause] = max(spent.get(cause, (0.0, 0.0)), more)
     return host, {cause: usual / max(now, 1.0) for cause, (usual, now) in spent.items() if usual}
 
 

@@ -296,7 +296,7 @@ class ReceivedSignal(NamedTuple):
     sender: int
     """Pid of the process that sent it; 0 for the kernel and for senders outside the container."""
     value: int
-    """What sigqueue(3) sends along; undefined for other senders."""
+    """Value that sigqueue(3) sends along; undefined for other senders."""
 
     @property
     def is_from_kernel(self) -> bool:
