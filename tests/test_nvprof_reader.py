@@ -294,7 +294,8 @@ class TestTheSameRun:
         assert (round(busy / 1e6, 1), round(gpu["span_ns"] / 1e6, 1)) == (8.3, 57.7)
         # The conversion numbers the cards as they come.
         for report in (direct, trace):
-            for table in (report["gpus"], report["breakdown"], report["gaps"]["largest"]):
+            gaps = report["gaps"]["largest"], report["gaps"]["largest_in_steps"]
+            for table in (report["gpus"], report["breakdown"], *gaps):
                 for row in table:
                     _forget(row, "gpu_known", "evidence")
         for table in ("gpus", "breakdown", "gaps"):
