@@ -484,18 +484,18 @@ _AS_HALF: Final = {
 
 def work_on_layouts(facts: Facts) -> Mapping[tuple[int, int], int]:
     """Return the nanoseconds in which each GPU, with its rank, only converts between layouts."""
-    return _spent_by_gpu(facts, lambda use: use.converts_layout)
+    return spent_by_gpu(facts, lambda use: use.converts_layout)
 
 
 def work_beside_tensor_cores(facts: Facts) -> Mapping[tuple[int, int], int]:
     """Return the nanoseconds that tensor cores would save each GPU, with its rank."""
     if facts.kernels is None or not facts.kernels.has_tensor_cores:
         return {}
-    spent = _spent_by_gpu(facts, lambda use: use.tensor_cores == "no")
+    spent = spent_by_gpu(facts, lambda use: use.tensor_cores == "no")
     return {gpu: ns * (_FASTER - 1) // _FASTER for gpu, ns in spent.items()}
 
 
-def _spent_by_gpu(
+def spent_by_gpu(
     facts: Facts, is_meant: Callable[[KernelUse], bool]
 ) -> Mapping[tuple[int, int], int]:
     """Return the nanoseconds of some kernels on each GPU, of those that take most time."""
