@@ -178,15 +178,20 @@ class _Proof(Struct, frozen=True, dict=True):
 
 
 def amount_slow_links(facts: Facts) -> dict[int | None, int]:
-    """Return the time of a step that each GPU loses to slow links at most."""
-    cost = max((finding.impact_ns for finding in topology(facts)), default=0)
-    return {None: cost} if cost else {}
+    """Return the time of a step that the GPUs of each rank lose to slow links at most."""
+    return {
+        rank: found.impact_ns
+        for found in topology(facts)
+        for rank in found.ranks
+        if found.impact_ns
+    }
 
 
 def amount_staged(facts: Facts) -> dict[int | None, int]:
-    """Return the time of a step that each GPU exchanges data through host memory at most."""
-    proofs = _proofs(facts)
-    return {None: proofs[0].cost} if proofs else {}
+    """Return the time of a step that the GPUs of each rank exchange data through host memory at
+    most.
+    """
+    return {gpu.rank: proof.cost for proof in _proofs(facts)[:1] for gpu in proof.gpus}
 
 
 def host_staged_comm(facts: Facts) -> Iterator[Finding]:

@@ -87,8 +87,8 @@ class Calibration(Struct, frozen=True):
     pairs: int
     """Number of pairs that they are taken from."""
     sure: float = 1.0
-    """Part of the predicted gain that nine in ten pairs of the optimization reached, at most 1; 1
-    with few pairs."""
+    """Part of the predicted gain that nine in ten pairs of the optimization reached, or, with few
+    of these, of all; at most 1."""
 
 
 def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
@@ -108,10 +108,12 @@ def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
         return Calibration(1.0, 1.0, 0)
     tail = _TAIL if len(ratios) >= _MANY else 0.0
     low, high = (quantile(ratios, part) for part in (tail, 1 - tail))
-    parts = [
-        (pair.now_ms - pair.measured_ms) / (pair.now_ms - pair.predicted_ms)
+    gained = {
+        pair: (pair.now_ms - pair.measured_ms) / (pair.now_ms - pair.predicted_ms)
         for pair in counted
-        if pair.cure == cure and pair.now_ms is not None and pair.now_ms > pair.predicted_ms
-    ]
-    sure = min(1.0, max(0.0, quantile(parts, _TAIL))) if len(parts) >= _ENOUGH else 1.0
+        if pair.now_ms is not None and pair.now_ms > pair.predicted_ms
+    }
+    own = [part for pair, part in gained.items() if pair.cure == cure]
+    parts = own if len(own) >= _ENOUGH else [*gained.values()]
+    sure = min(1.0, max(0.0, quantile(parts, _TAIL))) if parts else 1.0
     return Calibration(min(low, *same, 1.0), max(high, *same, 1.0), len(ratios), sure)
