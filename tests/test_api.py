@@ -22,7 +22,7 @@ from tests.exports import Export
 from tests.recordings import SMALL
 
 HARMLESS = {"div", "p", "b", "small", "table", "caption", "thead", "tbody", "tr", "th", "td"}
-TABLES = ("breakdown", "gpus", "step_list", "phases", "gaps", "findings", "ledger")
+TABLES = ("breakdown", "gpus", "step_list", "phases", "gaps", "findings")
 
 
 @pytest.fixture(scope="module")
@@ -228,11 +228,11 @@ def test_a_table_without_rows_has_its_columns(path: Path) -> None:
 
 
 def test_an_unknown_table_names_those_there_are(report: Report) -> None:
-    with pytest.raises(UsageError, match=", ".join(TABLES)):
+    with pytest.raises(UsageError, match=", ".join(TABLES) + ".*ledger"):
         report.to_pandas("nonsense")
 
 
-@pytest.mark.parametrize("table", [*TABLES, "cards", "kernels"])
+@pytest.mark.parametrize("table", [*TABLES, "cards", "kernels", "ledger"])
 def test_arrow_has_the_rows_of_pandas_typed(table: str, report: Report) -> None:
     pytest.importorskip("pandas")
     frame, arrow = report.to_pandas(table), report.to_arrow(table)
@@ -244,7 +244,7 @@ def test_arrow_has_the_rows_of_pandas_typed(table: str, report: Report) -> None:
         assert json.loads(arrow["evidence"][0].as_py()) == report.findings[0].evidence
 
 
-@pytest.mark.parametrize("table", [*TABLES, "cards", "kernels"])
+@pytest.mark.parametrize("table", [*TABLES, "cards", "kernels", "ledger"])
 def test_polars_has_the_rows_of_arrow(table: str, report: Report) -> None:
     pytest.importorskip("polars")
     assert report.to_polars(table).rows(named=True) == report.to_arrow(table).to_pylist()
