@@ -8,28 +8,142 @@ from typing import Final
 
 HIDDEN: Final = "***"
 
-_NO_TOKENS: Final = "".join(
-    rf"(?<!{word}[-_])"
-    for word in ("pad", "bos", "eos", "unk", "cls", "sep", "mask", "image", "video", "audio")
+
+def _not_after(words: str, name: str) -> str:
+    """Return the pattern of a name before which none of some words stands: ``pad-token``."""
+    return name + "".join(rf"(?<!(?<![a-z]){word}[-_]{name})" for word in words.split())
+
+
+_TOKEN: Final = _not_after(
+    "pad bos eos sos eot eod unk cls sep mask masked image video audio vision think start end stop"
+    " special prefix suffix per",
+    "token",
 )
 _OF_MODELS: Final = (
-    r"[-_](?:ids?|types?|dim|len|length|size|index|idx|count|limit|drop\w{0,9}|per|weights?)\b"
+    r"[-_](?:ids?|types?|dim|len|length|size|index|idx|count|limit|drop\w{0,9}|per|weights?|budget"
+    r"|merg(?:e|ing)|prob\w{0,9}|ratio|rate|shift|mix\w{0,3}|prun\w{0,3}|pool\w{0,3}|embed\w{0,5}"
+    r"|mask\w{0,3}|window|loss|level)(?![a-z])"
 )
 """Language models have tokens that are no secrets: ``--pad-token``, ``--token-type``."""
-_NO_KEYS: Final = r"(?<!sort[-_])(?<!by[-_])(?<!group[-_])(?<!partition[-_])"
+_PASS: Final = _not_after(
+    "n num one two single multi first second forward backward low high band", "pass"
+)
+_OF_PASSES: Final = r"[-_](?:through|rate|ratio|count|at|filter|threshold)(?![a-z])"
+"""Other passes go over data or through a filter: ``--n-pass``, ``--pass-through``."""
+_KEY: Final = _not_after("sort by group partition", "key")
 _NAME: Final = (
-    r"(?:(?:pass(?:words?|wd|phrase|code)|(?<!by)(?<!com)pass|pwd|secrets?(?:[-_]?key)?"
-    rf"|(?:{_NO_TOKENS}token|signature)(?!{_OF_MODELS})|(?:api|access|account|private|shared).?keys?"
+    rf"(?:(?:pass(?:words?|wd|phrase|code)|(?<!by)(?<!com){_PASS}(?!{_OF_PASSES})"
+    r"|pwd|secrets?(?:[-_]?key)?"
+    rf"|(?:{_TOKEN}|signature)(?!{_OF_MODELS})|(?:api|access|account|private|shared).?keys?"
     r"|auth(?:orization)?|credentials?|bearer|cookie|webhook)(?![a-z])"
-    r"(?![-_](?:file|path|dir)\b)[\w-]{0,40}"
-    r"|(?<=--)tokens(?![\w-])"
-    rf"|(?<![a-z]){_NO_KEYS}(?:key(?:[-_]?id)?|pat|pw|sig|sas|jwt|otp)(?![\w-]))"
+    r"(?![-_](?:file|path|dir|stdin|fd)\b)[\w-]{0,40}"
+    r"|(?<=--)(?:tokens|(?:(?:new|so|user)-)?pin)(?![\w-])"
+    rf"|(?<![a-z])(?:{_KEY}(?:[-_]?id)?|pat|pw|sig|sas|jwt|otp)(?![\w-]))"
 )
 """Bounds keep the time linear in the length of a word."""
 _ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")
 _SPACE: Final = re.compile(r"\s")
 _VALUE: Final = r"""(?:"[^"]*"|'[^']*'|\\.|[^\s"'\\;&|])+"""
+
+_PASSWORD_OPTIONS: Final = {
+    program: option
+    for option, programs in {
+        "-p": "sshpass mysql mysqladmin mysqldump mysqlimport mysqlshow mariadb mariadb-admin"
+        " mariadb-dump mongo mongosh mongodump mongorestore mongoexport mongoimport cqlsh rdesktop"
+        " twine 7z 7za 7zz rar unrar",
+        "-P": "sqlcmd bcp ipmitool zip unzip",
+        "-a": "redis-cli valkey-cli",
+        "-w": "ldapsearch ldapadd ldapmodify ldapdelete ldappasswd ldapwhoami",
+        # what sshpass starts, whose -p is a port or a flag
+        "": "ssh scp sftp rsync",
+    }.items()
+    for program in programs.split()
+}
+"""Elsewhere ``-p`` is a port, a plugin, or the parents of a folder."""
+_LOGINS: Final = (
+    "docker", "podman", "nerdctl", "buildah", "skopeo", "helm", "oras", "crane", "oc", "az",
+)  # fmt: skip
+"""Programs whose ``login`` takes a password with ``-p``."""
+_WORDS: Final = re.compile(rf"({_VALUE}|[;&|\n]+)")
+
+_READS_SECRET: Final = (
+    r"--pass(?:word|phrase)-(?:stdin|fd)|--with-token|\bsudo\s+-S|\bchpasswd|\bpasswd\s+--stdin"
+    r"|\bkinit"
+)
+_SAID: Final = r"""(?:"[^"]{0,200}"|'[^']{0,200}'|[^"'|;&\n]){1,200}+"""
+_LOGINS_ALONE: Final = "".join(
+    rf"(?<!{scheme}://)" for scheme in ("ssh", "sftp", "rsync", "hdfs", "abfs", "abfss", "wasbs")
+)
+"""Before the host in these addresses stands a user or a container, and no token."""
+_WEBHOOKS: Final = (
+    r"\bhooks\.slack\.com/(?:services|workflows|triggers)/",
+    r"\bdiscord(?:app)?\.com/api/(?:v\d{1,2}/)?webhooks/",
+    r"\bdiscord://",
+    r"\bapi\.telegram\.org/(?:file/)?bot",
+    r"\btgram://",
+    r"\.webhook\.office\.com/webhookb2/",
+)
+_TOKENS: Final = {
+    "a JWT": r"eyJ[\w.-]{12}",
+    "PEM in Base64": r"LS0tLS1CRUdJTi[\w+/=]{12,}",
+    "age": r"AGE-SECRET-KEY-1[A-Z0-9]{20}",
+    "Anthropic, OpenAI, OpenRouter, Langfuse": (
+        r"sk-(?:(?:admin|ant|lf|or|proj|svcacct)-[\w-]{12}|[A-Za-z0-9]{16})"
+    ),
+    "Atlassian": r"ATATT(?=[A-Za-z]{0,24}\d)[\w+/=-]{24,}",  # a digit, for DNA has none
+    "AWS": r"A(?:KIA|SIA)[A-Z0-9]{16}",
+    "Databricks": r"dapi[0-9a-f]{32}",
+    "DigitalOcean": r"do[opr]_v1_[A-Za-z0-9]{20}",
+    "Discord": r"[MNO][DTjz][\w-]{21,26}\.[\w-]{6}\.[\w-]{27}",
+    "Docker": r"dckr_[op]at_[\w-]{12}",
+    "Figma": r"figd_[\w-]{20}",
+    "Fireworks": r"fw_[A-Za-z0-9]{20}",
+    "GitHub": r"gh[oprsu]_[A-Za-z0-9]{16}|github_pat_\w{16}",
+    "GitLab": r"gl(?:agent|cbt|dt|ffct|ft|imt|oas|pat|ptt|rt|soat)-[\w-]{16}",
+    "Google": r"AIza[\w-]{16}|ya29\.[\w-]{12}|GOCSPX-[\w-]{20}",
+    "Grafana": r"glsa_[A-Za-z0-9]{20}|glc_[A-Za-z0-9+/]{32,}",
+    "Groq": r"gsk_[A-Za-z0-9]{20}",
+    "HashiCorp Vault": r"hv[bs]\.[\w-]{24}",
+    "Hugging Face": r"hf_[A-Za-z0-9]{16}|api_org_[A-Za-z]{20}",
+    "LangSmith": r"lsv2_(?:pt|sk)_\w{20}",
+    "Linear": r"lin_api_[A-Za-z0-9]{20}",
+    "Notion": r"ntn_[A-Za-z0-9]{20}",
+    "npm": r"npm_[A-Za-z0-9]{16}",
+    "NVIDIA": r"nvapi-[\w-]{12}",
+    "Perplexity": r"pplx-[A-Za-z0-9]{20}",
+    "Pinecone": r"pcsk_\w{20}",
+    "Postman": r"PMAK-[A-Fa-f0-9]{24}",
+    "Pulumi": r"pul-[a-f0-9]{40}",
+    "PyPI": r"pypi-\w{16}",
+    "Replicate": r"r8_[A-Za-z0-9]{20}",
+    "RubyGems": r"rubygems_[a-f0-9]{40}",
+    "RunPod": r"rpa_[A-Za-z0-9]{20}",
+    "SendGrid": r"SG\.[\w-]{16}",
+    "Sentry": r"sntry[su]_[A-Za-z0-9]{20}",
+    "Shopify": r"shp(?:at|ca|pa|ss)_[A-Za-z0-9]{20}",
+    "Slack": r"xox[abeoprs]-[\w-]{12}|xapp-\d-[\w-]{12}",
+    "Square": r"sq0[a-z]{3}-[\w-]{12}",
+    "Stripe": r"[rs]k_(?:live|prod|test)_[A-Za-z0-9]{10}",
+    "Supabase": r"sbp_(?:v0_)?[A-Za-z0-9]{20}|sb_secret_[\w-]{16}",
+    "Tailscale": r"tskey-(?=[\w-]{0,40}\d)[\w-]{16}",
+    "Telegram": r"\d{8,10}:AA[\w-]{30}",
+    "Together": r"tgp_v1_[\w-]{20}",
+    "Weights & Biases": r"wandb_v1_\w{20}",
+    "xAI": r"xai-(?:[A-Za-z0-9]{20}|\w{60})",
+}
+"""What begins a token that says itself what it is, by issuer.
+
+Prefixes and alphabets are those of three public lists: the rules of gitleaks (July 2026), the
+detectors of TruffleHog 3.97 (August 2026) and the rules of Kingfisher 1.10 (June 2025). Lengths are
+the known ones or less, since issuers change them; an alphabet without hyphens or underscores spares
+words such as ``sk-learn-pipeline`` and ``hf_finetune_llama.py``.
+"""
 _WITHIN: Final = (
+    # a private key, to its end
+    re.compile(
+        r"(?s)(?P<shown>)-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+        r".*?(?:-----END [A-Z0-9 ]{0,60}-----|\Z)"
+    ),
     # of a shell's line or JSON: NAME=VALUE, "name": "value", --name value, Authorization: Bearer
     re.compile(
         rf"""(?i)(?P<shown>{_NAME}\\?["']?\s*[=:]\s*(?:(?:bearer|basic|token)\s+)?){_VALUE}"""
@@ -41,34 +155,73 @@ _WITHIN: Final = (
         rf"(?P<shown>(?<!\S)(?:-u\s*|--(?:proxy-)?user[\s=]+)(?!\d+:\d+(?!\S))[^\s:/]{{1,80}}:)"
         rf"{_VALUE}"
     ),
-    # of an address: scheme://user:password@host
-    re.compile(r"(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#]+(?=@)"),
-    re.compile(r"(?P<shown>\bhooks\.slack\.com/(?:services|workflows)/)[\w/-]+"),
-    # what says itself what it is: of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, NVIDIA,
-    # Google, Stripe, npm, PyPI, Docker, SendGrid, Square; a JWT
+    # what a program reads: echo PASSWORD | docker login --password-stdin, or after <<<
     re.compile(
-        r"(?P<shown>\b)(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ|nvapi-|AIza"
-        r"|ya29\.|[rs]k_(?:live|test)_|npm_|pypi-|dckr_pat_|SG\.|sq0[a-z]{3}-)[\w.-]{12,}"
+        rf"(?P<shown>\b(?:echo|printf)\s){_SAID}(?=\|[^|;&\n]{{0,200}}?(?:{_READS_SECRET}))"
     ),
+    re.compile(rf"(?P<shown>(?:{_READS_SECRET})[^|;&<\n]{{0,200}}+<<<\s*){_VALUE}"),
+    # of an address: scheme://user:password@host, scheme://token@host
+    re.compile(
+        rf"(?P<shown>[A-Za-z][\w+.-]{{0,20}}://)(?:[^/\s?#@:]*:|{_LOGINS_ALONE})[^/\s?#]+(?=@)"
+    ),
+    # with a password that is not encoded, which no port begins
+    re.compile(
+        r"""(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#@:\["']{0,80}+:(?!\d{1,5}[/?#])"""
+        r"""[^\s@"']{1,400}+(?=@)"""
+    ),
+    re.compile(rf"(?P<shown>{'|'.join(_WEBHOOKS)})[\w/:@%+.-]+"),
+    re.compile(rf"(?P<shown>\b)(?:{'|'.join(_TOKENS.values())})[\w.-]*"),
 )
 
 
 def masked(command: Sequence[str]) -> list[str]:
     """Return the words of a command line with secret-looking values replaced."""
+    words = _without_passwords(command)
     return [
         HIDDEN
         if before.startswith("-") and _ENDS_SECRET.search(before)
         else _masked_word(f"{before} {word}").partition(" ")[2]
         if before in ("-u", "--user", "--proxy-user")
         else _masked_word(word)
-        for before, word in zip(["", *command], command, strict=False)
+        for before, word in zip(["", *words], words, strict=False)
     ]
+
+
+def _without_passwords(words: Sequence[str]) -> list[str]:
+    """Replace what follows the short options that stand for a password in some programs only."""
+    shown: list[str] = []
+    before = option = ""
+    logs_in = False
+    for word in words:
+        name = word.rpartition("/")[2]
+        if option and before == option and not word.startswith("-"):
+            shown.append(HIDDEN)
+            option = ""
+        elif option and word.startswith(option) and word != option:
+            shown.append(option + HIDDEN)
+            option = ""
+        else:
+            shown.append(word)
+            if word.strip(";&|\n") == "":
+                option, logs_in = "", False
+            elif before == "--" or not before.startswith("--"):
+                # the value of an option is no program: --name mysql
+                option = _PASSWORD_OPTIONS.get(name, option)
+                logs_in |= name in _LOGINS
+                if name == "login" and logs_in:
+                    option = "-p"
+        before = word
+    return shown
 
 
 def _masked_word(word: str) -> str:
     name, equals, _ = word.partition("=")
     if equals and not _SPACE.search(name) and _ENDS_SECRET.search(name):
         return f"{name}={HIDDEN}"
+    if _SPACE.search(word):
+        pieces = _WORDS.split(word)
+        pieces[1::2] = _without_passwords(pieces[1::2])
+        word = "".join(pieces)
     for pattern in _WITHIN:
         word = pattern.sub(rf"\g<shown>{HIDDEN}", word)
     return word
