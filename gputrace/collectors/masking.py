@@ -125,7 +125,7 @@ _TOKENS: Final = {
     "Square": r"sq0[a-z]{3}-[\w-]{12}",
     "Stripe": r"[rs]k_(?:live|prod|test)_[A-Za-z0-9]{10}",
     "Supabase": r"sbp_(?:v0_)?[A-Za-z0-9]{20}|sb_secret_[\w-]{16}",
-    "Tailscale": r"tskey-(?=[\w-]{0,40}\d)[\w-]{16}",
+    "Tailscale": r"tskey-(?=[\w-]{0,80}\d)[\w-]{16}",
     "Telegram": r"\d{8,10}:AA[\w-]{30}",
     "Together": r"tgp_v1_[\w-]{20}",
     "Weights & Biases": r"wandb_v1_\w{20}",
