@@ -283,6 +283,10 @@ def test_a_served_page_answers_only_to_its_token_and_its_own_origin(h100: Path) 
                 assert request(address, f"/{token}/ws", Origin=origin, **SOCKET) == 403
             assert request(address, f"/{token}/ws", Origin=f"http://{address}", **SOCKET) == 101
             assert request(address, "/ws", Origin=f"http://{address}", **SOCKET) == 404
+            # A client that names no origin is no browser; it needs the token all the same.
+            assert request(address, f"/{token}/ws", **SOCKET) == 101
+            for path in ("/ws", f"/{token[:-1]}/ws"):
+                assert request(address, path, **SOCKET) == 404
         finally:
             server.send_signal(signal.SIGINT)
         assert server.stderr.read().lstrip() == "gputrace: interrupted\n"

@@ -9,7 +9,7 @@ import pytest
 
 from gputrace import sanitize
 from gputrace.model import names
-from gputrace.readers import chrome_json, gzip_io, xplane
+from gputrace.readers import chrome_json, flight_recorder, gzip_io, xplane
 from gputrace.store import cache, redact, sqlite_reader, sqlite_security
 from tests.command import ROOT
 
@@ -17,7 +17,7 @@ MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         *(sanitize, cache, names, sqlite_security, gzip_io),
-        *(redact, sqlite_reader, chrome_json, xplane),
+        *(redact, sqlite_reader, chrome_json, xplane, flight_recorder),
     )
 }
 UNITS: Final = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
@@ -133,8 +134,9 @@ def _diverged(ranks: Sequence[RankState]) -> Hang | None:
         if 2 * most == len(entered):
             odd = [state for state, entries in entered if _is_new(entries, number)] or odd
             odd = odd if len(odd) < len(entered) else odd[-1:]
+        apart = set(map(id, odd))
         theirs = next(entries[number] for s, entries in entered if s is odd[0])
-        others = next(entries[number] for s, entries in entered if s not in odd)
+        others = next(entries[number] for s, entries in entered if id(s) not in apart)
         message = (
             f"{_named(odd)} entered {theirs.operation} at {theirs.line}, where the others entered "
             f"{others.operation} at {others.line} (number {number} of {group})"
@@ -170,13 +172,17 @@ def _absent(ranks: Sequence[RankState]) -> Hang | None:
         for group, rows in _by_group(ranks).items()
     }
     waiting: dict[int, tuple[Collective, list[int]]] = {}
+    present: dict[int, list[int]] = {}  # Of large groups, which many ranks share, few may be here.
     for state in ranks:
         last = state.collectives[-1] if state.collectives else None
         if last is None or (last.is_done and not _is_in_library(state)):
             continue
-        members = last.members or tuple(by_rank)
+        shared = id(last.members)
+        if shared not in present:
+            members = dict.fromkeys(last.members or by_rank)
+            present[shared] = [rank for rank in members if rank in by_rank]
         come = entered[last.group]
-        missing = [r for r in members if r in by_rank and come.get(r, 0) < last.number]
+        missing = [rank for rank in present[shared] if come.get(rank, 0) < last.number]
         if missing:
             waiting[state.rank] = last, missing
     for first in waiting:
@@ -214,13 +220,16 @@ def _behind(ranks: Sequence[RankState]) -> Hang | None:
     fewer: dict[int, tuple[RankState, Collective]] = {}
     more: set[int] = set()
     for entered in _by_group(ranks).values():
-        most, entries = max(((max(its), its) for _, its in entered), key=lambda row: row[0])
-        for state, its in entered:
-            if max(its) == most:
-                more |= {state.rank} if any(max(other) < most for _, other in entered) else set()
-            else:
-                following = next(entries[n] for n in sorted(entries) if n > max(its))
+        reached = [max(its) for _, its in entered]
+        fewest, most = min(reached), max(reached)
+        entries = entered[reached.index(most)][1]
+        numbers = sorted(entries)
+        for (state, _), last in zip(entered, reached, strict=True):
+            if last < most:
+                following = entries[numbers[bisect_right(numbers, last)]]
                 fewer.setdefault(state.rank, (state, following))
+            elif fewest < most:
+                more.add(state.rank)
     late = [row for rank, row in fewer.items() if rank not in more]
     late = [row for row in late if not _is_in_library(row[0])] or late
     if not late:
@@ -255,8 +264,8 @@ def _elsewhere(ranks: Sequence[RankState]) -> Hang | None:
         apart = [state for state in known if _line(state) != usual] if 2 * most > len(known) else []
     if not apart:
         return None
-    line = _line(apart[0])
-    others = _line(next(state for state in known if state not in apart))
+    line, ids = _line(apart[0]), set(map(id, apart))
+    others = _line(next(state for state in known if id(state) not in ids))
     message = f"{_named(apart)} is at {line}, the others wait at {others}"
     return _caused("stuck", apart, "", line, message)
 

@@ -4,24 +4,44 @@ hangs of ``gputrace record --hang``.
 A dump is a pickle of plain values or JSON, one a rank, as ``TORCH_NCCL_TRACE_BUFFER_SIZE`` and a
 timeout leave it (torch/csrc/distributed/c10d/FlightRecorder.hpp; versions 2.x). The pickle is not
 unpickled: its opcodes are interpreted here, and those that import or call anything are refused.
+
+A few bytes of a pickle can refer to a list or text once more, and a few characters of a report can
+name a million ranks. What is made of a file is therefore counted (`_Allowance`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from operator import index
 from pathlib import Path
 from typing import Any, Final
 
 from gputrace.errors import InputError
 from gputrace.model.struct import Struct
 
-_LARGEST: Final = 1 << 28
-_MOST_OPCODES: Final = 50_000_000
-_MOST_RANKS: Final = 1 << 20
+MOST_BYTES: Final = 1 << 28
+"""Largest file that is read."""
+MOST_OPCODES: Final = 1 << 24
+"""Opcodes of a pickle: each makes one object at most. 20,000 collectives take about 2 million."""
+MOST_RATIO: Final = 100
+FREE_BYTES: Final = 16 << 20
+"""Limits of what is made of a file: this many times its size, and these bytes whatever its size.
+
+Dumps refer to the frames of their stacks again and again: with 40 to a stack, and none of them the
+program's, that makes about 25 times the size.
+"""
+_OF_EACH: Final = 256
+_OF_FRAME: Final = 64
+_OF_RANK: Final = 8
+"""Bytes that a collective, a line of a stack and a rank of a group count, beside their text."""
+_NOT_A_DUMP: Final = "is not a flight recorder dump"
+_ADVICE: Final = "have it written again, or leave it out"
 _MALFORMED: Final = (
     *(ValueError, TypeError, LookupError, AttributeError),
     *(OverflowError, RecursionError),
@@ -77,21 +97,24 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
     for number, path in enumerate(paths):
         try:
             with path.open("rb") as file:
-                data = file.read(_LARGEST + 1)
+                # To read up to a limit would take that much memory for the smallest file.
+                size = os.fstat(file.fileno()).st_size
+                data = file.read(size) if size <= MOST_BYTES else b""
         except OSError as error:
             raise InputError(path, f"cannot be read ({error.strerror})") from error
-        if len(data) > _LARGEST:
-            raise InputError(path, "is larger than any flight recorder dump")
+        if size > MOST_BYTES:
+            raise InputError(path, f"is larger than any flight recorder dump; {_ADVICE}")
+        allowance = _Allowance(size)
         try:
             content = plain_pickle(data) if data[:1] == b"\x80" else json.loads(data)
             if not isinstance(content, dict):
                 raise TypeError
             if "gputrace_hang" in content:
-                ranks += [_of_report(row, content) for row in content["ranks"]]
+                ranks += _of_report(content, allowance)
             else:
-                ranks.append(_of_dump(content, _rank_of(path.name, number)))
+                ranks.append(_of_dump(content, _rank_of(path.name, number), allowance))
         except _MALFORMED as error:
-            reason = str(error) if isinstance(error, Refused) else "is not a flight recorder dump"
+            reason = str(error) if isinstance(error, Refused) else _NOT_A_DUMP
             raise InputError(path, reason) from error
     return sorted(ranks, key=lambda state: state.rank)
 
@@ -101,79 +124,124 @@ def _rank_of(name: str, otherwise: int) -> int:
     return int(numbers[-1]) if numbers else otherwise
 
 
-def _of_report(row: dict[str, Any], report: dict[str, Any]) -> RankState:
-    entries = [
-        Collective(
-            str(entry["group"]),
-            _members(str(entry["members"])),
-            str(entry["operation"]),
-            int(entry["number"]),
-            int(entry["step"]),
-            str(entry["line"]),
-            int(entry["start_ns"]),
-            entry["end_ns"] is not None,
-        )
-        for entry in row["collectives"]
-    ]
-    threads = row["threads"]
-    stack = tuple(map(str, threads[0])) if threads else ()
-    host = str(report.get("host", ""))
-    # After the program's end all are gone; the first drew the others with it.
-    alive: bool | None = bool(row["alive"])
-    if report.get("is_over"):
-        alive = False if row["ended_first"] else None
-    values = int(row["pid"]), alive, int(row["steps"])
-    return RankState(int(row["rank"]), host, *values, stack, tuple(entries))
+class _Allowance:
+    """Bytes that may still be made of a file."""
+
+    def __init__(self, size: int) -> None:
+        self._left = FREE_BYTES + MOST_RATIO * size
+
+    def spend(self, size: int) -> None:
+        """Count so many bytes; raises Refused where that is more than is left."""
+        self._left -= size
+        if self._left < 0:
+            raise Refused(
+                f"{_NOT_A_DUMP}: its content unfolds to over {MOST_RATIO} times its size; {_ADVICE}"
+            )
 
 
-def _members(text: str) -> tuple[int, ...]:
+def _of_report(report: dict[str, Any], allowance: _Allowance) -> list[RankState]:
+    host, is_over = str(report.get("host", "")), bool(report.get("is_over"))
+    groups: dict[str, tuple[int, ...]] = {}
+    states = []
+    for row in report["ranks"]:
+        entries = []
+        for entry in row["collectives"]:
+            members = str(entry["members"])
+            if members not in groups:
+                groups[members] = _members(members, allowance)
+            entries.append(
+                Collective(
+                    str(entry["group"]),
+                    groups[members],
+                    str(entry["operation"]),
+                    int(entry["number"]),
+                    int(entry["step"]),
+                    str(entry["line"]),
+                    int(entry["start_ns"]),
+                    entry["end_ns"] is not None,
+                )
+            )
+        threads = row["threads"]
+        stack = tuple(map(str, threads[0])) if threads else ()
+        # After the program's end all are gone; the first drew the others with it.
+        alive: bool | None = bool(row["alive"])
+        if is_over:
+            alive = False if row["ended_first"] else None
+        values = int(row["pid"]), alive, int(row["steps"])
+        states.append(RankState(int(row["rank"]), host, *values, stack, tuple(entries)))
+    return states
+
+
+def _members(text: str, allowance: _Allowance) -> tuple[int, ...]:
     """Parse ``0-3``, ``0-12/4`` (each fourth) or ``0,2,4``."""
     members: list[int] = []
     for part in filter(None, text.split(",")):
         ends, _, stride = part.partition("/")
         first, _, last = ends.partition("-")
         group = range(int(first), int(last or first) + 1, int(stride or 1))
-        if len(members) + len(group) > _MOST_RANKS:
-            raise ValueError("too many ranks")
+        allowance.spend(_OF_RANK * len(group))
         members += group
     return tuple(members)
 
 
-def _of_dump(content: dict[str, Any], rank: int) -> RankState:
-    groups = content.get("pg_config", {})
+def _of_dump(content: dict[str, Any], rank: int, allowance: _Allowance) -> RankState:
+    configured = content.get("pg_config", {})
+    groups = {name: _listed(group, allowance) for name, group in configured.items()}
     entries = []
     for entry in content["entries"]:
         name, description = (*map(_text, entry.get("process_group", ("0", ""))[:2]), "")[:2]
-        members = _listed(groups.get(_text(entry.get("pg_id", name)), groups.get(name, {})))
+        members = groups.get(_text(entry.get("pg_id", name)), groups.get(name, ()))
         point_to_point = bool(entry.get("is_p2p"))
         number = entry["p2p_seq_id" if point_to_point else "collective_seq_id"]
-        called = _text(entry["profiling_name"])
+        called, size = _text(entry["profiling_name"]), _text(entry.get("input_sizes", ""))
+        group = f"{description or name}{' (point to point)' if point_to_point else ''}"
+        allowance.spend(_OF_EACH + len(called) + len(size) + len(group))
         operation = called.partition(":")[2] or called
         state, retired = entry.get("state"), entry.get("retired")
         entries.append(
             Collective(
-                f"{description or name}{' (point to point)' if point_to_point else ''}",
+                group,
                 members,
                 operation.split(" ")[0],
                 int(number),
                 None,
-                _line(entry.get("frames", ())),
+                _line(entry.get("frames", ()), allowance),
                 int(entry.get("time_created_ns", 0)),
                 state == "completed" or bool(retired),
-                _text(entry.get("input_sizes", "")),
+                size,
             )
         )
     return RankState(rank, "", None, None, None, (), tuple(entries))
 
 
+class _Short(reprlib.Repr):
+    """Short form of shapes: lists may hold one another many times, and anything else be long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2  # A list of tensors, each of which is a list of sizes.
+
+    def repr_dict(self, x: Any, level: int) -> str:
+        """Return a dict's place only: to sort its keys takes as long as it is."""
+        return "{...}"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        """Return the beginning."""
+        return repr(x[: self.maxstring])
+
+
+_SHORT: Final = _Short()
+
+
 def _text(value: Any) -> str:
-    """Return a text, or a short form of what is none: lists may hold one another many times."""
-    return value if isinstance(value, str) else reprlib.repr(value)
+    return value if isinstance(value, str) else _SHORT.repr(value)
 
 
-def _listed(group: Any) -> tuple[int, ...]:
-    ranks = group.get("ranks", ()) if isinstance(group, dict) else ()
-    return tuple(map(int, json.loads(ranks) if isinstance(ranks, str) and ranks else ranks or ()))
+def _listed(group: Any, allowance: _Allowance) -> tuple[int, ...]:
+    ranks = (group.get("ranks") if isinstance(group, dict) else None) or ()
+    allowance.spend(_OF_RANK * len(ranks))
+    # Not `int`, which would make a number of each reference to a text.
+    return tuple(map(index, json.loads(ranks) if isinstance(ranks, str) else ranks))
 
 
 _PARTS: Final = ("filename", "line", "name")
@@ -181,9 +249,16 @@ _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<froz
 _NOT_THE_PROGRAM: Final = (*_LIBRARIES, "/_gputrace_hooks/")
 
 
-def _line(frames: Sequence[dict[str, Any]]) -> str:
-    lines = ["{}:{} {}".format(*(_text(frame[k]) for k in _PARTS)) for frame in frames]
-    return next((line for line in lines if is_of_program(line)), lines[0] if lines else "")
+def _line(frames: Sequence[dict[str, Any]], allowance: _Allowance) -> str:
+    """Return the innermost line of the program, else the innermost of all."""
+    innermost = ""
+    for frame in frames:
+        line = "{}:{} {}".format(*(_text(frame[part]) for part in _PARTS))
+        allowance.spend(_OF_FRAME + len(line))
+        if is_of_program(line):
+            return line
+        innermost = innermost or line
+    return innermost
 
 
 def is_of_program(line: str) -> bool:
@@ -192,82 +267,112 @@ def is_of_program(line: str) -> bool:
 
 
 class Refused(ValueError):
-    """A pickle holds more than plain values."""
+    """A file holds what no dump does: more than plain values, or far more than its size."""
 
 
-_MARK: Final = object()
 _NEW: Final[dict[str, Callable[[], Any]]] = {
     "EMPTY_DICT": dict,
     "EMPTY_LIST": list,
     "EMPTY_TUPLE": tuple,
-    "MARK": lambda: _MARK,
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
     "NEWFALSE": lambda: False,
 }
 _VALUES: Final = r"INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|(SHORT_)?BIN(UNICODE8?|STRING|BYTES8?)"
-_TUPLES: Final = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_OF_MARK: Final = {"TUPLE": tuple, "APPENDS": list, "SETITEMS": dict}
+_OF_TOP: Final = {
+    **{f"TUPLE{count}": (tuple, count) for count in (1, 2, 3)},
+    **{"APPEND": (list, 1), "SETITEM": (dict, 2)},
+}
+"""Containers that opcodes make or fill: with the items since the last mark, or this many."""
 _IGNORED: Final = ("PROTO", "FRAME", "STOP")
+_MOST_BITS: Final = 1024
+"""Bits of a number: longer ones take long to write, and may be referred to many times."""
 
 
 def plain_pickle(data: bytes) -> Any:
     """Return the dicts, lists, tuples, texts and numbers that a pickle holds.
 
-    Raises Refused for one that holds more, ValueError for what is no pickle.
+    Raises Refused for one that holds more, or too much, ValueError for what is no pickle.
     """
     import warnings
 
     with warnings.catch_warnings():
         # Of texts with a backslash before what it does not escape.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return _unpickle(data)
+        machine = _Machine()
+        for name, argument in _opcodes(data):
+            machine.run(name, argument)
+        return machine.stack.pop()
 
 
-def _unpickle(data: bytes) -> Any:
+def _opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield names and arguments; raises Refused where there are too many, or too long a number."""
     import pickletools
 
-    stack: list[Any] = []
-    memo: dict[Any, Any] = {}
-    for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-        name = opcode.name
-        if number > _MOST_OPCODES:
-            raise Refused("holds more than any flight recorder dump")
+    for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
+        if number >= MOST_OPCODES:
+            held = f"over {MOST_OPCODES:,} values"
+        elif isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
+            held = f"a number of over {_MOST_BITS:,} bits"
+        else:
+            yield opcode.name, argument
+            continue
+        raise Refused(f"{_NOT_A_DUMP}: it holds {held} (at byte {position}); {_ADVICE}")
+
+
+class _Machine:
+    """Interpreter of opcodes, each in a time that does not depend on those before.
+
+    Attributes:
+        stack: of what has been made since the last mark that is still open.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._below: list[list[Any]] = []  # Stacks below each open mark, as in `pickle` itself.
+        self._memo: dict[int, Any] = {}
+
+    def run(self, name: str, argument: Any) -> None:
+        """Run one opcode; raises Refused for one that makes more than plain values."""
         if re.fullmatch(_VALUES, name):
-            stack.append(argument)
+            self.stack.append(argument)
         elif name in _NEW:
-            stack.append(_NEW[name]())
+            self.stack.append(_NEW[name]())
+        elif name == "MARK":
+            self._below.append(self.stack)
+            self.stack = []
         elif name.endswith("GET"):
-            stack.append(memo[argument])
+            self.stack.append(self._memo[argument])
         elif name == "MEMOIZE" or name.endswith("PUT"):
-            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = self.stack[-1]
         elif name not in _IGNORED:
-            _collect(name, stack)
-    return stack.pop()
+            self._collect(name)
+
+    def _collect(self, name: str) -> None:
+        """Make a tuple, or put items into the list or the dict below them."""
+        if name in _OF_MARK:
+            kind, items = _OF_MARK[name], self.stack
+            self.stack = self._below.pop()
+        elif name in _OF_TOP:
+            kind, count = _OF_TOP[name]
+            items = self.stack[-count:]
+            del self.stack[-count:]
+        else:
+            raise Refused(f"is a pickle with more than plain values ({name}): it is not read")
+        if kind is tuple:
+            self.stack.append(tuple(items))
+        elif kind is list:
+            _checked(self.stack[-1], list).extend(items)
+        elif all(map(_is_key, items[::2])):
+            _checked(self.stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
+        else:
+            raise ValueError("no dict by text or number")
 
 
-def _collect(name: str, stack: list[Any]) -> None:
-    """Make a tuple, or put items into the list or the dict below them."""
-    if name in _TUPLES:
-        stack[-_TUPLES[name] :] = [tuple(stack[-_TUPLES[name] :])]
-    elif name == "TUPLE":
-        stack.append(tuple(_since_mark(stack)))
-    elif name in ("APPEND", "APPENDS"):
-        items = [stack.pop()] if name == "APPEND" else _since_mark(stack)
-        _checked(stack[-1], list).extend(items)
-    elif name in ("SETITEM", "SETITEMS"):
-        items = [stack.pop(), stack.pop()][::-1] if name == "SETITEM" else _since_mark(stack)
-        if not all(type(key) in (str, int) for key in items[::2]):
-            raise ValueError("no dict by text or number")  # A nested key may take for ever to hash.
-        _checked(stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
-    else:
-        raise Refused(f"is a pickle with more than plain values ({name}): it is not read")
-
-
-def _since_mark(stack: list[Any]) -> list[Any]:
-    at = max(n for n, item in enumerate(stack) if item is _MARK)
-    items = stack[at + 1 :]
-    del stack[at:]
-    return items
+def _is_key(key: Any) -> bool:
+    """Return whether a dict finds a key at once: others may hash for ever, or all to the same."""
+    return type(key) is str or (type(key) is int and abs(key) < sys.hash_info.modulus)
 
 
 def _checked(value: Any, kind: type) -> Any:
