@@ -73,6 +73,8 @@ _SIZES: Final = {
     "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
 }  # fmt: skip
 """Bytes of an element by the name that PyTorch gives its type (c10/core/ScalarType.h)."""
+_MOST_ELEMENTS: Final = 1 << 48
+"""Elements beyond any message: a PiB of floats."""
 
 
 def message_bytes(args: Args) -> int:
@@ -80,7 +82,7 @@ def message_bytes(args: Args) -> int:
     element = str(args.element)
     size = 1 if element.startswith("Float8") else _SIZES.get(element, 0)
     count = max(integer(args.taken), integer(args.given)) if size else 0
-    return size * count if count > 0 else UNKNOWN
+    return size * count if 0 < count < _MOST_ELEMENTS else UNKNOWN
 
 
 class ProcessGroup(NamedTuple):
