@@ -11,6 +11,7 @@ import pytest
 
 import gputrace
 from gputrace.errors import InputError
+from gputrace.model.trace import MOST_PROCESSES
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import Database
 from tests.command import assert_unreadable
@@ -195,3 +196,10 @@ def test_a_tree_whose_branches_meet_again_is_not_read_for_ever(tmp_path: Path) -
     path = endless(made.write(tmp_path / "trace.sqlite"))
     with pytest.raises(InputError, match="more rows than fit into it"):
         gputrace.open(path).analyze()
+
+
+def test_more_processes_than_the_columns_can_tell_apart_are_refused(tmp_path: Path) -> None:
+    made = Export()
+    for pid in range(MOST_PROCESSES + 1):
+        made.kernel(10 * pid, 10 * pid + 5, pid=pid)
+    assert_unreadable(made.write(tmp_path / "trace.sqlite"), "more than 32,768 processes")
