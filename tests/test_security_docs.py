@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from gputrace import sanitize
+from gputrace.analyzers import operations
 from gputrace.model import names, trace
 from gputrace.readers import chrome_json, gzip_io, xplane
 from gputrace.store import cache, redact, sqlite_reader, sqlite_security
@@ -17,7 +18,7 @@ MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         *(sanitize, cache, names, trace, sqlite_security, gzip_io),
-        *(redact, sqlite_reader, chrome_json, xplane),
+        *(redact, sqlite_reader, chrome_json, xplane, operations),
     )
 }
 UNITS: Final = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}
