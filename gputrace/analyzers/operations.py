@@ -273,7 +273,7 @@ def group_gpus(trace: Trace, work: Mapping[_Pair, int]) -> list[Gpu]:
         raise InputError(
             trace.title,
             f"operations on {most:,} GPUs of one host, of {MOST_GPUS:,} at most; the device ids "
-            "look damaged: export the recording again",
+            "look damaged: record again",
         )
     ranks = _ranks(trace, work)
     by_name: dict[tuple[int, int], Gpu] = {}
