@@ -294,12 +294,14 @@ class FileRows:
     def ranks(self, rank: int) -> list[int]:
         """Return the rank of each process, and ``rank`` if they are all of one.
 
-        Ranks that were merged into one file are numbered in the order of their labels.
+        Ranks that were merged into one file are numbered in the order of their labels; a process
+        without any of these has an unknown one.
         """
         if len(self._labels) < 2:
             return [rank] * max(len(self.pids), 1)
         ordered = sorted(self._labels, key=lambda label: [*map(int, re.findall(r"\d+", label))])
-        return [ordered.index(_label(pid)) for pid in self.pids]
+        numbers = {label: number for number, label in enumerate(ordered)}
+        return [numbers.get(_label(pid), UNKNOWN) for pid in self.pids]
 
     def parts(self, shift: int, rank: int) -> list[Events]:
         """Return all rows of the process of a rank, with nanoseconds added to their times."""
@@ -322,7 +324,7 @@ class FileRows:
         """
         labelled = [process for pid, process in self.pids.items() if _label(pid) == label]
         if not labelled and len(self._labels) > 1:
-            return self._process(label)
+            return self._process(f"{label}0")  # A number makes it a label of a process.
         return min(labelled, key=lambda process: (-self._calls[process], process), default=0)
 
     def _label(self, pid: Value) -> int:
