@@ -308,6 +308,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests(tmp_path: Path) -> None:
         ('"In msg nelems": 40, "dtype": "Float99x"', None),
         ('"In msg nelems": "many", "dtype": "Float"', None),
         ('"In msg nelems": 4, "dtype": 7', None),
+        (f'"In msg nelems": {1 << 62}, "dtype": "Double"', None),
     ],
 )
 def test_the_size_of_a_message_is_its_larger_side(

@@ -26,6 +26,7 @@ from gputrace.store.sqlite_reader import Database as TraceDatabase
 from gputrace.studies.database import Database
 from gputrace.studies.measures import read_results
 from gputrace.studies.plan import read_study
+from tests import kineto
 from tests.exports import KERNEL, NVTX, Export, global_id
 from tests.fuzz.others import results
 from tests.nvprof import EPOCH, Nvvp
@@ -351,3 +352,11 @@ def test_rows_that_lie_years_apart_are_not_drawn(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="13,344 days apart, too far to be drawn"):
             trace.material()
         assert trace.material(time=(0, 5_000)).scene.span.start == 1_000
+
+
+def test_ranks_in_one_file_are_known_beside_a_process_of_none(tmp_path: Path) -> None:
+    rows = [kineto.kernel(10, 40) | {"pid": f"[TP0{rank}] {rank}"} for rank in (0, 1)]
+    call = kineto.event("cuda_runtime", "cudaLaunchKernel", 1, 2)
+    path = kineto.write(tmp_path / "merged.pt.trace.json", *rows, call)
+    with gputrace.open(path) as trace:
+        assert {gpu.rank for gpu in trace.analyze().gpus} == {0, 1}

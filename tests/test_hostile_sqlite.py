@@ -10,7 +10,9 @@ from typing import Final
 import pytest
 
 import gputrace
+from gputrace.analyzers.operations import MOST_GPUS
 from gputrace.errors import InputError
+from gputrace.model.trace import MOST_PROCESSES
 from gputrace.store import sqlite_security
 from gputrace.store.sqlite_reader import Database
 from tests.command import assert_unreadable
@@ -195,3 +197,18 @@ def test_a_tree_whose_branches_meet_again_is_not_read_for_ever(tmp_path: Path) -
     path = endless(made.write(tmp_path / "trace.sqlite"))
     with pytest.raises(InputError, match="more rows than fit into it"):
         gputrace.open(path).analyze()
+
+
+def test_more_processes_than_the_columns_can_tell_apart_are_refused(tmp_path: Path) -> None:
+    made = Export()
+    for pid in range(MOST_PROCESSES + 1):
+        made.kernel(10 * pid, 10 * pid + 5, pid=pid)
+    assert_unreadable(made.write(tmp_path / "trace.sqlite"), "more than 32,768 processes")
+
+
+def test_more_gpus_than_any_host_has_are_refused(tmp_path: Path) -> None:
+    made = Export()
+    for device in range(MOST_GPUS + 1):
+        made.kernel(10 * device, 10 * device + 5, deviceId=device)
+    path = made.write(tmp_path / "trace.sqlite")
+    assert_unreadable(path, "operations on 4,097 GPUs of one host, of 4,096 at most")

@@ -18,6 +18,7 @@ from gputrace.analyzers.kernel_names import (
     precision_of,
     short_name,
 )
+from gputrace.model.names import LONGEST_NAME
 
 AT = "void at::native::"
 XMMA = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
@@ -214,3 +215,24 @@ def test_kernels_that_do_more_than_turn_a_layout_are_no_conversions(name: str) -
 )
 def test_a_short_name_is_what_people_call_it(name: str, short: str) -> None:
     assert short_name(name) == short
+
+
+@pytest.mark.parametrize(
+    ("part", "family"),
+    [
+        ("triton_poi_fused_addcmul", "elementwise"),
+        ("triton_red_fused_abs_", "reduction"),
+        ("fp8", "other"),
+        ("cutlass_", "gemm"),
+        ("cijk_", "gemm"),
+    ],
+)
+def test_a_name_without_end_is_read_at_its_beginning(part: str, family: str) -> None:
+    """Rules that look for one word after another take minutes where there are thousands."""
+    name = part * (LONGEST_NAME // len(part))
+    inside = f"cutlass::Kernel<{name}>"
+    assert family_of(name) == family
+    assert not is_optimizer(name)
+    assert short_name(name) == name[:200]
+    assert short_name(inside) == inside[:200]
+    assert precision_of(name) in ("unknown", "fp8")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 import gputrace
-from tests.exports import KERNEL, Export, global_id
+from tests.exports import KERNEL, STEP, Export, global_id
 
 
 class Shown(NamedTuple):
@@ -128,3 +128,22 @@ def test_cards_of_two_machines_are_different(tmp_path: Path) -> None:
     export.kernel(0, 10, globalPid=global_id(7, host=1))
     export.kernel(0, 20, globalPid=global_id(7, host=2))
     assert [gpu.busy_ns for gpu in shown(export, tmp_path)] == [10, 20]
+
+
+def test_an_ordinal_that_is_another_card_s_number_is_not_that_card(tmp_path: Path) -> None:
+    """Of the two devices of a process only one has its card listed, and that is number 1."""
+    export = Export().card(0, "0000:06:00.0").card(1, "0000:07:00.0").ordinal(100, 0, 1)
+    for step in range(30):
+        for device in (0, 1):
+            begin = 1_000_000 * step + 5_000 * device + 1_000
+            at = begin, begin + 990_000
+            thread, mark = global_id(100, thread=100), export.string("step")
+            export.add(STEP, start=at[0], end=at[1], globalTid=thread, nameId=mark, step=step)
+            for start in range(begin, at[1] - 60_000, 70_000):
+                name = f"kernel_{(start - begin) // 70_000}"
+                export.kernel(start, start + 50_000, name, deviceId=device)
+    busy_ns = 30 * 14 * 50_000
+    assert shown(export, tmp_path) == [
+        Shown(2, False, 1, 0, busy_ns),
+        Shown(1, True, 0, 0, busy_ns),
+    ]

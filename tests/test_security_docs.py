@@ -8,7 +8,8 @@ from typing import Final
 import pytest
 
 from gputrace import sanitize
-from gputrace.model import names
+from gputrace.analyzers import operations
+from gputrace.model import names, trace
 from gputrace.readers import chrome_json, flight_recorder, gzip_io, xplane
 from gputrace.store import cache, redact, sqlite_reader, sqlite_security
 from tests.command import ROOT
@@ -16,7 +17,7 @@ from tests.command import ROOT
 MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(sanitize, cache, names, sqlite_security, gzip_io),
+        *(sanitize, cache, names, trace, sqlite_security, gzip_io, operations),
         *(redact, sqlite_reader, chrome_json, xplane, flight_recorder),
     )
 }

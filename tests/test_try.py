@@ -2579,6 +2579,17 @@ def test_the_ledger_says_how_far_predictions_were_off(tmp_path: Path) -> None:
     assert workers.mean_size == pytest.approx(0.15)
 
 
+@pytest.mark.parametrize("column", ["ratio", "low", "high"])
+def test_a_step_that_takes_no_time_is_in_no_ledger(
+    column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    ledger.append(path, [replace(ENTRY, **{column: 0.0})])
+    ran = gputrace_try(capsys, "--history", "--ledger", path)
+    assert ran.code == 3
+    assert f"{path}: holds a row that no trial leaves" in ran.err
+
+
 def test_the_history_has_the_pairs_that_ship_with_gputrace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import permutations
+from itertools import permutations, product
 from typing import Final
 
 import numpy as np
@@ -65,18 +65,20 @@ class Links(Struct, frozen=True, dict=True):
     @cached_property
     def rows(self) -> tuple[GpuLink, ...]:
         """Return every direction between two GPUs of a host of which anything is known."""
-        used = {pair for lanes in self.groups for pair in permutations(lanes, 2)}
+        pairs = {pair for lanes in self.groups for pair in permutations(lanes, 2)}
         for traffic in (self.peer, self.staged):
-            used |= set(zip(traffic.source.tolist(), traffic.target.tolist(), strict=True))
-        together: dict[int, list[int]] = {}
+            pairs |= set(zip(traffic.source.tolist(), traffic.target.tolist(), strict=True))
+        of_card: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, gpu in enumerate(self.gpus):
-            together.setdefault(gpu.host, []).append(index)
+            if gpu.gpu_known:
+                of_card[gpu.host, gpu.gpu].append(index)
+        for (host, card, peer), link in self.topology.links.items():
+            if link.link:
+                pairs |= set(product(of_card[host, card], of_card[host, peer]))
         return tuple(
             self._row(source, target)
-            for source, gpu in enumerate(self.gpus)
-            for target in together[gpu.host]
-            if source != target
-            if (source, target) in used or self.topology.name(gpu, self.gpus[target])
+            for source, target in sorted(pairs)
+            if source != target and self.gpus[source].host == self.gpus[target].host
         )
 
     def _row(self, source: int, target: int) -> GpuLink:
@@ -144,7 +146,8 @@ def by_class(links: Links) -> Mapping[str, Traffic]:
     if not len(links.peer):
         return {}
     names: dict[str, NDArray[np.bool_]] = {}
-    for source, target in permutations(range(len(links.gpus)), 2):
+    ends = zip(links.peer.source.tolist(), links.peer.target.tolist(), strict=True)
+    for source, target in sorted(set(ends)):
         name = links.topology.name(links.gpus[source], links.gpus[target])
         rows = (links.peer.source == source) & (links.peer.target == target)
         names[name] = names.get(name, np.zeros(len(rows), bool)) | rows

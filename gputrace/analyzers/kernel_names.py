@@ -149,6 +149,9 @@ _FUSED_RULES: Final = (
 among the operations of another kernel is that which made its input."""
 
 
+_LONGEST_READ: Final = 1 << 11
+"""Characters of a name that rules look at: some take a time that grows with its square or cube, and
+what a real kernel is stands in the first 1,500."""
 _MOST_NAMES: Final = 1 << 12
 """Names whose answers are kept: each GPU asks for nearly the same."""
 
@@ -158,14 +161,15 @@ def is_communication(kernel: str) -> bool:
 
     Only the function's own name counts, not the types among its template arguments.
     """
-    base = (kernel.partition("<")[0] or kernel).lower()
+    base = (kernel.partition("<")[0] or kernel)[:_LONGEST_READ].lower()
     return _COMMUNICATION.search(base) is not None and not _FUSED.match(base)
 
 
 @lru_cache(_MOST_NAMES)
 def is_optimizer(kernel: str) -> bool:
     """Return whether a kernel is an optimizer's, by its name."""
-    return bool(_OPTIMIZER.search(kernel.lower()) and not re.search(_NOT_OPTIMIZER, kernel))
+    read = kernel[:_LONGEST_READ]
+    return bool(_OPTIMIZER.search(read.lower()) and not re.search(_NOT_OPTIMIZER, read))
 
 
 def family_of(name: str) -> str:
@@ -197,10 +201,10 @@ def _first(rules: tuple[tuple[str, str], ...], name: str) -> str | None:
 
 
 def _has(rule: str, text: str) -> bool:
-    """Return whether a text matches a rule in lower case, which is compiled when it is first used:
-    to ignore case would take twice as long.
+    """Return whether a text's first `_LONGEST_READ` characters match a rule in lower case, which is
+    compiled when it is first used: to ignore case would take twice as long.
     """
-    return re.search(rule, text.lower()) is not None
+    return re.search(rule, text[:_LONGEST_READ].lower()) is not None
 
 
 def converts_layout(name: str) -> bool:
@@ -215,8 +219,8 @@ _WRAPPER: Final = re.compile(
 )
 """Wrappers of CUTLASS and AMD's ck_tile, whose kernel proper is a template argument."""
 _CUTLASS: Final = r"cutlass\w*_(tensorop|simt|wmma)\w*|cutlass\w*?_\d+_\w+"
-_TEMPLATE: Final = r"\w+::\w+(?=::Kernel_traits<)|\w+(?=<)"
-_INSIDE: Final = re.compile(r"\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
+_TEMPLATE: Final = r"(?<!\w)(\w+::\w+(?=::Kernel_traits<)|\w+(?=<))"
+_INSIDE: Final = re.compile(r"(?<!\w)\w*(Functor\w*|_kernel_cuda|_kernel_impl|Ops)\b")
 """Operation of an elementwise or reducing kernel of PyTorch, among its template arguments."""
 
 _LENGTH: Final = re.compile(r"\d{1,9}")
@@ -237,7 +241,9 @@ def bare_name(name: str) -> str:
 
 
 def _bare(name: str) -> str:
-    name = name.removesuffix(".kd")  # AMD's symbol of a kernel's descriptor.
+    """Return the first `_LONGEST_READ` characters of a name without what is no part of it."""
+    # AMD's symbol of a kernel's descriptor ends in .kd.
+    name = name.removesuffix(".kd")[:_LONGEST_READ]
     if name.startswith("_Z"):
         return _demangled(name)
     return _RETURNS.sub("", _UNNAMED.sub("", name))

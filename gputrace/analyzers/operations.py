@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.kernel_names import is_communication
+from gputrace.errors import InputError
 from gputrace.model.events import (
     GPU_KINDS,
     UNKNOWN,
@@ -192,7 +193,8 @@ class Gpu(Struct, frozen=True):
     """GPU, as results name it."""
 
     gpu: int
-    """Physical index where ``gpu_known``, else the CUDA ordinal."""
+    """Physical index where ``gpu_known``, else the CUDA ordinal; where another GPU of the rank has
+    that number, the next free one."""
     gpu_known: bool
     device: int
     """CUDA ordinal in the process that uses the GPU most."""
@@ -256,12 +258,34 @@ def pair_of(key: int) -> _Pair:
     return key >> 16, int(np.int16(np.uint16(key & 0xFFFF)))
 
 
+MOST_GPUS: Final = 1 << 12
+"""Maximum number of GPUs of a host; analysis compares each with the others."""
+
+
 def group_gpus(trace: Trace, work: Mapping[_Pair, int]) -> list[Gpu]:
-    """Return the GPUs in order of host and index, given counts of events by (process, device)."""
+    """Return the GPUs in order of host and index, given counts of events by (process, device).
+
+    No two have the same number and rank. Raises InputError if a host has more than `MOST_GPUS`.
+    """
     groups = _group(trace, work)
+    on_host = Counter(trace.processes[pairs[0][0]].host for pairs in groups)
+    if (most := max(on_host.values(), default=0)) > MOST_GPUS:
+        raise InputError(
+            trace.title,
+            f"operations on {most:,} GPUs of one host, of {MOST_GPUS:,} at most; the device ids "
+            "look damaged: record again",
+        )
     ranks = _ranks(trace, work)
-    gpus = [_gpu(trace, pairs, ranks, work) for pairs in groups]
-    return sorted(gpus, key=order_of)
+    by_name: dict[tuple[int, int], Gpu] = {}
+    # Where the cards of some devices alone are known, an ordinal may be the index of another card.
+    for gpu in sorted(
+        (_gpu(trace, pairs, ranks, work) for pairs in groups), key=lambda gpu: not gpu.gpu_known
+    ):
+        numbers = range(gpu.gpu, gpu.gpu + len(by_name) + 1)
+        number = next(n for n in numbers if (n, gpu.rank) not in by_name)
+        known = gpu.gpu_known and number == gpu.gpu
+        by_name[number, gpu.rank] = replace(gpu, gpu=number, gpu_known=known)
+    return sorted(by_name.values(), key=order_of)
 
 
 def order_of(gpu: Gpu) -> tuple[int, bool, int, int]:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import field
 
+from gputrace.errors import InputError
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
@@ -80,6 +81,8 @@ def drop_invalid_rows(events: Events, quality: Quality, where: str) -> Events:
     return events.select(~bad) if bad.any() else events
 
 
+MOST_PROCESSES: Final = 1 << 15
+"""Maximum number of processes of a trace: that of the column's values."""
 Progress = Callable[[int, int], None]
 """Callback with the rows read so far and the total; called from any thread."""
 
@@ -224,6 +227,17 @@ class Trace(ABC):
         """Name of the trace in messages."""
         more = len(self.paths) - 1
         return f"{self.path} and {more} more" if more else str(self.path)
+
+    def add_process(self, process: Process) -> int:
+        """Add a process and return its index; raise InputError beyond `MOST_PROCESSES`."""
+        if len(self.processes) == MOST_PROCESSES:
+            raise InputError(
+                self.title,
+                f"rows of more than {MOST_PROCESSES:,} processes; if they are real, "
+                "analyze files with fewer of them",
+            )
+        self.processes.append(process)
+        return len(self.processes) - 1
 
     @property
     def session(self) -> Session:

@@ -89,7 +89,8 @@ class MemoryTrace(Trace):
         """
         super().__init__(path)
         self.source = source
-        self.processes = list(processes)
+        for process in processes:
+            self.add_process(process)
         # Lone surrogates, which JSON may contain, cannot be encoded.
         whole_names = (bounded(name).encode("utf-8", "replace").decode() for name in names)
         self._names, self._session = list(whole_names), session or Session()

@@ -73,6 +73,8 @@ _SIZES: Final = {
     "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
 }  # fmt: skip
 """Bytes of an element by the name that PyTorch gives its type (c10/core/ScalarType.h)."""
+_MOST_ELEMENTS: Final = 1 << 48
+"""Elements beyond any message: a PiB of floats."""
 
 
 def message_bytes(args: Args) -> int:
@@ -80,7 +82,7 @@ def message_bytes(args: Args) -> int:
     element = str(args.element)
     size = 1 if element.startswith("Float8") else _SIZES.get(element, 0)
     count = max(integer(args.taken), integer(args.given)) if size else 0
-    return size * count if count > 0 else UNKNOWN
+    return size * count if 0 < count < _MOST_ELEMENTS else UNKNOWN
 
 
 class ProcessGroup(NamedTuple):
@@ -292,12 +294,14 @@ class FileRows:
     def ranks(self, rank: int) -> list[int]:
         """Return the rank of each process, and ``rank`` if they are all of one.
 
-        Ranks that were merged into one file are numbered in the order of their labels.
+        Ranks that were merged into one file are numbered in the order of their labels; a process
+        without any of these has an unknown one.
         """
         if len(self._labels) < 2:
             return [rank] * max(len(self.pids), 1)
         ordered = sorted(self._labels, key=lambda label: [*map(int, re.findall(r"\d+", label))])
-        return [ordered.index(_label(pid)) for pid in self.pids]
+        numbers = {label: number for number, label in enumerate(ordered)}
+        return [numbers.get(_label(pid), UNKNOWN) for pid in self.pids]
 
     def parts(self, shift: int, rank: int) -> list[Events]:
         """Return all rows of the process of a rank, with nanoseconds added to their times."""
@@ -320,7 +324,7 @@ class FileRows:
         """
         labelled = [process for pid, process in self.pids.items() if _label(pid) == label]
         if not labelled and len(self._labels) > 1:
-            return self._process(label)
+            return self._process(f"{label}0")  # A number makes it a label of a process.
         return min(labelled, key=lambda process: (-self._calls[process], process), default=0)
 
     def _label(self, pid: Value) -> int:

@@ -286,10 +286,10 @@ class NsysTrace(SqliteTrace[schema.Table]):
 
     def _process_index(self, key: int) -> int:
         if key not in self._process_keys:
-            self._process_keys[key] = len(self.processes)
             pid = key & 0xFFFFFF
             member, name = self._members.get(key, schema.NOBODY), self._process_names.get(pid, "")
-            self.processes.append(Process(pid, key >> 24, member.rank, name, member.host))
+            process = Process(pid, key >> 24, member.rank, name, member.host)
+            self._process_keys[key] = self.add_process(process)
         return self._process_keys[key]
 
     @cached_property

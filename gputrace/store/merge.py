@@ -265,10 +265,10 @@ class MergedTrace(Trace):
             name = process.host_name or self._name_after_file(part, len(part.processes))
             host = self._hosts.setdefault(part.host_key(process), len(self._hosts))
             merged = Process(process.pid, host, process.rank, process.name, name)
-            part.local_process[len(self.processes)] = len(part.processes)
-            self._part_of[len(self.processes)] = part
-            part.processes.append(len(self.processes))
-            self.processes.append(merged)
+            index = self.add_process(merged)
+            part.local_process[index] = len(part.processes)
+            self._part_of[index] = part
+            part.processes.append(index)
         if not part.copy_quality(self.quality):
             return
         # Sort the warnings and notes of the traces by trace, not by order of reading.

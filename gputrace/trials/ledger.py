@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -23,6 +23,10 @@ _APPLICATION: Final = 0x6770746C  # "gptl", in the header of the file
 
 WORTH: Final = 1.05
 """Minimum gain for which a cure is worthwhile, as the ratio of steps without it to with it."""
+
+
+_Ratio = Annotated[float, msgspec.Meta(gt=0)]
+"""Ratio that was measured: no step takes no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ class Entry:
     verdict: str
     why: str
     """Reason where the cure failed or changed nothing."""
-    ratio: float | None
-    low: float | None
-    high: float | None
+    ratio: _Ratio | None
+    low: _Ratio | None
+    high: _Ratio | None
     rounds: int
     steps: int
     """Steps measured in each run."""

@@ -15,6 +15,7 @@ TEXTS: Final = (
     "'; DROP TABLE StringIds; --", '"', "ncclDevKernel_AllReduce", "ProfilerStep#3", "Memcpy HtoD",
     "cudaLaunchKernel", "data_wait", "step 4", "9999/12/31 23:59:59.999", "k" * 5000,
     "9" * 5000, "_Z" + "9" * 5000, "_Z1fN3abcE5short", "stream " + "1" * 5000, "0x" + "f" * 300,
+    "triton_poi_fused_addcmul" * 680, "void cutlass::Kernel<" + "cutlass_" * 2000,
 )  # fmt: skip
 FLOATS: Final = (0.0, -0.0, 0.5, -1.5, 1e18, 9.3e18, -1e300, 1e308, float("inf"), float("-inf"))
 

@@ -116,6 +116,20 @@ def _double(rng: Random, database: sqlite3.Connection, table: str) -> None:
     )
 
 
+def _spread(rng: Random, database: sqlite3.Connection, table: str) -> None:
+    """Add thousands of rows, one of whose columns counts up: devices, processes, streams."""
+    columns = _columns(database, table)
+    counted = rng.choice(columns)
+    step = rng.choice((1, 1 << 24))
+    given = ", ".join(f"x * {step}" if n == counted else _quoted(n) for n in columns)
+    listed = ", ".join(map(_quoted, columns))
+    database.execute(
+        f"INSERT INTO {_quoted(table)} ({listed}) SELECT {given} FROM "
+        "(WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 5000) "
+        f"SELECT x FROM c), (SELECT * FROM {_quoted(table)} LIMIT 1)"
+    )
+
+
 def _renumber(rng: Random, database: sqlite3.Connection, table: str) -> None:
     far = rng.choice((1 << 31, 1 << 40, -5, (1 << 63) - 1000))
     database.execute(f"UPDATE {_quoted(table)} SET rowid = rowid + ?", (far,))
@@ -199,6 +213,6 @@ def _schema(rng: Random, database: sqlite3.Connection, table: str) -> None:
 
 _Change = Callable[[Random, sqlite3.Connection, str], None]
 _CHANGES: Final[tuple[_Change, ...]] = (
-    *[_set] * 14, _exchange, _delete, _delete, _double, _double, _renumber, _drop, _drop_column,
-    _drop_column, _rename_column, _add_column, _view, _rebuild, _trigger, _schema,
+    *[_set] * 14, _exchange, _delete, _delete, _double, _double, _spread, _renumber, _drop,
+    _drop_column, _drop_column, _rename_column, _add_column, _view, _rebuild, _trigger, _schema,
 )  # fmt: skip
