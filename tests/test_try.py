@@ -2584,7 +2584,8 @@ def test_a_step_that_takes_no_time_is_in_no_ledger(
     column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "ledger.sqlite"
-    ledger.append(path, [replace(ENTRY, **{column: 0.0})])
+    nothing: dict[str, Any] = {column: 0.0}
+    ledger.append(path, [replace(ENTRY, **nothing)])
     ran = gputrace_try(capsys, "--history", "--ledger", path)
     assert ran.code == 3
     assert f"{path}: holds a row that no trial leaves" in ran.err
