@@ -552,11 +552,11 @@ class Recorded(Struct, frozen=True, dict=True):
 
 FOLLOW: Final = (
     *("launch-bound", "kernel-gaps", "sync-bound", "idle-unexplained", "recorder-overhead"),
-    *("uneven-arrival", "straggler", "late-host", "pipeline-bubble"),
+    *("uneven-arrival", "straggler", "late-host", "pipeline-bubble", "communication-exposed"),
     *("cpu-starved", "cpu-throttled", "slow-cores", "page-faults", "gil-wait"),
 )
-"""Causes whose time may go with that of any other: a host that is late, or a rank; and those that
-slow down whatever the host does."""
+"""Causes whose time may go with that of any other: a host that is late, or a rank; exchange, which
+other ranks' timing hides or exposes; and those that slow down whatever the host does."""
 
 
 def _kernel_time(graph: Graph, gpus: int) -> NDArray[np.float64]:
