@@ -131,7 +131,7 @@ _TOKENS: Final = {
     "Weights & Biases": r"wandb_v1_\w{20}",
     "xAI": r"xai-(?:[A-Za-z0-9]{20}|\w{60})",
 }
-"""What begins a token that says itself what it is, by issuer.
+"""Beginnings of tokens that can be told without a name before them, by issuer.
 
 Prefixes and alphabets are those of three public lists: the rules of gitleaks (July 2026), the
 detectors of TruffleHog 3.97 (August 2026) and the rules of Kingfisher 1.10 (June 2025). Lengths are
