@@ -28,9 +28,8 @@ from gputrace.analyzers.findings.context import SEVERITIES, Facts, Rule, severit
 from gputrace.analyzers.ledger.causes import IDLE, WAITS, Cause
 from gputrace.model.results import Finding, WhatIf
 
-__all__ = ["ALL_RULES", "RULES", "Facts", "find", "order"]
+__all__ = ["ALL_RULES", "CAUSES", "RULES", "Facts", "find", "order"]
 
-_HOST = WAITS
 _ANY = (*IDLE, "h2d", "other_copy")
 _IDLING = ("launch-bound", "host-work", "sync-bound", "late-host", "idle-unexplained")
 """Causes of which a cause may be a part that is known by its length alone."""
@@ -43,7 +42,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("warmup", "host", "start-up, once", IDLE, whole_run.claim_start_up,
           rule=whole_run.warmup),
     Cause("weights", "copies", "weights, once", ("h2d",), whole_run.claim_weights),
-    Cause("loader-restart", "data", "loader starts its workers", _HOST,
+    Cause("loader-restart", "data", "loader starts its workers", WAITS,
           data_feeding.claim_restarts, rule=data_feeding.loader_restart, in_all=True),
     Cause("autotune-repeated", "host", "search for algorithms", IDLE, idle.claim_autotune,
           rule=idle.autotune_repeated),

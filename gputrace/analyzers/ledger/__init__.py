@@ -32,7 +32,6 @@ from gputrace.model.results import Breakdown, LedgerRow
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
 
-_WAIT: Final = "communication"
 CHARGES: Final = "charges"
 """Name under which the charges of a GPU are kept where its rows are."""
 _OF: Final = dict.fromkeys(BUSY_CLASSES, "copy") | {
@@ -158,55 +157,50 @@ def account(
     reasons = _find_reasons(gpus, waits)
     result: list[LedgerRow] = []
     for number, (lane, each, row) in enumerate(zip(lanes, sums, rows, strict=True)):
-        charged = [
-            _row(causes, part.cause, part.of, lane, lane.gpu.rank, part) for part in each.parts
-        ]
+        parts = [(lane.gpu.rank, part) for part in each.parts]
         for (culprit, role), exposed_ns in each.waits.items():
             rank, at = gpus.operations[culprit].gpu.rank, reasons[number, culprit, role]
-            why = max(at, key=lambda name: at[name])
-            evidence = f"rank {rank} came last" + (f" ({why})" if why else "")
-            parts: Counter[str] = Counter()
-            for reason, ns in _in_proportion(at, exposed_ns):
-                parts[_cause_of_wait(reason, role, rank, late)] += ns
-            charged += [
-                _row(
-                    causes,
-                    cause,
-                    "communication",
-                    lane,
-                    rank,
-                    _Part(cause, _WAIT, None, None, ns, evidence),
-                )
-                for cause, ns in parts.items()
-                if ns
-            ]
-        result += charged
+            parts += [(rank, part) for part in _parts_of_wait(at, exposed_ns, role, rank, late)]
         # The edges of steps beyond the GPU's operations are in no gap.
-        lost = row.total_ns - row.of("compute") - sum(each.ns for each in charged)
+        lost = row.total_ns - row.of("compute") - sum(part.ns for _, part in parts)
         if lost:
             rest = _Part("idle-unexplained", "idle", None, None, lost, "before or after its work")
-            result.append(_row(causes, rest.cause, rest.of, lane, lane.gpu.rank, rest))
+            parts.append((lane.gpu.rank, rest))
+        result += [_row(causes, lane.gpu, rank, part) for rank, part in parts]
     return result
 
 
-def _row(
-    causes: Sequence[Cause], cause: str, of: str, lane: LaneSummary, rank: int, part: _Part
-) -> LedgerRow:
-    path = path_of(cause, causes)
-    if rank != lane.gpu.rank and "waiting" not in path:
+def _parts_of_wait(
+    at: Mapping[str, int], exposed_ns: int, role: str, rank: int, late: Mapping[int, str]
+) -> Iterable[_Part]:
+    """Yield the waiting for a rank by cause, in proportion to what that rank was at meanwhile."""
+    why = max(at, key=lambda name: at[name])
+    evidence = f"rank {rank} came last" + (f" ({why})" if why else "")
+    by_cause: Counter[str] = Counter()
+    for reason, ns in _in_proportion(at, exposed_ns):
+        by_cause[_cause_of_wait(reason, role, rank, late)] += ns
+    for cause, ns in by_cause.items():
+        if ns:
+            yield _Part(cause, "communication", None, None, ns, evidence)
+
+
+def _row(causes: Sequence[Cause], gpu: Gpu, rank: int, part: _Part) -> LedgerRow:
+    """Return the row of a part of a GPU's time whose cause is on some rank."""
+    path = path_of(part.cause, causes)
+    if rank != gpu.rank and "waiting" not in path:
         path = ("communication", "waiting", *path)
     return LedgerRow(
-        cause=cause,
+        cause=part.cause,
         path=path,
-        of=of,
-        gpu=lane.gpu.gpu,
+        of=part.of,
+        gpu=gpu.gpu,
         rank=rank,
         thread=part.thread,
         line=part.line,
         ns=part.ns,
         evidence=part.evidence,
         frame=part.frame,
-        paid_by=lane.gpu.rank,
+        paid_by=gpu.rank,
     )
 
 
@@ -228,7 +222,8 @@ def _charge(view: GpuShardView, feeds: int, steps: Times, causes: Sequence[Cause
         if name != "compute"
     }
     left |= {name: times.clip(*lane.window) for name, times in lane.causes.of.items()}
-    host, charges = Host(view, feeds, (steps[0], steps[1]), left), dict[Any, Intervals]()
+    host = Host(view, feeds, (steps[0], steps[1]), left)
+    charges: dict[tuple[str, str], Intervals] = {}
     for cause in causes:
         names = [name for name in cause.takes if name in left and len(left[name])]
         proof = cause.claim(host) if cause.claim is not None and names else EMPTY
@@ -373,9 +368,8 @@ def _waits_by_culprit(
     if not len(rows):
         return {}
     lane, last = collectives.lane[rows], collectives.last_lane[rows]
-    group, (start, wait) = (
-        collectives.group[rows],
-        (collectives.start[rows], collectives.wait[rows]),
+    group, start, wait = (
+        column[rows] for column in (collectives.group, collectives.start, collectives.wait)
     )
     named = [*roles, ""]
     key = (lane.astype(np.int64) << 40) | (last << 20) | (group.astype(np.int64) & 0xFFFFF)

@@ -17,7 +17,7 @@ from gputrace.plugins import Plugin, call, expect, load, plugins, warn
 Claim = Callable[[Host], Intervals]
 """Proves from the rows of one GPU and its host when a cause applies."""
 Amount = Callable[[Any], Mapping[int | None, int]]
-"""Gives the nanoseconds that a cause takes from others, in all measured steps, by rank or for each
+"""Gives the nanoseconds of a step that a cause takes from others, by rank, or, of None, for each
 GPU; for causes that are known by how long they last, but not when."""
 
 IDLE: Final = ("data_feeding", "sync", "alloc", "launch", "other_idle")
