@@ -20,7 +20,7 @@ from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.intervals import Times
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.readers.registry import open_trace
-from tests.gpus import gpus_with_lanes
+from tests.helpers.per_gpu import gpus_with_lanes
 from tests.synthetic import Plan, Recording, Window, random_plan, simulate, write_nsys
 
 RUNS: Final = 200

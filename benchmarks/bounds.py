@@ -26,7 +26,7 @@ from gputrace.analyzers.pipeline import analyze
 from gputrace.errors import GputraceError
 from gputrace.model.results import Analysis, Step, WhatIf
 from gputrace.readers.registry import open_trace
-from tests.recordings import SHARED
+from tests.helpers.recordings import SHARED
 from tests.synthetic import Kind, Plan, Recording, mixed_plan, random_plan, simulate, write_nsys
 
 RUNS: Final = 1_000

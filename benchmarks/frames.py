@@ -18,7 +18,7 @@ from benchmarks.measure import run as run_once
 from benchmarks.options import Options
 from benchmarks.processes import cpu_s, descendants, folder_of
 from benchmarks.tables import show, verdict
-from tests.chromium import PROGRAM, Browser, chromium
+from tests.helpers.chromium import PROGRAM, Browser, chromium
 
 SIZE: Final = "3 M"
 EVENTS: Final = 125

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from benchmarks.repeated import repeat
-from tests.parts import Node, write_parts
+from tests.helpers.rank_files import Node, write_parts
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys, write_nvprof
 
 

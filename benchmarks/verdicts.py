@@ -18,7 +18,7 @@ from typing import Any
 import gputrace
 from benchmarks.options import Options
 from gputrace.model.results import Finding
-from tests.recordings import SHARED
+from tests.helpers.recordings import SHARED
 
 
 def run(options: Options) -> int:

@@ -15,10 +15,10 @@ from hypothesis import settings
 from gputrace.model import events, intervals, library
 from gputrace.model.trace import Trace
 from gputrace.readers.registry import open_trace
-from tests import command
-from tests.exports import Export, Opened
+from tests.helpers import command
+from tests.helpers.exports import Export, Opened
+from tests.helpers.recordings import unpack
 from tests.native.build import Machine, compile_once
-from tests.recordings import unpack
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 

@@ -12,10 +12,10 @@ import pytest
 
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents, counts
-from tests.exports import Export, global_id
-from tests.handmade import ADAM, MS, US, Run, analyze
+from tests.analyzers.findings.test_host import COUNTERS, PID, counted, the, with_counters
+from tests.helpers.exports import Export, global_id
+from tests.helpers.handmade import ADAM, MS, US, Run, analyze
 from tests.test_hooks import LOOP, TORCH, Program
-from tests.test_host_load import COUNTERS, PID, counted, the, with_counters
 
 GB: Final = 10**9
 STEPS: Final = 40

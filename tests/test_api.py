@@ -17,9 +17,9 @@ import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError, MissingError, UsageError
 from gputrace.store.sqlite_reader import Database
-from tests import command
-from tests.exports import Export
-from tests.recordings import SMALL
+from tests.helpers import command
+from tests.helpers.exports import Export
+from tests.helpers.recordings import SMALL
 
 HARMLESS = {"div", "p", "b", "small", "table", "caption", "thead", "tbody", "tr", "th", "td"}
 TABLES = ("breakdown", "gpus", "step_list", "phases", "gaps", "findings")

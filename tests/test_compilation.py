@@ -10,8 +10,8 @@ import pytest
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.results import Finding
-from tests.exports import STEP, Export, global_id
-from tests.handmade import MS, analyze
+from tests.helpers.exports import STEP, Export, global_id
+from tests.helpers.handmade import MS, analyze
 from tests.test_hooks import Program, event_names, recorded_with_torch
 
 PID: Final = 100

@@ -25,9 +25,9 @@ from gputrace.collectors.session import HOOKS
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
 from gputrace.model.results import RecorderCost
-from tests.command import ROOT
-from tests.exports import STEP, Export, global_id
-from tests.handmade import BEFORE_CALL, CALL, US, Run, analyze
+from tests.helpers.command import ROOT
+from tests.helpers.exports import STEP, Export, global_id
+from tests.helpers.handmade import BEFORE_CALL, CALL, US, Run, analyze
 from tests.native.build import Machine
 
 KERNELS: Final = 50

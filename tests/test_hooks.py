@@ -22,8 +22,8 @@ from gputrace.api import Report
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_host_file
 from gputrace.errors import InputError
-from tests import command
-from tests.command import ROOT, Ran
+from tests.helpers import command
+from tests.helpers.command import ROOT, Ran
 
 HOOKS: Final = Path(gputrace.__file__).parent / "collectors" / "hooks"
 SECOND: Final = 1_000_000_000

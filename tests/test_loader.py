@@ -17,8 +17,8 @@ from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.host import Loader
 from gputrace.model.intervals import union
 from gputrace.model.results import Finding
-from tests.exports import STEP, Export, global_id
-from tests.handmade import MS, US, Run, analyze
+from tests.helpers.exports import STEP, Export, global_id
+from tests.helpers.handmade import MS, US, Run, analyze
 from tests.test_hooks import Program, event_names, torch_python
 
 # ---- the queue ----

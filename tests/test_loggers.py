@@ -17,8 +17,8 @@ import pytest
 import gputrace
 from gputrace import loggers
 from gputrace.errors import UsageError
-from tests import command
-from tests.handmade import MS, Run, train
+from tests.helpers import command
+from tests.helpers.handmade import MS, Run, train
 
 STEP_MS, WAIT_MS = 3.34, 0.95
 

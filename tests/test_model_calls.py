@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from tests.handmade import MS, analyze
+from tests.analyzers.test_step_phases import RANGES, WAIT, Calls, Host, host_ms, the
+from tests.helpers.handmade import MS, analyze
 from tests.test_hooks import Program, event_names, recorded_with_torch, torch_python
-from tests.test_step_phases import RANGES, WAIT, Calls, Host, host_ms, the
 
 # ---- what it means ----
 

@@ -11,10 +11,10 @@ import pytest
 import gputrace
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents
-from tests.exports import STEP, global_id
-from tests.handmade import MS, US, Run, analyze
-from tests.kineto import event, kernel, real, write
-from tests.recordings import DATA
+from tests.helpers.exports import STEP, global_id
+from tests.helpers.handmade import MS, US, Run, analyze
+from tests.helpers.kineto import event, kernel, real, write
+from tests.helpers.recordings import DATA
 from tests.test_hooks import TORCH, Program, event_names, torch_python
 
 REAL: Final = json.loads((DATA / "torch_modules.json").read_text())

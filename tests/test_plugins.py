@@ -15,9 +15,9 @@ import pytest
 from gputrace import extend, plugins
 from gputrace.cli import run
 from gputrace.readers import registry
-from tests import command
-from tests.command import UNREADABLE, Ran, assert_refused
-from tests.packages import install, install_example
+from tests.helpers import command
+from tests.helpers.command import UNREADABLE, Ran, assert_refused
+from tests.helpers.installed_packages import install, install_example
 
 DONE, USAGE, MISSING = 0, 2, 4
 READER = "from gputrace.extend import MemoryTrace, Reader\n"

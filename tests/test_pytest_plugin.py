@@ -16,9 +16,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from gputrace import pytest_plugin
-from tests import command
-from tests.command import Ran
-from tests.packages import install
+from tests.helpers import command
+from tests.helpers.command import Ran
+from tests.helpers.installed_packages import install
 
 TESTS: Final = """
 import os, time, unittest

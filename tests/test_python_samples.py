@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from tests import command
-from tests.reports import rows
+from tests.helpers import command
+from tests.helpers.lookups import rows
 
 PYTHONS: Final = ("3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
 

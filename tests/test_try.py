@@ -59,11 +59,11 @@ from gputrace.trials.statistics import (
     turn_losses_differ,
 )
 from gputrace.trials.trial import Request, Trial, order
-from tests import command
-from tests.command import Ran, assert_refused
-from tests.packages import install
-from tests.recordings import unpack
-from tests.studies import Bench
+from tests.helpers import command
+from tests.helpers.command import Ran, assert_refused
+from tests.helpers.installed_packages import install
+from tests.helpers.recordings import unpack
+from tests.helpers.study_scripts import Bench
 from tests.test_hooks import torch_python
 
 FASTER, NOT_FASTER, USAGE, UNREADABLE, INTERRUPTED = 0, 1, 2, 3, 130

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tests.command import ROOT
 from tests.faults import ledger
 from tests.faults.model import Fault, Strike
+from tests.helpers.command import ROOT
 
 LIMIT_S: Final = 60.0
 _POLL_S: Final = 0.005

@@ -20,18 +20,23 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.collectors.spool.activity import read_spool
-from tests.command import ROOT
 from tests.fuzz import pages
+from tests.helpers.command import ROOT
 
 SANITIZED: Final = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 ASAN: Final = "detect_leaks=0:handle_segv=0:verify_asan_link_order=0"
 """What a program has not given back when it ends is no leak; its own signals are its own; what it
 preloads comes before the sanitizer."""
 _LEFT_OUT: Final = (
-    "tests/test_ring.py::test_windows_of_steps_hold_those_steps_and_the_report_counts_them"
+    "tests/collectors/test_session_ring.py"
+    "::test_windows_of_steps_hold_those_steps_and_the_report_counts_them"
 )
 """It loads the library into a Python that was not built with sanitizers, which they refuse."""
-TESTS: Final = ("tests/test_collector.py", "tests/test_spool.py", "tests/test_ring.py")
+TESTS: Final = (
+    "tests/collectors/native/test_collector.py",
+    "tests/collectors/spool/test_activity.py",
+    "tests/collectors/test_session_ring.py",
+)
 SCANS: Final = 200_000
 """Tables with changed pages that are scanned."""
 _NATIVE: Final = ROOT / "gputrace" / "collectors" / "native"

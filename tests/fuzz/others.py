@@ -25,9 +25,9 @@ from gputrace.studies.measures import read_results
 from gputrace.studies.plan import arguments_of, key_of, make_plan, read_study
 from gputrace.studies.report import FORMATS, render
 from gputrace.studies.summary import summarize
-from tests import planted_study
 from tests.fuzz import looking
 from tests.fuzz.mutators import raw, trees
+from tests.helpers import planted_study
 
 if TYPE_CHECKING:
     from tests.fuzz.targets import Place

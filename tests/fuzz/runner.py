@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from tests.command import ROOT
 from tests.fuzz.session import COUNTS
 from tests.fuzz.targets import target_of
+from tests.helpers.command import ROOT
 
 _WAITED_S: Final = 120
 """Of wall time without a further input: one waits for something that never comes."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests.command import ROOT
+from tests.helpers.command import ROOT
 
 HERE: Final = Path(__file__).parent
 COLLECTOR: Final = ROOT / "gputrace" / "collectors" / "native"

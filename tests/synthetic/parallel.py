@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.exports import NVTX, PUSH_POP_RANGE, RUNTIME, Export, global_id
+from tests.helpers.exports import NVTX, PUSH_POP_RANGE, RUNTIME, Export, global_id
 
 COMPUTE, COMMUNICATION = 7, 19
 MESSAGE: Final = 1 << 20

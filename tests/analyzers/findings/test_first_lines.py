@@ -1,0 +1,550 @@
+"""First lines of recordings as people make them: short, begun too early, cut, without steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gputrace
+from tests.helpers import kineto
+from tests.helpers.exports import MEMCPY, RUNTIME, UNIFIED_D2H, UNIFIED_H2D, global_id
+from tests.helpers.handmade import MS, US, Run, analyze, ids
+from tests.helpers.lookups import finding_of
+
+
+def first(run: Run, folder: Path) -> tuple[str, str]:
+    """The id and the message of the first finding."""
+    finding = analyze(run, folder).findings[0]
+    return finding.id, finding.message
+
+
+def test_five_steps_of_which_the_first_loads_code_are_judged_by_the_others(tmp_path: Path) -> None:
+    run = Run()
+    run.wait(US)
+    for step in range(5):
+        start = run.now
+        run.input_copy(length=20 * US)
+        if step == 0:
+            run.allocate(8 * MS, "cuLibraryLoadData")
+        run.model(60)
+        run.synchronize()
+        run.range(start, run.now, f"step {step}")
+    report = analyze(run, tmp_path)
+    assert report.findings[0].id == "compute-bound"
+    assert (report.steps.warmup_count, report.steps.steady_count) == (1, 4)
+
+
+def test_five_steps_that_differ_have_no_warmup(tmp_path: Path) -> None:
+    run = Run()
+    for step, kernels in enumerate((120, 40, 60, 80, 40)):
+        start = run.now
+        run.model(kernels)
+        run.synchronize()
+        run.range(start, run.now, f"step {step}")
+    assert analyze(run, tmp_path).steps.warmup_count == 0
+
+
+def test_a_recording_of_a_start_says_so(tmp_path: Path) -> None:
+    """Not that allocations or launches are the limit: none of them comes again."""
+    run = Run()
+    for kernel in range(40):
+        if kernel % 4 == 0:
+            run.allocate(3 * MS, "cuLibraryLoadData")
+            run.allocate(2 * MS)
+        run.kernel(50 * US, f"void at::native::op_{kernel}")
+    report = analyze(run, tmp_path)
+    assert ids(report)[0] == "warmup"
+    assert "loading modules" in report.findings[0].message
+    assert not {"alloc-stall", "launch-bound"} & set(ids(report))
+
+
+def test_capturing_a_graph_is_a_start_and_no_loss_of_records(tmp_path: Path) -> None:
+    run = Run()
+    run.kernels(4, "before")
+    run.allocate(2 * US, "cudaStreamBeginCapture_v10000")
+    for _ in range(400):
+        run.allocate(5 * US, "cudaLaunchKernel")
+    run.allocate(2 * US, "cudaStreamEndCapture_v10000")
+    for _ in range(10):
+        run.kernels(20, "after", 10 * US)
+    report = analyze(run, tmp_path)
+    assert not report.missing
+    assert "capturing CUDA graphs" in report.findings[0].message
+
+
+def test_what_another_thread_launches_into_a_capture_is_no_loss_either(tmp_path: Path) -> None:
+    """As the thread of the backward pass does; what it launches later without a kernel is one."""
+    for late in (False, True):
+        run = Run()
+        run.kernels(4, "before")
+        run.allocate(2 * US, "cudaStreamBeginCapture_v10000")
+        backward = Run(run.export, thread=101)
+        backward.now = run.now + late * 10 * MS
+        for _ in range(400):
+            backward.allocate(5 * US, "cudaLaunchKernel")
+        run.wait(5 * MS)
+        run.allocate(2 * US, "cudaStreamEndCapture_v10000")
+        for _ in range(40):
+            run.kernels(20, "after", 10 * US)
+        assert bool(analyze(run, tmp_path).missing) is late
+
+
+def test_a_host_that_waits_each_step_launches_late_for_that(tmp_path: Path) -> None:
+    """It would be ahead: it takes 1.4 ms of a step of 3.3, and the GPU 2.4."""
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.wait(900 * US)
+        run.model()
+        run.optimizer()
+        run.synchronize()
+    name, message = first(run, tmp_path)
+    assert name == "sync-bound"
+    assert "before launches that the call delayed" in message
+    assert "launch-bound" not in ids(analyze(run, tmp_path))
+
+
+def test_a_slow_host_that_waits_once_a_step_is_launch_bound(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy(length=20 * US)
+        run.kernels(100, "small", 3 * US)
+        run.optimizer()
+        run.item()
+    assert first(run, tmp_path)[0] == "launch-bound"
+
+
+def test_launches_before_a_wait_are_not_its_doing(tmp_path: Path) -> None:
+    """One synchronisation at the end of a recording that begins with a slow host."""
+    run = Run()
+    for _ in range(100):
+        run.wait(20 * US)
+        run.kernel(10 * US, "void at::native::op")
+    run.kernels(30, "rest", 100 * US)
+    run.synchronize()
+    assert "sync-bound" not in ids(analyze(run, tmp_path))
+
+
+def test_a_run_that_has_settled_is_healthy(tmp_path: Path) -> None:
+    run = Run()
+    for index in range(30):
+        run.wait(20 * US)
+        run.kernel(10 * US, f"void at::native::first_{index}")
+    run.kernels(200, "rest", 40 * US)
+    name, message = first(run, tmp_path)
+    assert name == "compute-bound"
+    assert "100% of its later half" in message
+
+
+@pytest.mark.parametrize(("to_host", "said"), [(True, "to the host"), (False, "within the GPU's")])
+def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, to_host: bool, said: str) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.copy(MS, to_host=to_host)
+    report = analyze(run, tmp_path)
+    found = finding_of(report, "copies-exposed")
+    assert said in found.message
+    assert found.impact_ns == pytest.approx(MS, rel=0.06)
+
+
+def test_a_recording_that_hardly_has_a_kernel_says_so(tmp_path: Path) -> None:
+    run = Run()
+    run.kernels(2, "fill", 5 * US)
+    run.allocate(30 * MS, "cudaGraphInstantiate")
+    name, message = first(run, tmp_path)
+    assert name == "low-utilization"
+    assert "2 kernels within" in message
+
+
+def test_a_recording_without_a_kernel_says_so(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(12):
+        run.input_copy()
+        run.wait(MS)
+    assert first(run, tmp_path)[1].endswith("only 12 copies")
+
+
+def test_pauses_of_the_host_are_no_launch_overhead(tmp_path: Path) -> None:
+    run = Run()
+    for index in range(30):
+        run.wait(3 * MS)
+        run.kernels(40, f"part_{index % 7}")
+    name, message = first(run, tmp_path)
+    assert name == "host-work"
+    assert "for other work of the host" in message
+
+
+def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(30):
+        run.wait(2 * MS)
+        run.kernel(100 * US, "void at::native::op")
+    kept = [row for row in run.export.rows[RUNTIME] if not 1 < int(row["correlationId"] or 0) < 25]
+    run.export.rows[RUNTIME] = kept
+    report = analyze(run, tmp_path)
+    found = finding_of(report, "idle-unexplained")
+    assert "the calls that issued the next operations were not recorded" in found.message
+
+
+@pytest.mark.parametrize(
+    ("call", "id", "cause"),
+    [
+        ("MPI_Sendrecv", "sync-bound", "sync"),
+        ("MPI_Isend", "host-work", "launch"),
+        ("MPI_Reduce_local", "host-work", "launch"),
+    ],
+)
+def test_a_host_that_waits_in_mpi_is_said_to(
+    tmp_path: Path, call: str, id: str, cause: str
+) -> None:
+    """Not one that is in a call which returns at once."""
+    run = Run()
+    table = "MPI_P2P_EVENTS"
+    run.export.give(table, "start", "end", "globalTid", "textId")
+    name = run.export.string(call)
+    for _ in range(30):
+        run.kernel(500 * US, "jacobi_kernel")
+        run.synchronize()
+        start = run.now
+        run.wait(2 * MS)
+        values = {"globalTid": global_id(100, thread=100), "textId": name}
+        run.export.add(table, start=start, end=run.now, **values)
+    report = analyze(run, tmp_path)
+    found, gap = report.findings[0], report.gaps.largest[0]
+    assert found.id == id
+    assert ("of it in MPI, for other ranks" in found.message) == (cause == "sync")
+    assert gap.cause == cause
+    assert f"in the range {call}" in gap.evidence
+
+
+def test_mapping_another_rank_s_memory_is_no_wait_for_it(tmp_path: Path) -> None:
+    """MPI opens a handle of each buffer when it first sends from it, 1 ms of 3 ms here."""
+    run = Run()
+    run.export.give("MPI_P2P_EVENTS", "start", "end", "globalTid", "textId")
+    sends = {"globalTid": global_id(100, thread=100), "textId": run.export.string("MPI_Sendrecv")}
+    for _ in range(30):
+        run.kernel(500 * US, "jacobi_kernel")
+        run.synchronize()
+        start = run.now
+        run.allocate(MS, "cuIpcOpenMemHandle")
+        run.wait(2 * MS)
+        run.export.add("MPI_P2P_EVENTS", start=start, end=run.now, **sends)
+    by_cause = analyze(run, tmp_path).gaps.by_cause
+    assert by_cause["alloc"] == 29 * MS
+    assert 58 * MS <= by_cause["sync"] < 59 * MS
+
+
+@pytest.mark.parametrize("kind", [UNIFIED_H2D, UNIFIED_D2H])
+def test_pages_of_managed_memory_are_named_where_they_end_gaps(tmp_path: Path, kind: int) -> None:
+    """The driver moves them: no call of the program did."""
+    run = Run()
+    run.kernel(100 * US, "add")
+    for _ in range(30):
+        run.wait(2 * MS)
+        run.copy(8 * US, to_host=True)
+    for row in run.export.rows[MEMCPY]:
+        row |= {"copyKind": kind, "correlationId": 0, "srcKind": 7, "dstKind": 7}
+    run.export.rows[RUNTIME] = run.export.rows[RUNTIME][:1]
+    found = analyze(run, tmp_path).findings[0]
+    assert found.id == "idle-unexplained"
+    assert "before page migrations of managed memory" in found.message
+    assert "cudaMemPrefetchAsync" in found.advice
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_layers_of_a_profiled_step_are_no_iterations(tmp_path: Path, steps: int) -> None:
+    events = []
+    for step in range(steps):
+        begin = step * 30_000
+        events.append(kineto.event("user_annotation", f"ProfilerStep#{step}", begin, 29_000))
+        for index in range(240):
+            at, id = begin + 100 + 100 * index, 1_000 * step + index + 1
+            name = f"layer_part_{index % 20}"
+            events += [
+                kineto.event("cuda_runtime", "cudaLaunchKernel", at, 5, args={"correlation": id}),
+                kineto.kernel(at + 10, 60, name, correlation=id),
+            ]
+    path = kineto.write(tmp_path / "layers.pt.trace.json", *events)
+    with gputrace.open(path) as trace:
+        found = trace.analyze().steps
+    expected = ("training", 2) if steps == 2 else ("none", 0)
+    assert (found.kind, found.count) == expected
+
+
+@pytest.mark.parametrize("calls", [1, 12])
+def test_layers_of_one_call_of_a_network_are_no_iterations(tmp_path: Path, calls: int) -> None:
+    """Twelve blocks of one forward pass, or as many forward passes of one block each."""
+    events = []
+    for part in range(12):
+        begin = 10_000 * part
+        if part < calls:
+            length = 12 * 10_000 if calls == 1 else 9_900
+            events.append(kineto.event("python_function", "nn.Module: Net_0", begin, length))
+        block = f"nn.Module: Block_{part}"
+        events.append(kineto.event("python_function", block, begin + 10, 9_800))
+        for index in range(20):
+            at, id = begin + 20 + 400 * index, 100 * part + index + 1
+            events += [
+                kineto.event("cuda_runtime", "cudaLaunchKernel", at, 5, args={"correlation": id}),
+                kineto.kernel(at + 10, 300, f"part_{index}", correlation=id),
+            ]
+    path = kineto.write(tmp_path / "network.pt.trace.json", *events)
+    with gputrace.open(path) as trace:
+        found = trace.analyze().steps
+    assert (found.kind, found.count) == (("none", 0) if calls == 1 else ("iterations", 12))
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_iterations_are_counted_from_the_first_to_the_last(tmp_path: Path, before: int) -> None:
+    """Seven are recorded, whether something else comes before, and where no kernel but a repeated
+    one begins them.
+    """
+    run = Run()
+    for index in range(before):
+        run.kernel(50 * US, f"start_{index}")
+    for _ in range(7):
+        for name in ("convert", "join", "convert", "product", "sum", "product", "convert"):
+            run.kernel(80 * US, name)
+        run.wait(20 * US)
+    found = analyze(run, tmp_path).steps
+    assert (found.kind, found.count) == ("iterations", 7)
+
+
+def test_the_last_iteration_counts_where_other_work_follows_the_loop(tmp_path: Path) -> None:
+    """As text is encoded before the passes of a diffusion model, and an image decoded after."""
+    run = Run()
+    run.kernels(12, "text")
+    for _ in range(4):
+        run.wait(30 * US)
+        for name in ("convert", "join", "convert", *(f"block_{part}" for part in range(60))):
+            run.kernel(40 * US, name)
+    run.kernels(20, "decode")
+    report = analyze(run, tmp_path)
+    assert (report.steps.kind, report.steps.count) == ("iterations", 4)
+    passes = [step.end_ns - step.start_ns for step in report.step_list]
+    assert max(passes) - min(passes) <= 40 * US
+
+
+def test_iterations_whose_last_copy_is_late_begin_where_the_recording_does(tmp_path: Path) -> None:
+    """Passes over batches, at whose end results are scaled by sizes that are copied in."""
+    run = Run()
+    for turn in range(5):
+        run.wait(2 * MS if turn else US)
+        run.input_copy(size=6 << 20)
+        run.kernels(40, "forward")
+        run.input_copy(size=80 << 10)
+        run.kernels(2, "scale")
+    found = analyze(run, tmp_path)
+    assert (found.steps.kind, found.steps.count) == ("iterations", 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "advised"),
+    [("Cijk_Alik_Bljk_BBS_BH_Bias_MT128x128", False), ("Cijk_Alik_Bljk_SB_MT128x64", True)],
+)
+def test_mixed_precision_is_no_advice_to_who_has_it(
+    tmp_path: Path, name: str, advised: bool
+) -> None:
+    """By the precision that a product's name says, where it says nothing of tensor cores."""
+    run = Run()
+    for _ in range(20):
+        run.kernel(500 * US, name)
+    (finding,) = analyze(run, tmp_path).findings
+    assert ("mixed precision" in finding.advice) == advised
+    assert "channels_last" not in finding.advice
+
+
+def stencil(folder: Path, factors: tuple[float, ...], *, extra: int = 0, steps: int = 30) -> Path:
+    """Ranks that exchange halos through MPI on their hosts: no collective tells who waits.
+
+    Rank 1 runs ``extra`` kernels more.
+    """
+    runs = [Run()]
+    runs += [Run(runs[0].export, pid=101 + n, device=n + 1) for n in range(len(factors) - 1)]
+    for _ in range(steps):
+        for rank, (run, factor) in enumerate(zip(runs, factors, strict=True)):
+            for number in range(4):
+                run.kernel(round(factor * (200 + 50 * number) * US), f"stencil_{number}")
+            for _ in range(extra if rank == 1 else 0):
+                run.kernel(300 * US, "boundary")
+            run.copy(20 * US, to_host=True)
+            run.synchronize()
+        meet = max(run.now for run in runs) + 30 * US
+        for run in runs:
+            run.now = meet
+            run.input_copy(4096, 20 * US)
+    return runs[0].export.write(folder / "run.sqlite")
+
+
+def told(path: Path) -> list[tuple[str, tuple[int, ...]]]:
+    """The id and the ranks of the findings but compute-bound, in order."""
+    with gputrace.open(path) as trace:
+        return [(f.id, f.ranks) for f in trace.analyze().findings if f.id != "compute-bound"]
+
+
+def test_ranks_that_meet_on_their_hosts_wait_for_the_slow_one(tmp_path: Path) -> None:
+    assert told(stencil(tmp_path, (1, 1.9, 1)))[0] == ("straggler", (1,))
+
+
+def test_ranks_that_meet_on_their_hosts_wait_for_the_one_with_more_work(tmp_path: Path) -> None:
+    assert told(stencil(tmp_path, (1, 1, 1), extra=3))[0] == ("gpu0-skew", (1,))
+
+
+def test_ranks_that_meet_on_their_hosts_with_equal_work_are_not_accused(tmp_path: Path) -> None:
+    assert told(stencil(tmp_path, (1, 1, 1))) == []
+
+
+def test_a_gpu_that_is_slow_in_bursts_is_a_finding_without_steps(tmp_path: Path) -> None:
+    runs = [Run()]
+    runs += [Run(runs[0].export, pid=101, device=1)]
+    for run in runs:
+        for turn in range(30):
+            slow = run.device == 1 and turn % 10 >= 6
+            for number in range(5):
+                run.kernel((190 if slow else 100 + turn % 3) * US, f"dslash_{number}")
+    path = runs[0].export.write(tmp_path / "run.sqlite")
+    with gputrace.open(path) as trace:
+        finding = trace.analyze().findings[0]
+    assert (finding.id, finding.ranks) == ("straggler", (1,))
+    assert finding.evidence["pattern"] == "burst"
+    assert "1.31 times as long as the same kernels on the others, in bursts" in finding.message
+
+
+def test_slow_kernels_cost_what_they_take_longer_in_all(tmp_path: Path) -> None:
+    """Not what the median launch would: three of five take twice as long, the others 1.2 times."""
+    runs = [Run()]
+    runs += [Run(runs[0].export, pid=101, device=1)]
+    for run in runs:
+        for _ in range(30):
+            for number in range(5):
+                slower = (200 if number < 3 else 120) if run.device == 1 else 100
+                run.kernel(slower * US, f"dslash_{number}")
+            run.gpu_free[run.device] += 340 * US if run.device == 0 else 0
+    path = runs[0].export.write(tmp_path / "run.sqlite")
+    with gputrace.open(path) as trace:
+        finding = trace.analyze().findings[0]
+    assert (finding.id, finding.ranks) == ("straggler", (1,))
+    assert finding.impact_ns == pytest.approx(30 * (3 * 100 + 2 * 20) * US, rel=0.001)
+    assert "1.68 times as long as the same kernels on the others, 10.2 ms more" in finding.message
+
+
+def test_of_one_gpu_is_not_spoken_as_of_several(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.wait(5 * MS)
+        run.model()
+        run.optimizer()
+    assert first(run, tmp_path)[1].startswith("the GPU waits ")
+
+
+def test_computation_comes_before_little_idle_time(tmp_path: Path) -> None:
+    """The host waits for each kernel: 9 % of the time."""
+    run = Run()
+    for _ in range(200):
+        run.kernel(100 * US, "Fan2")
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert ids(report)[:2] == ["compute-bound", "sync-bound"]
+    assert [finding.severity for finding in report.findings[:2]] == ["info", "medium"]
+
+
+@pytest.mark.parametrize(
+    ("call", "advised"),
+    [("cuMemHostRegister_v2", "pin host memory once"), ("cudaMalloc_v3020", "a pool")],
+)
+def test_the_calls_that_allocate_are_named(tmp_path: Path, call: str, advised: str) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+        run.allocate(5 * MS, call)
+    finding = analyze(run, tmp_path).findings[0]
+    assert finding.id == "alloc-stall"
+    assert finding.message.endswith(f"in {call.partition('_')[0]}")
+    assert advised in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("mark", "reason"),
+    [(True, "1 range named as a step is too few, or holds"), (False, "no marker names steps")],
+)
+def test_why_there_are_no_steps(tmp_path: Path, mark: bool, reason: str) -> None:
+    events = [kineto.event("user_annotation", "ProfilerStep#3", 0, 50_000)] if mark else []
+    for id in range(1, 201):
+        call = kineto.event(
+            "cuda_runtime", "cudaLaunchKernel", 200 * id, 5, args={"correlation": id}
+        )
+        events += [call, kineto.kernel(200 * id + 10, 60, f"k{id}", correlation=id)]
+    with gputrace.open(kineto.write(tmp_path / "t.pt.trace.json", *events)) as trace:
+        assert trace.analyze().steps.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(("name", "advised"), [("triton_poi_fused_add", False), ("gemm", True)])
+def test_compilation_is_no_advice_to_who_compiles(tmp_path: Path, name: str, advised: bool) -> None:
+    run = Run()
+    for _ in range(20):
+        run.kernel(500 * US, name)
+    (finding,) = analyze(run, tmp_path).findings
+    assert ("compiled or fused operations" in finding.advice) == advised
+
+
+@pytest.mark.parametrize(("kernel", "is_measured"), [(50 * US, True), (20 * MS, False)])
+def test_iterations_after_a_start_with_little_to_compute_are_measured(
+    tmp_path: Path, kernel: int, is_measured: bool
+) -> None:
+    """A start that computes is a part of the run, of which iterations are not the most."""
+    run = Run()
+    for index in range(20):
+        run.wait(100 * MS)
+        run.kernel(kernel, f"start_{index}")
+    for _ in range(24):
+        run.wait(5 * MS)
+        run.input_copy()
+        for index in range(60):
+            run.kernel(50 * US, f"k{index}")
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "iterations"
+    assert (report.breakdown[0].steps > 0) == is_measured
+    assert report.findings[0].id == ("data-feeding" if is_measured else "host-work")
+
+
+def test_work_that_does_not_start_while_the_host_waits_for_it_is_no_late_launch(
+    tmp_path: Path,
+) -> None:
+    """It was launched in time: both wait for something that is not recorded."""
+    run = Run()
+    run.kernels(20, "decode")
+    run.synchronize()
+    run.wait(100 * US)
+    run.gpu_free[0] = run.now + 400 * MS
+    run.kernel(50 * US, "void at::native::sample")
+    run.synchronize()
+    name, message = first(run, tmp_path)
+    assert name == "sync-bound"
+    assert "400 ms" in message
+
+
+def test_data_of_a_program_without_steps_are_no_batches(tmp_path: Path) -> None:
+    """It fills arrays on the host and copies them: nothing is decoded, and no loader is there."""
+    run = Run()
+    run.kernel(US, "start")
+    for _ in range(5):
+        run.wait(20 * MS)
+        run.input_copy(size=1 << 26, length=4 * MS, pageable=True)
+        run.input_copy(size=1 << 26, length=4 * MS, pageable=True)
+        run.kernel(3 * MS, "saxpy")
+        run.copy(2 * MS, to_host=True)
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert report.steps.kind != "training"
+    found = finding_of(report, "data-feeding")
+    assert "data from the host" in found.message
+    assert "batch" not in found.advice

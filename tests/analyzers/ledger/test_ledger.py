@@ -1,0 +1,250 @@
+"""Lost time is charged once: to the most specific cause that rows prove, on the rank it is on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gputrace
+from gputrace.analyzers.findings import CAUSES, order
+from gputrace.analyzers.whatif.graph import FOLLOW
+from gputrace.analyzers.whatif.optimizations import CURES
+from gputrace.api import Report
+from gputrace.model.results import Analysis, Finding
+from tests.helpers import recordings
+from tests.helpers.exports import STEP, Export, global_id
+from tests.helpers.handmade import MS, US, Run, analyze, ids
+from tests.synthetic import Plan, random_plan, simulate, write_nsys
+
+PID: Final = 100
+COLLECTION, PHASE, COMPILATION = 3, 4, 6
+"""Kinds in GPUTRACE_HOST_RANGE."""
+
+
+class Loop:
+    """Steps of 10 ms on a GPU that computes from 0 to 4 ms, whose host is at something after it."""
+
+    def __init__(self) -> None:
+        self.export = Export()
+        for name in ("GPUTRACE_META", "GPUTRACE_HOST_RANGE"):
+            self.export.rows.setdefault(name, [])
+        self.export.give("GPUTRACE_META", "name", "value")
+        self.export.give("GPUTRACE_HOST_RANGE", "start", "end", "globalTid", "nameId", "kind")
+        self.run = Run(self.export, pid=PID)
+
+    def step(self, number: int, *ranges: tuple[str, int, float, float]) -> None:
+        """One step, with host ranges of a name and a kind from one millisecond of it to another."""
+        start = number * 10 * MS
+        self.run.now = start
+        self.run.kernel(4 * MS, "gemm")
+        self._add(STEP, "torch.step", start, 10, step=number)
+        for name, kind, begin, end in ranges:
+            at = start + round(begin * MS)
+            self._add("GPUTRACE_HOST_RANGE", name, at, end - begin, kind=kind)
+
+    def _add(self, table: str, name: str, start: int, length_ms: float, **more: int) -> None:
+        who = {"globalTid": global_id(PID, thread=PID), "nameId": self.export.string(name)}
+        end = start + round(length_ms * MS)
+        self.export.add(table, start=start + 1, end=end + 1, **who, **more)
+
+
+def charged_ms(report: Report) -> dict[str, float]:
+    """Milliseconds of a mean step by cause, those of a tenth of a millisecond and more."""
+    (row,) = report.breakdown
+    spent: Counter[str] = Counter()
+    for charge in report.ledger:
+        spent[charge.cause] += charge.ns
+    return {
+        cause: round(ns / row.steps / MS, 1)
+        for cause, ns in spent.items()
+        if ns > row.steps * MS / 10
+    }
+
+
+def lost_of(analysis: Analysis | Report) -> list[tuple[int, int]]:
+    """What the ledger charges on each GPU, and what its breakdown has beside computation."""
+    pairs = []
+    for row in analysis.breakdown:
+        mine = [c for c in analysis.ledger if (c.gpu, c.paid_by) == (row.gpu, row.rank)]
+        pairs.append((sum(c.ns for c in mine if c.of != "compute"), row.total_ns - row.compute_ns))
+    return pairs
+
+
+def check(analysis: Analysis | Report) -> None:
+    """All that holds of any ledger, and of predictions beside it."""
+    assert all(charged == lost for charged, lost in lost_of(analysis))
+    assert all(charge.ns > 0 and charge.cause in charge.path for charge in analysis.ledger)
+    known = {cause.id for cause in CAUSES}
+    assert {charge.cause for charge in analysis.ledger} <= known
+    by_cause: dict[str, int] = {}
+    for cure in analysis.what_if:
+        cause = cure.finding or cure.id
+        by_cause[cause] = max(by_cause.get(cause, 0), cure.gain_ns)
+    takes = {cure.id: cure.takes for cure in CURES}
+    for cure in analysis.what_if:
+        assert cure.low_ns <= cure.step_ns <= cure.high_ns <= cure.now_ns
+        if takes[cure.id]:
+            assert cure.step_ns >= stays(analysis, takes[cure.id]) - US, cure
+    if analysis.what_if:
+        assert sum(by_cause.values()) <= analysis.what_if[0].now_ns
+
+
+def stays(analysis: Analysis | Report, taken: tuple[str, ...]) -> float:
+    """What a step keeps on the GPU that keeps most: rows of causes that a cure does not take."""
+    kept = [0.0]
+    for row in analysis.breakdown:
+        mine = [c for c in analysis.ledger if (c.gpu, c.paid_by) == (row.gpu, row.rank)]
+        rest = sum(c.ns for c in mine if c.of != "compute" and c.cause not in (*taken, *FOLLOW))
+        kept.append(rest / max(row.steps, 1))
+    return max(kept) * (analysis.recorder.ratio if analysis.recorder else 1.0)
+
+
+# ---- what is charged to what ----
+
+
+def test_each_nanosecond_goes_to_the_most_specific_cause_that_is_proven(tmp_path: Path) -> None:
+    loop = Loop()
+    for number in range(20):
+        loop.step(
+            number,
+            ("generation 2", COLLECTION, 5, 7),
+            ("forward: shape", COMPILATION, 7, 8.5),
+        )
+    # The rest of the millisecond and more without a call is other work of the host.
+    assert charged_ms(analyze(loop.export, tmp_path)) == pytest.approx(
+        {"garbage-collection": 2.0, "recompilation": 1.5, "host-work": 2.5}, abs=0.15
+    )
+
+
+def test_of_two_causes_at_a_time_one_is_charged(tmp_path: Path) -> None:
+    loop = Loop()
+    for number in range(20):
+        loop.step(number, ("generation 2", COLLECTION, 5, 8), ("f: shape", COMPILATION, 4.5, 9.5))
+    charged = charged_ms(analyze(loop.export, tmp_path))
+    assert charged["garbage-collection"] == pytest.approx(3, abs=0.15)
+    assert sum(charged.values()) == pytest.approx(6, abs=0.4)
+
+
+def test_launches_at_the_hosts_own_pace_are_launch_overhead(tmp_path: Path) -> None:
+    """Less than a millisecond between two calls, however often: a CUDA graph would take it."""
+    run = Run()
+    for _ in range(20):
+        run.input_copy(length=20 * US)
+        for _ in range(30):
+            run.wait(200 * US)
+            run.kernel(20 * US, "void at::native::op")
+        run.optimizer()
+    report = analyze(run, tmp_path)
+    assert ids(report)[0] == "launch-bound"
+    assert "host-work" not in charged_ms(report)
+
+
+def test_an_optimizer_that_launches_nothing_runs_on_the_host(tmp_path: Path) -> None:
+    loop = Loop()
+    for number in range(20):
+        loop.step(
+            number,
+            ("model", PHASE, 0, 1),
+            ("backward", PHASE, 1, 4),
+            ("optimizer", PHASE, 4.5, 9.5),
+        )
+    report = analyze(loop.export, tmp_path)
+    assert ids(report)[0] == "host-optimizer"
+    assert "optimizer runs on the host (CPU)" in report.findings[0].message
+    (cure,) = (cure for cure in report.what_if if cure.id == "gpu-optimizer")
+    assert cure.step_ns == pytest.approx(4 * MS, rel=0.05)
+
+
+def test_work_outside_of_the_passes_is_the_programs_own(tmp_path: Path) -> None:
+    """Even where it issues kernels all the time, and reads their results one by one."""
+    loop = Loop()
+    for number in range(20):
+        loop.step(
+            number,
+            ("model", PHASE, 0, 1),
+            ("backward", PHASE, 1, 4),
+            ("optimizer", PHASE, 9.5, 9.9),
+        )
+        for index in range(20):
+            loop.run.now = number * 10 * MS + 4_500 * US + index * 200 * US
+            loop.run.item()
+        loop.run.now = number * 10 * MS + 9_600 * US
+        loop.run.optimizer(1)
+    report = analyze(loop.export, tmp_path)
+    assert ids(report)[0] == "host-work"
+    assert "reads 20 values back in each" in report.findings[0].message
+    assert "torch.stack" in report.findings[0].advice
+
+
+def test_a_pause_is_not_promised_to_cuda_graphs(tmp_path: Path) -> None:
+    loop = Loop()
+    for number in range(20):
+        loop.step(number, ("generation 2", COLLECTION, 4, 9.9))
+    report = analyze(loop.export, tmp_path)
+    assert report.findings[0].id == "garbage-collection"
+    assert not [cure for cure in report.what_if if cure.id == "graphs"]
+
+
+def test_waiting_for_a_rank_is_charged_with_what_that_rank_is_at(tmp_path: Path) -> None:
+    plan = Plan(
+        steps=16, ranks=3, allreduces=2, late_host_rank=1, late_host_ns=6 * MS, jitter=0,
+        sync_every_step=True,
+    )  # fmt: skip
+    path = tmp_path / "run.sqlite"
+    write_nsys(simulate(plan), path)
+    with gputrace.open(path) as trace:
+        report = trace.analyze()
+    check(report)
+    waits = [charge for charge in report.ledger if "waiting" in charge.path]
+    of_late = [charge for charge in waits if charge.rank == 1]
+    assert {charge.paid_by for charge in of_late} == {0, 2}
+    assert sum(charge.ns for charge in of_late) > 0.8 * sum(charge.ns for charge in waits)
+
+
+# ---- what holds of any recording ----
+
+
+@pytest.mark.parametrize("name", recordings.SMALL)
+def test_rows_sum_to_what_a_gpu_does_not_compute(name: str, tmp_path: Path) -> None:
+    with gputrace.open(recordings.unpack(name, tmp_path)) as trace:
+        check(trace.analyze())
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 100_000))
+def test_rows_of_random_runs_sum_too(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("run") / "run.sqlite"
+    write_nsys(simulate(random_plan(seed)), path)
+    with gputrace.open(path) as trace:
+        check(trace.analyze())
+
+
+# ---- what comes first ----
+
+
+def finding(id: str, impact_ms: float, severity: str = "high") -> Finding:
+    return Finding(id, severity, (0,), (0,), round(impact_ms * MS), "", "")
+
+
+def first(*findings: Finding) -> list[tuple[str, str]]:
+    return [(each.id, each.severity) for each in order(findings, (), 100 * MS)]
+
+
+def test_findings_are_ordered_by_what_their_cures_gain() -> None:
+    """Of launch overhead, half is sure; of computation, an eighth."""
+    assert first(
+        finding("launch-bound", 30),
+        finding("garbage-collection", 20),
+        finding("compute-bound", 60, "info"),
+    ) == [("garbage-collection", "high"), ("launch-bound", "medium"), ("compute-bound", "info")]
+
+
+def test_a_recorder_that_distorts_comes_first_and_information_last() -> None:
+    assert [id for id, _ in first(
+        finding("warmup", 90, "info"), finding("sync-bound", 30), finding("lost-records", 0)
+    )] == ["lost-records", "sync-bound", "warmup"]  # fmt: skip

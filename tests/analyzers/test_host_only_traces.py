@@ -1,0 +1,459 @@
+"""Traces of programs that used no GPU: what the host's signals alone tell, and what they do not."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from itertools import accumulate, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gputrace
+from gputrace.api import Report
+from gputrace.errors import InputError, UsageError
+from tests.helpers import command
+from tests.helpers.lookups import finding_of
+from tests.report.test_json import NAMES
+from tests.report.test_json import rows as rows_of
+
+MS: Final = 1_000_000
+STEP, WAIT, COUNT = 20 * MS, 12 * MS, 30
+
+TRAINING: Final = """
+import gputrace, time
+
+@gputrace.annotate("load batch")
+def load():
+    time.sleep(0.012)
+
+for _ in range(12):
+    load()
+    time.sleep(0.004)
+    gputrace.step()
+"""
+RANKS: Final = f"""
+import os, subprocess, sys
+code = {TRAINING!r}
+runs = [
+    subprocess.Popen(
+        [sys.executable, "-c", code if rank else code.replace("0.012", "0.002")],
+        env=os.environ | {{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}},
+    )
+    for rank in (1, 0)
+]
+sys.exit(max(run.wait() for run in runs))
+"""
+
+Recorded = Callable[..., Path]
+
+
+def record(folder: Path, program: str) -> Path:
+    trace = folder / "trace.sqlite"
+    words = ("--backend", "host", "--no-nvml", "-o", str(trace), "--", sys.executable, "-c")
+    ran = command.gputrace("record", *words, program)
+    assert ran.code == 0, ran.err
+    return trace
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process of 12 steps that waits 12 ms of each for data."""
+    return record(tmp_path_factory.mktemp("training"), TRAINING)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rank 1 as above, and rank 0 that waits 2 ms a step; rank 1 starts first."""
+    return record(tmp_path_factory.mktemp("ranks"), RANKS)
+
+
+def analyze(trace: Path, **options: Any) -> Report:
+    with gputrace.open(trace) as opened:
+        return opened.analyze(**options)
+
+
+TEXTS: Final = (
+    "torch.optim.Optimizer.step",
+    "torch.utils.data.dataloader._Iter",
+    "model",
+    "backward",
+)
+"""Texts of the rows that tests put in, by their ids."""
+
+
+class Made:
+    """A trace with the host's rows that a test puts in; moments in milliseconds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rows: list[tuple[str, tuple[object, ...]]] = []
+        self._meta = {"backend": "host", "driver": "no"}
+
+    def step(self, start: float, end: float, pid: int = 1, thread: int = 1) -> None:
+        self._add("GPUTRACE_STEP", start, end, pid, thread, 0, 0)
+
+    def wait(self, start: float, end: float, pid: int = 1, thread: int = 1) -> None:
+        self._add("GPUTRACE_HOST_RANGE", start, end, pid, thread, 1, 1, None)
+
+    def phase(self, name: str, start: float, end: float) -> None:
+        self._add("GPUTRACE_HOST_RANGE", start, end, 1, 1, TEXTS.index(name), 4, None)
+
+    def _add(
+        self, table: str, start: float, end: float, pid: int, thread: int, *rest: int | None
+    ) -> None:
+        times = round(start * MS), round(end * MS)
+        self._rows.append((table, (*times, 1 << 48 | pid << 24 | thread, *rest)))
+
+    def process(self, pid: int, rank: int | None, note: str | None = None) -> None:
+        values = (1 << 48 | pid << 24, pid, "node", rank, 2, rank, 1, note)
+        self._rows.append(("GPUTRACE_PROCESS", values))
+
+    def told(self, **meta: str) -> None:
+        self._meta |= meta
+
+    def report(self, **options: Any) -> Report:
+        from gputrace.store.writer import TABLES, TraceWriter
+
+        with TraceWriter(self.path) as writer:
+            writer.add_rows("GPUTRACE_META", ["name", "value"], self._meta.items())
+            for text in TEXTS:
+                writer.string(text)
+            for table, values in self._rows:
+                names = [column.split()[0] for column in TABLES[table].split(", ")]
+                writer.add_rows(table, names, [values])
+        return analyze(self.path, **options)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "made.sqlite")
+
+
+def train(made: Made, pid: int = 1, wait: float = 12) -> None:
+    """30 steps of 20 ms, of which each begins with a wait."""
+    for number in range(COUNT):
+        made.wait(20 * number, 20 * number + wait, pid)
+        made.step(20 * number, 20 * number + 20, pid)
+
+
+def test_steps_that_take_no_time_tell_nothing(made: Made) -> None:
+    made.process(1, 0)
+    made.step(10, 10)
+    made.step(20, 20)
+    with pytest.raises(InputError, match="neither steps nor waits for data"):
+        made.report()
+
+
+# ---- recorded for real ----
+
+
+def test_steps_and_waits_of_a_program_are_told_to_the_millisecond(training: Path) -> None:
+    report = analyze(training)
+    assert (report.source, report.gpus, report.gaps.count) == ("gputrace", (), 0)
+    found = report.steps
+    assert (found.source, found.kind, found.confidence, found.count) == (
+        "markers",
+        "training",
+        1.0,
+        12,
+    )
+    [row] = report.breakdown
+    assert row.steps == found.steady_count
+    assert found.mean_ns is not None
+    assert found.mean_ns >= 16 * MS
+    assert row.host_data_ns is not None
+    assert 12 * MS * row.steps <= row.host_data_ns < row.total_ns - 4 * MS * row.steps
+
+
+def test_the_verdict_says_that_no_gpu_was_seen(training: Path) -> None:
+    ran = command.gputrace("analyze", training)
+    assert (ran.code, ran.err) == (0, "")
+    told = " ".join(ran.out.split())
+    # It sleeps for 12 ms, and a busy machine lets it sleep longer.
+    waits = re.match(r"The program waits ([\d.]+) ms", told)
+    assert waits is not None
+    assert float(waits[1]) >= 12
+    assert "no GPU was recorded, so this is an upper bound on a GPU's idle time." in told
+    assert "kernels, copies and idle time are unknown; record on a machine with an NVIDIA" in told
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_every_form_says_what_is_missing(form: str, training: Path) -> None:
+    report = analyze(training)
+    text = " ".join((report._repr_html_() if form == "html" else report.render(form)).split())
+    for told in ("waits for data", "rank 0", "o GPU activity was recorded", "NVIDIA driver"):
+        assert told in text
+
+
+def test_ranks_are_those_of_the_environment(ranks: Path) -> None:
+    with closing(sqlite3.connect(ranks)) as database:
+        sql = "SELECT rank, worldSize, localRank, whole FROM GPUTRACE_PROCESS ORDER BY rank"
+        assert database.execute(sql).fetchall() == [(0, 2, 0, 1), (1, 2, 1, 1)]
+        sql = "SELECT count(*) FROM PROCESSES JOIN GPUTRACE_PROCESS USING (globalPid, pid)"
+        assert database.execute(sql).fetchall() == [(2,)]
+    report = analyze(ranks)
+    assert [row.rank for row in report.breakdown] == [0, 1]
+    assert {step.rank for step in report.step_list} == {0, 1}
+    waited = [(row.host_data_ns or 0) / row.steps for row in report.breakdown]
+    assert 2 * MS <= waited[0] < 12 * MS <= waited[1]
+
+
+def test_a_process_that_becomes_another_program_is_one_process(tmp_path: Path) -> None:
+    begin = "import gputrace, os, sys; gputrace.step(); "
+    trace = record(tmp_path, f"{begin}os.execv(sys.executable, ['python', '-c', {TRAINING!r}])")
+    with closing(sqlite3.connect(trace)) as database:
+        assert database.execute("SELECT count(*) FROM GPUTRACE_PROCESS").fetchall() == [(1,)]
+    assert [row.rank for row in analyze(trace).breakdown] == [0]
+
+
+def test_a_recorded_program_without_steps_and_waits_cannot_be_analyzed(tmp_path: Path) -> None:
+    trace = record(tmp_path, "pass")
+    ran = command.gputrace("analyze", trace)
+    words = ("no GPU activity", "neither steps nor waits", "call gputrace.step()")
+    command.assert_refused(ran, command.UNREADABLE, *words)
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "next_"),
+    [
+        ("import gputrace\nfor _ in range(3): gputrace.step()", 0, "next: gputrace analyze"),
+        ("pass", 0, "no steps were seen: call gputrace.step() at the end of each"),
+        ("import gputrace; gputrace.step()", 0, "only one step was seen: call gputrace.step()"),
+        ("raise SystemExit(7)", 7, "the program failed before its second step"),
+    ],
+)
+def test_only_what_can_be_analyzed_is_sent_to_analyze(
+    program: str, code: int, next_: str, tmp_path: Path
+) -> None:
+    words = ("--backend", "host", "--no-nvml", "-o", str(tmp_path / "trace.sqlite"), "--")
+    ran = command.gputrace("record", *words, sys.executable, "-c", program)
+    assert ran.code == code
+    assert ran.err.splitlines()[-1].startswith(f"gputrace: {next_}")
+
+
+# ---- the shape that other programs rely on ----
+
+
+@pytest.mark.parametrize("where", [name for name in NAMES if not name.startswith("kernels")])
+def test_the_json_has_the_names_of_every_trace(where: str, training: Path) -> None:
+    report = json.loads(analyze(training).render("json"))
+    for row in rows_of(report, where):
+        assert set(NAMES[where].split()) <= row.keys()
+
+
+def test_what_only_a_gpu_shows_is_null_and_never_0(training: Path) -> None:
+    report = json.loads(analyze(training).render("json"))
+    assert report["gpus"] == []
+    for row in (*report["breakdown"], *report["step_list"]):
+        unknown = {name for name, value in row.items() if value is None}
+        classes = {name for name in row if name.endswith("_ns")}
+        classes -= {"total_ns", "host_data_ns", "start_ns", "end_ns"}
+        assert unknown - {"device"} == classes | {"gpu"}
+    assert [finding["gpus"] for finding in report["findings"]] == [[]] * len(report["findings"])
+
+
+def test_a_csv_row_has_empty_cells_for_what_is_unknown(training: Path) -> None:
+    header, row = analyze(training).render("csv").splitlines()
+    cells = dict(zip(header.split(","), row.split(","), strict=True))
+    assert (cells["gpu"], cells["rank"], cells["compute_ns"]) == ("", "0", "")
+    assert int(cells["host_data_ns"]) > 0
+
+
+def test_tables_for_pandas_have_the_ranks(ranks: Path) -> None:
+    report = analyze(ranks)
+    assert list(report.to_pandas()["rank"]) == [0, 1]
+    assert len(report.to_pandas("step_list")) == 24
+    assert len(report.to_pandas("gaps")) == 0
+
+
+# ---- figures that can be checked by hand ----
+
+
+def test_waits_are_summed_within_each_step(made: Made) -> None:
+    train(made)
+    report = made.report()
+    assert {step.host_data_ns for step in report.step_list} == {WAIT}
+    [row] = report.breakdown
+    assert (row.steps, row.total_ns, row.host_data_ns) == (COUNT, COUNT * STEP, COUNT * WAIT)
+    times = report.steps
+    assert (times.mean_ns, times.p50_ns, times.p95_ns) == (STEP, STEP, STEP)
+    assert report.span_ns == COUNT * STEP
+    first = report.findings[0]
+    assert (first.id, first.severity, first.impact_ns) == ("data-feeding", "high", WAIT)
+    assert "num_workers" in first.advice
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), min_size=1, max_size=20),
+)
+def test_each_moment_of_a_step_that_any_wait_covers_counts_once(
+    lengths: list[int], waits: list[tuple[int, int]]
+) -> None:
+    ends = list(accumulate(lengths, initial=1))
+    with TemporaryDirectory() as folder:
+        made = Made(Path(folder) / "made.sqlite")
+        made.wait(0.5, 1.5)
+        for start, end in pairwise(ends):
+            made.step(start, end)
+        for start, length in waits:
+            made.wait(start + 2, start + 2 + length)
+        report = made.report()
+    # In half milliseconds; the first step begins with the first wait.
+    waited = {1, 2} | {half for s, n in waits for half in range(2 * s + 4, 2 * (s + n) + 4)}
+    edges = [(1, 2 * ends[1]), *((2 * start, 2 * end) for start, end in pairwise(ends[1:]))]
+    expected = [len(waited & set(range(*edge))) * MS // 2 for edge in edges]
+    assert [step.host_data_ns for step in report.step_list] == expected
+
+
+def test_slow_steps_say_whether_they_waited_for_data(made: Made) -> None:
+    train(made)
+    made.step(600, 660)
+    made.wait(600, 652)
+    report = made.report()
+    slow = finding_of(report, "slow-steps")
+    assert slow.evidence["class"] == "host_data"
+    assert "waiting for data (40.0 ms)" in slow.message
+    assert slow.advice.startswith("check the batches of these steps")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_steps_that_count_from_the_second_say_so(made: Made, waits: bool) -> None:
+    """Without a wait for data nothing tells how long the first one is."""
+    for number in range(COUNT):
+        if waits:
+            made.wait(20 * number, 20 * number + 2)
+        made.step(20 * number, 20 * number + 20)
+    report = made.report()
+    assert report.steps.count == COUNT - (not waits)
+    assert ("step 0 being the program's second" in report.render()) == (not waits)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_slow_steps_say_whether_they_evaluate(made: Made, evaluates: bool) -> None:
+    """An evaluation comes between a step and the next one, which it makes longer."""
+    train(made)
+    made.step(600, 660)
+    for number in range(COUNT):
+        made.phase("model", 20 * number + 12, 20 * number + 15)
+        made.phase("backward", 20 * number + 15, 20 * number + 19)
+    if evaluates:
+        made.phase("model", 605, 640)
+    made.phase("model", 652, 655)
+    made.phase("backward", 655, 659)
+    slow = finding_of(made.report(), "slow-steps")
+    assert slow.evidence["class"] == ("forward" if evaluates else "host")
+    assert ("grew most is forward passes" in slow.message) == evaluates
+    assert slow.advice.startswith("look for a periodic evaluation or rollout") == evaluates
+
+
+def test_warm_up_is_told_apart(made: Made) -> None:
+    made.wait(-500, -480)
+    made.step(-500, 0)
+    train(made)
+    report = made.report()
+    assert (report.steps.warmup_count, report.steps.steady_count) == (1, COUNT)
+    [phase] = report.phases
+    assert (phase.phase, phase.end_ns - phase.start_ns, phase.idle_ns) == ("warmup", 500 * MS, None)
+
+
+def test_what_another_thread_waits_for_the_training_does_not(made: Made) -> None:
+    for number in range(COUNT):
+        made.step(20 * number, 20 * number + 20)
+        made.wait(20 * number, 20 * number + 19, thread=2)
+    report = made.report()
+    assert report.steps.count == COUNT - 1
+    assert report.breakdown[0].host_data_ns is None
+    assert [finding.id for finding in report.findings] == ["no-gpu-activity"]
+    assert "unknown" in report.render()
+
+
+def test_a_first_step_that_nothing_marks_the_start_of_is_left_out(made: Made) -> None:
+    for number in range(COUNT):
+        made.step(20 * number + (0 if number else 19), 20 * number + 20)
+    report = made.report()
+    assert report.steps.count == COUNT - 1
+    assert {step.end_ns - step.start_ns for step in report.step_list} == {STEP}
+
+
+def test_the_first_step_begins_with_the_wait_before_its_mark(made: Made) -> None:
+    made.wait(-15, -3)
+    made.step(-3, 0)
+    train(made)
+    first = made.report().step_list[0]
+    assert (first.start_ns, first.end_ns, first.host_data_ns) == (-15 * MS, 0, WAIT)
+
+
+def test_waits_without_steps_are_measured_over_the_whole_span(made: Made) -> None:
+    made.wait(10, 310)
+    made.wait(910, 1010)
+    report = made.report()
+    assert (report.steps.kind, report.step_list) == ("none", ())
+    [row] = report.breakdown
+    assert (row.steps, row.total_ns, row.host_data_ns) == (0, 1000 * MS, 400 * MS)
+    assert "waits 400 ms of 1.00 s (40%)" in report.findings[0].message
+
+
+def test_workers_of_a_rank_are_not_taken_for_it(made: Made) -> None:
+    for pid, rank in ((1, 0), (2, 0), (3, 1)):
+        made.process(pid, rank)
+    made.step(0, 5, pid=2)
+    train(made, pid=1)
+    train(made, pid=3, wait=1)
+    report = made.report()
+    assert [(row.rank, row.steps) for row in report.breakdown] == [(0, COUNT), (1, COUNT)]
+    assert report.breakdown[0].host_data_ns == COUNT * WAIT
+
+
+def test_processes_without_ranks_are_numbered_by_their_ids(made: Made) -> None:
+    train(made, pid=9, wait=1)
+    train(made, pid=4)
+    report = made.report()
+    assert [row.host_data_ns for row in report.breakdown] == [COUNT * WAIT, COUNT * MS]
+    assert "ranks were not recorded" in report.steps.reason
+
+
+def test_a_window_and_steps_can_be_chosen(made: Made) -> None:
+    train(made)
+    assert {s.step for s in made.report(time=(100 * MS, 200 * MS)).step_list} == {5, 6, 7, 8, 9}
+    assert made.report(steps="3:5").breakdown[0].total_ns == 2 * STEP
+    with pytest.raises(UsageError, match=r"no steps 40:50; it has steps 0 to 29"):
+        made.report(steps="40:50")
+    with pytest.raises(UsageError, match=r"no step and no wait .* from 0\.000s to 0\.600s"):
+        made.report(time="5s:6s")
+
+
+@pytest.mark.parametrize(
+    ("meta", "note", "told"),
+    [
+        ({}, None, "(there was no NVIDIA driver)"),
+        ({"driver": "yes"}, None, "(--backend host was asked for)"),
+        ({"backend": "cupti"}, None, "no process of the recorded program ran anything on a GPU"),
+        ({"backend": "cupti"}, "no libcupti was found", "(no libcupti was found)"),
+    ],
+)
+def test_the_reason_for_no_gpu_activity_is_told(
+    made: Made, meta: dict[str, str], note: str | None, told: str
+) -> None:
+    made.told(**meta)
+    made.process(1, 0, note)
+    train(made)
+    finding = next(f for f in made.report().findings if f.id == "no-gpu-activity")
+    assert told in finding.message
+
+
+def test_neither_steps_nor_waits_is_an_error(made: Made) -> None:
+    made.process(1, 0)
+    with pytest.raises(InputError, match="neither steps nor waits for data"):
+        made.report()

@@ -1,0 +1,163 @@
+"""`gputrace demo`: the bundled recording, and one made on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gputrace import data
+from gputrace.cli.demo import why_not
+from tests.helpers import command
+
+DONE, DONE_IN_PART = 0, 5
+MS: Final = 1_000_000
+
+Demo = Callable[..., command.Ran]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Demo:
+    """Runs the command with a folder of its own for temporary files, which it must leave empty.
+
+    A module ``torch`` that cannot be imported stands for a machine without PyTorch.
+    """
+    temporary, modules = tmp_path / "temporary", tmp_path / "modules"
+    temporary.mkdir()
+    modules.mkdir()
+    (modules / "torch.py").write_text("raise ImportError('not here')\n")
+    paths = os.pathsep.join([str(modules), str(command.ROOT)])
+
+    def run(*arguments: str, **env: str) -> command.Ran:
+        ran = command.gputrace(
+            "demo", *arguments, env={"TMPDIR": str(temporary), "PYTHONPATH": paths} | env
+        )
+        assert list(temporary.iterdir()) == []
+        return ran
+
+    return run
+
+
+def test_it_analyzes_the_bundled_recording_and_one_made_here_and_shows_how(demo: Demo) -> None:
+    ran = demo()
+    assert ran.code == DONE
+    bundled = "The GPUs wait 25.1 ms of a step of 49.0 ms (51%) for the next batch"
+    assert ran.out.startswith(bundled)
+    recorded = " ".join(ran.out.split())
+    # Not first on a machine whose cores others want.
+    assert re.search(
+        r"[Tt]he program waits [\d.]+ m?s of a step of .* for the next batch", recorded
+    )
+    assert re.search(r"rank 0 +[\d.]+ m?s +[\d.]+ m?s", recorded)
+    assert max(map(len, ran.out.splitlines())) <= 80
+    told = ran.err
+    assert "two H200 GPUs" in told
+    assert "\n$ gputrace record -- python train.py\n60 steps with numpy" in told
+    assert "\ngputrace: trace.sqlite: 0 kernels, 60 steps, processes: 1," in told
+    assert "\n$ gputrace analyze trace.sqlite\n" in told
+    assert told.splitlines()[-1].startswith("Your own: gputrace record -- python train.py")
+
+
+def test_it_writes_the_bundled_recording_to_a_file_that_is_not_there(
+    demo: Demo, tmp_path: Path
+) -> None:
+    target = tmp_path / "demo.sqlite"
+    ran = demo("-o", str(target))
+    assert (ran.code, ran.out, ran.err) == (DONE, "", f"gputrace: wrote {target}\n")
+    with data.unpacked("demo.sqlite.xz") as bundled:
+        assert target.read_bytes() == bundled.read_bytes()
+    command.assert_refused(demo("-o", str(target)), 2, "exists", "--force")
+    assert demo("-o", str(target), "--force").code == DONE
+
+
+def test_a_program_gets_one_object_with_both_analyses(demo: Demo) -> None:
+    ran = demo("--json")
+    assert (ran.code, ran.err) == (DONE, "")
+    found = json.loads(ran.out)
+    cards = [(gpu["gpu"], gpu["name"]) for gpu in found["gpus"]]
+    assert cards == [(number, "NVIDIA H200") for number in range(2)]
+    assert found["findings"][0]["id"] == "data-feeding"
+    assert found["not_recorded"] is None
+    recorded = found["recorded"]
+    assert recorded.keys() == found.keys() - {"recorded", "not_recorded"}
+    assert (recorded["source"], recorded["steps"]["source"]) == ("gputrace", "markers")
+    assert recorded["steps"]["count"] == 60
+    [row] = recorded["breakdown"]
+    assert row["host_data_ns"] >= 20 * MS * row["steps"]
+
+
+def test_other_forms_are_one_after_the_other(demo: Demo) -> None:
+    ran = demo("--format", "csv")
+    assert (ran.code, ran.err) == (DONE, "")
+    assert len([line for line in ran.out.splitlines() if line.startswith("gpu,gpu_known,")]) == 2
+
+
+def test_the_bundled_recording_alone(demo: Demo) -> None:
+    ran = demo("--no-record")
+    assert ran.code == DONE
+    assert "The program waits" not in ran.out
+    assert "$ gputrace record" not in ran.err
+    found = json.loads(demo("--no-record", "--json").out)
+    assert (found["recorded"], found["not_recorded"]) == (None, "not asked for")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_where_training_fails_the_bundled_one_is_shown_and_one_line_says_why(
+    form: str, demo: Demo, tmp_path: Path
+) -> None:
+    (tmp_path / "modules" / "torch.py").write_text("raise RuntimeError('out of luck')\n")
+    ran = demo("--format", form)
+    assert ran.code == DONE_IN_PART
+    why = "the training failed: RuntimeError: out of luck"
+    assert ran.err.splitlines()[-1] == f"gputrace: nothing was recorded here: {why}"
+    if form == "json":
+        found = json.loads(ran.out)
+        assert (found["recorded"], found["not_recorded"]) == (None, why)
+    else:
+        assert ran.out.startswith("The GPUs wait 25.1 ms")
+
+
+@pytest.mark.parametrize(
+    ("code", "err", "why"),
+    [
+        (125, "gputrace: this shell runs under nsys\n", "this shell runs under nsys"),
+        (1, "Oops: no\ngputrace: trace.sqlite: 0 kernels\n", "the training failed: Oops: no"),
+        (137, "", "the training failed: no message, exit code 137"),
+        (1, "/usr/bin/python: No module named gputrace\n", "the training failed: /usr/bin/python"),
+    ],
+)
+def test_the_reason_is_the_last_line_of_what_failed(code: int, err: str, why: str) -> None:
+    assert why_not(subprocess.CompletedProcess([], code, "", err)).startswith(why)
+
+
+@pytest.fixture
+def train() -> dict[str, Any]:
+    """The functions of the bundled script."""
+    with data.unpacked("train.py") as script:
+        return runpy.run_path(str(script))
+
+
+def test_the_bundled_training_learns(train: dict[str, Any]) -> None:
+    first, last = train["train_with_numpy"]()
+    assert last < 0.8 * first
+
+
+def test_the_bundled_training_learns_with_pytorch_too(train: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    first, last = train["train_with_torch"](torch)
+    assert last < 0.8 * first
+
+
+def test_the_bundled_training_stands_alone() -> None:
+    with data.unpacked("train.py") as script:
+        ran = command.python(str(script))
+        assert [path.name for path in script.parent.iterdir()] == ["train.py"]
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("60 steps with ")
