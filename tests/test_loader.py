@@ -625,6 +625,20 @@ def test_the_thread_that_pins_tells_how_long_that_takes(loads: Program) -> None:
     assert max(main["receive"]) < 20
 
 
+@pytest.mark.parametrize("pins", [False, True])
+def test_a_loader_that_is_done_is_gone_at_once(loads: Program, pins: bool) -> None:
+    """Its queues are no garbage that waits to be collected, with their pipes open."""
+    source = LOADS.format(workers=2, more=f"pin_memory={pins}").replace("600", "5")
+    source += (
+        "    import gc\n"
+        "    gc.collect(); gc.disable(); gc.set_debug(gc.DEBUG_SAVEALL)\n"
+        "    list(loader)\n"
+        "    gc.collect()\n"
+        "    print(sorted({type(each).__name__ for each in gc.garbage}))\n"
+    )
+    assert loads.quietly(source) == loads.quietly(source, hooked=False)
+
+
 def test_a_process_that_loads_by_itself_tells_them_too(loads: Program) -> None:
     source = LOADS.format(workers=0, more="").replace("600", "5")
     assert loads.quietly(source) == loads.quietly(source, hooked=False)

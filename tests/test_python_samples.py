@@ -225,6 +225,33 @@ def test_threads_of_the_program_are_its_own_and_do_not_count(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_frames_that_were_looked_at_are_held_no_longer(tmp_path: Path, version: str) -> None:
+    """What they hold would stay until garbage is collected: batches in pinned memory, which no
+    forked worker may give back.
+    """
+    found = record(
+        tmp_path,
+        "import gc, threading, time\n"
+        "gc.collect(); gc.disable(); gc.set_debug(gc.DEBUG_SAVEALL)\n"
+        "def spin():\n"
+        "    while not over: sum(range(1000))\n"
+        "over = False\n"
+        "threads = [threading.Thread(target=spin) for _ in range(3)]\n"
+        "for thread in threads: thread.start()\n"
+        "end = time.monotonic() + 1.5\n"
+        "while time.monotonic() < end: time.sleep(0.0001)\n"
+        "over = True\n"
+        "for thread in threads: thread.join()\n"
+        "gc.collect()\n"
+        "print([type(each).__name__ for each in gc.garbage if type(each).__name__ == 'frame'])\n",
+        python=find_python(version),
+    )
+    assert found.ran.out == "[]\n"
+    named = "SELECT value FROM StringIds WHERE value LIKE 'lock held: %'"
+    assert rows(tmp_path / "t.sqlite", named)
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 @pytest.mark.parametrize("warnings", ["error", "always"])
 def test_forking_warns_of_no_thread_and_sampling_goes_on(
     tmp_path: Path, version: str, warnings: str

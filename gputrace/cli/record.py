@@ -189,6 +189,8 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
             merged = conclude(prepared, has_run)
     except KeyboardInterrupt:
         problem = f"{output}: interrupted while it was made"
+    except ModuleNotFoundError as error:
+        problem = f"{output}: cannot be made, {error.name} is not installed for {sys.executable}"
     except (MemoryError, ImportError):
         # An ImportError: a library could not be mapped into memory.
         problem = f"{output}: not enough memory to make it"

@@ -16,6 +16,7 @@ from collections import deque
 from functools import partial, wraps
 from time import CLOCK_THREAD_CPUTIME_ID, clock_gettime
 from types import FunctionType
+from weakref import ref
 
 from . import BEGAN, wrappers
 from .host_file import is_handlers, time_ns
@@ -265,7 +266,7 @@ def _watch_worker(given: "dict[str, Any]") -> None:
     _add(entered, entered, SEED, worker + 1, _mixed(seed, _maker()))
     _watch_results(given["data_queue"], worker + 1)
     indices = given["index_queue"]
-    get, since, looked = indices.get, [0], [_Reads(entered)]
+    get, since, looked = _method(indices, "get"), [0], [_Reads(entered)]
 
     def next_index(*args: "Any", **keywords: "Any") -> "Any":
         if not since[0]:
@@ -287,6 +288,18 @@ def _watch_worker(given: "dict[str, Any]") -> None:
         began = 0
 
     indices.get = next_index
+
+
+def _method(queue: "Any", name: str) -> "Callable[..., Any]":
+    """Return a method for a wrapper that its object will hold: a bound one would hold the object,
+    whose pipes would then stay open until garbage is collected.
+    """
+    function, held = getattr(type(queue), name), ref(queue)
+
+    def call(*args: "Any", **keywords: "Any") -> "Any":
+        return function(held(), *args, **keywords)
+
+    return call
 
 
 def _mixed(seed: int, pid: int) -> int:
@@ -419,7 +432,7 @@ def _number(loader: "Any", workers: int) -> int:
 
 def _watch_receiving(queue: "Any", owner: int, pins: bool) -> None:
     """Time reading and unpickling, without the wait until there is something to read."""
-    get, receive = queue.get, queue._recv_bytes
+    get, receive = _method(queue, "get"), queue._recv_bytes
     begun, pinned = [0], [0, 0]
 
     def receive_bytes(*args: "Any") -> "Any":

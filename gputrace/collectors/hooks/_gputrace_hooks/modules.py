@@ -62,6 +62,9 @@ class _Modules:
         # The limit of the program, and ours.
         self.limits = 0, 0
         self.handles: list[Any] = []
+        # By id of a module while it lives: its name, numbered among those of its class, and its
+        # first path. Modules that are made in each step take the numbers of those that died.
+        self.known: dict[int, tuple[str, int, object]] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -71,9 +74,8 @@ class _Modules:
         self.walks: dict[int, _Walk] = {}
         self.texts: dict[int, str] = {}
         self.paths: dict[tuple[int, str], int] = {}
-        # By id of a module while it lives: its name, numbered among those of its class, and its
-        # first path. Modules that are made in each step take the numbers of those that died.
-        self.known: dict[int, tuple[str, int, object]] = {}
+        # In place: what is called when a module dies holds the table that holds it.
+        self.known.clear()
         self.counts: dict[str, int] = {}
         self.outermost: set[type] = set()
         self.free: dict[str, list[int]] = {}

@@ -240,12 +240,18 @@ def _record_line(frame: "FrameType", inner: "FrameType", count: int, since: int,
 
 
 def _record_holder(since: int, now: int, waits: int) -> None:
-    """Record who had the interpreter's lock before this thread: nobody where no thread is known."""
+    """Record who had the interpreter's lock before this thread: nobody where no thread is known.
+
+    A frame that is held keeps all that its function holds, batches in pinned memory among it, and
+    one that holds itself keeps that until garbage is collected: maybe in a forked worker, which
+    CUDA aborts for giving such memory back. So no frame is held across anything that lets go of
+    the lock, and never that of this function.
+    """
     threading = sys.modules.get("threading")
     threads = {} if threading is None else dict(threading._active)
-    most, holder, stack, me = -1, 0, None, _thread.get_ident()
-    for ident, frame in list(sys._current_frames().items())[:_MOST_THREADS]:
-        native = getattr(threads.get(ident), "native_id", None) or 0
+    most, holder, busiest, me = -1, 0, 0, _thread.get_ident()
+    for ident, thread in list(threads.items())[:_MOST_THREADS]:
+        native = getattr(thread, "native_id", None) or 0
         if not native or ident == me:
             continue
         try:
@@ -257,10 +263,15 @@ def _record_holder(since: int, now: int, waits: int) -> None:
         since_then = used - _used.get(native, used)
         _used[native] = used
         if since_then > most:
-            most, holder, stack = since_then, native, frame
-    line, _ = _user_frame(stack)
-    name = "lock held" if line is None else "lock held: {}:{} {}".format(*_place(line))
+            most, holder, busiest = since_then, native, ident
+    name = _name_of_lock(busiest)
     record_of(holder or recorder.thread_id(), since, now, word(name), COUNTER | waits << 32)
+
+
+def _name_of_lock(thread: int) -> str:
+    """Return what to call the interpreter's lock that a thread holds: by its line."""
+    line, _ = _user_frame(sys._current_frames().get(thread))
+    return "lock held" if line is None else "lock held: {}:{} {}".format(*_place(line))
 
 
 def _user_frame(frame: "FrameType | None") -> "tuple[FrameType | None, FrameType | None]":
