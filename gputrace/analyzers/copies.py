@@ -13,6 +13,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, OperationClass
+from gputrace.analyzers.steps.kinds import runs_network
 from gputrace.analyzers.topology import slot_rate
 from gputrace.model.events import Events, Kind, Mask, Memory, distinct_ids
 from gputrace.model.intervals import Intervals, union
@@ -47,10 +48,12 @@ _MOST_INPUTS: Final = 4
 
 
 def weights_until(view: GpuShardView) -> int:
-    """Return when a GPU's weights have been copied: when its first kernel starts, if copies other
-    than of an input precede it, else when its first operation does.
+    """Return when a network's weights have been copied to a GPU: when its first kernel starts, if
+    copies other than of an input precede it, else when its first operation does.
     """
     operations = view.operations
+    if not runs_network(view.trace, operations):
+        return view.lane.window.start
     computing = np.flatnonzero(operations.classes == OperationClass.COMPUTE)
     first = int(operations.start[computing[0]]) if len(computing) else view.lane.window.start
     copies = operations.start[operations.events.kind == Kind.COPY_H2D]

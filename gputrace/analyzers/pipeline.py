@@ -150,7 +150,7 @@ def _answer(
         modules=find_modules(gpus, chosen),
         copies=facts.copies,
         ledger=facts.ledger.rows,
-        causes=tree_of(facts.causes),
+        causes=tree_of(facts.causes, waits_known=facts.waits_known),
     )
 
 

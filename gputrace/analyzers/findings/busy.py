@@ -162,14 +162,14 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     """
     cost = facts.ledger.mean("communication-exposed", "uneven-arrival")
     wait = facts.ledger.mean("uneven-arrival")
-    known = all(row.communication_wait_ns is not None for row in facts.rows)
-    share = facts.share_of(cost)
+    known, share = facts.waits_known, facts.share_of(cost)
     severity = severity_of(share)
     if severity is None:
         return
     waiting = f", including {f'{format_ns(wait)} of ' if known else ''}waiting for other ranks"
     if known and not wait:
         waiting = ""
+    unseen = "" if known else "record all ranks, which shows how much of it is waiting; then "
     role, part = _costliest_role(facts)
     where = f", most of it in {_GROUPS[role]}" if role else ""
     yield facts.finding(
@@ -177,7 +177,7 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         severity,
         cost,
         f"{facts.of_step(cost)} go to communication with no computation beside it{where}{waiting}",
-        _WAIT_LESS if known and 2 * wait > cost else _less(facts, role),
+        _WAIT_LESS if known and 2 * wait > cost else unseen + _less(facts, role),
         {
             "share": round(share, 4),
             "communication_ns": facts.mean("communication"),
@@ -400,15 +400,16 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
 
 def _settled_share(facts: Facts) -> float:
     """Return the share of the later half of a trace without steps that the GPUs compute in, if it
-    is most of that, and more than before; else 0.
+    is most of that, and start-up is most of what they lose before; else 0.
     """
     if facts.repeats:
         return 0.0
     halves = facts.per_gpu.each(_computes_in_halves, facts.working)
     before, after = (sum(times[half] for times in halves) for half in (0, 1))
     length = sum(lane.window.end - lane.window.start for lane in facts.working) / 2
-    share = after / max(length, 1)
-    return share if share >= _SETTLED and before < (1 - MEDIUM) * after else 0.0
+    share, once = after / max(length, 1), facts.ledger.mean("warmup") * facts.turns
+    is_settled = share >= _SETTLED and before < (1 - MEDIUM) * after
+    return share if is_settled and 2 * once > length - before else 0.0
 
 
 def _computes_in_halves(gpu: GpuShardView) -> tuple[int, int]:

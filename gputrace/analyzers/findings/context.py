@@ -93,6 +93,8 @@ from gputrace.units import format_ids, format_ns
 
 _NEARLY_ALL: Final = 0.9
 """Part of the copies' time from which the memory of all of them is called pinned."""
+_FEWEST_TURNS: Final = 3
+"""Fewer steps may all hold what a process does once: none shows how long they are without it."""
 _STRAY: Final = 0.01
 """Fraction of the operations of its rank's busiest GPU below which a GPU does not count."""
 
@@ -188,6 +190,7 @@ class Facts(Struct, frozen=True, dict=True):
             self.collectives,
             self.roles,
             self.late_causes,
+            is_loop=self.is_loop,
             repeats=self.repeats,
         )
         turns = {(row.gpu, row.rank): max(row.steps, 1) for row in in_order}
@@ -492,6 +495,11 @@ class Facts(Struct, frozen=True, dict=True):
         memory = most_memory(self.trace.nvml, lanes) if len(lanes) > 1 else {}
         return compare_loads(self.per_gpu, lanes, self.measured, memory)
 
+    @property
+    def waits_known(self) -> bool:
+        """Return whether it is known for how long each GPU waits for other ranks."""
+        return all(row.communication_wait_ns is not None for row in self.rows)
+
     @cached_property
     def start_up_share(self) -> float:
         """Share of the time that the GPUs idle for what a process does once."""
@@ -518,6 +526,13 @@ class Facts(Struct, frozen=True, dict=True):
     @property
     def repeats(self) -> bool:
         """Return whether turns of a loop are measured: start-up is over."""
+        is_later = self.all_steps.warmup or (self.all_steps.chosen or (0,))[0]
+        fewest = 1 if is_later else _FEWEST_TURNS
+        return self.is_loop and len({step.step for step in self.measured}) >= fewest
+
+    @property
+    def is_loop(self) -> bool:
+        """Return whether the measured steps are turns of a loop."""
         return bool(self.measured) and self.all_steps.kind != "pass"
 
     @property

@@ -15,6 +15,7 @@ from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call
+from gputrace.analyzers.ledger import AT_EDGES
 from gputrace.analyzers.ledger.host import Host, take_amount
 from gputrace.model.events import Events, Kind, Memory, distinct_ids, is_among
 from gputrace.model.host import Allocator
@@ -425,7 +426,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     Wrong if: a more detailed recording (`--python`, all calls) shows another cause, or the step is
     no shorter with managed memory prefetched.
     """
-    why = ", and the trace does not show why: "
+    why, charged = ", and the trace does not show why: ", facts.ledger.of("idle-unexplained")
     if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, facts.working_times)) > sum(
         row.of("other_idle") for row in facts.rows
     ):
@@ -438,6 +439,11 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     elif 2 * facts.mean_over_gpus(_before_unknown_calls) > facts.mean("other_idle"):
         why += "the calls that issued the next operations were not recorded"
         advice = "record CUDA API calls from the start (gputrace record, or nsys -t cuda)"
+    elif 2 * sum(row.ns for row in charged if row.evidence == AT_EDGES) > sum(
+        row.ns for row in charged
+    ):
+        why += "the recording begins before the GPUs' work, or ends after it"
+        advice = "record some steps more (a profiler's schedule with more active steps)"
     else:
         why += "work had been issued and was waiting"
         advice = "check which events and streams the work waits for, and the other GPUs"

@@ -13,6 +13,7 @@ from gputrace.analyzers.copies import weights_until
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
+from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.host import Host
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
@@ -105,8 +106,8 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
 
 def claim_start_up(host: Host) -> Intervals:
-    """Prove idle time of a trace without steps for what a process does once."""
-    if len(host.steps[0]) or host.view.calls is None:
+    """Prove idle time for what a process does once, where no step is known to be without it."""
+    if host.repeats or host.view.calls is None:
         return EMPTY
     return reduce(merge_touching, find_start_up(host.view).values(), EMPTY)
 
@@ -118,8 +119,10 @@ def claim_weights(host: Host) -> Intervals:
     return union([host.window.start], [weights_until(host.view)])
 
 
-def _spent_once(gpu: GpuShardView) -> dict[str, int]:
-    return {cause: time.total for cause, time in find_start_up(gpu).items()}
+def _idle_once(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
+    """Return the nanoseconds of some time that are charged to start-up, by what it consists of."""
+    charged = lost_time(gpu).get("warmup", EMPTY).intersection(time)
+    return {cause: part.intersection(charged).total for cause, part in find_start_up(gpu).items()}
 
 
 def warmup(facts: Facts) -> Iterator[Finding]:
@@ -134,8 +137,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     spent = 0 if facts.repeats else facts.ledger.mean("warmup")
     severity = severity_of(facts.share_of(spent))
     if severity is not None:
-        each = facts.per_gpu.each(_spent_once, facts.working)
-        once = {cause: sum(of[cause] for of in each) // len(each) for cause in each[0]}
+        each = facts.per_gpu.each(_idle_once, facts.working, facts.working_times)
+        once = {cause: sum(of[cause] for of in each) // facts.turns for cause in each[0]}
         parts, advice = _name_causes(once, spent, facts.is_hip)
         yield facts.finding(
             "warmup",

@@ -38,6 +38,8 @@ _OF: Final = dict.fromkeys(BUSY_CLASSES, "copy") | {
     "communication": "communication",
     **dict.fromkeys(IDLE_CAUSES, "idle"),
 }
+AT_EDGES: Final = "before or after its work"
+"""Evidence of time at the edges of steps that lies beyond all operations of the GPU."""
 _FEWEST_SAMPLES: Final = 5
 _DOMINATES: Final = 0.5
 """Minimum number of samples, and share that a line or its function must have to be named."""
@@ -126,6 +128,7 @@ def account(
     roles: Sequence[str],
     late: Mapping[int, str],
     *,
+    is_loop: bool,
     repeats: bool,
 ) -> list[LedgerRow]:
     """Charge the time in which some GPUs do not compute.
@@ -138,12 +141,13 @@ def account(
         collectives: of all GPUs.
         roles: of the groups of the collectives.
         late: cause to charge for waiting for a rank that comes late in a way that is no chance.
-        repeats: True if the steps come again and again: what a process does once is before them.
+        is_loop: True if the steps are turns of a loop.
+        repeats: True if what a process does once is before them.
     """
     feeds = Counter(lane.gpu.process for lane in gpus.lanes)
     counts = [feeds[lane.gpu.process] for lane in gpus.lanes]
-    edges = [steps[lane.gpu] if repeats else np.empty((2, 0), np.int64) for lane in gpus.lanes]
-    gpus.each(_charge, gpus.lanes, counts, edges, same=(causes,), keeps=True)
+    edges = [steps[lane.gpu] if is_loop else np.empty((2, 0), np.int64) for lane in gpus.lanes]
+    gpus.each(_charge, gpus.lanes, counts, edges, same=(repeats, causes), keeps=True)
     index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
     lane_of = {lane.gpu: lane for lane in gpus.lanes}
     lanes = [lane_of[gpu] for gpu in listed]
@@ -164,7 +168,7 @@ def account(
         # The edges of steps beyond the GPU's operations are in no gap.
         lost = row.total_ns - row.of("compute") - sum(part.ns for _, part in parts)
         if lost:
-            rest = _Part("idle-unexplained", "idle", None, None, lost, "before or after its work")
+            rest = _Part("idle-unexplained", "idle", None, None, lost, AT_EDGES)
             parts.append((lane.gpu.rank, rest))
         result += [_row(causes, lane.gpu, rank, part) for rank, part in parts]
     return result
@@ -213,7 +217,9 @@ def measured_time(lane: LaneSummary, steps: Times) -> Intervals:
     return union([lane.window.start], [lane.window.end])
 
 
-def _charge(view: GpuShardView, feeds: int, steps: Times, causes: Sequence[Cause]) -> None:
+def _charge(
+    view: GpuShardView, feeds: int, steps: Times, repeats: bool, causes: Sequence[Cause]
+) -> None:
     """Charge the time of one GPU as far as its own host shows why, and keep that with its rows."""
     lane = view.lane
     left = {
@@ -222,7 +228,7 @@ def _charge(view: GpuShardView, feeds: int, steps: Times, causes: Sequence[Cause
         if name != "compute"
     }
     left |= {name: times.clip(*lane.window) for name, times in lane.causes.of.items()}
-    host = Host(view, feeds, (steps[0], steps[1]), left)
+    host = Host(view, feeds, (steps[0], steps[1]), left, repeats=repeats)
     charges: dict[tuple[str, str], Intervals] = {}
     for cause in causes:
         names = [name for name in cause.takes if name in left and len(left[name])]

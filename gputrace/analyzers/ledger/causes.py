@@ -70,9 +70,16 @@ DEFAULTS: Final[Mapping[str, str]] = {
 """Cause of what no more specific one is proven for, by class of time."""
 
 
-def tree_of(causes: Sequence[Cause]) -> tuple[CauseNode, ...]:
-    """Return the tree of some causes for reports, without what proves them."""
-    return tuple(CauseNode(each.id, each.parent, each.label) for each in (*ROOTS, *causes))
+def tree_of(causes: Sequence[Cause], *, waits_known: bool = True) -> tuple[CauseNode, ...]:
+    """Return the tree of some causes for reports, without what proves them.
+
+    Unless it is known when ranks wait for each other, communication may be waiting for others.
+    """
+    labels = {} if waits_known else {"communication-exposed": "transfer, or waiting for ranks"}
+    return tuple(
+        CauseNode(each.id, each.parent, labels.get(each.id, each.label))
+        for each in (*ROOTS, *causes)
+    )
 
 
 def with_plugins(causes: Sequence[Cause]) -> tuple[Cause, ...]:

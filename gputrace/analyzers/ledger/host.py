@@ -31,6 +31,7 @@ class Host:
         feeds: number of GPUs that its process feeds, whose threads hold each other up.
         steps: starts and ends of the measured steps.
         left: time that is not yet charged, by class.
+        repeats: True if what a process does once is before the measured steps.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class Host:
         feeds: int = 1,
         steps: tuple[Times, Times] = (EMPTY.start, EMPTY.end),
         left: dict[str, Intervals] | None = None,
+        *,
+        repeats: bool = True,
     ) -> None:
         self.view, self.feeds, self.steps, self.left = view, feeds, steps, left or {}
+        self.repeats = repeats
         self.window: Window = view.lane.window
 
     @property

@@ -34,6 +34,7 @@ from gputrace.model.intervals import Intervals, union
 from gputrace.model.results import KINDS, RecorderCost
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
+from gputrace.units import format_ids
 
 
 class FoundSteps(Struct, frozen=True, dict=True):
@@ -93,6 +94,15 @@ def agree(
     by_rank = dict(shown)
     kind = min((w.kind for w in by_rank.values()), key=KINDS.index, default="none")
     by_rank = {rank: w for rank, w in by_rank.items() if w.kind == kind}
+    # Ranks that exchange data run the same pass, also one whose own kernels may be two.
+    others = [gpu for gpu in gpus if gpu.gpu.rank not in by_rank and gpu.communicates]
+    if kind == "pass" and others:
+        shared = next(iter(by_rank.values()))
+        by_rank |= _pass_of_others(shared, others)
+        by_rank = dict(sorted(by_rank.items()))
+    elif by_rank and others:
+        ranks = format_ids("rank", sorted({gpu.gpu.rank for gpu in others}))
+        trace.quality.notes.append(f"no steps were found on {ranks}: measured are the other ranks")
     by_rank = same_steps(by_rank, gpus)
     for rank, windows in by_rank.items():
         note = describe_windows(windows, next(gpu.recorded for gpu in gpus if gpu.gpu.rank == rank))
@@ -115,6 +125,17 @@ def agree(
         few = f"{marks:,} {are} too few, or {hold} too little"
         return FoundSteps(by_rank, warmup, chosen, f"{few} of the GPUs' work", cost)
     return FoundSteps(by_rank, warmup, chosen, cost=cost)
+
+
+def _pass_of_others(shared: StepWindows, gpus: Sequence[GpuSummary]) -> dict[int, StepWindows]:
+    """Return all that some GPUs did as the pass of their ranks, known as that of another rank."""
+    passes: dict[int, StepWindows] = {}
+    for rank in sorted({gpu.gpu.rank for gpu in gpus}):
+        spans = [gpu.span for gpu in gpus if gpu.gpu.rank == rank]
+        start = np.array([min(span.start for span in spans)])
+        end = np.array([max(span.end for span in spans)])
+        passes[rank] = replace(shared, rank=rank, start=start, end=end, busy_from=start)
+    return passes
 
 
 def _of_rank(

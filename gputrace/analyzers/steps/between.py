@@ -36,7 +36,7 @@ class Between(Struct, frozen=True, dict=True):
         """Return when the steps from mark to mark begin that follow something else; the others
         begin where they did.
 
-        A step that waits for batches more often than usual follows the end of an epoch, or a
+        A step that waits for batches more often than most follows the end of an epoch, or a
         validation. It begins with the start of its loader, or its own first wait. If no step waits,
         passes tell.
         """
@@ -46,7 +46,7 @@ class Between(Struct, frozen=True, dict=True):
         for calls in (self.waits, self.passes):
             first, last = np.searchsorted(calls.start, start), np.searchsorted(calls.start, end)
             usual = int(median(last - first))
-            if usual:
+            if usual and 2 * np.count_nonzero(last - first == usual) > len(start):
                 more = np.flatnonzero(last - first > usual)
                 begins[more] = calls.start[last[more] - usual]
                 break

@@ -214,7 +214,8 @@ def window_starts(operations: GpuOperations, first: Rows) -> Times:
 
 Rows = NDArray[np.intp]
 
-BACKWARD: Final = r"(?i:backward|bwd|grad)"
+BACKWARD: Final = r"(?i:backward|backprop|bwd|(?<!wino)grad(?!ient))"
+"""Names of a backward pass's kernels. Winograd convolves forwards; gradients are of images, too."""
 
 LEAST_INPUT_BYTES: Final = 1024
 """Smaller copies are scalars and pointers, not batches."""
@@ -238,6 +239,9 @@ def find_bursts(trace: Trace, operations: GpuOperations) -> Runs | None:
         return None
     between = np.diff(rows)
     cut = np.flatnonzero(between > _valley(between))
+    # An optimizer goes on after it has cloned or filled its state, as in its first step.
+    others = np.cumsum(operations.events.kind == Kind.KERNEL)
+    cut = cut[others[rows[cut + 1]] - others[rows[cut]] > 1]
     bursts = Runs(np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]]))
     return _one_a_batch(bursts, inputs_alone(operations).starts)
 

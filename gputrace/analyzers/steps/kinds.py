@@ -8,6 +8,7 @@ the network lies between any two repetitions.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -45,6 +46,8 @@ _HALF: Final = 0.45
 _TAIL: Final = 16
 """Part of the kernels in which two passes must be alike, least part of a recording that the later
 one has, and kernels at its end that the earlier must have too."""
+_SAME: Final = 0.75
+"""Part of the kernels in which two windows are alike that hold the same pass."""
 _UPLOADS: Final = 5
 """Copies of a kilobyte and more before the first product from which they upload the weights."""
 _CACHES: Final = (
@@ -71,24 +74,59 @@ def find_turns(
     ``fed`` is what input copies part.
     """
     busiest, repeated = max(gpus, key=len), fed
-    is_network = _runs_network(trace, busiest)
+    is_network = runs_network(trace, busiest)
     if repeated is None:
         repeated = infer_iterations(busiest, _GRAMS if is_network else 1)
         if repeated is not None and calls is not None:
             repeated = None if _are_layers(trace, busiest, calls, repeated) else repeated
     if not is_network:
         return repeated
+    passes = _passes_in_windows(busiest)
+    if passes is not None and (repeated is None or len(repeated) <= len(passes)):
+        if any(re.search(BACKWARD, name) for name in _kernel_names(trace, busiest)):
+            return replace(passes, kind="training", reason="one forward and backward pass a window")
+        return _of_kind(trace, busiest, passes, "one window of the recording")
     shown = None if repeated is None else _shown(busiest, calls, repeated)
     if repeated is None or shown is None:
         return _find_pass(trace, gpus, repeated)
     return _of_kind(trace, busiest, repeated, shown) if shown else None
 
 
-def _runs_network(trace: Trace, operations: GpuOperations) -> bool:
+def runs_network(trace: Trace, operations: GpuOperations) -> bool:
     """Return whether a network's kernels run: products of matrices among several others."""
     names = _kernel_names(trace, operations)
     families = {family_of(name) for name in names}
     return len(names) >= _FEWEST_NAMES and not families.isdisjoint(PRODUCTS)
+
+
+def _passes_in_windows(operations: GpuOperations) -> StepWindows | None:
+    """Return the windows of a recording as steps, where nearly all run the same kernels, as windows
+    of one pass each do; None if they do not, or there is only one.
+
+    What lies before the first operation of a window is not known.
+    """
+    recorded = operations.recorded
+    place = np.searchsorted(operations.start, (recorded.start, recorded.end))
+    if len(recorded) < 2 or (place[0] >= place[1]).any():
+        return None
+    kernels, names = operations.events.kind == Kind.KERNEL, operations.events.name
+    runs = [
+        Counter(names[begin:end][kernels[begin:end]].tolist()) for begin, end in place.T.tolist()
+    ]
+    middle = sorted(runs, key=Counter.total)[len(runs) // 2]
+    same = [(run & middle).total() >= _SAME * max(run.total(), middle.total()) for run in runs]
+    if not middle or np.mean(same) < _MOSTLY:
+        return None
+    return StepWindows(
+        rank=operations.gpu.rank,
+        start=operations.start[place[0]],
+        end=operations.reach[place[1] - 1],
+        busy_from=operations.start[place[0]],
+        source="inferred",
+        kind="iterations",
+        confidence=0.6,
+        reason="",
+    )
 
 
 def _kernel_names(trace: Trace, operations: GpuOperations) -> list[str]:

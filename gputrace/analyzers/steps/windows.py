@@ -92,23 +92,25 @@ _NOISE: Final = 3 * 1.4826
 _IN_A_ROW: Final = 3
 """So many steps at speed end the warm-up: one slow step later on is a hiccup."""
 _FIRST_SLOWER: Final = 1.5
-_OTHERS_ALIKE: Final = 1.25
-"""A first of less than six steps is warm-up if it takes this many times as long as the longest of
-the others, which are alike within this factor."""
+_BEYOND_SPREAD: Final = 2
+"""The first of less than six steps are warm-up if each takes this many times as long as the longest
+of those that follow, and is further from it than this many times what these lie apart."""
 
 
 def count_warmup(lengths: ArrayLike) -> int:
     """Count the steps before the first three in a row at speed, that of the later half's median.
 
-    At most half of the steps; of three to five, the first alone may be warm-up.
+    At most half of the steps; of three to five, those that are far longer than all that follow.
     """
     lengths = np.asarray(lengths, np.int64)
-    if len(lengths) < 2 * _IN_A_ROW:
-        first, others = lengths[:1], lengths[1:]
-        if len(others) < 2 or others.max() > _OTHERS_ALIKE * others.min():
-            return 0
-        return int(first[0] > _FIRST_SLOWER * others.max())
     half = len(lengths) // 2
+    if len(lengths) < 2 * _IN_A_ROW:
+        for step in range(half):
+            longest, spread = lengths[step + 1 :].max(), np.ptp(lengths[step + 1 :])
+            beyond = longest + _BEYOND_SPREAD * spread
+            if step + 2 == len(lengths) or lengths[step] <= max(_FIRST_SLOWER * longest, beyond):
+                return step
+        return half
     usual = median(lengths[half:])
     scatter = median(np.abs(lengths[half:] - usual))
     fast = lengths <= usual + max(_SLOWER * usual, _NOISE * scatter)

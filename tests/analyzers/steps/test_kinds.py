@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gputrace.analyzers.steps.marks import Marks, join_updates, kind_of_ranges, mend
+from gputrace.analyzers.steps.windows import count_warmup
+from tests.helpers import kineto, lookups
 from tests.helpers.handmade import MS, US, Run, analyze
 
 NAMES = (
@@ -103,6 +105,52 @@ def test_passes_over_batches_are_an_evaluation(tmp_path: Path, seed: int) -> Non
     steps = analyze(run, tmp_path).steps
     assert (steps.kind, steps.count) == ("evaluation", 12)
     assert "input copy" in steps.reason
+
+
+def test_winograd_is_no_backward_pass(tmp_path: Path) -> None:
+    for name, kind in (("winograd_fwd_4x4", "evaluation"), ("winogradWgradData4x4", "training")):
+        run, network = Run(), Network(1)
+        network.layer.append(f"cudnn_{name}")
+        for _ in range(12):
+            run.input_copy()
+            network.forward(run)
+        assert analyze(run, tmp_path).steps.kind == kind
+
+
+@pytest.mark.parametrize("slow", [(), (0,), (0, 1)])
+def test_windows_of_one_pass_each_are_its_steps(tmp_path: Path, slow: tuple[int, ...]) -> None:
+    """A profiler that is started for one pass at a time, the first of which load code."""
+    names = [*NAMES, *NAMES[:2]]
+    for window in range(6):
+        at, pause = 200_000.0 * window, 9_000.0 if window in slow else 10.0
+        events = []
+        for index, name in enumerate(names):
+            begin, id = at + (pause + 30) * index, {"correlation": index}
+            events.append(kineto.event("cuda_runtime", "cudaLaunchKernel", begin, 5, args=id))
+            events.append(kineto.kernel(begin + 6, 24, name, **id))
+        path = tmp_path / f"host_1.{window}.pt.trace.json"
+        kineto.write(path, *events, baseTimeNanoseconds=1_700_000_000_000_000_000)
+    report = lookups.analyze(tmp_path)
+    assert (report.steps.kind, report.steps.count) == ("evaluation", 6)
+    assert sum(step.phase == "warmup" for step in report.step_list) == len(slow)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "count"),
+    [
+        ([614, 40, 32, 30, 33], 1),
+        ([900, 200, 31, 31], 2),
+        ([900, 31, 31], 1),
+        ([60, 40, 20], 0),
+        ([30, 31, 29, 30], 0),
+        ([900, 30], 0),
+        ([900], 0),
+    ],
+)
+def test_a_few_steps_begin_with_a_warm_up_if_the_rest_lie_together(
+    lengths: list[int], count: int
+) -> None:
+    assert count_warmup(lengths) == count
 
 
 @pytest.mark.parametrize("seed", range(6))
