@@ -1822,7 +1822,7 @@ def test_a_recordings_findings_are_tried_and_its_predictions_are_kept(
     assert "pinned" not in rows, "torch sees no GPU"
     assert (ran.code, result["best"]) == (NOT_FASTER, None)
     history = gputrace_try(capsys, "--history").out
-    assert "Predictions, in % of a step as it is" in history
+    assert "Predictions, in % of the unchanged step" in history
 
 
 def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
@@ -2043,7 +2043,7 @@ def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
     [
         (["worker=8"], "did you mean workers?"),
         (["workers"], "give its value, as workers=8"),
-        (["workers=many"], "is no number"),
+        (["workers=many"], "not a number"),
         (["pinned=1"], "takes no value"),
         (["compile=fast"], "it takes default, reduce-overhead, max-autotune"),
         (["pinned", "fused+gc+foreach"], "exclude each other; try them apart, as fused,gc,foreach"),

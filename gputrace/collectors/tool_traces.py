@@ -59,7 +59,7 @@ def convert_nsys(
         merged = finalize.merge(folder, output, meta)
         return Merged(0, 0, merged.steps, merged.cut, (why_none(),))
     if nsys is None:
-        raise MissingError(f"{report}: an nsys must export it, and there is none here")
+        raise MissingError(f"{report}: only nsys can export it, and it is not installed here")
     problems: list[InputError] = []
     hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
     correct_clocks([], hosts)

@@ -518,7 +518,7 @@ def _read_setting(word: str) -> Setting:
         raise UsageError(f"{id} takes no value; leave out ={text}")
     if cure.takes == "N":
         if not text.isdecimal():
-            raise UsageError(f"{id}={text}: is no number; write {id}=8")
+            raise UsageError(f"{id}={text}: not a number; write {id}=8")
         return Setting(cure, int(text))
     if "|" in cure.takes and text not in cure.takes.split("|"):
         raise UsageError(f"{id}={text}: it takes {', '.join(cure.takes.split('|'))}")
