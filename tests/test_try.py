@@ -2062,7 +2062,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], said: str)
 def test_the_list_has_every_cure_and_what_it_does() -> None:
     shown = command.gputrace("try", "--list").out
     assert "prefetch=N\n    prefetch_factor of DataLoaders; 4 if no value is given [torch]" in shown
-    assert "workers=N\n    num_workers of DataLoaders [torch]\n" in shown
+    assert "workers=N\n    set num_workers of DataLoaders [torch]\n" in shown
     listed = json.loads(command.gputrace("try", "--list", "--json").out)
     assert {cure["id"]: cure["numerics"] for cure in listed} == {
         cure.id: cure.numerics for cure in CURES
