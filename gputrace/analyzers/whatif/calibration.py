@@ -94,8 +94,8 @@ class Calibration(Struct, frozen=True):
 def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
     """Return how far measured steps lay from those predicted for an optimization.
 
-    The factors are the range of measured over predicted steps of its pairs; with fewer than `_ENOUGH`
-    pairs, widened to the 10th to 90th percentile of all optimizations. The range includes 1.
+    The factors are the range of measured over predicted steps of its pairs; with fewer than
+    `_ENOUGH`, widened to the 10th to 90th percentile of all optimizations. The range includes 1.
 
     Args:
         cure: id of the optimization.
