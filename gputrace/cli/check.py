@@ -134,7 +134,7 @@ def _limit(name: str, text: str) -> Limit:
         return Limit(figure, _number(option, text), "samples_per_s", False)
     if text.endswith("%") and not figure.startswith("step_time"):
         return Limit(figure, _share(option, text), "share", bound == "max")
-    what = "a time, as 65ms" if figure.startswith("step_time") else "10% of a step, or a time, 5ms"
+    what = "a time, 65ms" if figure.startswith("step_time") else "10% of a step, or a time, 5ms"
     try:
         time = parse_duration(text)
     except ValueError:

@@ -233,9 +233,9 @@ _LIMIT: Final[_Schema] = {
 }
 _STEPS: Final[_Schema] = {
     "type": "string",
-    "description": "Steps to measure, as 8:20 (20 not included), instead of the steady ones.",
+    "description": "Steps to measure, e.g. 8:20 (8 to 19), instead of the steady ones.",
 }
-_TIME: Final[_Schema] = {"type": "string", "description": "Only this part, as 1.1s:1.2s."}
+_TIME: Final[_Schema] = {"type": "string", "description": "Only this part, e.g. 1.1s:1.2s."}
 _PART: Final = {"trace": (_TRACE, True), "steps": (_STEPS, False), "time": (_TIME, False)}
 _ROWS: Final[_Schema] = {
     "type": "object",

@@ -496,7 +496,7 @@ def read_candidates(text: str) -> list[Candidate]:
     for candidate in candidates:
         if len(combine([candidate]).settings) < len(candidate.settings):
             apart = str(candidate).replace("+", ",")
-            raise UsageError(f"{candidate}: these exclude each other; try them apart, as {apart}")
+            raise UsageError(f"{candidate}: these exclude each other; try them apart: {apart}")
     return list({str(candidate): candidate for candidate in candidates}.values())
 
 
@@ -512,7 +512,7 @@ def _read_setting(word: str) -> Setting:
     if not equals:
         if cure.value is None:
             example = "8" if cure.takes == "N" else cure.takes
-            raise UsageError(f"{id}: give its value, as {id}={example}")
+            raise UsageError(f"{id}: give its value, e.g. {id}={example}")
         return Setting(cure, cure.value)
     if not cure.takes:
         raise UsageError(f"{id} takes no value; leave out ={text}")
