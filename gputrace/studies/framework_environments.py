@@ -148,7 +148,7 @@ def _missing(python: Path, framework: Framework) -> list[str]:
     try:
         return _output(command, timeout=60, check=True).split()
     except (OSError, subprocess.SubprocessError):
-        raise Unavailable(f"{python}: is no Python 3 that runs") from None
+        raise Unavailable(f"{python}: not a Python 3 that runs") from None
 
 
 def _output(command: Sequence[str], timeout: float | None = None, check: bool = False) -> str:
