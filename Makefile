@@ -75,8 +75,8 @@ workloads: $(VENV)/.runtime ## Record every framework that can be had on the CPU
 
 lock: $(VENV)/.made ## Write the locks anew; UPGRADE=--upgrade takes the newest releases
 	$(PIP) uv
-	$(LOCK) $(UPGRADE) --group build --output-file requirements.lock
-	$(LOCK) $(UPGRADE) --group dev --constraint requirements.lock --output-file requirements-dev.lock
+	$(LOCK) $(UPGRADE) --group build --output-file locks/runtime.lock
+	$(LOCK) $(UPGRADE) --group dev --constraint locks/runtime.lock --output-file locks/dev.lock
 
 dist: $(VENV)/.dev ## Build the source archive, and a wheel for this machine, into dist/
 	@rm -rf dist build
@@ -86,11 +86,11 @@ wheels: $(VENV)/.dev ## Build manylinux wheels for x86-64 and aarch64 into dist/
 	@$(PIP) auditwheel ziglang
 	@rm -rf dist build
 	$(BIN)/python -m build --no-isolation --sdist
-	@for machine in x86_64 aarch64; do release/wheel $(BIN) $$machine || exit; done
+	@for machine in x86_64 aarch64; do .ci/wheel $(BIN) $$machine || exit; done
 
 matrix: $(VENV)/.made ## Test with the oldest and newest Pythons and dependencies; takes long
 	@$(PIP) uv
-	release/matrix $(BIN)/uv
+	.ci/matrix $(BIN)/uv
 
 clean: ## Remove all that make made
 	rm -rf $(VENV) build dist cpu.bench *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -104,11 +104,11 @@ $(VENV)/.made:
 	@"$(PYTHON)" -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.made requirements.lock pyproject.toml setup.py $(NATIVE)
-	@$(PIP) --require-hashes -r requirements.lock
+$(VENV)/.runtime: $(VENV)/.made locks/runtime.lock pyproject.toml setup.py $(NATIVE)
+	@$(PIP) --require-hashes -r locks/runtime.lock
 	@$(PIP) $(PACKAGE)
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
-	@$(PIP) --require-hashes -r requirements-dev.lock
+$(VENV)/.dev: $(VENV)/.runtime locks/dev.lock
+	@$(PIP) --require-hashes -r locks/dev.lock
 	@touch $@

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-LOCKS: Final = ("requirements.lock", "requirements-dev.lock")
+LOCKS: Final = ("locks/runtime.lock", "locks/dev.lock")
 IGNORED: Final[dict[str, str]] = {}
 """Advisories that do not concern us, each with the reason."""
 _PATIENCE_S: Final = "15"

@@ -32,7 +32,7 @@ A_MILLISECOND: Final = 22
 """Launches before each pause of a millisecond: some 20,000 a second."""
 MINUTE_S: Final = 60
 BYTES_A_LAUNCH: Final = 150
-"""A kernel's record and its call's, as in docs/recording.md."""
+"""A kernel's record and its call's, as in docs/recording-details.md."""
 
 
 @dataclass(frozen=True, slots=True)

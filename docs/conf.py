@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import gputrace  # noqa: E402
-from docs.site import commands, names  # noqa: E402
+from docs.site import commands, names, pairs  # noqa: E402
 
 project = "gputrace"
 release = gputrace.__version__
@@ -72,4 +72,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("pages", Pages)
     app.add_directive("commands", _made_by(commands.markdown))
     app.add_directive("names", _made_by(names.markdown))
+    app.add_directive("pairs", _made_by(pairs.markdown))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

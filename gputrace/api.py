@@ -530,7 +530,7 @@ def open_runs(
     from gputrace.readers.open import open_traces
 
     if batch is not None and global_batch is not None:
-        raise UsageError("give the batch of a GPU or that of all GPUs, not both")
+        raise UsageError("give the batch per GPU or the batch of all GPUs, not both")
     options = Options(steps=read_steps(steps), gaps=0)
     gpu_batches, global_batches = (_of_each(given, len(traces)) for given in (batch, global_batch))
     runs = []

@@ -140,7 +140,7 @@ def _named(tracker: str) -> _Sender:
     kind, _, where = tracker.partition(":")
     if kind not in _BEGIN or not where:
         forms = "tensorboard:FOLDER, wandb:PROJECT or mlflow:EXPERIMENT"
-        raise UsageError(f"{tracker!r} is no tracker; write {forms}")
+        raise UsageError(f"{tracker!r} is not a tracker; write {forms}")
     if find_spec(kind) is None:
         raise MissingError(f"{tracker}: needs {kind}; pip install {kind}")
     return lambda figures: _BEGIN[kind](where, figures)
@@ -164,7 +164,7 @@ def _sender(tracker: Any) -> _Sender:
     if hasattr(tracker, "define_metric"):
         return lambda figures: _to_wandb(tracker, figures)
     kinds = "a SummaryWriter, an active run of wandb or MLflow, or a logger of Lightning for these"
-    raise UsageError(f"{sentence(repr(tracker))} is no tracker; give {kinds}")
+    raise UsageError(f"{sentence(repr(tracker))} is not a tracker; give {kinds}")
 
 
 def _to_tensorboard(writer: Any, figures: Figures) -> None:

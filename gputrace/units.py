@@ -43,7 +43,7 @@ def parse_window(text: str) -> tuple[int, int]:
     """
     first, colon, last = text.partition(":")
     if not colon:
-        raise ValueError(f"{text!r} is not a window; write START:END, as 12s:14s")
+        raise ValueError(f"{text!r} is not a window; write START:END, e.g. 12s:14s")
     start = parse_duration(first) if first.strip() else -_FOREVER
     end = parse_duration(last) if last.strip() else _FOREVER
     if start >= end:

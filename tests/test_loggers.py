@@ -135,7 +135,7 @@ def test_mlflow_gets_metrics_a_tag_and_files(sent: Sent) -> None:
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "comet:project", object()])
 def test_what_is_no_tracker_is_refused(trace: Path, tracker: object) -> None:
-    with pytest.raises(UsageError, match="is no tracker"):
+    with pytest.raises(UsageError, match="is not a tracker"):
         loggers.log(trace, tracker)
 
 

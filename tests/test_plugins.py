@@ -171,7 +171,7 @@ def test_a_check_knows_the_causes_of_plugins(
     tmp_path: Path, timeline: Path, site: Path, here: Here
 ) -> None:
     without = here("check", timeline, "--max-cause", "metrics=1%", sites=[site])
-    assert_refused(without, USAGE, "'metrics' is no cause of lost time")
+    assert_refused(without, USAGE, "'metrics' is not a cause of lost time")
     ran = here("check", timeline, "--max-cause", "metrics=1%", sites=[cause(tmp_path)])
     assert "max-cause metrics: unknown: no measured steps" in ran.out
 

@@ -1822,7 +1822,7 @@ def test_a_recordings_findings_are_tried_and_its_predictions_are_kept(
     assert "pinned" not in rows, "torch sees no GPU"
     assert (ran.code, result["best"]) == (NOT_FASTER, None)
     history = gputrace_try(capsys, "--history").out
-    assert "Predictions, in % of a step as it is" in history
+    assert "Predictions, in % of the unchanged step" in history
 
 
 def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
@@ -2042,11 +2042,11 @@ def test_a_program_that_fails_as_it_is_ends_the_trial_in_one_line(
     ("words", "said"),
     [
         (["worker=8"], "did you mean workers?"),
-        (["workers"], "give its value, as workers=8"),
-        (["workers=many"], "is no number"),
+        (["workers"], "give its value, e.g. workers=8"),
+        (["workers=many"], "not a number"),
         (["pinned=1"], "takes no value"),
         (["compile=fast"], "it takes default, reduce-overhead, max-autotune"),
-        (["pinned", "fused+gc+foreach"], "exclude each other; try them apart, as fused,gc,foreach"),
+        (["pinned", "fused+gc+foreach"], "exclude each other; try them apart: fused,gc,foreach"),
         (["workers=2+workers=4"], "exclude each other"),
         ([","], "name a cure"),
         (["gc", "--", "train.py"], "train.py: no such program; write python train.py"),
@@ -2061,8 +2061,11 @@ def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], said: str)
 
 def test_the_list_has_every_cure_and_what_it_does() -> None:
     shown = command.gputrace("try", "--list").out
-    assert "prefetch=N\n    prefetch_factor of DataLoaders; 4 if no value is given [torch]" in shown
-    assert "workers=N\n    num_workers of DataLoaders [torch]\n" in shown
+    assert (
+        "prefetch=N\n    set prefetch_factor of DataLoaders; 4 if no value is given [torch]"
+        in shown
+    )
+    assert "workers=N\n    set num_workers of DataLoaders [torch]\n" in shown
     listed = json.loads(command.gputrace("try", "--list", "--json").out)
     assert {cure["id"]: cure["numerics"] for cure in listed} == {
         cure.id: cure.numerics for cure in CURES

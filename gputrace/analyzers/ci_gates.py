@@ -41,11 +41,13 @@ def check_words(fail_on: Iterable[str]) -> None:
 
 
 def check_causes(causes: Iterable[str]) -> None:
-    """Raise UsageError for what is no cause of lost time."""
+    """Raise UsageError for what is not a cause of lost time."""
     known = (*(node.id for node in tree_of(CAUSES)), *names("causes"))
     for cause in causes:
         if cause not in known:
-            raise UsageError(f"{cause!r} is no cause of lost time; choose from {', '.join(known)}")
+            raise UsageError(
+                f"{cause!r} is not a cause of lost time; choose from {', '.join(known)}"
+            )
 
 
 def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:

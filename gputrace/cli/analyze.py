@@ -36,8 +36,8 @@ def _named(traces: tuple[Path, ...]) -> str:
 @click.option(
     "--scheduler",
     metavar="WHERE",
-    help="Have a Dask cluster analyze each file where it is, with the same result: a scheduler's "
-    "address, local:N for N processes, slurm:N for N workers as jobs.",
+    help="Analyze each file on a Dask cluster, with the same result: a scheduler's address, "
+    "local:N for N processes, slurm:N for N workers as jobs.",
 )
 def analyze(
     traces: tuple[Path, ...],
@@ -51,12 +51,12 @@ def analyze(
     """Show where the time of TRACE went, and what to change.
 
     TRACE is what `gputrace record` wrote, an nsys export (SQLite, or a folder of Parquet or Arrow
-    tables), an nsys report where nsys is installed, a file of nvprof or rocprofv3, or a profile of
-    PyTorch, TensorFlow, JAX or MXNet, packed or not. Several are the parts of one run, a file for
-    each machine or rank; a folder stands for the traces in it. Logs of nvidia-smi beside them
-    (--query-gpu as CSV, or dmon -o DT) add the clocks and the use of the GPUs. URLs of object
-    stores (s3://, gs://) are fetched first. Reports of hangs (`gputrace record --hang`) and dumps
-    of PyTorch's flight recorder, one a rank, say which rank the others wait for.
+    tables), an nsys report if nsys is installed, a file of nvprof or rocprofv3, or a profile of
+    PyTorch, TensorFlow, JAX or MXNet, compressed or not. Several files are the parts of one run,
+    one for each machine or rank; a folder stands for the traces in it. Logs of nvidia-smi
+    (--query-gpu as CSV, or dmon -o DT) given with them add the GPUs' clocks and utilization. URLs
+    of object stores (s3://, gs://) are fetched first. Reports of hangs (`gputrace record --hang`)
+    and dumps of PyTorch's flight recorder, one per rank, say which rank the others wait for.
     """
     import gputrace
     from gputrace.model import keep_freed_memory
@@ -105,7 +105,7 @@ def _hang(reports: tuple[Path, ...], form: str) -> str:
 
 @click.command("compare")
 @click.argument("traces", metavar="A B...", nargs=-1, required=True, type=options.UNCHECKED)
-@click.option("--label", "labels", multiple=True, help="Name of a run; once for each.")
+@click.option("--label", "labels", multiple=True, help="Name of a run; give it once for each.")
 @options.batch
 @options.steps
 @options.output_format
@@ -144,10 +144,14 @@ def _compared(
 
 @click.command("report")
 @options.traces
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--serve", is_flag=True, help="Serve the page here, to zoom into large traces.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of --serve; any if 0.")
+@click.option(
+    "--serve", is_flag=True, help="Serve the page from this machine, to zoom into large traces."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="With --serve: the port; 0: any."
+)
 @options.window
 @options.steps
 @options.most_gaps
@@ -168,20 +172,20 @@ def report(
     port: int,
     **part: Any,
 ) -> int:
-    """Write a page on TRACE: findings, charts, a timeline to zoom into, the gaps.
+    """Write a web page about TRACE: findings, charts, a timeline to zoom into, the gaps.
 
     The page is one HTML file that opens offline in any browser. TRACE is whatever `gputrace
-    analyze` takes; several are the parts of one run. With --serve no file is written: the page is
-    served on this machine until Ctrl-C, and shows every window of the GPUs in full detail, however
-    large the trace is. With --compare each TRACE is a run of its own, as for `gputrace compare`;
-    --label, --batch and --global-batch are for that alone.
+    analyze` takes; several files are the parts of one run. With --serve no file is written: the
+    page is served on this machine until Ctrl-C, and shows every window of the GPUs in full detail,
+    however large the trace is. With --compare each TRACE is a run of its own, as for `gputrace
+    compare`; --label, --batch and --global-batch need it.
     """
     if serve and (output is not None or compare):
-        raise UsageError("--serve shows one run and writes no file: leave -o and --compare out")
+        raise UsageError("--serve shows one run and writes no file; leave out -o and --compare")
     target = output or options.default_target(traces[0], ".compare.html" if compare else ".html")
     if compare:
         if part["time"] is not None or keep_going:
-            raise UsageError("--compare takes whole runs: leave --time and --keep-going out")
+            raise UsageError("--compare takes whole runs; leave out --time and --keep-going")
         from gputrace.report import check_target
 
         check_target(target, traces, force)
@@ -189,7 +193,7 @@ def report(
         console.log(f"wrote {target}")
         return ExitCode.DONE
     if labels or batch or global_batch:
-        raise UsageError("--label, --batch and --global-batch compare runs: give --compare, too")
+        raise UsageError("--label, --batch and --global-batch need --compare")
     import gputrace
     from gputrace.report.html import load
 
@@ -218,10 +222,12 @@ def report(
     help="perfetto: a file for ui.perfetto.dev; parquet, csv: a folder of tables; trace: a smaller "
     "trace of the same kind.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file or folder.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder to write.")
 @options.force
 @options.window
-@click.option("--redact", is_flag=True, help="Replace names of hosts, users, paths and programs.")
+@click.option(
+    "--redact", is_flag=True, help="Replace the names of hosts, users, paths and programs."
+)
 @options.keep_going
 def export(
     traces: tuple[Path, ...],
@@ -257,17 +263,17 @@ def export(
     metavar="TRACE",
     multiple=True,
     type=options.UNCHECKED,
-    help="A trace of another run, on the same time axis; several are the parts of that run.",
+    help="Trace of another run to show on the same time axis; give it once for each of its files.",
 )
-@click.option("--demo", is_flag=True, help="Show the recording that `gputrace demo` analyses.")
+@click.option("--demo", is_flag=True, help="Show the recording that `gputrace demo` analyzes.")
 def browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> int:
-    """Show TRACE: what each GPU did when, and the gaps between the batches.
+    """Browse TRACE in the terminal: what each GPU did when, and the gaps between the batches.
 
-    TRACE is whatever `gputrace analyze` takes; several are the parts of one run. The worst gap is
-    shown first. Press ? for the keys, q to leave.
+    TRACE is whatever `gputrace analyze` takes; several files are the parts of one run. The worst
+    gap is shown first. Press ? for the keys, q to leave.
 
-    For a recording under way (NAME.sqlite.spool), the current speed of the steps, the last steps'
-    time and the GPUs' clocks are shown.
+    For a recording in progress (NAME.sqlite.spool), it shows the steps per second, where the time
+    of the last steps went, and the GPUs' clocks.
     """
     if bool(traces) == demo:
         raise UsageError("browse takes either a TRACE or --demo (see gputrace browse --help)")
@@ -339,9 +345,8 @@ def log(traces: tuple[Path, ...], trackers: tuple[str, ...], keep_going: bool) -
     """Send the results of TRACE to an experiment tracker.
 
     It gets the time of each step and of each class in it, the verdict, the report and the page.
-    TRACE is whatever `gputrace analyze` takes; several are the parts of one run. What the training
-    logged itself stays apart, as a run of its own; the callbacks of `gputrace.loggers` log into the
-    training's.
+    TRACE is whatever `gputrace analyze` takes; several files are the parts of one run. They are
+    logged as a run of their own; the callbacks of `gputrace.loggers` log into the training's run.
     """
     import gputrace
     from gputrace import loggers

@@ -37,20 +37,20 @@ _FLAG: Final = {"is_flag": True}
 _FOLDER: Final = {"type": click.Path(path_type=Path)}
 _COUNT: Final = {"type": click.IntRange(min=1), "metavar": "N"}
 _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
-    (("-o", "--output"), _FOLDER, "The folder of results; STUDY.bench if not given."),
+    (("-o", "--output"), _FOLDER, "Folder of results; by default STUDY.bench."),
     (
         ("--workloads",),
         _FOLDER,
-        "The folder of the scripts and frameworks.toml; that of STUDY, or the one above, if not "
-        "given.",
+        "Folder of the scripts and frameworks.toml; by default the folder of STUDY, or the one "
+        "above.",
     ),
     (
         ("--python", "pythons"),
         {"multiple": True, "metavar": "NAME=PATH"},
-        "The Python, or its environment's folder, that runs a framework.",
+        "Python, or folder of its environment, that runs a framework.",
     ),
-    (("--install",), _FLAG, "Make the environments that are missing, with pip."),
-    (("--uv",), _FLAG, "As --install, with uv."),
+    (("--install",), _FLAG, "Create missing environments with pip."),
+    (("--uv",), _FLAG, "Like --install, with uv."),
     (
         ("--backend",),
         {
@@ -63,28 +63,32 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
     (
         ("--only",),
         {"multiple": True, "metavar": "SETTING=VALUE"},
-        "Only runs with this, as framework=torch; may be given several times.",
+        "Only runs with this setting, e.g. framework=torch; may be given several times.",
     ),
-    (("--dry-run",), _FLAG, "Print the plan, and run nothing."),
-    (("--show",), _FLAG, "Print the results there are; run nothing."),
-    (("--retry",), _FLAG, "Run again what failed."),
-    (("--force",), _FLAG, "Run everything again."),
-    (("--skip-missing",), _FLAG, "Leave what this machine cannot run out of the exit code."),
-    (("--slurm",), _FLAG, "Write a batch script for Slurm, and run nothing."),
+    (("--dry-run",), _FLAG, "Print the plan and run nothing."),
+    (("--show",), _FLAG, "Print the results so far and run nothing."),
+    (("--retry",), _FLAG, "Repeat the runs that failed."),
+    (("--force",), _FLAG, "Repeat all runs."),
+    (
+        ("--skip-missing",),
+        _FLAG,
+        "Ignore runs that this machine cannot make in the exit code.",
+    ),
+    (("--slurm",), _FLAG, "Write a batch script for Slurm and run nothing."),
     (("--submit",), _FLAG, "With --slurm: submit the script with sbatch."),
-    (("--array",), _FLAG, "With --slurm: a job for each configuration."),
-    (("--partition",), {"metavar": "NAME"}, "With --slurm: for sbatch."),
-    (("--time",), {"metavar": "LIMIT"}, "With --slurm: for sbatch, as 02:00:00."),
-    (("--account",), {"metavar": "NAME"}, "With --slurm: for sbatch."),
+    (("--array",), _FLAG, "With --slurm: one job per configuration."),
+    (("--partition",), {"metavar": "NAME"}, "With --slurm: passed to sbatch."),
+    (("--time",), {"metavar": "LIMIT"}, "With --slurm: passed to sbatch, e.g. 02:00:00."),
+    (("--account",), {"metavar": "NAME"}, "With --slurm: passed to sbatch."),
     (
         ("--nodes",),
         {**_COUNT, "default": 1},
-        "Nodes of the job; runs of more GPUs than one has are spread over them.",
+        "Nodes of the job; a run with more GPUs than a node has is spread over several.",
     ),
     (
         ("--gpus-per-node",),
         _COUNT,
-        "GPUs of each node; with --slurm, what the largest run takes if not given.",
+        "GPUs per node; with --slurm, by default as many as the largest run needs.",
     ),
     (
         ("--mpi",),
@@ -107,18 +111,18 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
 def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> int:
     """Run every combination of settings that STUDY.toml asks for, and keep the results.
 
-    A study that was interrupted, or killed, resumes where it stopped when it is started again. The
-    exit code is 5 if some runs failed or could not be made, 4 if none could be, and 1 if a
-    recording does not agree with what its script reports.
+    A study that was interrupted or killed resumes where it stopped when it is started again. The
+    exit code is 5 if some runs failed or could not be started, 4 if none could, and 1 if a
+    recording contradicts what its script reports.
     """
     from gputrace.studies.database import Folder
     from gputrace.studies.runner import prepare
 
     alone = [name for name in _SLURM_ONLY if given[name] and not given["slurm"]]
     if alone:
-        raise UsageError(f"--{alone[0]} is for batch scripts: give --slurm, too")
+        raise UsageError(f"--{alone[0]} needs --slurm")
     if given["nodes"] > 1 and not given["gpus_per_node"]:
-        raise UsageError("--nodes: say how many GPUs each has with --gpus-per-node")
+        raise UsageError("--nodes needs --gpus-per-node")
     request = _request(study, given)
     if show:
         return _show(Folder(request.output), form, ExitCode.DONE)
@@ -194,7 +198,7 @@ def _directives(
     }
     for key, value in settings.items():
         if value and not re.fullmatch(r"[\w.,:@%+/=-]+", value):
-            problem = "Slurm knows no such value; write it without spaces"
+            problem = "not a value for Slurm; write it without spaces"
             raise UsageError(f"--{key} {value!r}: {problem}")
         if value:
             yield f"#SBATCH --{key}={value}"

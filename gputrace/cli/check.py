@@ -28,12 +28,12 @@ _NOT_IN_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0
 def _limits(function: _F) -> _F:
     """Add an option for each figure that can be limited; they arrive as ``max_idle`` etc."""
     rows = [
-        ("--min-throughput", "RATE", "Samples a second at least; needs --batch."),
-        ("--max-step-time-p95", "TIME", "95th percentile of the steps at most."),
-        ("--max-step-time", "TIME", "Mean step at most, as 65ms."),
-        ("--min-compute", "SHARE", "Computing at least."),
+        ("--min-throughput", "RATE", "Minimum samples per second; needs --batch."),
+        ("--max-step-time-p95", "TIME", "Maximum 95th percentile of the step times."),
+        ("--max-step-time", "TIME", "Maximum mean step, e.g. 65ms."),
+        ("--min-compute", "SHARE", "Minimum compute."),
     ]
-    rows += [(f"--max-{name}", "SHARE", f"{name} at most.") for name in reversed(_SHARES)]
+    rows += [(f"--max-{name}", "SHARE", f"Maximum {name}.") for name in reversed(_SHARES)]
     for name, metavar, text in rows:
         function = click.option(name, metavar=metavar, help=text)(function)
     return function
@@ -44,24 +44,25 @@ def _limits(function: _F) -> _F:
 @click.option(
     "--baseline",
     type=options.UNCHECKED,
-    help="A trace of the run that this must not be slower than.",
+    help="Trace of the run to compare with.",
 )
 @click.option(
     "--max-slowdown",
     metavar="SHARE",
-    help="How much slower than the baseline it may be; 3% if not given.",
+    help="How much slower than the baseline the run may be; by default 3%.",
 )
 @click.option(
     "--fail-on",
     multiple=True,
     metavar="WORD",
-    help="A finding's id, or a severity (that one and worse); may be given several times.",
+    help="Fail on this finding (its id), or on findings of this severity and worse; may be given "
+    "several times.",
 )
 @click.option(
     "--max-cause",
     multiple=True,
     metavar="CAUSE=SHARE",
-    help="A cause of lost time at most, as garbage-collection=5%; may be given several times.",
+    help="Maximum of a cause of lost time, e.g. garbage-collection=5%; may be given several times.",
 )
 @_limits
 @options.batch
@@ -78,9 +79,8 @@ def command(
 ) -> int:
     """Check a run against limits: the exit code is 1 if one is not met, or cannot be evaluated.
 
-    A SHARE is of the mean step, as 10%, or a time in it, as 5ms. Figures are means over the
-    measured steps and the GPUs. A slow-down counts only where the noise of the steps does not
-    explain it.
+    A SHARE is a part of the mean step (10%) or a time per step (5ms). Figures are means over the
+    measured steps and the GPUs. A slowdown counts only if it is larger than the noise of the steps.
     """
     from gputrace.analyzers.ci_gates import check
     from gputrace.api import open_runs
@@ -115,10 +115,10 @@ def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> CheckOptions:
     check_causes(causes)
     gates |= {f"max_cause {cause}": text for cause, text in causes.items()}
     if slowdown is not None and baseline is None:
-        raise UsageError("--max-slowdown needs the trace to be measured against: --baseline")
+        raise UsageError("--max-slowdown needs --baseline, the trace to compare with")
     limits = [_limit(name, text) for name, text in gates.items() if text is not None]
     if not limits and baseline is None and not fail_on:
-        raise UsageError("no gate is given; name one, as --max-data-feeding 10%")
+        raise UsageError("no limit is given; name one, e.g. --max-data-feeding 10%")
     check_words(fail_on)
     allowed = None if baseline is None else _share("--max-slowdown", slowdown or "3%")
     return CheckOptions(tuple(limits), allowed, fail_on)
@@ -134,7 +134,7 @@ def _limit(name: str, text: str) -> Limit:
         return Limit(figure, _number(option, text), "samples_per_s", False)
     if text.endswith("%") and not figure.startswith("step_time"):
         return Limit(figure, _share(option, text), "share", bound == "max")
-    what = "a time, as 65ms" if figure.startswith("step_time") else "10% of a step, or a time, 5ms"
+    what = "a time, 65ms" if figure.startswith("step_time") else "10% of a step, or a time, 5ms"
     try:
         time = parse_duration(text)
     except ValueError:
@@ -146,7 +146,7 @@ def _limit(name: str, text: str) -> Limit:
 
 def _share(option: str, text: str) -> float:
     if not text.endswith("%"):
-        raise UsageError(f"{option} {text}: write a percentage, as 3%")
+        raise UsageError(f"{option} {text}: write a percentage, e.g. 3%")
     return _number(option, text.removesuffix("%")) / 100
 
 

@@ -54,7 +54,7 @@ def _begin_line() -> None:
 
 
 def _ends_a_line(descriptor: int) -> bool:
-    """Return whether a file is empty or its last byte ends a line; False of what is no file."""
+    """Return whether a file is empty or its last byte ends a line; False if it is not a file."""
     state = os.fstat(descriptor)
     if not stat.S_ISREG(state.st_mode):
         return False
@@ -69,7 +69,7 @@ _PATIENCE_S = 1.0
 @contextmanager
 def progress_bar(what: str, then: str = "") -> Iterator[_Update | None]:
     """Yield a callback for work done and total work, and what it is, where that changes; None if
-    stderr is no terminal.
+    stderr is not a terminal.
 
     What follows work of which the amount is known, if anything, is shown by a bar that runs.
     """

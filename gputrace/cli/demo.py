@@ -30,13 +30,13 @@ Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite
 
 
 @click.command("demo")
-@click.option("--no-record", is_flag=True, help="Only analyse the bundled recording.")
+@click.option("--no-record", is_flag=True, help="Only analyze the bundled recording.")
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Only write the bundled recording to a file, for other commands to look at.",
+    help="Only write the bundled recording to this file, for use with other commands.",
 )
 @click.option("--force", is_flag=True, help="Replace that file if it exists.")
 @options.report_format
@@ -44,7 +44,7 @@ def command(form: str, no_record: bool, output: Path | None, force: bool) -> int
     """Analyze a bundled recording: two H200 GPUs training ResNet-50, slower than they should.
 
     Then record a small training on this machine (with PyTorch if it is installed, else numpy), and
-    analyze that. The JSON is the bundled recording's, and has the other's as "recorded".
+    analyze that too. The JSON is the bundled recording's; the other one's is in it as "recorded".
 
     The exit code is 5 if nothing could be recorded.
     """

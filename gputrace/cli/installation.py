@@ -33,7 +33,7 @@ _USE: Final = (
 
 @click.command("doctor")
 def doctor() -> int:
-    """Check what works here for recording, and what to do about what does not.
+    """Check what works on this machine for recording, and how to fix the rest.
 
     The exit code is 4 if GPU activity cannot be recorded.
     """
@@ -61,7 +61,9 @@ def recipe() -> None:
 
 
 @click.command("plugins")
-@click.option("--check", is_flag=True, help="Import each; exit code 4 where one does not work.")
+@click.option(
+    "--check", is_flag=True, help="Import each plugin; the exit code is 4 if one does not work."
+)
 def plugins(check: bool) -> int:
     """List the readers, analyzers, views, collectors, cures and causes that other packages add.
 

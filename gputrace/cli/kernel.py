@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option(
     "--skip",
     type=click.IntRange(min=0),
-    help="Launches of it to leave out first, instead of those before a steady step.",
+    help="Launches to skip first; by default those before a steady step.",
 )
 @click.option(
     "-o",
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     default=Path("kernel.ncu-rep"),
     show_default=True,
-    help="The report of Nsight Compute.",
+    help="Nsight Compute report to write.",
 )
 @options.force
 @click.option("--json", "as_json", is_flag=True, help="Print the kernel and its launches as JSON.")
@@ -52,8 +52,8 @@ def command(
 ) -> int:
     """Show where a kernel of TRACE is launched, and profile it in COMMAND with Nsight Compute.
 
-    KERNEL is a name, a part of one, or a rank by total time (1 takes most). COMMAND runs the
-    program of the trace again, under ncu; without one, the command to run is printed.
+    KERNEL is a name, a part of a name, or a rank by total time (1 takes most). COMMAND runs the
+    traced program again, under ncu; without COMMAND, the ncu command is printed.
     """
     import shlex
 

@@ -44,13 +44,13 @@ _INSTRUCTIONS: Final = (
 @click.command("mcp")
 @click.argument("folder", type=options.UNCHECKED, default=".")
 def command(folder: Path) -> None:
-    """Answer an agent's questions on traces, by the Model Context Protocol over stdio.
+    """Answer an agent's questions about traces, by the Model Context Protocol over stdio.
 
-    Its tools read the traces in FOLDER (the current one if not given) and below, and nothing else;
-    none writes, and none reaches the network. Meant to be started by the agent, not by hand.
+    Its tools read only the traces in FOLDER (by default the current one) and below; none of them
+    writes or uses the network. The agent starts this command, not a person.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: is no folder; name the one with the traces")
+        raise UsageError(f"{folder}: not a folder; name the one with the traces")
     if sys.stdin.isatty():
         log("speaks the Model Context Protocol on stdin and stdout; Ctrl-D ends it")
     # Nothing else that runs in this process may write among the messages, or read them.
@@ -83,7 +83,7 @@ def _answer(line: bytes, root: Path) -> object:
     try:
         sent = json.loads(line)
     except (ValueError, RecursionError):
-        return _error(None, _PARSE_ERROR, "the message is no JSON")
+        return _error(None, _PARSE_ERROR, "the message is not JSON")
     if not isinstance(sent, list) or not sent:
         return _respond(sent, root)
     answers = (_respond(request, root) for request in sent)
@@ -97,7 +97,7 @@ def _respond(request: object, root: Path) -> object:
     if not isinstance(request, dict) or not all(
         isinstance(request[name], kind) for name, kind in kinds.items() if name in request
     ):
-        return _error(None, _INVALID_REQUEST, "the message is no request")
+        return _error(None, _INVALID_REQUEST, "the message is not a request")
     if "method" not in request or "id" not in request:
         return None
     parameters = request.get("params") or {}
@@ -191,7 +191,7 @@ def _traces(name: str, value: object, root: Path) -> list[str]:
         try:
             resolved = Path(os.path.realpath(root / path))
         except (OSError, ValueError):
-            raise UsageError(f"{name}: {path!r} is no path") from None
+            raise UsageError(f"{name}: {path!r} is not a path") from None
         outside = path if "://" in path else _link_out(resolved, root)
         if outside is not None:
             raise UsageError(f"{outside}: lies outside of {root}; only what is in it can be read")
@@ -233,9 +233,9 @@ _LIMIT: Final[_Schema] = {
 }
 _STEPS: Final[_Schema] = {
     "type": "string",
-    "description": "Steps to measure, as 8:20 (20 not included), instead of the steady ones.",
+    "description": "Steps to measure, e.g. 8:20 (8 to 19), instead of the steady ones.",
 }
-_TIME: Final[_Schema] = {"type": "string", "description": "Only this part, as 1.1s:1.2s."}
+_TIME: Final[_Schema] = {"type": "string", "description": "Only this part, e.g. 1.1s:1.2s."}
 _PART: Final = {"trace": (_TRACE, True), "steps": (_STEPS, False), "time": (_TIME, False)}
 _ROWS: Final[_Schema] = {
     "type": "object",

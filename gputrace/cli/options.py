@@ -84,12 +84,12 @@ force = click.option("--force", is_flag=True, help="Replace the output if it exi
 window = click.option(
     "--time",
     metavar="A:B",
-    help="Only this part of the trace, as 12s:14s or 350ms:; times as the report shows them.",
+    help="Only this part of the trace, e.g. 12s:14s or 350ms: (times as in the report).",
 )
 steps = click.option(
     "--steps",
     metavar="A:B",
-    help="Measure these steps, counted from 0, B not included, instead of the steady ones.",
+    help="Measure steps A to B-1 instead of the steady ones, e.g. 20:40; the first is 0.",
 )
 most_gaps = click.option(
     "--gaps",
@@ -97,12 +97,12 @@ most_gaps = click.option(
     default=50,
     show_default=True,
     metavar="N",
-    help="How many of the largest gaps to list; text shows 5 of them, Markdown 10.",
+    help="How many of the largest gaps to list; text shows 5, Markdown 10.",
 )
 keep_going = click.option(
     "--keep-going",
     is_flag=True,
-    help="Go on without files, or ends of files, that cannot be read; exit code 5 then.",
+    help="Skip files, or ends of files, that cannot be read; the exit code is then 5.",
 )
 
 
@@ -111,12 +111,12 @@ def batch(function: _F) -> _F:
     function = click.option(
         "--global-batch",
         metavar="N[,N...]",
-        help="Samples of a step on all GPUs; one number for all runs, or one for each.",
+        help="Samples per step on all GPUs together; one number for all runs, or one for each.",
     )(function)
     return click.option(
         "--batch",
         metavar="N[,N...]",
-        help="Samples that a GPU gets in a step; one number for all runs, or one for each.",
+        help="Samples per GPU and step; one number for all runs, or one for each.",
     )(function)
 
 
@@ -127,7 +127,7 @@ def read_batch(text: str | None) -> list[float] | None:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"{text!r} is no batch; write 64, or 64,32 for two runs") from None
+        raise UsageError(f"{text!r} is not a batch size; write 64, or 64,32 for two runs") from None
 
 
 def width() -> int:

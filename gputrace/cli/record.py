@@ -36,80 +36,90 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     type=click.Path(path_type=Path),
     default=Path("trace.sqlite"),
     show_default=True,
-    help="The trace to write; %h is the host, %p the process id, %q{VAR} a variable.",
+    help="Trace to write; %h is the host, %p the process id, %q{VAR} an environment variable.",
 )
 @options.force
 @click.option(
     "--python/--no-python",
     default=None,
-    help="Sample which line of the program the host is at, 100 times a second from its start; if "
-    "neither is given, 20 times from the first step.",
+    help="Sample the program's current line 100 times a second from its start, or never; by "
+    "default 20 times a second from the first step.",
 )
 @click.option("--live", is_flag=True, help="Show steps, GPUs and clocks while COMMAND runs.")
-@click.option("--steps", metavar="A:B", help="Record only these training steps, from 0, without B.")
-@click.option("--delay", metavar="TIME", default="0", help="Start so long after CUDA, as 30s.")
-@click.option("--duration", metavar="TIME", default="0", help="Record only so long, as 10s.")
+@click.option(
+    "--steps",
+    metavar="A:B",
+    help="Record only training steps A to B-1, e.g. 50:70; the first is 0.",
+)
+@click.option(
+    "--delay", metavar="TIME", default="0", help="Wait this long after CUDA starts, e.g. 30s."
+)
+@click.option("--duration", metavar="TIME", default="0", help="Stop after this long, e.g. 10s.")
 @click.option(
     "--every",
     metavar="N:M",
-    help="Record M of each N steps, as 1000:10, or so long of each time, as 10min:5s.",
+    help="Record M of every N steps, e.g. 1000:10, or 5s of every 10min as 10min:5s.",
 )
 @click.option(
     "--sample",
     metavar="SHARE",
-    help="Record some steps now and then, such that the run takes longer by so much, as 2%; or "
-    "all. If not given, all, and of a long run that recording slows, some.",
+    help="Record only some steps, so that the run takes this much longer, e.g. 2%; all records "
+    "every step. By default every step, but only some of a long run that recording slows.",
 )
 @click.option(
-    "--keep", metavar="TIME", help="Keep only the last stretch of the recording on disk, as 5min."
+    "--keep", metavar="TIME", help="Keep only the last part of the recording on disk, e.g. 5min."
 )
-@click.option("--when-slow", metavar="2x", help="Also a trace of what --keep has of slow steps.")
+@click.option("--when-slow", metavar="2x", help="With --keep: save a trace of every slow step.")
 @click.option(
     "--hang",
     metavar="TIME",
-    help="When no step ends and nothing else gets on for so long, as 60s, write what each rank is "
-    "at, and which one the others wait for.",
+    help="After this long without progress, e.g. 60s, report where each rank is, and which one the "
+    "others wait for.",
 )
-@click.option("--max-size", metavar="SIZE", help="Stop recording at so many bytes, as 2GB.")
+@click.option("--max-size", metavar="SIZE", help="Stop recording at this size, e.g. 2GB.")
 @click.option(
     "--backend",
     type=options.OursOrPlugins(options.BACKENDS, "collectors"),
     default="auto",
     show_default=True,
-    help="Backend: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or the "
-    "host's signals alone.",
+    help="What records: the embedded CUPTI collector, nsys, nvprof (GPUs before A100), or host "
+    "(steps and waits for data only).",
 )
 @click.option(
     "--api",
     type=click.Choice(["all", "auto", "none"]),
     default="all",
     show_default=True,
-    help="CUDA calls to keep: auto those of some steps where there are too many, to save room.",
+    help="CUDA calls to keep; auto: only some steps' if there are very many, to save space.",
 )
-@click.option("--profiler-api", is_flag=True, help="Record from cudaProfilerStart to Stop.")
-@click.option("--no-nvml", is_flag=True, help="Do not sample clocks, power and use of the GPUs.")
+@click.option(
+    "--profiler-api", is_flag=True, help="Record only from cudaProfilerStart to cudaProfilerStop."
+)
+@click.option(
+    "--no-nvml", is_flag=True, help="Do not sample the GPUs' clocks, power and utilization."
+)
 @click.option(
     "--no-control",
     is_flag=True,
-    help="Leave no steps unrecorded, by which the cost of recording is known.",
+    help="Record every step (the recorder's overhead is then unknown).",
 )
 @click.option(
     "--graph-nodes",
     is_flag=True,
-    help="Record what CUDA graphs run, of a few steps; other replays are taken to run the same.",
+    help="Record what CUDA graphs run, in a few steps; other replays are assumed to run the same.",
 )
 @click.option(
     "--hw-trace",
     is_flag=True,
-    help="Times of kernels by hardware events: Blackwell and newer, CUPTI 13.4 Update 1; untried.",
+    help="Time kernels by hardware events (Blackwell, CUPTI 13.4 Update 1 and newer; untested).",
 )
 # The type lets the shell complete arguments as files.
 @click.argument("command", nargs=-1, type=click.Path(readable=False), required=True)
 def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> int:
     """Run COMMAND and record its GPUs into a trace file.
 
-    The exit code is COMMAND's own; 125 says that the recording failed, 126 that COMMAND cannot be
-    run, 127 that it is not found.
+    The exit code is COMMAND's own, or 125 if the recording failed, 126 if COMMAND cannot be run,
+    127 if it is not found.
     """
     from gputrace.collectors.launch import CannotRun
     from gputrace.collectors.session import prepare
@@ -336,7 +346,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise UsageError(f"--sample {text!r} is no part of the time; write 2%, 0.02 or all")
+        raise UsageError(f"--sample {text!r} is not a share of the time; write 2%, 0.02 or all")
     return share
 
 
@@ -350,7 +360,7 @@ def _time(text: str, option: str = "") -> int:
 def _steps(text: str) -> tuple[int, int]:
     first, colon, end = text.partition(":")
     if not colon or not first.isdecimal() or not end.isdecimal() or int(first) >= int(end):
-        raise UsageError(f"{text!r} does not name steps; write FIRST:END, as 20:40")
+        raise UsageError(f"{text!r} does not name steps; write FIRST:END, e.g. 20:40")
     return int(first), int(end)
 
 
@@ -367,10 +377,10 @@ def _every(text: str) -> RepeatedWindow:
                 raise ValueError
             every = RepeatedWindow(parse_duration(distance), parse_duration(length), in_steps=False)
         except ValueError:
-            steps = "steps, as 1000:10 (10 of each 1,000)"
-            raise UsageError(f"--every {text}: write {steps}, or times, as 10min:5s") from None
+            steps = "steps, e.g. 1000:10 (10 of every 1,000)"
+            raise UsageError(f"--every {text}: write {steps}, or times, e.g. 10min:5s") from None
     if not 0 < every.length < every.distance:
-        raise UsageError(f"--every {text}: the second number is a part of the first, above 0")
+        raise UsageError(f"--every {text}: the second number must be above 0 and below the first")
     return every
 
 
@@ -379,7 +389,7 @@ def _limits(keep: str | None, max_size: str | None) -> Limits:
     from gputrace.collectors.backend import ring
 
     if keep is not None and max_size is not None:
-        raise UsageError("--keep and --max-size exclude each other: a ring is as large as its time")
+        raise UsageError("--keep and --max-size exclude each other; leave out one of them")
     if keep is not None:
         kept_ns = _time(keep, "--keep: ")
         if kept_ns < 2 * 10**9:
@@ -408,9 +418,9 @@ def _when_slow(text: str, keep: str | None) -> float:
     """Parse ``2x``, steps of over twice the usual time."""
     match = _FACTOR.fullmatch(text.strip())
     if match is None or float(match[1]) <= 1:
-        raise UsageError(f"--when-slow: {text!r} is no factor above 1; write 2x")
+        raise UsageError(f"--when-slow: {text!r} is not a factor above 1; write 2x")
     if keep is None:
-        raise UsageError("--when-slow keeps what --keep has of a slow step: give --keep, as 5min")
+        raise UsageError("--when-slow needs --keep, e.g. --keep 5min")
     return float(match[1])
 
 
@@ -430,11 +440,11 @@ def _bound(limits: Limits) -> str:
 
 @click.command("recover")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The trace to write.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Trace to write.")
 @options.force
-@click.option("--keep", is_flag=True, help="Keep FOLDER.")
+@click.option("--keep", is_flag=True, help="Do not remove FOLDER afterwards.")
 def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
-    """Make a trace of FOLDER, the NAME.spool that an interrupted recording left."""
+    """Make a trace of FOLDER, the NAME.spool left by an interrupted recording."""
     from gputrace.collectors.job_tasks import assert_ours, is_recording
     from gputrace.collectors.launch import orphans_of
     from gputrace.collectors.session import can_be_read_meanwhile, finish
@@ -450,7 +460,7 @@ def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     folder = folder if folder.name == resolved.name else resolved
     target = output or folder.with_name(folder.name.removesuffix(".spool"))
     if resolved in target.resolve().parents:
-        raise UsageError(f"{target}: lies in what is to be recovered; name another with -o")
+        raise UsageError(f"{target}: lies in the folder to recover; name another with -o")
     if target.exists() and not (force and target.is_file()):
         raise UsageError(f"{target}: exists; name another with -o, or give --force")
     try:

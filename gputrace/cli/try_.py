@@ -44,26 +44,26 @@ class _WithProgram(click.Command):
 
 @click.command("try", cls=_WithProgram)
 @click.option("--budget", default="10min", show_default=True, metavar="TIME", help="Time to spend.")
-@click.option("--steps", type=_STEPS, help="Steps of each run to measure.")
-@click.option("--warmup", type=click.IntRange(min=1), help="Steps of each run to pass first.")
+@click.option("--steps", type=_STEPS, help="Steps to measure in each run.")
+@click.option("--warmup", type=click.IntRange(min=1), help="Steps to skip first in each run.")
 @click.option(
     "--recording",
     type=options.UNCHECKED,
     metavar="TRACE",
-    help="Take the verdict and the predictions from this trace; record nothing.",
+    help="Take the verdict and the predictions from this trace instead of recording one.",
 )
 @click.option(
     "--keep-recording",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="TRACE",
-    help="Keep the recording that the verdict and the predictions come from.",
+    help="Save the recording that the verdict and the predictions come from.",
 )
 @click.option(
     "--workdir",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Give each run a copy of this folder to work in.",
 )
-@click.option("--keep-trackers", is_flag=True, help="Leave W&B online, and TensorBoard's folders.")
+@click.option("--keep-trackers", is_flag=True, help="Let the runs log to W&B and TensorBoard.")
 @click.option("--diff", is_flag=True, help="Print the best set as a unified diff of the program.")
 @click.option("--apply", "apply_", is_flag=True, help="Write the best set into the program.")
 @click.option("--list", "list_", is_flag=True, help="List what can be tried, and run nothing.")
@@ -71,7 +71,7 @@ class _WithProgram(click.Command):
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The ledger; the one in your data folder if not given.",
+    help="Ledger of all trials; by default the one in your data folder.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.argument("cures", metavar="[CURES] -- COMMAND...", nargs=-1)
@@ -87,27 +87,27 @@ def command(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Apply cures to COMMAND, and measure what each brings.
+    """Apply cures to COMMAND, and measure what each gains.
 
     CURES are separated by commas or blanks; those joined by + are tried together:
-    workers=8,pinned+fused. COMMAND is recorded once; without CURES, those of its findings are
-    tried. Each run is stopped after some steps; nothing of the program is changed, unless --apply
-    is given.
+    workers=8,pinned+fused. COMMAND is recorded once; without CURES, those that its findings
+    suggest are tried. Each run is stopped after some steps. The program is not changed unless
+    --apply is given.
 
-    The exit code is 1 where nothing that was tried makes it faster.
+    The exit code is 1 if nothing that was tried makes it faster.
     """
     if list_:
         return _list(as_json)
     if history:
         return _history(given["ledger"], as_json)
     if not ctx.meta[_PROGRAM]:
-        raise UsageError("name the program after --, as gputrace try workers=8 -- python train.py")
+        raise UsageError("name the program after --: gputrace try workers=8 -- python train.py")
     request = _request(cures, ctx.meta[_PROGRAM], given)
     if request.workdir is None:
         _assert_runs(request.command[0])
         log(
-            "each run starts the program here, and what it writes is written again; "
-            "--workdir . gives it copies"
+            "each run executes your program in this folder and rewrites its outputs; "
+            "use --workdir . to run in copies"
         )
     with signals_as_interrupt(), _progress() as progress:
         from gputrace.trials.trial import Trial
@@ -280,7 +280,7 @@ def _to_change(outcome: Outcome, diff: bool, apply_: bool) -> Iterator[str]:
 def _table(outcome: Outcome) -> Table:
     from gputrace.report.tables import Table
 
-    step = "" if outcome.bare_ns is None else f", {format_ns(outcome.bare_ns)} a step as it is"
+    step = "" if outcome.bare_ns is None else f", unchanged step {format_ns(outcome.bare_ns)}"
     runs = f"{outcome.runs} run{'s' if outcome.runs != 1 else ''}"
     title = f"{runs} in {outcome.seconds:.0f} s{step}"
     rows = tuple(
@@ -366,8 +366,8 @@ def _history(path: Path | None, as_json: bool) -> int:
         rows = tuple((answer.cure, said(answer), foretold(answer)) for answer in answers)
         print_table(console, Table(trial, ("", "measured", "predicted"), rows))
     if entries:
-        print_table(console, _records("Predictions, in % of a step as it is", "trials", by_cure))
-    title = "Pairs that ship with gputrace, by prediction, in % of a step as it is"
+        print_table(console, _records("Predictions, in % of the unchanged step", "trials", by_cure))
+    title = "Pairs that ship with gputrace, by prediction, in % of the unchanged step"
     print_table(console, _records(title, "pairs", pairs))
     click.echo(without_blanks(console), nl=False, color=True)
     return ExitCode.DONE

@@ -133,7 +133,7 @@ def _collector() -> Iterator[Check]:
             advice = f"programs of this Python take it, since {why}{also}"
             yield Check("libcupti", "ok", f"{_cupti_version(first)} ({first})", advice)
         else:
-            advice = "a program takes that beside its CUDA runtime first"
+            advice = "a program first takes the one next to its CUDA runtime"
             yield Check("libcupti", "note", others, advice)
     else:
         advice = "PyTorch and JAX bring their own; else pip install 'gputrace[cuda13]', or cuda12"

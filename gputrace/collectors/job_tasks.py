@@ -50,7 +50,7 @@ class Team:
         """Make the folder, or join its recorders; ``size`` is the expected number, if known.
 
         ``job`` is empty for an unnamed job, None for a recorder that works alone. Raises UsageError
-        if another recording left the folder or it cannot be made, CannotShare if a recorder of a
+        if another recording left the folder or it cannot be created, CannotShare if a recorder of a
         job must work alone.
         """
         self.folder, self.shares, self._size = folder, job is not None, size
@@ -66,7 +66,7 @@ class Team:
             if made:
                 shutil.rmtree(folder, ignore_errors=True)
             if job is None:
-                raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
+                raise UsageError(f"{folder}: cannot be created ({error.strerror})") from None
             raise CannotShare(str(error)) from None
 
     def _enter(self, rank: int) -> int:
@@ -222,13 +222,13 @@ def _make(folder: Path, job: str) -> tuple[bool, int]:
         owner = new.lstat().st_uid
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
-        raise UsageError(f"{folder}: cannot be made ({error.strerror})") from None
+        raise UsageError(f"{folder}: cannot be created ({error.strerror})") from None
     try:
         new.rename(folder)
     except OSError:
         shutil.rmtree(new)
         if not folder.exists():
-            raise UsageError(f"{folder}: cannot be made") from None
+            raise UsageError(f"{folder}: cannot be created") from None
         return False, owner
     return True, owner
 
@@ -459,7 +459,7 @@ def name_output(
     used = {match["variable"] or match["letter"] for match in _WORD.finditer(text)}
     path = fill({"h": host, "p": str(pid), "%": "%"}, environment)
     if not path.name:
-        raise UsageError(f"{text}: names no file")
+        raise UsageError(f"{text}: does not name a file")
     if task is None and not spans_nodes(command, environment):
         return Name(path, str(path), False)
     differs = _TASKS_DIFFER_IN | _NODES_DIFFER_IN | {"h", "p"}

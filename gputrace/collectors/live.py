@@ -63,7 +63,7 @@ class RecentSpool:
         """End of the last known GPU operation (CLOCK_REALTIME, ns)."""
 
     def read(self) -> None:
-        """Read what has been written since; raise InputError if it is no spool file."""
+        """Read what has been written since; raise InputError if it is not a spool file."""
         chunks = self._tail.read(_TIMED)
         if self._spool is None and (head := self._tail.head) is not None:
             self._spool = Spool(head.pid, head.host, head.started)
@@ -133,7 +133,7 @@ class RecentHost:
         self._clocks: Records = np.empty(0, CLOCKS)
 
     def read(self) -> None:
-        """Read what has been written since; raise InputError if it is no host file."""
+        """Read what has been written since; raise InputError if it is not a host file."""
         chunks = self._tail.read({b"EVNT"})
         if self.host is None and (head := self._tail.head) is not None:
             records = by_kind(self._events, head.started)

@@ -21,7 +21,7 @@ from gputrace.errors import InputError, MissingError
 _INSTALLED: Final = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 _WHERE: Final = (
     "install Nsight Compute (it comes with the CUDA toolkit), put its ncu on the PATH, or name it "
-    "by GPUTRACE_NCU"
+    "in GPUTRACE_NCU"
 )
 _HIGH: Final = 60.0
 """Per cent of the peak from which ncu's rules call a kernel bound by something."""
@@ -95,14 +95,14 @@ def profile(chosen: LaunchFilter, report: Path, command: Sequence[str]) -> None:
     """
     ncu = find_ncu()
     if ncu is None:
-        raise MissingError(f"no ncu here; {_WHERE}")
+        raise MissingError(f"ncu is not installed here; {_WHERE}")
     find_program(command[0])
     report.unlink(missing_ok=True)
     code = run([ncu, *words(chosen, report, command)[1:]], os.environ)
     if not report.exists():
         raise MissingError(
-            f"ncu wrote no report (exit code {code}; see what it says above); where it met no "
-            "launch that fits, the run may be shorter than the one in the trace: give --skip 0"
+            f"ncu wrote no report (exit code {code}; its messages are above); if it found no "
+            "matching launch, the run may be shorter than the one in the trace: try --skip 0"
         )
 
 

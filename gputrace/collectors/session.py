@@ -289,7 +289,7 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
     if plan.python:
         if library is None:
             raise MissingError(
-                "--python needs a part of gputrace that was not built for want of a C compiler; "
+                "--python needs a part of gputrace that was not built: there was no C compiler; "
                 f"{HOW_TO_BUILD}, or record without --python"
             )
         changed["GPUTRACE_PYTHON"] = str(library)

@@ -59,7 +59,7 @@ def convert_nsys(
         merged = finalize.merge(folder, output, meta)
         return Merged(0, 0, merged.steps, merged.cut, (why_none(),))
     if nsys is None:
-        raise MissingError(f"{report}: an nsys must export it, and there is none here")
+        raise MissingError(f"{report}: only nsys can export it, and it is not installed here")
     problems: list[InputError] = []
     hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
     correct_clocks([], hosts)
@@ -197,7 +197,7 @@ def find_report(folder: Path, nsys: str | None) -> Path | None:
     importer = find_importer(nsys) if nsys is not None else None
     if importer is None:
         raise MissingError(
-            f"nsys left a raw recording ({raw.name}), and its QdstrmImporter is not beside it; "
+            f"nsys left a raw recording ({raw.name}), and its QdstrmImporter is not next to it; "
             "install all of Nsight Systems"
         )
     report = raw.with_suffix(".nsys-rep")
@@ -218,7 +218,7 @@ def importer_obstacle(nsys: str) -> str | None:
     """Return why the importer of an nsys cannot run here, and what to do; None if it can."""
     importer = find_importer(nsys)
     if importer is None:
-        return "its QdstrmImporter is not beside it; install all of Nsight Systems"
+        return "its QdstrmImporter is not next to it; install all of Nsight Systems"
     code, said = ask([importer, "--version"])
     return _why_not_imported(said) if code else None
 

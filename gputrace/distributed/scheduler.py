@@ -45,7 +45,7 @@ def connected(where: str) -> Iterator[Client]:
             closing.callback(_end, target, patience_s)
         elif "://" not in where and not where.rpartition(":")[2].isdecimal():
             problem = "give an address, as tcp://10.0.0.1:8786, local:N or slurm:N"
-            raise UsageError(f"{where!r} is no scheduler; {problem}")
+            raise UsageError(f"{where!r} is not a scheduler; {problem}")
         try:
             client = Client(target, timeout=_PATIENCE_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:

@@ -141,7 +141,7 @@ class Events:
         thread: operating-system thread id of the host thread.
         correlation: links a GPU operation to the API call that issued it, per process; for a
             step, its number as counted by the program; for a loader's event, owner << 32 | number
-            (docs/recording.md).
+            (docs/recording-details.md).
         bytes: bytes copied or set.
         source_memory, destination_memory: a `Memory`, for copies.
         source_device, destination_device: CUDA ordinals, for peer copies.

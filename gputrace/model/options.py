@@ -43,12 +43,12 @@ def read_steps(steps: str | tuple[int, int] | None) -> tuple[int, int] | None:
     if not isinstance(steps, str):
         low, high = steps
         if not 0 <= low < high:
-            raise UsageError(f"{steps!r} does not name steps; give (first, end), as (8, 25)")
+            raise UsageError(f"{steps!r} does not name steps; give (first, end), e.g. (8, 25)")
         return low, high
     first, colon, end = (part.strip() for part in steps.partition(":"))
     digits = all(part.isdecimal() or not part for part in (first, end))
     if not colon or not digits or int(first or 0) >= int(end or 1 << 62):
-        raise UsageError(f"{steps!r} does not name steps; write FIRST:END, as 8:25")
+        raise UsageError(f"{steps!r} does not name steps; write FIRST:END, e.g. 8:25")
     return int(first or 0), int(end or 1 << 62)
 
 

@@ -130,7 +130,7 @@ class Document(Generic[T]):
                 start = match.end()  # A property before it is broken.
             elif start is None and not block:
                 problem = f"no list of events in its {len(text):,} bytes of text"
-                raise InputError(self._text.path, f"{problem}: cut off, or no trace")
+                raise InputError(self._text.path, f"{problem}: cut off, or not a trace")
         self.around, self._rest = text[:start], text[start:]
         self._offset = self._before = start
 
@@ -373,7 +373,7 @@ def arguments(event: ChromeEvent) -> Mapping[str, Any]:
 
 
 def nanoseconds(*microseconds: object) -> int | None:
-    """Return the sum of times given in microseconds; None if one is no time."""
+    """Return the sum of times given in microseconds; None if one is not a time."""
     total: int | float = 0
     for time in microseconds:
         if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < _BEYOND:
@@ -402,7 +402,7 @@ def read_names(events: Sequence[ChromeEvent]) -> _Names:
 
 
 def key(event: ChromeEvent, name: str) -> Key:
-    """Return a pid or tid; None if it is no id."""
+    """Return a pid or tid; None if it is not an id."""
     id = event.get(name)
     return id if isinstance(id, int | str) else None
 

@@ -103,7 +103,7 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
         except OSError as error:
             raise InputError(path, f"cannot be read ({error.strerror})") from error
         if size > MOST_BYTES:
-            raise InputError(path, f"is larger than any flight recorder dump; {_ADVICE}")
+            raise InputError(path, f"larger than any flight recorder dump; {_ADVICE}")
         allowance = _Allowance(size)
         try:
             content = plain_pickle(data) if data[:1] == b"\x80" else json.loads(data)
@@ -293,7 +293,7 @@ _MOST_BITS: Final = 1024
 def plain_pickle(data: bytes) -> Any:
     """Return the dicts, lists, tuples, texts and numbers that a pickle holds.
 
-    Raises Refused for one that holds more, or too much, ValueError for what is no pickle.
+    Raises Refused for one that holds more, or too much, ValueError for what is not a pickle.
     """
     import warnings
 

@@ -51,7 +51,7 @@ class HorovodTrace(MemoryTrace):
         names = Names()
         rows = list(_phases(events, names))
         if not rows:
-            raise InputError(path, "a timeline of Horovod without any phase of a tensor")
+            raise InputError(path, "a Horovod timeline without any phase of a tensor")
         columns = dict(zip(("start", "end", "name", "thread"), np.array(rows).T, strict=True))
         columns["kind"] = np.full(len(rows), Kind.RANGE)
         begins = (nanoseconds(arguments(event).get(_BEGIN)) for event in events)

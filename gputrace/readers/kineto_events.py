@@ -286,7 +286,7 @@ class DecodedEvents:
 
     def __init__(self) -> None:
         self.odd = 0
-        """Number of items that are no event."""
+        """Number of items that are not events."""
         self._scanner = EventScanner()
 
     def decode(self, text: bytes) -> EventBatch | list[Event]:

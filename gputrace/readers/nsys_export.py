@@ -37,8 +37,8 @@ def export_report(path: Path) -> Path:
     def export(target: Path) -> None:
         if (nsys := find_nsys()) is None:
             raise MissingError(
-                f"{path}: nsys must export a report, and is not installed here; install Nsight "
-                f"Systems, or run `nsys export -t sqlite {path.name}` on the machine that "
+                f"{path}: only nsys can export a report, and it is not installed here; install "
+                f"Nsight Systems, or run `nsys export -t sqlite {path.name}` on the machine that "
                 "recorded it"
             )
         run_export(nsys, path, target)

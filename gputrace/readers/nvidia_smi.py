@@ -52,7 +52,7 @@ class SmiLog(msgspec.Struct):
     path: Path
     rows: list[SmiSample] = field(default_factory=list)
     bad: int = 0
-    """Lines that are no row: cut short, messages of the driver."""
+    """Lines that are not a row: cut short, messages of the driver."""
     notes: list[str] = field(default_factory=list)
     """Guesses that were made."""
     has_date: bool = True
@@ -144,7 +144,7 @@ def _read(path: Path) -> SmiLog:
     lines = _lines(bytes(read_content(path, _MOST_BYTES)))
     log = (_read_dmon if any(map(_dmon_names, lines[:5])) else _read_query)(path, lines)
     if not log.rows:
-        raise InputError(path, "a log of nvidia-smi without a whole row; record it again")
+        raise InputError(path, "an nvidia-smi log without a complete row; record it again")
     return log
 
 
@@ -344,7 +344,7 @@ _TIME: Final = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?")
 
 
 def _row(header: _Header, cells: Sequence[str]) -> SmiSample | None:
-    """Return None for cells that are no row: cut short, without a time, with a broken number."""
+    """Return None for cells that are not a row: cut short, without a time, with a broken number."""
     time, values = None, dict[str, Any]()
     for (name, unit), cell in zip(header, cells, strict=False):
         column, usual_unit = _COLUMNS.get(name, ("", ""))

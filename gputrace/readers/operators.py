@@ -38,7 +38,7 @@ class Call(NamedTuple):
     """One for each tensor; empty for anything else."""
     types: Sequence[str]
     values: Sequence[str]
-    """Text of each argument that is no tensor."""
+    """Text of each argument that is not a tensor."""
 
     def integers(self, position: int) -> list[int]:
         """Return a list of integers, such as a stride; raise ValueError where it is none."""

@@ -23,7 +23,7 @@ _PADDING: Final = 16
 
 
 class WireError(ValueError):
-    """The bytes are no protobuf message."""
+    """The bytes are not a protobuf message."""
 
 
 class Field(NamedTuple):

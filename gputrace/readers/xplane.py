@@ -463,7 +463,7 @@ _MOST_EVENTS: Final = 1_000_000
 """Number of events beyond which the profiler leaves out the shortest."""
 _LEFT_OUT: Final = (
     "the file holds 1,000,000 events, the most that the profiler puts into it: short kernels may "
-    "be missing; analyze the .xplane.pb beside it"
+    "be missing; analyze the .xplane.pb next to it"
 )
 
 

@@ -174,7 +174,7 @@ def check_target(target: Path, inputs: Sequence[Path], force: bool) -> Path:
     if any(target.resolve() == path.resolve() for path in inputs):
         raise UsageError(f"{target}: is the trace itself; name another file with -o")
     if target.exists() and not target.is_file() and not target.is_dir():
-        raise UsageError(f"{target}: is no regular file, and is not replaced; name another with -o")
+        raise UsageError(f"{target}: not a regular file, and not replaced; name another with -o")
     if target.exists() and not force:
         raise UsageError(f"{target}: exists; name another with -o, or give --force")
     if not target.absolute().parent.is_dir():

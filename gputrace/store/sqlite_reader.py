@@ -209,7 +209,7 @@ def check_file(path: Path) -> None:
         if unfinished.exists() and unfinished.stat().st_size > 0:
             raise InputError(
                 path,
-                f"{unfinished.name} beside it holds unfinished writes; let the program that "
+                f"{unfinished.name} next to it holds unfinished writes; let the program that "
                 "writes it end, or open it once with sqlite3",
             )
 

@@ -293,7 +293,7 @@ class Folder:
     def make(self) -> None:
         """Create the folder; raises UsageError if it holds other files, InputError if it fails."""
         if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path}: is no folder; name another with -o")
+            raise UsageError(f"{self.path}: not a folder; name another with -o")
         ours = any((self.path / name).exists() for name in (FILE, _LOCK, "underway", PARTS))
         if not ours and self.path.is_dir() and any(self.path.iterdir()):
             raise UsageError(f"{self.path}: holds other files; name another folder with -o")

@@ -148,7 +148,7 @@ def _missing(python: Path, framework: Framework) -> list[str]:
     try:
         return _output(command, timeout=60, check=True).split()
     except (OSError, subprocess.SubprocessError):
-        raise Unavailable(f"{python}: is no Python 3 that runs") from None
+        raise Unavailable(f"{python}: not a Python 3 that runs") from None
 
 
 def _output(command: Sequence[str], timeout: float | None = None, check: bool = False) -> str:
@@ -255,7 +255,7 @@ def _base_python(wanted: str, installer: str) -> str:
     try:
         fits = SpecifierSet(wanted)
     except InvalidSpecifier:
-        raise ValueError(f"requires-python {wanted!r} is no version specifier") from None
+        raise ValueError(f"requires-python {wanted!r} is not a version specifier") from None
     if installer == "uv":
         return wanted or current  # uv searches by itself, and may download one.
     if fits.contains(".".join(map(str, sys.version_info[:3])), prereleases=True):
@@ -441,7 +441,7 @@ def convert(path: Path, table: str, value: object, kind: Any) -> Any:
     """Convert a value to a type; raises UsageError with the file and the key."""
     if get_origin(kind) is Literal and isinstance(value, str) and value not in get_args(kind):
         known = nearest(value, get_args(kind))
-        raise UsageError(f"{path}: {table}: {value!r} is no value of it; {known}")
+        raise UsageError(f"{path}: {table}: {value!r} is not a value of it; {known}")
     try:
         # The only type that msgspec does not know is Path.
         return msgspec.convert(

@@ -169,7 +169,7 @@ def _data(path: Path, name: str, word: str) -> str:
     folder = path.parent / word
     if not os.path.isdir(folder):  # noqa: PTH112 - what cannot be looked at is none either
         known = f"synthetic, learnable, {', '.join(GENERATED)}"
-        raise UsageError(f"{path}: {name} data: {word!r} is no folder, and none of {known}")
+        raise UsageError(f"{path}: {name} data: {word!r} is not a folder, nor one of {known}")
     return str(folder.resolve())
 
 
@@ -186,7 +186,9 @@ def _check_whole(study: Study) -> None:
         for cards in study.cards or ((),):
             if not cards or len(set(cards)) < len(cards):
                 group = list(cards)
-                raise UsageError(f"{study.path}: [cards] visible: {group} are no different GPUs")
+                raise UsageError(
+                    f"{study.path}: [cards] visible: {group} is not a list of distinct GPUs"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +389,7 @@ class Nodes:
         if gpus > self.count * self.gpus:
             return f"takes {gpus} GPUs, and {self.count} nodes have {self.count * self.gpus}"
         if gpus % self.gpus:
-            return f"takes {gpus} GPUs, which are no whole nodes of {self.gpus}"
+            return f"takes {gpus} GPUs, which are not whole nodes of {self.gpus}"
         if not launcher(planned):
             return f"{planned.framework.title} has no placement that spans several nodes here"
         return ""

@@ -445,7 +445,7 @@ def read_result(out: Path, settings: Settings) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(line, parse_constant=lambda _: None)
         msgspec.convert(result, _Result)
     except json.JSONDecodeError:
-        raise Failed(f"its last line is no result: {_short(line)}") from None
+        raise Failed(f"its last line is not a result: {_short(line)}") from None
     except msgspec.ValidationError as error:
         raise Failed(f"its result lacks something: {str(error).replace('`', '')}") from None
     for name in _SAME:

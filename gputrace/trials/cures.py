@@ -98,7 +98,7 @@ _THREADS: Final = (
 CURES: Final = (
     Cure(
         "workers",
-        "num_workers of DataLoaders",
+        "set num_workers of DataLoaders",
         _TORCH,
         takes="N",
         value=None,
@@ -110,7 +110,7 @@ CURES: Final = (
     ),
     Cure(
         "prefetch",
-        "prefetch_factor of DataLoaders",
+        "set prefetch_factor of DataLoaders",
         _TORCH,
         takes="N",
         value=4,
@@ -122,14 +122,14 @@ CURES: Final = (
     ),
     Cure(
         "persistent",
-        "persistent_workers of DataLoaders",
+        "set persistent_workers of DataLoaders",
         _TORCH,
         findings=_FEEDING,
         needs="workers",
     ),
     Cure(
         "pinned",
-        "pin_memory of DataLoaders",
+        "set pin_memory of DataLoaders",
         _TORCH,
         findings=(*_FEEDING, *_COPIES),
         predictions=("pinned",),
@@ -140,7 +140,7 @@ CURES: Final = (
     ),
     Cure(
         "staging",
-        "each next batch is copied to the GPU on a stream of its own, ahead of time",
+        "copy each next batch to the GPU ahead of time, on a stream of its own",
         _TORCH,
         findings=(*_FEEDING, "h2d-exposed", "h2d-pageable"),
         predictions=("pinned",),
@@ -150,7 +150,7 @@ CURES: Final = (
     ),
     Cure(
         "non-blocking",
-        "copies to the GPU do not wait (non_blocking of .to and .cuda)",
+        "let copies to the GPU not wait (non_blocking in .to and .cuda)",
         _TORCH,
         findings=_COPIES,
         predictions=("pinned",),
@@ -159,7 +159,7 @@ CURES: Final = (
     ),
     Cure(
         "defer-item",
-        "numbers that .item() reads from a GPU are those of the step before",
+        "let .item() return the previous step's number, without waiting for the GPU",
         _TORCH,
         numerics=True,
         findings=("sync-bound", "host-work"),
@@ -170,7 +170,7 @@ CURES: Final = (
     ),
     Cure(
         "channels-last",
-        "weights and images in the memory format NHWC",
+        "keep weights and images in the memory format NHWC",
         _TORCH,
         findings=("layout-transposes", "compute-bound"),
         removes="layout-transposes",
@@ -179,7 +179,7 @@ CURES: Final = (
     ),
     Cure(
         "tf32",
-        "matrix products and convolutions in TF32",
+        "compute matrix products and convolutions in TF32",
         _TORCH,
         numerics=True,
         findings=_COMPUTE,
@@ -191,7 +191,7 @@ CURES: Final = (
     ),
     Cure(
         "bf16",
-        "forward passes under autocast to bfloat16",
+        "run forward passes under autocast to bfloat16",
         _TORCH,
         numerics=True,
         findings=_COMPUTE,
@@ -202,7 +202,7 @@ CURES: Final = (
     ),
     Cure(
         "graphs",
-        "forward and backward of each model that is trained as CUDA graphs",
+        "run forward and backward of each trained model as CUDA graphs",
         _TORCH,
         findings=("launch-bound",),
         predictions=("graphs",),
@@ -216,7 +216,7 @@ CURES: Final = (
     ),
     Cure(
         "fused",
-        "optimizers with fused=True",
+        "create optimizers with fused=True",
         _TORCH,
         findings=("launch-bound",),
         phases=("optimizer",),
@@ -225,7 +225,7 @@ CURES: Final = (
     ),
     Cure(
         "foreach",
-        "optimizers with foreach=True",
+        "create optimizers with foreach=True",
         _TORCH,
         findings=("launch-bound",),
         phases=("optimizer",),
@@ -234,14 +234,14 @@ CURES: Final = (
     ),
     Cure(
         "set-to-none",
-        "zero_grad(set_to_none=True)",
+        "call zero_grad(set_to_none=True)",
         _TORCH,
         findings=("launch-bound",),
         switched=True,
     ),
     Cure(
         "bucket-cap",
-        "bucket_cap_mb of DistributedDataParallel",
+        "set bucket_cap_mb of DistributedDataParallel",
         _TORCH,
         takes="N",
         value=100,
@@ -251,21 +251,21 @@ CURES: Final = (
     ),
     Cure(
         "bucket-view",
-        "gradient_as_bucket_view of DistributedDataParallel",
+        "set gradient_as_bucket_view of DistributedDataParallel",
         _TORCH,
         findings=(*_EXCHANGE, "launch-bound"),
         needs="ranks",
     ),
     Cure(
         "static-graph",
-        "static_graph of DistributedDataParallel",
+        "set static_graph of DistributedDataParallel",
         _TORCH,
         findings=_EXCHANGE,
         needs="ranks",
     ),
     Cure(
         "compile",
-        "torch.compile of each model that is trained",
+        "compile each trained model with torch.compile",
         _TORCH,
         takes="default|reduce-overhead|max-autotune",
         value="default",
@@ -278,7 +278,7 @@ CURES: Final = (
     ),
     Cure(
         "cudnn-benchmark",
-        "cuDNN measures which algorithm is best",
+        "let cuDNN measure which algorithm is fastest",
         _TORCH,
         takes="on|off",
         value="on",
@@ -289,7 +289,7 @@ CURES: Final = (
     ),
     Cure(
         "gc",
-        "garbage is collected between steps alone, and not what was there before the second",
+        "collect garbage only between steps, and never objects older than the second step",
         findings=("garbage-collection",),
         predictions=("gc",),
         advice="gc.freeze() and gc.disable() before the loop, gc.collect(0) now and then in it",
@@ -297,7 +297,7 @@ CURES: Final = (
     ),
     Cure(
         "threads",
-        "threads of a process for mathematics",
+        "set the number of threads that each process computes with",
         takes="N",
         value=1,
         findings=("cpu-starved", "cpu-throttled", "late-host"),
@@ -305,14 +305,14 @@ CURES: Final = (
     ),
     Cure(
         "pin-cores",
-        "cores of its own for each rank of a machine, of the NUMA node of its GPU",
+        "give each rank of a machine cores of its own, on the NUMA node of its GPU",
         findings=("cpu-starved", "late-host"),
         advice="start each rank under taskset or numactl",
         needs="ranks",
     ),
     Cure(
         "expandable",
-        "CUDA memory in segments that grow",
+        "take CUDA memory in segments that can grow",
         _TORCH,
         findings=("alloc-stall",),
         predictions=("alloc",),
@@ -321,7 +321,7 @@ CURES: Final = (
     ),
     Cure(
         "nccl-p2p",
-        "up to which distance NCCL uses GPUs' direct access",
+        "set up to which distance NCCL uses direct access between GPUs",
         takes="LOC|NVL|PIX|PXB|PHB|SYS",
         value="SYS",
         findings=("host-staged-comm", "topology"),
@@ -331,7 +331,7 @@ CURES: Final = (
     ),
     Cure(
         "nccl-algo",
-        "algorithm of NCCL's collectives",
+        "set the algorithm of NCCL's collectives",
         takes="Ring|Tree",
         value="Tree",
         findings=_EXCHANGE,
@@ -340,7 +340,7 @@ CURES: Final = (
     ),
     Cure(
         "nccl-channels",
-        "fewest channels of NCCL",
+        "set the minimum number of NCCL's channels",
         takes="N",
         value=8,
         findings=_EXCHANGE,
@@ -349,14 +349,14 @@ CURES: Final = (
     ),
     Cure(
         "tf-parallel",
-        "map, interleave and batch of tf.data with num_parallel_calls=AUTOTUNE",
+        "set num_parallel_calls=AUTOTUNE for map, interleave and batch of tf.data",
         _TF,
         findings=_FEEDING,
         predictions=("prefetch",),
     ),
     Cure(
         "tf-prefetch",
-        "prefetch(AUTOTUNE) at the end of datasets",
+        "add prefetch(AUTOTUNE) at the end of datasets",
         _TF,
         findings=_FEEDING,
         predictions=("prefetch",),
@@ -364,7 +364,7 @@ CURES: Final = (
     ),
     Cure(
         "xla-latency",
-        "XLA's latency hiding scheduler",
+        "use XLA's latency hiding scheduler",
         (*_JAX, *_TF),
         findings=("communication-exposed",),
         predictions=("overlap",),
@@ -372,7 +372,7 @@ CURES: Final = (
     ),
     Cure(
         "xla-graphs",
-        "XLA launches CUDA graphs, however short",
+        "let XLA launch CUDA graphs, however short",
         (*_JAX, *_TF),
         findings=("launch-bound",),
         predictions=("graphs",),
@@ -381,7 +381,7 @@ CURES: Final = (
     ),
     Cure(
         "xla-triton",
-        "XLA's matrix products by Triton",
+        "let XLA compute matrix products with Triton",
         (*_JAX, *_TF),
         findings=("compute-bound",),
         variables=(Variable("XLA_FLAGS", "--xla_gpu_triton_gemm_any=true", " "),),
@@ -389,7 +389,7 @@ CURES: Final = (
     ),
     Cure(
         "xla-flag",
-        "a flag of XLA, as xla-flag=xla_gpu_all_reduce_combine_threshold_bytes=134217728",
+        "set a flag of XLA, e.g. xla-flag=xla_gpu_all_reduce_combine_threshold_bytes=134217728",
         (*_JAX, *_TF),
         takes="NAME=VALUE",
         value=None,
@@ -397,14 +397,14 @@ CURES: Final = (
     ),
     Cure(
         "donate",
-        "functions under jax.jit donate what they return anew: parameters, optimizer's state",
+        "let functions under jax.jit donate what they return anew: parameters, optimizer state",
         _JAX,
         findings=("alloc-stall", "compute-bound"),
         advice="jax.jit(step, donate_argnums=...) for the state that the step returns",
     ),
     Cure(
         "jax-matmul",
-        "precision of JAX's matrix products",
+        "set the precision of JAX's matrix products",
         _JAX,
         takes="tensorfloat32|bfloat16",
         value="tensorfloat32",
@@ -496,7 +496,7 @@ def read_candidates(text: str) -> list[Candidate]:
     for candidate in candidates:
         if len(combine([candidate]).settings) < len(candidate.settings):
             apart = str(candidate).replace("+", ",")
-            raise UsageError(f"{candidate}: these exclude each other; try them apart, as {apart}")
+            raise UsageError(f"{candidate}: these exclude each other; try them apart: {apart}")
     return list({str(candidate): candidate for candidate in candidates}.values())
 
 
@@ -512,13 +512,13 @@ def _read_setting(word: str) -> Setting:
     if not equals:
         if cure.value is None:
             example = "8" if cure.takes == "N" else cure.takes
-            raise UsageError(f"{id}: give its value, as {id}={example}")
+            raise UsageError(f"{id}: give its value, e.g. {id}={example}")
         return Setting(cure, cure.value)
     if not cure.takes:
         raise UsageError(f"{id} takes no value; leave out ={text}")
     if cure.takes == "N":
         if not text.isdecimal():
-            raise UsageError(f"{id}={text}: is no number; write {id}=8")
+            raise UsageError(f"{id}={text}: not a number; write {id}=8")
         return Setting(cure, int(text))
     if "|" in cure.takes and text not in cure.takes.split("|"):
         raise UsageError(f"{id}={text}: it takes {', '.join(cure.takes.split('|'))}")

@@ -151,7 +151,7 @@ def _open(path: Path, create: bool) -> sqlite3.Connection:
         if create and not path.stat().st_size:
             connection.executescript(_SCHEMA)
         elif pragma("application_id") != _APPLICATION:
-            raise InputError(path, "is no ledger of `gputrace try`; name another with --ledger")
+            raise InputError(path, "not a ledger of `gputrace try`; name another with --ledger")
         elif pragma("user_version") != VERSION:
             problem = f"has version {pragma('user_version')}, this gputrace knows {VERSION}"
             raise InputError(path, f"{problem}; name another with --ledger")

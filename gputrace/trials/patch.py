@@ -136,7 +136,7 @@ def _calls_at(change: Change) -> list[ast.Call]:
 
 
 def _by_hand(setting: Setting, command: Sequence[str], changes: Sequence[Change]) -> str:
-    """Return how to have a cure that is no line of the program; empty if it is."""
+    """Describe how to apply a cure that is not a change to the program's source; else empty."""
     if not setting.cure.variables:
         places = dict.fromkeys(_place(change) for change in changes if change.file)
         see = f"; see {', '.join(places)}" if places else ""

@@ -95,7 +95,7 @@ def test_a_cause_without_a_gpu_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("hunger=5%", "'hunger' is no cause of lost time; choose from data, host, "),
+        ("hunger=5%", "'hunger' is not a cause of lost time; choose from data, host, "),
         ("host=much", "--max-cause host much: write 10% of a step, or a time, 5ms"),
         ("host", "--max-cause host: write 10% of a step, or a time, 5ms"),
     ],
@@ -196,7 +196,7 @@ def test_junit_tells_failures_from_errors(waiting: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ((), "no gate"),
+        ((), "no limit"),
         (("--max-slowdown", "3%"), "--baseline"),
         (("--max-idle", "20"), "10%"),
         (("--max-idle", "-1%"), "--max-idle"),

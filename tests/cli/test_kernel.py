@@ -244,7 +244,7 @@ def test_what_goes_wrong_is_one_line(
     monkeypatch.setattr("gputrace.collectors.ncu._INSTALLED", ())
     missing = machine.profile(trace)
     assert missing.code == MISSING
-    assert missing.err.startswith("gputrace: no ncu here; install Nsight Compute")
+    assert missing.err.startswith("gputrace: ncu is not installed here; install Nsight Compute")
 
 
 def test_collectives_are_not_profiled_alone(machine: Machine) -> None:

@@ -369,7 +369,7 @@ def test_a_recording_is_recovered_from_within_its_folder(cut_short: Path) -> Non
 
 def test_a_trace_is_not_recovered_into_what_is_removed(cut_short: Path) -> None:
     ran = command.gputrace("recover", cut_short, "-o", cut_short / "t.sqlite")
-    command.assert_refused(ran, 2, "lies in what is to be recovered")
+    command.assert_refused(ran, 2, "lies in the folder to recover")
     assert cut_short.is_dir()
 
 

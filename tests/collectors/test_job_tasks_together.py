@@ -342,7 +342,7 @@ class TestTeam:
         assert said == [False, True]
 
     def test_a_folder_that_cannot_be_made_is_one_line(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="cannot be made"):
+        with pytest.raises(UsageError, match="cannot be created"):
             Team(tmp_path / "no" / "x.spool")
 
     def test_work_for_one_goes_on_with_another(self, tmp_path: Path) -> None:
@@ -374,6 +374,6 @@ def test_a_full_disk_at_the_start_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(UsageError, match=r"cannot be made \(No space left on device\)"):
+    with pytest.raises(UsageError, match=r"cannot be created \(No space left on device\)"):
         Team(tmp_path / "trace.sqlite.spool", None)
     assert list(tmp_path.iterdir()) == []

@@ -533,9 +533,9 @@ def test_after_a_slow_step_the_recorder_looks_away_for_as_long_as_the_ring_is(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--every", "1000"], "--every 1000: write steps, as 1000:10"),
-        (["--every", "10:1000"], "the second number is a part of the first"),
-        (["--every", "10:0"], "the second number is a part of the first"),
+        (["--every", "1000"], "--every 1000: write steps, e.g. 1000:10"),
+        (["--every", "10:1000"], "the second number must be above 0 and below the first"),
+        (["--every", "10:0"], "the second number must be above 0 and below the first"),
         (["--every", "10min:5"], "write steps"),
         (["--every", "a:b"], "write steps"),
         (["--every", "10:1", "--delay", "5s"], "--every in steps cannot be combined with --delay"),
@@ -549,8 +549,8 @@ def test_after_a_slow_step_the_recorder_looks_away_for_as_long_as_the_ring_is(
         (["--max-size", "much"], "'much' is not a size; write 500MB or 2GB"),
         (["--max-size", "1kB"], "1MB is the minimum"),
         (["--max-size", "1GB", "--keep", "5min"], "exclude each other"),
-        (["--when-slow", "2x"], "give --keep"),
-        (["--when-slow", "1x", "--keep", "5min"], "no factor above 1"),
+        (["--when-slow", "2x"], "needs --keep"),
+        (["--when-slow", "1x", "--keep", "5min"], "not a factor above 1"),
         (["--when-slow", "slow", "--keep", "5min"], "write 2x"),
     ],
 )

@@ -156,7 +156,7 @@ def test_a_context_of_nvprof_on_no_device_is_on_none(device: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("start", [(1 << 63) - 100 - EPOCH, (1 << 62) - EPOCH])
-def test_times_that_no_clock_tells_move_no_others(start: int, tmp_path: Path) -> None:
+def test_times_that_no_clock_shows_move_no_others(start: int, tmp_path: Path) -> None:
     file = Nvvp(tmp_path / "train.nvvp")
     file.call(10, 20)
     file.kernel(30, 70)
@@ -225,11 +225,11 @@ def spool(path: Path, started: int, *info: str, began: int = 1) -> Path:
 
 
 @pytest.mark.parametrize(("started", "began"), [(1 << 63, 1), (1, 1 << 63)])
-def test_a_spool_that_began_when_no_clock_tells_is_broken(
+def test_a_spool_that_began_when_no_clock_shows_is_broken(
     started: int, began: int, tmp_path: Path
 ) -> None:
     spool(tmp_path / "a.7.spool", started, began=began)
-    with pytest.raises(InputError, match="a start that no clock tells"):
+    with pytest.raises(InputError, match="began at a time that no clock shows"):
         merge(tmp_path, tmp_path / "t.sqlite", {})
 
 
@@ -248,7 +248,7 @@ def test_clocks_that_say_anything_do_no_harm(started: int, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("moment", ["9" * 30, "9" * 5000, "²", str(1 << 63)])
-def test_a_window_that_no_clock_tells_is_none(moment: str, tmp_path: Path) -> None:
+def test_a_window_that_no_clock_shows_is_none(moment: str, tmp_path: Path) -> None:
     path = spool(tmp_path / "a.7.spool", 1000, f"capture_on={moment}", "capture_off=2000")
     assert windows_of(read_spool(path)) == []
     merge(tmp_path, tmp_path / "t.sqlite", {})
@@ -262,7 +262,7 @@ def test_a_window_that_no_clock_tells_is_none(moment: str, tmp_path: Path) -> No
         ("repeats = 1000000000000", "repeats"),
         ("[options]\nbatch = 100000000000000000000", "batch"),
         (f"[matrix]\nbatch = {[1] * 100}\nepoch = {[1] * 100}", "10,000 combinations"),
-        ('[matrix]\nframework = ["torch"]\ndata = ["' + "long" * 200 + '"]', "is no folder"),
+        ('[matrix]\nframework = ["torch"]\ndata = ["' + "long" * 200 + '"]', "is not a folder"),
     ],
 )
 def test_a_study_of_anything_is_refused(text: str, problem: str, tmp_path: Path) -> None:

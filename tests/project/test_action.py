@@ -123,7 +123,7 @@ def test_one_past_them_fails_the_job_if_it_is_to(job: Any, fail: str, code: int)
     ("trace", "options", "code", "words"),
     [
         ("none.sqlite", "--max-idle 1%", 3, "none.sqlite"),
-        ("quick.sqlite", "", 2, "no gate is given"),
+        ("quick.sqlite", "", 2, "no limit is given"),
         ("quick.sqlite; touch planted", "--max-idle 1%", 3, "touch planted"),
         ("quick.sqlite", "--max-idle $(touch${IFS}planted)", 2, "touch"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import re
+import subprocess
 import tomllib
 from collections.abc import Callable
 from dataclasses import fields
@@ -13,14 +15,15 @@ from typing import Final
 import pytest
 
 import gputrace
+from docs.site import architecture, names
 from docs.site import findings as made_findings
-from docs.site import names
 from gputrace import errors
 from gputrace.analyzers.findings import ALL_RULES
 from gputrace.analyzers.findings.context import Rule
 from gputrace.analyzers.whatif import calibration
 from gputrace.analyzers.whatif.optimizations import CURES
 from gputrace.api import ComparisonReport, OpenTrace, Report
+from gputrace.cli import COMMANDS
 from gputrace.studies.framework_environments import read_frameworks, read_needs
 from tests.helpers.drawings import DRAWINGS, draw
 
@@ -44,39 +47,75 @@ def test_every_time_of_the_documentation_is_one_of_the_json() -> None:
     assert written <= known
 
 
-def pairs_table() -> str:
-    """Every pair of a prediction and what came, with how far it was off."""
-    lines = ["| cure | training | recorded | predicted | range | measured | off by |"]
-    lines.append("| :-- | :-- | --: | --: | --: | --: | --: |")
-    for pair in calibration.pairs():
-        now = "" if pair.now_ms is None else f"{pair.now_ms:g}"
-        known = "" if pair.within is None else f"{pair.low_ms:g} to {pair.high_ms:g}"
-        cells = [
-            f"`{pair.cure}`" if pair.cure else "not known",
-            f"{pair.program}{'' if pair.counts else ' (earlier rules)'}",
-            *(now, f"{pair.predicted_ms:g}", known, f"{pair.measured_ms:g}"),
-            f"{100 * (1 / pair.ratio - 1):+.0f} %",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("name", "make"), [("findings", made_findings.markdown), ("pairs", pairs_table)]
-)
-def test_a_table_that_is_made_from_the_code_is_what_the_code_says(
-    name: str, make: Callable[[], str], request: pytest.FixtureRequest
-) -> None:
-    page = DOCS / {"findings": "findings.md", "pairs": "benchmarks.md"}[name]
+def test_the_table_of_findings_is_what_the_code_says(request: pytest.FixtureRequest) -> None:
+    page = DOCS / "findings.md"
     text = page.read_text(encoding="utf-8")
-    before, begin, rest = re.split(rf"(<!-- {name}: .*? -->\n\n)", text)
+    before, begin, rest = re.split(r"(<!-- findings: .*? -->\n\n)", text)
     table, end, after = rest.partition("\n\n<!-- end -->")
     assert end
-    made = make()
+    made = made_findings.markdown()
     if request.config.getoption("--update-golden"):
         page.write_text(f"{before}{begin}{made}{end}{after}", encoding="utf-8")
         table = made
     assert table == made, "pytest --update-golden writes the table anew"
+
+
+def figures(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of measured figures, by the names of their columns."""
+    text = (DOCS / "measurements" / "data" / f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def total(name: str, column: str) -> int:
+    return sum(int(row[column].replace(",", "")) for row in figures(name))
+
+
+def test_every_table_of_figures_is_on_a_page() -> None:
+    pages = "\n".join(page.read_text() for page in (DOCS / "measurements").glob("*.md"))
+    shown = re.findall(r"^:file: data/(\S+)$", pages, re.MULTILINE)
+    assert sorted(shown) == sorted(path.name for path in DOCS.rglob("*.csv"))
+
+
+def test_figures_of_the_benchmarks_follow_from_their_tables() -> None:
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    diagnosis = figures("diagnosis")
+    planted = [row for row in diagnosis if row["none"] != row["runs"]]
+    right = sum(int(row["right"]) for row in planted)
+    runs = sum(int(row["runs"]) for row in planted)
+    first = figures("first-lines")
+    known = [pair for pair in calibration.pairs() if pair.counts and pair.within is not None]
+    held = sum(bool(pair.within) for pair in known)
+    said = [
+        f"| {runs} generated runs of up to 16 ranks | {right}; "
+        f"an imbalance is reported in none of {total('diagnosis', 'runs') - runs} runs",
+        f"| {total('comparisons', 'pairs')} pairs of generated runs, half equal but for chance | "
+        f"{total('comparisons', 'right')} right |",
+        f"| {total('missing-rows', 'runs')} generated runs that lack 2 to 20 % of some rows | "
+        f"{total('missing-rows', 'reported')};",
+        f"| {len(first)} recordings with known truth, most made by others | "
+        f"{sum(row['right'] == 'yes' for row in first)}, ",
+        f"| {total('bounds', 'predictions'):,} predictions for generated runs | none ",
+        f"| {len(known)} measured pairs | the measured step is in the range of {held}, ",
+    ]
+    assert {text.count(words) for words in said} == {1}, [w for w in said if w not in text]
+    assert total("bounds", "violations") == 0
+
+
+def test_every_command_is_on_the_page_that_helps_to_choose_one() -> None:
+    text = (DOCS / "which-command.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"| `gputrace {name}" not in text] == []
+
+
+def test_every_entry_of_the_root_is_explained() -> None:
+    root = DOCS.parent
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Add a")[0]
+    entries = {line.partition("/")[0] for line in listed.stdout.splitlines()}
+    assert [entry for entry in sorted(entries) if f"`{entry}`" not in text] == []
 
 
 def test_every_link_and_picture_of_the_documentation_is_there() -> None:
@@ -117,11 +156,10 @@ def test_pictures_of_the_documentation_fetch_nothing() -> None:
         assert addresses <= {"http://www.w3.org/2000/svg"}
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
-def test_the_drawings_of_definitions_are_what_the_analysis_says(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    path, drawn = DOCS / "pictures" / name, draw(name)
+@pytest.mark.parametrize("name", [*DRAWINGS, "architecture.svg"])
+def test_drawings_show_what_the_code_does(name: str, request: pytest.FixtureRequest) -> None:
+    path = DOCS / "pictures" / name
+    drawn = architecture.svg() if name == "architecture.svg" else draw(name)
     if request.config.getoption("--update-golden"):
         path.write_text(drawn, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == drawn, "pytest --update-golden draws them anew"

@@ -248,7 +248,7 @@ def test_the_source_archive_holds_what_its_tests_need(dist: Path) -> None:
     assert {
         "LICENSE",
         "Makefile",
-        "requirements-dev.lock",
+        "locks/dev.lock",
         "tests/project/test_packaging.py",
     } <= names
 
@@ -315,7 +315,7 @@ def test_without_a_compiler_what_needs_it_says_so(without_compiler: Installed) -
 def test_the_conda_recipe_asks_for_what_the_wheel_asks_for() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
-    recipe = (ROOT / "release" / "conda" / "recipe.yaml").read_text()
+    recipe = (ROOT / ".ci" / "conda" / "recipe.yaml").read_text()
     (run,) = re.findall(r"^  run:\n((?:    - .*\n)+)", recipe, re.M)
     needs = run.replace(" ", "").splitlines()
     asked = [f"python{project['requires-python']}", *project["dependencies"]]

@@ -146,7 +146,7 @@ def test_no_python_that_a_header_asks_for(
     ):
         find(own, [])
     own.script.write_text(own.script.read_text().replace("<3", "new"))
-    with pytest.raises(Unavailable, match="requires-python 'new' is no version specifier"):
+    with pytest.raises(Unavailable, match="requires-python 'new' is not a version specifier"):
         find(own, [])
     own.script.write_text("")
     with pytest.raises(Unavailable, match=r"train\.py has no header that names its dependencies"):

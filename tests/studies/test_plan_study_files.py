@@ -126,12 +126,12 @@ WRONG = {
     f'[options]\nbatch = "64"\n{ONE}': ("[options] batch: expected int, got str",),
     f"[options]\nbatch = true\n{ONE}": ("[options] batch: expected int, got bool",),
     f'[options]\nmodel = "resnet18"\n{ONE}': (
-        "[options] model: 'resnet18' is no value of it",
+        "[options] model: 'resnet18' is not a value of it",
         "'resnet110'?",
     ),
     f"[options]\nlearning-rate = 0\n{ONE}": ("[options] learning-rate: expected float > 0.0",),
     f"[options]\ntarget = 1.5\n{ONE}": ("[options] target: expected float < 1.0",),
-    f'[options]\ndata = "pictures"\n{ONE}': ("[options] data: 'pictures' is no folder",),
+    f'[options]\ndata = "pictures"\n{ONE}': ("[options] data: 'pictures' is not a folder",),
     "matrix = 3\n": ("matrix: expected object, got int",),
     '[matrix]\nframework = ["stub"]\ngpus = []\n': ("[matrix] gpus is empty",),
     '[matrix]\nframework = ["stub"]\ngpus = [1, "2"]\n': ("[matrix] gpus: expected int",),
@@ -140,7 +140,7 @@ WRONG = {
     f'{ONE}[[exclude]]\nframework = "stub"\n': ("nothing is left to run",),
     f"{ONE}[[exclude]]\n": ("a table [[exclude]] is empty",),
     f'{ONE}gpus = [1]\n[cards]\nvisible = "each"\n': ("[cards] says how many GPUs",),
-    f"{ONE}[cards]\nvisible = []\n": ("[cards] visible: [] are no different GPUs",),
+    f"{ONE}[cards]\nvisible = []\n": ("[cards] visible: [] is not a list of distinct GPUs",),
     f"{ONE}[cards]\nvisible = [[0, 0]]\n": ("[cards] visible: [0, 0]",),
     f'{ONE}[cards]\nvisible = "all"\n': ("cards.visible: invalid enum value 'all'",),
 }

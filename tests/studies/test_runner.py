@@ -127,7 +127,7 @@ FAILING = {
     'print("{...}", flush=True); os.kill(os.getpid(), 9)': "ended by SIGKILL: "
     "after it had printed its result",
     "sys.exit(0)": "printed no result",
-    'print("done"); sys.exit(0)': "its last line is no result: done",
+    'print("done"); sys.exit(0)': "its last line is not a result: done",
     'print("[1]"); sys.exit(0)': "its result lacks something: Expected object, got array",
     'print("{}"); sys.exit(0)': "its result lacks something: "
     "Object missing required field framework",
@@ -420,7 +420,7 @@ def test_a_folder_of_something_else_is_left_alone(bench: Bench) -> None:
     (bench.results / "thesis.txt").unlink()
     bench.results.rmdir()
     bench.results.touch()
-    assert_refused(bench.run(), 2, "is no folder")
+    assert_refused(bench.run(), 2, "not a folder")
 
 
 def test_the_results_have_a_folder_of_the_studys_name(bench: Bench) -> None:

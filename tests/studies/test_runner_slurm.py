@@ -164,7 +164,7 @@ def test_mpiexec_starts_ranks_where_srun_cannot() -> None:
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        (planned(12), "no whole nodes of 8"),
+        (planned(12), "not whole nodes of 8"),
         (planned(64), "4 nodes have 32"),
         (planned(16, "dataparallel"), "no placement that spans several nodes"),
     ],
@@ -191,9 +191,9 @@ def test_a_script_is_not_replaced_unless_asked(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--submit"], "give --slurm"),
-        (["--array"], "give --slurm"),
-        (["--partition", "gpu"], "give --slurm"),
+        (["--submit"], "needs --slurm"),
+        (["--array"], "needs --slurm"),
+        (["--partition", "gpu"], "needs --slurm"),
         (["--nodes", "2"], "--gpus-per-node"),
         (["--slurm", "--partition", "two words"], "without spaces"),
     ],

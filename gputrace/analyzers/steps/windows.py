@@ -131,7 +131,7 @@ _SEVERAL: Final = 4
 _SEEN: Final = 0.6
 """Part of the cost of recording that steps with an idle CUPTI are without: the slope through
 thirteen comparisons with whole runs without a recorder (ResNet-18, ResNet-50 and GPT-2 on H100,
-CUPTI 13.0.1: docs/benchmarks.md)."""
+CUPTI 13.0.1: docs/measurements/recording.md)."""
 _UNSURE: Final = 0.25
 """Standard error of `_SEEN`, as a part of it."""
 _MOST_COST: Final = 0.95

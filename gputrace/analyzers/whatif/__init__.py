@@ -200,7 +200,7 @@ _SURE: Final = 2.0
 
 _RUN_TO_RUN: Final = 0.1
 """Part by which steps of one program differ from run to run: 31 to 42 ms on a shared machine
-(docs/benchmarks.md), most of it by a few per cent."""
+(docs/measurements/predictions.md), most of it by a few per cent."""
 
 
 def predict(

@@ -1,7 +1,7 @@
 """Predictions beside what really came: pairs measured in studies, by which ranges are calibrated.
 
 Each is the step of a training as recorded, the step predicted without a cause, and the step of the
-same training recorded without it. Most are in docs/benchmarks.md and docs/studies, with how they
+same training recorded without it. Most are in docs/measurements and docs/studies, with how they
 were measured. Misses are kept.
 """
 
@@ -94,8 +94,8 @@ class Calibration(Struct, frozen=True):
 def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
     """Return how far measured steps lay from those predicted for an optimization.
 
-    The factors are the least and the greatest of its pairs, or, with fewer than `_ENOUGH`, those of
-    all pairs between their tenths, and of its pairs. They hold 1.
+    The factors are the range of measured over predicted steps of its pairs; with fewer than
+    `_ENOUGH`, widened to the 10th to 90th percentile of all optimizations. The range includes 1.
 
     Args:
         cure: id of the optimization.

@@ -121,8 +121,8 @@ def _launch(
         raise MissingError(_INSTALL)
     if plan.delay_ns or plan.duration_ns:
         raise UsageError(
-            "nvprof ends a program with its time limit, so it can record no --delay or --duration; "
-            "take --steps or --profiler-api, or --backend cupti"
+            "nvprof ends the program at its time limit, so it cannot record --delay or --duration; "
+            "use --steps or --profiler-api, or --backend cupti"
         )
     # Steps begin and end the recording by calls of CUDA's profiler API, from the hooks.
     is_later = plan.profiler_api or (plan.steps is not None and plan.steps[0] > 0)
@@ -140,7 +140,7 @@ def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
     missing = [name for name in _NEEDED if name not in known]
     if missing:
         raise MissingError(
-            f"{nvprof} does not know {', '.join(missing)}: it is too old, or no nvprof; name "
+            f"{nvprof} does not know {', '.join(missing)}: it is too old, or not nvprof; name "
             "another with GPUTRACE_NVPROF"
         )
     # nvprof replaces % in names.

@@ -82,7 +82,7 @@ def open_chunk_file(path: Path, known: Format, raw: bytes) -> ChunkFile:
         problem = f"{known.name} of version {version}; this gputrace reads {known.version}"
         raise InputError(path, problem)
     if max(started, began) > LATEST:
-        raise InputError(path, "broken: it tells of a start that no clock tells")
+        raise InputError(path, "broken: it began at a time that no clock shows")
     return ChunkFile(pid, path.name.rsplit(".", 2)[0], started, raw, began)
 
 

@@ -145,7 +145,7 @@ class Spool:
 
 
 def read_spool(path: Path) -> Spool:
-    """Read one file; raise InputError if it is no spool of a known version."""
+    """Read one file; raise InputError if it is not a spool of a known version."""
     file = read_chunk_file(path, SPOOL)
     spool = Spool(file.pid, file.host, file.started, began=file.began)
     parts: dict[bytes, list[Records]] = {tag: [np.empty(0, kind)] for tag, kind in RECORDS.items()}

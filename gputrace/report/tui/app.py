@@ -490,7 +490,7 @@ class BrowseApp(TerminalApp[None]):
         self.show()
 
     def action_ranks(self) -> None:
-        self.ask("show ranks, as 0,2-3; nothing for all:", "", self._ranks)
+        self.ask("ranks to show, e.g. 0,2-3; empty for all:", "", self._ranks)
 
     def _ranks(self, text: str) -> None:
         self.board.ranks = parse_ranks(text, {gpu.lane.rank for gpu in self.board.gpus})

@@ -381,7 +381,7 @@ def _charged(text: str, causes: Sequence[CauseNode]) -> set[str]:
     ids = [node.id for node in causes]
     found = {text} & set(ids) or {id for id in ids if id.startswith(text)}
     if not found:
-        raise ValueError(f"{text!r} is no cause; choose from {', '.join(ids)}")
+        raise ValueError(f"{text!r} is not a cause; choose from {', '.join(ids)}")
     for node in causes:
         found |= {node.id} if node.parent in found else set()
     return found

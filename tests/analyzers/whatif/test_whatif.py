@@ -332,7 +332,7 @@ def test_calibrated_ranges_hold_pairs_that_they_do_not_know() -> None:
         high = max(pair.high_ms or 0, pair.predicted_ms * known.above)
         held["as given"] += bool(pair.within)
         held["calibrated"] += low <= pair.measured_ms <= high
-    # The figures of docs/benchmarks.md.
+    # The figures of docs/measurements/predictions.md and docs/benchmarks.md.
     assert (held, len(given)) == ({"as given": 26, "calibrated": 29}, 32)
 
 

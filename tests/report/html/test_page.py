@@ -476,10 +476,10 @@ class TestComparison:
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
-            (("--batch", "32"), "give --compare, too"),
-            (("--label", "a"), "give --compare, too"),
+            (("--batch", "32"), "need --compare"),
+            (("--label", "a"), "need --compare"),
             (("--compare", "--label", "a"), "a label of its own"),
-            (("--compare", "--batch", "many"), "'many' is no batch"),
+            (("--compare", "--batch", "many"), "'many' is not a batch"),
             (("--compare", "--time", "1s:2s"), "--time"),
             (("--compare", "--keep-going"), "--keep-going"),
         ],
@@ -529,7 +529,7 @@ def test_what_is_no_regular_file_is_never_replaced(h100: Path, tmp_path: Path) -
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     ran = command.gputrace("report", h100, "-o", pipe, "--force")
-    assert_refused(ran, USAGE, "is no regular file, and is not replaced")
+    assert_refused(ran, USAGE, "not a regular file, and not replaced")
     assert pipe.is_fifo()
 
 

@@ -246,7 +246,7 @@ def test_gaps_are_filtered_by_what_most_of_them_is_charged_to(text: str, rows: l
 
 
 def test_a_cause_that_nobody_knows_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ValueError, match="'hunger' is no cause; choose from host, launch-bound"):
+    with pytest.raises(ValueError, match="'hunger' is not a cause; choose from host, launch-bound"):
         parse_filter("why=hunger", ["gpu 0"], CAUSES)
 
 
