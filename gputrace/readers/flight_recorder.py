@@ -112,16 +112,12 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
             if "gputrace_hang" in content:
                 ranks += _of_report(content, allowance)
             else:
-                ranks.append(_of_dump(content, _rank_of(path.name, number), allowance))
+                numbers = re.findall(r"\d+", path.name.removesuffix(".json"))
+                ranks.append(_of_dump(content, int(numbers[-1]) if numbers else number, allowance))
         except _MALFORMED as error:
             reason = str(error) if isinstance(error, Refused) else _NOT_A_DUMP
             raise InputError(path, reason) from error
     return sorted(ranks, key=lambda state: state.rank)
-
-
-def _rank_of(name: str, otherwise: int) -> int:
-    numbers = re.findall(r"\d+", name.removesuffix(".json"))
-    return int(numbers[-1]) if numbers else otherwise
 
 
 class _Allowance:
@@ -185,8 +181,13 @@ def _members(text: str, allowance: _Allowance) -> tuple[int, ...]:
 
 
 def _of_dump(content: dict[str, Any], rank: int, allowance: _Allowance) -> RankState:
-    configured = content.get("pg_config", {})
-    groups = {name: _listed(group, allowance) for name, group in configured.items()}
+    groups: dict[str, tuple[int, ...]] = {}
+    for name, configured in content.get("pg_config", {}).items():
+        ranks = (configured.get("ranks") if isinstance(configured, dict) else None) or ()
+        allowance.spend(_OF_RANK * len(ranks))
+        # Not `int`, which would make a number of each reference to a text.
+        listed = json.loads(ranks) if isinstance(ranks, str) else ranks
+        groups[name] = tuple(map(index, listed))
     entries = []
     for entry in content["entries"]:
         name, description = (*map(_text, entry.get("process_group", ("0", ""))[:2]), "")[:2]
@@ -235,13 +236,6 @@ _SHORT: Final = _Short()
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else _SHORT.repr(value)
-
-
-def _listed(group: Any, allowance: _Allowance) -> tuple[int, ...]:
-    ranks = (group.get("ranks") if isinstance(group, dict) else None) or ()
-    allowance.spend(_OF_RANK * len(ranks))
-    # Not `int`, which would make a number of each reference to a text.
-    return tuple(map(index, json.loads(ranks) if isinstance(ranks, str) else ranks))
 
 
 _PARTS: Final = ("filename", "line", "name")
@@ -364,15 +358,14 @@ class _Machine:
             self.stack.append(tuple(items))
         elif kind is list:
             _checked(self.stack[-1], list).extend(items)
-        elif all(map(_is_key, items[::2])):
+        # Keys that a dict finds at once: others may hash for ever, or all to the same.
+        elif all(
+            type(key) is str or (type(key) is int and abs(key) < sys.hash_info.modulus)
+            for key in items[::2]
+        ):
             _checked(self.stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         else:
             raise ValueError("no dict by text or number")
-
-
-def _is_key(key: Any) -> bool:
-    """Return whether a dict finds a key at once: others may hash for ever, or all to the same."""
-    return type(key) is str or (type(key) is int and abs(key) < sys.hash_info.modulus)
 
 
 def _checked(value: Any, kind: type) -> Any:

@@ -132,23 +132,20 @@ class Content:
                 self._length += len(piece)
         except Exception as error:  # Each library raises its own.
             if self._is_quick:
-                return self._read_by_gzip(start)
+                # `gzip` gives all that there is before a break.
+                import gzip
+
+                self._file.seek(0)
+                self._unpacked = self._layers(gzip)
+                self._unpacked.seek(start)
+                self._is_quick, self._length = False, start
+                return self._read()
             self._broken = self._broken_by(error)
         if self._packed:
             check_ratio(self.path, self._length, self._file.tell())
         if self._broken is not None and not pieces:
             raise self._broken
         return b"".join(pieces)
-
-    def _read_by_gzip(self, start: int) -> bytes:
-        """Read a block again by `gzip`, which gives all that there is before a break."""
-        import gzip
-
-        self._file.seek(0)
-        self._unpacked = self._layers(gzip)
-        self._unpacked.seek(start)
-        self._is_quick, self._length = False, start
-        return self._read()
 
     def _broken_by(self, error: Exception) -> InputError:
         import zlib

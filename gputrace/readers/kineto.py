@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -119,7 +119,7 @@ MOST_RANKS: Final = 1 << 15
 _RANK: Final = re.compile(rb"\b\d{1,5}\b")
 
 
-FAR: Final = 3_600 * 1_000_000_000
+FAR_BEFORE_NS: Final = 3_600 * 1_000_000_000
 """A time of 0 so far before all others, in nanoseconds, is none."""
 
 NOTHING: Final = Window(-(1 << 62), -(1 << 62))
@@ -133,7 +133,7 @@ class RowSelection:
 
     def __init__(self, window: Window = NOTHING, first: int = 0) -> None:
         """``window`` is in the file's own times; ``first`` is the earliest of them."""
-        self._window, self._zero_is_lost = window, first > FAR
+        self._window, self._zero_is_lost = window, first > FAR_BEFORE_NS
         self._nearest: dict[tuple[object, ...], tuple[int, EventBatch]] = {}
         """Distance and event by side of the window, category, process and thread."""
         self.touched = False
@@ -209,7 +209,7 @@ _NUMBER: Final = re.compile(r"-?\d+$")
 _LABEL: Final = re.compile(r"(.*\d.*\D)\d+\s*$")
 _COPY_ENDS: Final = ("source_memory", "destination_memory")
 _HALF: Final = 1 << 31
-_NEVER: Final = np.iinfo(np.int64).max
+_NO_TIME: Final = np.iinfo(np.int64).max
 
 _DATA: Final = re.compile(r"enumerate\(DataLoader\)#.*__next__")
 
@@ -239,7 +239,7 @@ class FileRows:
         self.has_gpu = False
         self._kept = kept
         self._calls: Counter[int] = Counter()
-        self._first = _NEVER
+        self._first = _NO_TIME
         self._from_zero = False
         self._threads: dict[Value, int] = {}
         self._on_gpu: list[Columns] = []
@@ -287,7 +287,7 @@ class FileRows:
     @property
     def first(self) -> int:
         """The earliest time of a row, in nanoseconds; the profiler writes 0 for one it lost."""
-        if self._first == _NEVER or (self._from_zero and self._first <= FAR):
+        if self._first == _NO_TIME or (self._from_zero and self._first <= FAR_BEFORE_NS):
             return 0
         return self._first
 
@@ -316,7 +316,15 @@ class FileRows:
         for columns in self._on_gpu:
             columns["process"] = mains[columns["process"]]
         program = self._program.columns(self.first) if self._on_gpu else []
-        return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host + program]
+        parts = []
+        for columns in self._on_gpu + self._on_host + program:
+            lost = columns["start"] == (0 if -shift > FAR_BEFORE_NS else UNKNOWN)
+            shifted = {
+                edge: np.where(lost | (columns[edge] == UNKNOWN), UNKNOWN, columns[edge] + shift)
+                for edge in ("start", "end")
+            }
+            parts.append(Events.fitting(columns | shifted))
+        return parts
 
     def _main(self, label: str) -> int:
         """Return the process of a label's GPU rows, which do not say whose they are: the one that
@@ -337,7 +345,8 @@ class FileRows:
         for name, others in (("device", ("pid", "tid")), ("stream", ("tid",))):
             columns[name] = events[name]
             for other in others:
-                columns[name] = _filled(columns[name], partial(events.map, other, integer))
+                if (lacking := columns[name] == UNKNOWN).any():
+                    columns[name] = np.where(lacking, events.map(other, integer), columns[name])
         # Operators that are timed on a GPU, which nest, are on no stream.
         timed = events.map("cat", lambda cat: cat == _TIMED) == 1
         columns["stream"] = np.where(timed, UNKNOWN, columns["stream"])
@@ -480,20 +489,6 @@ def _kind_of(name: Value) -> Kind:
     if _STEP.match(str(name)):
         return Kind.STEP
     return Kind.DATA_WAIT if _DATA.match(str(name)) else Kind.RANGE
-
-
-def _filled(numbers: Ints, others: Callable[[], Ints]) -> Ints:
-    lacking = numbers == UNKNOWN
-    return np.where(lacking, others(), numbers) if lacking.any() else numbers
-
-
-def _shifted(columns: Columns, shift: int) -> Events:
-    moved = dict(columns)
-    lost = columns["start"] == (0 if -shift > FAR else UNKNOWN)
-    for edge in ("start", "end"):
-        unknown = lost | (columns[edge] == UNKNOWN)
-        moved[edge] = np.where(unknown, UNKNOWN, columns[edge] + shift)
-    return Events.fitting(moved)
 
 
 BEFORE: Final = 1_000_000_000

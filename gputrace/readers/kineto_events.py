@@ -114,7 +114,7 @@ _NOT_TEXTS: Final = COLUMNS.index("start")
 """Position of the first column that is not of numbers in `EventBatch.values`."""
 _SHORTEST: Final = 32
 """Bytes of the shortest event that profilers write; a list with shorter ones is decoded."""
-_FEW: Final = 16
+_SPARE_SPANS: Final = 16
 """Values that a short list may have beside one for each event: it repeats few."""
 
 
@@ -253,7 +253,7 @@ class EventScanner:
         if most > self._columns.shape[1]:
             # Kept for the next list: the system clears each page of new memory.
             self._columns = np.empty((len(COLUMNS), most), np.int64)
-            self._spans = np.empty((most + _FEW, 2), np.int64)
+            self._spans = np.empty((most + _SPARE_SPANS, 2), np.int64)
         columns, spans, count = self._columns, self._spans, ctypes.c_int64()
         memory = columns.ctypes.data, columns.shape[1], spans.ctypes.data, len(spans), count
         rows = library.gputrace_scan_events(text, len(text), *memory)
@@ -308,14 +308,13 @@ class DecodedEvents:
         try:
             return _EVENTS.decode(text)
         except ValidationError:
-            return list(filter(None, map(self._one, _EACH.decode(text))))
-
-    def _one(self, text: Raw) -> Event | None:
-        try:
-            return _EVENT.decode(text)
-        except ValidationError:
-            self.odd += 1
-            return None
+            events: list[Event] = []
+            for each in _EACH.decode(text):
+                try:
+                    events.append(_EVENT.decode(each))
+                except ValidationError:
+                    self.odd += 1
+            return events
 
 
 def properties(text: bytes) -> tuple[Properties, BadJson | None]:

@@ -289,23 +289,18 @@ class Operators:
         They begin with the first of the other rows, at the earliest, so as not to move its origin.
         """
         named = (*CallSpan._fields, "correlation", "bytes", "name", "kind")
-        both = self._outer(self._worked), self._stretches()
+        outer: list[tuple[int, ...]] = []
+        """Calls that lie within no other of their thread."""
+        for row in sorted(self._worked, key=lambda row: (row[:3], -row[3])):
+            if not outer or outer[-1][:2] != row[:2] or row[2] >= outer[-1][3]:
+                outer.append(row)
         rows = [
             [(*row[:2], max(row[2], first), *row[3:]) for row in part if row[3] > first]
-            for part in both
+            for part in (outer, self._stretches())
         ]
         return [
             dict(zip(named, np.array(part, np.int64).T, strict=True)) for part in rows if len(part)
         ]
-
-    @staticmethod
-    def _outer(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Return the rows that lie within no other of their thread."""
-        outer: list[tuple[int, ...]] = []
-        for row in sorted(rows, key=lambda row: (row[:3], -row[3])):
-            if not outer or outer[-1][:2] != row[:2] or row[2] >= outer[-1][3]:
-                outer.append(row)
-        return outer
 
     def _stretches(self) -> list[tuple[int, ...]]:
         """Return the stretches of threads within each module and none of its parts.

@@ -106,7 +106,8 @@ class _TableSet:
             name = str(hosts.get(node) or "")
             rank = _number(variables, _RANKS)
             self._process_ids.append(id)
-            self.processes.append(Process(pid if _fits(pid) else 0, host, rank, host_name=name))
+            pid = pid if isinstance(pid, int) and 0 <= pid < 1 << 31 else 0
+            self.processes.append(Process(pid, host, rank, host_name=name))
         self.processes = self.processes or [Process(0)]
         self._agents = self._integers("info_agent", "id", "type_index")
         gpus = {id for id, kind in self._select("info_agent", "id", "type") if kind == "GPU"}
@@ -301,7 +302,3 @@ def _number(variables: Mapping[str, object], names: tuple[str, ...]) -> int:
     """Return the first of some variables that is a number of 16 bits, or `UNKNOWN`."""
     texts = (str(variables.get(name, "")) for name in names)
     return next((int(text) for text in texts if re.fullmatch(r"[0-9]{1,4}", text)), UNKNOWN)
-
-
-def _fits(pid: object) -> bool:
-    return isinstance(pid, int) and 0 <= pid < 1 << 31
