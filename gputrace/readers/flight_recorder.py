@@ -16,7 +16,7 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import index
 from pathlib import Path
@@ -289,30 +289,21 @@ def plain_pickle(data: bytes) -> Any:
 
     Raises Refused for one that holds more, or too much, ValueError for what is no pickle.
     """
+    import pickletools
     import warnings
 
     with warnings.catch_warnings():
         # Of texts with a backslash before what it does not escape.
         warnings.simplefilter("ignore", DeprecationWarning)
         machine = _Machine()
-        for name, argument in _opcodes(data):
-            machine.run(name, argument)
+        for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
+            held = f"over {MOST_OPCODES:,} values" if number >= MOST_OPCODES else ""
+            if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
+                held = held or f"a number of over {_MOST_BITS:,} bits"
+            if held:
+                raise Refused(f"{_NOT_A_DUMP}: it holds {held} (at byte {position}); {_ADVICE}")
+            machine.run(opcode.name, argument)
         return machine.stack.pop()
-
-
-def _opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield names and arguments; raises Refused where there are too many, or too long a number."""
-    import pickletools
-
-    for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
-        if number >= MOST_OPCODES:
-            held = f"over {MOST_OPCODES:,} values"
-        elif isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
-            held = f"a number of over {_MOST_BITS:,} bits"
-        else:
-            yield opcode.name, argument
-            continue
-        raise Refused(f"{_NOT_A_DUMP}: it holds {held} (at byte {position}); {_ADVICE}")
 
 
 class _Machine:

@@ -119,9 +119,6 @@ class Content:
 
     def read(self) -> bytes:
         """Return the next block, empty at the end; raise InputError at the first broken one."""
-        return self._plain.text(self._read())
-
-    def _read(self) -> bytes:
         if self._broken is not None:
             raise self._broken
         pieces: list[bytes] = []
@@ -139,13 +136,13 @@ class Content:
                 self._unpacked = self._layers(gzip)
                 self._unpacked.seek(start)
                 self._is_quick, self._length = False, start
-                return self._read()
+                return self.read()
             self._broken = self._broken_by(error)
         if self._packed:
             check_ratio(self.path, self._length, self._file.tell())
         if self._broken is not None and not pieces:
             raise self._broken
-        return b"".join(pieces)
+        return self._plain.text(b"".join(pieces))
 
     def _broken_by(self, error: Exception) -> InputError:
         import zlib

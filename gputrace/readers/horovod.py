@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -40,8 +39,20 @@ class HorovodTrace(MemoryTrace):
     def __init__(self, path: Path, breaks: ErrorPolicy = STOP) -> None:
         # Horovod never writes an end: what is cut off is the last event of a run.
         events, skipped = chrome.read_events(path, ErrorPolicy(True))
-        names = Names()
-        rows = list(_phases(events, names))
+        names, rows, last = Names(), list[tuple[int, ...]](), 0
+        begun: dict[chrome.Key, list[tuple[int, int, int]]] = {}
+        """Open phases of each tensor, which is a process in the file, and nests them."""
+        for event in events:
+            if (time := chrome.nanoseconds(event.get("ts"))) is None:
+                continue
+            open_, last = begun.setdefault(chrome.key(event, "pid"), []), max(last, time)
+            if event.get("ph") == "B":
+                open_.append((time, names.number(str(event.get("name"))), len(begun)))
+            elif event.get("ph") == "E" and open_:
+                start, *more = open_.pop()
+                rows.append((start, time, *more))
+        # Phases without an end last until the end of the file.
+        rows += [(start, last, *more) for start, *more in chain.from_iterable(begun.values())]
         if not rows:
             raise InputError(path, "a timeline of Horovod without any phase of a tensor")
         columns = dict(zip(("start", "end", "name", "thread"), np.array(rows).T, strict=True))
@@ -52,24 +63,3 @@ class HorovodTrace(MemoryTrace):
         super().__init__(path, "horovod", parts, names.texts, processes, (), session, _NO_GPU)
         self.origin = int(columns["start"].min())
         self.quality.drop(chrome.NOT_JSON, skipped)
-
-
-def _phases(events: Sequence[chrome.ChromeEvent], names: Names) -> Iterator[tuple[int, ...]]:
-    """Yield pairs of B and E of each tensor, which is a process in the file, and nests them.
-
-    Phases without an end last until the end of the file.
-    """
-    begun: dict[chrome.Key, list[tuple[int, int, int]]] = {}
-    last = 0
-    for event in events:
-        time = chrome.nanoseconds(event.get("ts"))
-        if time is None:
-            continue
-        open_, last = begun.setdefault(chrome.key(event, "pid"), []), max(last, time)
-        if event.get("ph") == "B":
-            open_.append((time, names.number(str(event.get("name"))), len(begun)))
-        elif event.get("ph") == "E" and open_:
-            start, *more = open_.pop()
-            yield start, time, *more
-    for start, *more in chain.from_iterable(begun.values()):
-        yield start, last, *more

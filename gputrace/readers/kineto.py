@@ -309,12 +309,20 @@ class FileRows:
             for event in self._kept.nearest():
                 is_gpu = event.map("cat", _group_of) == _Group.GPU
                 self._take(event.select(is_gpu), event.select(~is_gpu), None)
-        mains = np.array([self._main(label) for label in self._labels] or [0])
+        # GPU rows do not say whose they are: taken as those of the process that makes most CUDA
+        # calls, of the processes with their label.
+        mains: list[int] = []
+        for label in self._labels:
+            labelled = [process for pid, process in self.pids.items() if _label(pid) == label]
+            if not labelled and len(self._labels) > 1:
+                # A number makes it a label of a process.
+                labelled = [self._process(f"{label}0")]
+            mains.append(min(labelled, key=lambda of: (-self._calls[of], of), default=0))
         if self._seen:
             ranks = self.ranks(rank)
-            self._on_gpu.append(self._group_rows([ranks[process] for process in mains.tolist()]))
+            self._on_gpu.append(self._group_rows([ranks[process] for process in mains or [0]]))
         for columns in self._on_gpu:
-            columns["process"] = mains[columns["process"]]
+            columns["process"] = np.array(mains or [0])[columns["process"]]
         program = self._program.columns(self.first) if self._on_gpu else []
         parts = []
         for columns in self._on_gpu + self._on_host + program:
@@ -325,15 +333,6 @@ class FileRows:
             }
             parts.append(Events.fitting(columns | shifted))
         return parts
-
-    def _main(self, label: str) -> int:
-        """Return the process of a label's GPU rows, which do not say whose they are: the one that
-        makes most CUDA calls.
-        """
-        labelled = [process for pid, process in self.pids.items() if _label(pid) == label]
-        if not labelled and len(self._labels) > 1:
-            return self._process(f"{label}0")  # A number makes it a label of a process.
-        return min(labelled, key=lambda process: (-self._calls[process], process), default=0)
 
     def _label(self, pid: Value) -> int:
         return self._labels.setdefault(_label(pid), len(self._labels))

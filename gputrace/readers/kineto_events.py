@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from functools import cache
@@ -70,10 +70,6 @@ class Event(Struct, gc=False):
     ts: Raw = Raw(b"")
     dur: Raw = Raw(b"")
     args: Args | None = None
-
-    def copied(self) -> Event:
-        """Return a copy that does not keep the decoded text alive."""
-        return structs.replace(self, ts=self.ts.copy(), dur=self.dur.copy())
 
 
 class CardProperties(Struct):
@@ -418,23 +414,24 @@ class Pairs:
         """Return the events with a duration (``ph`` X), and those made of a pair (B and E)."""
         if {event.ph for event in events}.isdisjoint("BE"):
             return [event for event in events if event.ph == "X"]
-        return list(self._paired(events))
-
-    def _paired(self, events: Iterable[Event]) -> Iterator[Event]:
+        whole = []
         for event in events:
             if event.ph == "X":
-                yield event
+                whole.append(event)
             elif event.ph == "B":
-                self._open.setdefault((event.pid, event.tid), []).append(event.copied())
+                # A copy that does not keep the decoded text alive.
+                begun = structs.replace(event, ts=event.ts.copy(), dur=event.dur.copy())
+                self._open.setdefault((event.pid, event.tid), []).append(begun)
             elif event.ph != "E":
                 continue
-            elif begun := self._open.get((event.pid, event.tid)):
-                pair = begun.pop()
+            elif waiting := self._open.get((event.pid, event.tid)):
+                pair = waiting.pop()
                 try:
                     start, end = (Decimal(bytes(at.ts).decode()) for at in (pair, event))
                     pair.dur = Raw(str(end - start))
                 except (InvalidOperation, UnicodeDecodeError):
                     pair.dur = Raw(b"")
-                yield pair
+                whole.append(pair)
             else:
                 self._unbegun += 1
+        return whole

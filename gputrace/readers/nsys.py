@@ -284,7 +284,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
     def _process_index(self, key: int) -> int:
         if key not in self._process_keys:
             pid = key & 0xFFFFFF
-            member, name = self._members.get(key, schema.NOBODY), self._process_names.get(pid, "")
+            members, names = self._recorded
+            member, name = members.get(key, schema.NOBODY), names.get(pid, "")
             process = Process(pid, key >> 24, member.rank, name, member.host)
             self._process_keys[key] = self.add_process(process)
         return self._process_keys[key]
@@ -297,12 +298,10 @@ class NsysTrace(SqliteTrace[schema.Table]):
         return schema.read_nvml(self._database, self.session.epoch_ns)
 
     @cached_property
-    def _members(self) -> dict[int, schema.Member]:
-        return schema.read_members(self._database)
-
-    @cached_property
-    def _process_names(self) -> dict[int, str]:
-        return {pid: plain(name) for pid, name in self._database.select("PROCESSES", "pid", "name")}
+    def _recorded(self) -> tuple[dict[int, schema.Member], dict[int, str]]:
+        """What is said of processes by their globalPid without the thread, and names by pid."""
+        names = self._database.select("PROCESSES", "pid", "name")
+        return schema.read_members(self._database), {pid: plain(name) for pid, name in names}
 
 
 def _export_of(database: Database) -> tuple[Window | None, list[str]]:

@@ -6,7 +6,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from msgspec import field
 
 from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind
@@ -50,10 +48,10 @@ class SmiLog(msgspec.Struct):
     """A log, its rows in the order written."""
 
     path: Path
-    rows: list[SmiSample] = field(default_factory=list)
+    rows: list[SmiSample] = []
     bad: int = 0
     """Lines that are no row: cut short, messages of the driver."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = []
     """Guesses that were made."""
     has_date: bool = True
     """False if times count from 1970-01-01."""
@@ -221,7 +219,7 @@ def _nvml(kept: Sequence[tuple[_Place, SmiSample]], begin: int) -> Nvml:
     latest: dict[_Place, dict[str, Any]] = {}
     for slot, row in kept:
         latest.setdefault(slot, {}).update(row.cells)
-    known = {column.name for column in fields(Card)} - {"gpu", "host"}
+    known = {*Card.__struct_fields__} - {"gpu", "host"}
     cards = tuple(
         Card(gpu, host, **{name: value for name, value in cells.items() if name in known})
         for (host, gpu), cells in sorted(latest.items())

@@ -110,20 +110,19 @@ def _product(first: int) -> Callable[[Call], tuple[int, int]]:
 
 def _convolution(call: Call) -> tuple[int, int]:
     image, weight = call.shapes[:2]
-    stride, padding, dilation = (call.integers(position) for position in (3, 4, 5))
+    given = [call.integers(position) for position in (3, 4, 5)]
     if len(image) != len(weight) or len(image) < 3:
         raise ValueError("an image without a batch")
     spatial = range(len(image) - 2)
-
-    def of(numbers: list[int], axis: int) -> int:
-        return numbers[axis] if len(numbers) > 1 else numbers[0]
-
+    # A single number is of all axes.
+    each = (numbers if len(numbers) > 1 else numbers * len(spatial) for numbers in given)
+    stride, padding, dilation = each
     if call.values[6] == "True":  # Transposed: each element of the input meets the whole filter.
         results = prod(image) * weight[1]
         return 2 * prod(image) * prod(weight[1:]), results
     outer = [
-        (image[2 + axis] + 2 * of(padding, axis) - of(dilation, axis) * (weight[2 + axis] - 1) - 1)
-        // of(stride, axis)
+        (image[2 + axis] + 2 * padding[axis] - dilation[axis] * (weight[2 + axis] - 1) - 1)
+        // stride[axis]
         + 1
         for axis in spatial
     ]
