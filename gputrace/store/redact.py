@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputrace.model.events import Column, Events, Kind
 from gputrace.model.nvml import Nvml

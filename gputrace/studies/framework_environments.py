@@ -15,7 +15,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import takewhile
@@ -329,7 +328,7 @@ def read_frameworks(path: Path) -> dict[str, Framework]:
     frameworks = {}
     for name, table in read_toml(path).items():
         if isinstance(table, dict):
-            check_keys(path, f"[{name}]", table, [each.name for each in fields(Framework)[1:]])
+            check_keys(path, f"[{name}]", table, Framework.__struct_fields__[1:])
             table = table | {"name": name}
         entry: Framework = convert(path, f"[{name}]", table, Framework)
         prepare = None if entry.prepare is None else path.parent / entry.prepare
