@@ -171,7 +171,7 @@ def copy_ring(source: Path, target: Path) -> None:
         # The ring may have removed it.
         with suppress(FileNotFoundError):
             if path not in growing:
-                # Some file systems have no links; of a file that is gone, there is no copy either.
+                # Some file systems have no links. Where the file is gone, the copy raises, too.
                 with suppress(OSError):
                     os.link(path, target / path.name)
                     continue

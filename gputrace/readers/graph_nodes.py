@@ -155,7 +155,7 @@ def with_nodes(
         rows, count = replays.select(mine), len(nodes.columns["kind"])
         start, end = map(np.ravel, nodes.fit(rows.start, rows.end))
         of_nodes: dict[str, Column] = {"start": start, "end": end}
-        for name in columns:  # Of one replay after the other.
+        for name in columns:  # One replay after the other.
             if name in nodes.columns:
                 of_nodes[name] = np.tile(nodes.columns[name], len(rows))
             elif name in ("process", "correlation"):

@@ -299,7 +299,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
 
     @cached_property
     def _recorded(self) -> tuple[dict[int, schema.Member], dict[int, str]]:
-        """What is said of processes by their globalPid without the thread, and names by pid."""
+        """Ranks and hosts of processes by globalPid without the thread, and names by pid."""
         names = self._database.select("PROCESSES", "pid", "name")
         return schema.read_members(self._database), {pid: plain(name) for pid, name in names}
 

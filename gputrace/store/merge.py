@@ -324,13 +324,15 @@ def merge(traces: Sequence[Trace]) -> Trace:
     check_parts(traces)
     ordered = sorted(traces, key=lambda trace: min(trace.session.ranks, default=0))
     have_clocks = any(trace.session.epoch_ns is not None for trace in ordered)
-    # A trace that says neither when it was recorded nor of which rank it is may be of anything.
+    # Wall clocks align the traces if any says when it was recorded, so all must; else they begin
+    # together, if each is of one rank and so belongs to the run.
     for trace in ordered:
         if trace.session.epoch_ns is None and (have_clocks or len(trace.session.ranks) != 1):
             raise InputError(trace.path, _NO_EPOCH)
     if have_clocks:
         epochs = [trace.session.epoch_ns or 0 for trace in ordered]
-        shifts = [epoch - min(epochs) for epoch in epochs]
+        first = min(epochs)
+        shifts = [epoch - first for epoch in epochs]
     else:
         shifts = [ordered[0].origin - trace.origin for trace in ordered]
     merged = MergedTrace(ordered, shifts, have_clocks)

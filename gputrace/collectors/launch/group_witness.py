@@ -35,7 +35,7 @@ _PATIENT_MS: Final = 100
 the witness. A wait ends early for a process that was stopped meanwhile."""
 _PROGRAM: Final = Path(__file__).with_name("signal_witness.py")
 RECORDED_BY: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
-"""Prefixes of variables by which a program is recorded, as the recorder's own processes are not."""
+"""Prefixes of variables that have a process recorded; the recorder's own must not inherit them."""
 
 
 class _Sighting(NamedTuple):

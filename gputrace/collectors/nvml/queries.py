@@ -148,7 +148,7 @@ class _Fields:
         values: dict[str, list[Value]] = {column: [] for column in FIELDS}
         for (column, _, _), answer in zip(self._asked, answers, strict=True):
             values[column].append(_number(answer))
-        # Of several links, all or nothing.
+        # A sum over links is unknown if one of them is.
         known = ([part for part in parts if part is not None] for parts in values.values())
         return [
             sum(numbers) if numbers and len(numbers) == len(parts) else None
