@@ -147,19 +147,17 @@ def _kept(declared: Mapping[str, str], pids: Iterable[int]) -> dict[str, str]:
             selects.append(f'SELECT {process[0]} >> 24 & 0xFFFFFF FROM source."{name}"')
     for name, column in (("PROCESSES", "globalPid"), ("ThreadNames", "globalTid")):
         if name in declared:
-            kept[name] = f"{column} >> 24 & 0xFFFFFF IN ({_union(selects)})"
+            kept[name] = (
+                f"{column} >> 24 & 0xFFFFFF IN ({' UNION '.join(selects) or 'SELECT NULL'})"
+            )
     if "StringIds" in declared:
         selects = [
             f'SELECT "{column}" FROM source."{name}" WHERE {condition}'
             for name, condition in kept.items()
             for column in sorted(string_columns(declared[name]))
         ]
-        kept["StringIds"] = f"id IN ({_union(selects)})"
+        kept["StringIds"] = f"id IN ({' UNION '.join(selects) or 'SELECT NULL'})"
     return kept
-
-
-def _union(selects: Sequence[str]) -> str:
-    return " UNION ".join(selects or ["SELECT NULL"])
 
 
 def _processes(writer: TraceWriter, tables: Iterable[str]) -> set[int]:

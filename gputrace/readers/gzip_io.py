@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
@@ -92,7 +92,7 @@ def _quick_gzip() -> Any:
     return import_module("gzip")
 
 
-class Content:
+class Content(AbstractContextManager["Content"]):
     """Block reader of the uncompressed content of a file; use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
@@ -154,9 +154,6 @@ class Content:
         if isinstance(error, EOFError):
             problem = f"cut off: its gzip data end {where}"
         return InputError(self.path, f"{problem}; copy it again")
-
-    def __enter__(self) -> Content:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._unpacked.close()

@@ -134,8 +134,10 @@ class RowSelection:
     def __init__(self, window: Window = NOTHING, first: int = 0) -> None:
         """``window`` is in the file's own times; ``first`` is the earliest of them."""
         self._window, self._zero_is_lost = window, first > FAR_BEFORE_NS
-        self._nearest: dict[tuple[object, ...], tuple[int, EventBatch]] = {}
-        """Distance and event by side of the window, category, process and thread."""
+        self.nearest: dict[tuple[object, ...], tuple[int, EventBatch]] = {}
+        """The rows nearest to the window that do not touch it, in a table each, and how far each
+        is; by side of the window, category, process and thread.
+        """
         self.touched = False
         """True if any row touches the window."""
 
@@ -167,12 +169,8 @@ class RowSelection:
         for of_key, row in last.items():
             key = after, *(events.values[number] for number in of_key)
             close = int(closeness[row])
-            if key not in self._nearest or self._nearest[key][0] < close:
-                self._nearest[key] = close, events.copied(row)
-
-    def nearest(self) -> list[EventBatch]:
-        """Return the rows nearest to the window, which do not touch it, in a table each."""
-        return [event for _, event in self._nearest.values()]
+            if key not in self.nearest or self.nearest[key][0] < close:
+                self.nearest[key] = close, events.copied(row)
 
 
 Columns = dict[str, Ints]
@@ -306,7 +304,7 @@ class FileRows:
     def parts(self, shift: int, rank: int) -> list[Events]:
         """Return all rows of the process of a rank, with nanoseconds added to their times."""
         if self._kept is not None:
-            for event in self._kept.nearest():
+            for _, event in self._kept.nearest.values():
                 is_gpu = event.map("cat", _group_of) == _Group.GPU
                 self._take(event.select(is_gpu), event.select(~is_gpu), None)
         # GPU rows do not say whose they are: taken as those of the process that makes most CUDA
@@ -339,7 +337,7 @@ class FileRows:
 
     def _gpu_rows(self, events: EventBatch, columns: Columns) -> Columns:
         columns["kind"] = events.map("cat", _GPU.__getitem__)
-        columns["name"] = self._names(events)
+        columns["name"] = events.map("name", lambda name: self.names.number(str(name)))
         columns["process"] = events.map("pid", self._label)
         for name, others in (("device", ("pid", "tid")), ("stream", ("tid",))):
             columns[name] = events[name]
@@ -412,7 +410,7 @@ class FileRows:
 
     def _host_rows(self, events: EventBatch, columns: Columns) -> Columns:
         columns["kind"] = events.map("cat", _HOST.__getitem__)
-        columns["name"] = self._names(events)
+        columns["name"] = events.map("name", lambda name: self.names.number(str(name)))
         ranges = columns["kind"] == Kind.RANGE
         if ranges.any():
             columns["kind"][ranges] = events.select(ranges).map("name", _kind_of)
@@ -438,7 +436,7 @@ class FileRows:
         for row, (is_shown, is_module, name_, *place, sequence, is_backward) in enumerate(listed):
             name, at = str(events.values[name_]), CallSpan(*place)
             if is_module:
-                self._program.add_module(name.removeprefix(_MODULE), at)
+                self._program.modules.append((at, name.removeprefix(_MODULE)))
                 continue
             self._program.add_operator(name, sequence, is_backward, at)
             if is_shown and name in SHAPED:
@@ -456,9 +454,6 @@ class FileRows:
         if kept is not None and not (rows := kept.choose(events, start, end)).all():
             events, start, end = events.select(rows), start[rows], end[rows]
         return events, {"start": start, "end": end}
-
-    def _names(self, events: EventBatch) -> Ints:
-        return events.map("name", lambda name: self.names.number(str(name)))
 
     def _process(self, pid: Value) -> int:
         return self.pids.setdefault(pid, len(self.pids))

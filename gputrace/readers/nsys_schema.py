@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -215,7 +215,13 @@ def _timed(database: Database, table: str, late: int) -> TimedTable | None:
     end = f'COALESCE("end", {start})' if "end" in columns else start
     if late and any(known.name == table and known.kinds[0] in GPU_KINDS for known in TABLES):
         start, end = f"({start} - {late})", f"({end} - {late})"
-    groups = _groups(columns.keys())
+    groups: tuple[str, ...] = ("gpu",)
+    if "deviceId" in columns:
+        groups = tuple(name for name in _GPU if name in columns)
+    elif "timeNs" not in columns:
+        # What a thread last called before a wait for data is among the names' last calls.
+        named = ("globalTid", "nameId") if "correlationId" in columns else ("globalTid",)
+        groups = tuple(name for name in named if columns.keys() >= {"globalTid", name})
     process = next((name for name in ("globalPid", "globalTid") if name in columns), None)
     if "correlationId" in columns and process is not None:
         pair = f"{process} >> 24", "correlationId"
@@ -231,16 +237,6 @@ def _timed(database: Database, table: str, late: int) -> TimedTable | None:
         # The names of domains and categories are among the events.
         always = f"eventType NOT IN {(*RANGE_TYPES, *MARK_TYPES)}"
     return TimedTable(start, end, groups, beside=start == '"timeNs"', always=always)
-
-
-def _groups(columns: Set[str]) -> tuple[str, ...]:
-    if "deviceId" in columns:
-        return tuple(name for name in _GPU if name in columns)
-    if "timeNs" in columns:
-        return ("gpu",)
-    # What a thread last called before a wait for data is among the names' last calls.
-    named = ("globalTid", "nameId") if "correlationId" in columns else ("globalTid",)
-    return tuple(name for name in named if columns >= {"globalTid", name})
 
 
 def nsys_tables(database: Database, late: int = 0) -> SqliteTables:

@@ -40,10 +40,6 @@ class Call(NamedTuple):
     values: Sequence[str]
     """Text of each argument that is no tensor."""
 
-    def integers(self, position: int) -> list[int]:
-        """Return a list of integers, such as a stride; raise ValueError where it is none."""
-        return [int(number) for number in self.values[position].strip("[]").split(",")]
-
 
 def work_of(name: str, call: Call) -> CallWork | None:
     """Return the work of an operator of `SHAPED`; None where its arguments do not say."""
@@ -110,7 +106,8 @@ def _product(first: int) -> Callable[[Call], tuple[int, int]]:
 
 def _convolution(call: Call) -> tuple[int, int]:
     image, weight = call.shapes[:2]
-    given = [call.integers(position) for position in (3, 4, 5)]
+    listed = (call.values[position].strip("[]").split(",") for position in (3, 4, 5))
+    given = [[int(number) for number in numbers] for numbers in listed]
     if len(image) != len(weight) or len(image) < 3:
         raise ValueError("an image without a batch")
     spatial = range(len(image) - 2)
@@ -251,7 +248,8 @@ class Operators:
         self._works: dict[tuple[str, bytes, bytes, bytes], CallWork | None] = {}
         """By name, shapes, types and values, as text."""
         self._worked: list[tuple[int, ...]] = []
-        self._modules: list[tuple[CallSpan, str]] = []
+        self.modules: list[tuple[CallSpan, str]] = []
+        """Calls of modules, each named by its class and a number."""
         self._forward: dict[int, CallSpan] = {}
         """Last forward operator of each sequence number, which made the node of the graph."""
         self._backward: list[tuple[CallSpan, int]] = []
@@ -278,10 +276,6 @@ class Operators:
         elif sequence not in self._forward or self._forward[sequence].start < at.start:
             self._forward[sequence] = at
 
-    def add_module(self, name: str, at: CallSpan) -> None:
-        """Add a call of a module, named by its class and a number."""
-        self._modules.append((at, name))
-
     def columns(self, first: int) -> list[dict[str, NDArray[np.int64]]]:
         """Return rows of `Kind.OPERATOR` and `Kind.MODULE`, in the times of the file.
 
@@ -307,8 +301,8 @@ class Operators:
         A backward operator belongs to the module whose forward operator made it; so does what is
         computed again within it.
         """
-        path_of = _paths(self._modules)
-        calls = [(at, path_of[name], False) for at, name in self._modules]
+        path_of = _paths(self.modules)
+        calls = [(at, path_of[name], False) for at, name in self.modules]
         ran = list(innermost(calls))
         keys = [at[:3] for at, *_ in ran]
         for at, sequence in self._backward if ran else ():

@@ -62,10 +62,17 @@ class RocpdTrace(MemoryTrace):
         timed = [part["start"][part["start"] > 0] for part in rows]
         first = min((int(starts.min()) for starts in timed if len(starts)), default=BEFORE)
         sizes = {tables.world_size for tables in sets} - {UNKNOWN}
+        parts = []
+        for part in rows:
+            moved = dict(part)
+            for edge in ("start", "end"):
+                is_time = (part[edge] > 0) & (part[edge] < 1 << 62)
+                moved[edge] = np.where(is_time, part[edge] + BEFORE - first, UNKNOWN)
+            parts.append(Events.fitting(moved))
         super().__init__(
             path,
             "rocprofv3",
-            [_events(part, BEFORE - first) for part in rows],
+            parts,
             names.texts,
             processes,
             [device for tables in sets for device in tables.devices()],
@@ -278,15 +285,6 @@ def _look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
         return np.full(len(wanted), UNKNOWN)
     rows = IdLookup(keys, np.arange(len(keys))).rows(wanted)
     return np.where(rows == UNKNOWN, UNKNOWN, values[rows])
-
-
-def _events(columns: Columns, shift: int) -> Events:
-    """Return columns with their times moved; what does not fit a column is unknown."""
-    moved = dict(columns)
-    for edge in ("start", "end"):
-        is_time = (columns[edge] > 0) & (columns[edge] < 1 << 62)
-        moved[edge] = np.where(is_time, columns[edge] + shift, UNKNOWN)
-    return Events.fitting(moved)
 
 
 def _object(text: object) -> Mapping[str, object]:

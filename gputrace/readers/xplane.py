@@ -324,15 +324,17 @@ class XlaTrace(MemoryTrace):
         self.quality.warnings += recording.warnings
 
 
-class _Columns:
-    """Event columns of lines; ``base`` is the moment that becomes 0."""
+class _Columns(Struct, frozen=True):
+    """Event columns of lines."""
 
-    def __init__(self, names: Names, lines: Sequence[Line], base: int) -> None:
-        self._names, self._lines, self._base = names, lines, base
+    names: Names
+    lines: Sequence[Line]
+    base: int
+    """The moment that becomes 0."""
 
     def parts(self) -> Iterator[Events]:
         hosts, streams = [], []
-        for line in self._lines:
+        for line in self.lines:
             gpu, stream = _GPU.match(line.plane), _STREAM.match(line.name)
             if gpu and stream:
                 streams.append(self._operations(line, int(gpu[1]), int(stream[1])))
@@ -346,12 +348,12 @@ class _Columns:
     def _per_name(self, ids: NDArray[np.int32], meaning: Callable[[str], int]) -> NDArray[np.int64]:
         """Map each row's text to its meaning; `UNKNOWN` for rows without."""
         ids, index = np.unique(ids, return_inverse=True)
-        texts = self._names.texts
+        texts = self.names.texts
         meanings = [meaning(texts[id]) if id >= 0 else UNKNOWN for id in ids.tolist()]
         return np.array(meanings, np.int64)[index]
 
     def _events(self, line: Line, rows: Mask, **columns: Column | int) -> Events:
-        whole = {"start": line.start - self._base, "end": line.end - self._base} | columns
+        whole = {"start": line.start - self.base, "end": line.end - self.base} | columns
         size = len(line.start)
         return Events(
             {
@@ -382,7 +384,7 @@ class _Columns:
 
     def _of_thread(self, line: Line) -> Iterator[Events]:
         """Yield CUDA calls, steps, and annotations of the user's own thread."""
-        number = self._names.number
+        number = self.names.number
         names = self._per_name(line.text, lambda text: number(_call(text)))
         known = self._per_name(line.text, lambda text: bool(_CUDA_CALL.match(text))) == 1
         call = known | (line.correlation > 0)
