@@ -89,7 +89,7 @@ def columns(request: pytest.FixtureRequest) -> Iterator[None]:
     if library() is None and request.param != "numpy":
         pytest.skip("there is no C library")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intervals, "_MANY", 0)
+        patch.setattr(intervals, "_WORTH_A_CALL", 0)
         if request.param == "numpy":
             for module in (intervals, events):
                 patch.setattr(module, "library", lambda: None)

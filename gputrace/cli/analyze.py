@@ -7,17 +7,13 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from gputrace.cli import console, options
 from gputrace.cli.console import progress_bar, reading
 from gputrace.errors import ExitCode, MissingError, UsageError
-
-if TYPE_CHECKING:
-    pass
-
 
 _SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
 

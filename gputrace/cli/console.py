@@ -46,21 +46,14 @@ def _begin_line() -> None:
     """
     with suppress(OSError, ValueError):
         stderr = sys.stderr.fileno()
+        text, state = "\n", os.fstat(stderr)
         if os.isatty(stderr):
             text = " " * os.get_terminal_size(stderr).columns + "\r"
-        else:
-            text = "" if _ends_a_line(stderr) else "\n"
+        elif stat.S_ISREG(state.st_mode):
+            with Path(f"/proc/self/fd/{stderr}").open("rb") as file:
+                file.seek(max(state.st_size - 1, 0))
+                text = "" if file.read(1) in (b"", b"\n") else "\n"
         os.write(stderr, text.encode())
-
-
-def _ends_a_line(descriptor: int) -> bool:
-    """Return whether a file is empty or its last byte ends a line; False if it is not a file."""
-    state = os.fstat(descriptor)
-    if not stat.S_ISREG(state.st_mode):
-        return False
-    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
-        file.seek(max(state.st_size - 1, 0))
-        return file.read(1) in (b"", b"\n")
 
 
 _PATIENCE_S = 1.0

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from gputrace.collectors.session import Prepared
 
 
-_SHARE: Final = 0.03
+_MOST_COST: Final = 0.03
 """Share of one core that slicing and analyzing the most recent rows may take."""
-_STEPS: Final = 30
+_STEPS_SHOWN: Final = 30
 _NOTHING: Final = "nothing of a GPU is recorded yet"
 
 
@@ -74,7 +74,7 @@ class RecordingFeed:
             elapsed_ns=following.elapsed_ns,
             bytes=size,
             processes=following.processes,
-            paces=tuple(_pace(steps, now) for steps in following.steps(_STEPS)),
+            paces=tuple(_pace(steps, now) for steps in following.steps(_STEPS_SHOWN)),
             cards=tuple(card for log in following.nvml() for card in _cards(log)),
             analysis=self._analysis,
             window=self._window,
@@ -83,7 +83,7 @@ class RecordingFeed:
         return self._last
 
     def _analyze_now_and_then(self) -> None:
-        """Analyze the latest window, at most as often as keeps the cost below `_SHARE`."""
+        """Analyze the latest window, at most as often as keeps the cost below `_MOST_COST`."""
         if time.monotonic() < self._rest_until:
             return
         began = time.process_time()
@@ -101,7 +101,7 @@ class RecordingFeed:
                 # The path is temporary.
                 self._analysis, self._why_not = None, str(error).removeprefix(f"{path}: ")
         cost = time.process_time() - began
-        self._rest_until = time.monotonic() + cost / _SHARE
+        self._rest_until = time.monotonic() + cost / _MOST_COST
 
 
 def _pace(steps: RankSteps, now: int) -> Pace:

@@ -16,7 +16,7 @@ STEADY_NS: Final = 100_000
 """Maximum drift in nanoseconds from the monotonic clock that is not corrected."""
 _EARLY_NS: Final = 1_000_000_000
 """Nanoseconds before the first clock reading in which events may lie."""
-_FAR: Final = np.int64(1 << 62)
+_NO_ADJUSTMENT: Final = np.int64(1 << 62)
 
 Times = NDArray[np.int64]
 
@@ -40,10 +40,10 @@ class _Clock:
         self._stretch = np.repeat(np.arange(len(first)), np.diff([*first, len(wander)]))
         # Records lie between the last reading but one and the next.
         early = monotonic[:1] - _EARLY_NS
-        self._looks = np.concatenate((early + axis, monotonic + axis, [_FAR]))
+        self._looks = np.concatenate((early + axis, monotonic + axis, [_NO_ADJUSTMENT]))
         # An adjustment lies between two readings.
         self._begin = np.concatenate((early, monotonic[first[1:] - 1])) + axis
-        self._end = np.concatenate((monotonic[first[1:]] + axis, [_FAR]))
+        self._end = np.concatenate((monotonic[first[1:]] + axis, [_NO_ADJUSTMENT]))
 
     def correct(self, moments: Times, after: Times) -> Times:
         """Return moments on the clock without adjustments; 0 means none, and stays.

@@ -52,8 +52,21 @@ class Check:
 def examine() -> list[Check]:
     """Return all checks, in the order in which recording needs their subjects."""
     cards, capabilities = _find_cards()
-    checks = [*_driver(), *_container(), *cards, *_collector(), *_nsys()]
-    return [*checks, *_nvprof(capabilities), *_others()]
+    checks = list(_driver())
+    if name := container():
+        checks.append(Check("container", "ok", name))
+    for capability, what in missing_capabilities().items():
+        advice = f"so no {what}; start the container with it in that list, or with all"
+        result = f"without {capability}"
+        checks.append(Check("NVIDIA_DRIVER_CAPABILITIES", "note", result, advice))
+    checks += [*cards, *_collector(), *_nsys(), *_nvprof(capabilities)]
+    # Recording needs neither ncu nor the plugins, of which none is imported.
+    if ncu := find_ncu():
+        checks.append(Check("ncu", "ok", f"{ncu}, which gputrace kernel hands kernels to"))
+    if plugins := ", ".join(map(str, all_plugins())):
+        advice = "gputrace plugins --check says whether each works"
+        checks.append(Check("plugins", "ok", plugins, advice))
+    return checks
 
 
 def _driver() -> Iterator[Check]:
@@ -73,15 +86,6 @@ def _driver() -> Iterator[Check]:
             "tracing works without; hardware counters need the module option "
             "NVreg_RestrictProfilingToAdminUsers=0",
         )
-
-
-def _container() -> Iterator[Check]:
-    if name := container():
-        yield Check("container", "ok", name)
-    for capability, what in missing_capabilities().items():
-        result = f"without {capability}"
-        advice = f"so no {what}; start the container with it in that list, or with all"
-        yield Check("NVIDIA_DRIVER_CAPABILITIES", "note", result, advice)
 
 
 _Capability = tuple[int, int] | None
@@ -261,15 +265,6 @@ def _nvprof(capabilities: list[_Capability]) -> Iterator[Check]:
     result = f"{version[1] if version else 'of unknown version'} ({nvprof})"
     none_here = ": none here" if capabilities and not serves else ""
     yield Check("nvprof", "note" if none_here else "ok", result, what + none_here)
-
-
-def _others() -> Iterator[Check]:
-    """Check ncu and the installed plugins, which recording does not need; no plugin is imported."""
-    if ncu := find_ncu():
-        yield Check("ncu", "ok", f"{ncu}, which gputrace kernel hands kernels to")
-    if plugins := ", ".join(map(str, all_plugins())):
-        advice = "gputrace plugins --check says whether each works"
-        yield Check("plugins", "ok", plugins, advice)
 
 
 def _read(path: Path) -> str:

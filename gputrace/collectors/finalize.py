@@ -15,17 +15,7 @@ from numpy.typing import NDArray
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.clock_correction import correct_clocks
 from gputrace.collectors.nvml.log import NvmlLog, make_steady, read_nvml, tables
-from gputrace.collectors.spool import Loss, read_all
-from gputrace.collectors.spool.activity import (
-    Spool,
-    call_windows_of,
-    control_stretches_of,
-    drop_unsettled_nodes,
-    join_spools,
-    node_stretches_of,
-    read_spool,
-    windows_of,
-)
+from gputrace.collectors.spool import Loss, activity, read_all
 from gputrace.collectors.spool.host_events import (
     HostEvents,
     Records,
@@ -57,7 +47,9 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     Raises InputError if nothing in the folder can be read, OSError if the trace cannot be written.
     """
     problems: list[InputError] = []
-    spools: list[Spool] = read_all(folder, "*.spool", read_spool, join_spools, problems)
+    spools: list[activity.Spool] = read_all(
+        folder, "*.spool", activity.read_spool, activity.join_spools, problems
+    )
     hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
     if hold_something(problems) and not spools and not hosts:
         raise problems[0]
@@ -82,7 +74,7 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
 
 def write_all(
     writer: TraceWriter,
-    spools: Sequence[Spool],
+    spools: Sequence[activity.Spool],
     hosts: Sequence[HostEvents],
     start: int,
     meta: Mapping[str, str],
@@ -95,7 +87,7 @@ def write_all(
     cards = _write_cards(writer, spools)
     processes = write_processes(writer, spools, hosts)
     for spool in spools:
-        dropped = drop_unsettled_nodes(spool)
+        dropped = activity.drop_unsettled_nodes(spool)
         if dropped:
             note = f"nodes of CUDA graphs without an end from CUPTI, left out: {dropped:,}"
             writer.add_rows("GPUTRACE_NOTE", ["globalPid", "text"], [(global_pid(spool.pid), note)])
@@ -104,7 +96,10 @@ def write_all(
 
 
 def _notes(
-    spools: Sequence[Spool], hosts: Sequence[HostEvents], start: int, meta: Mapping[str, str]
+    spools: Sequence[activity.Spool],
+    hosts: Sequence[HostEvents],
+    start: int,
+    meta: Mapping[str, str],
 ) -> list[str]:
     """Return why processes have no GPU activity, each reason once, and whose files end early."""
     reasons = {spool.info.get("no_gpu_activity", "") for spool in spools}
@@ -132,7 +127,7 @@ _MARK, _START_END, DOMAIN_CREATED = 1, 2, 3
 class _Activity:
     """Writer of the collector's records of one process."""
 
-    def __init__(self, writer: TraceWriter, spool: Spool, start: int) -> None:
+    def __init__(self, writer: TraceWriter, spool: activity.Spool, start: int) -> None:
         self._writer, self._spool, self._start = writer, spool, start
         self._pid = global_pid(spool.pid)
 
@@ -141,7 +136,17 @@ class _Activity:
         self._write_process(cards)
         self._write_gpu()
         self._write_ranges(self._spool.records[b"NVTX"])
-        self._write_messages(self._spool.records[b"MESG"])
+        rows = self._spool.records[b"MESG"]
+        bytes_, ids = (rows[name].astype(np.int64) for name in ("bytes", "communicator"))
+        columns = self._span(rows) | {
+            "globalTid": self._threads(rows["thread"]),
+            "nameId": self._strings(rows["name"]),
+            "communicator": _where(ids != 0, ids),
+            "bytes": _where(bytes_ >= 0, bytes_),
+            "peer": _where(rows["peer"] >= 0, rows["peer"]),
+            "ranks": _where(rows["ranks"] > 0, rows["ranks"]),
+        }
+        self._writer.add("GPUTRACE_MESSAGE", columns)
         rows = self._spool.records[b"API "]
         columns = self._span(rows) | {
             "eventClass": rows["driver"],
@@ -177,15 +182,15 @@ class _Activity:
             "monotonicRawNs": clocks["raw"].astype(np.int64),
         }
         add("GPUTRACE_CLOCK", looks)
-        control, idle = control_stretches_of(spool)
+        control, idle = activity.control_stretches_of(spool)
         for table, stretches, more in (
-            ("GPUTRACE_WINDOW", windows_of(spool), {}),
-            ("GPUTRACE_API_WINDOW", call_windows_of(spool) or [], {}),
+            ("GPUTRACE_WINDOW", activity.windows_of(spool), {}),
+            ("GPUTRACE_API_WINDOW", activity.call_windows_of(spool) or [], {}),
             ("GPUTRACE_CONTROL", control, {"idleCupti": idle}),
-            ("GPUTRACE_GRAPH_NODES", node_stretches_of(spool), {}),
+            ("GPUTRACE_GRAPH_NODES", activity.node_stretches_of(spool), {}),
         ):
-            starts, ends = np.array(stretches, np.uint64).reshape(-1, 2).T
-            span: dict[str, Any] = {"start": self._time(starts), "end": self._time(ends)}
+            edges = session_time(np.array(stretches, np.uint64).reshape(-1, 2).T, self._start)
+            span: dict[str, Any] = dict(zip(("start", "end"), edges, strict=True))
             add(table, span | {"globalPid": [self._pid] * len(stretches)} | more)
         losses = list(spool.losses)
         if "left_out" in spool.info and len(spool.records[b"DEVI"]) > 1:
@@ -254,18 +259,6 @@ class _Activity:
         }
         self._writer.add("NVTX_EVENTS", columns)
 
-    def _write_messages(self, rows: Records) -> None:
-        bytes_, ids = (rows[name].astype(np.int64) for name in ("bytes", "communicator"))
-        columns = self._span(rows) | {
-            "globalTid": self._threads(rows["thread"]),
-            "nameId": self._strings(rows["name"]),
-            "communicator": _where(ids != 0, ids),
-            "bytes": _where(bytes_ >= 0, bytes_),
-            "peer": _where(rows["peer"] >= 0, rows["peer"]),
-            "ranks": _where(rows["ranks"] > 0, rows["ranks"]),
-        }
-        self._writer.add("GPUTRACE_MESSAGE", columns)
-
     def _on_gpu(self, rows: Records) -> dict[str, Any]:
         # Unfinished operations that CUPTI had to hand over have one time or both 0.
         timed = (rows["start"] != 0) & (rows["end"] != 0)
@@ -279,10 +272,7 @@ class _Activity:
         }
 
     def _span(self, rows: Records) -> dict[str, Any]:
-        return {"start": self._time(rows["start"]), "end": self._time(rows["end"])}
-
-    def _time(self, moments: NDArray[np.uint64]) -> NDArray[np.int64]:
-        return session_time(moments, self._start)
+        return {edge: session_time(rows[edge], self._start) for edge in ("start", "end")}
 
     def _threads(self, threads: NDArray[np.uint32]) -> NDArray[np.int64]:
         return global_tids(self._spool.pid, threads)
@@ -311,7 +301,7 @@ def _where(there: NDArray[np.bool_], values: NDArray[Any]) -> list[Any]:
     return [value if here else None for here, value in zip(there, values.tolist(), strict=True)]
 
 
-def _write_cards(writer: TraceWriter, spools: Sequence[Spool]) -> dict[bytes, int]:
+def _write_cards(writer: TraceWriter, spools: Sequence[activity.Spool]) -> dict[bytes, int]:
     """Write the cards of all processes in order of PCI address; return their ids by uuid."""
     seen: dict[bytes, Any] = {}
     for spool in spools:
@@ -485,7 +475,7 @@ def write_logs(writer: TraceWriter, logs: Iterable[NvmlLog], start: int) -> None
 
 
 def write_processes(
-    writer: TraceWriter, spools: Sequence[Spool], hosts: Sequence[HostEvents]
+    writer: TraceWriter, spools: Sequence[activity.Spool], hosts: Sequence[HostEvents]
 ) -> int:
     """Write a row for every process that left a file; return the number of processes.
 
@@ -494,11 +484,11 @@ def write_processes(
     """
     infos: dict[tuple[str, int], dict[str, str]] = {}
     whole: dict[tuple[str, int], bool] = {}
-    files: list[HostEvents | Spool] = [*hosts, *spools]
+    files: list[HostEvents | activity.Spool] = [*hosts, *spools]
     for file in files:
         key = file.host, file.pid
         infos[key] = infos.get(key, {}) | file.info
-        whole[key] = file.whole and (isinstance(file, Spool) or whole.get(key, True))
+        whole[key] = file.whole and (isinstance(file, activity.Spool) or whole.get(key, True))
     for (host, pid), info in infos.items():
         row = (global_pid(pid), pid, info.get("program", ""))
         writer.add_rows("PROCESSES", ["globalPid", "pid", "name"], [row])

@@ -212,7 +212,11 @@ def assert_ours(folder: Path) -> None:
 
 def _make(folder: Path, job: str) -> tuple[bool, int]:
     """Make the folder with its team.json atomically; return whether it is new, and our user id."""
-    _remove_abandoned(folder)
+    # What recorders that were killed left as they made the folder, or removed it.
+    for abandoned in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        pid = abandoned.name.rpartition(".")[2]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(abandoned, ignore_errors=True)
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         new.mkdir(mode=0o700)
@@ -231,14 +235,6 @@ def _make(folder: Path, job: str) -> tuple[bool, int]:
             raise UsageError(f"{folder}: cannot be created") from None
         return False, owner
     return True, owner
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what recorders that were killed left as they made the folder, or removed it."""
-    for abandoned in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
-        pid = abandoned.name.rpartition(".")[2]
-        if pid.isdecimal() and not Path("/proc", pid).exists():
-            shutil.rmtree(abandoned, ignore_errors=True)
 
 
 def _is_open_to(folder: Path, job: str, owner: int) -> bool:
@@ -298,7 +294,7 @@ def _in_the_way(folder: Path) -> UsageError:
 _SPECIAL_STEPS: Final = 0xFFFFFFF0
 """Slurm steps from here on are batch scripts and shells of salloc, of a single process."""
 _BATCH_JOBS: Final = "SLURM_JOB_ID PBS_JOBID LSB_JOBID"
-_MOST: Final = 1 << 20
+_MOST_TASKS: Final = 1 << 20
 """Maximum plausible number of tasks."""
 
 
@@ -397,13 +393,13 @@ def _text(environment: Mapping[str, str], *names: str) -> str:
     return next((environment[name] for name in names if environment.get(name)), "")
 
 
-def _number(environment: Mapping[str, str], *names: str, most: int = _MOST) -> int | None:
+def _number(environment: Mapping[str, str], *names: str, most: int = _MOST_TASKS) -> int | None:
     text = _text(environment, *names)
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
     return None if number is None or number > most else number
 
 
-_WORD: Final = re.compile(r"%(?:q\{(?P<variable>[^}]*)\}|(?P<letter>[hp%]))")
+_PLACEHOLDER: Final = re.compile(r"%(?:q\{(?P<variable>[^}]*)\}|(?P<letter>[hp%]))")
 
 _TASKS_DIFFER_IN: Final = {
     *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "RANK", "LOCAL_RANK"),
@@ -454,9 +450,9 @@ def name_output(
                 raise UsageError(f"{text}: the environment variable {variable!r} is not set")
             return value.replace("/", "_")
 
-        return Path(_WORD.sub(value, text))
+        return Path(_PLACEHOLDER.sub(value, text))
 
-    used = {match["variable"] or match["letter"] for match in _WORD.finditer(text)}
+    used = {match["variable"] or match["letter"] for match in _PLACEHOLDER.finditer(text)}
     path = fill({"h": host, "p": str(pid), "%": "%"}, environment)
     if not path.name:
         raise UsageError(f"{text}: does not name a file")

@@ -68,23 +68,22 @@ class RecentSpool:
         if self._spool is None and (head := self._tail.head) is not None:
             self._spool = Spool(head.pid, head.host, head.started)
         for tag, body in chunks:
-            if tag in RECORDS:
-                self._keep(tag, body)
-            elif self._spool is not None:
-                take_spool_text(self._spool, tag, body)
-
-    def _keep(self, tag: bytes, body: bytes) -> None:
-        rows = read_records(memoryview(body), RECORDS[tag])
-        lasting = np.full(len(rows), tag in _ALWAYS) | (tag == b"NVTX" and rows["kind"] == DOMAIN)
-        if lasting.any():
-            self._few[tag].append(rows[lasting])
-            rows = rows[~lasting]
-        if len(rows):
-            # A mark has no end.
-            end = int(max(rows["end"].max(), rows["start"].max()))
-            self._chunks.append(_Kept(tag, rows, end))
-            if tag in ON_GPU:
-                self.latest = max(self.latest, end)
+            if tag not in RECORDS:
+                if self._spool is not None:
+                    take_spool_text(self._spool, tag, body)
+                continue
+            rows = read_records(memoryview(body), RECORDS[tag])
+            lasting = np.full(len(rows), tag in _ALWAYS)
+            lasting |= tag == b"NVTX" and rows["kind"] == DOMAIN
+            if lasting.any():
+                self._few[tag].append(rows[lasting])
+                rows = rows[~lasting]
+            if len(rows):
+                # A mark has no end.
+                end = int(max(rows["end"].max(), rows["start"].max()))
+                self._chunks.append(_Kept(tag, rows, end))
+                if tag in ON_GPU:
+                    self.latest = max(self.latest, end)
 
     @property
     def has_ended(self) -> bool:

@@ -32,7 +32,7 @@ from gputrace.collectors.backend import (
 )
 from gputrace.collectors.backends import HOST, backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
-from gputrace.collectors.hangs import Hangs
+from gputrace.collectors.hang_watch import Hangs
 from gputrace.collectors.launch import Launch, find_program, load_numpy, orphans_of
 from gputrace.collectors.launch.supervised import SUPERVISOR
 from gputrace.collectors.masking import masked
@@ -209,7 +209,7 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     """
     find_program(command[0])
     backend = choose(plan, os.environ)
-    if not backend.heeds_long and (names := _given(plan, *_LONG)):
+    if not backend.heeds_long and (names := _given(plan, *_BY_CUPTI_ALONE)):
         raise UsageError(f"{names}: not with --backend {backend.name}; record with --backend cupti")
     task = job_tasks.find_task(os.environ)
     host, pid = socket.gethostname(), os.getpid()
@@ -229,7 +229,7 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
 
 _OF_GPUS: Final = ("--api", "--graph-nodes", "--hw-trace")
 _NOT_BY_HOST: Final = ("--steps", "--delay", "--duration", "--profiler-api", "--every", *_OF_GPUS)
-_LONG: Final = ("--every", "--keep", "--max-size", *_OF_GPUS)
+_BY_CUPTI_ALONE: Final = ("--every", "--keep", "--max-size", *_OF_GPUS)
 
 
 def _given(plan: Plan, *options: str) -> str:

@@ -25,8 +25,8 @@ from gputrace.units import format_ns
 
 MOST: Final = 3
 """Maximum traces of slow steps in a recording."""
-_COMPARED: Final = 100
-_LEAST: Final = 20
+_MOST_COMPARED: Final = 100
+_LEAST_COMPARED: Final = 20
 """Maximum and minimum number of preceding steps whose median is the usual time."""
 _SETTLED_S: Final = 2.0
 """Seconds after which all records of a step are written."""
@@ -52,7 +52,7 @@ class StepLengths:
     factor: float
     rank: int = 0
     """Rank of the best source of steps so far; events of other sources are ignored."""
-    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_COMPARED))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_COMPARED))
 
     def take(self, rank: int, number: int, start: int, end: int) -> SlowStep | None:
         """Record a step; return it if it is slow."""
@@ -61,7 +61,10 @@ class StepLengths:
         if rank > self.rank:
             self.rank = rank
             self.lengths.clear()
-        length, usual = end - start, median(self.lengths) if len(self.lengths) >= _LEAST else 0
+        length, usual = (
+            end - start,
+            median(self.lengths) if len(self.lengths) >= _LEAST_COMPARED else 0,
+        )
         if start:
             self.lengths.append(length)
         slow = start and usual and length > self.factor * usual
@@ -127,7 +130,11 @@ class SlowSteps:
     def _save(self, slow: SlowStep) -> None:
         self._due = None
         self._quiet_until = self._clock() + self._ring_s
-        trace, folder = _free(self._output)
+        for number in count(1):
+            trace = self._output.with_name(f"{self._output.stem}.slow{number}{self._output.suffix}")
+            folder = trace.with_name(f"{trace.name}.spool")
+            if not trace.exists() and not folder.exists():
+                break
         try:
             copy_ring(self._folder, folder)
             write_meta(folder, read_meta(folder) | {"slow_step": str(slow)})
@@ -148,16 +155,6 @@ class SlowSteps:
         self._log(f"{trace}: {slow} ({len(self._made)} of at most {MOST})")
 
 
-def _free(output: Path) -> tuple[Path, Path]:
-    """Return a trace and the folder to make it of, neither of which exists."""
-    for number in count(1):
-        trace = output.with_name(f"{output.stem}.slow{number}{output.suffix}")
-        folder = trace.with_name(f"{trace.name}.spool")
-        if not trace.exists() and not folder.exists():
-            break
-    return trace, folder
-
-
 def copy_ring(source: Path, target: Path) -> None:
     """Copy the current content of a ring into a new folder; raise OSError if that fails.
 
@@ -173,14 +170,9 @@ def copy_ring(source: Path, target: Path) -> None:
     for path in (*complete, *growing):
         # The ring may have removed it.
         with suppress(FileNotFoundError):
-            _take(path, target / path.name, path in growing)
-
-
-def _take(path: Path, target: Path, is_growing: bool) -> None:
-    try:
-        if not is_growing:
-            os.link(path, target)
-            return
-    except OSError:  # a file system without links; where the file is gone, a copy raises too
-        pass
-    shutil.copy2(path, target)
+            if path not in growing:
+                # Some file systems have no links. Where the file is gone, the copy raises, too.
+                with suppress(OSError):
+                    os.link(path, target / path.name)
+                    continue
+            shutil.copy2(path, target / path.name)

@@ -147,19 +147,17 @@ def _kept(declared: Mapping[str, str], pids: Iterable[int]) -> dict[str, str]:
             selects.append(f'SELECT {process[0]} >> 24 & 0xFFFFFF FROM source."{name}"')
     for name, column in (("PROCESSES", "globalPid"), ("ThreadNames", "globalTid")):
         if name in declared:
-            kept[name] = f"{column} >> 24 & 0xFFFFFF IN ({_union(selects)})"
+            kept[name] = (
+                f"{column} >> 24 & 0xFFFFFF IN ({' UNION '.join(selects) or 'SELECT NULL'})"
+            )
     if "StringIds" in declared:
         selects = [
             f'SELECT "{column}" FROM source."{name}" WHERE {condition}'
             for name, condition in kept.items()
             for column in sorted(string_columns(declared[name]))
         ]
-        kept["StringIds"] = f"id IN ({_union(selects)})"
+        kept["StringIds"] = f"id IN ({' UNION '.join(selects) or 'SELECT NULL'})"
     return kept
-
-
-def _union(selects: Sequence[str]) -> str:
-    return " UNION ".join(selects or ["SELECT NULL"])
 
 
 def _processes(writer: TraceWriter, tables: Iterable[str]) -> set[int]:
@@ -292,23 +290,19 @@ def _write_process(
     process = finalize.global_pid(pid)
     writer.add_rows("PROCESSES", ["globalPid", "pid", "name"], [(process, pid, host.host)])
     finalize.write_process(writer, pid, host.host, host.info, host.whole)
-    late = _NvprofRows(writer, file, process, start, _threads(host)).write()
-    if not late:
-        return []
-    note = f"process {pid}: {moved(late)}"
-    writer.add_rows("GPUTRACE_NOTE", ["globalPid", "text"], [(process, note)])
-    return [note]
-
-
-def _threads(host: HostEvents) -> dict[int, int]:
-    """Return thread ids by the low 32 bits of pthread ids, without reused ones."""
     said = {
         int(key.removeprefix(THREAD)): int(value) & 0xFFFFFFFF
         for key, value in host.info.items()
         if key.startswith(THREAD)
     }
-    uses = Counter(said.values())
-    return {pthread: thread for thread, pthread in said.items() if uses[pthread] == 1}
+    uses = Counter(said.values())  # An id that was used again is of no single thread.
+    threads = {pthread: thread for thread, pthread in said.items() if uses[pthread] == 1}
+    late = _NvprofRows(writer, file, process, start, threads).write()
+    if not late:
+        return []
+    note = f"process {pid}: {moved(late)}"
+    writer.add_rows("GPUTRACE_NOTE", ["globalPid", "text"], [(process, note)])
+    return [note]
 
 
 _FIRST_UNKNOWN: Final = 1 << 23
@@ -325,7 +319,7 @@ class _NvprofRows:
     origin: int
     """Start of the session."""
     threads: Mapping[int, int]
-    """System ids by 32 bits of pthread ids."""
+    """System ids by the low 32 bits of pthread ids."""
 
     def write(self) -> int:
         """Write the rows; return the nanoseconds by which the GPU's clock was ahead."""
@@ -346,7 +340,9 @@ class _NvprofRows:
                 for rows in schema.table_inserts(self.file.columns):
                     self.writer.make(rows.table)
                     database.execute(rows.insert, values)
-                self._write_losses(database)
+                for table in (*schema.ON_GPU, *schema.CALLS):
+                    if table in self.file.columns:
+                        self._write_losses(database, table)
                 for name in schema.TEMPORARY:
                     database.execute(f"DROP TABLE temp.{name}")
         except sqlite_security.ERRORS as error:
@@ -418,15 +414,13 @@ class _NvprofRows:
         }
         return sorted(values - {None})
 
-    def _write_losses(self, database: sqlite3.Connection) -> None:
-        tables = (*schema.ON_GPU, *schema.CALLS)
-        for table in (table for table in tables if table in self.file.columns):
-            rows = f"nvprof.{schema.PREFIX}{table} AS r"
-            sql = f"SELECT count(*) FROM {rows} WHERE NOT ({schema.HAS_TIMES})"
-            if count := database.execute(sql).fetchone()[0]:
-                reason = f"nvprof gave rows of {table} no times: its buffers were full"
-                columns = ["globalPid", "records", "reason"]
-                self.writer.add_rows("GPUTRACE_LOSS", columns, [(self.process, count, reason)])
+    def _write_losses(self, database: sqlite3.Connection, table: str) -> None:
+        rows = f"nvprof.{schema.PREFIX}{table} AS r"
+        sql = f"SELECT count(*) FROM {rows} WHERE NOT ({schema.HAS_TIMES})"
+        if count := database.execute(sql).fetchone()[0]:
+            reason = f"nvprof gave rows of {table} no times: its buffers were full"
+            columns = ["globalPid", "records", "reason"]
+            self.writer.add_rows("GPUTRACE_LOSS", columns, [(self.process, count, reason)])
 
 
 def _insert(
@@ -457,7 +451,11 @@ def _write_cards(writer: TraceWriter, files: Sequence[schema.NvprofFile], folder
             key = uuid or (_pid(file), ordinal)
             cards.setdefault(key, (name, uuid, *figures))
             ordinals.append((key, ordinal, _pid(file)))
-    known = _nvml_cards(folder)
+    known: dict[object, tuple[int, str]] = {}
+    for path in folder.glob("*.nvml.jsonl"):
+        for device in read_nvml(path).devices:
+            uuid = str(device["uuid"] or "").removeprefix("GPU-").replace("-", "").lower()
+            known[uuid] = int(device["gpu"]), str(device["pciBusId"] or "").lower()
     by_nvml = all(key in known for key in cards)
     ids = {key: known[key][0] if by_nvml else at for at, key in enumerate(cards)}
     rows = [
@@ -469,16 +467,6 @@ def _write_cards(writer: TraceWriter, files: Sequence[schema.NvprofFile], folder
         writer.add_rows("TARGET_INFO_GPU", columns, rows)
         devices = [(ids[key], ordinal, pid) for key, ordinal, pid in ordinals]
         writer.add_rows("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"], devices)
-
-
-def _nvml_cards(folder: Path) -> dict[object, tuple[int, str]]:
-    """Return index and PCI address by uuid (hexadecimal digits alone)."""
-    cards: dict[object, tuple[int, str]] = {}
-    for path in folder.glob("*.nvml.jsonl"):
-        for device in read_nvml(path).devices:
-            uuid = str(device["uuid"] or "").removeprefix("GPU-").replace("-", "").lower()
-            cards[uuid] = int(device["gpu"]), str(device["pciBusId"] or "").lower()
-    return cards
 
 
 def _devices(file: schema.NvprofFile) -> Iterator[tuple[Any, ...]]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LIBRARY: Final = Path(__file__).with_name("_columns.so")
+_OF_TWO: Final = ("intersection", "difference", "merge")
+"""Functions of the library that take two sets and make one."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MALLOC: Final = {
     _M_ARENA_MAX: 1,  # Threads that decode files share what is kept.
@@ -31,33 +33,28 @@ def library() -> ctypes.CDLL | None:
     """
     import ctypes
 
-    try:
-        return _declare(ctypes.CDLL(str(LIBRARY)))
-    except (OSError, AttributeError):
-        return None
-
-
-def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare what the functions of the library take and return."""
-    import ctypes
-
     width, count, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
     of_set, ids = (pointer, pointer, count), (pointer, width, count, count, count, pointer)
-    loaded.gputrace_union.argtypes = (*of_set, pointer, width, width, pointer, pointer)
-    loaded.gputrace_contains.argtypes = (*of_set, pointer, count, pointer)
-    loaded.gputrace_intersection.argtypes = (*of_set, *of_set, pointer, pointer)
-    loaded.gputrace_difference.argtypes = (*of_set, *of_set, pointer, pointer)
-    loaded.gputrace_merge.argtypes = (*of_set, *of_set, pointer, pointer)
-    loaded.gputrace_cover.argtypes = (*of_set, pointer)
-    loaded.gputrace_before.argtypes = (pointer, *of_set, pointer, count, pointer)
-    loaded.gputrace_search.argtypes = (pointer, count, pointer, count, width, pointer)
-    loaded.gputrace_group.argtypes = (*of_set, count, *(pointer,) * 3)
-    loaded.gputrace_sort.argtypes = (pointer, pointer, count)
-    loaded.gputrace_mark.argtypes = ids
-    for name in ("index", "look_up"):
-        getattr(loaded, f"gputrace_{name}").argtypes = (*ids, width, pointer)
-    for function in ("union", "intersection", "difference", "merge"):
-        getattr(loaded, f"gputrace_{function}").restype = count
+    arguments = {
+        "union": (*of_set, pointer, width, width, pointer, pointer),
+        "contains": (*of_set, pointer, count, pointer),
+        **dict.fromkeys(_OF_TWO, (*of_set, *of_set, pointer, pointer)),
+        "cover": (*of_set, pointer),
+        "before": (pointer, *of_set, pointer, count, pointer),
+        "search": (pointer, count, pointer, count, width, pointer),
+        "group": (*of_set, count, *(pointer,) * 3),
+        "sort": (pointer, pointer, count),
+        "mark": ids,
+        **dict.fromkeys(("index", "look_up"), (*ids, width, pointer)),
+    }
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+        for name, types in arguments.items():
+            getattr(loaded, f"gputrace_{name}").argtypes = types
+        for name in ("union", *_OF_TWO):
+            getattr(loaded, f"gputrace_{name}").restype = count
+    except (OSError, AttributeError):
+        return None
     return loaded
 
 

@@ -231,9 +231,9 @@ def concatenate(parts: list[Events], columns: Sequence[str]) -> Events:
 
 _DENSE: Final = 4
 """Ids are dense if their value range is at most this many times the number of rows."""
-_MANY: Final = 1 << 12
+_SORTED_BY_DIGITS: Final = 1 << 12
 """Numbers that are sooner sorted by their digits than by comparing them."""
-_FEW: Final = 8
+_COMPARED_EACH: Final = 8
 """Ids that are compared with each other one by one."""
 
 
@@ -250,7 +250,11 @@ def distinct_ids(ids: Column) -> NDArray[np.int64]:
 
 def sort_numbers(numbers: NDArray[np.int64]) -> None:
     """Sort a column in place."""
-    if len(numbers) < _MANY or (native := library()) is None or not numbers.flags.c_contiguous:
+    if (
+        len(numbers) < _SORTED_BY_DIGITS
+        or (native := library()) is None
+        or not numbers.flags.c_contiguous
+    ):
         numbers.sort()
     else:
         scratch = np.empty_like(numbers)
@@ -261,7 +265,7 @@ def is_among(ids: Column, wanted: Column | Iterable[int]) -> Mask:
     """Return whether each id is one of those wanted."""
     if not isinstance(wanted, np.ndarray):
         wanted = np.array([*wanted], np.int64)
-    if wanted.size <= _FEW:
+    if wanted.size <= _COMPARED_EACH:
         among = np.zeros(ids.shape, np.bool_)
         for id in wanted.tolist():
             among |= ids == id

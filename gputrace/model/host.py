@@ -248,7 +248,7 @@ class Loader(Struct, frozen=True):
     def keeps_up(self, choice: LoaderChoice) -> bool:
         """Return whether next to nothing of the step waits, beside receiving batches."""
         beside = choice.wait_ns - self.receiving_ns
-        return beside < _NO_WAIT * choice.step_ns and choice.wait_ns < _LITTLE * choice.step_ns
+        return beside < _NO_WAIT * choice.step_ns and choice.wait_ns < _LITTLE_WAIT * choice.step_ns
 
     @property
     def receiving_ns(self) -> float:
@@ -268,16 +268,16 @@ class Loader(Struct, frozen=True):
         if now is None or not more:
             return None
         least = min(choice.step_ns for choice in more)
-        if least > (1 - _GAINS) * now.step_ns:
+        if least > (1 - _LEAST_GAIN) * now.step_ns:
             return None
         keeping_up = (choice for choice in more if self.keeps_up(choice))
-        enough = next(choice for choice in more if choice.step_ns <= (1 + _GAINS) * least)
+        enough = next(choice for choice in more if choice.step_ns <= (1 + _LEAST_GAIN) * least)
         return max(enough, next(keeping_up, enough), key=lambda choice: choice.workers)
 
     @property
     def slow(self) -> tuple[LoaderWorker, float] | None:
         """A worker that takes much longer than the others, and how many times as long."""
-        if len(self.by_worker) < 2 or min(w.batches for w in self.by_worker) < _FEWEST:
+        if len(self.by_worker) < 2 or min(w.batches for w in self.by_worker) < _LEAST_BATCHES:
             return None
         ordered = sorted(self.by_worker, key=lambda worker: worker.batch_ns)
         usual = ordered[(len(ordered) - 1) // 2].batch_ns
@@ -351,7 +351,7 @@ class InputPipeline(Struct, frozen=True):
         """The fewest that keep up, or make a step nearly as short as any number."""
         counts = range(1, self._most + 1)
         least = self.step_with(counts[-1])
-        return next(count for count in counts if self.step_with(count) <= (1 + _GAINS) * least)
+        return next(count for count in counts if self.step_with(count) <= (1 + _LEAST_GAIN) * least)
 
     @property
     def _most(self) -> int:
@@ -376,9 +376,9 @@ _MOST_GUESSED = 8
 
 _COMPUTES = 0.75
 """Processor time of a batch to all of its time, from which on it waits for next to nothing."""
-_FEWEST, _UNEVEN = 5, 1.5
+_LEAST_BATCHES, _UNEVEN = 5, 1.5
 """Batches of each worker from which they are compared, and how many times as long is uneven."""
-_NO_WAIT, _LITTLE = 0.05, 0.15
+_NO_WAIT, _LITTLE_WAIT = 0.05, 0.15
 """Shares of a step that may wait where the workers keep up: beside receiving, and in all."""
-_GAINS = 0.05
+_LEAST_GAIN = 0.05
 """Share of a step that more workers must gain to be worth it."""

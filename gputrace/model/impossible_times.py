@@ -39,7 +39,7 @@ _LONG_GAP: Final = 1_000_000_000
 """Nanoseconds between the first operations and the rest for the first ones to be suspected."""
 _MOST_IDS: Final = 1 << 41
 """Correlation ids have 32 bits, and those of joined windows some more."""
-_FEW: Final = 0.05
+_MOST_IMPOSSIBLE: Final = 0.05
 """Largest part of the operations that may be at impossible times. If more are, a stream is not what
 it is taken for, or a clock is wrong."""
 
@@ -61,6 +61,12 @@ def find_possible(
     if len(operations) < 2:
         return None
     rows = _by_stream(operations)
+    length = operations.end - operations.start
+    too_long: Mask = length > _LONGEST
+    if too_long.any():
+        others = operations.select(~too_long)
+        span = int(others.end.max() - others.start.min()) if len(others) else int(length.max())
+        too_long &= length > span
     overlapping, early = np.zeros((2, len(operations)), np.bool_)
     overlapping[_overlapping(operations, rows)] = True
     suspects = _suspects(rows)
@@ -69,13 +75,13 @@ def find_possible(
         early[suspects[(begun != UNKNOWN) & (operations.start[suspects] < begun - _EARLY)]] = True
     bad = np.zeros_like(early)
     for reason, mask in (
-        ("longer than an hour and than the run", _outlasting_all(operations)),
+        ("longer than an hour and than the run", too_long),
         ("GPU work that starts before its launch", early),
         ("kernels that run during others of their stream", overlapping),
     ):
         mask &= ~bad
         count = int(np.count_nonzero(mask))
-        if count <= max(1, _FEW * len(operations)):
+        if count <= max(1, _MOST_IMPOSSIBLE * len(operations)):
             quality.drop(reason, count, where)
             bad |= mask
     return ~bad if bad.any() else None
@@ -104,16 +110,6 @@ def _by_stream(operations: Events) -> _Rows:
     order, _ = order_by_group(group, len(streams) * len(pairs), operations.start)
     columns = (operations.start, operations.end, operations.correlation)
     return _Rows(order, group.take(order), *(column.take(order) for column in columns))
-
-
-def _outlasting_all(operations: Events) -> Mask:
-    length = operations.end - operations.start
-    too_long: Mask = length > _LONGEST
-    if too_long.any():
-        others = operations.select(~too_long)
-        span = int(others.end.max() - others.start.min()) if len(others) else int(length.max())
-        too_long &= length > span
-    return too_long
 
 
 def _overlapping(operations: Events, rows: _Rows) -> _Ints:
@@ -146,7 +142,7 @@ def _suspects(rows: _Rows) -> _Ints:
     """Return the operations that may begin before their launch: those that begin long before others
     of their stream that were launched earlier, and a few first ones long before all others.
     """
-    few = max(2, int(_FEW * len(rows.order)) + 2)
+    few = max(2, int(_MOST_IMPOSSIBLE * len(rows.order)) + 2)
     first = np.sort(
         np.partition(rows.start, few - 1)[:few] if few < len(rows.start) else rows.start
     )

@@ -16,7 +16,7 @@ Times = NDArray[np.int64]
 _Columns = tuple[Times, ...]
 IndexArray = NDArray[np.intp]
 
-_MANY = 64
+_WORTH_A_CALL = 64
 """Times for which a call of the C library is quicker than numpy's."""
 
 
@@ -69,7 +69,7 @@ class Intervals(Struct, frozen=True, dict=True):
         times = np.asarray(times, np.int64)
         if not len(self.start):
             return np.zeros_like(times)
-        if times.size > _MANY and (native := library()) is not None:
+        if times.size > _WORTH_A_CALL and (native := library()) is not None:
             times = np.ascontiguousarray(times)
             result = np.empty_like(times)
             (start, end, count), whole = self._in_memory, address(self._covered)
@@ -91,7 +91,7 @@ class Intervals(Struct, frozen=True, dict=True):
         times = np.asarray(times, np.int64)
         if not len(self.start):
             return np.zeros(times.shape, bool)
-        if times.size >= _MANY and (native := library()) is not None:
+        if times.size >= _WORTH_A_CALL and (native := library()) is not None:
             times, inside = np.ascontiguousarray(times), np.empty(times.shape, bool)
             native.gputrace_contains(*self._in_memory, address(times), times.size, address(inside))
             return inside
@@ -151,7 +151,7 @@ def search(ordered: Times, times: Times, side: Literal["left", "right"] = "left"
 
     Done as ``numpy.searchsorted`` does; quicker where most times are near the one before.
     """
-    if times.size < _MANY or (native := library()) is None:
+    if times.size < _WORTH_A_CALL or (native := library()) is None:
         return np.searchsorted(ordered, times, side)
     ordered, times = np.ascontiguousarray(ordered, np.int64), np.ascontiguousarray(times, np.int64)
     places = np.empty(times.shape, np.int64)

@@ -99,18 +99,16 @@ def words_of_mangled(name: str) -> list[str]:
     return words
 
 
-def _find_library() -> str:
-    from ctypes.util import find_library
-
-    return find_library("stdc++") or "libstdc++.so"
-
-
 @cache
 def _library() -> Any | None:
     # find_library starts subprocesses, so try the usual name first.
     for name in ("libstdc++.so.6", ""):
         with suppress(OSError):
-            library = ctypes.CDLL(name or _find_library())
+            if not name:
+                from ctypes.util import find_library
+
+                name = find_library("stdc++") or "libstdc++.so"
+            library = ctypes.CDLL(name)
             library.__cxa_demangle.restype = ctypes.c_void_p
             library.__cxa_demangle.argtypes = [ctypes.c_char_p, *[ctypes.c_void_p] * 3]
             # It brings the C library's, which frees what it allocates.
@@ -119,13 +117,13 @@ def _library() -> Any | None:
     return None
 
 
-_FEW: Final = 8
+_MOST_SUBSTITUTIONS: Final = 8
 """Substitutions allowed in this process; each ends in an underscore and may double the text."""
 MEMORY: Final = 1 << 30
 """Bytes of address space of the process."""
 SECONDS: Final = 5
 """CPU seconds of the process; real names take microseconds."""
-_TRIES: Final = 3
+_MOST_FAILURES: Final = 3
 """Failures after which the remaining names stay mangled."""
 
 PROGRAM: Final = """
@@ -141,10 +139,12 @@ for name in json.load(sys.stdin):
 
 def demangle_all(names: Collection[str]) -> dict[str, str]:
     """Return the demangled form of each name; unchanged if there is none, or it is too long."""
-    growing = [name for name in names if name.startswith("_Z") and name.count("_") > _FEW]
+    growing = [
+        name for name in names if name.startswith("_Z") and name.count("_") > _MOST_SUBSTITUTIONS
+    ]
     clear = {name: demangle(name) for name in set(names).difference(growing)}
     done: list[str] = []
-    for _ in range(_TRIES):
+    for _ in range(_MOST_FAILURES):
         done += _demangle_limited(growing[len(done) :])
         # The name that it failed on stays mangled.
         done += growing[len(done) : len(done) + 1]

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 import numpy as np
-from msgspec import field
 
 from gputrace.errors import InputError
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
@@ -23,13 +22,13 @@ from gputrace.model.struct import Struct
 class Quality(msgspec.Struct):
     """Quality problems of a trace, collected while it is read."""
 
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = []
     """Warnings of the recorder."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = []
     """Limits of the figures although the recording is complete."""
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[LeftOut] = []
     """Skipped files."""
-    _dropped: dict[tuple[str, str], int] = field(default_factory=dict)
+    _dropped: dict[tuple[str, str], int] = {}
 
     def drop(self, reason: str, rows: int, where: str = "") -> None:
         """Count dropped rows; repeated reads of the same ``where`` count once."""
@@ -51,9 +50,9 @@ class Quality(msgspec.Struct):
         return totals
 
 
-_BEYOND: Final = 1 << 62
+_LATEST_NS: Final = 1 << 62
 """Nanoseconds beyond any clock: 146 years."""
-_FAR_LONGER: Final = 2
+_MOST_TIMES_LONGER: Final = 2
 """Ratio to the longest duration beyond which a start at 0 is not believed."""
 
 
@@ -64,14 +63,14 @@ def drop_invalid_rows(events: Events, quality: Quality, where: str) -> Events:
     zero duration are kept: they happened, and add nothing to any sum.
     """
     start, end = events.start, events.end
-    if len(events) and start.min() > 0 and end.max() <= _BEYOND and (end >= start).all():
+    if len(events) and start.min() > 0 and end.max() <= _LATEST_NS and (end >= start).all():
         return events
-    beyond = (start < -_BEYOND) | (start > _BEYOND) | (end > _BEYOND)
+    beyond = (start < -_LATEST_NS) | (start > _LATEST_NS) | (end > _LATEST_NS)
     null = (start == UNKNOWN) | (end == UNKNOWN)
     negative = (end < start) & ~beyond & ~null
     # A row that starts at 0 and would be far longer than all others has lost its start.
     timed = ~beyond & ~null & (start != 0)
-    is_long = end > _FAR_LONGER * int((end - start)[timed].max()) if timed.any() else False
+    is_long = end > _MOST_TIMES_LONGER * int((end - start)[timed].max()) if timed.any() else False
     lost = (start == 0) & ((end == 0) | is_long)
     without_time = (null | lost) & ~beyond & ~negative
     quality.drop("end before start", int(np.count_nonzero(negative)), where)

@@ -16,12 +16,12 @@ from gputrace.readers.gzip_io import Content, peek, read_content
 T = TypeVar("T")
 
 _BETWEEN: Final = re.compile(rb"\}(\s*,\s*)(?=\{)")
-_TRIED: Final = 1 << 16
-"""Bytes at the end of a block in which to try `_TRIES` cuts."""
-_TRIES: Final = 3
+_CUT_RANGE: Final = 1 << 16
+"""Bytes at the end of a block in which to try `_CUTS_TRIED` cuts."""
+_CUTS_TRIED: Final = 3
 LONGEST: Final = 16 << 20
 """Bytes of text of one event, or around the list: no profiler writes more."""
-_WORD: Final = 16
+_CUT_WORD: Final = 16
 """Bytes at the end of a text in which a number or a word may be cut off, and look broken."""
 _MOST_LOST: Final = 0.5
 """Largest part of the list that may be left out since it is not JSON."""
@@ -136,9 +136,9 @@ class Document(Generic[T]):
 
     def _whole(self) -> Iterator[T]:
         """Yield the events of which the rest holds all."""
-        first = max(0, len(self._rest) - _TRIED)
+        first = max(0, len(self._rest) - _CUT_RANGE)
         cuts = [match.span(1) for match in _BETWEEN.finditer(self._rest, first)]
-        for end, next in cuts[: -_TRIES - 1 : -1]:
+        for end, next in cuts[: -_CUTS_TRIED - 1 : -1]:
             try:
                 part = self._decode(b"[%b]" % self._rest[:end])
             except BadJson as error:
@@ -157,7 +157,7 @@ class Document(Generic[T]):
 
     def _walked(self, is_last: bool = False) -> Iterator[T]:
         """Yield the events of the rest, decoded one by one; stop at one that has no end."""
-        size = _TRIED
+        size = _CUT_RANGE
         while self._rest and not self._ended:
             text = repair(self._rest[:size])
             walk = walk_events(text, is_last and size >= len(self._rest))
@@ -168,9 +168,15 @@ class Document(Generic[T]):
             yield from self._decoded([text[begin:end] for begin, end in walk.events])
             self._move(walk.end)
             if walk.closed:
-                self._take_tail()
+                tail = self._rest
+                while block := self._text.read():
+                    tail += block
+                    self._check_length(tail)
+                self._listed = self._offset - len(self.around)
+                self.around += tail
+                self._rest, self._ended = b"", True
             elif walk.end:
-                size = _TRIED
+                size = _CUT_RANGE
             elif size >= len(self._rest):
                 return
             else:
@@ -195,33 +201,21 @@ class Document(Generic[T]):
         if self._ended:
             return
         if self._rest.strip(b" \t\r\n,"):
-            self._check_unfinished()
+            try:
+                self._decode(b"[" + self._rest)
+            except BadJson as error:
+                # Past the beginning of an event, which may be cut off.
+                if error.byte is not None and error.byte + _CUT_WORD < len(self._rest):
+                    raise self._broken(error) from error
+            self._check_length(self._rest)
             raise self._broken(BadJson("", None))
         self.closed = False
         self.around = self.beginning
-
-    def _take_tail(self) -> None:
-        tail = self._rest
-        while block := self._text.read():
-            tail += block
-            self._check_length(tail)
-        self._listed = self._offset - len(self.around)
-        self.around += tail
-        self._rest, self._ended = b"", True
 
     def _move(self, to: int) -> None:
         self._unfinished = 0
         self._rest = self._rest[to:]
         self._offset += to
-
-    def _check_unfinished(self) -> None:
-        """Raise InputError if the rest is not the beginning of an event."""
-        try:
-            self._decode(b"[" + self._rest)
-        except BadJson as error:
-            if error.byte is not None and error.byte + _WORD < len(self._rest):
-                raise self._broken(error) from error
-        self._check_length(self._rest)
 
     def _check_length(self, text: bytes) -> None:
         if len(text) > LONGEST:
@@ -309,7 +303,7 @@ def walk_events(text: bytes, is_last: bool) -> Walk:
             reason = getattr(error, "msg", "nested too deep")
             next = _NEXT.search(characters, begin)
             next = next or (_END.search(characters, begin) if is_last else None)
-            cut_off = at + _WORD >= len(text) or reason.startswith("Unterminated")
+            cut_off = at + _CUT_WORD >= len(text) or reason.startswith("Unterminated")
             if cut_off or next is None:
                 break
             problem = problem if skipped else (reason.lower(), at + 1)
@@ -320,7 +314,7 @@ def walk_events(text: bytes, is_last: bool) -> Walk:
 
 
 MOST_BYTES: Final = 1 << 30
-_BEYOND: Final = 4e15
+_LATEST: Final = 4e15
 """Microseconds past any clock, of which two together are still nanoseconds of 64 bits."""
 
 Key = int | str | None
@@ -376,7 +370,7 @@ def nanoseconds(*microseconds: object) -> int | None:
     """Return the sum of times given in microseconds; None if one is not a time."""
     total: int | float = 0
     for time in microseconds:
-        if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < _BEYOND:
+        if isinstance(time, bool) or not isinstance(time, int | float) or not abs(time) < _LATEST:
             return None
         total += time
     return round(total * 1000)

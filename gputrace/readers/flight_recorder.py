@@ -16,7 +16,7 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import index
 from pathlib import Path
@@ -112,16 +112,12 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
             if "gputrace_hang" in content:
                 ranks += _of_report(content, allowance)
             else:
-                ranks.append(_of_dump(content, _rank_of(path.name, number), allowance))
+                numbers = re.findall(r"\d+", path.name.removesuffix(".json"))
+                ranks.append(_of_dump(content, int(numbers[-1]) if numbers else number, allowance))
         except _MALFORMED as error:
             reason = str(error) if isinstance(error, Refused) else _NOT_A_DUMP
             raise InputError(path, reason) from error
     return sorted(ranks, key=lambda state: state.rank)
-
-
-def _rank_of(name: str, otherwise: int) -> int:
-    numbers = re.findall(r"\d+", name.removesuffix(".json"))
-    return int(numbers[-1]) if numbers else otherwise
 
 
 class _Allowance:
@@ -185,8 +181,13 @@ def _members(text: str, allowance: _Allowance) -> tuple[int, ...]:
 
 
 def _of_dump(content: dict[str, Any], rank: int, allowance: _Allowance) -> RankState:
-    configured = content.get("pg_config", {})
-    groups = {name: _listed(group, allowance) for name, group in configured.items()}
+    groups: dict[str, tuple[int, ...]] = {}
+    for name, configured in content.get("pg_config", {}).items():
+        ranks = (configured.get("ranks") if isinstance(configured, dict) else None) or ()
+        allowance.spend(_OF_RANK * len(ranks))
+        # Not `int`, which would make a number of each reference to a text.
+        listed = json.loads(ranks) if isinstance(ranks, str) else ranks
+        groups[name] = tuple(map(index, listed))
     entries = []
     for entry in content["entries"]:
         name, description = (*map(_text, entry.get("process_group", ("0", ""))[:2]), "")[:2]
@@ -235,13 +236,6 @@ _SHORT: Final = _Short()
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else _SHORT.repr(value)
-
-
-def _listed(group: Any, allowance: _Allowance) -> tuple[int, ...]:
-    ranks = (group.get("ranks") if isinstance(group, dict) else None) or ()
-    allowance.spend(_OF_RANK * len(ranks))
-    # Not `int`, which would make a number of each reference to a text.
-    return tuple(map(index, json.loads(ranks) if isinstance(ranks, str) else ranks))
 
 
 _PARTS: Final = ("filename", "line", "name")
@@ -295,30 +289,21 @@ def plain_pickle(data: bytes) -> Any:
 
     Raises Refused for one that holds more, or too much, ValueError for what is not a pickle.
     """
+    import pickletools
     import warnings
 
     with warnings.catch_warnings():
         # Of texts with a backslash before what it does not escape.
         warnings.simplefilter("ignore", DeprecationWarning)
         machine = _Machine()
-        for name, argument in _opcodes(data):
-            machine.run(name, argument)
+        for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
+            held = f"over {MOST_OPCODES:,} values" if number >= MOST_OPCODES else ""
+            if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
+                held = held or f"a number of over {_MOST_BITS:,} bits"
+            if held:
+                raise Refused(f"{_NOT_A_DUMP}: it holds {held} (at byte {position}); {_ADVICE}")
+            machine.run(opcode.name, argument)
         return machine.stack.pop()
-
-
-def _opcodes(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield names and arguments; raises Refused where there are too many, or too long a number."""
-    import pickletools
-
-    for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
-        if number >= MOST_OPCODES:
-            held = f"over {MOST_OPCODES:,} values"
-        elif isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
-            held = f"a number of over {_MOST_BITS:,} bits"
-        else:
-            yield opcode.name, argument
-            continue
-        raise Refused(f"{_NOT_A_DUMP}: it holds {held} (at byte {position}); {_ADVICE}")
 
 
 class _Machine:
@@ -364,15 +349,14 @@ class _Machine:
             self.stack.append(tuple(items))
         elif kind is list:
             _checked(self.stack[-1], list).extend(items)
-        elif all(map(_is_key, items[::2])):
+        # Keys that a dict finds at once: others may hash for ever, or all to the same.
+        elif all(
+            type(key) is str or (type(key) is int and abs(key) < sys.hash_info.modulus)
+            for key in items[::2]
+        ):
             _checked(self.stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
         else:
             raise ValueError("no dict by text or number")
-
-
-def _is_key(key: Any) -> bool:
-    """Return whether a dict finds a key at once: others may hash for ever, or all to the same."""
-    return type(key) is str or (type(key) is int and abs(key) < sys.hash_info.modulus)
 
 
 def _checked(value: Any, kind: type) -> Any:

@@ -19,13 +19,13 @@ from gputrace.units import format_ns
 
 RIGHT_NS: Final = 1_000_000
 """Nanoseconds by which a clock may be wrong: no recorder's is that wrong by accident."""
-_ENOUGH: Final = 3
+_SUFFICIENT_PAIRS: Final = 3
 """Minimum number of operations of a GPU that show its skew: one may have a time that is wrong."""
 _LOOKS: Final = (100, 4_000)
 """Operations of a table to inspect at first, and then: a wrong clock is wrong for all."""
 _CALLS_EACH: Final = 20
 """Calls to inspect for each."""
-_FARTHEST: Final = 1 << 61
+_MOST_SKEW: Final = 1 << 61
 """Nanoseconds that no clock is wrong by."""
 _COPIES: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
 _ON_GPU: Final = ("CUPTI_ACTIVITY_KIND_KERNEL", _COPIES, "CUPTI_ACTIVITY_KIND_MEMSET")
@@ -45,7 +45,7 @@ def measure_skew(database: Database) -> int:
         sql = "SELECT CAST(value AS INTEGER) FROM GPUTRACE_EXPORT WHERE name = 'gpu_late_ns'"
         skews = [int(skew) for (skew,) in database.query(sql)]
     skew = skews[-1] if skews else _shown(database)
-    return skew if abs(skew) <= _FARTHEST else 0
+    return skew if abs(skew) <= _MOST_SKEW else 0
 
 
 def _shown(database: Database) -> int:
@@ -62,14 +62,14 @@ def _shown(database: Database) -> int:
         for key in distinct_ids(gpu).tolist():
             mine = gpu == key
             waits = mine & (waited > 0)
-            if np.count_nonzero(mine) >= _ENOUGH:
-                soonest[key] = int(np.sort(began[mine])[_ENOUGH - 1])
-            if np.count_nonzero(waits) >= _ENOUGH:
-                latest[key] = int(np.sort(ended[waits])[-_ENOUGH])
+            if np.count_nonzero(mine) >= _SUFFICIENT_PAIRS:
+                soonest[key] = int(np.sort(began[mine])[_SUFFICIENT_PAIRS - 1])
+            if np.count_nonzero(waits) >= _SUFFICIENT_PAIRS:
+                latest[key] = int(np.sort(ended[waits])[-_SUFFICIENT_PAIRS])
         if soonest and all(abs(delay) <= RIGHT_NS for delay in soonest.values()):
             return 0
     # GPUs' times are late by `least` or more, but by `most` or less.
-    least = max(latest.values(), default=-_FARTHEST)
+    least = max(latest.values(), default=-_MOST_SKEW)
     most = min(soonest.values(), default=0)
     if least > RIGHT_NS:
         return least if least <= most + RIGHT_NS else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,11 @@ REPLAYS: Final = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 _MOST_ROWS: Final = 1 << 18
 """Nodes that are read; those of the first stretches."""
-_BEYOND: Final = 1 << 62
+_LATEST_NS: Final = 1 << 62
 _MOST_NODES: Final = 1 << 25
 """Nodes of all replays together, which are held in memory."""
 _ORDINARY: Final = 2.0
 """Longest replay, in medians, of which the nodes count."""
-_TIMES: Final = ("start", "end")
 _NODE: Final = ("kind", "name", "device", "stream", "bytes")
 """Columns of the nodes that all replays share."""
 
@@ -83,7 +82,7 @@ def read_graph_nodes(
         return {}
     replays: dict[_Call, _Replay] = defaultdict(list)
     graphs: dict[_Call, set[int]] = defaultdict(set)
-    known = f"start > 0 AND end >= start AND end < {_BEYOND} AND correlationId > 0"
+    known = f"start > 0 AND end >= start AND end < {_LATEST_NS} AND correlationId > 0"
     columns = ("globalPid", "correlationId", "graphId", "demangledName", "start", "end")
     where = f"{known} AND graphId > 0 LIMIT {_MOST_ROWS}"
     rows = database.select(_KERNELS, *columns, "deviceId", "streamId", where=where)
@@ -153,25 +152,19 @@ def with_nodes(
             continue
         mine = keys == key
         rest &= ~mine
-        rows = replays.select(mine)
-        fitted = dict(zip(_TIMES, nodes.fit(rows.start, rows.end), strict=True))
-        count = len(nodes.columns["kind"])
-        parts.append(Events({name: _column(name, rows, nodes, fitted, count) for name in columns}))
+        rows, count = replays.select(mine), len(nodes.columns["kind"])
+        start, end = map(np.ravel, nodes.fit(rows.start, rows.end))
+        of_nodes: dict[str, Column] = {"start": start, "end": end}
+        for name in columns:  # One replay after the other.
+            if name in nodes.columns:
+                of_nodes[name] = np.tile(nodes.columns[name], len(rows))
+            elif name in ("process", "correlation"):
+                of_nodes[name] = np.repeat(getattr(rows, name), count)
+            elif name not in of_nodes:
+                of_nodes[name] = np.full(len(rows) * count, UNKNOWN, COLUMN_TYPES[name])
+        parts.append(Events(of_nodes).having(*columns))
     others = replays.select(rest).having(*columns)
     return concatenate([others, *parts], columns)
-
-
-def _column(
-    name: str, replays: Events, nodes: GraphNodes, fitted: Mapping[str, Any], count: int
-) -> Column:
-    """Return a column of the nodes of some replays, one replay after the other."""
-    if name in fitted:
-        return np.ravel(fitted[name])
-    if name in nodes.columns:
-        return np.tile(nodes.columns[name], len(replays))
-    if name in ("process", "correlation"):
-        return np.repeat(getattr(replays, name), count)
-    return np.full(len(replays) * count, UNKNOWN, COLUMN_TYPES[name])
 
 
 def that_fit(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from io import BufferedReader
 from pathlib import Path
@@ -92,7 +92,7 @@ def _quick_gzip() -> Any:
     return import_module("gzip")
 
 
-class Content:
+class Content(AbstractContextManager["Content"]):
     """Block reader of the uncompressed content of a file; use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
@@ -119,9 +119,6 @@ class Content:
 
     def read(self) -> bytes:
         """Return the next block, empty at the end; raise InputError at the first broken one."""
-        return self._plain.text(self._read())
-
-    def _read(self) -> bytes:
         if self._broken is not None:
             raise self._broken
         pieces: list[bytes] = []
@@ -132,23 +129,20 @@ class Content:
                 self._length += len(piece)
         except Exception as error:  # Each library raises its own.
             if self._is_quick:
-                return self._read_by_gzip(start)
+                # `gzip` gives all that there is before a break.
+                import gzip
+
+                self._file.seek(0)
+                self._unpacked = self._layers(gzip)
+                self._unpacked.seek(start)
+                self._is_quick, self._length = False, start
+                return self.read()
             self._broken = self._broken_by(error)
         if self._packed:
             check_ratio(self.path, self._length, self._file.tell())
         if self._broken is not None and not pieces:
             raise self._broken
-        return b"".join(pieces)
-
-    def _read_by_gzip(self, start: int) -> bytes:
-        """Read a block again by `gzip`, which gives all that there is before a break."""
-        import gzip
-
-        self._file.seek(0)
-        self._unpacked = self._layers(gzip)
-        self._unpacked.seek(start)
-        self._is_quick, self._length = False, start
-        return self._read()
+        return self._plain.text(b"".join(pieces))
 
     def _broken_by(self, error: Exception) -> InputError:
         import zlib
@@ -160,9 +154,6 @@ class Content:
         if isinstance(error, EOFError):
             problem = f"cut off: its gzip data end {where}"
         return InputError(self.path, f"{problem}; copy it again")
-
-    def __enter__(self) -> Content:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._unpacked.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -13,15 +12,7 @@ import numpy as np
 from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.model.events import Events, Kind
 from gputrace.model.trace import NoGpu, Process, Session
-from gputrace.readers.chrome_json import (
-    NOT_JSON,
-    ChromeEvent,
-    Key,
-    arguments,
-    key,
-    nanoseconds,
-    read_events,
-)
+from gputrace.readers import chrome_json as chrome
 from gputrace.readers.in_memory import MemoryTrace, Names
 
 _BEGIN: Final = "start_time_since_epoch_in_micros"
@@ -47,37 +38,28 @@ class HorovodTrace(MemoryTrace):
 
     def __init__(self, path: Path, breaks: ErrorPolicy = STOP) -> None:
         # Horovod never writes an end: what is cut off is the last event of a run.
-        events, skipped = read_events(path, ErrorPolicy(True))
-        names = Names()
-        rows = list(_phases(events, names))
+        events, skipped = chrome.read_events(path, ErrorPolicy(True))
+        names, rows, last = Names(), list[tuple[int, ...]](), 0
+        begun: dict[chrome.Key, list[tuple[int, int, int]]] = {}
+        """Open phases of each tensor, which is a process in the file, and nests them."""
+        for event in events:
+            if (time := chrome.nanoseconds(event.get("ts"))) is None:
+                continue
+            open_, last = begun.setdefault(chrome.key(event, "pid"), []), max(last, time)
+            if event.get("ph") == "B":
+                open_.append((time, names.number(str(event.get("name"))), len(begun)))
+            elif event.get("ph") == "E" and open_:
+                start, *more = open_.pop()
+                rows.append((start, time, *more))
+        # Phases without an end last until the end of the file.
+        rows += [(start, last, *more) for start, *more in chain.from_iterable(begun.values())]
         if not rows:
             raise InputError(path, "a Horovod timeline without any phase of a tensor")
         columns = dict(zip(("start", "end", "name", "thread"), np.array(rows).T, strict=True))
         columns["kind"] = np.full(len(rows), Kind.RANGE)
-        begins = (nanoseconds(arguments(event).get(_BEGIN)) for event in events)
+        begins = (chrome.nanoseconds(chrome.arguments(event).get(_BEGIN)) for event in events)
         session = Session(epoch_ns=next(filter(None, begins), None))
         parts, processes = [Events(columns)], [Process(0)]
         super().__init__(path, "horovod", parts, names.texts, processes, (), session, _NO_GPU)
         self.origin = int(columns["start"].min())
-        self.quality.drop(NOT_JSON, skipped)
-
-
-def _phases(events: Sequence[ChromeEvent], names: Names) -> Iterator[tuple[int, ...]]:
-    """Yield pairs of B and E of each tensor, which is a process in the file, and nests them.
-
-    Phases without an end last until the end of the file.
-    """
-    begun: dict[Key, list[tuple[int, int, int]]] = {}
-    last = 0
-    for event in events:
-        time = nanoseconds(event.get("ts"))
-        if time is None:
-            continue
-        open_, last = begun.setdefault(key(event, "pid"), []), max(last, time)
-        if event.get("ph") == "B":
-            open_.append((time, names.number(str(event.get("name"))), len(begun)))
-        elif event.get("ph") == "E" and open_:
-            start, *more = open_.pop()
-            yield start, time, *more
-    for start, *more in chain.from_iterable(begun.values()):
-        yield start, last, *more
+        self.quality.drop(chrome.NOT_JSON, skipped)

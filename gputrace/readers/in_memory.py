@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import (
@@ -109,12 +108,14 @@ class MemoryTrace(Trace):
     def _possible(self, parts: Sequence[Events]) -> list[Events]:
         """Return the rows without those of GPUs at impossible times."""
         of_gpus = [is_among(part.kind, GPU_KINDS) for part in parts]
-
-        def launched(operations: Events) -> NDArray[np.int64]:
-            calls = [part.kind == Kind.API for part in parts]
-            return find_launches(_rows(parts, calls), operations)
-
-        possible = find_possible(_rows(parts, of_gpus), self.quality, "", launched)
+        possible = find_possible(
+            _rows(parts, of_gpus),
+            self.quality,
+            "",
+            lambda operations: find_launches(
+                _rows(parts, [part.kind == Kind.API for part in parts]), operations
+            ),
+        )
         if possible is None:
             return list(parts)
         counts = [int(np.count_nonzero(on_gpu)) for on_gpu in of_gpus]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -119,7 +119,7 @@ MOST_RANKS: Final = 1 << 15
 _RANK: Final = re.compile(rb"\b\d{1,5}\b")
 
 
-FAR: Final = 3_600 * 1_000_000_000
+FAR_BEFORE_NS: Final = 3_600 * 1_000_000_000
 """A time of 0 so far before all others, in nanoseconds, is none."""
 
 NOTHING: Final = Window(-(1 << 62), -(1 << 62))
@@ -133,9 +133,11 @@ class RowSelection:
 
     def __init__(self, window: Window = NOTHING, first: int = 0) -> None:
         """``window`` is in the file's own times; ``first`` is the earliest of them."""
-        self._window, self._zero_is_lost = window, first > FAR
-        self._nearest: dict[tuple[object, ...], tuple[int, EventBatch]] = {}
-        """Distance and event by side of the window, category, process and thread."""
+        self._window, self._zero_is_lost = window, first > FAR_BEFORE_NS
+        self.nearest: dict[tuple[object, ...], tuple[int, EventBatch]] = {}
+        """The rows nearest to the window that do not touch it, in a table each, and how far each
+        is; by side of the window, category, process and thread.
+        """
         self.touched = False
         """True if any row touches the window."""
 
@@ -167,12 +169,8 @@ class RowSelection:
         for of_key, row in last.items():
             key = after, *(events.values[number] for number in of_key)
             close = int(closeness[row])
-            if key not in self._nearest or self._nearest[key][0] < close:
-                self._nearest[key] = close, events.copied(row)
-
-    def nearest(self) -> list[EventBatch]:
-        """Return the rows nearest to the window, which do not touch it, in a table each."""
-        return [event for _, event in self._nearest.values()]
+            if key not in self.nearest or self.nearest[key][0] < close:
+                self.nearest[key] = close, events.copied(row)
 
 
 Columns = dict[str, Ints]
@@ -209,7 +207,7 @@ _NUMBER: Final = re.compile(r"-?\d+$")
 _LABEL: Final = re.compile(r"(.*\d.*\D)\d+\s*$")
 _COPY_ENDS: Final = ("source_memory", "destination_memory")
 _HALF: Final = 1 << 31
-_NEVER: Final = np.iinfo(np.int64).max
+_NO_TIME: Final = np.iinfo(np.int64).max
 
 _DATA: Final = re.compile(r"enumerate\(DataLoader\)#.*__next__")
 
@@ -239,7 +237,7 @@ class FileRows:
         self.has_gpu = False
         self._kept = kept
         self._calls: Counter[int] = Counter()
-        self._first = _NEVER
+        self._first = _NO_TIME
         self._from_zero = False
         self._threads: dict[Value, int] = {}
         self._on_gpu: list[Columns] = []
@@ -287,7 +285,7 @@ class FileRows:
     @property
     def first(self) -> int:
         """The earliest time of a row, in nanoseconds; the profiler writes 0 for one it lost."""
-        if self._first == _NEVER or (self._from_zero and self._first <= FAR):
+        if self._first == _NO_TIME or (self._from_zero and self._first <= FAR_BEFORE_NS):
             return 0
         return self._first
 
@@ -306,38 +304,46 @@ class FileRows:
     def parts(self, shift: int, rank: int) -> list[Events]:
         """Return all rows of the process of a rank, with nanoseconds added to their times."""
         if self._kept is not None:
-            for event in self._kept.nearest():
+            for _, event in self._kept.nearest.values():
                 is_gpu = event.map("cat", _group_of) == _Group.GPU
                 self._take(event.select(is_gpu), event.select(~is_gpu), None)
-        mains = np.array([self._main(label) for label in self._labels] or [0])
+        # GPU rows do not say whose they are: taken as those of the process that makes most CUDA
+        # calls, of the processes with their label.
+        mains: list[int] = []
+        for label in self._labels:
+            labelled = [process for pid, process in self.pids.items() if _label(pid) == label]
+            if not labelled and len(self._labels) > 1:
+                # A number makes it a label of a process.
+                labelled = [self._process(f"{label}0")]
+            mains.append(min(labelled, key=lambda of: (-self._calls[of], of), default=0))
         if self._seen:
             ranks = self.ranks(rank)
-            self._on_gpu.append(self._group_rows([ranks[process] for process in mains.tolist()]))
+            self._on_gpu.append(self._group_rows([ranks[process] for process in mains or [0]]))
         for columns in self._on_gpu:
-            columns["process"] = mains[columns["process"]]
+            columns["process"] = np.array(mains or [0])[columns["process"]]
         program = self._program.columns(self.first) if self._on_gpu else []
-        return [_shifted(columns, shift) for columns in self._on_gpu + self._on_host + program]
-
-    def _main(self, label: str) -> int:
-        """Return the process of a label's GPU rows, which do not say whose they are: the one that
-        makes most CUDA calls.
-        """
-        labelled = [process for pid, process in self.pids.items() if _label(pid) == label]
-        if not labelled and len(self._labels) > 1:
-            return self._process(f"{label}0")  # A number makes it a label of a process.
-        return min(labelled, key=lambda process: (-self._calls[process], process), default=0)
+        parts = []
+        for columns in self._on_gpu + self._on_host + program:
+            lost = columns["start"] == (0 if -shift > FAR_BEFORE_NS else UNKNOWN)
+            shifted = {
+                edge: np.where(lost | (columns[edge] == UNKNOWN), UNKNOWN, columns[edge] + shift)
+                for edge in ("start", "end")
+            }
+            parts.append(Events.fitting(columns | shifted))
+        return parts
 
     def _label(self, pid: Value) -> int:
         return self._labels.setdefault(_label(pid), len(self._labels))
 
     def _gpu_rows(self, events: EventBatch, columns: Columns) -> Columns:
         columns["kind"] = events.map("cat", _GPU.__getitem__)
-        columns["name"] = self._names(events)
+        columns["name"] = events.map("name", lambda name: self.names.number(str(name)))
         columns["process"] = events.map("pid", self._label)
         for name, others in (("device", ("pid", "tid")), ("stream", ("tid",))):
             columns[name] = events[name]
             for other in others:
-                columns[name] = _filled(columns[name], partial(events.map, other, integer))
+                if (lacking := columns[name] == UNKNOWN).any():
+                    columns[name] = np.where(lacking, events.map(other, integer), columns[name])
         # Operators that are timed on a GPU, which nest, are on no stream.
         timed = events.map("cat", lambda cat: cat == _TIMED) == 1
         columns["stream"] = np.where(timed, UNKNOWN, columns["stream"])
@@ -404,7 +410,7 @@ class FileRows:
 
     def _host_rows(self, events: EventBatch, columns: Columns) -> Columns:
         columns["kind"] = events.map("cat", _HOST.__getitem__)
-        columns["name"] = self._names(events)
+        columns["name"] = events.map("name", lambda name: self.names.number(str(name)))
         ranges = columns["kind"] == Kind.RANGE
         if ranges.any():
             columns["kind"][ranges] = events.select(ranges).map("name", _kind_of)
@@ -430,7 +436,7 @@ class FileRows:
         for row, (is_shown, is_module, name_, *place, sequence, is_backward) in enumerate(listed):
             name, at = str(events.values[name_]), CallSpan(*place)
             if is_module:
-                self._program.add_module(name.removeprefix(_MODULE), at)
+                self._program.modules.append((at, name.removeprefix(_MODULE)))
                 continue
             self._program.add_operator(name, sequence, is_backward, at)
             if is_shown and name in SHAPED:
@@ -448,9 +454,6 @@ class FileRows:
         if kept is not None and not (rows := kept.choose(events, start, end)).all():
             events, start, end = events.select(rows), start[rows], end[rows]
         return events, {"start": start, "end": end}
-
-    def _names(self, events: EventBatch) -> Ints:
-        return events.map("name", lambda name: self.names.number(str(name)))
 
     def _process(self, pid: Value) -> int:
         return self.pids.setdefault(pid, len(self.pids))
@@ -480,20 +483,6 @@ def _kind_of(name: Value) -> Kind:
     if _STEP.match(str(name)):
         return Kind.STEP
     return Kind.DATA_WAIT if _DATA.match(str(name)) else Kind.RANGE
-
-
-def _filled(numbers: Ints, others: Callable[[], Ints]) -> Ints:
-    lacking = numbers == UNKNOWN
-    return np.where(lacking, others(), numbers) if lacking.any() else numbers
-
-
-def _shifted(columns: Columns, shift: int) -> Events:
-    moved = dict(columns)
-    lost = columns["start"] == (0 if -shift > FAR else UNKNOWN)
-    for edge in ("start", "end"):
-        unknown = lost | (columns[edge] == UNKNOWN)
-        moved[edge] = np.where(unknown, UNKNOWN, columns[edge] + shift)
-    return Events.fitting(moved)
 
 
 BEFORE: Final = 1_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from functools import cache
@@ -71,10 +71,6 @@ class Event(Struct, gc=False):
     dur: Raw = Raw(b"")
     args: Args | None = None
 
-    def copied(self) -> Event:
-        """Return a copy that does not keep the decoded text alive."""
-        return structs.replace(self, ts=self.ts.copy(), dur=self.dur.copy())
-
 
 class CardProperties(Struct):
     """A GPU that the process could see."""
@@ -114,7 +110,7 @@ _NOT_TEXTS: Final = COLUMNS.index("start")
 """Position of the first column that is not of numbers in `EventBatch.values`."""
 _SHORTEST: Final = 32
 """Bytes of the shortest event that profilers write; a list with shorter ones is decoded."""
-_FEW: Final = 16
+_SPARE_SPANS: Final = 16
 """Values that a short list may have beside one for each event: it repeats few."""
 
 
@@ -253,7 +249,7 @@ class EventScanner:
         if most > self._columns.shape[1]:
             # Kept for the next list: the system clears each page of new memory.
             self._columns = np.empty((len(COLUMNS), most), np.int64)
-            self._spans = np.empty((most + _FEW, 2), np.int64)
+            self._spans = np.empty((most + _SPARE_SPANS, 2), np.int64)
         columns, spans, count = self._columns, self._spans, ctypes.c_int64()
         memory = columns.ctypes.data, columns.shape[1], spans.ctypes.data, len(spans), count
         rows = library.gputrace_scan_events(text, len(text), *memory)
@@ -308,14 +304,13 @@ class DecodedEvents:
         try:
             return _EVENTS.decode(text)
         except ValidationError:
-            return list(filter(None, map(self._one, _EACH.decode(text))))
-
-    def _one(self, text: Raw) -> Event | None:
-        try:
-            return _EVENT.decode(text)
-        except ValidationError:
-            self.odd += 1
-            return None
+            events: list[Event] = []
+            for each in _EACH.decode(text):
+                try:
+                    events.append(_EVENT.decode(each))
+                except ValidationError:
+                    self.odd += 1
+            return events
 
 
 def properties(text: bytes) -> tuple[Properties, BadJson | None]:
@@ -419,23 +414,24 @@ class Pairs:
         """Return the events with a duration (``ph`` X), and those made of a pair (B and E)."""
         if {event.ph for event in events}.isdisjoint("BE"):
             return [event for event in events if event.ph == "X"]
-        return list(self._paired(events))
-
-    def _paired(self, events: Iterable[Event]) -> Iterator[Event]:
+        whole = []
         for event in events:
             if event.ph == "X":
-                yield event
+                whole.append(event)
             elif event.ph == "B":
-                self._open.setdefault((event.pid, event.tid), []).append(event.copied())
+                # A copy that does not keep the decoded text alive.
+                begun = structs.replace(event, ts=event.ts.copy(), dur=event.dur.copy())
+                self._open.setdefault((event.pid, event.tid), []).append(begun)
             elif event.ph != "E":
                 continue
-            elif begun := self._open.get((event.pid, event.tid)):
-                pair = begun.pop()
+            elif waiting := self._open.get((event.pid, event.tid)):
+                pair = waiting.pop()
                 try:
                     start, end = (Decimal(bytes(at.ts).decode()) for at in (pair, event))
                     pair.dur = Raw(str(end - start))
                 except (InvalidOperation, UnicodeDecodeError):
                     pair.dur = Raw(b"")
-                yield pair
+                whole.append(pair)
             else:
                 self._unbegun += 1
+        return whole

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,15 +11,7 @@ import numpy as np
 from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.model.events import Events, Kind
 from gputrace.model.trace import Process, Session
-from gputrace.readers.chrome_json import (
-    NOT_JSON,
-    ChromeEvent,
-    Key,
-    key,
-    nanoseconds,
-    read_events,
-    read_names,
-)
+from gputrace.readers import chrome_json as chrome
 from gputrace.readers.in_memory import MemoryTrace, Names
 
 _DEVICES: Final = re.compile(rb'"name"\s*:\s*"[cg]pu/\d+"')
@@ -55,13 +46,28 @@ class MxnetTrace(MemoryTrace):
     """Operators of GPUs as kernels; its clock is 0 at the first of them."""
 
     def __init__(self, path: Path, breaks: ErrorPolicy = STOP) -> None:
-        events, skipped = read_events(path, breaks)
-        processes, _ = read_names(events)
+        events, skipped = chrome.read_events(path, breaks)
+        processes, _ = chrome.read_names(events)
         gpus = {
             pid: int(gpu[1]) for pid, name in processes.items() if (gpu := _GPU.fullmatch(name))
         }
-        names = Names()
-        rows = list(_operators(events, gpus, names))
+        names, rows = Names(), list[tuple[int, ...]]()
+        begun: dict[tuple[int, chrome.Key, str], list[int]] = {}
+        """Operators of one name on one thread of a GPU that have begun, and when."""
+        threads: dict[chrome.Key, int] = {}
+        for event in events:
+            device, name = gpus.get(chrome.key(event, "pid")), str(event.get("name"))
+            time = chrome.nanoseconds(event.get("ts"))
+            if device is None or time is None or name in _NOT_RUN:
+                continue
+            tid = chrome.key(event, "tid")
+            open_ = begun.setdefault((device, tid, name), [])
+            if event.get("ph") == "B":
+                open_.append(time)
+            elif event.get("ph") == "E" and open_:
+                stream = threads.setdefault(tid, len(threads))
+                kind = _COPIES.get(name, Kind.KERNEL)
+                rows.append((open_.pop(), time, kind, names.number(name), device, stream))
         if not rows:
             raise InputError(path, _NO_GPU)
         columns = dict(zip(_COLUMNS, np.array(rows, np.int64).T, strict=True))
@@ -70,25 +76,4 @@ class MxnetTrace(MemoryTrace):
         session = Session(epoch_ns=epoch)
         super().__init__(path, "mxnet", [Events(columns)], names.texts, [Process(0)], (), session)
         self.quality.notes.append(_OPERATORS)
-        self.quality.drop(NOT_JSON, skipped)
-
-
-def _operators(
-    events: Sequence[ChromeEvent], gpus: Mapping[Key, int], names: Names
-) -> Iterator[tuple[int, ...]]:
-    """Yield pairs of B and E of one name on one thread of a GPU."""
-    begun: dict[tuple[int, Key, str], list[int]] = {}
-    threads: dict[Key, int] = {}
-    for event in events:
-        device, name = gpus.get(key(event, "pid")), str(event.get("name"))
-        time = nanoseconds(event.get("ts"))
-        if device is None or time is None or name in _NOT_RUN:
-            continue
-        tid = key(event, "tid")
-        open_ = begun.setdefault((device, tid, name), [])
-        if event.get("ph") == "B":
-            open_.append(time)
-        elif event.get("ph") == "E" and open_:
-            stream = threads.setdefault(tid, len(threads))
-            kind = _COPIES.get(name, Kind.KERNEL)
-            yield open_.pop(), time, kind, names.number(name), device, stream
+        self.quality.drop(chrome.NOT_JSON, skipped)

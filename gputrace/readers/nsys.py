@@ -118,6 +118,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
         elif self.kinds:
             problem = "no GPU activity in this nsys export, only the host's"
         names = self.events([Kind.API], ["name"]).name if Kind.API in self.kinds else _NO_IDS
+        what = "name LIKE '%COLLECT_CUDA_TRACE' AND value = 'true'"
+        traced = self._database.select("META_DATA_CAPTURE", "name", "value", where=what)
         if len(names) and self.search(distinct_ids(names), _GIVES_WORK):
             problem += ", though CUDA calls gave a GPU work"
             remedy = "the recorder received none of it from the driver: see the messages in the "
@@ -125,19 +127,11 @@ class NsysTrace(SqliteTrace[schema.Table]):
         elif len(names):
             problem += f", and none of its {format_count(len(names), 'CUDA call')} gives a GPU work"
             remedy = "record while the GPU works"
-        elif self._traced_cuda:
+        elif any(traced):
             problem += ", and not a CUDA call, though nsys traced them: the program used no GPU"
             remedy = "record one that does, or the process of it that does"
         problem = ". ".join([*self.quality.warnings, problem])
         raise InputError(self.path, f"{problem}; {remedy}")
-
-    @property
-    def _traced_cuda(self) -> bool:
-        """Return whether nsys was to trace CUDA, by what it wrote about the capture."""
-        if not self._database.has("META_DATA_CAPTURE", "name", "value"):
-            return False
-        sql = "SELECT 1 FROM META_DATA_CAPTURE WHERE name LIKE '%COLLECT_CUDA_TRACE' AND value = "
-        return bool(list(self._database.query(sql + "'true'")))
 
     @property
     def tables(self) -> SqliteTables:
@@ -269,7 +263,10 @@ class NsysTrace(SqliteTrace[schema.Table]):
                 return np.full(rows, table.kinds[0], np.int8)
             return _lookup(schema.KIND_OF[table.name], raw, "kind", rows, table.kinds[-1])
         if column in ("source_memory", "destination_memory"):
-            return _memory(raw, column, rows)
+            memory = _lookup(schema.MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
+            if "kind" in raw:
+                memory[is_among(raw["kind"], schema.MIGRATIONS)] = Memory.MANAGED
+            return memory
         if column == "thread" and "thread" in table.columns and "process" in raw:
             return raw["process"] & 0xFFFFFF
         if column not in raw:
@@ -287,7 +284,8 @@ class NsysTrace(SqliteTrace[schema.Table]):
     def _process_index(self, key: int) -> int:
         if key not in self._process_keys:
             pid = key & 0xFFFFFF
-            member, name = self._members.get(key, schema.NOBODY), self._process_names.get(pid, "")
+            members, names = self._recorded
+            member, name = members.get(key, schema.NOBODY), names.get(pid, "")
             process = Process(pid, key >> 24, member.rank, name, member.host)
             self._process_keys[key] = self.add_process(process)
         return self._process_keys[key]
@@ -300,12 +298,10 @@ class NsysTrace(SqliteTrace[schema.Table]):
         return schema.read_nvml(self._database, self.session.epoch_ns)
 
     @cached_property
-    def _members(self) -> dict[int, schema.Member]:
-        return schema.read_members(self._database)
-
-    @cached_property
-    def _process_names(self) -> dict[int, str]:
-        return {pid: plain(name) for pid, name in self._database.select("PROCESSES", "pid", "name")}
+    def _recorded(self) -> tuple[dict[int, schema.Member], dict[int, str]]:
+        """Ranks and hosts of processes by globalPid without the thread, and names by pid."""
+        names = self._database.select("PROCESSES", "pid", "name")
+        return schema.read_members(self._database), {pid: plain(name) for pid, name in names}
 
 
 def _export_of(database: Database) -> tuple[Window | None, list[str]]:
@@ -342,14 +338,6 @@ def _lookup(
         values[number] = meaning
     numbers = raw[column]
     return values[np.where((numbers < 0) | (numbers > max(known)), max(known) + 1, numbers)]
-
-
-def _memory(raw: dict[str, Integers], column: str, rows: int) -> NDArray[np.int8]:
-    """Return the memory kind of one end of each copy."""
-    memory = _lookup(schema.MEMORY_OF, raw, column, rows, Memory.UNKNOWN)
-    if "kind" in raw:
-        memory[is_among(raw["kind"], schema.MIGRATIONS)] = Memory.MANAGED
-    return memory
 
 
 INLINE_TEXT: Final = -2
@@ -419,12 +407,12 @@ def plain(value: object) -> str:
     return bounded(text)
 
 
-_ROWS: Final = 1 << 12
+_ZONE_ROWS: Final = 1 << 12
 """Rows of a zone."""
 
 
 class Zones(Struct, frozen=True):
-    """The earliest start and the latest end in each stretch of `_ROWS` rows of a table."""
+    """The earliest start and the latest end in each stretch of `_ZONE_ROWS` rows of a table."""
 
     first: int
     """The first rowid."""
@@ -436,14 +424,14 @@ class Zones(Struct, frozen=True):
         near = np.flatnonzero((self.start < window.end) & (self.end >= window.start))
         if not len(near):
             return self.first, self.first
-        return self.first + int(near[0]) * _ROWS, self.first + (int(near[-1]) + 1) * _ROWS
+        return self.first + int(near[0]) * _ZONE_ROWS, self.first + (int(near[-1]) + 1) * _ZONE_ROWS
 
 
 def find_zones(start: Integers, end: Integers, bounds: tuple[int, int] | None) -> Zones | None:
     """Return the zones of rows with the first and last rowid given; None if rowids have holes."""
     if bounds is None or len(start) != bounds[1] - bounds[0] + 1:
         return None
-    edges = np.arange(0, len(start), _ROWS)
+    edges = np.arange(0, len(start), _ZONE_ROWS)
     return Zones(bounds[0], np.minimum.reduceat(start, edges), np.maximum.reduceat(end, edges))
 
 
@@ -485,7 +473,7 @@ class Texts:
     def texts(self, numbers: Sequence[int]) -> dict[int, str]:
         """Return texts by number, skipping unknown numbers."""
         known = [number for number in numbers if 0 <= number < len(self._distinct)]
-        return {number: _decoded(self._distinct[number]) for number in known}
+        return {number: plain(self._distinct[number]) for number in known}
 
     def matching(self, pattern: str, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers whose texts match a pattern, which must treat all digits alike."""
@@ -493,7 +481,7 @@ class Texts:
             shapes = dict[bytes, int]()
             texts = [text.translate(_ZERO_DIGITS) for text in self._distinct]
             self._shape_of = np.fromiter(_number(texts, shapes), np.int32, len(texts))
-            self._shapes = list(map(_decoded, shapes))
+            self._shapes = list(map(plain, shapes))
         matches = np.array([re.search(pattern, shape) is not None for shape in self._shapes], bool)
         numbers = numbers[(numbers >= 0) & (numbers < len(self._distinct))]
         return np.asarray(numbers[matches[self._shape_of[numbers]]])
@@ -530,7 +518,3 @@ def _number(texts: Sequence[bytes], distinct: dict[bytes, int]) -> Iterator[int]
     for text in dict.fromkeys(texts):
         distinct.setdefault(text, len(distinct))
     return map(distinct.__getitem__, texts)
-
-
-def _decoded(text: bytes) -> str:
-    return bounded(text.decode("utf-8", "replace"))

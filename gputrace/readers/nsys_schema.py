@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -215,7 +215,13 @@ def _timed(database: Database, table: str, late: int) -> TimedTable | None:
     end = f'COALESCE("end", {start})' if "end" in columns else start
     if late and any(known.name == table and known.kinds[0] in GPU_KINDS for known in TABLES):
         start, end = f"({start} - {late})", f"({end} - {late})"
-    groups = _groups(columns.keys())
+    groups: tuple[str, ...] = ("gpu",)
+    if "deviceId" in columns:
+        groups = tuple(name for name in _GPU if name in columns)
+    elif "timeNs" not in columns:
+        # What a thread last called before a wait for data is among the names' last calls.
+        named = ("globalTid", "nameId") if "correlationId" in columns else ("globalTid",)
+        groups = tuple(name for name in named if columns.keys() >= {"globalTid", name})
     process = next((name for name in ("globalPid", "globalTid") if name in columns), None)
     if "correlationId" in columns and process is not None:
         pair = f"{process} >> 24", "correlationId"
@@ -231,16 +237,6 @@ def _timed(database: Database, table: str, late: int) -> TimedTable | None:
         # The names of domains and categories are among the events.
         always = f"eventType NOT IN {(*RANGE_TYPES, *MARK_TYPES)}"
     return TimedTable(start, end, groups, beside=start == '"timeNs"', always=always)
-
-
-def _groups(columns: Set[str]) -> tuple[str, ...]:
-    if "deviceId" in columns:
-        return tuple(name for name in _GPU if name in columns)
-    if "timeNs" in columns:
-        return ("gpu",)
-    # What a thread last called before a wait for data is among the names' last calls.
-    named = ("globalTid", "nameId") if "correlationId" in columns else ("globalTid",)
-    return tuple(name for name in named if columns >= {"globalTid", name})
 
 
 def nsys_tables(database: Database, late: int = 0) -> SqliteTables:
@@ -386,7 +382,7 @@ _TEXTS: Final = frozenset(
     {"uuid", "name", "bus", "pci", "link", "ancestor", "p2p_read", "p2p_write", "p2p_nvlink"}
 )
 _ANY_HOST: Final = ("GPUTRACE_PROCESS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")
-_FAR: Final = f"{2.0**62:.1f}"
+_LIMIT: Final = f"{2.0**62:.1f}"
 """Larger than any number of NVML."""
 _TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_NVML_SAMPLE", "GPUTRACE_TOPOLOGY")
 
@@ -447,14 +443,14 @@ def _samples(database: Database, host: int) -> Samples:
     names = [name for name in VALUES if database.has(table, name)]
     # A value that is no sensible number is NULL.
     values = [
-        f"CASE WHEN typeof({name}) IN ('integer', 'real') AND abs(CAST({name} AS REAL)) < {_FAR} "
+        f"CASE WHEN typeof({name}) IN ('integer', 'real') AND abs(CAST({name} AS REAL)) < {_LIMIT} "
         f"THEN CAST({name} AS REAL) END"
         for name in names
     ]
     shown = ", ".join(["CAST(timeNs AS INTEGER)", "CAST(gpu AS INTEGER)", *values])
     sql = (
-        f"SELECT {shown} FROM {quote_identifier(table)} WHERE abs(CAST(timeNs AS REAL)) < {_FAR} "
-        f"AND abs(CAST(gpu AS REAL)) < {_FAR} ORDER BY timeNs"
+        f"SELECT {shown} FROM {quote_identifier(table)} WHERE abs(CAST(timeNs AS REAL)) < {_LIMIT} "
+        f"AND abs(CAST(gpu AS REAL)) < {_LIMIT} ORDER BY timeNs"
     )
     columns = list(zip(*database.query(sql), strict=True))
     if not columns:
@@ -486,7 +482,7 @@ _LABELS: Final = {
     "No. of ranks": "ranks",
     "Rank": "rank",
 }
-_DEEPEST: Final = 4096
+_MOST_OFFSET: Final = 4096
 """Offset past which no entry of NCCL's is."""
 MESSAGE_KINDS: Final = frozenset({Kind.MESSAGE, Kind.COMMUNICATOR})
 
@@ -552,7 +548,7 @@ def _schemas(database: Database) -> dict[tuple[int, int], Schema]:
     entries = database.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", *columns)
     for domain, number, type_, label, at in entries:
         kind, value, offset = _INTEGERS.get(type_), _LABELS.get(label), at or 0
-        if kind and value and isinstance(offset, int) and 0 <= offset < _DEEPEST:
+        if kind and value and isinstance(offset, int) and 0 <= offset < _MOST_OFFSET:
             schemas[domain, number][value] = kind, offset
     return {**schemas}
 

@@ -6,7 +6,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from msgspec import field
 
 from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind
@@ -50,10 +48,10 @@ class SmiLog(msgspec.Struct):
     """A log, its rows in the order written."""
 
     path: Path
-    rows: list[SmiSample] = field(default_factory=list)
+    rows: list[SmiSample] = []
     bad: int = 0
     """Lines that are not a row: cut short, messages of the driver."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = []
     """Guesses that were made."""
     has_date: bool = True
     """False if times count from 1970-01-01."""
@@ -221,7 +219,7 @@ def _nvml(kept: Sequence[tuple[_Place, SmiSample]], begin: int) -> Nvml:
     latest: dict[_Place, dict[str, Any]] = {}
     for slot, row in kept:
         latest.setdefault(slot, {}).update(row.cells)
-    known = {column.name for column in fields(Card)} - {"gpu", "host"}
+    known = {*Card.__struct_fields__} - {"gpu", "host"}
     cards = tuple(
         Card(gpu, host, **{name: value for name, value in cells.items() if name in known})
         for (host, gpu), cells in sorted(latest.items())
@@ -279,7 +277,7 @@ _SCALES: Final = {
     "mW": 1.0, "W": 1000.0, "kHz": 1e-3, "MHz": 1.0, "GHz": 1000.0,
 }  # fmt: skip
 """Factors of units to bytes, mW and MHz; nvidia-smi's MB are MiB."""
-_TOO_LARGE: Final = 2.0**62
+_MOST_NUMBER: Final = 2.0**62
 _YEARS: Final = range(1970, 2200)
 _NUMBER: Final = re.compile(r"(-?\d+(?:\.\d+)?)\s*([A-Za-z]+|%)?")
 _HEX: Final = re.compile(r"0x[0-9a-fA-F]{1,16}")
@@ -297,7 +295,7 @@ def _number(text: str, unit: str = "") -> float | None:
         value = float(int(text, 16))
     else:
         return None
-    return round(value, 3) if abs(value) < _TOO_LARGE else None
+    return round(value, 3) if abs(value) < _MOST_NUMBER else None
 
 
 def _is_unknown(text: str) -> bool:
@@ -477,7 +475,7 @@ _RECOGNIZED: Final = (
 )
 """Columns by the form of their cells."""
 _COUNT: Final = re.compile(r"\d{1,4}")
-_FEW: Final = 64
+_ROWS_GUESSED_FROM: Final = 64
 """Rows to guess the columns from, without a header."""
 _NO_HEADER: Final = (
     "has no header that names its columns; write the names of --query-gpu as its first line"
@@ -490,7 +488,7 @@ def _guessed(path: Path, rows: Sequence[Sequence[str]], log: SmiLog) -> _Header:
     Clocks of the SMs and of the memory look alike, and numbers without units like anything: they
     are left out. Of two columns of MiB, the larger is the total; of more, neither is known.
     """
-    few = [row for row in rows[:_FEW] if any(map(_TIME.fullmatch, row))]
+    few = [row for row in rows[:_ROWS_GUESSED_FROM] if any(map(_TIME.fullmatch, row))]
     few = [row for row in few if len(row) == len(few[0])]
     columns = list(zip(*few, strict=True))
     names: list[str] = []

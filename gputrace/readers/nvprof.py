@@ -86,9 +86,10 @@ class NvprofTrace(SqliteTrace[schema.Table]):
     def __init__(self, path: Path, database: Database) -> None:
         super().__init__(path, database)
         self._demangled: dict[str, str] = {}
-        self._tables = [
-            table for table in (*schema.TABLES, schema.MARKERS) if _usable(database, table)
-        ]
+        for table in (*schema.TABLES, schema.MARKERS):
+            required = [table.columns[name].strip('"') for name in table.required]
+            if database.has(table.full_name, *required) and database.has_rows(table.full_name):
+                self._tables = [*self._tables, table]
         if not self.kinds & set(GPU_KINDS):
             raise InputError(path, _ONLY_HOST if self._tables else _NOTHING)
         columns = {t.name: frozenset(database.tables[t.full_name]) for t in self._tables}
@@ -166,8 +167,11 @@ class NvprofTrace(SqliteTrace[schema.Table]):
         rows = len(raw["start"])
         if column == "process":
             return np.zeros(rows, np.int16)
-        if column == "kind":
-            return _kinds(table, raw)
+        unknown = np.full(rows, UNKNOWN)
+        if column == "kind" and len(table.kinds) == 1:
+            return np.full(rows, table.kinds[0], np.int8)
+        if column == "kind" and table is not schema.MARKERS:
+            return schema.copy_kinds(*(raw.get(name, unknown) for name in ("kind", *_ENDS)))
         if column not in raw:
             memory = column in ("source_memory", "destination_memory")
             return np.full(rows, Memory.UNKNOWN if memory else UNKNOWN, COLUMN_TYPES[column])
@@ -210,22 +214,6 @@ class NvprofTrace(SqliteTrace[schema.Table]):
             known = isinstance(raw, bytes) and len(raw) == 16
             cards[id] = str(name or ""), str(UUID(bytes=raw)) if known else ""
         return cards
-
-
-def _usable(database: Database, table: schema.Table) -> bool:
-    """Return True if a table has rows, and the columns without which they are useless."""
-    required = [table.columns[name].strip('"') for name in table.required]
-    return database.has(table.full_name, *required) and database.has_rows(table.full_name)
-
-
-def _kinds(table: schema.Table, raw: Mapping[str, Integers]) -> Column:
-    rows = len(raw["start"])
-    if len(table.kinds) == 1:
-        return np.full(rows, table.kinds[0], np.int8)
-    if table is schema.MARKERS:
-        return raw["kind"]
-    unknown = np.full(rows, UNKNOWN)
-    return schema.copy_kinds(*(raw.get(column, unknown) for column in ("kind", *_ENDS)))
 
 
 _LATEST: Final = 1 << 62
@@ -288,13 +276,13 @@ def join_markers(raw: dict[str, Integers], window: Window | None) -> dict[str, C
     return {name: column[inside] for name, column in columns.items()}
 
 
-_SAMPLE: Final = 20_000
+_INSPECTED: Final = 20_000
 """Operations to inspect of each table: a wrong clock is wrong for all of them."""
-_FEW: Final = 500
-_ENOUGH: Final = 100
+_FIRST_LOOK: Final = 500
+_SUFFICIENT_PAIRS: Final = 100
 """Operations of the first look, which inspects 8 times as many calls, and sufficient pairs."""
 _JOINED: Final = {"correlationId", "start", "end"}
-_FARTHEST: Final = 1 << 61
+_MOST_SKEW: Final = 1 << 61
 """Nanoseconds by which no clock is wrong: such rows have lost their times."""
 _PLAUSIBLE: Final = range(-1_000_000, 60_000_000_001)
 """Nanoseconds: the soonest of many operations begins with its launch; no queue is a minute long."""
@@ -308,8 +296,8 @@ def find_skew(
     Takes a connection, its name for the file, and the columns of its tables. Corrected by the
     result, the operation that began soonest after its launch began with it.
     """
-    soonest, count = _soonest(database, columns, file, _SAMPLE)
-    return 0 if not count or soonest in _PLAUSIBLE or abs(soonest) > _FARTHEST else soonest
+    soonest, count = _soonest(database, columns, file, _INSPECTED)
+    return 0 if not count or soonest in _PLAUSIBLE or abs(soonest) > _MOST_SKEW else soonest
 
 
 def measure_skew(file: Database, columns: Mapping[str, frozenset[str]]) -> int:
@@ -317,8 +305,8 @@ def measure_skew(file: Database, columns: Mapping[str, frozenset[str]]) -> int:
     try:
         with closing(sqlite_security.connect(file.uri)) as database:
             database.set_authorizer(sqlite_security.copying)
-            soonest, count = _soonest(database, columns, "main", _FEW, 8 * _FEW)
-            if count >= _ENOUGH and soonest in _PLAUSIBLE:
+            soonest, count = _soonest(database, columns, "main", _FIRST_LOOK, 8 * _FIRST_LOOK)
+            if count >= _SUFFICIENT_PAIRS and soonest in _PLAUSIBLE:
                 return 0
             return find_skew(database, columns, "main")
     except sqlite_security.ERRORS as error:

@@ -320,7 +320,7 @@ OVERHEAD: Final = 2
 _FAMILIES: Final = 4
 _FIRST: Final = -2
 """Ids from here down are numbers of families; others are of StringTable."""
-_MOST: Final = 1 << 27
+_MOST_NUMBER: Final = 1 << 27
 _GRAPHS: Final = -(1 << 30)
 """Ids from here down are graphs: this minus the graph's id."""
 
@@ -415,7 +415,7 @@ def name_ids(table: Table, numbers: Integers) -> Integers:
     else:
         numbers = _overhead_number(numbers) if table.family == OVERHEAD else numbers
         ids = _FIRST - _FAMILIES * numbers - table.family
-    return np.where((numbers < 0) | (numbers > _MOST), UNKNOWN, ids)
+    return np.where((numbers < 0) | (numbers > _MOST_NUMBER), UNKNOWN, ids)
 
 
 def fixed_name(id: int) -> str:

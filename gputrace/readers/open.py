@@ -55,7 +55,14 @@ def open_traces(
         opening: function that opens files, such as on a cluster; this machine if not given.
     """
     errors: list[GputraceError] = []
-    files = list(_files(paths, errors if keep_going else None))
+    files: list[Path] = []
+    for path in paths:
+        try:
+            files += trace_files_in(Path(path))
+        except InputError as error:
+            if not keep_going:
+                raise
+            errors.append(error)
     logs = [file for file in files if is_log(file)]
     files = [file for file in files if file not in logs]
     if logs and not files and not errors:
@@ -78,21 +85,16 @@ def open_traces(
                 traces.append(result)
             elif errors_allowed:
                 errors.append(result)
+            elif len(files) > 1 and isinstance(result, InputError):
+                problem = result.problem.removesuffix(KEEP_GOING)
+                raise InputError(result.path, f"{problem}, or leave it out with --keep-going")
             else:
-                raise _one_of(files, result)
+                raise result
         run = _one_run(traces, [_left_out(error) for error in errors], keep_going)
         if logs:
             _join(run, logs, keep_going)
         stack.pop_all()
     return run
-
-
-def _one_of(files: Sequence[Path], error: GputraceError) -> GputraceError:
-    """Return the error, of one of some files, with advice on going on without it."""
-    if len(files) < 2 or not isinstance(error, InputError):
-        return error
-    problem = error.problem.removesuffix(KEEP_GOING)
-    return InputError(error.path, f"{problem}, or leave it out with --keep-going")
 
 
 _FEW_FILES, _OTHER_FILES = 200, 100
@@ -114,9 +116,9 @@ def _allow_open_files(count: int) -> None:
         raise UsageError(f"{problem}; raise `ulimit -Hn`, or analyze on a cluster (--scheduler)")
 
 
-_WORTH: Final = 8 << 20
+_WORTH_A_THREAD: Final = 8 << 20
 """Bytes of text worth a second thread."""
-_MOST: Final = 8
+_MOST_THREADS: Final = 8
 """Maximum number of threads, each of which holds the columns of a file."""
 
 
@@ -133,7 +135,7 @@ def open_each(
     """
     decoded = {file for file in files if _is_decoded(file)} if len(files) > 1 else set()
     if workers is None:
-        workers = min(count_cores(), _MOST) if text_size(decoded) >= _WORTH else 1
+        workers = min(count_cores(), _MOST_THREADS) if text_size(decoded) >= _WORTH_A_THREAD else 1
     if len(decoded) < 2 or workers < 2:
         decoded.clear()
     with ExitStack() as stack:
@@ -167,16 +169,6 @@ def _is_decoded(file: Path) -> bool:
     except InputError:
         return False
     return reader is not None and reader.decodes
-
-
-def _files(paths: Sequence[Path | str], errors: list[GputraceError] | None) -> Iterator[Path]:
-    for path in paths:
-        try:
-            yield from trace_files_in(Path(path))
-        except InputError as error:
-            if errors is None:
-                raise
-            errors.append(error)
 
 
 def _join(trace: Trace, logs: Sequence[Path], keep_going: bool) -> None:
@@ -353,7 +345,7 @@ def _is_trace(path: Path) -> bool:
 
 _URL: Final = r"([a-z][a-z0-9+.-]+):/+(.*)"
 """Matches a single slash, too, since pathlib collapses repeated ones."""
-_BLOCK: Final = 8 << 20
+_BYTES_COPIED: Final = 8 << 20
 """Bytes copied at a time."""
 
 
@@ -408,7 +400,7 @@ def _fetch(store: Any, there: str, url: str, progress: Progress | None) -> Path:
             continue
         try:
             with store.open(file["name"], "rb") as source, unfinished.open("wb") as local:
-                while block := source.read(_BLOCK):
+                while block := source.read(_BYTES_COPIED):
                     before += local.write(block)
                     if progress is not None:
                         progress(before, total)

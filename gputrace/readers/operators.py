@@ -40,10 +40,6 @@ class Call(NamedTuple):
     values: Sequence[str]
     """Text of each argument that is not a tensor."""
 
-    def integers(self, position: int) -> list[int]:
-        """Return a list of integers, such as a stride; raise ValueError where it is none."""
-        return [int(number) for number in self.values[position].strip("[]").split(",")]
-
 
 def work_of(name: str, call: Call) -> CallWork | None:
     """Return the work of an operator of `SHAPED`; None where its arguments do not say."""
@@ -110,20 +106,20 @@ def _product(first: int) -> Callable[[Call], tuple[int, int]]:
 
 def _convolution(call: Call) -> tuple[int, int]:
     image, weight = call.shapes[:2]
-    stride, padding, dilation = (call.integers(position) for position in (3, 4, 5))
+    listed = (call.values[position].strip("[]").split(",") for position in (3, 4, 5))
+    given = [[int(number) for number in numbers] for numbers in listed]
     if len(image) != len(weight) or len(image) < 3:
         raise ValueError("an image without a batch")
     spatial = range(len(image) - 2)
-
-    def of(numbers: list[int], axis: int) -> int:
-        return numbers[axis] if len(numbers) > 1 else numbers[0]
-
+    # A single number is of all axes.
+    each = (numbers if len(numbers) > 1 else numbers * len(spatial) for numbers in given)
+    stride, padding, dilation = each
     if call.values[6] == "True":  # Transposed: each element of the input meets the whole filter.
         results = prod(image) * weight[1]
         return 2 * prod(image) * prod(weight[1:]), results
     outer = [
-        (image[2 + axis] + 2 * of(padding, axis) - of(dilation, axis) * (weight[2 + axis] - 1) - 1)
-        // of(stride, axis)
+        (image[2 + axis] + 2 * padding[axis] - dilation[axis] * (weight[2 + axis] - 1) - 1)
+        // stride[axis]
         + 1
         for axis in spatial
     ]
@@ -252,7 +248,8 @@ class Operators:
         self._works: dict[tuple[str, bytes, bytes, bytes], CallWork | None] = {}
         """By name, shapes, types and values, as text."""
         self._worked: list[tuple[int, ...]] = []
-        self._modules: list[tuple[CallSpan, str]] = []
+        self.modules: list[tuple[CallSpan, str]] = []
+        """Calls of modules, each named by its class and a number."""
         self._forward: dict[int, CallSpan] = {}
         """Last forward operator of each sequence number, which made the node of the graph."""
         self._backward: list[tuple[CallSpan, int]] = []
@@ -279,33 +276,24 @@ class Operators:
         elif sequence not in self._forward or self._forward[sequence].start < at.start:
             self._forward[sequence] = at
 
-    def add_module(self, name: str, at: CallSpan) -> None:
-        """Add a call of a module, named by its class and a number."""
-        self._modules.append((at, name))
-
     def columns(self, first: int) -> list[dict[str, NDArray[np.int64]]]:
         """Return rows of `Kind.OPERATOR` and `Kind.MODULE`, in the times of the file.
 
         They begin with the first of the other rows, at the earliest, so as not to move its origin.
         """
         named = (*CallSpan._fields, "correlation", "bytes", "name", "kind")
-        both = self._outer(self._worked), self._stretches()
+        outer: list[tuple[int, ...]] = []
+        """Calls that lie within no other of their thread."""
+        for row in sorted(self._worked, key=lambda row: (row[:3], -row[3])):
+            if not outer or outer[-1][:2] != row[:2] or row[2] >= outer[-1][3]:
+                outer.append(row)
         rows = [
             [(*row[:2], max(row[2], first), *row[3:]) for row in part if row[3] > first]
-            for part in both
+            for part in (outer, self._stretches())
         ]
         return [
             dict(zip(named, np.array(part, np.int64).T, strict=True)) for part in rows if len(part)
         ]
-
-    @staticmethod
-    def _outer(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Return the rows that lie within no other of their thread."""
-        outer: list[tuple[int, ...]] = []
-        for row in sorted(rows, key=lambda row: (row[:3], -row[3])):
-            if not outer or outer[-1][:2] != row[:2] or row[2] >= outer[-1][3]:
-                outer.append(row)
-        return outer
 
     def _stretches(self) -> list[tuple[int, ...]]:
         """Return the stretches of threads within each module and none of its parts.
@@ -313,8 +301,8 @@ class Operators:
         A backward operator belongs to the module whose forward operator made it; so does what is
         computed again within it.
         """
-        path_of = _paths(self._modules)
-        calls = [(at, path_of[name], False) for at, name in self._modules]
+        path_of = _paths(self.modules)
+        calls = [(at, path_of[name], False) for at, name in self.modules]
         ran = list(innermost(calls))
         keys = [at[:3] for at, *_ in ran]
         for at, sequence in self._backward if ran else ():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -72,18 +72,14 @@ class Reader(Struct, frozen=True):
     """True if opening decodes the whole file; several such files are decoded in parallel."""
 
 
-def _lazy(module: str, function: str) -> Any:
-    """Return a function that imports another function of a reader's module, and calls it."""
-
-    def call_it(*arguments: Any) -> Any:
-        return getattr(import_module(f"gputrace.readers.{module}"), function)(*arguments)
-
-    return call_it
+def _call(module: str, function: str, *arguments: Any) -> Any:
+    """Import the module of a reader, and call its function."""
+    return getattr(import_module(f"gputrace.readers.{module}"), function)(*arguments)
 
 
 def _built_in(files: str, module: str, recognises: str, opens: str, text: bool = False) -> Reader:
     """Return a built-in reader, given its functions on databases, or on the content of text."""
-    is_known, opened = _lazy(module, recognises), _lazy(module, opens)
+    is_known, opened = partial(_call, module, recognises), partial(_call, module, opens)
     if text:
         return Reader(
             files,
@@ -102,12 +98,12 @@ def _converted(files: str, recognises: Callable[[Candidate], bool], converts: st
     """Return a reader of files that a function of `nsys_export` converts to SQLite in the cache."""
 
     def opens(file: Candidate) -> Trace:
-        converted = Candidate(_lazy("nsys_export", converts)(file.path))
+        converted = Candidate(_call("nsys_export", converts, file.path))
         try:
             if converted.database is None:
                 problem = f"its converted copy is broken; delete {converted.path} and try again"
                 raise InputError(file.path, problem)
-            trace: Trace = _lazy("nsys", "NsysTrace")(file.path, converted.database)
+            trace: Trace = _call("nsys", "NsysTrace", file.path, converted.database)
         except BaseException:
             converted.close()
             raise
@@ -127,9 +123,9 @@ READERS: Final = (
     ),
     Reader(
         "traces of PyTorch's profiler (.pt.trace.json, .json.gz)",
-        lambda file: _lazy("chrome_json", "is_kineto")(file.path, file.head),
-        lambda file: _lazy("kineto", "LargeKineto" if file.windows else "open_kineto")(
-            file.path, file.breaks
+        lambda file: _call("chrome_json", "is_kineto", file.path, file.head),
+        lambda file: _call(
+            "kineto", "LargeKineto" if file.windows else "open_kineto", file.path, file.breaks
         ),
         decodes=True,
     ),

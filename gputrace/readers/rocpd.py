@@ -62,10 +62,17 @@ class RocpdTrace(MemoryTrace):
         timed = [part["start"][part["start"] > 0] for part in rows]
         first = min((int(starts.min()) for starts in timed if len(starts)), default=BEFORE)
         sizes = {tables.world_size for tables in sets} - {UNKNOWN}
+        parts = []
+        for part in rows:
+            moved = dict(part)
+            for edge in ("start", "end"):
+                is_time = (part[edge] > 0) & (part[edge] < 1 << 62)
+                moved[edge] = np.where(is_time, part[edge] + BEFORE - first, UNKNOWN)
+            parts.append(Events.fitting(moved))
         super().__init__(
             path,
             "rocprofv3",
-            [_events(part, BEFORE - first) for part in rows],
+            parts,
             names.texts,
             processes,
             [device for tables in sets for device in tables.devices()],
@@ -106,7 +113,8 @@ class _TableSet:
             name = str(hosts.get(node) or "")
             rank = _number(variables, _RANKS)
             self._process_ids.append(id)
-            self.processes.append(Process(pid if _fits(pid) else 0, host, rank, host_name=name))
+            pid = pid if isinstance(pid, int) and 0 <= pid < 1 << 31 else 0
+            self.processes.append(Process(pid, host, rank, host_name=name))
         self.processes = self.processes or [Process(0)]
         self._agents = self._integers("info_agent", "id", "type_index")
         gpus = {id for id, kind in self._select("info_agent", "id", "type") if kind == "GPU"}
@@ -279,15 +287,6 @@ def _look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
     return np.where(rows == UNKNOWN, UNKNOWN, values[rows])
 
 
-def _events(columns: Columns, shift: int) -> Events:
-    """Return columns with their times moved; what does not fit a column is unknown."""
-    moved = dict(columns)
-    for edge in ("start", "end"):
-        is_time = (columns[edge] > 0) & (columns[edge] < 1 << 62)
-        moved[edge] = np.where(is_time, columns[edge] + shift, UNKNOWN)
-    return Events.fitting(moved)
-
-
 def _object(text: object) -> Mapping[str, object]:
     """Return an object of JSON; empty for anything else."""
     try:
@@ -301,7 +300,3 @@ def _number(variables: Mapping[str, object], names: tuple[str, ...]) -> int:
     """Return the first of some variables that is a number of 16 bits, or `UNKNOWN`."""
     texts = (str(variables.get(name, "")) for name in names)
     return next((int(text) for text in texts if re.fullmatch(r"[0-9]{1,4}", text)), UNKNOWN)
-
-
-def _fits(pid: object) -> bool:
-    return isinstance(pid, int) and 0 <= pid < 1 << 31

@@ -8,26 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, Mask, Memory
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Device, NoGpu, Process, Session
-from gputrace.readers.chrome_json import (
-    NOT_JSON,
-    ChromeEvent,
-    Key,
-    arguments,
-    key,
-    nanoseconds,
-    read_events,
-    read_names,
-)
+from gputrace.readers import chrome_json as chrome
 from gputrace.readers.gzip_io import read_content
 from gputrace.readers.in_memory import MemoryTrace, Names
 from gputrace.readers.protobuf import BYTES, VARINT, Field, Positions, Wire, WireError
@@ -59,8 +51,7 @@ def open_xspace(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
     return XlaTrace(path, _Reader(path, wire, breaks).read())
 
 
-@dataclass(frozen=True, slots=True)
-class _Plane:
+class _Plane(Struct, frozen=True):
     name: str
     events: Mapping[int, str]
     """Names by id."""
@@ -70,7 +61,7 @@ class _Plane:
 class _Reader:
     def __init__(self, path: Path, wire: Wire, breaks: ErrorPolicy) -> None:
         self._path, self._wire, self._breaks = path, wire, breaks
-        self._recording = Recording()
+        self._recording = Recording(Names())
 
     @contextmanager
     def _attributed(self) -> Iterator[None]:
@@ -228,8 +219,7 @@ def _by_key(fields: Iterator[Field] | list[Field]) -> dict[tuple[int, int], list
     return groups
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One stream of a GPU, or one host thread; all columns have the same length."""
 
     plane: str
@@ -250,18 +240,17 @@ class Line:
     """True if marked as a step, by a step number."""
 
 
-@dataclass(slots=True)
-class Recording:
+class Recording(msgspec.Struct):
     """Content of a file."""
 
-    lines: list[Line] = field(default_factory=list)
-    names: Names = field(default_factory=Names)
-    cards: dict[int, str] = field(default_factory=dict)
+    names: Names
+    lines: list[Line] = []
+    cards: dict[int, str] = {}
     """Name of the card by CUDA ordinal, if known."""
     host: str = ""
     epoch_ns: int | None = None
     """Wall clock at 0 of the lines' clock."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = []
 
 
 _GPU: Final = re.compile(r"/device:GPU:(\d{1,4})\b")
@@ -335,15 +324,17 @@ class XlaTrace(MemoryTrace):
         self.quality.warnings += recording.warnings
 
 
-class _Columns:
-    """Event columns of lines; ``base`` is the moment that becomes 0."""
+class _Columns(Struct, frozen=True):
+    """Event columns of lines."""
 
-    def __init__(self, names: Names, lines: Sequence[Line], base: int) -> None:
-        self._names, self._lines, self._base = names, lines, base
+    names: Names
+    lines: Sequence[Line]
+    base: int
+    """The moment that becomes 0."""
 
     def parts(self) -> Iterator[Events]:
         hosts, streams = [], []
-        for line in self._lines:
+        for line in self.lines:
             gpu, stream = _GPU.match(line.plane), _STREAM.match(line.name)
             if gpu and stream:
                 streams.append(self._operations(line, int(gpu[1]), int(stream[1])))
@@ -357,12 +348,12 @@ class _Columns:
     def _per_name(self, ids: NDArray[np.int32], meaning: Callable[[str], int]) -> NDArray[np.int64]:
         """Map each row's text to its meaning; `UNKNOWN` for rows without."""
         ids, index = np.unique(ids, return_inverse=True)
-        texts = self._names.texts
+        texts = self.names.texts
         meanings = [meaning(texts[id]) if id >= 0 else UNKNOWN for id in ids.tolist()]
         return np.array(meanings, np.int64)[index]
 
     def _events(self, line: Line, rows: Mask, **columns: Column | int) -> Events:
-        whole = {"start": line.start - self._base, "end": line.end - self._base} | columns
+        whole = {"start": line.start - self.base, "end": line.end - self.base} | columns
         size = len(line.start)
         return Events(
             {
@@ -393,7 +384,7 @@ class _Columns:
 
     def _of_thread(self, line: Line) -> Iterator[Events]:
         """Yield CUDA calls, steps, and annotations of the user's own thread."""
-        number = self._names.number
+        number = self.names.number
         names = self._per_name(line.text, lambda text: number(_call(text)))
         known = self._per_name(line.text, lambda text: bool(_CUDA_CALL.match(text))) == 1
         call = known | (line.correlation > 0)
@@ -474,13 +465,13 @@ def is_trace_viewer(content: bytes) -> bool:
 
 def open_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
     """Open a file of the trace viewer; raise InputError if it is cut short or broken."""
-    events, skipped = read_events(path, breaks)
-    processes, threads = read_names(events)
-    recording = Recording()
-    rows: dict[tuple[Key, Key], list[ChromeEvent]] = {}
+    events, skipped = chrome.read_events(path, breaks)
+    processes, threads = chrome.read_names(events)
+    recording = Recording(Names())
+    rows: dict[tuple[chrome.Key, chrome.Key], list[chrome.ChromeEvent]] = {}
     complete = [event for event in events if event.get("ph") == "X"]
     for event in complete:
-        rows.setdefault((key(event, "pid"), key(event, "tid")), []).append(event)
+        rows.setdefault((chrome.key(event, "pid"), chrome.key(event, "tid")), []).append(event)
     for (pid, tid), of_line in rows.items():
         plane, name = processes.get(pid, ""), threads.get((pid, tid), "")
         if plane.startswith(("/host:", "/device:GPU:")):
@@ -489,37 +480,36 @@ def open_trace_viewer(path: Path, breaks: ErrorPolicy = STOP) -> XlaTrace:
     if len(complete) >= _MOST_EVENTS:
         recording.warnings.append(_LEFT_OUT)
     trace = XlaTrace(path, recording)
-    trace.quality.drop(NOT_JSON, skipped)
+    trace.quality.drop(chrome.NOT_JSON, skipped)
     return trace
 
 
-def _line(names: Names, plane: str, name: str, id: int, events: Sequence[ChromeEvent]) -> Line:
+def _line(
+    names: Names, plane: str, name: str, id: int, events: Sequence[chrome.ChromeEvent]
+) -> Line:
     timed = [
         (start, end, event)
         for event in events
-        if (start := nanoseconds(event.get("ts"))) is not None
-        and (end := nanoseconds(event.get("ts"), event.get("dur", 0))) is not None
+        if (start := chrome.nanoseconds(event.get("ts"))) is not None
+        and (end := chrome.nanoseconds(event.get("ts"), event.get("dur", 0))) is not None
     ]
-    more = [arguments(event) for _, _, event in timed]
+    texts = [names.number(str(event.get("name"))) for _, _, event in timed]
+    more = [chrome.arguments(event) for _, _, event in timed]
+    correlations, details = [], []
+    for of in more:
+        number = str(of.get("correlation_id"))  # Numbers are texts in this file.
+        is_number = re.fullmatch(r"\d{1,18}", number, re.ASCII)
+        correlations.append(int(number) if is_number else UNKNOWN)
+        detail = of.get("memcpy_details", of.get("Memset_details"))
+        details.append(UNKNOWN if detail is None else names.number(str(detail)))
     return Line(
         plane=plane,
         name=name,
         id=id,
         start=np.array([start for start, _, _ in timed], np.int64),
         end=np.array([end for _, end, _ in timed], np.int64),
-        text=np.array([names.number(str(event.get("name"))) for _, _, event in timed], np.int32),
-        correlation=np.array([_integer(of.get("correlation_id")) for of in more], np.int64),
-        details=np.array([_details(names, of) for of in more], np.int32),
+        text=np.array(texts, np.int32),
+        correlation=np.array(correlations, np.int64),
+        details=np.array(details, np.int32),
         step=np.array(["step_num" in of for of in more], bool),
     )
-
-
-def _integer(value: Any) -> int:
-    """Return a number of the file, which has them as text."""
-    text = str(value)
-    return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else UNKNOWN
-
-
-def _details(names: Names, more: Any) -> int:
-    text = more.get("memcpy_details", more.get("Memset_details"))
-    return UNKNOWN if text is None else names.number(str(text))

@@ -187,11 +187,12 @@ class MergedTrace(Trace):
         for part, ahead in zip_longest(self._parts, self._parts[_AHEAD:]):
             if ahead is not None:
                 ahead.trace.ask(kinds, columns, None)
-            chunk_spans = []
+            edges: list[int] = []
             for events in part.trace.read_parts(kinds, columns, progress):
                 yield (merged := self._translated(part, events, columns))
-                chunk_spans.append(_span(merged) if {"start", "end"} <= set(columns) else None)
-            spans.append(_union(chunk_spans))
+                if {"start", "end"} <= set(columns):
+                    edges += _span(merged) or ()
+            spans.append((min(edges), max(edges)) if edges else None)
         if kinds == frozenset(GPU_KINDS):
             self._check_overlap(spans)
 
@@ -318,17 +319,22 @@ def _span(events: Events) -> _Span:
     return (int(events.start.min()), int(events.end.max())) if len(events) else None
 
 
-def _union(spans: Sequence[_Span]) -> _Span:
-    known = [span for span in spans if span is not None]
-    return (min(s[0] for s in known), max(s[1] for s in known)) if known else None
-
-
 def merge(traces: Sequence[Trace]) -> Trace:
     """Merge traces, which are then owned by the result; raise InputError if not of one run."""
     check_parts(traces)
     ordered = sorted(traces, key=lambda trace: min(trace.session.ranks, default=0))
     have_clocks = any(trace.session.epoch_ns is not None for trace in ordered)
-    shifts = wall_clock_shifts(ordered) if have_clocks else _beginning_shifts(ordered)
+    # Wall clocks align the traces if any says when it was recorded, so all must; else they begin
+    # together, if each is of one rank and so belongs to the run.
+    for trace in ordered:
+        if trace.session.epoch_ns is None and (have_clocks or len(trace.session.ranks) != 1):
+            raise InputError(trace.path, _NO_EPOCH)
+    if have_clocks:
+        epochs = [trace.session.epoch_ns or 0 for trace in ordered]
+        first = min(epochs)
+        shifts = [epoch - first for epoch in epochs]
+    else:
+        shifts = [ordered[0].origin - trace.origin for trace in ordered]
     merged = MergedTrace(ordered, shifts, have_clocks)
     hosts = [trace.session.hosts for trace in ordered]
     named = len(frozenset[str]().union(*hosts)) == 1 and all(hosts)
@@ -496,28 +502,7 @@ MERGED_BY_BEGINNING: Final = (
 )
 
 
-def _beginning_shifts(traces: Sequence[Trace]) -> list[int]:
-    """Return the nanoseconds to add to the times of each trace, so that all begin together.
-
-    Raises InputError for a trace that is not of one rank, and so may be of anything.
-    """
-    for trace in traces:
-        if len(trace.session.ranks) != 1:
-            raise InputError(trace.path, _NO_EPOCH)
-    return [traces[0].origin - trace.origin for trace in traces]
-
-
 _NO_EPOCH: Final = "does not say when it was recorded, so it cannot be merged; analyze it alone"
-
-
-def wall_clock_shifts(traces: Sequence[Trace]) -> list[int]:
-    """Return the nanoseconds to add to the times of each trace, 0 for the first to start."""
-    epochs = []
-    for trace in traces:
-        if (epoch := trace.session.epoch_ns) is None:
-            raise InputError(trace.path, _NO_EPOCH)
-        epochs.append(epoch)
-    return [epoch - min(epochs) for epoch in epochs]
 
 
 _Ids = NDArray[np.int64]

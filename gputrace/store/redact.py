@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputrace.model.events import Column, Events, Kind
 from gputrace.model.nvml import Nvml
@@ -136,6 +136,8 @@ _PATH: Final = re.compile(
 _URL: Final = re.compile(r"\b[a-z][a-z0-9+.-]*://\S+")
 _MAIL: Final = re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 _IP: Final = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+_PATTERNS: Final = {"url": _URL, "mail": _MAIL, "path": _PATH, "address": _IP}
+"""Patterns of what gets a pseudonym of its kind, in the order of the search."""
 _UUID: Final = re.compile(
     r"\b(?:(?:GPU|MIG)-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.I
 )
@@ -225,20 +227,19 @@ class Redaction:
         """Return the redacted text."""
         if len(text) > LONGEST:
             return self.stand_in("text", text)
-        if text not in self._cache:
-            self._cache[text] = self._replaced(text)
-        return self._cache[text]
-
-    def _replaced(self, text: str) -> str:
+        if text in self._cache:
+            return self._cache[text]
         if text in self._modules:
-            return "/".join(map(self._module, text.split("/")))
-        text = _UUID.sub(lambda match: self._card(match[0]), text)
-        text = _PCI.sub(lambda match: self._address(match[0]), text)
-        for kind, pattern in (("url", _URL), ("mail", _MAIL), ("path", _PATH), ("address", _IP)):
-            text = pattern.sub(lambda match, kind=kind: self.stand_in(kind, match[0]), text)  # type: ignore[misc]
-        if self._pattern is not None:
-            text = self._pattern.sub(lambda match: self._words[match[0].lower()], text)
-        return text
+            shown = "/".join(map(self._module, text.split("/")))
+        else:
+            shown = _UUID.sub(lambda match: self._card(match[0]), text)
+            shown = _PCI.sub(lambda match: self._address(match[0]), shown)
+            for kind, pattern in _PATTERNS.items():
+                shown = pattern.sub(lambda match, kind=kind: self.stand_in(kind, match[0]), shown)  # type: ignore[misc]
+            if self._pattern is not None:
+                shown = self._pattern.sub(lambda match: self._words[match[0].lower()], shown)
+        self._cache[text] = shown
+        return shown
 
     def _module(self, name: str) -> str:
         matched = _NUMBERED.fullmatch(name)

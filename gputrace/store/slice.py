@@ -113,7 +113,15 @@ class _Slicer(msgspec.Struct, dict=True):
         for name in sorted(self.declared.keys() - self.timed.keys() - {self.tables.strings}):
             self._copy(name, "1")
         self._copy_timed()
-        if self.window != _ALL and not any(map(self._touches, self.timed)):
+        # Annotations alone do not count.
+        touched = (
+            self.output.execute(
+                f"SELECT 1 FROM main.{quote_identifier(table)} WHERE {self._touching(how)} LIMIT 1"
+            ).fetchone()
+            for table, how in self.timed.items()
+            if not how.beside
+        )
+        if self.window != _ALL and not any(touched):
             raise UsageError(f"{self.database.path}: nothing was recorded in that window")
         if self.tables.strings in self.declared:
             self._copy_strings()
@@ -127,7 +135,15 @@ class _Slicer(msgspec.Struct, dict=True):
         total, done = sum(map(len, ranges.values())), count(1)
         for name, how in self.timed.items():
             edges: dict[tuple[object, ...], tuple[int, int]] = {}
-            self._find_together(name, how)
+            if how.together:  # Events of several rows, any of which may overlap the window.
+                self.output.execute("DROP TABLE IF EXISTS temp.together")
+                self.output.execute("CREATE TEMP TABLE together (id INTEGER PRIMARY KEY)")
+                self.output.execute(
+                    f"INSERT INTO temp.together SELECT {quote_identifier(how.together)} AS id "
+                    f"FROM source.{self.database.quoted(name)} WHERE id NOT NULL GROUP BY id "
+                    f"HAVING min({how.start}) < {self.window.end} "
+                    f"AND max({how.end}) >= {self.window.start}"
+                )
             for rows in ranges[name]:
                 self._copy(name, f"({self._wanted(how)}) AND {rows}")
                 self._find_edges(name, how, rows, edges)
@@ -143,24 +159,6 @@ class _Slicer(msgspec.Struct, dict=True):
                     f"INSERT OR IGNORE INTO temp.issued SELECT {process}, {correlation} "
                     f"FROM main.{quote_identifier(name)} WHERE {correlation} > 0"
                 )
-
-    def _find_together(self, table: str, how: TimedTable) -> None:
-        """Store the ids of multi-row events that overlap the window in ``temp.together``."""
-        if how.together:
-            self.output.execute("DROP TABLE IF EXISTS temp.together")
-            self.output.execute("CREATE TEMP TABLE together (id INTEGER PRIMARY KEY)")
-            self.output.execute(
-                f"INSERT INTO temp.together SELECT {quote_identifier(how.together)} AS id "
-                f"FROM source.{self.database.quoted(table)} WHERE id NOT NULL GROUP BY id "
-                f"HAVING min({how.start}) < {self.window.end} "
-                f"AND max({how.end}) >= {self.window.start}"
-            )
-
-    def _touches(self, table: str) -> bool:
-        """Return True if any copied row but annotations overlaps the window itself."""
-        how = self.timed[table]
-        sql = f"SELECT 1 FROM main.{quote_identifier(table)} WHERE {self._touching(how)} LIMIT 1"
-        return not how.beside and self.output.execute(sql).fetchone() is not None
 
     def _touching(self, how: TimedTable) -> str:
         return f"{how.start} < {self.window.end} AND {how.end} >= {self.window.start}"

@@ -32,7 +32,7 @@ _EXTENT: Final = 1 << 28
 """Minimum bytes per mapping, so that few mappings serve many columns."""
 _KEPT: Final = 1 << 27
 """Bytes, mapped or freed, by which a process may grow until they are released."""
-_SMALL: Final = 1 << 14
+_LEAST_SPILLED: Final = 1 << 14
 """Bytes below which a column stays in memory."""
 
 _Value = TypeVar("_Value")
@@ -117,7 +117,7 @@ class SpillFile:
         base: Any = column.base
         base = base.base if isinstance(base, np.ndarray) else base  # A part of a column.
         spilled = isinstance(base, memoryview) and base.obj in self._mapped
-        if spilled or column.nbytes < _SMALL or not any(column.strides):
+        if spilled or column.nbytes < _LEAST_SPILLED or not any(column.strides):
             return column
         room = self.room(column.dtype, len(column))
         room.append(column)

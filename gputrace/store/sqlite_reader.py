@@ -29,7 +29,6 @@ from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.events import Events, Kind, concatenate
@@ -372,7 +371,10 @@ def row_ranges(database: Database, table: str) -> Sequence[Rows]:
     bounds = database.row_bounds(table)
     if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
         return [None]
-    return _split(bounds[0], bounds[1] + 1)
+    first, end = bounds[0], bounds[1] + 1
+    parts = count_threads(end - first)
+    # Integer arithmetic, since rowids may exceed the precision of a float.
+    return list(pairwise(first + (end - first) * at // parts for at in range(parts + 1)))
 
 
 def row_chunks(database: Database, table: str) -> list[Rows]:
@@ -382,12 +384,6 @@ def row_chunks(database: Database, table: str) -> list[Rows]:
         return [None]
     first, end = ranges[0][0], ranges[-1][1]
     return [(low, min(low + ROWS_AT_ONCE, end)) for low in range(first, end, ROWS_AT_ONCE)]
-
-
-def _split(first: int, end: int) -> list[tuple[int, int]]:
-    parts = count_threads(end - first)
-    # Integer arithmetic, since rowids may exceed the precision of a float.
-    return list(pairwise(first + (end - first) * at // parts for at in range(parts + 1)))
 
 
 class TimedTable(Struct, frozen=True):
@@ -493,12 +489,14 @@ class SqliteTrace(Trace, Generic[_Table]):
         """Return the rows of a table, of kernels without those at impossible times."""
         if Kind.KERNEL not in table.kinds:
             return events
-        possible = find_possible(events, quality, table.name, self._launches)
+        calls, columns = frozenset([Kind.API]), ("start", "process", "correlation")
+        possible = find_possible(
+            events,
+            quality,
+            table.name,
+            lambda operations: find_launches(self.read(calls, columns, None, None), operations),
+        )
         return events if possible is None else events.select(possible)
-
-    def _launches(self, operations: Events) -> NDArray[np.int64]:
-        columns = ("start", "process", "correlation")
-        return find_launches(self.read(frozenset([Kind.API]), columns, None, None), operations)
 
     @abstractmethod
     def _read_table(self, table: _Table, wanted: Selection) -> Events:

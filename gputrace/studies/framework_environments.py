@@ -15,7 +15,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import takewhile
@@ -23,9 +22,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
+from msgspec.structs import replace
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from gputrace.errors import InputError, UsageError
+from gputrace.model.struct import Struct
 
 _ASK: Final = """
 import sys
@@ -61,8 +62,7 @@ _OLDEST, _NEWEST = 6, 30
 """Minor versions of Python 3 that are looked for on the PATH."""
 
 
-@dataclass(slots=True)
-class Environments:
+class Environments(Struct, frozen=True):
     """Lookup of each framework's Python."""
 
     named: Mapping[str, Path]
@@ -71,7 +71,7 @@ class Environments:
     """``pip`` or ``uv``; None to install nothing, and use only what exists."""
     log: Callable[[str], None]
     """Called with a line before something takes long."""
-    _pythons: dict[str, Path | Unavailable] = field(default_factory=dict)
+    _pythons: dict[str, Path | Unavailable] = msgspec.field(default_factory=dict)
 
     def find(self, framework: Framework) -> Path:
         """Return the Python of a framework; raises Unavailable, each time for the same reason."""
@@ -273,10 +273,11 @@ def _base_python(wanted: str, installer: str) -> str:
 
 
 FILE: Final = "frameworks.toml"
+_HEADER: Final = "# /// script"
+"""Line that begins the header of a script, commented lines up to ``# ///``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
+class Framework(Struct, frozen=True):
     """Entry of frameworks.toml."""
 
     name: str
@@ -327,7 +328,7 @@ def read_frameworks(path: Path) -> dict[str, Framework]:
     frameworks = {}
     for name, table in read_toml(path).items():
         if isinstance(table, dict):
-            check_keys(path, f"[{name}]", table, [each.name for each in fields(Framework)[1:]])
+            check_keys(path, f"[{name}]", table, Framework.__struct_fields__[1:])
             table = table | {"name": name}
         entry: Framework = convert(path, f"[{name}]", table, Framework)
         prepare = None if entry.prepare is None else path.parent / entry.prepare
@@ -347,8 +348,10 @@ def check_names(study: Path, names: Iterable[str], known: Mapping[str, Framework
 def read_needs(script: Path) -> Needs:
     """Read the header of a script; raises InputError for an invalid one."""
     try:
-        text = _header(script.read_text(encoding="utf-8"))
-        table: dict[str, Any] = tomllib.loads(text)
+        lines = script.read_text(encoding="utf-8").splitlines()
+        after = lines[lines.index(_HEADER) + 1 :] if _HEADER in lines else []
+        header = takewhile(lambda line: line.startswith("#") and line != "# ///", after)
+        table: dict[str, Any] = tomllib.loads("\n".join(line[2:] for line in header))
     except OSError as error:
         raise InputError(script, f"cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -360,16 +363,6 @@ def read_needs(script: Path) -> Needs:
         tuple(uv.get("build-constraint-dependencies", ())),
         tuple(uv.get("no-build-package", ())),
     )
-
-
-def _header(text: str) -> str:
-    """Return the lines between ``# /// script`` and ``# ///``, uncommented."""
-    lines = text.splitlines()
-    if "# /// script" not in lines:
-        return ""
-    after = lines[lines.index("# /// script") + 1 :]
-    header = takewhile(lambda line: line.startswith("#") and line != "# ///", after)
-    return "\n".join(line[2:] for line in header)
 
 
 _LARGEST: Final = (1 << 63) - 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ from gputrace.model.events import Kind
 from gputrace.model.intervals import union
 from gputrace.model.options import Options
 from gputrace.model.results import Analysis
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.model.trace import Progress, Trace
 from gputrace.readers.open import open_traces
 from gputrace.studies.database import Database, Settings
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMeasure:
+class GpuMeasure(Struct, frozen=True):
     """GPU over the steady steps of a run; None is unknown."""
 
     gpu: int
@@ -40,8 +39,7 @@ class GpuMeasure:
     sm_clock_max_mhz: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LinkMeasure:
+class LinkMeasure(Struct, frozen=True):
     """Link between two GPUs and its use; bandwidths in bytes per second."""
 
     a: int
@@ -52,8 +50,7 @@ class LinkMeasure:
     """Bandwidth of large copies in the slower direction."""
 
 
-@dataclass(frozen=True, slots=True)
-class FindingMeasure:
+class FindingMeasure(Struct, frozen=True):
     """Finding of a run."""
 
     id: str
@@ -62,8 +59,7 @@ class FindingMeasure:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """Predicted step time with a cure, from the recording of a run without it."""
 
     id: str
@@ -73,8 +69,7 @@ class Prediction:
     high_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(Struct, frozen=True):
     """Numbers kept of the recording of one run; a step is the mean over the steady steps."""
 
     problem: str = ""
@@ -83,7 +78,7 @@ class Measure:
     """Source of the steps: ``markers``, ``profiler``, ``nvtx``, ``inferred`` or ``none``."""
     kind: str = "none"
     """``training``, ``iterations`` or ``none``."""
-    steps: Mapping[int, int] = field(default_factory=dict)
+    steps: Mapping[int, int] = {}
     """Detected steps by rank."""
     steady: int = 0
     step_ns: int | None = None
@@ -111,8 +106,7 @@ class Measure:
             raise ValueError("classes of a step are missing")
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult(Struct, frozen=True):
     """Run of a study: a repeat of a configuration."""
 
     settings: Settings
@@ -122,14 +116,13 @@ class RunResult:
     """``done``, ``failed`` or ``skipped``."""
     reason: str = ""
     """Reason why it failed or was skipped, on one line."""
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = {}
     """The script's last line of output, parsed from JSON."""
     measure: Measure | None = None
     """Measure of its recording; None for a bare run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
+class Results(Struct, frozen=True):
     """Results of all runs of a study."""
 
     title: str
@@ -156,6 +149,12 @@ def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
     means = {} if loop is None else {n: round(mean.value) for n, mean in loop.classes.items()}
     classes = {name: means[name] for name in CLASSES} if means and analysis.gpus else None
     step_ns = None if loop is None else round(loop.length.value)
+    by_ends, links = {(link.from_, link.to): link for link in analysis.links}, []
+    for (a, b), link in by_ends.items():
+        if a < b:  # Each pair of GPUs once.
+            back = by_ends.get((b, a), link)
+            known = [way.bandwidth for way in (link, back) if way.bandwidth is not None]
+            links.append(LinkMeasure(a, b, link.link or back.link, min(known, default=None)))
     return Measure(
         source=analysis.steps.source,
         kind=analysis.steps.kind,
@@ -172,7 +171,7 @@ def measure_trace(trace: Trace, progress: Progress | None = None) -> Measure:
         gap_ns=sum(classes[name] for name in IDLE_CAUSES) if classes is not None else None,
         findings=convert(analysis.findings, tuple[FindingMeasure, ...], from_attributes=True),
         gpus=tuple(_gpus(analysis, loop)),
-        links=tuple(_links(analysis)),
+        links=tuple(links),
         predictions=convert(analysis.what_if, tuple[Prediction, ...], from_attributes=True),
         # Collectives are ordered by their time.
         bus_bandwidth=next(
@@ -228,16 +227,6 @@ def _gpus(analysis: Analysis, loop: Loop | None) -> Iterable[GpuMeasure]:
             sm_clock_mhz=None if card is None else card.sm_clock_mhz,
             sm_clock_max_mhz=None if card is None else card.sm_clock_max_mhz,
         )
-
-
-def _links(analysis: Analysis) -> Iterable[LinkMeasure]:
-    """Yield each pair of GPUs once."""
-    rows = {(link.from_, link.to): link for link in analysis.links}
-    for (a, b), link in rows.items():
-        if a < b:
-            back = rows.get((b, a), link)
-            known = [way.bandwidth for way in (link, back) if way.bandwidth is not None]
-            yield LinkMeasure(a, b, link.link or back.link, min(known, default=None))
 
 
 def measure_runs(

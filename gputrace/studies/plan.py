@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, product, takewhile
 from math import prod
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from gputrace.errors import MissingError, UsageError
+from gputrace.model.struct import Struct
 from gputrace.studies.database import Configuration, Recording, Settings
 from gputrace.studies.framework_environments import (
     CORES,
@@ -41,7 +41,7 @@ from gputrace.studies.summary import varying
 from gputrace.units import format_ns, parse_duration
 
 Cards = Literal["pairs", "each"] | tuple[tuple[int, ...], ...]
-_MOST: Final = 2000
+_MOST_COMBINATIONS: Final = 2000
 """Maximum combinations of one table."""
 
 
@@ -65,8 +65,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     cards: _Cards | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Study:
+class Study(Struct, frozen=True):
     """Content of a study file."""
 
     path: Path
@@ -123,8 +122,10 @@ def _combinations(path: Path, file: _File) -> Iterator[Settings]:
         tables.insert(0, _lists(path, "[matrix]", file.matrix))
     known = []
     for table in tables:
-        if (count := prod(map(len, table.values()))) > _MOST:
-            problem = f"a table asks for {count:,} combinations; the maximum is {_MOST:,}"
+        if (count := prod(map(len, table.values()))) > _MOST_COMBINATIONS:
+            problem = (
+                f"a table asks for {count:,} combinations; the maximum is {_MOST_COMBINATIONS:,}"
+            )
             raise UsageError(f"{path}: {problem}")
         for values in product(*table.values()):
             settings = options | dict(zip(table, values, strict=True))
@@ -157,20 +158,13 @@ def _read(path: Path, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in read.items():
         if KINDS[key] is OnOff and isinstance(value, bool):
             read[key] = "on" if value else "off"
-    if "data" in read:
-        read["data"] = _data(path, name, read["data"])
+    if (word := read.get("data", "synthetic")) not in ("synthetic", "learnable", *GENERATED):
+        folder = path.parent / word  # Relative to the study file.
+        if not os.path.isdir(folder):  # noqa: PTH112 - what cannot be looked at is none either
+            known = f"synthetic, learnable, {', '.join(GENERATED)}"
+            raise UsageError(f"{path}: {name} data: {word!r} is not a folder, nor one of {known}")
+        read["data"] = str(folder.resolve())
     return read
-
-
-def _data(path: Path, name: str, word: str) -> str:
-    """Check ``data``; a folder is relative to the study file."""
-    if word in ("synthetic", "learnable", *GENERATED):
-        return word
-    folder = path.parent / word
-    if not os.path.isdir(folder):  # noqa: PTH112 - what cannot be looked at is none either
-        known = f"synthetic, learnable, {', '.join(GENERATED)}"
-        raise UsageError(f"{path}: {name} data: {word!r} is not a folder, nor one of {known}")
-    return str(folder.resolve())
 
 
 def _check_whole(study: Study) -> None:
@@ -191,8 +185,7 @@ def _check_whole(study: Study) -> None:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
+class PlannedRun(Struct, frozen=True):
     """Planned run; ``recorded`` by `gputrace record`, or bare."""
 
     configuration: Configuration
@@ -370,8 +363,7 @@ _PORT: Final = 29400
 """Rendezvous port of torchrun on the first node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(Struct, frozen=True):
     """Nodes of an allocation, with the GPUs of each."""
 
     count: int = 1

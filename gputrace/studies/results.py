@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gputrace.analyzers.compare.runs import Bounds
 from gputrace.model.comparison import Loss
+from gputrace.model.struct import Struct
 
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Statistic over the repeats of a configuration."""
 
     median: float
@@ -23,8 +22,7 @@ class Spread:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigurationResult:
+class ConfigurationResult(Struct, frozen=True):
     """Configuration with its results."""
 
     label: str
@@ -66,8 +64,7 @@ class ConfigurationResult:
     """Verdict of the first recording; empty if it has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingCheck:
+class RecordingCheck(Struct, frozen=True):
     """Comparison of a configuration's recordings with its script's own report.
 
     Covers the repeat that agrees least.
@@ -87,8 +84,7 @@ class RecordingCheck:
     """Relative difference of the recorded waits from the script's: 0.05 for 5 %."""
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
+class Efficiency(Struct, frozen=True):
     """Configuration relative to its base, the otherwise equal one with the fewest GPUs."""
 
     label: str
@@ -111,8 +107,7 @@ class Efficiency:
     """Sum to ``step_ns`` minus ``base_step_ns``; largest first; empty without recordings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(Struct, frozen=True):
     """Effect of one setting with all others equal."""
 
     setting: str
@@ -127,8 +122,7 @@ class Effect:
     """Added idle time per step and GPU; negative if saved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
+class Predicted(Struct, frozen=True):
     """Predicted effect of a setting, from the recording without it, and the measured one."""
 
     label: str
@@ -154,8 +148,7 @@ class Predicted:
     """Idle time, a step and GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class PairOfGpus:
+class PairOfGpus(Struct, frozen=True):
     """Result of a run on two GPUs."""
 
     label: str
@@ -168,8 +161,7 @@ class PairOfGpus:
     rate: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CardResult:
+class CardResult(Struct, frozen=True):
     """Result on one of several GPUs that were tried."""
 
     label: str
@@ -183,8 +175,7 @@ class CardResult:
     """Rate relative to the median card's."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuShare:
+class GpuShare(Struct, frozen=True):
     """Load of one GPU of a placement."""
 
     gpu: int
@@ -194,8 +185,7 @@ class GpuShare:
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """Load balance of a way to use several GPUs."""
 
     label: str
@@ -204,8 +194,7 @@ class Placement:
     """Compute time of the first GPU relative to the others' mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """Summary of a study."""
 
     schema_version: int

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -21,6 +21,7 @@ import msgspec
 
 from gputrace.collectors.launch import gputrace_command, orphans_of
 from gputrace.errors import ExitCode, UsageError
+from gputrace.model.struct import Struct
 from gputrace.studies.database import Database, Folder, Run, Settings, StudyHeader, StudyPlan
 from gputrace.studies.framework_environments import (
     GENERATED,
@@ -55,8 +56,7 @@ class Cures(Protocol):
     def unchanged(self, cures: str, folder: Path) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """Options of the command line."""
 
     study: Path
@@ -64,7 +64,7 @@ class Request:
     """Folder of results."""
     workloads: Path | None = None
     """Folder of the scripts; None for that of the study, or its parent."""
-    pythons: Mapping[str, Path] = field(default_factory=dict)
+    pythons: Mapping[str, Path] = {}
     installer: str | None = None
     only: Sequence[tuple[str, str]] = ()
     """Settings and values that select runs."""
@@ -74,7 +74,7 @@ class Request:
     force: bool = False
     skip_missing: bool = False
     """Ignore skipped runs in the exit code."""
-    nodes: Nodes = field(default_factory=Nodes)
+    nodes: Nodes = Nodes()
     configuration: str | None = None
     """Key of the only configuration to run; None for all."""
     planned_for: int | None = None
@@ -91,8 +91,7 @@ class Watcher(Protocol):
     def end(self, run: Run) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """Planned study, all of whose runs are in ``plan``, and the selected ones in ``chosen``."""
 
     request: Request
@@ -374,7 +373,7 @@ _GRACE_S: Final = 10.0
 """Time for a program to exit after a signal."""
 _GONE_S: Final = 5.0
 _LOOK_S: Final = 0.05
-_LOOKS: Final = 2
+_LOOKS_FOR_NONE: Final = 2
 
 
 def _ask_to_end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -388,19 +387,19 @@ def end_all(folder: Path) -> None:
     """Kill all remaining processes of runs in a folder of results."""
     deadline, looks = time.monotonic() + _GONE_S, 0
     # Look twice: a process being started has no environment for a moment.
-    while looks < _LOOKS and time.monotonic() < deadline:
+    while looks < _LOOKS_FOR_NONE and time.monotonic() < deadline:
         left = orphans_of(folder, MARK)
         looks = 0 if left else looks + 1
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if looks < _LOOKS:
+        if looks < _LOOKS_FOR_NONE:
             time.sleep(_LOOK_S)
 
 
 _TAIL: Final = 1 << 20
 """Bytes read from the end of a log."""
-_MOST: Final = 200
+_LONGEST_QUOTE: Final = 200
 """Maximum characters quoted of another program's line."""
 
 _ERROR: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b(: .*)?")
@@ -492,4 +491,4 @@ def _last_lines(path: Path, left_out: re.Pattern[str] | None = None) -> list[str
 
 def _short(line: str) -> str:
     plain = "".join(letter for letter in line if letter.isprintable())
-    return plain if len(plain) <= _MOST else f"{plain[: _MOST - 1]}…"
+    return plain if len(plain) <= _LONGEST_QUOTE else f"{plain[: _LONGEST_QUOTE - 1]}…"

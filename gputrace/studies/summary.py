@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 from pathlib import PurePath
 from statistics import fmean, median
@@ -16,6 +15,7 @@ import numpy as np
 from gputrace.analyzers.compare.pair import split_loss
 from gputrace.analyzers.compare.runs import Bounds, Mean, means_of
 from gputrace.model.comparison import Loss
+from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES
 from gputrace.studies.database import Settings
 from gputrace.studies.framework_environments import LAUNCHERS
@@ -41,8 +41,7 @@ _PLAIN: Final = ("framework", "update", "layout", "model")
 """Settings whose values are self-explanatory in labels."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Runs with equal settings."""
 
     settings: Settings
@@ -212,7 +211,17 @@ def summarize(results: Results) -> Summary:
 
 def _row(group: Group) -> ConfigurationResult:
     states = [run.state for run in group.runs]
-    classes = group.classes
+    classes, name = group.classes, "samples_per_second"
+    bare = reported_values((run for run in group.done if not run.recorded), name)
+    recorded = reported_values((run for run in group.done if run.recorded), name)
+    overhead = None
+    if bare is not None and recorded is not None and recorded.median > 0:
+        overhead = bare.median / recorded.median - 1
+    data_waits_s = [
+        result["data_wait_s"] / result["steps"]
+        for result in (run.result for run in group.timed)
+        if result.get("data_wait_s") is not None and result.get("steps")
+    ]
     return ConfigurationResult(
         label=group.label,
         settings=group.settings,
@@ -224,12 +233,12 @@ def _row(group: Group) -> ConfigurationResult:
         rate=group.rate,
         rate_of_median=reported_values(group.timed, "samples_per_second_median"),
         step_ns=_step(group),
-        overhead=_overhead(group),
+        overhead=overhead,
         loss_first=_middle(group, "loss_first"),
         loss_last=_middle(group, "loss_last"),
         accuracy=_middle(group, "accuracy"),
         target_s=reported_values(group.timed, "target_s"),
-        data_wait_ns=_data_wait(group.timed),
+        data_wait_ns=round(median(data_waits_s) * 1e9) if data_waits_s else None,
         recorded_step_ns=_whole(classes) if classes else group.mean_ns("step_ns"),
         classes=None if classes is None else {n: int(classes[n].value) for n in classes},
         wait_ns=group.mean_ns("wait_ns"),
@@ -252,29 +261,9 @@ def _step(group: Group) -> Spread | None:
     return Spread(median_ns, low, high, rate.count)
 
 
-def _overhead(group: Group) -> float | None:
-    """Return the overhead of recording, from the median speeds of bare and recorded runs."""
-    name = "samples_per_second"
-    bare = reported_values((run for run in group.done if not run.recorded), name)
-    recorded = reported_values((run for run in group.done if run.recorded), name)
-    if bare is None or recorded is None or recorded.median <= 0:
-        return None
-    return bare.median / recorded.median - 1
-
-
 def _middle(group: Group, name: str) -> float | None:
     values = reported_values(group.done, name)
     return None if values is None else values.median
-
-
-def _data_wait(runs: Sequence[RunResult]) -> int | None:
-    """Return the wait for data per step, the median over the repeats."""
-    waits = [
-        result["data_wait_s"] / result["steps"]
-        for result in (run.result for run in runs)
-        if result.get("data_wait_s") is not None and result.get("steps")
-    ]
-    return round(median(waits) * 1e9) if waits else None
 
 
 def _notes(groups: Sequence[Group]) -> Iterator[str]:
@@ -361,7 +350,7 @@ def _reason(run: RunResult, steps: int | None, script: float | None, recorded: f
     return f"waits for data differ by over {MOST_APART:.0%}" if is_apart else ""
 
 
-_APART: Final = ("framework", "gpus", VISIBLE)
+_NOT_COMPARED: Final = ("framework", "gpus", VISIBLE)
 """Settings with their own tables, or with too many values to compare with the first."""
 
 _OFF: Final = ("off", False, None)
@@ -387,7 +376,7 @@ def find_effects(groups: Sequence[Group]) -> Iterator[Effect]:
     names = varying([group.settings for group in groups])
     for name in names:
         others = [other for other in names if other != name]
-        for base, *rest in families(groups, name) if name not in _APART else ():
+        for base, *rest in families(groups, name) if name not in _NOT_COMPARED else ():
             for group in rest:
                 if base.rate is None or group.rate is None or base.rate.low <= 0:
                     continue
@@ -456,7 +445,7 @@ def _predicted(
 _PLACE: Final = ("gpus", VISIBLE)
 _SINGLE: Final = ("single", None)
 """Values of ``update`` for a run on one GPU."""
-_FEWEST: Final = 2
+_LEAST_REPEATS: Final = 2
 """Minimum repeats for bounds."""
 
 
@@ -516,7 +505,7 @@ def find_base(group: Group, groups: Sequence[Group]) -> Group | None:
 
 def bounds(first: Spread, rate: Spread) -> Bounds | None:
     """Return slowest over the base's fastest repeat and fastest over slowest; None if too few."""
-    if min(first.count, rate.count) < _FEWEST or min(first.low, rate.low) <= 0:
+    if min(first.count, rate.count) < _LEAST_REPEATS or min(first.low, rate.low) <= 0:
         return None
     return Bounds(rate.low / first.high, rate.high / first.low)
 

@@ -104,7 +104,7 @@ def test_a_file_read_while_it_grows_gives_each_whole_chunk_once(
 def test_of_a_large_file_names_are_read_and_the_last_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "_FAR", 250)
+    monkeypatch.setattr(spool, "_MOST_AT_ONCE", 250)
     whole = HEADER.pack(FORMAT.magic, FORMAT.version, 7, 11, 13) + chunk(b"NAME", b"first")
     whole += b"".join(chunk(b"KERN", bytes([at]) * 100) for at in range(9))
     path = tmp_path / "host.7.spool"

@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[list[Any], Any]:
 def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that end anywhere in an event, as large ones do now and then."""
     monkeypatch.setattr(gzip_io, "_BLOCK", 40)
-    monkeypatch.setattr(documents, "_TRIED", 64)
+    monkeypatch.setattr(documents, "_CUT_RANGE", 64)
 
 
 @settings(

@@ -37,7 +37,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything goes to disk, a few rows at a time, through many mappings."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sqlite_reader, "ROWS_AT_ONCE", 1 << 12)
-    monkeypatch.setattr(spill_file, "_SMALL", 1)
+    monkeypatch.setattr(spill_file, "_LEAST_SPILLED", 1)
     monkeypatch.setattr(spill_file, "_EXTENT", 1 << 16)
 
 

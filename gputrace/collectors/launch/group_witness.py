@@ -34,8 +34,8 @@ _PATIENT_MS: Final = 100
 """Number and length of the waits for an answer, which comes at once unless somebody has stopped
 the witness. A wait ends early for a process that was stopped meanwhile."""
 _PROGRAM: Final = Path(__file__).with_name("signal_witness.py")
-_OURS: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
-"""Prefixes of variables by which a program is recorded, which the witness must not be."""
+RECORDED_BY: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
+"""Prefixes of variables that have a process recorded; the recorder's own must not inherit them."""
 
 
 class _Sighting(NamedTuple):
@@ -89,7 +89,7 @@ class GroupWitness:
                 if is_pending and not is_first:
                     # Both have got that one; this one came before, to us alone.
                     return False
-                self._forget(sighting)
+                del self._seen[[seen for seen, _ in self._seen].index(sighting)]
                 if is_pending and came.number < signal.SIGRTMIN:
                     # A signal sent twice at once may count once there, as it does for the program.
                     signal.sigtimedwait([came.number], 0)
@@ -116,12 +116,6 @@ class GroupWitness:
         """Return the signals that the witness has got and we have not yet."""
         self._ask()
         return {seen.number for seen, _ in self._seen}
-
-    def _forget(self, sighting: _Sighting) -> None:
-        for at, (seen, _) in enumerate(self._seen):
-            if seen == sighting:
-                del self._seen[at]
-                return
 
     def _ask(self) -> bool:
         """Take what the witness has got since the last question; return False if it is gone."""
@@ -175,7 +169,7 @@ def _start(
         (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
         (os.POSIX_SPAWN_OPEN, 3, str(_PROGRAM), os.O_RDONLY, 0),
     ]
-    variables = {n: text for n, text in os.environ.items() if not n.startswith(_OURS)}
+    variables = {n: text for n, text in os.environ.items() if not n.startswith(RECORDED_BY)}
     # What comes before it has set itself up waits.
     blocked = signal.valid_signals()
     if apart:

@@ -12,12 +12,9 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from gputrace.collectors.backend import NONE, Limits
-
-_OURS: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
-"""Prefixes of variables by which a program is recorded, which the sampling process must not be."""
+from gputrace.collectors.launch.group_witness import RECORDED_BY
 
 
 class Sampler:
@@ -72,5 +69,5 @@ class Sampler:
 
 def own_environment() -> dict[str, str]:
     """Return this process's environment and module path, without what records."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(RECORDED_BY)}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -58,24 +58,21 @@ class NvmlLines:
         if not line:
             return
         try:
-            parsed = json.loads(line)
+            parsed, log = json.loads(line), self._log
             if "devices" in parsed:
-                self._take_header(parsed)
+                devices = [{name: card.get(name) for name in DEVICE} for card in parsed["devices"]]
+                log.devices = [device | {"lostNs": None} for device in devices]
+                pairs = map(tuple, parsed["topology"])
+                log.topology = [pair for pair in pairs if len(pair) == len(TOPOLOGY)]
+                log.host, log.driver = str(parsed["host"]), str(parsed["driver"] or "")
+                log.interval_ns = int(parsed["interval_ns"])
+                self._columns = [str(name) for name in parsed["columns"]]
             elif "gpus" in parsed:
                 self._take_tick(parsed)
             else:
-                self._log.cpu_ns = int(parsed["end"]["cpu_ns"])
+                log.cpu_ns = int(parsed["end"]["cpu_ns"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._log.skipped += 1
-
-    def _take_header(self, parsed: dict[str, Any]) -> None:
-        log = self._log
-        devices = [{name: device.get(name) for name in DEVICE} for device in parsed["devices"]]
-        log.devices = [device | {"lostNs": None} for device in devices]
-        log.topology = [tuple(pair) for pair in parsed["topology"] if len(pair) == len(TOPOLOGY)]
-        log.host, log.driver = str(parsed["host"]), str(parsed["driver"] or "")
-        log.interval_ns = int(parsed["interval_ns"])
-        self._columns = [str(name) for name in parsed["columns"]]
 
     def _take_tick(self, parsed: dict[str, Any]) -> None:
         now, monotonic = int(parsed["time_ns"]), int(parsed["monotonic_ns"])

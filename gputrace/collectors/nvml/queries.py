@@ -148,7 +148,12 @@ class _Fields:
         values: dict[str, list[Value]] = {column: [] for column in FIELDS}
         for (column, _, _), answer in zip(self._asked, answers, strict=True):
             values[column].append(_number(answer))
-        return [_sum(parts) for parts in values.values()]
+        # A sum over links is unknown if one of them is.
+        known = ([part for part in parts if part is not None] for parts in values.values())
+        return [
+            sum(numbers) if numbers and len(numbers) == len(parts) else None
+            for numbers, parts in zip(known, values.values(), strict=True)
+        ]
 
     def _answers(self, number: int, scope: int) -> bool:
         values = ask(self._nv, "nvmlDeviceGetFieldValues", self._handle, [(number, scope)])
@@ -163,11 +168,6 @@ def _number(value: Any) -> Value:
     if not 0 <= number < 2**63 - 1:
         return None
     return int(number) * (1024 if value.fieldId in _NVLINK_FIELDS else 1)
-
-
-def _sum(values: list[Value]) -> Value:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
 
 
 class CardQueries:
@@ -315,15 +315,22 @@ def relate(
 ) -> list[tuple[int | str | None, ...]]:
     """Return the columns of TOPOLOGY for every ordered pair of cards."""
     ends = [_link_ends(nv, handle) for handle in handles]
-    pairs = []
+    pairs: list[tuple[int | str | None, ...]] = []
     for a, from_a in enumerate(ends):
         for b, (from_b, bus) in enumerate(zip(ends, buses, strict=True)):
+            if a == b:
+                pairs.append((a, b, "X", "X", None, None, None, None))
+                continue
             nvlinks = None
             if from_a is not None and from_b is not None:
                 # Straight links, else those that both have to NVSwitch.
                 straight = from_a[bus] if bus else 0
                 nvlinks = straight or min(from_a[_SWITCH], from_b[_SWITCH])
-            pairs.append(_pair(nv, handles, a, b, nvlinks))
+            cards = handles[a], handles[b]
+            ancestor = _ANCESTORS.get(ask(nv, "nvmlDeviceGetTopologyCommonAncestor", *cards))
+            access = [_p2p_status(nv, *cards, kind) for kind in (_READ, _WRITE, _NVLINK)]
+            link = f"NV{nvlinks}" if nvlinks else ancestor
+            pairs.append((a, b, link, ancestor, nvlinks, *access))
     return pairs
 
 
@@ -336,17 +343,6 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ",".join("-".join(map(str, run)) for run in runs)
-
-
-def _pair(
-    nv: Any, handles: Sequence[Any], a: int, b: int, nvlinks: int | None
-) -> tuple[int | str | None, ...]:
-    if a == b:
-        return a, b, "X", "X", None, None, None, None
-    level = ask(nv, "nvmlDeviceGetTopologyCommonAncestor", handles[a], handles[b])
-    ancestor = _ANCESTORS.get(level)
-    access = (_p2p_status(nv, handles[a], handles[b], kind) for kind in (_READ, _WRITE, _NVLINK))
-    return a, b, f"NV{nvlinks}" if nvlinks else ancestor, ancestor, nvlinks, *access
 
 
 def _p2p_status(nv: Any, card: Any, peer: Any, kind: int) -> str | None:

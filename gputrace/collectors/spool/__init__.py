@@ -133,9 +133,9 @@ def read_all(
     return [join(parts) for parts in files.values() if parts]
 
 
-_FAR: Final = 16 << 20
+_MOST_AT_ONCE: Final = 16 << 20
 """Maximum bytes of records read at once; earlier ones are skipped."""
-_LINES: Final = 4 << 20
+_LAST_LINES: Final = 4 << 20
 
 
 class ChunkTail:
@@ -150,8 +150,8 @@ class ChunkTail:
     def read(self, records: Collection[bytes]) -> list[tuple[bytes, bytes]]:
         """Return tag and body of the chunks since the last call; raise InputError for other files.
 
-        Chunks with the tags in ``records`` are limited to the last `_FAR` bytes, so that a large
-        file is soon read; those with names and descriptions are not.
+        Chunks with the tags in ``records`` are limited to the last `_MOST_AT_ONCE` bytes, so that a
+        large file is soon read; those with names and descriptions are not.
         """
         try:
             file = self._path.open("rb")
@@ -166,7 +166,7 @@ class ChunkTail:
                 head = os.pread(number, HEADER.size, 0)
                 self.head = open_chunk_file(self._path, self._known, head)
             walked = list(self._walk(number, size))
-            left = sum(length for tag, _, length in walked if tag in records) - _FAR
+            left = sum(length for tag, _, length in walked if tag in records) - _MOST_AT_ONCE
             for tag, start, length in walked:
                 if tag in records and left > 0:
                     left -= length
@@ -195,14 +195,14 @@ class LineTail:
         self._path, self._at = path, 0
 
     def read(self) -> list[bytes]:
-        """Return the new lines without ends: at most the first one and the last `_LINES` bytes."""
+        """Return the new lines without ends: the first and the last `_LAST_LINES` bytes at most."""
         try:
             with self._path.open("rb") as file:
                 first = [] if self._at else [file.readline()]
                 if first and not first[0].endswith(b"\n"):
                     return []
                 self._at = max(self._at, file.tell())
-                far = file.seek(0, os.SEEK_END) - _LINES
+                far = file.seek(0, os.SEEK_END) - _LAST_LINES
                 file.seek(max(self._at, far))
                 if far > self._at:
                     file.readline()
