@@ -45,8 +45,9 @@ from gputrace.trials.cures import (
     predict,
     read_candidates,
 )
+from gputrace.trials.history import History, Request, Row
 from gputrace.trials.patch import apply, make_patch
-from gputrace.trials.race import Costs, Row, contenders, kept, lots, next_lot
+from gputrace.trials.race import Costs, contenders, kept, lots, next_lot, order
 from gputrace.trials.runs import Change, Measured, Spent, Turn, Turns
 from gputrace.trials.runs import Program as ProgramToTry
 from gputrace.trials.statistics import (
@@ -58,7 +59,7 @@ from gputrace.trials.statistics import (
     losses_differ,
     turn_losses_differ,
 )
-from gputrace.trials.trial import Request, Trial, order
+from gputrace.trials.trial import Trial
 from tests.helpers import command
 from tests.helpers.command import Ran, assert_refused
 from tests.helpers.installed_packages import install
@@ -962,20 +963,20 @@ def test_a_loader_whose_turns_fail_later_has_no_answer_of_them(simulated: Simula
     """Whole runs are of another kind, so that one run of turns that ended early counts no more."""
     simulated.factors = {"workers=4": 0.5}
     [cure] = read_candidates("workers=4")
-    trial, row = Trial(Request(("x",))), Row(cure)
+    history, row = History(Request(("x",))), Row(cure)
     turns = Turns((cure,), 5)
     run = simulated.run(cure, 10, 70, None, turns, lambda _: [1])
     row.take(run, run.turns[0])
     assert (row.verdict, len(row.cured)) == ("faster", 7)
-    trial._switch_apart([row], [row], 60.0, Failed("exit code 1"))
+    history.add_failure(row, [row], Failed("exit code 1"))
     assert (row.within, row.cured, row.verdict, row.ratio) == (False, [], Verdict.OPEN, None)
 
 
-def test_turns_of_a_loader_pass_over_what_was_ready_before(tmp_path: Path) -> None:
-    trial = Trial(Request(("x",), ledger=tmp_path / "l"))
-    trial._pilot = SimpleNamespace(step_ns=50_000_000, buffered=4)  # type: ignore[assignment]
+def test_turns_of_a_loader_pass_over_what_was_ready_before() -> None:
+    history = History(Request(("x",)))
+    history.pilot = SimpleNamespace(step_ns=50_000_000, buffered=4)  # type: ignore[assignment]
     cures = read_candidates("gc,workers=6,pinned,prefetch=4,workers=6+prefetch=4")
-    turns = [trial._turns([Row(cure)]) for cure in cures]
+    turns = [history.turns([Row(cure)]) for cure in cures]
     # Eight steps are 0.4 s; batches come in bursts of as many as there are workers.
     assert [(each.passed, each.stretch - each.passed) for each in turns] == [
         (1, 8),
@@ -1077,9 +1078,9 @@ def test_a_turn_of_a_loader_does_not_live_on_what_others_had_it_make(
     accumulates gradients takes several batches.
     """
     [candidate] = read_candidates(cure)
-    trial = Trial(Request(("x",)))
-    trial._pilot = SimpleNamespace(step_ns=30_000_000, buffered=4)  # type: ignore[assignment]
-    turns = trial._turns([Row(candidate)])
+    history = History(Request(("x",)))
+    history.pilot = SimpleNamespace(step_ns=30_000_000, buffered=4)  # type: ignore[assignment]
+    turns = history.turns([Row(candidate)])
     values = {"workers": 2, "prefetch": 2} | {s.cure.id: s.value for s in candidate.settings}
     given: Any = (values["workers"], values["prefetch"], batch)
     together: Any = [[]] if kind is Sharing else []
@@ -1684,11 +1685,11 @@ def test_rounds_for_which_the_time_was_over_are_kept(
 ) -> None:
     """A program that ends by itself has whole runs; one that was stopped goes on by turns."""
     [cure] = read_candidates("workers=4")
-    trial, row = Trial(Request(("x",))), Row(cure)
-    trial._pilot = simulated.run(Candidate(), 10, 40)
-    turns = trial._turns([row])
+    history, row = History(Request(("x",))), Row(cure)
+    history.pilot = simulated.run(Candidate(), 10, 40)
+    turns = history.turns([row])
     run = simulated.run(cure, 10, 4 * turns.stretch, None, turns, lambda _: [1])
-    trial._take([row], replace(run, code=code), turns, [])
+    history.add_turns([row], replace(run, code=code), turns, [])
     assert (row.within, len(row.cured)) == kept
 
 
