@@ -166,7 +166,7 @@ class Row:
         self.verdict, self.ratio = Verdict.OPEN, None
 
     def separate(self) -> None:
-        """Have runs of turns of its own: with others, the program failed or ended too early."""
+        """Have its own runs of turns: with others in them, the program failed."""
         self.apart = True
 
     def fail(self, error: Failed) -> None:
@@ -183,7 +183,7 @@ class Row:
 
 @dataclass(slots=True)
 class History:
-    """What a trial has learned so far."""
+    """Runs of a trial so far, and the candidates with their rounds and answers."""
 
     request: Request
     rows: list[Row] = field(default_factory=list)
@@ -193,7 +193,7 @@ class History:
     unchanged: list[Measured] = field(default_factory=list)
     """All runs without cures, measured or not."""
     bare: list[Measured] = field(default_factory=list)
-    """Those of them that belong to rounds of whole runs."""
+    """Runs without cures in rounds of whole runs."""
     notes: list[str] = field(default_factory=list)
     warmup: int = field(init=False)
     steps: int = field(init=False)

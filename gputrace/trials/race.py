@@ -35,13 +35,10 @@ _TOGETHER: Final = 0.3
 
 
 def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
-    """Return the rows of the next run of turns, or of the next round of whole runs: a run without
-    cures and one with each. Return none if the time left is too short for an answer.
+    """Return which rows have the next run of turns, or round of whole runs, in the seconds left;
+    none if that is too short for an answer.
 
-    Args:
-        history: what is known so far.
-        rows: rows to choose from.
-        left_s: seconds left for them.
+    A round is a run without cures and one with each of its rows.
     """
     costs = costs_of(history)
     lot = next_lot(rows, left_s, costs)
@@ -62,18 +59,17 @@ def next_turns(
     kept_s: float,
     costs: Costs,
 ) -> list[int]:
-    """Return which cures have further turns in a run, by their numbers from 1; none to end it.
+    """Return which rows of a run have further turns in it, by their numbers from 1; none to end it.
 
-    Differences between runs, and slow changes, then affect all alike. Decided cures get no more
-    turns, nor do those that cannot be the best while others can; the run ends when the time left
-    is needed for the first answers of others.
+    Decided cures get no more turns, nor do those that cannot be the best while others can; the run
+    ends when the time left is needed for the first answers of others.
 
     Args:
         lot: rows of the run, without what it measured.
         others: rows that have no turns in it.
         run: the run so far.
-        left_s: seconds left for all of them.
-        kept_s: seconds to keep for first answers of others.
+        left_s: seconds left for all rows.
+        kept_s: seconds of them to keep for others.
         costs: durations of runs.
     """
     later = [copy(row) for row in lot]

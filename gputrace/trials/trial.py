@@ -200,7 +200,7 @@ class Trial:
                 return
 
     def _switch(self, lot: Sequence[Row], rows: Sequence[Row], until_s: float) -> None:
-        """Make a run in which cures take turns, until all are decided.
+        """Make a run in which cures take turns: slow changes of the machine affect all alike.
 
         If it fails, the cure with which the program fails is found by a run for each.
         """
