@@ -114,7 +114,7 @@ def open_own(path: Path) -> tuple[Database, int, int]:
 
     Returns it with its application id and version, both 0 in a new file.
     """
-    # A third of a second, which no command pays that needs no such file.
+    # A third of a second, more with pandas: only for commands that need such a file.
     from sqlite_utils import Database
 
     connection = sqlite3.connect(path)
