@@ -134,7 +134,7 @@ class Row:
         if why:
             reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
             failed = any(reason.startswith(FAILURE) for reason in reasons)
-            self._end(Verdict.FAILED if failed else Verdict.NOTHING, why.removeprefix(FAILURE))
+            self.end(Verdict.FAILED if failed else Verdict.NOTHING, why.removeprefix(FAILURE))
             return
         # Rounds may come several at a time; to look at other numbers would be one more look.
         for number in (look for look in LOOKS if look <= len(self.cured)):
@@ -169,15 +169,8 @@ class Row:
         """Have its own runs of turns: with others in them, the program failed."""
         self.apart = True
 
-    def fail(self, error: Failed) -> None:
-        """Record the error of its run as the answer."""
-        self._end(Verdict.FAILED, str(error))
-
-    def skip(self, why: str) -> None:
-        """Record as the answer that the cures change nothing, and why."""
-        self._end(Verdict.NOTHING, why)
-
-    def _end(self, verdict: Verdict, why: str) -> None:
+    def end(self, verdict: Verdict, why: str) -> None:
+        """Record an answer without a ratio, and why."""
         self.verdict, self.why, self.over, self.ratio = verdict, why, True, None
 
 
@@ -207,12 +200,6 @@ class History:
         self.warmup = self.request.warmup or WARMUP
         self.steps = self.request.steps or _PILOT_STEPS
 
-    @property
-    def step_ns(self) -> float:
-        """Mean step of the first run."""
-        assert self.pilot is not None
-        return self.pilot.step_ns
-
     def may_join(self, row: Row) -> bool:
         """Return whether a row's cures may be in the best set."""
         return self.request.candidates is not None or not row.candidate.numerics
@@ -226,7 +213,7 @@ class History:
         """Return the turns of a run in which cures are switched."""
         assert self.pilot is not None
         least, most = _TURN
-        steps = min(max(round(_TURN_NS / self.step_ns), least), most)
+        steps = min(max(round(_TURN_NS / self.pilot.step_ns), least), most)
         passed, period = 1, 1
         for row in lot:
             if row.ahead:
@@ -263,7 +250,7 @@ class History:
         if request.steps is None:
             (least, most), (shortest, longest) = _STEPS, _RUN_NS
             most_s = min(pilot.start_s, _RUN_PART * request.budget_s)
-            steps = round(min(max(1e9 * most_s, shortest), longest) / self.step_ns)
+            steps = round(min(max(1e9 * most_s, shortest), longest) / pilot.step_ns)
             self.steps = min(max(steps, least), most)
         self.rows = [
             Row(each, predict(each, analysis), cost_of(each, analysis)) if analysis else Row(each)
@@ -272,7 +259,7 @@ class History:
         for row in self.rows:
             if str(row.candidate) == f"threads={pilot.threads}":
                 # No run with the cure would tell.
-                row.skip("torch has as many already")
+                row.end(Verdict.NOTHING, "torch has as many already")
 
     def add_run(self, candidate: Candidate, run: Measured) -> None:
         """Note what any run tells of the program."""
@@ -307,7 +294,7 @@ class History:
             row.forget()
             _have_whole_runs([row, *rows])
         else:
-            row.fail(error)
+            row.end(Verdict.FAILED, str(error))
 
 
 def _have_whole_runs(rows: Sequence[Row]) -> None:

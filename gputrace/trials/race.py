@@ -136,7 +136,7 @@ class Costs:
 def costs_of(history: History) -> Costs:
     """Return the durations of runs, by the last one."""
     assert history.pilot is not None
-    step_s = history.step_ns / 1e9
+    step_s = history.pilot.step_ns / 1e9
     measured_s = history.steps * step_s
     run_s = (
         history.bare[-1].seconds

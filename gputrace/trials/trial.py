@@ -25,7 +25,7 @@ from gputrace.trials.history import TURNS, History, Request, Row
 from gputrace.trials.outcome import Outcome, conclude
 from gputrace.trials.race import costs_of, kept, kept_for_best, next_run, next_turns, order
 from gputrace.trials.runs import Measured, Program, Spent, Turn, Turns, call_command
-from gputrace.trials.statistics import FEWEST, MOST
+from gputrace.trials.statistics import FEWEST, MOST, Verdict
 from gputrace.units import parse_duration
 
 _LEAST_TIMEOUT_S: Final = 600.0
@@ -252,7 +252,7 @@ class Trial:
             try:
                 cured.append((row, self._go(row.candidate, str(row.candidate))))
             except Failed as error:
-                row.fail(error)
+                row.end(Verdict.FAILED, str(error))
         assert bare is not None
         for row, run in cured:
             row.take(run, [Turn(bare.step_ns, run.step_ns)])
