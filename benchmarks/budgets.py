@@ -21,9 +21,10 @@ import numpy as np
 from benchmarks.options import Options
 from benchmarks.tables import show, verdict
 from gputrace.trials.cures import Candidate, read_candidates
+from gputrace.trials.history import Request
 from gputrace.trials.ledger import Entry
 from gputrace.trials.runs import Change, Measured, Spent, Turn, Turns
-from gputrace.trials.trial import Request, Trial
+from gputrace.trials.trial import Trial
 
 BUDGETS_S: Final = (30, 45, 60, 120, 300)
 TRIALS: Final = 20
@@ -289,7 +290,7 @@ class _Simulated(Trial):
         self._program: Any = self._world
 
     def _begin(self) -> Any:
-        self._pilot = self._go(Candidate(), "recording", Path("trace"))
+        self._history.pilot = self._go(Candidate(), "recording", Path("trace"))
         return self._world.planted.analysis
 
     def _spent(self) -> float:

@@ -20,10 +20,11 @@ from gputrace.units import format_ns, parse_duration
 
 if TYPE_CHECKING:
     from gputrace.report.tables import Table
+    from gputrace.trials.history import Request
     from gputrace.trials.ledger import Entry, Record
     from gputrace.trials.outcome import Outcome
     from gputrace.trials.patch import Patch
-    from gputrace.trials.trial import Progress, Request
+    from gputrace.trials.trial import Progress
 
 _PROGRAM: Final = "gputrace.program"
 _STEPS: Final = click.IntRange(min=5)
@@ -149,7 +150,7 @@ def _apply(patch: Patch | None) -> None:
 
 def _request(cures: Sequence[str], program: tuple[str, ...], given: dict[str, Any]) -> Request:
     from gputrace.trials.cures import read_candidates
-    from gputrace.trials.trial import Request
+    from gputrace.trials.history import Request
 
     try:
         budget = parse_duration(given["budget"]) / 1e9

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeVar
 
@@ -28,20 +28,13 @@ _DISK_ERRORS: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE
 
 _APPLICATION: Final = 0x67707462  # "gptb", in the header of the file
 
-_SCHEMA: Final = f"""
-    BEGIN;
-    CREATE TABLE plans (id INTEGER PRIMARY KEY, plan TEXT);
-    CREATE TABLE runs (
-        id INTEGER PRIMARY KEY, configuration TEXT, repeat INTEGER, recorded INTEGER,
-        state TEXT, why TEXT, started_ns INTEGER, ended_ns INTEGER, exit_code INTEGER,
-        result TEXT, trace TEXT, log TEXT, measure TEXT,
-        UNIQUE (configuration, repeat, recorded)
-    );
-    PRAGMA application_id = {_APPLICATION};
-    PRAGMA user_version = {VERSION};
-    COMMIT;
-"""
-"""Tables of a new file; ``plan``, ``result`` and ``measure`` are JSON."""
+_RUNS: Final = {
+    **{"id": int, "configuration": str, "repeat": int, "recorded": int},
+    **{"state": str, "why": str, "started_ns": int, "ended_ns": int, "exit_code": int},
+    **{"result": str, "trace": str, "log": str, "measure": str},
+}
+"""Columns of the runs; ``result`` and ``measure`` are JSON."""
+_KEY: Final = ("configuration", "repeat", "recorded")
 
 _T = TypeVar("_T")
 
@@ -56,31 +49,29 @@ class Database:
         if not create and not self.path.exists():
             raise InputError(folder, f"holds no {FILE}; `gputrace bench STUDY.toml` makes one")
         with self._errors():
-            self._connection = sqlite3.connect(self.path)
-            self._connection.row_factory = sqlite3.Row
-            sqlite_security.harden(self._connection)
-            self._connection.set_authorizer(sqlite_security.copying)
-            self._check(create)
-
-    def _check(self, create: bool) -> None:
-        """Create the tables in a new file; raises InputError for a file of another kind."""
-        application, version = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("application_id", "user_version")
-        )
-        tables = {name for (name,) in self._rows("name FROM sqlite_master WHERE type = 'table'")}
-        if create and not application and not tables:
-            self._connection.executescript(_SCHEMA)
-        elif application != _APPLICATION:
-            raise InputError(self.path, "holds no results of `gputrace bench`; name another folder")
-        elif version != VERSION:
-            newer = "use a newer one" if version > VERSION else "run the study in another folder"
-            raise InputError(
-                self.path,
-                f"has tables of version {version}, this gputrace knows {VERSION}; {newer}",
-            )
-        elif missing := {"plans", "runs"} - tables:
-            raise InputError(self.path, f"has no table {min(missing)}; name another folder")
+            self._database, application, version = sqlite_security.open_own(self.path)
+            tables = set(self._database.table_names())
+            if create and not application and not tables:
+                with self._database.atomic():
+                    self._database.table("plans").create({"id": int, "plan": str}, pk="id")
+                    runs = self._database.table("runs").create(_RUNS, pk="id")
+                    runs.create_index(_KEY, unique=True)
+                    self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
+                    self._database.execute(f"PRAGMA user_version = {VERSION}")
+            elif application != _APPLICATION:
+                raise InputError(
+                    self.path, "holds no results of `gputrace bench`; name another folder"
+                )
+            elif version != VERSION:
+                newer = (
+                    "use a newer one" if version > VERSION else "run the study in another folder"
+                )
+                raise InputError(
+                    self.path,
+                    f"has tables of version {version}, this gputrace knows {VERSION}; {newer}",
+                )
+            elif missing := {"plans", "runs"} - tables:
+                raise InputError(self.path, f"has no table {min(missing)}; name another folder")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -95,14 +86,9 @@ class Database:
                 problem = f"cannot be used as results ({error}); move it away"
             raise InputError(self.path, problem) from None
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._errors(), self._connection:
-            yield self._connection
-
-    def _rows(self, query: str) -> list[sqlite3.Row]:
+    def _rows(self, query: str) -> list[dict[str, Any]]:
         with self._errors():
-            return self._connection.execute(f"SELECT {query}").fetchall()
+            return list(self._database.query(f"SELECT {query}"))
 
     def convert(self, value: Any, kind: type[_T]) -> _T:
         """Convert what the database holds to a type; raises InputError if it is invalid."""
@@ -123,8 +109,8 @@ class Database:
     def set_plan(self, plan: StudyPlan) -> None:
         """Replace the current plan; runs of other configurations stay, but are not returned."""
         text = json.dumps(msgspec.to_builtins(plan))
-        with self._transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO plans VALUES (1, ?)", [text])
+        with self._errors():
+            self._database.table("plans").insert({"id": 1, "plan": text}, replace=True)
 
     def plan(self) -> StudyPlan:
         """Return the current plan; raises InputError if no study has begun."""
@@ -147,8 +133,8 @@ class Database:
             return []
         study, order = plan.study, {each.key: n for n, each in enumerate(plan.configurations)}
         runs = [
-            self.convert(dict(row) | {"result": self._parse(row["result"])}, Run)
-            for row in self._rows(f"{_COLUMNS} FROM runs")
+            self.convert(row | {"result": self._parse(row["result"])}, Run)
+            for row in self._rows("* FROM runs")
             if row["configuration"] in order
         ]
         shown = [
@@ -162,28 +148,22 @@ class Database:
     def save(self, run: Run) -> Run:
         """Save a finished run in place of an earlier try; return it with its id."""
         row = msgspec.to_builtins(run) | {"id": None, "result": json.dumps(run.result)}
-        with self._transaction() as connection:
-            self._drop([run])
-            columns = ", ".join(f":{name}" for name in row)
-            saved = connection.execute(f"INSERT INTO runs ({_COLUMNS}) VALUES ({columns})", row)
-        return replace(run, id=saved.lastrowid)
+        with self._errors():
+            saved = self._database.table("runs").insert(row, replace=True)
+        return replace(run, id=saved.last_pk)
 
     def drop(self, runs: Iterable[Run]) -> None:
         """Delete runs, so that they are run again."""
-        with self._transaction():
-            self._drop(runs)
-
-    def _drop(self, runs: Iterable[Run]) -> None:
-        self._connection.executemany(
-            "DELETE FROM runs WHERE configuration = ? AND repeat = ? AND recorded = ?",
-            [run.key for run in runs],
-        )
+        where = " AND ".join(f"{name} = ?" for name in _KEY)
+        with self._errors(), self._database.atomic():
+            for run in runs:
+                self._database.table("runs").delete_where(where, run.key)
 
     def save_measure(self, run: Run, measure: object) -> None:
         """Save the measure of a saved run in place of an earlier one."""
         text = json.dumps(msgspec.to_builtins(measure, str_keys=True))
-        with self._transaction() as connection:
-            connection.execute("UPDATE runs SET measure = ? WHERE id = ?", [text, run.id])
+        with self._errors():
+            self._database.execute("UPDATE runs SET measure = ? WHERE id = ?", [text, run.id])
 
     def measures(self) -> dict[int, Any]:
         """Return the measure of each run that has one, as JSON values, by run id."""
@@ -193,7 +173,7 @@ class Database:
     def close(self) -> None:
         """Close the file; all saved runs persist."""
         with suppress(sqlite3.Error):
-            self._connection.close()
+            self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -268,8 +248,6 @@ class Run:
         """Return the key that identifies the run in its study."""
         return self.configuration, self.repeat, self.recorded
 
-
-_COLUMNS: Final = ", ".join(field.name for field in fields(Run))
 
 _LOCK: Final = "lock"
 PARTS: Final = "parts"

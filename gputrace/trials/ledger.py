@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from gputrace.analyzers.whatif.calibration import pairs
 from gputrace.errors import InputError
 from gputrace.store import sqlite_security
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 VERSION: Final = 1
 _APPLICATION: Final = 0x6770746C  # "gptl", in the header of the file
@@ -85,16 +87,6 @@ class Entry:
         return self.predicted_low <= self.ratio <= self.predicted_high
 
 
-_COLUMNS: Final = ", ".join(field.name for field in fields(Entry))
-_SCHEMA: Final = f"""
-    BEGIN;
-    CREATE TABLE IF NOT EXISTS trials (id INTEGER PRIMARY KEY, {_COLUMNS});
-    PRAGMA application_id = {_APPLICATION};
-    PRAGMA user_version = {VERSION};
-    COMMIT;
-"""
-
-
 def default_ledger() -> Path:
     """Return the ledger in the user's data folder."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
@@ -103,19 +95,13 @@ def default_ledger() -> Path:
 
 def append(path: Path, entries: Sequence[Entry]) -> None:
     """Add entries; raises InputError where the file is none of ours or cannot be written."""
-    with _errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(_open(path, create=True)) as connection, connection:
-            # Also without entries, to know whether some could be added.
-            connection.execute("BEGIN IMMEDIATE")
-            marks = ", ".join("?" * len(fields(Entry)))
-            connection.executemany(
-                f"INSERT INTO trials ({_COLUMNS}) VALUES ({marks})",
-                [
-                    [_stored(getattr(entry, field.name)) for field in fields(Entry)]
-                    for entry in entries
-                ],
-            )
+    with _opened(path, create=True) as database:
+        # Also without entries, to know whether some could be added.
+        database.execute("BEGIN IMMEDIATE")
+        database.table("trials").insert_all(
+            {name: _stored(value) for name, value in asdict(entry).items()} for entry in entries
+        )
+        database.commit()
 
 
 def _stored(value: Any) -> Any:
@@ -130,41 +116,37 @@ def read(path: Path) -> list[Entry]:
     """
     if not path.exists():
         return []
-    with _errors(path), closing(_open(path, create=False)) as connection:
-        connection.row_factory = sqlite3.Row
-        rows = connection.execute(f"SELECT {_COLUMNS} FROM trials ORDER BY id").fetchall()
+    with _opened(path, create=False) as database:
+        rows = list(database.query("SELECT * FROM trials ORDER BY id"))
     try:
-        return [msgspec.convert(dict(row), Entry, strict=False) for row in rows]
+        return msgspec.convert(rows, list[Entry], strict=False)
     except msgspec.ValidationError as error:
         raise InputError(path, f"holds a row that no trial leaves ({error})") from None
 
 
-def _open(path: Path, create: bool) -> sqlite3.Connection:
-    connection = sqlite3.connect(path)
-    try:
-        sqlite_security.harden(connection)
-        connection.set_authorizer(sqlite_security.copying)
-
-        def pragma(name: str) -> Any:
-            return connection.execute(f"PRAGMA {name}").fetchone()[0]
-
-        if create and not path.stat().st_size:
-            connection.executescript(_SCHEMA)
-        elif pragma("application_id") != _APPLICATION:
-            raise InputError(path, "not a ledger of `gputrace try`; name another with --ledger")
-        elif pragma("user_version") != VERSION:
-            problem = f"has version {pragma('user_version')}, this gputrace knows {VERSION}"
-            raise InputError(path, f"{problem}; name another with --ledger")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 @contextmanager
-def _errors(path: Path) -> Iterator[None]:
+def _opened(path: Path, create: bool) -> Iterator[Database]:
+    """Open a ledger, for whose errors InputError is raised."""
     try:
-        yield
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        database, application, version = sqlite_security.open_own(path)
+        with closing(database):
+            if create and not path.stat().st_size:
+                # Columns of bytes keep each value as it is given.
+                names = [field.name for field in fields(Entry)]
+                with database.atomic():
+                    database.table("trials").create(
+                        {"id": int} | dict.fromkeys(names, bytes), pk="id", if_not_exists=True
+                    )
+                    database.execute(f"PRAGMA application_id = {_APPLICATION}")
+                    database.execute(f"PRAGMA user_version = {VERSION}")
+            elif application != _APPLICATION:
+                raise InputError(path, "not a ledger of `gputrace try`; name another with --ledger")
+            elif version != VERSION:
+                problem = f"has version {version}, this gputrace knows {VERSION}"
+                raise InputError(path, f"{problem}; name another with --ledger")
+            yield database
     except sqlite_security.ERRORS as error:
         problem = f"cannot be used as a ledger ({error}); name another with --ledger"
         raise InputError(path, problem) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import socket
 import time
 from collections.abc import Sequence
@@ -10,11 +11,21 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import Final
 
+from gputrace.collectors.masking import masked
+from gputrace.model.results import Analysis
+from gputrace.trials.history import History, Row
 from gputrace.trials.ledger import Entry
-from gputrace.trials.patch import Patch
-from gputrace.trials.race import Row, sharing
+from gputrace.trials.patch import Patch, make_patch
+from gputrace.trials.race import sharing
 from gputrace.trials.runs import Measured
-from gputrace.trials.statistics import FEWEST, LOOKS, MOST, losses_differ, turn_losses_differ
+from gputrace.trials.statistics import (
+    FEWEST,
+    LOOKS,
+    MOST,
+    Verdict,
+    losses_differ,
+    turn_losses_differ,
+)
 
 _RESTLESS: Final = 0.1
 """Minimum scatter of steps without cures, from round to round, for a note."""
@@ -46,6 +57,63 @@ class Outcome:
     """Changes that build it into the program."""
     notes: tuple[str, ...]
     interrupted: bool = False
+
+
+def conclude(
+    history: History,
+    analysis: Analysis | None,
+    runs: int,
+    spent_s: float,
+    interrupted: bool,
+) -> Outcome:
+    """Return the outcome of a trial that is over."""
+    request, winners, pilot = history.request, history.winners(), history.pilot
+    program = request.name or shlex.join(masked(request.command))
+    last = history.bare[-1] if history.bare else pilot
+    losses = [run.losses for run in history.bare]
+    patch = None
+    notes = list(dict.fromkeys(history.notes))
+    if winners:
+        main = next(run.main for run in (*history.bare, pilot) if run)
+        best = winners[0]
+        words = () if request.name else request.command
+        patch = make_patch(best.candidate, best.changes, main, words)
+        notes += describe_payoff(best, history.start_s)
+    notes += [describe_starts(row) for row in history.rows if row.starts]
+    has_begun = pilot is not None and not interrupted
+    if not history.rows and has_begun:
+        notes.append("no cure fits the findings; `gputrace try --list` lists all")
+    elif not winners and has_begun and request.candidates is None:
+        notes.append("more can be tried by name: `gputrace try --list` lists all")
+    still_open = [row for row in history.rows if row.verdict == Verdict.OPEN]
+    left = [row for row in still_open if not row.over]
+    if left and has_begun and not history.notes:
+        notes.append(describe_rest(left, last, spent_s))
+    notes += describe_scatter([row for row in still_open if row.ratio])
+    failed = next((run for run in history.unchanged if run.failure), None)
+    if failed is not None:
+        notes.append(
+            f"the program also fails without cures, after {failed.made} steps; those before "
+            f"count: {failed.failure}"
+        )
+    if any(not run.ended for run in history.unchanged):
+        notes.append("the program went on after its last step and was ended by a signal")
+    bare = [run.step_ns for run in history.bare]
+    bare = bare or [step for row in history.rows for step in row.bare]
+    return Outcome(
+        command=(request.name,) if request.name else request.command,
+        warmup=history.warmup,
+        steps=history.bare[-1].steps if history.bare else history.steps,
+        runs=runs,
+        seconds=spent_s,
+        bare_ns=sum(bare) / len(bare) if bare else None,
+        findings=tuple(finding.id for finding in analysis.findings) if analysis else (),
+        rows=tuple(answer(row, program, last, losses) for row in history.rows),
+        best=str(winners[0].candidate) if winners else None,
+        patch=patch,
+        notes=tuple(notes),
+        interrupted=interrupted,
+    )
 
 
 def answer(

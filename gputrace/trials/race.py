@@ -10,137 +10,100 @@ shared. The intervals hold whichever look is the last, so that a choice by them 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from copy import copy
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
-from gputrace.studies.runner import Failed
-from gputrace.trials.cures import Candidate, Prediction, Value
+from gputrace.trials.cures import Value, combine
+from gputrace.trials.history import TURNS, History, Row
 from gputrace.trials.ledger import WORTH
-from gputrace.trials.runs import FAILURE, WHOLE, Change, Measured, Turn, why_idle
-from gputrace.trials.statistics import FEWEST, LOOKS, MOST, Ratio, Verdict, across, compare
+from gputrace.trials.runs import Measured
+from gputrace.trials.statistics import FEWEST, LOOKS, MOST, Verdict
 
-TURNS: Final = LOOKS[2]
-"""Rounds within a run for a first answer: with fewer, intervals are wide."""
+T = TypeVar("T")
+
 _FEWEST_TURNS: Final = LOOKS[1]
 """Minimum rounds for which a run is worth its start."""
 _SLOW: Final = 3
 """Assumed length of the start with a slow cure, in starts without."""
-_BATCHES: Final = 0.025
-"""Part of a step by which the turn of a loader may be off, since only whole batches are counted: by
-simulation up to 2.3%, where the loader is a little slower than the training."""
-_PART: Final = 0.5
-"""Maximum part of a finding's cost that a cure is hoped to save: few remove all of it."""
+_VARIES: Final = 1.25
+"""Ratio of the predicted length of a run to the shortest, as starts vary."""
+_TOGETHER: Final = 0.3
+"""Maximum part of the budget that is kept for the best cures together."""
 
 
-@dataclass(slots=True, eq=False)
-class Row:
-    """Candidate in the race, with its rounds and its answer so far."""
+def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
+    """Return which rows have the next run of turns, or round of whole runs, in the seconds left;
+    none if that is too short for an answer.
 
-    candidate: Candidate
-    prediction: Prediction | None = None
-    cost: float = 0.0
-    """Part of a step that its finding costs."""
-    within: bool = field(init=False)
-    """True if its cures are switched off and on within runs."""
-    apart: bool = field(init=False)
-    """True if no others are switched in those runs."""
-    bare: list[float] = field(default_factory=list)
-    cured: list[float] = field(default_factory=list)
-    losses: list[tuple[float, ...]] = field(default_factory=list)
-    """Losses of each run with the cures."""
-    turn_losses: list[tuple[float, float]] = field(default_factory=list)
-    """Mean losses without the cures and with them, of the rounds of turns."""
-    starts: tuple[float, ...] = ()
-    """Ratios of several starts of the program; empty for an answer of one."""
-    changes: tuple[Change, ...] = ()
-    seconds: float = 0.0
-    why: str = ""
-    verdict: Verdict = Verdict.OPEN
-    ratio: Ratio | None = None
-    over: bool = False
+    A round is a run without cures and one with each of its rows.
+    """
+    costs = costs_of(history)
+    lot = next_lot(rows, left_s, costs)
+    if not lot and not any(row.over or row.ratio for row in history.rows):
+        # A run that may be cut off is better than no answer at all.
+        lot = next_lot(rows, _VARIES * left_s, costs)[:1]
+    if not lot and not any(row.cured for row in history.rows):
+        # What a run takes is a guess as yet.
+        lot = [row for first in lots(rows)[:1] for row in first[:1]]
+    return lot
 
-    def __post_init__(self) -> None:
-        self.within, self.apart = self.candidate.switched, self.candidate.alone
 
-    @property
-    def slow(self) -> bool:
-        """True if a program takes much longer to start with it."""
-        return any(setting.cure.slow for setting in self.candidate.settings)
+def next_turns(
+    lot: Sequence[Row],
+    others: Sequence[Row],
+    run: Measured,
+    left_s: float,
+    kept_s: float,
+    costs: Costs,
+) -> list[int]:
+    """Return which rows of a run have further turns in it, by their numbers from 1; none to end it.
 
-    @property
-    def ahead(self) -> bool:
-        """True if its turn begins with batches made before it."""
-        return any(setting.cure.ahead for setting in self.candidate.settings)
+    Decided cures get no more turns, nor do those that cannot be the best while others can; the run
+    ends when the time left is needed for the first answers of others.
 
-    @property
-    def hope(self) -> float:
-        """Return the best ratio that it may have, as far as is known."""
-        if self.ratio is not None:
-            return self.ratio.low
-        if self.cured:
-            return sum(self.cured) / sum(self.bare)
-        return self.prediction.middle if self.prediction else 1 - _PART * self.cost
+    Args:
+        lot: rows of the run, without what it measured.
+        others: rows that have no turns in it.
+        run: the run so far.
+        left_s: seconds left for all rows.
+        kept_s: seconds of them to keep for others.
+        costs: durations of runs.
+    """
+    later = [copy(row) for row in lot]
+    for row, pairs in zip(later, run.turns, strict=True):
+        row.take(run, pairs)
+    further = contenders(later, others)
+    left_s -= (1 + len(further)) * costs.turn(lot)
+    answered = all(row.over or len(row.cured) >= TURNS for row in later)
+    if left_s <= 0 or (answered and left_s <= kept_s):
+        return []
+    return [1 + later.index(row) for row in further]
 
-    def take(self, run: Measured, turns: Sequence[Turn]) -> None:
-        """Add what a run measured: steps without the cures and with them, a pair a round."""
-        self.bare = [*self.bare, *(turn.bare_ns for turn in turns)]
-        self.cured = [*self.cured, *(turn.cured_ns for turn in turns)]
-        ids = {setting.cure.id for setting in self.candidate.settings}
-        self.changes = tuple(change for change in run.changes if change.cure in ids)
-        self.seconds = run.seconds
-        if not run.turns:
-            self.losses = [*self.losses, run.losses]
-        self.turn_losses = [*self.turn_losses, *(turn.losses for turn in turns if turn.losses)]
-        if any(run.reasons.get(id, "").startswith(WHOLE) for id in ids):
-            self.within = False
-            self.forget()
-            return
-        why = why_idle(self.candidate, {change.cure for change in run.changes}, run.reasons)
-        if why:
-            reasons = (run.reasons.get(s.cure.id, "") for s in self.candidate.settings)
-            failed = any(reason.startswith(FAILURE) for reason in reasons)
-            self._end(Verdict.FAILED if failed else Verdict.NOTHING, why.removeprefix(FAILURE))
-            return
-        # Rounds may come several at a time; to look at other numbers would be one more look.
-        for number in (look for look in LOOKS if look <= len(self.cured)):
-            self.ratio = compare(self.bare[:number], self.cured[:number], least=self._least)
-            if self.ratio is not None:
-                self.verdict, self.over = self.ratio.verdict, self.ratio.enough
-            if self.over:
-                return
 
-    @property
-    def _least(self) -> float:
-        return _BATCHES if self.ahead and self.within else 0.0
+def kept_for_best(history: History, left_s: float) -> float:
+    """Return the seconds kept for an answer on the best cures together; 0 if time is too short.
 
-    def repeat(self, starts: Sequence[Ratio]) -> None:
-        """Have other starts of the program count as much as the one that gave the answer.
+    First answers for all cures that start as fast come first.
+    """
+    costs = costs_of(history)
+    fast = [row for row in history.rows if not row.slow]
+    left_s -= kept(fast, (), math.inf, costs)
+    allowed = [row.candidate for row in history.rows if history.may_join(row)]
+    for some in ([each for each in allowed if each.switched], allowed):
+        together = combine(some)
+        answer_s = costs.answer([Row(together)])
+        most_s = min(_TOGETHER * history.request.budget_s, left_s)
+        if len(together.settings) > 1 and answer_s <= most_s:
+            return answer_s
+    return 0.0
 
-        One that has no answer, as where the program ended early, leaves it as it is.
-        """
-        if self.ratio is None or len(starts) < 2:
-            return
-        all_starts = [self.ratio, *starts]
-        self.starts = tuple(start.ratio for start in all_starts)
-        self.ratio = across(all_starts, least=self._least)
-        self.verdict, self.over = self.ratio.verdict, True
 
-    def forget(self) -> None:
-        """Drop the rounds so far, and the answer: later rounds are of another kind."""
-        self.bare, self.cured, self.turn_losses = [], [], []
-        self.verdict, self.ratio = Verdict.OPEN, None
-
-    def fail(self, error: Failed) -> None:
-        """Record the error of its run as the answer."""
-        self._end(Verdict.FAILED, str(error))
-
-    def skip(self, why: str) -> None:
-        """Record as the answer that the cures change nothing, and why."""
-        self._end(Verdict.NOTHING, why)
-
-    def _end(self, verdict: Verdict, why: str) -> None:
-        self.verdict, self.why, self.over, self.ratio = verdict, why, True, None
+def order(names: Sequence[T], round_number: int) -> list[T]:
+    """Return the order of a round: every second one is reversed."""
+    return list(names) if round_number % 2 == 0 else list(reversed(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +131,19 @@ class Costs:
             return max(rounds) * self.run + runs
         start = self.start * (_SLOW if any(row.slow for row in lot) else 1)
         return start + max(_rounds(row, turns) for row in lot) * (len(lot) + 1) * self.turn(lot)
+
+
+def costs_of(history: History) -> Costs:
+    """Return the durations of runs, by the last one."""
+    assert history.pilot is not None
+    step_s = history.pilot.step_ns / 1e9
+    measured_s = history.steps * step_s
+    run_s = (
+        history.bare[-1].seconds
+        if history.bare
+        else history.pilot.start_s + history.warmup * step_s + measured_s
+    )
+    return Costs(run_s - measured_s, run_s, lambda lot: history.turns(lot).stretch * step_s)
 
 
 def _rounds(row: Row, fewest: int) -> int:

@@ -301,7 +301,7 @@ def test_results_that_no_study_leaves_are_refused(statement: str, tmp_path: Path
 
 def test_results_whose_schema_is_not_utf_8_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.sqlite"
-    path.write_bytes(results()[0].replace(b"CREATE TABLE plans", b"CREATE TABLE \xf4lans"))
+    path.write_bytes(results()[0].replace(b'CREATE TABLE "plans', b'CREATE TABLE "\xf4lans'))
     with pytest.raises(InputError, match="cannot be used as results"):
         Database(tmp_path)
 

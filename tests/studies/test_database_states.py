@@ -6,12 +6,14 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from sqlite_utils.db import Table
 
 from gputrace.studies.database import (
     Configuration,
@@ -85,14 +87,15 @@ class Bench(RuleBasedStateMachine):
         """Keep what was there; the run is as if it had never ended."""
         run = self._run(data)
         disk = self.folder.with_name(f"{self.folder.name}.disk")
-        real = Database._drop
+        real = Table.insert_chunk
 
-        def drop(database: Database, runs: list[Run]) -> None:
-            real(database, runs)
-            shutil.copytree(self.folder, disk)
-            raise PowerCut
+        def insert(table: Table, *values: Any) -> None:
+            with table.db.atomic():
+                real(table, *values)
+                shutil.copytree(self.folder, disk)
+                raise PowerCut
 
-        with patch.object(Database, "_drop", drop), pytest.raises(PowerCut):
+        with patch.object(Table, "insert_chunk", insert), pytest.raises(PowerCut):
             self.database.save(run)
         self.database.close()
         shutil.rmtree(self.folder)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from bokeh.core.properties import value
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    FactorRange,
+    HoverTool,
+    NumeralTickFormatter,
+    Range1d,
+)
+from bokeh.models.annotations import Legend, LegendItem, Whisker
+from bokeh.plotting import figure
 
 from gputrace.analyzers.timeline_model.cells import RUN_CLASSES
 from gputrace.model.intervals import union
 from gputrace.model.options import Window
 from gputrace.model.results import Analysis, Curve, Utilization
 from gputrace.model.time_class import CLASSES
-from gputrace.report.html.models import Chart, Model, field, fixed_ticks, source, value
 from gputrace.report.palette import LOOKS, NOTHING
 from gputrace.report.tables import CLASS_NAMES
 from gputrace.report.wording import card_name, gpu_label
@@ -42,6 +53,39 @@ _MOST_STEPS: Final = 20_000
 """Maximum number of steps of a rank in the chart of step times; later ones are left out."""
 
 
+def new_figure(name: str, height: int, **options: Any) -> figure:
+    """Return an empty chart in the style and width of the page."""
+    plot = figure(
+        name=name,
+        height=height,
+        sizing_mode="stretch_width",
+        border_fill_alpha=0,
+        outline_line_alpha=0,
+        lod_threshold=None,
+        **{
+            "background_fill_alpha": 0,
+            "tools": "xpan,xbox_zoom,reset",
+            "toolbar_location": "above",
+            **options,
+        },
+    )
+    plot.toolbar.logo = None
+    plot.grid.grid_line_alpha = 0.25
+    return plot
+
+
+def add_tips(
+    plot: figure,
+    drawn: Any,
+    tips: Sequence[tuple[str, str]],
+    attachment: Literal["horizontal", "below"] = "horizontal",
+) -> None:
+    """Show words and values beside the pointer over a glyph."""
+    plot.add_tools(
+        HoverTool(renderers=[drawn], tooltips=list(tips), attachment=attachment, visible=False)
+    )
+
+
 def measured_window(analysis: Analysis) -> Window | None:
     """Return the time from the first measured step to the last one; None without any."""
     steady = [step for step in analysis.step_list if step.phase == "steady"]
@@ -52,7 +96,7 @@ def measured_window(analysis: Analysis) -> Window | None:
 
 def folded_range(
     measured: tuple[float, float], whole: tuple[float, float], share: float = 0.03
-) -> Model:
+) -> Range1d:
     """Return a range that first shows the measured part; a button of the page unfolds the rest.
 
     The page's script finds both parts in its tags. A share of the part's length is its margin.
@@ -61,10 +105,10 @@ def folded_range(
     low, high = max(measured[0] - margin, whole[0]), min(measured[1] + margin, whole[1])
     if not low < high:
         low, high = whole
-    return Model("Range1d", start=low, end=high, bounds=whole, tags=[low, high, *whole])
+    return Range1d(start=low, end=high, bounds=whole, tags=[low, high, *whole])
 
 
-def run_charts(analysis: Analysis) -> dict[str, Chart]:
+def run_charts(analysis: Analysis) -> dict[str, figure]:
     """Draw the utilization curves of the GPUs, on a shared time axis that starts at 0 or later."""
     use = analysis.utilization
     if use is None:
@@ -80,7 +124,7 @@ def run_charts(analysis: Analysis) -> dict[str, Chart]:
     return {name: _run_chart(analysis, use, name, axis) for name in CURVES if name in sampled}
 
 
-def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Model) -> Chart:
+def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Range1d) -> figure:
     origin, (label, scale) = analysis.origin_ns, CURVES[name]
     drawn = [
         (index, gpu, curve)
@@ -90,7 +134,7 @@ def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Model) -> 
     ]
     top = max(max(curve.high, default=0) for _, _, curve in drawn) * scale
     limit = 100.0 if label.endswith("%") else max(top * 1.08, 1e-9)
-    plot = Chart(
+    plot = new_figure(
         name,
         190,
         x_range=axis,
@@ -111,25 +155,25 @@ def _run_chart(analysis: Analysis, use: Utilization, name: str, axis: Model) -> 
     return plot
 
 
-def _line(plot: Chart, index: int, curve: Curve, origin: int, scale: float) -> list[Model]:
+def _line(plot: figure, index: int, curve: Curve, origin: int, scale: float) -> list[Any]:
     """Draw the mean; where points aggregate samples, a band shows their extremes."""
     color, dash = gpu_look(index)
     values = {"y": curve.mean, "low": curve.low, "high": curve.high}
     data = {name: [value * scale for value in column] for name, column in values.items()}
-    points = source({"x": [(at - origin) / 1e9 for at in curve.time_ns], **data})
-    drawn: list[Model] = []
+    look: dict[str, Any] = {
+        "source": ColumnDataSource({"x": [(at - origin) / 1e9 for at in curve.time_ns], **data}),
+        "color": color,
+    }
+    drawn: list[Any] = []
     if curve.low != curve.high:
-        band = {"x": "x", "y1": "low", "y2": "high", "fill_color": color, "fill_alpha": 0.2}
-        drawn.append(plot.draw("VArea", points, **band))
-    line = {"line_color": color, "line_dash": dash, "line_width": 1.8}
-    drawn.append(plot.draw("Line", points, x="x", y="y", **line))
+        drawn.append(plot.varea("x", "low", "high", fill_alpha=0.2, **look))
+    drawn.append(plot.line("x", "y", line_dash=dash, line_width=1.8, **look))
     if len(curve.time_ns) <= _FEW_POINTS:
-        dot = {"size": 5, "line_color": color, "fill_color": color}
-        drawn.append(plot.draw("Scatter", points, x="x", y="y", **dot))
+        drawn.append(plot.scatter("x", "y", size=5, **look))
     return drawn
 
 
-def _shade(plot: Chart, analysis: Analysis, top: float) -> None:
+def _shade(plot: figure, analysis: Analysis, top: float) -> None:
     """Shade phases behind the curves, each kind in its colour."""
     origin = analysis.origin_ns
     entries = []
@@ -138,15 +182,15 @@ def _shade(plot: Chart, analysis: Analysis, top: float) -> None:
         spans = union([match.start_ns for match in matching], [match.end_ns for match in matching])
         if len(spans):
             data = {"left": (spans.start - origin) / 1e9, "right": (spans.end - origin) / 1e9}
-            look = {"fill_color": color, "fill_alpha": 0.13, "line_color": None}
-            sides = {"left": "left", "right": "right", "bottom": 0, "top": top}
-            drawn = plot.draw("Quad", source(data), **sides, **look)
+            look: dict[str, Any] = {"fill_color": color, "fill_alpha": 0.13, "line_color": None}
+            look["source"] = ColumnDataSource(data)
+            drawn = plot.quad("left", "right", bottom=0, top=top, **look)
             entries.append((phase, [drawn]))
     add_legend(plot, entries)
 
 
 def add_legend(
-    plot: Chart, entries: Sequence[tuple[str, list[Model]]], points: Sequence[int] = ()
+    plot: figure, entries: Sequence[tuple[str, list[Any]]], points: Sequence[int] = ()
 ) -> None:
     """Add entries to the legend beside the chart; a click on one hides its line.
 
@@ -154,18 +198,28 @@ def add_legend(
     """
     if not entries:
         return
-    items = [Model("LegendItem", label=value(label), renderers=drawn) for label, drawn in entries]
+    # As a value: a string that is a column's name would be that column.
+    items = [LegendItem(label=value(label), renderers=drawn) for label, drawn in entries]
     for item, index in zip(items, points, strict=False):
         item.index = index
-    if not plot.right:
-        look = {"background_fill_alpha": 0, "border_line_alpha": 0, "label_text_font_size": "11px"}
-        row = {"label_height": _ENTRY_PX, "glyph_height": _ENTRY_PX, "spacing": 0, "padding": 0}
-        plot.right.append(Model("Legend", items=[], click_policy="hide", **look, **row))
-    plot.right[0].items += items
-    plot.height = max(plot.height, _ABOVE_PX + _ENTRY_PX * len(plot.right[0].items))
+    if plot.legend:
+        items = plot.legend.items = [*plot.legend.items, *items]
+    else:
+        legend = Legend(
+            items=items,
+            click_policy="hide",
+            background_fill_alpha=0,
+            border_line_alpha=0,
+            label_text_font_size="11px",
+            label_height=_ENTRY_PX,
+            glyph_height=_ENTRY_PX,
+        )
+        legend.update(spacing=0, padding=0)
+        plot.add_layout(legend, "right")
+    plot.height = max(plot.height or 0, _ABOVE_PX + _ENTRY_PX * len(items))
 
 
-def step_chart(analysis: Analysis) -> Chart | None:
+def step_chart(analysis: Analysis) -> figure | None:
     """Draw the duration of each step by rank, or by GPU where each rank has one; steps of other
     phases than steady are hollow.
 
@@ -179,10 +233,10 @@ def step_chart(analysis: Analysis) -> Chart | None:
     numbers, first = [step.step for step in steps], min(step.step for step in steady)
     ends = (min(numbers) - 0.5, max(numbers) + 0.5)
     axis = folded_range((first - 0.5, ends[1]), ends, 0)
-    plot = Chart(
+    plot = new_figure(
         "steps", 220, x_range=axis, y_range=(0, top), x_axis_label="step", y_axis_label="ms"
     )
-    plot.xaxis.formatter = Model("NumeralTickFormatter", format="0,0")
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     entries, typical = [], []
     ranks = sorted({step.rank for step in steps})
     for index, rank in enumerate(ranks):
@@ -192,7 +246,7 @@ def step_chart(analysis: Analysis) -> Chart | None:
         shown = list(by_number.values())[:_MOST_STEPS]
         color, dash = gpu_look(index)
         ms = [(step.end_ns - step.start_ns) / 1e6 for step in shown]
-        points = source(
+        points = ColumnDataSource(
             {
                 "x": [step.step for step in shown],
                 "y": [min(length, top * 0.97) for length in ms],
@@ -202,18 +256,18 @@ def step_chart(analysis: Analysis) -> Chart | None:
                 "phase": [step.phase for step in shown],
             }
         )
-        at: dict[str, Any] = {"x": "x", "y": "y", "line_color": color}
-        line = plot.draw("Line", points, **at, line_dash=dash, line_alpha=0.6)
-        dots = plot.draw("Scatter", points, **at, marker="marker", size=6, fill_color="fill")
+        look: dict[str, Any] = {"source": points, "line_color": color}
+        line = plot.line("x", "y", line_dash=dash, line_alpha=0.6, **look)
+        dots = plot.scatter("x", "y", marker="marker", size=6, fill_color="fill", **look)
         tips = [("", label), ("step", "@x"), ("ms", "@ms{0,0.00}"), ("phase", "@phase")]
-        plot.add_tips(dots, tips)
+        add_tips(plot, dots, tips)
         entries.append((plain_text(label), [line, dots]))
         typical.append(next((at for at, step in enumerate(shown) if step.phase == "steady"), 0))
     add_legend(plot, entries, typical)
     return plot
 
 
-def class_chart(analysis: Analysis) -> Chart | None:
+def class_chart(analysis: Analysis) -> figure | None:
     """Draw the breakdown of a step on each GPU, in milliseconds per step."""
     rows = [row for row in analysis.breakdown if row.compute_ns is not None]
     if not rows:
@@ -230,57 +284,67 @@ def class_chart(analysis: Analysis) -> Chart | None:
     return stacked_bars(labels, values, loop)
 
 
-def gpus_chart(name: str, height: int, gpus: Iterable[int], label: str) -> Chart:
+def gpus_chart(name: str, height: int, gpus: Iterable[int], label: str) -> figure:
     """Return an empty chart over numbers of GPUs, whose other axis begins at 0."""
-    plot = Chart(
+    plot = new_figure(
         name,
         height,
-        y_range=Model("DataRange1d", start=0),
+        y_range=DataRange1d(start=0),
         x_axis_label="GPUs",
         y_axis_label=label,
-        tools=(),
+        tools="",
         toolbar_location=None,
     )
-    plot.xaxis.ticker = fixed_ticks(sorted(set(gpus)))
+    plot.xaxis.ticker = sorted(set(gpus))
     return plot
 
 
-def draw_points(plot: Chart, points: Model, color: str, dash: Sequence[int] = ()) -> list[Model]:
+def draw_points(
+    plot: figure, points: ColumnDataSource, color: str, dash: Sequence[int] = ()
+) -> list[Any]:
     """Draw the values over numbers of GPUs: a line, and dots."""
-    at: dict[str, Any] = {"x": "gpus", "y": "value", "line_color": color}
-    line = plot.draw("Line", points, **at, line_dash=dash, line_width=2)
-    return [line, plot.draw("Scatter", points, **at, fill_color=color, size=9)]
+    look: dict[str, Any] = {"source": points, "color": color}
+    line = plot.line("gpus", "value", line_dash=dash, line_width=2, **look)
+    return [line, plot.scatter("gpus", "value", size=9, **look)]
 
 
-def draw_spread(plot: Chart, points: Model, base: str, **look: Any) -> None:
+def draw_spread(plot: figure, points: ColumnDataSource, base: str, **look: Any) -> None:
     """Draw from the low to the high of each row."""
-    ends = {name: field(column) for name, column in (("lower", "low"), ("upper", "high"))}
-    plot.center.append(Model("Whisker", source=points, base=field(base), **ends, **look))
+    plot.add_layout(Whisker(source=points, base=base, lower="low", upper="high", **look))
 
 
-def stacked_bars(labels: Sequence[str], values: Mapping[str, Sequence[float]], axis: str) -> Chart:
+def stacked_bars(labels: Sequence[str], values: Mapping[str, Sequence[float]], axis: str) -> figure:
     """Draw a bar for each label, stacked from the classes with any time."""
     names = [name for name in CLASSES if any(values.get(name, ()))]
     data: dict[str, Any] = {"row": labels, **{name: values[name] for name in names}}
     plot = bars_chart("classes", labels, axis)
-    drawn = plot.draw_stacked_bars(source(data), {name: class_color(name) for name in names})
-    for name, bar in zip(names, drawn, strict=True):
-        plot.add_tips(bar, [(class_label(name), f"@{name}{{0,0.000}} ms")])
+    for name, bar in draw_stack(plot, names, data).items():
+        add_tips(plot, bar, [(class_label(name), f"@{name}{{0,0.000}} ms")])
     return plot
 
 
-def bars_chart(name: str, rows: Sequence[Any], axis: str) -> Chart:
+def draw_stack(
+    plot: figure, names: Sequence[str], data: Mapping[str, Sequence[Any]]
+) -> dict[str, Any]:
+    """Draw a bar for each row, stacked from the columns of classes; return each class's part."""
+    look: dict[str, Any] = {"height": 0.8, "line_color": "#808080", "line_width": 0.5}
+    colors, source = [class_color(name) for name in names], ColumnDataSource(data)
+    drawn = plot.hbar_stack(names, y="row", fill_color=colors, source=source, **look)
+    return dict(zip(names, drawn, strict=True))
+
+
+def bars_chart(name: str, rows: Sequence[Any], axis: str) -> figure:
     """Return an empty chart with a line for each of the rows, from the top."""
-    plot = Chart(
+    plot = new_figure(
         name,
         70 + _BAR_PX * len(rows),
-        x_range=Model("DataRange1d", start=0, range_padding=0.02),
-        y_range=list(rows)[::-1],
+        x_range=DataRange1d(start=0, range_padding=0.02),
+        y_range=FactorRange(factors=list(rows)[::-1]),
         x_axis_label=axis,
-        tools=(),
+        tools="",
         toolbar_location=None,
     )
-    plot.hide_grid(x=False)
+    plot.ygrid.visible = False
     return plot
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -14,6 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from bokeh.document import Document
+from bokeh.embed import file_html
+from bokeh.models import ColumnDataSource, Spacer
+from bokeh.plotting import figure
+from bokeh.resources import INLINE
 from jinja2 import Environment, FunctionLoader, Template, select_autoescape
 from markupsafe import Markup, escape
 
@@ -29,6 +34,7 @@ from gputrace.report.html.charts import (
     CURVES,
     DASHED,
     add_legend,
+    add_tips,
     class_chart,
     class_label,
     class_list,
@@ -41,7 +47,6 @@ from gputrace.report.html.charts import (
     stacked_bars,
     step_chart,
 )
-from gputrace.report.html.models import Chart, element_id, library, source, write_documents
 from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
 from gputrace.report.tables import (
     TEXT_COLUMNS,
@@ -75,31 +80,31 @@ def render(material: Material) -> str:
     return render_page("page.html", charts, page_variables(material, charts))
 
 
-_EMBED: Final = """
-<script type="application/json" id="charts">%s</script>
-<script>
-(({ docs, items }) => Bokeh.embed.embed_items(docs, items))(JSON.parse(document.getElementById("charts").textContent));
-</script>
-"""  # noqa: E501
-
-
-def render_page(template: str, charts: dict[str, Chart], variables: dict[str, Any]) -> str:
+def render_page(template: str, charts: dict[str, figure], variables: dict[str, Any]) -> str:
     """Render a page from one of the templates beside this module."""
-    title = f"gputrace: {variables['content'].title}"
-    documents = write_documents(charts.values(), title).decode()
-    return page_template(template).render(
-        variables,
-        title=title,
-        roots={name: {"elementid": element_id(name)} for name in charts},
-        bokeh_js=f"<script>{library()}</script>",
-        plot_script=_EMBED % documents.replace("<", "\\u003c"),
+    document = Document(title=f"gputrace: {variables['content'].title}")
+    add_charts(document, charts)
+    return file_html(
+        document,
+        INLINE,
+        template=page_template(template),
+        template_variables=variables,
+        suppress_callback_warning=True,
     )
 
 
-def find_charts(material: Material) -> dict[str, Chart]:
+def add_charts(document: Document, charts: Mapping[str, figure]) -> None:
+    """Add all charts to a document at once: one by one, all models are visited for each."""
+    with document.models.freeze():
+        # A page's script waits for a document with anything in it.
+        for chart in charts.values() or [Spacer(visible=False)]:
+            document.add_root(chart)
+
+
+def find_charts(material: Material) -> dict[str, figure]:
     """Draw all figures of a page, by name."""
     analysis = material.analysis
-    charts: dict[str, Chart | None] = {
+    charts: dict[str, figure | None] = {
         **(timeline_charts(material) if material.scene.lanes else {}),
         "classes": class_chart(analysis),
         "steps": step_chart(analysis),
@@ -108,12 +113,12 @@ def find_charts(material: Material) -> dict[str, Chart]:
     return {name: chart for name, chart in charts.items() if chart is not None}
 
 
-def page_variables(material: Material, charts: dict[str, Chart]) -> dict[str, Any]:
+def page_variables(material: Material, charts: dict[str, figure]) -> dict[str, Any]:
     """Return the variables of a report's template, apart from those that Bokeh sets."""
     return common_variables(charts) | {"content": _content(material), "facts": facts(material)}
 
 
-def common_variables(charts: dict[str, Chart]) -> dict[str, Any]:
+def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
     """Return the variables of all templates; ``sources`` lists what a page may load."""
     return {
         "charts": list(charts),
@@ -463,8 +468,8 @@ def _comparison_content(comparison: Comparison) -> SimpleNamespace:
     )
 
 
-def _charts(comparison: Comparison) -> dict[str, Chart]:
-    charts: dict[str, Chart] = {}
+def _charts(comparison: Comparison) -> dict[str, figure]:
+    charts: dict[str, figure] = {}
     scaling = comparison.scaling
     if scaling is not None and any(row.speed_up is not None for row in scaling.rows):
         charts["speed"] = _speed_chart(comparison, "speed", "times faster")
@@ -478,7 +483,7 @@ def _charts(comparison: Comparison) -> dict[str, Chart]:
     return charts
 
 
-def _speed_chart(comparison: Comparison, name: str, label: str) -> Chart:
+def _speed_chart(comparison: Comparison, name: str, label: str) -> figure:
     """Draw measured values, with bounds for the speed-up, and the ideal."""
     assert comparison.scaling is not None
     rows = [row for row in comparison.scaling.rows if row.speed_up is not None]
@@ -494,13 +499,13 @@ def _speed_chart(comparison: Comparison, name: str, label: str) -> Chart:
         data["high"] = [row.speed_up_high or row.speed_up for row in rows]
     else:
         data["value"] = [100 * (row.efficiency or 0.0) for row in rows]
-    points = source(data)
+    points = ColumnDataSource(data)
     plot = gpus_chart(name, 260, data["gpus"], label)
     measured = draw_points(plot, points, "#009e73")
-    ideal = plot.draw("Line", points, x="gpus", y="ideal", line_color="#8a8a8a", line_dash=DASHED)
+    ideal = plot.line("gpus", "ideal", source=points, color="#8a8a8a", line_dash=DASHED)
     if name == "speed":
         draw_spread(plot, points, "gpus", line_color="#009e73")
     tips = [("run", "@run"), ("GPUs", "@gpus"), (label, "@value{0.00}"), ("ideal", "@ideal{0.00}")]
-    plot.add_tips(measured[-1], tips)
+    add_tips(plot, measured[-1], tips)
     add_legend(plot, [("measured", measured), ("ideal", [ideal])])
     return plot

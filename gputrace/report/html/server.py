@@ -25,8 +25,7 @@ from tornado.ioloop import IOLoop
 from tornado.web import ErrorHandler
 
 from gputrace.errors import UsageError
-from gputrace.report.html.models import read_document, write_documents
-from gputrace.report.html.page import find_charts, page_template, page_variables
+from gputrace.report.html.page import add_charts, find_charts, page_template, page_variables
 from gputrace.report.html.timeline import Material, file_name
 
 _PAUSE_MS: Final = 120
@@ -91,8 +90,8 @@ class _Site(BokehTornado):
 def _fill(document: Document, material: Material) -> None:
     """Fill the document of one view of the page."""
     charts = find_charts(material)
-    title = f"gputrace: {file_name(material.analysis)}"
-    document.replace_with_json(read_document(write_documents(charts.values(), title)))
+    add_charts(document, charts)
+    document.title = f"gputrace: {file_name(material.analysis)}"
     document.template = page_template()
     document.template_variables.update(page_variables(material, charts), sources="'self'")
     if "timeline" in charts and not material.whole:

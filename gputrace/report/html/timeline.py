@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from bokeh.models import (
+    BasicTickFormatter,
+    ColumnDataSource,
+    Range1d,
+    RangeTool,
+    TapTool,
+)
+from bokeh.plotting import figure
 
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.operations import classify
@@ -25,12 +35,13 @@ from gputrace.model.trace import Trace
 from gputrace.report.html.charts import (
     GROUND,
     PHASES,
+    add_tips,
     class_list,
     folded_range,
     measured_window,
+    new_figure,
     plain_text,
 )
-from gputrace.report.html.models import Chart, Model, compress, fixed_ticks, mapping, source
 from gputrace.report.palette import LOOKS
 from gputrace.report.wording import gpu_name, needs_ranks
 
@@ -52,18 +63,17 @@ _TRACK_LOOKS: Final = {
     Kind.MARK: "host_alloc",
     Kind.SAMPLE: "host_call",
 }
-_QUAD: Final = ("left", "right", "bottom", "top", "color", "what", "share")
-_SIDES: Final = {side: side for side in _QUAD[:4]}
+_SIDES: Final = ("left", "right", "top", "bottom")
+_QUAD: Final = (*_SIDES, "color", "what", "share")
 
 
-def timeline_charts(material: Material) -> dict[str, Chart]:
+def timeline_charts(material: Material) -> dict[str, figure]:
     """Draw the timeline, and the overview of the whole run that navigates it."""
     scene = material.scene
     origin, span = scene.origin, scene.span
     whole = ((span.start - origin) / 1e9, (span.end - origin) / 1e9)
     first = tuple(at - origin for at in _first_window(scene, material.gaps))
-    shown = Model(
-        "Range1d",
+    shown = Range1d(
         start=first[0] / 1e9,
         end=first[1] / 1e9,
         bounds=whole,
@@ -81,11 +91,11 @@ def timeline_charts(material: Material) -> dict[str, Chart]:
         64 + (12 if lane_px == tall else 6) * len(scene.lanes),
         folded_range((part[0], part[1]), whole),
     )
-    over.toolbar.tools.append(Model("RangeTool", x_range=shown, start_gesture="pan"))
+    over.add_tools(RangeTool(x_range=shown, start_gesture="pan"))
     over.toolbar_location = None
     # The page's script finds them by their names.
     lanes = [
-        source({"length": runs.length, "kind": runs.kind}, name=f"lane-{index}")
+        ColumnDataSource({"length": runs.length, "kind": runs.kind}, name=f"lane-{index}")
         for index, runs in enumerate(material.runs)
     ]
     detail.tags = [*lanes, _step_source(material.analysis, scene)]
@@ -104,40 +114,47 @@ def _shortest(scene: Scene) -> int:
     return max(min(shortest, (scene.span.end - scene.span.start) // 8), _LEAST_NS)
 
 
-def _row_figure(shown: Model) -> Chart:
+def _row_figure(shown: Range1d) -> figure:
     """Return the empty chart of streams and threads; the page's script fills it and sets its
     height.
     """
-    plot = Chart("rows", 40, x_range=shown, y_range=(0, 1), tools=(), toolbar_location=None)
-    plot.update(margin=0, background_fill_color=GROUND, background_fill_alpha=1)
-    plot.min_border_bottom = 0
-    plot.hide_grid()
-    plot.xaxis.visible = False
-    plot.yaxis.update(axis_line_alpha=0, major_tick_line_alpha=0, ticker=fixed_ticks([]))
+    plot = new_figure(
+        "rows",
+        40,
+        x_range=shown,
+        y_range=(0, 1),
+        tools="",
+        toolbar_location=None,
+        margin=0,
+        min_border_bottom=0,
+        background_fill_color=GROUND,
+        background_fill_alpha=1,
+    )
+    plot.grid.visible = plot.xaxis.visible = False
+    plot.yaxis[0].update(axis_line_alpha=0, major_tick_line_alpha=0, ticker=[])
     columns = (*_QUAD[:5], "name", "row", "length", "step", "launch")
     look: dict[str, Any] = {"fill_color": "color", "line_color": GROUND, "line_width": 0.6}
-    boxes = plot.draw("Quad", _empty("rows-boxes", columns), **_SIDES, **look)
+    boxes = plot.quad(*_SIDES, source=_empty("rows-boxes", columns), **look)
     # What is not selected stays as it is.
     boxes.nonselection_glyph = None
     tips = [(name, f"@{name}") for name in ("name", "row", "launch", "length", "step")]
     tips.append(("from", "@left{0.000000000} s"))
-    plot.add_tips(boxes, tips, attachment="below")
-    plot.toolbar.tools.append(Model("TapTool", renderers=[boxes], visible=False))
+    add_tips(plot, boxes, tips, attachment="below")
+    plot.add_tools(TapTool(renderers=[boxes], visible=False))
     for kind, color in (("hits", "#ffff00"), ("chosen", "#ffffff")):
         look = {"fill_alpha": 0, "line_color": color, "line_width": 2}
-        plot.draw("Quad", _empty(f"rows-{kind}", _QUAD[:4]), **_SIDES, **look)
+        plot.quad(*_SIDES, source=_empty(f"rows-{kind}", _SIDES), **look)
     arrow = _empty("rows-arrow", ("x", "y", "end_x", "end_y"))
-    ends = {"x0": "x", "y0": "y", "x1": "end_x", "y1": "end_y"}
-    plot.draw("Segment", arrow, **ends, line_color="#ffffff", line_width=1.5)
-    look = {"marker": "inverted_triangle", "fill_color": "#ffffff", "line_color": "#ffffff"}
-    plot.draw("Scatter", arrow, x="end_x", y="end_y", **look)
+    look = {"source": arrow, "color": "#ffffff"}
+    plot.segment("x", "y", "end_x", "end_y", line_width=1.5, **look)
+    plot.scatter("end_x", "end_y", marker="inverted_triangle", **look)
     words = _empty("rows-words", ("x", "y", "text", "color"))
     look = {"text_baseline": "middle", "text_color": "color", "text_font_size": "11px"}
-    plot.draw("Text", words, x="x", y="y", text="text", x_offset=3, **look)
+    plot.text("x", "y", "text", source=words, x_offset=3, **look)
     return plot
 
 
-def _step_source(analysis: Analysis, scene: Scene) -> Model:
+def _step_source(analysis: Analysis, scene: Scene) -> ColumnDataSource:
     """Return steps and phases of the first rank that has steps, in seconds from the origin.
 
     Phases have the number -1. The warm-up phase is left out, as its steps carry it.
@@ -150,7 +167,7 @@ def _step_source(analysis: Analysis, scene: Scene) -> Model:
         *((step.start_ns, step.end_ns, step.step, step.phase) for step in steps),
         *((phase.start_ns, phase.end_ns, -1, phase.phase) for phase in phases),
     ]
-    return source(
+    return ColumnDataSource(
         {
             "left": [(start - scene.origin) / 1e9 for start, *_ in rows],
             "right": [(end - scene.origin) / 1e9 for _, end, *_ in rows],
@@ -201,52 +218,57 @@ def lane_label(lane: SceneLane, scene: Scene) -> str:
     return plain_text(label + (f" {plain_text(lane.host, 24)}" if several else ""), 60)
 
 
-def _figure(scene: Scene, name: str, height: int, x_range: Model) -> Chart:
+def _figure(scene: Scene, name: str, height: int, x_range: Range1d) -> figure:
     count = len(scene.lanes)
-    plot = Chart(
+    plot = new_figure(
         name,
         height,
         x_range=x_range,
         y_range=(0, count + (0.5 if name == "timeline" else 0)),
         x_axis_label="seconds",
-        tools=("BoxZoomTool",) if name == "timeline" else (),
+        tools="xbox_zoom" if name == "timeline" else "",
+        background_fill_color=GROUND,
+        background_fill_alpha=1,
     )
     plot.toolbar.active_drag = None
-    plot.update(background_fill_color=GROUND, background_fill_alpha=1)
-    plot.hide_grid()
+    plot.grid.visible = False
     places = [count - index - 0.55 for index in range(count)]
-    plot.yaxis.ticker = fixed_ticks(places)
     labels = [lane_label(lane, scene) for lane in scene.lanes]
-    plot.yaxis.major_label_overrides = mapping(dict(zip(places, labels, strict=True)))
-    plot.yaxis.update(axis_line_alpha=0, major_tick_line_alpha=0)
-    plain = {"use_scientific": False, "precision": 9, "power_limit_high": 12}
-    plot.xaxis.formatter = Model("BasicTickFormatter", **plain)
+    plot.yaxis[0].update(
+        ticker=places,
+        major_label_overrides=dict(zip(places, labels, strict=True)),
+        axis_line_alpha=0,
+        major_tick_line_alpha=0,
+    )
+    plot.xaxis.formatter = BasicTickFormatter(
+        use_scientific=False, precision=9, power_limit_high=12
+    )
     _glyphs(plot, name)
     return plot
 
 
-def _glyphs(plot: Chart, name: str) -> None:
+def _glyphs(plot: figure, name: str) -> None:
     """Add the glyphs that the script fills: bars, the selected gap, steps, and labels."""
     # Without lines, the background would show between neighbours that meet inside a pixel.
     look: dict[str, Any] = {"fill_color": "color", "line_color": "color", "line_width": 0.7}
-    bars = plot.draw("Quad", _empty(f"{name}-bars", _QUAD), **_SIDES, **look)
+    bars = plot.quad(*_SIDES, source=_empty(f"{name}-bars", _QUAD), **look)
     if name != "timeline":
-        hits = _empty(f"{name}-hits", _QUAD[:4])
-        plot.draw("Quad", hits, **_SIDES, fill_color="#ffff00", line_color=None)
+        hits = _empty(f"{name}-hits", _SIDES)
+        plot.quad(*_SIDES, source=hits, fill_color="#ffff00", line_color=None)
         return
     tips = [("", "@what"), ("share", "@share"), ("from", "@left{0.000000000} s")]
-    plot.add_tips(bars, tips)
+    add_tips(plot, bars, tips)
     for kind, alpha, line, width in (("steps", 0.35, "#9a9aa5", 1), ("chosen", 0, "#ffffff", 2)):
         look = {"fill_color": "color", "fill_alpha": alpha, "line_color": line, "line_width": width}
-        plot.draw("Quad", _empty(f"{name}-{kind}", _QUAD[:5]), **_SIDES, **look)
+        plot.quad(*_SIDES, source=_empty(f"{name}-{kind}", _QUAD[:5]), **look)
     look = {"text_align": "center", "text_baseline": "middle", "text_color": "color"}
     look |= {"text_font_size": "11px", "text_font_style": "bold"}
     words = _empty(f"{name}-words", ("x", "y", "text", "color"))
-    plot.draw("Text", words, x="x", y="y", text="text", **look)
+    plot.text("x", "y", "text", source=words, **look)
 
 
-def _empty(name: str, columns: Sequence[str]) -> Model:
-    return source({column: [] for column in columns}, name=name)
+def _empty(name: str, columns: Sequence[str]) -> ColumnDataSource:
+    return ColumnDataSource({column: [] for column in columns}, name=name)
 
 
 MOST_RUNS: Final = 400_000
@@ -381,7 +403,8 @@ def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Interv
         ],
     }  # fmt: skip
     text = json.dumps(packed, separators=(",", ":"))
-    return compress(text.encode())
+    # The same bytes each time.
+    return b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def file_name(analysis: Analysis) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import logging
 import os
 import re
 import signal
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import pytest
-from bokeh.document import Document
 from msgspec.structs import replace
 
 import gputrace
@@ -33,8 +31,7 @@ from gputrace.model.time_class import CLASSES
 from gputrace.readers.open import open_traces
 from gputrace.report.html import timeline
 from gputrace.report.html.charts import step_chart
-from gputrace.report.html.models import read_document, write_documents
-from gputrace.report.html.page import find_charts, hashes
+from gputrace.report.html.page import hashes
 from gputrace.units import format_ns
 from tests.helpers import command
 from tests.helpers.cache_writing import wait_until_kept
@@ -358,22 +355,6 @@ class TestCommand:
         assert_refused(ran, MISSING, "bokeh", "pip install")
 
 
-def test_bokeh_knows_every_property_of_the_charts(
-    h100: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A page that was served here before has silenced it.
-    caplog.set_level(logging.WARNING, logger="bokeh")
-    monkeypatch.setattr(logging.getLogger("bokeh"), "propagate", True)
-    with gputrace.open(h100) as trace:
-        charts = find_charts(trace.material())
-    document = Document.from_json(read_document(write_documents(charts.values(), "a trace")))
-    assert [root.name for root in document.roots] == list(charts)
-    assert caplog.messages == []
-    charts["timeline"].xaxis.colour = "red"
-    Document.from_json(read_document(write_documents(charts.values(), "a trace")))
-    assert "colour" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("ranks", "gpus", "labels"),
     [
@@ -401,7 +382,8 @@ def test_the_chart_of_steps_names_what_the_trace_has(
     ]
     chart = step_chart(replace(analysis, step_list=tuple(steps), gpus=tuple(totals)))
     assert chart is not None
-    assert [item.label["value"] for item in chart.right[0].items] == labels
+    items: list[Any] = chart.legend[0].items
+    assert [item.label.value for item in items] == labels
 
 
 def test_a_trace_that_was_opened_before_is_not_analyzed_again(

@@ -1,0 +1,346 @@
+"""Cures that change a model, its optimizer or torch's settings, within the program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gputrace.collectors.session import HOOKS
+from gputrace.trials import runs
+from gputrace.trials.cures import Candidate, combine, read_candidates
+from gputrace.trials.runs import Program as ProgramToTry
+from gputrace.trials.runs import Turns
+from tests.helpers.tried_programs import PROGRAM, InProgram, Real
+from tests.test_hooks import torch_python
+
+
+def test_torch_itself_is_changed_at_every_place(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH")
+    python = torch_python()
+    source = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+data = TensorDataset(torch.randn(800, 3, 8, 8), torch.randint(2, (800,)))
+optimizer = torch.optim.AdamW(model.parameters())
+model.eval()(data[:8][0])
+model.train()
+for x, y in DataLoader(data, 8):
+    optimizer.zero_grad(set_to_none=False)
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+    applied = "workers=1,prefetch=3,persistent,fused,set-to-none,channels-last,bf16,gc"
+    skipped = "pinned,staging,non-blocking,tf32,cudnn-benchmark"
+    run = real.run(f"{applied},{skipped}", source, command=(python, str(real.script)))
+    assert {change.cure for change in run.changes} >= {
+        word.partition("=")[0] for word in applied.split(",")
+    }
+    assert len(run.losses) == run.steps == 8
+    assert run.threads == 1
+    if not run.gpu:
+        assert {run.reasons[cure] for cure in skipped.split(",")} == {"torch sees no GPU"}
+    switched = combine(read_candidates("fused,channels-last,bf16,set-to-none"))
+    assert switched.switched
+    program = ProgramToTry((python, str(real.script)))
+    each = tuple(read_candidates("fused,channels-last,bf16,set-to-none,foreach"))
+    every = Candidate(tuple(setting for turn in each for setting in turn.settings))
+    by_turns = program.run(every, warmup=10, steps=4 * 6 * 3, turns=Turns(each, 3))
+    assert [len(pairs) for pairs in by_turns.turns] == [4] * 5
+    assert {change.cure for change in by_turns.changes} == {s.cure.id for s in every.settings}
+
+
+def test_weights_keep_a_place_for_each_layout_and_outputs_leave_a_captures_graph(
+    tmp_path: Path,
+) -> None:
+    """A captured graph reads weights where they were; what it kept would hold up other passes."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(HOOKS)!r})
+import torch
+from _gputrace_hooks.cures import model as ours
+from _gputrace_hooks.cures.trial import _switch_to, asked, cures
+
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+weight = model[0].weight
+with torch.no_grad():
+    weight.fill_(1)
+cures["channels-last"] = asked["stretch"] = True
+ours._channels_last("channels-last", model, None)
+images, places = torch.randn(2, 3, 8, 8), []
+for on in (True, False, True, False):
+    _switch_to({{"channels-last"}} if on else set())
+    assert weight.is_contiguous(memory_format=torch.channels_last) is on
+    places.append(weight.data_ptr())
+    with torch.no_grad():
+        weight.mul_(2)
+    model(images).sum().backward()
+assert places[:2] == places[2:] and len(set(places)) == 2, places
+assert weight.eq(16).all()
+
+output = ours._detachable(torch)(model(images).view(4))
+gradient, = torch.autograd.grad(output.sum(), [model[2].bias])
+assert gradient.eq(2).all()
+assert output.detach_().grad_fn is None
+"""
+    ran = subprocess.run([torch_python(), "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_what_the_program_sets_itself_stays_so_in_all_turns(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that has TF32 on would else be compared with one that has it off."""
+    matmul, cudnn = SimpleNamespace(allow_tf32=False), SimpleNamespace(allow_tf32=True)
+    backends = SimpleNamespace(cuda=SimpleNamespace(matmul=matmul), cudnn=cudnn)
+    monkeypatch.setattr(hooks.model, "sees_gpu", lambda _: True)
+    hooks.state.asked.update(stretch=6)
+    hooks.state.cures.update(tf32=True)
+    hooks.model.switches(SimpleNamespace(backends=backends))
+    matmul.allow_tf32 = True
+    for call in hooks.state.between:
+        call(1)
+    for turn in {"tf32"}, set():
+        hooks.state._switch_to(turn)
+        assert matmul.allow_tf32
+    said = {"tf32": "torch.backends.cuda.matmul.allow_tf32 is True already"}
+    assert (hooks.state.trial.reasons, hooks.changes) == (said, [])
+
+
+def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None:
+    path = real.folder / "modules" / "torch" / "optim" / "optimizer.py"
+    path.write_text(
+        path.read_text().partition("class SGD")[0] + "    def __init__(self, params, foreach):\n"
+        "        if not isinstance(params, list): raise TypeError('no list')\n"
+        "        self.state = {}\n"
+        "        self.param_groups = [{'params': params, 'foreach': foreach}]\n"
+        "class SGD(Optimizer):\n"
+        "    def __init__(self, params, lr=0.1, *, foreach=None):\n"
+        "        super().__init__(params, foreach)\n"
+    )
+    fails = "from torch.optim import SGD\ntry: SGD('weight')\nexcept TypeError: print('refused')\n"
+    real.script.write_text(fails + PROGRAM)
+    [foreach] = read_candidates("foreach")
+    trial = ProgramToTry((sys.executable, str(real.script)))
+    run = trial.run(foreach, 2, 4 * 6, turns=Turns((foreach,), 6))
+    assert (len(run.turns[0]), run.reasons) == (2, {})
+
+
+def test_a_number_of_the_step_before_is_read_without_waiting(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors here count the reads that wait for a GPU."""
+    waited: list[float] = []
+
+    class Tensor:
+        def __init__(self, value: float, is_cuda: bool = True) -> None:
+            self.value, self.is_cuda = value, is_cuda
+
+        def item(self) -> float:
+            waited.extend([self.value] * self.is_cuda)
+            return self.value
+
+        def detach(self) -> Tensor:
+            return self
+
+        def copy_(self, other: Tensor, non_blocking: bool) -> None:
+            self.value = other.value
+
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    torch = SimpleNamespace(
+        Tensor=Tensor,
+        __file__="/torch/__init__.py",
+        empty_like=lambda *_, **given: Tensor(0, is_cuda=given["device"] != "cpu"),
+        cuda=SimpleNamespace(Event=lambda: event, is_available=lambda: True),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    hooks.start("defer-item")
+    hooks.host.torch_calls(torch)
+    reads = []
+    for step in range(3):
+        reads.append([Tensor(10 * step + part).item() for part in range(2)])
+        hooks.state.trial.ends.append(step)
+    assert reads == [[0, 1], [0, 1], [10, 11]]
+    assert waited == [0, 1], "only the first step waits"
+    assert Tensor(7, is_cuda=False).item() == 7
+    assert {change["cure"] for change in hooks.changes} == {"defer-item"}
+
+
+def fake_torch(tensor: type, capture: Any) -> Any:
+    """Return what captures need of torch, with a function for ``make_graphed_callables``."""
+    function = type("Function", (), {"apply": staticmethod(lambda value: value)})
+    autograd = SimpleNamespace(Function=function)
+    return SimpleNamespace(
+        Tensor=tensor, autograd=autograd, cuda=SimpleNamespace(make_graphed_callables=capture)
+    )
+
+
+@pytest.mark.parametrize("has_optimizer", [False, True])
+def test_without_an_optimizer_a_step_ends_with_each_backward_pass(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch, has_optimizer: bool
+) -> None:
+    class Optimizer:
+        """Base of torch's optimizers."""
+
+    def backward(loss: Any) -> str:
+        return "done"
+
+    trial, module = hooks.state.trial, SimpleNamespace(backward=backward)
+    monkeypatch.setitem(sys.modules, "torch.optim", SimpleNamespace(Optimizer=Optimizer))
+    hooks.state.asked.update(warmup=2, steps=None)
+    made = [Optimizer()] * has_optimizer
+    hooks.state.losses(module)
+    assert [module.backward(object()) for _ in range(7)] == ["done"] * 7
+    # The first two passes may be of a step whose end is not yet known.
+    assert (len(trial.ends), len(made)) == ((0, 1) if has_optimizer else (5, 0))
+    trial.step_ended(1, 99)
+    module.backward(object())
+    assert trial.ends == [99], "one that was made later tells of steps"
+
+
+def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    class Tensor:
+        is_cuda = True
+
+        def __init__(self, *shape: int) -> None:
+            self.shape = shape
+
+    def capture(model: Any, sample: tuple[Tensor, ...]) -> Any:
+        made.append(model.forward(*sample))
+        model.forward = lambda *_: "captured"
+        return model
+
+    made: list[Any] = []
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(Tensor, capture))
+    hooks.start("graphs")
+    model, other = (SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2))
+    hooks.model._graph("graphs", model, (Tensor(8, 3),))
+    assert model.forward(Tensor(8, 3)) == "captured"
+    assert model.forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
+    assert model.forward(Tensor(8, 3), mask=None) == "as it is"
+    hooks.state._on.clear()
+    assert model.forward(Tensor(8, 3)) == "as it is", "it is switched off"
+    assert [change["cure"] for change in hooks.changes] == ["graphs"]
+    hooks.model._graph("graphs", other, ())
+    assert other.forward() == "as it is"
+    assert "other arguments than tensors" in hooks.state.trial.reasons["graphs"]
+
+
+def test_of_distributed_data_parallel_the_model_within_is_captured(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DistributedDataParallel looks at events in its own forward pass, which ends a capture."""
+
+    class DistributedDataParallel:
+        def __init__(self, module: Any) -> None:
+            self.module = module
+
+        def forward(self, inputs: Any) -> str:
+            return f"reduced {self.module.forward(inputs)}"
+
+    def capture(model: Any, sample: Sequence[Any]) -> None:
+        model.forward(*sample)
+        model.forward = lambda *_: "captured"
+
+    tensor = SimpleNamespace(is_cuda=True, shape=(8, 3))
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(SimpleNamespace, capture))
+    hooks.start("graphs")
+    model = DistributedDataParallel(SimpleNamespace(forward=lambda *_: "as it is"))
+    hooks.model._graph("graphs", model, (tensor,))
+    assert model.forward(tensor) == "reduced captured"
+
+
+def test_a_cure_that_fails_is_told_by_what_failed_first(hooks: InProgram) -> None:
+    def capture() -> None:
+        try:
+            raise RuntimeError("not permitted when stream is capturing")
+        finally:
+            raise OSError("a previous error during capture")
+
+    hooks.start("graphs")
+    assert hooks.state.guarded("graphs", capture) is None
+    reason = hooks.state.trial.reasons["graphs"]
+    assert reason == "failed: RuntimeError('not permitted when stream is capturing')"
+
+
+def test_distributed_data_parallel_and_what_follows_are_on_the_stream_of_captures(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes that it keeps of autograd run on the stream on which they were made."""
+    current = ["default"]
+
+    class Stream(SimpleNamespace):
+        def wait_stream(self, other: Any) -> None:
+            waited.append((self.name, other.name))
+
+    class DistributedDataParallel:
+        def __init__(self, module: Any, device_ids: Any = None) -> None:
+            self.made_on = current[-1]
+
+    waited: list[tuple[str, str]] = []
+    cuda = SimpleNamespace(
+        graph=SimpleNamespace(default_capture_stream=None),
+        Stream=lambda: Stream(name="capture"),
+        current_stream=lambda: Stream(name=current[-1]),
+        set_stream=lambda stream: current.append(stream.name),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    hooks.start("graphs")
+    hooks.model.distributed(SimpleNamespace(DistributedDataParallel=DistributedDataParallel))
+    of_gpu, of_cpu = (
+        SimpleNamespace(parameters=lambda is_cuda=is_cuda: [SimpleNamespace(is_cuda=is_cuda)])
+        for is_cuda in (True, False)
+    )
+    assert DistributedDataParallel(of_cpu).made_on == "default"
+    assert DistributedDataParallel(of_gpu, device_ids=[0]).made_on == "capture"
+    assert waited == [("capture", "default")]
+    assert current[-1] == "capture"
+    # PyTorch before 1.10 captures nothing.
+    del cuda.graph
+    assert DistributedDataParallel(of_gpu).made_on == "capture"
+    assert hooks.state.trial.reasons["graphs"].startswith(runs.FAILURE)
+
+
+def test_a_function_of_jax_donates_what_it_returns_anew(hooks: InProgram) -> None:
+    hooks.start("donate")
+    donated: list[tuple[int, ...]] = []
+
+    def jit(function: Any, **keywords: Any) -> Any:
+        def compiled(*args: Any) -> Any:
+            donated.append(keywords.get("donate_argnums", ()))
+            return function(*args)
+
+        compiled.eval_shape = function  # type: ignore[attr-defined]
+        return compiled
+
+    def leaves(value: Any) -> list[Any]:
+        if not isinstance(value, tuple):
+            return [value]
+        return [leaf for part in value for leaf in leaves(part)]
+
+    tree = SimpleNamespace(tree_leaves=leaves)
+    jax: Any = SimpleNamespace(jit=jit, Array=np.ndarray, tree_util=tree)
+    hooks.model.jitted(jax)
+    weights, batch = np.zeros((2, 3)), np.zeros((8, 2))
+
+    step = jax.jit()(lambda state, batch: ((state[0] + 1, state[1]), batch.sum()))
+    loss = jax.jit(lambda weights, batch: (batch @ weights).sum())
+    for _ in range(2):
+        step((weights, weights), batch)
+    loss(weights, batch)
+    jax.jit(lambda x: x, static_argnums=1)(batch)
+    assert donated == [(0,), (0,), (), ()]
+    assert [change["new"] for change in hooks.changes] == ["(0,)"]

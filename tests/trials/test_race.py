@@ -1,0 +1,91 @@
+"""The race of cures: what the next run is for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gputrace.trials.history import History, Request, Row
+from gputrace.trials.race import (
+    Costs,
+    contenders,
+    costs_of,
+    kept,
+    lots,
+    next_lot,
+    next_run,
+    next_turns,
+)
+from gputrace.trials.runs import Change, Turn
+from gputrace.trials.statistics import Verdict
+from tests.helpers.tried_programs import row_of
+
+
+def test_first_answers_come_first_and_then_what_could_still_be_the_best() -> None:
+    best, slower = row_of("gc", [0.5, 0.51, 0.5]), row_of("staging", [0.8, 0.81, 0.8])
+    unsure = row_of("bucket-view", [0.3, 0.8, 0.7])
+    compiled, foretold, other = (
+        row_of("compile", hope=0.1),
+        row_of("graphs", hope=0.3),
+        row_of("persistent"),
+    )
+    rows = [slower, unsure, best, compiled, other, foretold]
+    assert lots(rows) == [[foretold], [other, unsure], [compiled], [best, slower]]
+    assert contenders([slower, best], [other]) == [best]
+    best.over = True
+    assert contenders([slower, best], []) == [slower]
+
+
+def test_what_may_bring_more_has_its_rounds_before_what_brings_little() -> None:
+    little, more = (
+        row_of("gc", [1.01, 0.985, 1.015] * 2),
+        row_of("tf32", [1.0, 1.1, 0.9] * 2),
+    )
+    assert (little.verdict, more.verdict) == (Verdict.OPEN, Verdict.OPEN)
+    assert contenders([little, more], []) == [more]
+    more.over = True
+    assert contenders([little, more], []) == [little]
+
+
+def test_the_time_goes_to_the_best_foretold_and_keeps_first_answers_of_others() -> None:
+    costs = Costs(start=5, run=8, turn=lambda _: 0.5)
+    whole, graphs = row_of("threads=1", hope=0.5), row_of("graphs", hope=0.6)
+    rows = [row_of("fused"), graphs, whole]
+    assert costs.answer([whole]) == 6 * 8
+    assert costs.answer([graphs]) == 5 + 6 * 2 * 0.5
+    assert next_lot(rows, 48, costs) == [whole]
+    assert next_lot(rows, 47, costs) == [graphs]
+    assert next_lot(rows, 8, costs) == []
+    assert kept(rows, [whole], 100, costs) == 11 + 11
+    assert kept(rows, [whole], 15, costs) == 11
+    both = [row_of("fused"), row_of("gc")]
+    assert kept(both, [], 13.9, costs) == costs.answer(both[:1]) == 11, "one of them"
+
+
+def started(*rows: Row) -> History:
+    """A program of steps of 10 ms that starts in 4 s, so that a run of 40 steps takes 4.5 s."""
+    history = History(Request(("x",)), list(rows))
+    history.pilot = SimpleNamespace(  # type: ignore[assignment]
+        step_ns=10_000_000, start_s=4.0, buffered=0
+    )
+    return history
+
+
+def test_without_any_round_so_far_the_first_row_has_a_run_however_short_the_time() -> None:
+    gc, persistent = row_of("gc", hope=0.5), row_of("persistent")
+    history = started(gc, persistent)
+    assert next_run(history, history.rows, 1.0) == [gc]
+    gc.cured, gc.bare = [0.5], [1.0]
+    assert next_run(history, history.rows, 1.0) == []
+    assert next_run(history, history.rows, 100.0) == [gc]
+
+
+def test_what_goes_on_in_a_run_is_decided_without_a_trace_in_its_rows() -> None:
+    gc, tf32 = row_of("gc"), row_of("tf32")
+    costs, clear, noisy = costs_of(started(gc, tf32)), [0.5, 0.501] * 3, [0.5, 1.5] * 3
+    pairs = [[Turn(1.0, cured) for cured in each] for each in (clear, noisy)]
+    changes = [Change(cure, "f", "", -1, "", "", "", 0) for cure in ("gc", "tf32")]
+    run: Any = SimpleNamespace(changes=changes, seconds=9.0, turns=pairs, reasons={})
+    assert next_turns([gc, tf32], [], run, 60.0, 0.0, costs) == [2]
+    assert next_turns([gc, tf32], [], run, 60.0, 60.0, costs) == [], "kept for others"
+    assert (gc.cured, gc.ratio, tf32.cured, tf32.ratio) == ([], None, [], None)

@@ -1,0 +1,129 @@
+"""Statistics of a trial: intervals hold, and wrong verdicts are rare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gputrace.trials.race import order
+from gputrace.trials.statistics import (
+    ALIKE,
+    MOST,
+    Verdict,
+    across,
+    compare,
+    losses_differ,
+    turn_losses_differ,
+)
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.005, 0.02, 0.15])
+def test_intervals_of_several_starts_hold_what_a_start_gains_on_average(scatter: float) -> None:
+    random, held = np.random.default_rng(3), 0
+    for _ in range(1000):
+        starts = np.exp(random.normal(np.log(0.5), scatter, 3))
+        ratios = []
+        for start in starts:
+            ratio = compare([1.0] * 6, start * np.exp(random.normal(0, 0.01, 6)))
+            assert ratio is not None
+            ratios.append(ratio)
+        joined = across(ratios)
+        held += joined.low <= 0.5 <= joined.high
+    assert held >= 950
+
+
+def verdicts(
+    effect: float, noise: float, drift: float = 0.0, busy: float = 0.0, tries: int = 300
+) -> list[Verdict]:
+    """Answers to trials of a cure that makes steps longer by a factor; runs differ by the noise,
+    and a part of them falls into a busy time of the machine, which doubles their steps."""
+    answers, random = [], np.random.default_rng(1)
+    for _ in range(tries):
+        pairs: list[tuple[float, float]] = []
+        answer = None
+        while answer is None or not answer.enough:
+            at, steps = 2 * len(pairs), [1.0, effect]
+            for place, which in enumerate(order([0, 1], len(pairs))):
+                steps[which] *= np.exp(random.normal(drift * (at + place), noise))
+                steps[which] *= 2 if random.random() < busy else 1
+            pairs.append((steps[0], steps[1]))
+            answer = compare(*zip(*pairs, strict=True))
+        answers.append(answer.verdict)
+    return answers
+
+
+@pytest.mark.parametrize(("noise", "busy"), [(0.001, 0), (0.01, 0), (0.1, 0), (0.01, 0.1)])
+def test_what_makes_no_difference_is_called_different_in_less_than_one_try_of_twenty(
+    noise: float, busy: float
+) -> None:
+    answers = verdicts(1.0, noise, busy=busy)
+    assert sum(answer in (Verdict.FASTER, Verdict.SLOWER) for answer in answers) < len(answers) / 20
+
+
+def test_no_difference_is_said_to_be_one_in_19_of_20_tries() -> None:
+    assert verdicts(1.0, 0.01).count(Verdict.ALIKE) > 0.95 * 300
+    assert verdicts(1.0, 0.005, busy=0.02).count(Verdict.ALIKE) > 0.95 * 300
+
+
+def test_runs_that_scatter_by_as_much_as_is_no_difference_are_rarely_judged_wrong() -> None:
+    answers = verdicts(1.0, 0.02)
+    assert answers.count(Verdict.FASTER) + answers.count(Verdict.SLOWER) < 0.05 * len(answers)
+    assert answers.count(Verdict.ALIKE) > 0.7 * len(answers)
+
+
+@pytest.mark.parametrize(("effect", "verdict"), [(0.8, Verdict.FASTER), (1.25, Verdict.SLOWER)])
+def test_a_fifth_is_found_also_where_the_machine_slows_down(
+    effect: float, verdict: Verdict
+) -> None:
+    answers = verdicts(effect, 0.03, drift=0.01)
+    assert answers.count(verdict) > 0.95 * len(answers)
+
+
+def test_little_that_is_sure_is_no_difference_and_noise_ends_undecided() -> None:
+    assert compare([1, 1, 1], [0.99, 0.99, 0.99]).verdict == Verdict.ALIKE  # type: ignore[union-attr]
+    assert ALIKE == 0.02
+    noisy = compare([1.0] * MOST, [0.5, 1.5, 2, 1, *[0.4, 2.5] * MOST][:MOST])
+    assert noisy is not None
+    assert (noisy.verdict, noisy.enough) == (Verdict.OPEN, True)
+    assert compare([1, 1], [2, 2]) is None
+
+
+def falling(scale: float, seed: int = 0, scatter: float = 0.05) -> list[float]:
+    steps = np.arange(40)
+    noise = np.random.default_rng(seed).normal(0, scatter, 40)
+    return [float(value) for value in scale * np.exp(-steps / 40) * (1 + noise)]
+
+
+@pytest.mark.parametrize(
+    ("cured", "differs"),
+    [
+        ([falling(1.0)] * 3, False),
+        ([falling(1.0, seed) for seed in range(4, 7)], False),
+        ([falling(1.3)] * 3, True),
+        ([[float("nan")] * 40], True),
+        ([[]], None),
+    ],
+)
+def test_a_loss_that_leaves_its_scatter_is_flagged(
+    cured: Sequence[Sequence[float]], differs: bool | None
+) -> None:
+    assert losses_differ([falling(1.0, seed) for seed in range(3)], cured) is differs
+
+
+@pytest.mark.parametrize(
+    ("pairs", "differs"),
+    [
+        ([(1.00, 1.001), (0.9, 0.9), (0.8, 0.8)], False),
+        ([(1.0, 0.9), (0.9, 1.0), (0.8, 0.7), (0.7, 0.8)], False),
+        ([(1.00, 1.30), (0.9, 1.2), (0.8, 1.11)], True),
+        ([(1.0, 1.0), (0.9, float("nan")), (0.8, 0.8)], True),
+        ([(1.0, 1.0), (float("nan"), 1.0), (0.8, 0.8)], None),
+        ([(1.0, 2.0)] * 2, None),
+    ],
+)
+def test_a_loss_that_differs_by_turns_is_flagged(
+    pairs: Sequence[tuple[float, float]], differs: bool | None
+) -> None:
+    assert turn_losses_differ(pairs) is differs
