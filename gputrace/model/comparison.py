@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from gputrace.model.columns import Column, Columns
 from gputrace.model.results import Breakdown
 from gputrace.model.struct import Struct
+from gputrace.units import format_number
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +42,20 @@ class RunSummary(Struct, frozen=True):
     """Samples per step, on all GPUs; None if not given."""
     throughput: float | None
     """Samples per second."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", "label"),
+        Column("GPUs", "gpus", "{}"),
+        Column("measured", "measured"),
+        Column("mean", "mean_ns"),
+        Column("p50", "p50_ns"),
+        Column("p95", "p95_ns"),
+        Column("samples/s", "throughput", format_number),
+    )
+
+    @property
+    def measured(self) -> str:
+        """Number of measured steps, with its noun."""
+        return f"{self.steps} {'iterations' if self.steps_kind == 'iterations' else 'steps'}"
 
 
 class Change(Struct, frozen=True):

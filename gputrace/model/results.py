@@ -7,10 +7,11 @@ Times are integer nanoseconds; moments are on the trace's own clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from msgspec import field
 
+from gputrace.model.columns import Column, Columns, limited
 from gputrace.model.communication import (
     CollectiveTotals,
     Experts,
@@ -474,6 +475,15 @@ class Throughput(Struct, frozen=True):
     """``flop_per_s`` as a fraction of the peak."""
     flop_source: str | None = None
     """``program``, or ``shapes`` of operators in the trace."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", "rank", "rank {}"),
+        Column("samples a step", "samples_per_step", "{:,.0f}"),
+        Column("tokens a step", "tokens_per_step", "{:,.0f}"),
+        Column("samples a second", "samples_per_s", "{:,.0f}"),
+        Column("tokens a second", "tokens_per_s", "{:,.0f}"),
+        Column("TFLOP/s", "flop_per_s", lambda flop: f"{flop / 1e12:,.1f}"),
+        Column("MFU", "mfu", "{:.1%}"),
+    )
 
 
 class CardUse(Struct, frozen=True):
@@ -516,6 +526,14 @@ class CardUse(Struct, frozen=True):
     memory_used_bytes: int | None
     """Maximum, of all processes together."""
     memory_bytes: int | None
+    COLUMNS: ClassVar[Columns] = (
+        Column("utilized", "utilization_percent", "{:,.0f}%"),
+        Column("memory", limited("memory_used_bytes", "memory_bytes", "GiB", 2**30)),
+        Column("power", limited("power_mw", "power_limit_mw", "W", 1000)),
+        Column("SM clock", limited("sm_clock_mhz", "sm_clock_max_mhz", "MHz")),
+        Column("memory clock", limited("memory_clock_mhz", "memory_clock_max_mhz", "MHz")),
+        Column("hottest", "temperature_c", "{:,.0f} °C"),
+    )
 
     def __hash__(self) -> int:
         return hash((self.host, self.gpu))
@@ -573,6 +591,13 @@ class ModuleUse(Struct, frozen=True):
     """Communication that they launched, while nothing else ran."""
     launches: float
     """Number of kernels."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("modules", lambda row: row.instances or None, "{}", ""),
+        Column("launches", "launches", "{:,.0f}"),
+        Column("forward", lambda row: row.forward_ns or None, format_ns, ""),
+        Column("backward", lambda row: row.backward_ns or None, format_ns, ""),
+        Column("exposed comm.", lambda row: row.exposed_communication_ns or None, format_ns, ""),
+    )
 
 
 class CopyUse(Struct, frozen=True):
