@@ -33,8 +33,8 @@ from benchmarks.experiment import (
 )
 from benchmarks.measure import Failed
 from benchmarks.options import Options
-from gputrace.cli.try_ import foretold, said
 from gputrace.trials.ledger import Entry
+from gputrace.trials.report import foretold, said
 
 FOLDER: Final = WORKLOADS / "sick"
 POINTS: Final = 5.0
