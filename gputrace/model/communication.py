@@ -43,7 +43,9 @@ class CollectiveTotals(Struct, frozen=True):
     total_ns: int
     """Time in these kernels or copies, per GPU and step; without steps, per GPU."""
     wait_total_ns: int | None
+    """Part of the total before the last rank arrives."""
     transfer_total_ns: int | None
+    """Part of the total after that."""
     exposed_ns: int
     """Part of ``total_ns`` with no computing kernel beside it."""
     algorithm_bandwidth: int | None
@@ -81,6 +83,7 @@ class PipelineStage(Struct, frozen=True):
     work_ns: int
     """Time in which it works: all but the messages between stages, and waiting for other ranks."""
     bubble_ns: int
+    """Time in which it does not work."""
     schedule_ns: int
     imbalance_ns: int
     """Negative for a stage that works longer than the mean by more than that costs."""
@@ -170,12 +173,14 @@ class ShardedData(Struct, frozen=True):
     ranks: tuple[int, ...]
     steps: int
     gathers: int
+    """Number of gathers of parameters."""
     gather_ns: int
     gather_exposed_ns: int
     """Part with no computing kernel beside it."""
     gather_wait_ns: int | None
     """Part of the exposed time in which it waits for other ranks; None if unknown."""
     scatters: int
+    """Number of scatters of gradients."""
     scatter_ns: int
     scatter_exposed_ns: int
     prefetched: float

@@ -16,8 +16,10 @@ class RunSummary(Struct, frozen=True):
     """Summary of a run."""
 
     label: str
+    """Name of the run."""
     paths: tuple[str, ...]
     source: str
+    """Recorder."""
     gpus: int
     """Number of GPUs that do the work."""
     ranks: int
@@ -32,6 +34,7 @@ class RunSummary(Struct, frozen=True):
     """Mean of the measured steps."""
     p50_ns: int | None
     p95_ns: int | None
+    """Median and 95th percentile of the measured steps."""
     kernels: float | None
     """Number per step and GPU."""
     kernel_ns: int | None
@@ -62,8 +65,11 @@ class Change(Struct, frozen=True):
     """Figure in both runs, with bounds of the difference."""
 
     a_ns: int
+    """Figure of the first run."""
     b_ns: int
+    """Figure of the second run."""
     difference_ns: int
+    """The second less the first."""
     low_ns: int | None
     high_ns: int | None
     """Bounds of the difference; None if unknown."""
@@ -96,6 +102,7 @@ class KernelChange(Change, frozen=True):
 
     name: str
     communication: bool
+    """True if it communicates."""
     status: str
     """``both``, ``new`` (only in B) or ``gone`` (only in A)."""
     a_count: float
@@ -157,6 +164,7 @@ class Pair(Struct, frozen=True):
     """Kernels, largest difference first."""
     gpus: tuple[GpuPair, ...]
     findings: tuple[FindingChange, ...]
+    """Findings of either run."""
     causes: tuple[CauseChange, ...] = ()
     """Causes of lost time, largest difference first; empty where there are no steps."""
 
@@ -208,6 +216,7 @@ class Comparison(Struct, frozen=True):
     """``faster``, ``slower``, ``same``, ``unclear`` (the noise hides it), ``unknown`` (nothing to
     compare), or ``scaling``."""
     message: str
+    """Verdict in a sentence."""
     unit: str
     """Unit of the times: ``step``, ``iteration`` or ``span``."""
     unit_reason: str

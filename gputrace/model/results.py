@@ -26,7 +26,7 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns
 
-Evidence = Mapping[str, float | int | str | None]
+Evidence = Mapping[str, float | int | bool | str | None]
 
 SCHEMA_VERSION = 1
 
@@ -43,6 +43,7 @@ class LeftOut(Struct, frozen=True):
 
     path: str
     problem: str
+    """Why, in a sentence."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
@@ -78,7 +79,9 @@ class GpuTotals(_ClassTimes, frozen=True):
     name: str
     """Model of the card."""
     kernels: int
+    """Number of launches."""
     copies: int
+    """Number of copies."""
     start_ns: int
     """Start of its first operation."""
     span_ns: int
@@ -117,10 +120,15 @@ class Steps(Struct, frozen=True):
     count: int
     """Steps that the program ran, of the rank that has most."""
     warmup_count: int
+    """Steps of the warm-up."""
     steady_count: int
+    """Measured steps."""
     mean_ns: int | None
+    """Mean of the measured steps; None without any, as for the next two."""
     p50_ns: int | None
+    """Median."""
     p95_ns: int | None
+    """95th percentile."""
     reason: str
     """Reason why these are the steps, or why there are none."""
     control_count: int = 0
@@ -161,10 +169,12 @@ class Missing(Struct, frozen=True):
     share: float
     """Fraction of the rank's rows of the kind, 0 to 1."""
     count: int
+    """Number of missing rows."""
     start_ns: int
     end_ns: int
     """First and last moment at which one is missing."""
     evidence: str
+    """Reason to believe that they are missing."""
     gpu: int | None = None
     """GPU that lacks them; None if it is unknown which of several."""
     thread: int | None = None
@@ -227,6 +237,7 @@ class Breakdown(_ClassTimes, frozen=True):
     device: int | None
     rank: int
     steps: int
+    """Number of measured steps; 0 where it covers the whole span."""
     total_ns: int
     __annotations__ |= _TIMES
     host_data_ns: int | None
@@ -269,12 +280,15 @@ class Phase(Struct, frozen=True):
     """Interval of one rank that is not steady training, or the wait that begins an epoch."""
 
     phase: str
-    """``warmup``, ``validation``, ``checkpoint`` or ``epoch``."""
+    """``warmup``, ``validation``, ``checkpoint``, ``epoch``, or ``between`` for what else parts
+    steps."""
     rank: int
     start_ns: int
     end_ns: int
     idle_ns: int | None
+    """Idle time of its GPUs in it; None where no GPU was seen."""
     evidence: str
+    """Reason to believe that it is one."""
     step: int | None = None
     """Step that it follows; for an epoch, the step that it begins; None for warm-up."""
     cost_ns: int = 0
@@ -297,11 +311,13 @@ class Gap(Struct, frozen=True):
     gpu: int
     rank: int
     step: int | None
+    """Step that has its middle; None outside of steps."""
     start_ns: int
     end_ns: int
     cause: str
     """One of `IDLE_CAUSES`, the one that covers most of it."""
     evidence: str
+    """Activity of the host meanwhile."""
     charges: Mapping[str, int] = field(default_factory=dict)
     """Nanoseconds by cause of the ledger, the largest first; they sum to its length."""
 
@@ -317,10 +333,12 @@ class Gaps(Struct, frozen=True):
     """All gaps of all GPUs in the span, and the largest of them."""
 
     count: int
+    """Number of all gaps."""
     total_ns: int
     by_cause: Mapping[str, int]
     """Nanoseconds by cause; they sum to ``total_ns``."""
     largest: tuple[Gap, ...]
+    """Largest gaps of all, the largest first."""
     largest_in_steps: tuple[Gap, ...]
     """Largest gaps that lie in the measured steps."""
     hint: str = ""
@@ -331,15 +349,21 @@ class Finding(Struct, frozen=True):
     """Cause of lost time, or a limit on how far the figures can be trusted."""
 
     id: str
+    """Name of the rule, listed in the documentation."""
     severity: str
     """``high``, ``medium``, ``low`` or ``info``."""
     gpus: tuple[int, ...]
+    """GPUs that it is about."""
     ranks: tuple[int, ...]
+    """Their ranks."""
     impact_ns: int
     """Cost per step, or over the whole span where there are no steps."""
     message: str
+    """Cause and cost, in a sentence without its full stop."""
     advice: str
+    """Remedy, likewise; empty without one."""
     evidence: Evidence = field(default_factory=dict)
+    """Figures of the message, by name."""
 
 
 class CauseNode(Struct, frozen=True):
@@ -375,6 +399,7 @@ class LedgerRow(Struct, frozen=True):
     """Line of the program at which most samples met its host meanwhile, or in whose function; None
     where none has most."""
     ns: int
+    """Lost time in nanoseconds."""
     evidence: str
     """Samples at the line, the system call that the thread was in, what another rank was at."""
     frame: str | None
@@ -546,6 +571,7 @@ class Curve(Struct, frozen=True):
     """``busy``, ``utilization``, ``memory``, ``power``, ``sm_clock``, ``memory_clock`` or
     ``temperature``."""
     unit: str
+    """Unit of the values."""
     time_ns: tuple[int, ...]
     """Moment of the sample, or the middle of the interval that the point covers."""
     low: tuple[float, ...]
@@ -611,11 +637,13 @@ class CopyUse(Struct, frozen=True):
     """Memory of the host: ``pinned``, ``pageable``, ``managed``; empty if unknown, or not the
     host's."""
     steps: int
+    """Number of measured steps; 0 for the whole span."""
     count: int
     bytes: int
     total_ns: int
     """Sum of their durations."""
     bytes_per_s: int
+    """Bytes by the sum of the durations."""
     limit_bytes_per_s: int | None
     """Rate of the card's slot, or half of that of its memory, which is read and written; None if
     unknown."""
@@ -626,6 +654,7 @@ class ExtraTable(Struct, frozen=True):
 
     title: str
     header: tuple[str, ...]
+    """Titles of the columns."""
     rows: tuple[tuple[str | int | float | None, ...], ...]
     """Rows of as many cells as the header has, the first of them text; None is unknown."""
 

@@ -74,9 +74,9 @@ class Line(Struct, frozen=True):
 
     text: str
     style: str = ""
-    """How a terminal shows it, in rich's words."""
+    """Style in a terminal, in rich's words."""
     name: str = ""
-    """What stands before it: the id of a finding, ``note``, the label of a run."""
+    """Its beginning: the id of a finding, ``note``, the label of a run."""
 
 
 class Document(Struct, frozen=True):
@@ -85,7 +85,7 @@ class Document(Struct, frozen=True):
     head: tuple[Line, ...]
     """Verdict, and what else is known at once."""
     lead: tuple[Line, ...] = ()
-    """What to do about it; the runs that it is about."""
+    """Advice on it; the compared runs."""
     tables: tuple[Table, ...] = ()
     findings: tuple[Line, ...] = ()
     sections: Mapping[str, tuple[Table, ...]] = {}

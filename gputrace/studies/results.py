@@ -38,10 +38,12 @@ class Spread:
     """Statistic over the repeats of a configuration."""
 
     median: float
+    """Median of the repeats."""
     low: float
     high: float
     """Minimum and maximum of the repeats."""
     count: int
+    """Number of repeats."""
 
     @property
     def range(self) -> str:
@@ -79,7 +81,9 @@ class ConfigurationResult:
     """Overhead of recording on a step, 0.02 for 2 %; None without bare and recorded runs."""
     loss_first: float | None
     loss_last: float | None
+    """Loss that the script reports first and last."""
     accuracy: float | None
+    """Accuracy that the script reports, 0 to 1."""
     target_s: Spread | None
     """Seconds to the target accuracy."""
     data_wait_ns: int | None
@@ -134,7 +138,9 @@ class RecordingCheck:
     ok: bool | None
     """None if nothing ran."""
     reason: str
+    """Why it does not hold; empty if it does."""
     steps_run: int | None
+    """Number of steps that the script reports."""
     steps_found: Mapping[int, int]
     """Number of detected steps by rank."""
     wait_script_s: float | None
@@ -348,17 +354,25 @@ class Summary:
     same: Mapping[str, Any]
     """Settings that do not vary."""
     notes: tuple[str, ...]
+    """Caveats of the figures."""
     left: int
     """Number of runs still to be made."""
     rows: tuple[ConfigurationResult, ...]
+    """A row per configuration."""
     checks: tuple[RecordingCheck, ...]
     """Checks of the recorded configurations."""
     efficiency: tuple[Efficiency, ...]
+    """A row per configuration with a base of fewer GPUs."""
     effects: tuple[Effect, ...]
+    """A row per value of a setting, compared with its first value."""
     predictions: tuple[Predicted, ...]
+    """A row per cure that the study tries."""
     pairs: tuple[PairOfGpus, ...]
+    """A row per pair of GPUs that was tried."""
     cards: tuple[CardResult, ...]
+    """A row per card that was tried."""
     placements: tuple[Placement, ...]
+    """A row per way to use several GPUs."""
 
     @property
     def holds(self) -> bool:
