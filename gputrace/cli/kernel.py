@@ -82,9 +82,8 @@ def command(
 
 def _launches_text(launches: Launches) -> str:
     """Render the kernel's time on each GPU, and a description of the launch to profile."""
-    from gputrace.model.kernels import KernelOnGpu
     from gputrace.report import text
-    from gputrace.report.document import Document, Line, tabulate
+    from gputrace.report.document import Document, Line, declared
 
     use = launches.kernel
     title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
@@ -102,7 +101,7 @@ def _launches_text(launches: Launches) -> str:
             "The trace does not begin with the run: earlier launches are not counted, and an "
             "earlier one is profiled."
         )
-    table = tabulate(title, KernelOnGpu.COLUMNS, use.by_gpu)
+    table = declared(title, use.by_gpu)
     report = Document(head=(), tables=(table,), notes=tuple(map(Line, lines)))
     return text.render(report, options.width(), options.use_color())
 

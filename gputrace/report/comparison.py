@@ -17,7 +17,6 @@ from gputrace.model.comparison import (
     KernelChange,
     Loss,
     Pair,
-    RunSummary,
     Scaling,
     ScalingRow,
     Worst,
@@ -31,6 +30,7 @@ from gputrace.report.document import (
     Records,
     Table,
     attributes,
+    declared,
     present,
     room_for_names,
     tabulate,
@@ -109,7 +109,7 @@ def verdict(comparison: Comparison) -> str:
 
 def _tables(comparison: Comparison, longest: int) -> Iterator[Table]:
     """Yield all tables; names of kernels are at most ``longest`` characters."""
-    yield tabulate("The runs", RunSummary.COLUMNS, comparison.runs)
+    yield declared("The runs", comparison.runs)
     pair = comparison.pair
     if comparison.scaling is not None:
         yield _speeds_table(comparison.scaling)

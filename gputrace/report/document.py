@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import force_setattr
 
-from gputrace.model.columns import UNKNOWN, Columns
+from gputrace.model.columns import UNKNOWN, Column, Columns
 from gputrace.model.struct import Struct
 from gputrace.sanitize import sentence
 
@@ -49,6 +49,11 @@ def tabulate(
     """Return a table with a row for each object, and the rows ``last`` under them."""
     body = [tuple(column.cell(row) for column in columns) for row in rows]
     return Table(title, tuple(column.title for column in columns), (*body, *last), names)
+
+
+def declared(title: str, rows: Sequence[Any], *first: Column) -> Table:
+    """Return a table of results with the columns that they declare, after some of its own."""
+    return tabulate(title, (*first, *rows[0].COLUMNS) if rows else (Column("", ""),), rows)
 
 
 def present(tables: Iterable[Table | None]) -> tuple[Table, ...]:

@@ -8,26 +8,17 @@ from functools import partial
 from typing import Final
 
 from gputrace.model.columns import UNKNOWN, Column
-from gputrace.model.communication import (
-    CollectiveTotals,
-    ExpertRank,
-    GpuLink,
-    PipelineStage,
-    ShardedData,
-    TensorParallel,
-)
+from gputrace.model.communication import CollectiveTotals, GpuLink
 from gputrace.model.host import PHASES, LoaderChoice
 from gputrace.model.kernels import KernelUse
 from gputrace.model.results import (
     Analysis,
     Breakdown,
-    CardUse,
     CopyUse,
     Energy,
     ExtraTable,
     LedgerRow,
     ModuleUse,
-    Throughput,
 )
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.report.document import (
@@ -38,6 +29,7 @@ from gputrace.report.document import (
     Records,
     Table,
     attributes,
+    declared,
     present,
     room_for_names,
     tabulate,
@@ -249,13 +241,12 @@ def phases_table(analysis: Analysis) -> Table | None:
         return None
     most = max(ranks, key=lambda row: sum(phase.idle_ns or 0 for phase in row.phases))
     rows = [phase for phase in most.phases if phase.host_ns or phase.idle_ns]
-    idle = sum(phase.idle_ns or 0 for phase in rows)
-    is_known = any(phase.idle_ns is not None for phase in rows)
+    known = [phase.idle_ns for phase in rows if phase.idle_ns is not None]
     columns = (
         Column("", "name"),
         Column("host", "host_ns"),
         Column("share", lambda row: format_share(row.host_ns, most.step_ns)),
-        Column("GPU idle meanwhile", lambda row: row.idle_ns or 0, format_ns),
+        Column("GPU idle meanwhile", "idle_ns"),
     )
     of = f" of rank {most.rank}" if len(ranks) > 1 else ""
     title = f"What the host does in {loop_name(analysis)[1]}{of} (mean of {most.steps})"
@@ -263,8 +254,8 @@ def phases_table(analysis: Analysis) -> Table | None:
         if row.rank == most.rank and row.peak_bytes is not None and row.peak_phase is not None:
             title += f"; its memory peaks at {format_bytes(row.peak_bytes)} in "
             title += PHASES[row.peak_phase]
-    total = ("all", format_ns(most.step_ns), "", format_ns(idle))
-    return tabulate(title, columns[: 3 + is_known], rows, [total[: 3 + is_known]])
+    total = ("all", format_ns(most.step_ns), "", format_ns(sum(known)) if known else "")
+    return tabulate(title, columns, rows, [total])
 
 
 _LEAST_SHARE: Final = 0.005
@@ -300,10 +291,9 @@ def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
         return f"{choice.workers}{' (now)' if choice.workers == loader.workers else ''}"
 
     predicted = f"Predicted with other numbers of workers{of} ({loader.cores} cores)"
-    choices = (Column("workers", count), *LoaderChoice.COLUMNS)
     return (
         tabulate(title, columns, parts, whole),
-        tabulate(predicted, choices, loader.predictions),
+        declared(predicted, loader.predictions, Column("workers", count)),
     )
 
 
@@ -333,7 +323,7 @@ def collectives_table(analysis: Analysis) -> Table | None:
     unit = "a GPU and step" if shown[0].steps else "a GPU"
     where = " within one process" if all(total.one_process for total in shown) else ""
     title = f"Communication{where} ({unit}; exposed: with no computation beside it)"
-    return tabulate(title, (Column("", members), *CollectiveTotals.COLUMNS), shown)
+    return declared(title, shown, Column("", members))
 
 
 _MOST_STAGES: Final = 16
@@ -347,14 +337,14 @@ def parallel_tables(analysis: Analysis, most: int | None = None) -> Iterator[Tab
         schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
         batches = f"{pipeline.micro_batches} micro-batches"
         title = f"Pipeline ({schedule}{batches}; a step, and why stages idle)"
-        yield tabulate(title, PipelineStage.COLUMNS, pipeline.stages[:_MOST_STAGES])
+        yield declared(title, pipeline.stages[:_MOST_STAGES])
     for experts in analysis.experts[:most]:
         title = f"Experts (a step; {experts.exchanges} exchanges of tokens, and back)"
-        yield tabulate(title, ExpertRank.COLUMNS, experts.ranks[:_MOST_STAGES])
+        yield declared(title, experts.ranks[:_MOST_STAGES])
     title = "Sharded parameters (a step; prefetched: gathered beside kernels)"
-    yield tabulate(title, ShardedData.COLUMNS, analysis.sharded[:_MOST])
+    yield declared(title, analysis.sharded[:_MOST])
     title = "Tensor parallel (a step; beside products: matrix products run, too)"
-    yield tabulate(title, TensorParallel.COLUMNS, analysis.tensor[:_MOST])
+    yield declared(title, analysis.tensor[:_MOST])
 
 
 def links_table(analysis: Analysis, most: int) -> Table:
@@ -371,7 +361,7 @@ def links_table(analysis: Analysis, most: int) -> Table:
 
     more = f" (the {most} of {len(used)} directions with most)" if len(used) > most else ""
     title = f"Copies between GPUs{more}"
-    return tabulate(title, (Column("", ends), *GpuLink.COLUMNS), used[:most])
+    return declared(title, used[:most], Column("", ends))
 
 
 _COPIES: Final = {
@@ -421,7 +411,7 @@ def cards_table(analysis: Analysis) -> Table | None:
     where = "in these steps" if any(row.steps for row in analysis.breakdown) else "while they work"
     count = " to ".join(f"{count:,}" for count in counts)
     title = f"The cards {where} (NVML, {count} {samples} of each at work)"
-    return tabulate(title, (label, *CardUse.COLUMNS), cards)
+    return declared(title, cards, label)
 
 
 def throughput_table(analysis: Analysis) -> Table | None:
@@ -429,14 +419,14 @@ def throughput_table(analysis: Analysis) -> Table | None:
     rows = analysis.throughput
     if not rows:
         return None
-    first, columns = rows[0], Throughput.COLUMNS
-    given = any(column.cell(row) != UNKNOWN for column in columns[1:5] for row in rows)
+    first = rows[0]
+    given = any(row.samples_per_step or row.tokens_per_step for row in rows)
     of = ""
     if first.peak_flop_per_s:
         of = f"; MFU of {first.peak_flop_per_s / 1e12:,.0f} TFLOP/s in {first.precision}"
     sources = ["as passed to gputrace.step"] * given
     sources += ["by the shapes of operators"] * (first.flop_source == "shapes")
-    return tabulate(f"Work, {' and '.join(sources)}{of}", columns, rows)
+    return declared(f"Work, {' and '.join(sources)}{of}", rows)
 
 
 _LEAST_ENERGY: Final = 0.005

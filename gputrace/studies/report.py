@@ -12,17 +12,23 @@ from gputrace.model.columns import Column
 from gputrace.model.comparison import Loss
 from gputrace.model.time_class import CLASSES
 from gputrace.report import plain, render_as, to_json
-from gputrace.report.document import Document, Limits, Line, Records, Table, present, tabulate
+from gputrace.report.document import (
+    Document,
+    Limits,
+    Line,
+    Records,
+    Table,
+    declared,
+    present,
+    tabulate,
+)
 from gputrace.report.html.page import render_document
 from gputrace.report.tables import CLASS_NAMES
 from gputrace.studies.charts import all_scale, find_charts
 from gputrace.studies.database import Database
 from gputrace.studies.results import (
-    CardResult,
     ConfigurationResult,
-    Effect,
     Efficiency,
-    PairOfGpus,
     Placement,
     Predicted,
     RecordingCheck,
@@ -151,18 +157,18 @@ _EVEN: Final = 0.02
 
 def _tables(summary: Summary) -> Iterator[Table]:
     """Yield all tables."""
-    yield tabulate("The runs", ConfigurationResult.COLUMNS, summary.rows)
+    yield declared("The runs", summary.rows)
     # If all agree, the checks are not shown, unless only hosts were recorded.
     checks, host = _compared(summary), all(row.classes is None for row in summary.rows)
     if host or any(check.ok is False for check in checks):
         title = "The recordings beside what the scripts say of themselves"
-        yield tabulate(title, RecordingCheck.COLUMNS, checks)
+        yield declared(title, checks)
     title = f"Speed-up and efficiency; the batch of a {device_word(summary.same)} stays"
-    yield tabulate(title, Efficiency.COLUMNS, summary.efficiency)
+    yield declared(title, summary.efficiency)
     yield from _losses_tables(summary)
     for name in dict.fromkeys(row.setting for row in summary.effects):
         effects = [row for row in summary.effects if row.setting == name]
-        yield tabulate(f"What changes with {name}", Effect.COLUMNS, effects)
+        yield declared(f"What changes with {name}", effects)
     some = any(row.made < row.recordings for row in summary.predictions)
     columns = [each for each in Predicted.COLUMNS if some or each.title != "predicted by"]
     title = "What the recording without it predicted, and what was measured"
@@ -172,11 +178,11 @@ def _tables(summary: Summary) -> Iterator[Table]:
     links = ": their link is unknown" if kinds == {""} else ""
     if len(kinds) == 1 and not links:
         links = f": all are linked by {kinds.pop()}, so links explain no difference"
-    yield tabulate(f"Pairs of GPUs{links}", PairOfGpus.COLUMNS, summary.pairs)
+    yield declared(f"Pairs of GPUs{links}", summary.pairs)
     apart = [abs(row.beside - 1) for row in summary.cards if row.beside is not None]
     even = f": all within {_EVEN:.0%}" if apart and max(apart) <= _EVEN else ""
     title = f"Cards, each beside the middle one{even}"
-    yield tabulate(title, CardResult.COLUMNS, summary.cards)
+    yield declared(title, summary.cards)
     yield _classes_table(summary)
     verdicts = [row for row in summary.rows if row.finding and row.classes]
     columns = [Column("", "label"), Column("evidence", "finding")]

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from gputrace.analyzers.compare import UNITS, Comparison
 from gputrace.analyzers.kernel_names import short_name
-from gputrace.analyzers.timeline_model.gaps import GapDetail
+from gputrace.analyzers.timeline_model.gaps import GapDetail, Operation
 from gputrace.model.columns import Column
 from gputrace.model.results import Analysis, Gaps
 from gputrace.model.time_class import CLASSES
@@ -235,56 +235,52 @@ def _more_kernels(analysis: Analysis, tables: Sequence[Table]) -> str:
     return f"{kernels.distinct - len(tables[0].rows)} more take {format_ns(rest / each)} {per}."
 
 
-_GAP_COLUMNS: Final = (
-    *("length", "gpu", "from", "step", "cause", "why", "evidence", "before", "after"),
-    *("the other GPUs meanwhile", "finding"),
-)
-
-
 def _gap_list(material: Material) -> dict[str, Any]:
-    """Return the list of gaps and its header, without columns that are empty in every row."""
-    gaps = [_gap_row(worst, material.analysis) for worst in material.gaps]
-    kept = [at for at in range(len(_GAP_COLUMNS)) if any(row.cells[at] for row in gaps)]
-    for row in gaps:
-        row.cells, row.names = ([given[at] for at in kept] for given in (row.cells, row.names))
-    return {"gaps": gaps, "gap_header": [_GAP_COLUMNS[at] for at in kept]}
+    """Return the list of gaps and its header; a click moves the timeline to lane and times."""
+    analysis, origin = material.analysis, material.analysis.origin_ns
 
+    def charged(worst: GapDetail) -> str:
+        least = _LEAST_CHARGE * worst.gap.length_ns
+        charges = ((cause, ns) for cause, ns in worst.gap.charges.items() if ns >= least)
+        return ", ".join(f"{analysis.cause_label(cause)} {format_ns(ns)}" for cause, ns in charges)
 
-def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
-    """Return a row of the list of gaps; a click moves the timeline to its lane and times."""
-    gap, origin = worst.gap, analysis.origin_ns
-    causes = _causes(worst.by_cause.items())
-    elsewhere = worst.elsewhere
-    whole, most = sum(elsewhere.values()), list(elsewhere.items())[:3]
-    others = (f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
-    charged = [
-        f"{analysis.cause_label(cause)} {format_ns(ns)}"
-        for cause, ns in gap.charges.items()
-        if ns >= _LEAST_CHARGE * gap.length_ns
+    def others(worst: GapDetail) -> str:
+        whole, most = sum(worst.elsewhere.values()), list(worst.elsewhere.items())[:3]
+        return ", ".join(f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
+
+    def short(operation: Operation) -> str:
+        return plain_text(short_name(operation.name[:4000]), _NAME)
+
+    table = tabulate(
+        "",
+        (
+            Column("length", lambda worst: worst.gap.length_ns, format_ns),
+            Column("gpu", lambda worst: gpu_label(worst.gap, analysis)),
+            Column("from", lambda worst: f"{(worst.gap.start_ns - origin) / 1e9:.6f} s"),
+            Column("step", lambda worst: worst.gap.step, "{}", ""),
+            Column("cause", lambda worst: ", ".join(_causes(worst.by_cause.items())[:3])),
+            Column("why", charged, unknown=""),
+            Column("evidence", lambda worst: worst.gap.evidence, unknown=""),
+            Column("before", "before", short, ""),
+            Column("after", "after", short, ""),
+            Column("the other GPUs meanwhile", others, unknown=""),
+            Column("finding", "finding", lambda finding: finding.id, ""),
+        ),
+        material.gaps,
+    )
+    rows = [
+        SimpleNamespace(
+            lane=worst.lane,
+            finding=worst.finding.id if worst.finding else "",
+            start_ns=worst.gap.start_ns - origin,
+            end_ns=worst.gap.end_ns - origin,
+            in_steps=worst.gap in analysis.gaps.largest_in_steps,
+            cells=cells,
+            names={"before": worst.before, "after": worst.after},
+        )
+        for worst, cells in zip(material.gaps, table.rows, strict=True)
     ]
-    before, after = (each.name[:4000] if each else "" for each in (worst.before, worst.after))
-    cells = (
-        format_ns(gap.length_ns),
-        gpu_label(gap, analysis),
-        f"{(gap.start_ns - origin) / 1e9:.6f} s",
-        "" if gap.step is None else str(gap.step),
-        ", ".join(causes[:3]),
-        ", ".join(charged),
-        gap.evidence,
-        short_name(before),
-        short_name(after),
-        ", ".join(others),
-        worst.finding.id if worst.finding else "",
-    )
-    return SimpleNamespace(
-        lane=worst.lane,
-        finding=worst.finding.id if worst.finding else "",
-        start_ns=gap.start_ns - origin,
-        end_ns=gap.end_ns - origin,
-        in_steps=gap in analysis.gaps.largest_in_steps,
-        names=[plain_text(name, 1000) for name in ("",) * 7 + (before, after) + ("",) * 2],
-        cells=[plain_text(text, _NAME if 7 <= at <= 8 else 200) for at, text in enumerate(cells)],
-    )
+    return {"gaps": rows, "gap_header": table.header}
 
 
 def _causes(times: Iterable[tuple[str, int]]) -> list[str]:
