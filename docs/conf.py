@@ -69,7 +69,7 @@ def _made_by(make: Callable[[], str]) -> type[SphinxDirective]:
 
 
 def _write_schemas(app: Sphinx, error: Exception | None) -> None:
-    """Write the JSON Schemas beside the pages."""
+    """Write the JSON Schemas next to the pages."""
     folder = Path(app.outdir, "schema")
     folder.mkdir(exist_ok=True)
     for name in names.ROOTS if error is None else ():

@@ -1,4 +1,4 @@
-"""Columns of tables: how reports show the fields of a result, declared beside them."""
+"""Columns of tables: how reports show the fields of a result, declared next to them."""
 
 from __future__ import annotations
 

@@ -58,10 +58,10 @@ def render_json(outcome: Outcome) -> str:
 def _verdict(outcome: Outcome) -> str:
     if outcome.best is not None:
         best = next(row for row in reversed(outcome.rows) if row.cure == outcome.best)
-        return f"{outcome.best}: {said(best)}"
+        return f"{outcome.best}: {format_answer(best)}"
     fastest = _fastest(outcome)
     if fastest is not None:
-        return f"{fastest.cure}: {said(fastest)}, but it changes numerics"
+        return f"{fastest.cure}: {format_answer(fastest)}, but it changes numerics"
     if outcome.rows and all(row.verdict == "changes nothing" for row in outcome.rows):
         return "Nothing that was tried changes the program."
     if outcome.rows and all(row.gains_little for row in outcome.rows):
@@ -108,7 +108,7 @@ def _changes(outcome: Outcome, with_diff: bool, applied: bool) -> Iterator[Line]
     yield from (Line(f"  {line}") for line in outcome.patch.by_hand)
 
 
-def said(row: Entry) -> str:
+def format_answer(row: Entry) -> str:
     """Return an answer as ``faster by 31% (28% to 34%)``; the interval is one of 95%."""
     if row.ratio is None or row.low is None or row.high is None:
         return row.verdict
@@ -124,7 +124,7 @@ def said(row: Entry) -> str:
     return f"{row.verdict} ({low:+.1f}% to {high:+.1f}%)"
 
 
-def foretold(row: Entry) -> str:
+def format_prediction(row: Entry) -> str:
     """Return a prediction as ``+56% (+12% to +99%)``; a dash without one."""
     if row.predicted is None:
         return UNKNOWN
@@ -139,8 +139,8 @@ def _gain(ratio: float) -> str:
 
 _ANSWERS: Final = (
     Column("", "cure"),
-    Column("measured", said),
-    Column("predicted", foretold),
+    Column("measured", format_answer),
+    Column("predicted", format_prediction),
     Column("numerics", lambda row: "changed" if row.numerics else ""),
     Column("rounds", "rounds"),
 )
