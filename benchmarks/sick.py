@@ -33,8 +33,8 @@ from benchmarks.experiment import (
 )
 from benchmarks.measure import Failed
 from benchmarks.options import Options
-from gputrace.cli.try_ import foretold, said
 from gputrace.trials.ledger import Entry
+from gputrace.trials.report import format_answer, format_prediction
 
 FOLDER: Final = WORKLOADS / "sick"
 POINTS: Final = 5.0
@@ -129,7 +129,7 @@ def _try(journal: Journal, options: Options, trials: dict[str, list[Trial]], par
     trials[part].append(Trial(fastest, hand))
     for row in rows:
         journal.row(part, ledger=ledger_row(name, row))
-    found = f"{fastest.cure}, {said(fastest)}" if fastest else "none"
+    found = f"{fastest.cure}, {format_answer(fastest)}" if fastest else "none"
     as_it_is, cured = (
         Figure(tuple(1e3 * pair[which] for pair in pairs)) for which in ("sick", "cured")
     )
@@ -167,5 +167,12 @@ def asked(sick: Sick, trials: Sequence[Trial]) -> list[Check]:
 def ledger_row(name: str, row: Entry) -> str:
     """Return an answer as a row of the tables of docs/studies/cures.md."""
     step = "" if row.bare_ns is None else f"{row.bare_ns / 1e6:.1f}"
-    cells = (f"`{name}.py`", f"`{row.cure}`", said(row), foretold(row), step, str(row.rounds))
+    cells = (
+        f"`{name}.py`",
+        f"`{row.cure}`",
+        format_answer(row),
+        format_prediction(row),
+        step,
+        str(row.rounds),
+    )
     return f"| {' | '.join(cells)} | {row.why} |"

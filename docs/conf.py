@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -67,10 +68,19 @@ def _made_by(make: Callable[[], str]) -> type[SphinxDirective]:
     return Made
 
 
+def _write_schemas(app: Sphinx, error: Exception | None) -> None:
+    """Write the JSON Schemas next to the pages."""
+    folder = Path(app.outdir, "schema")
+    folder.mkdir(exist_ok=True)
+    for name in names.ROOTS if error is None else ():
+        text = json.dumps(names.schema(name), indent=1, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("pages", Pages)
     app.add_directive("commands", _made_by(commands.markdown))
-    app.add_directive("names", _made_by(names.markdown))
     app.add_directive("pairs", _made_by(pairs.markdown))
+    app.connect("build-finished", _write_schemas)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -102,9 +102,10 @@ class Report(Analysis, frozen=True):
         return f"<gputrace.Report {_title(self.paths)}: {verdict(self)}>"
 
     def _repr_html_(self) -> str:
-        from gputrace.report.markdown_html import render_html
+        from gputrace.report.markdown_html import NOTEBOOK, render_html
+        from gputrace.report.tables import document
 
-        return render_html(self)
+        return render_html(document(self, NOTEBOOK))
 
 
 _Result = TypeVar("_Result")

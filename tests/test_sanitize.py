@@ -17,7 +17,7 @@ from gputrace.cli import console
 from gputrace.cli.console import log
 from gputrace.model.names import bounded
 from gputrace.report import markdown_html
-from gputrace.report.tables import Table
+from gputrace.report.document import Table
 from gputrace.sanitize import LONGEST_EXPORTED, cell, clean, json_text, message
 from gputrace.store.redact import Redaction
 from tests.helpers import command
@@ -168,7 +168,7 @@ def test_markdown_shows_names_and_does_not_follow_them() -> None:
 
 def test_a_notebook_gets_text(hostile: Path) -> None:
     with gputrace.open(hostile) as trace:
-        shown = markdown_html.render_html(trace.analyze())
+        shown = trace.analyze()._repr_html_()
     tags = set(re.findall(r"<\s*/?\s*(\w+)", shown))
     assert tags <= {
         "div",

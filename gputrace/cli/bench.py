@@ -242,7 +242,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
     """Print the results; a recording that contradicts its script fails as an unmet gate."""
     from gputrace.studies.database import Database, gather
     from gputrace.studies.measures import measure_runs, read_results
-    from gputrace.studies.report import render, render_text
+    from gputrace.studies.report import render
     from gputrace.studies.runner import write_page
     from gputrace.studies.summary import summarize
 
@@ -258,10 +258,8 @@ def _show(folder: Folder, form: str, code: int) -> int:
             # The results may be in a folder of another user.
             written = ""
             log(f"{page}: {error.strerror}; the results page was not written")
-        if form == "text":
-            shown = render_text(summary, options.width(), options.use_color()) + written
-        else:
-            shown = render(summary, database, form)
+        shown = render(summary, form, options.width(), options.use_color(), database)
+        shown += written if form == "text" else ""
     click.echo(shown, nl=False, color=True)
     return code if code != ExitCode.DONE or summary.holds else ExitCode.GATE_NOT_MET
 

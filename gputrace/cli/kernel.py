@@ -82,29 +82,15 @@ def command(
 
 def _launches_text(launches: Launches) -> str:
     """Render the kernel's time on each GPU, and a description of the launch to profile."""
-    from rich.text import Text
+    from gputrace.report import text
+    from gputrace.report.document import Document, Line, declared
 
-    from gputrace.report.tables import Table
-    from gputrace.report.text import open_console, print_table, without_blanks
-
-    screen = open_console(options.width(), options.use_color())
     use = launches.kernel
     title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
-    rows = tuple(
-        (
-            f"gpu {gpu.gpu}",
-            f"{gpu.count:,}",
-            *map(format_ns, (gpu.median_ns, gpu.max_ns, gpu.total_ns)),
-        )
-        for gpu in use.by_gpu
-    )
-    print_table(screen, Table(title, ("", "launches", "median", "longest", "total"), rows))
-    screen.print(Text(use.name))
-    if use.roofline is not None:
-        screen.print(Text(_roofline(use.roofline)))
+    lines = [use.name] + ([_roofline(use.roofline)] if use.roofline is not None else [])
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
     gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
-    lines = [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]
+    lines += [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]
     if launches.alike > 1:
         lines.append(
             f"{launches.alike} kernels have the same name: the right one comes if the "
@@ -115,9 +101,9 @@ def _launches_text(launches: Launches) -> str:
             "The trace does not begin with the run: earlier launches are not counted, and an "
             "earlier one is profiled."
         )
-    for line in lines:
-        screen.print(Text(line))
-    return without_blanks(screen)
+    table = declared(title, use.by_gpu)
+    report = Document(head=(), tables=(table,), notes=tuple(map(Line, lines)))
+    return text.render(report, options.width(), options.use_color())
 
 
 def _roofline(line: Roofline) -> str:

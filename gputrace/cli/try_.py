@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
@@ -16,12 +13,10 @@ import click
 from gputrace.cli import options
 from gputrace.cli.console import log, progress_bar, signals_as_interrupt
 from gputrace.errors import ExitCode, UsageError
-from gputrace.units import format_ns, parse_duration
+from gputrace.units import parse_duration
 
 if TYPE_CHECKING:
-    from gputrace.report.tables import Table
     from gputrace.trials.history import Request
-    from gputrace.trials.ledger import Entry, Record
     from gputrace.trials.outcome import Outcome
     from gputrace.trials.patch import Patch
     from gputrace.trials.trial import Progress
@@ -30,8 +25,6 @@ _PROGRAM: Final = "gputrace.program"
 _STEPS: Final = click.IntRange(min=5)
 _LABEL: Final = 30
 """Most characters of what a run is, beside the bar."""
-_WIDE: Final = 300
-"""Upper bound of an interval, in percent, beyond which an undecided one says nothing."""
 
 
 class _WithProgram(click.Command):
@@ -114,7 +107,12 @@ def command(
         from gputrace.trials.trial import Trial
 
         outcome = Trial(request, progress).run()
-    click.echo(_json(outcome) if as_json else _text(outcome, diff, apply_), nl=False, color=True)
+    if as_json:
+        from gputrace.trials.report import render_json
+
+        click.echo(render_json(outcome), nl=False)
+    else:
+        click.echo(_text(outcome, diff, apply_), nl=False, color=True)
     if apply_:
         _apply(outcome.patch)
     if outcome.interrupted:
@@ -196,128 +194,15 @@ def _progress() -> Iterator[Progress]:
         yield show
 
 
-def _json(outcome: Outcome) -> str:
-    from gputrace.report import to_json
-
-    shown = {name: getattr(outcome, name) for name in outcome.__slots__}
-    if outcome.patch is not None:
-        shown["patch"] = {"diff": outcome.patch.diff, "by_hand": outcome.patch.by_hand}
-    return to_json(shown)
-
-
 def _text(outcome: Outcome, diff: bool, apply_: bool) -> str:
     """Render the answers as a table, the best set, and what is to be changed for it."""
-    from gputrace.report.text import open_console, print_table, without_blanks
-    from gputrace.sanitize import sentence
+    from gputrace.report import text
+    from gputrace.trials.report import document
 
-    console = open_console(options.width(), options.use_color())
-    console.print(sentence(_verdict(outcome)), style="bold green" if outcome.best else None)
-    console.print()
-    if outcome.rows:
-        print_table(console, _table(outcome))
-    for line in (*_remarks(outcome), *_to_change(outcome, diff, apply_)):
-        console.print(sentence(line))
-    text, patch = without_blanks(console), outcome.patch
-    return f"{text}\n{patch.diff}" if diff and patch is not None and patch.edits else text
-
-
-def _verdict(outcome: Outcome) -> str:
-    from gputrace.trials.ledger import WORTH
-
-    if outcome.best is not None:
-        best = next(row for row in reversed(outcome.rows) if row.cure == outcome.best)
-        return f"{outcome.best}: {said(best)}"
-    fastest = _fastest(outcome)
-    if fastest is not None:
-        return f"{fastest.cure}: {said(fastest)}, but it changes numerics"
-    if outcome.rows and all(row.verdict == "changes nothing" for row in outcome.rows):
-        return "Nothing that was tried changes the program."
-    if outcome.rows and all(row.gains_little for row in outcome.rows):
-        return f"Nothing that was tried gains {100 * (WORTH - 1):.0f}%."
-    if outcome.rows:
-        return "Nothing that was tried is proven to be faster."
-    return "Nothing was tried."
-
-
-def _fastest(outcome: Outcome) -> Entry | None:
-    proven = [row for row in outcome.rows if row.verdict == "faster" and row.ratio is not None]
-    return min(proven, key=lambda row: row.ratio or 1.0, default=None)
-
-
-def _remarks(outcome: Outcome) -> Iterator[str]:
-    fastest = _fastest(outcome)
-    if fastest is not None and fastest.numerics and fastest.cure != outcome.best:
-        words = ",".join(filter(None, (outcome.best, fastest.cure)))
-        yield (
-            f"{fastest.cure} is the fastest, but changes numerics; have it in the best set, with "
-            f"its patch, by naming it: gputrace try {words}"
-        )
-    for row in outcome.rows:
-        # Of what the budget did not pay for, a note has the names.
-        if row.why and row.verdict != "cannot tell yet":
-            yield f"{row.cure}: {row.verdict}: {row.why}"
-        if row.loss_differs:
-            yield f"{row.cure}: its losses differ from those of the unchanged program"
-    if outcome.findings:
-        yield f"findings of the recording: {', '.join(outcome.findings)}"
-    for note in outcome.notes:
-        yield f"note: {note}"
-
-
-def _to_change(outcome: Outcome, diff: bool, apply_: bool) -> Iterator[str]:
-    """Yield what is to be done to have the best set for good."""
-    if outcome.patch is None:
-        return
-    yield f"To have {outcome.best} for good:"
-    for edit in outcome.patch.edits:
-        hint = " (as below)" if diff else "" if apply_ else " (--apply writes it)"
-        yield f"  change {os.path.relpath(edit.path)}{hint}"
-        if not diff:
-            yield from (f"    {line}" for line in edit.lines)
-    for line in outcome.patch.by_hand:
-        yield f"  {line}"
-
-
-def _table(outcome: Outcome) -> Table:
-    from gputrace.report.tables import Table
-
-    step = "" if outcome.bare_ns is None else f", unchanged step {format_ns(outcome.bare_ns)}"
-    runs = f"{outcome.runs} run{'s' if outcome.runs != 1 else ''}"
-    title = f"{runs} in {outcome.seconds:.0f} s{step}"
-    rows = tuple(
-        (row.cure, said(row), foretold(row), "changed" if row.numerics else "–", str(row.rounds))
-        for row in outcome.rows
-    )
-    return Table(title, ("", "measured", "predicted", "numerics", "rounds"), rows)
-
-
-def said(row: Entry) -> str:
-    """Return an answer as ``faster by 31% (28% to 34%)``; the interval is one of 95%."""
-    if row.ratio is None or row.low is None or row.high is None:
-        return row.verdict
-    middle, low, high = (100 * (1 / value - 1) for value in (row.ratio, row.high, row.low))
-    if row.verdict == "faster":
-        return f"faster by {middle:.0f}% ({low:.0f}% to {high:.0f}%)"
-    if row.verdict == "slower":
-        return f"slower by {-middle:.0f}% ({-high:.0f}% to {-low:.0f}%)"
-    if row.gains_little and row.verdict != "no difference":
-        return f"gains {max(high, 0.0):.1f}% at most ({low:+.1f}% to {high:+.1f}%)"
-    if high > _WIDE:
-        return f"{row.verdict} ({middle:+.0f}% so far)"
-    return f"{row.verdict} ({low:+.1f}% to {high:+.1f}%)"
-
-
-def foretold(row: Entry) -> str:
-    """Return a prediction as ``+56% (+12% to +99%)``."""
-    if row.predicted is None:
-        return "–"
-    if row.predicted_low is None or row.predicted_high is None:
-        return _gain(row.predicted)
-    return f"{_gain(row.predicted)} ({_gain(row.predicted_high)} to {_gain(row.predicted_low)})"
-
-
-def _gain(ratio: float) -> str:
-    return f"{100 * (1 / max(ratio, 1e-3) - 1):+.0f}%"
+    width, patch = options.width(), outcome.patch
+    report = document(outcome, text.limits(width), with_diff=diff, applied=apply_)
+    shown = text.render(report, width, options.use_color())
+    return f"{shown}\n{patch.diff}" if diff and patch is not None and patch.edits else shown
 
 
 def _list(as_json: bool) -> int:
@@ -348,52 +233,20 @@ def _listed(cure: Any) -> dict[str, Any]:
 
 def _history(path: Path | None, as_json: bool) -> int:
     """Show the ledger, and how far predictions were off, by cure."""
-    from gputrace.report import to_json
-    from gputrace.report.tables import Table
-    from gputrace.report.text import open_console, print_table, without_blanks
+    from gputrace.report import text, to_json
     from gputrace.trials.ledger import default_ledger, read, records, shipped
+    from gputrace.trials.report import history
 
     path = path or default_ledger()
     entries = read(path)
-    by_cure, pairs = records(entries), shipped()
     if as_json:
+        by_cure, pairs = records(entries), shipped()
         shown = {"ledger": str(path), "trials": entries, "cures": by_cure, "shipped": pairs}
         click.echo(to_json(shown), nl=False)
         return ExitCode.DONE
     if not entries:
         click.echo(f"{path} holds nothing yet; `gputrace try -- COMMAND` begins it")
-    console = open_console(options.width(), options.use_color())
-    for trial, answers in groupby(entries, _trial):
-        rows = tuple((answer.cure, said(answer), foretold(answer)) for answer in answers)
-        print_table(console, Table(trial, ("", "measured", "predicted"), rows))
-    if entries:
-        print_table(console, _records("Predictions, in % of the unchanged step", "trials", by_cure))
-    title = "Pairs that ship with gputrace, by prediction, in % of the unchanged step"
-    print_table(console, _records(title, "pairs", pairs))
-    click.echo(without_blanks(console), nl=False, color=True)
-    return ExitCode.DONE
-
-
-def _trial(entry: Entry) -> str:
-    """Return when and of what a trial was, and on which machine."""
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.time_ns / 1e9))
-    return f"{when} on {entry.host}: {entry.program}"
-
-
-def _records(title: str, counted: str, records: Sequence[Record]) -> Table:
-    from gputrace.report.tables import Table
-
-    rows = tuple(
-        (
-            each.cure,
-            str(each.trials),
-            str(each.faster),
-            str(each.predicted),
-            "–" if each.mean_error is None else f"{100 * each.mean_error:+.1f}",
-            "–" if each.mean_size is None else f"{100 * each.mean_size:.1f}",
-            f"{each.within} of {each.ranged}" if each.ranged else "–",
-        )
-        for each in records
+    click.echo(
+        text.render(history(entries), options.width(), options.use_color()), nl=False, color=True
     )
-    header = ("", counted, "faster", "predicted", "error", "size of error", "in the range")
-    return Table(title, header, rows)
+    return ExitCode.DONE

@@ -5,7 +5,16 @@ Times are integer nanoseconds; field names are those of the JSON.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from gputrace.model.columns import Column, Columns, share
 from gputrace.model.struct import Struct
+from gputrace.units import format_bytes, format_ids, format_ns, format_number, format_share
+
+
+def _giga(rate: float) -> str:
+    """Format bytes per second in GB/s."""
+    return format_number(rate / 1e9)
 
 
 class CollectiveTotals(Struct, frozen=True):
@@ -34,7 +43,9 @@ class CollectiveTotals(Struct, frozen=True):
     total_ns: int
     """Time in these kernels or copies, per GPU and step; without steps, per GPU."""
     wait_total_ns: int | None
+    """Part of the total before the last rank arrives."""
     transfer_total_ns: int | None
+    """Part of the total after that."""
     exposed_ns: int
     """Part of ``total_ns`` with no computing kernel beside it."""
     algorithm_bandwidth: int | None
@@ -52,6 +63,15 @@ class CollectiveTotals(Struct, frozen=True):
     """Number of ranks in the communicator, recorded or not; None if unknown."""
     hosts: int = 1
     """Number of hosts that the recorded ranks are on; those without a name count as one."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("count", lambda row: row.count / row.steps if row.steps else row.count),
+        Column("size", "bytes", unknown="?"),
+        Column("time", "total_ns"),
+        Column("exposed", share("exposed_ns", "total_ns")),
+        Column("wait", "wait_total_ns", unknown="?"),
+        Column("transfer", "transfer_total_ns", unknown="?"),
+        Column("bus", "bus_bandwidth", lambda rate: f"{_giga(rate)} GB/s", "?"),
+    )
 
 
 class PipelineStage(Struct, frozen=True):
@@ -63,11 +83,21 @@ class PipelineStage(Struct, frozen=True):
     work_ns: int
     """Time in which it works: all but the messages between stages, and waiting for other ranks."""
     bubble_ns: int
+    """Time in which it does not work."""
     schedule_ns: int
     imbalance_ns: int
     """Negative for a stage that works longer than the mean by more than that costs."""
     transfer_ns: int
     host_ns: int
+    COLUMNS: ClassVar[Columns] = (
+        Column("", lambda stage: f"stage {stage.stage}, rank {stage.rank}"),
+        Column("work", "work_ns"),
+        Column("bubble", lambda row: format_share(row.bubble_ns, row.work_ns + row.bubble_ns)),
+        Column("schedule", "schedule_ns"),
+        Column("imbalance", "imbalance_ns"),
+        Column("transfer", "transfer_ns"),
+        Column("host", "host_ns"),
+    )
 
 
 class Pipeline(Struct, frozen=True):
@@ -110,6 +140,12 @@ class ExpertRank(Struct, frozen=True):
     """That as a multiple of the mean over the ranks."""
     busiest: float
     """Fraction of the exchanges in which this rank has most."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", "rank", "rank {}"),
+        Column("work", "work_ns"),
+        Column("of the mean", "ratio", "{:.2f}"),
+        Column("busiest", "busiest", lambda part: format_share(part, 1)),
+    )
 
 
 class Experts(Struct, frozen=True):
@@ -137,12 +173,14 @@ class ShardedData(Struct, frozen=True):
     ranks: tuple[int, ...]
     steps: int
     gathers: int
+    """Number of gathers of parameters."""
     gather_ns: int
     gather_exposed_ns: int
     """Part with no computing kernel beside it."""
     gather_wait_ns: int | None
     """Part of the exposed time in which it waits for other ranks; None if unknown."""
     scatters: int
+    """Number of scatters of gradients."""
     scatter_ns: int
     scatter_exposed_ns: int
     prefetched: float
@@ -154,6 +192,16 @@ class ShardedData(Struct, frozen=True):
     """Gathers beyond one for each scatter: of parameters that are freed after the forward pass."""
     unsharded_bytes: int | None
     """Size of all parameters that are gathered for the forward pass; None if unknown."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", lambda group: format_ids("rank", group.ranks)),
+        Column("gathers", "gathers"),
+        Column("exposed", "gather_exposed_ns"),
+        Column("wait", "gather_wait_ns", unknown="?"),
+        Column("prefetched", "prefetched", "{:.0%}"),
+        Column("could hide", "hideable_ns"),
+        Column("again", "gathered_again"),
+        Column("scatters", "scatters"),
+    )
 
 
 class TensorParallel(Struct, frozen=True):
@@ -171,6 +219,15 @@ class TensorParallel(Struct, frozen=True):
     """Part with a matrix product or convolution beside it."""
     wait_ns: int | None
     """Part in which it waits for other ranks; None if unknown."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", lambda group: format_ids("rank", group.ranks)),
+        Column("times", "collectives"),
+        Column("time", "total_ns"),
+        Column("exposed each", lambda row: row.exposed_ns // max(row.collectives, 1), format_ns),
+        Column("exposed", share("exposed_ns", "total_ns")),
+        Column("beside products", share("beside_products_ns", "total_ns")),
+        Column("wait", "wait_ns", unknown="?"),
+    )
 
 
 class GpuLink(Struct, frozen=True, rename={"from_": "from"}):
@@ -207,3 +264,17 @@ class GpuLink(Struct, frozen=True, rename={"from_": "from"}):
     """Sum over them of the time from the start of the first half to the end of the second."""
     collectives: int
     """Collectives in which both took part."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("link", "link", unknown="?"),
+        Column("copies", "copies"),
+        Column("bytes", "bytes"),
+        Column("GB/s", "bandwidth", _giga),
+        Column("link carries", "able", _giga),
+        Column("through the host", "staged"),
+    )
+
+    @property
+    def staged(self) -> str:
+        """Number and size of the copies through the host; empty without any."""
+        size = format_bytes(self.staged_bytes)
+        return f"{self.staged_copies:,} copies, {size}" if self.staged_copies else ""

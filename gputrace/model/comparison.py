@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from gputrace.model.columns import Column, Columns
 from gputrace.model.results import Breakdown
 from gputrace.model.struct import Struct
+from gputrace.units import format_number
 
 SCHEMA_VERSION = 1
 
@@ -12,8 +16,10 @@ class RunSummary(Struct, frozen=True):
     """Summary of a run."""
 
     label: str
+    """Name of the run."""
     paths: tuple[str, ...]
     source: str
+    """Recorder."""
     gpus: int
     """Number of GPUs that do the work."""
     ranks: int
@@ -28,6 +34,7 @@ class RunSummary(Struct, frozen=True):
     """Mean of the measured steps."""
     p50_ns: int | None
     p95_ns: int | None
+    """Median and 95th percentile of the measured steps."""
     kernels: float | None
     """Number per step and GPU."""
     kernel_ns: int | None
@@ -38,14 +45,31 @@ class RunSummary(Struct, frozen=True):
     """Samples per step, on all GPUs; None if not given."""
     throughput: float | None
     """Samples per second."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", "label"),
+        Column("GPUs", "gpus", "{}"),
+        Column("measured", "measured"),
+        Column("mean", "mean_ns"),
+        Column("p50", "p50_ns"),
+        Column("p95", "p95_ns"),
+        Column("samples/s", "throughput", format_number),
+    )
+
+    @property
+    def measured(self) -> str:
+        """Number of measured steps, with its noun."""
+        return f"{self.steps} {'iterations' if self.steps_kind == 'iterations' else 'steps'}"
 
 
 class Change(Struct, frozen=True):
     """Figure in both runs, with bounds of the difference."""
 
     a_ns: int
+    """Figure of the first run."""
     b_ns: int
+    """Figure of the second run."""
     difference_ns: int
+    """The second less the first."""
     low_ns: int | None
     high_ns: int | None
     """Bounds of the difference; None if unknown."""
@@ -78,6 +102,7 @@ class KernelChange(Change, frozen=True):
 
     name: str
     communication: bool
+    """True if it communicates."""
     status: str
     """``both``, ``new`` (only in B) or ``gone`` (only in A)."""
     a_count: float
@@ -139,6 +164,7 @@ class Pair(Struct, frozen=True):
     """Kernels, largest difference first."""
     gpus: tuple[GpuPair, ...]
     findings: tuple[FindingChange, ...]
+    """Findings of either run."""
     causes: tuple[CauseChange, ...] = ()
     """Causes of lost time, largest difference first; empty where there are no steps."""
 
@@ -190,6 +216,7 @@ class Comparison(Struct, frozen=True):
     """``faster``, ``slower``, ``same``, ``unclear`` (the noise hides it), ``unknown`` (nothing to
     compare), or ``scaling``."""
     message: str
+    """Verdict in a sentence."""
     unit: str
     """Unit of the times: ``step``, ``iteration`` or ``span``."""
     unit_reason: str

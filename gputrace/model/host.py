@@ -6,8 +6,9 @@ Times are integer nanoseconds; field names are those of the JSON.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
+from gputrace.model.columns import Column, Columns
 from gputrace.model.struct import Struct
 
 
@@ -186,6 +187,7 @@ class LoaderChoice(Struct, frozen=True):
     step_ns: int
     wait_ns: int
     """Part of the step that waits for a batch."""
+    COLUMNS: ClassVar[Columns] = (Column("a step", "step_ns"), Column("waits", "wait_ns"))
 
 
 class Loader(Struct, frozen=True):

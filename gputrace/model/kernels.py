@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from gputrace.model.columns import Column, Columns
 from gputrace.model.struct import Struct
+from gputrace.units import format_number
 
 
 class KernelOnGpu(Struct, frozen=True):
@@ -19,6 +23,13 @@ class KernelOnGpu(Struct, frozen=True):
     """Floating-point operations of all launches, by the shapes of operators; None if unknown."""
     traffic_bytes: float | None = None
     """Least bytes that they move, likewise."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", "gpu", "gpu {}"),
+        Column("launches", "count"),
+        Column("median", "median_ns"),
+        Column("longest", "max_ns"),
+        Column("total", "total_ns"),
+    )
 
 
 class Roofline(Struct, frozen=True):
@@ -37,6 +48,18 @@ class Roofline(Struct, frozen=True):
     """``flop_per_s`` as a fraction of it; without FLOPs, ``bytes_per_s`` of the memory's peak."""
     bytes_per_s: float | None = None
     """Least bytes moved, each operand read once and each result written once, by the time."""
+
+    @property
+    def speed(self) -> str:
+        """FLOPs per second, or bytes of a kernel that multiplies no matrices, as text."""
+        if self.flop_per_s:
+            return f"{format_number(self.flop_per_s / 1e12)} TFLOP/s"
+        return f"{(self.bytes_per_s or 0) / 1e9:,.4g} GB/s"
+
+    @property
+    def reached(self) -> str:
+        """Share of the limit that is reached, such as ``40% memory``; empty if unknown."""
+        return "" if self.of_limit is None else f"{self.of_limit:.0%} {self.limit}"
 
 
 class KernelUse(Struct, frozen=True):

@@ -7,10 +7,11 @@ Times are integer nanoseconds; moments are on the trace's own clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from msgspec import field
 
+from gputrace.model.columns import Column, Columns, limited
 from gputrace.model.communication import (
     CollectiveTotals,
     Experts,
@@ -25,7 +26,7 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns
 
-Evidence = Mapping[str, float | int | str | None]
+Evidence = Mapping[str, float | int | bool | str | None]
 
 SCHEMA_VERSION = 1
 
@@ -42,6 +43,7 @@ class LeftOut(Struct, frozen=True):
 
     path: str
     problem: str
+    """Why, in a sentence."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
@@ -77,7 +79,9 @@ class GpuTotals(_ClassTimes, frozen=True):
     name: str
     """Model of the card."""
     kernels: int
+    """Number of launches."""
     copies: int
+    """Number of copies."""
     start_ns: int
     """Start of its first operation."""
     span_ns: int
@@ -116,10 +120,15 @@ class Steps(Struct, frozen=True):
     count: int
     """Steps that the program ran, of the rank that has most."""
     warmup_count: int
+    """Steps of the warm-up."""
     steady_count: int
+    """Measured steps."""
     mean_ns: int | None
+    """Mean of the measured steps; None without any, as for the next two."""
     p50_ns: int | None
+    """Median."""
     p95_ns: int | None
+    """95th percentile."""
     reason: str
     """Reason why these are the steps, or why there are none."""
     control_count: int = 0
@@ -160,10 +169,12 @@ class Missing(Struct, frozen=True):
     share: float
     """Fraction of the rank's rows of the kind, 0 to 1."""
     count: int
+    """Number of missing rows."""
     start_ns: int
     end_ns: int
     """First and last moment at which one is missing."""
     evidence: str
+    """Reason to believe that they are missing."""
     gpu: int | None = None
     """GPU that lacks them; None if it is unknown which of several."""
     thread: int | None = None
@@ -226,6 +237,7 @@ class Breakdown(_ClassTimes, frozen=True):
     device: int | None
     rank: int
     steps: int
+    """Number of measured steps; 0 where it covers the whole span."""
     total_ns: int
     __annotations__ |= _TIMES
     host_data_ns: int | None
@@ -268,12 +280,15 @@ class Phase(Struct, frozen=True):
     """Interval of one rank that is not steady training, or the wait that begins an epoch."""
 
     phase: str
-    """``warmup``, ``validation``, ``checkpoint`` or ``epoch``."""
+    """``warmup``, ``validation``, ``checkpoint``, ``epoch``, or ``between`` for what else parts
+    steps."""
     rank: int
     start_ns: int
     end_ns: int
     idle_ns: int | None
+    """Idle time of its GPUs in it; None where no GPU was seen."""
     evidence: str
+    """Reason to believe that it is one."""
     step: int | None = None
     """Step that it follows; for an epoch, the step that it begins; None for warm-up."""
     cost_ns: int = 0
@@ -296,11 +311,13 @@ class Gap(Struct, frozen=True):
     gpu: int
     rank: int
     step: int | None
+    """Step that has its middle; None outside of steps."""
     start_ns: int
     end_ns: int
     cause: str
     """One of `IDLE_CAUSES`, the one that covers most of it."""
     evidence: str
+    """Activity of the host meanwhile."""
     charges: Mapping[str, int] = field(default_factory=dict)
     """Nanoseconds by cause of the ledger, the largest first; they sum to its length."""
 
@@ -316,10 +333,12 @@ class Gaps(Struct, frozen=True):
     """All gaps of all GPUs in the span, and the largest of them."""
 
     count: int
+    """Number of all gaps."""
     total_ns: int
     by_cause: Mapping[str, int]
     """Nanoseconds by cause; they sum to ``total_ns``."""
     largest: tuple[Gap, ...]
+    """Largest gaps of all, the largest first."""
     largest_in_steps: tuple[Gap, ...]
     """Largest gaps that lie in the measured steps."""
     hint: str = ""
@@ -330,15 +349,21 @@ class Finding(Struct, frozen=True):
     """Cause of lost time, or a limit on how far the figures can be trusted."""
 
     id: str
+    """Name of the rule, listed in the documentation."""
     severity: str
     """``high``, ``medium``, ``low`` or ``info``."""
     gpus: tuple[int, ...]
+    """GPUs that it is about."""
     ranks: tuple[int, ...]
+    """Their ranks."""
     impact_ns: int
     """Cost per step, or over the whole span where there are no steps."""
     message: str
+    """Cause and cost, in a sentence without its full stop."""
     advice: str
+    """Remedy, likewise; empty without one."""
     evidence: Evidence = field(default_factory=dict)
+    """Figures of the message, by name."""
 
 
 class CauseNode(Struct, frozen=True):
@@ -374,6 +399,7 @@ class LedgerRow(Struct, frozen=True):
     """Line of the program at which most samples met its host meanwhile, or in whose function; None
     where none has most."""
     ns: int
+    """Lost time in nanoseconds."""
     evidence: str
     """Samples at the line, the system call that the thread was in, what another rank was at."""
     frame: str | None
@@ -474,6 +500,15 @@ class Throughput(Struct, frozen=True):
     """``flop_per_s`` as a fraction of the peak."""
     flop_source: str | None = None
     """``program``, or ``shapes`` of operators in the trace."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", "rank", "rank {}"),
+        Column("samples a step", "samples_per_step", "{:,.0f}"),
+        Column("tokens a step", "tokens_per_step", "{:,.0f}"),
+        Column("samples a second", "samples_per_s", "{:,.0f}"),
+        Column("tokens a second", "tokens_per_s", "{:,.0f}"),
+        Column("TFLOP/s", "flop_per_s", lambda flop: f"{flop / 1e12:,.1f}"),
+        Column("MFU", "mfu", "{:.1%}"),
+    )
 
 
 class CardUse(Struct, frozen=True):
@@ -516,6 +551,14 @@ class CardUse(Struct, frozen=True):
     memory_used_bytes: int | None
     """Maximum, of all processes together."""
     memory_bytes: int | None
+    COLUMNS: ClassVar[Columns] = (
+        Column("utilized", "utilization_percent", "{:,.0f}%"),
+        Column("memory", limited("memory_used_bytes", "memory_bytes", "GiB", 2**30)),
+        Column("power", limited("power_mw", "power_limit_mw", "W", 1000)),
+        Column("SM clock", limited("sm_clock_mhz", "sm_clock_max_mhz", "MHz")),
+        Column("memory clock", limited("memory_clock_mhz", "memory_clock_max_mhz", "MHz")),
+        Column("hottest", "temperature_c", "{:,.0f} °C"),
+    )
 
     def __hash__(self) -> int:
         return hash((self.host, self.gpu))
@@ -528,6 +571,7 @@ class Curve(Struct, frozen=True):
     """``busy``, ``utilization``, ``memory``, ``power``, ``sm_clock``, ``memory_clock`` or
     ``temperature``."""
     unit: str
+    """Unit of the values."""
     time_ns: tuple[int, ...]
     """Moment of the sample, or the middle of the interval that the point covers."""
     low: tuple[float, ...]
@@ -573,6 +617,13 @@ class ModuleUse(Struct, frozen=True):
     """Communication that they launched, while nothing else ran."""
     launches: float
     """Number of kernels."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("modules", lambda row: row.instances or None, "{}", ""),
+        Column("launches", "launches", "{:,.0f}"),
+        Column("forward", lambda row: row.forward_ns or None, format_ns, ""),
+        Column("backward", lambda row: row.backward_ns or None, format_ns, ""),
+        Column("exposed comm.", lambda row: row.exposed_communication_ns or None, format_ns, ""),
+    )
 
 
 class CopyUse(Struct, frozen=True):
@@ -586,11 +637,13 @@ class CopyUse(Struct, frozen=True):
     """Memory of the host: ``pinned``, ``pageable``, ``managed``; empty if unknown, or not the
     host's."""
     steps: int
+    """Number of measured steps; 0 for the whole span."""
     count: int
     bytes: int
     total_ns: int
     """Sum of their durations."""
     bytes_per_s: int
+    """Bytes by the sum of the durations."""
     limit_bytes_per_s: int | None
     """Rate of the card's slot, or half of that of its memory, which is read and written; None if
     unknown."""
@@ -601,6 +654,7 @@ class ExtraTable(Struct, frozen=True):
 
     title: str
     header: tuple[str, ...]
+    """Titles of the columns."""
     rows: tuple[tuple[str | int | float | None, ...], ...]
     """Rows of as many cells as the header has, the first of them text; None is unknown."""
 

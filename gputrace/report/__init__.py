@@ -11,7 +11,7 @@ import io
 import json
 import os
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from errno import EIO
@@ -37,38 +37,48 @@ from gputrace.model.results import (
 from gputrace.plugins import call, expect, load_function, named, names
 from gputrace.sanitize import cell, json_text
 
-FORMATS: Final = {
-    "text": "gputrace.report.text.render",
-    "json": "gputrace.report.to_json",
-    "markdown": "gputrace.report.markdown_html.render_markdown",
-    "csv": "gputrace.report.render_csv",
-}
+FORMATS: Final = ("text", "json", "markdown", "csv")
 
 
 def render(analysis: Analysis, form: str, width: int = 80, color: bool = False) -> str:
     """Render an analysis in one of `FORMATS` or by a plugin; raise UsageError for other forms."""
-    if form in FORMATS:
-        return render_as(analysis, form, FORMATS, width, color)
-    plugin = named("views", form)
+    plugin = None if form in FORMATS else named("views", form)
     if plugin is None:
-        there = ", ".join((*FORMATS, *names("views")))
-        raise UsageError(f"no format is called {form!r}; there are {there}")
+        others = names("views") if form not in FORMATS else ()
+        return render_as(analysis, form, "gputrace.report.tables", width, color, others)
     rendered: str = expect(plugin, call(plugin, load_function(plugin), analysis), str)
     return rendered
 
 
-def render_as(result: object, form: str, forms: Mapping[str, str], width: int, color: bool) -> str:
-    """Render a result in one of several formats; raise UsageError for an unknown one.
+def render_as(
+    result: object,
+    form: str,
+    module: str,
+    width: int = 80,
+    color: bool = False,
+    others: Iterable[str] = (),
+) -> str:
+    """Render a result in one of `FORMATS`; raise UsageError for an unknown one.
 
-    ``forms`` has the dotted names of the renderers; only the requested one is imported. Text is
-    ``width`` columns wide, and has escape sequences if ``color``.
+    ``module`` has its ``document`` and its ``records``; only what the format needs is imported.
+    Text is ``width`` columns wide, and has escape sequences if ``color``. ``others`` are formats to
+    name in the error.
     """
-    if form not in forms:
-        raise UsageError(f"no format is called {form!r}; there are {', '.join(forms)}")
-    module, _, function = forms[form].rpartition(".")
-    layout = (width, color) if form == "text" else ()
-    rendered: str = getattr(import_module(module), function)(result, *layout)
-    return rendered
+    if form not in FORMATS:
+        there = ", ".join((*FORMATS, *others))
+        raise UsageError(f"no format is called {form!r}; there are {there}")
+    if form == "json":
+        return to_json(result)
+    of = import_module(module)
+    if form == "csv":
+        return render_csv(*of.records(result))
+    if form == "markdown":
+        from gputrace.report import markdown_html
+
+        return markdown_html.render_markdown(of.document(result, markdown_html.MARKDOWN))
+    from gputrace.report import text
+
+    return text.render(of.document(result, text.limits(width)), width, color)
 
 
 def to_json(value: object) -> str:
@@ -82,19 +92,12 @@ def plain(value: object) -> object:
     return to_builtins(value, enc_hook=dict)  # Mappings of other types.
 
 
-def render_csv(analysis: Analysis) -> str:
-    """Render the breakdown as CSV, a row per GPU; times in nanoseconds."""
-    return render_rows([field.name for field in fields(Breakdown)], analysis.breakdown)
-
-
-def render_rows(columns: Sequence[str], rows: Iterable[Any]) -> str:
-    """Render attributes of objects as RFC 4180 CSV with a header line; unknown values empty."""
+def render_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Render RFC 4180 CSV with a header line; unknown values are empty."""
     import csv
 
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([cell(getattr(row, name)) for name in columns] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows(map(cell, row) for row in (columns, *rows))
     return out.getvalue()
 
 

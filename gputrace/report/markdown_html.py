@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import re
+from itertools import chain
 from typing import Final
 
-from gputrace.model.results import Analysis
-from gputrace.report.tables import TEXT_COLUMNS, ShownLimits, Table, tables_after, tables_before
-from gputrace.report.wording import advice, finding_text, notes, verdict
+from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Line, Table
+from gputrace.report.wording import capital
 from gputrace.sanitize import sentence
 
 _MARKUP: Final = re.compile(r"[\\`*_<>|\[\]~$&#]")
@@ -16,18 +16,26 @@ _ADDRESS: Final = re.compile(r":(?=//)|\bwww(?=\.)")
 """Text that GitHub turns into links by itself."""
 
 
-def render_markdown(analysis: Analysis) -> str:
+MARKDOWN: Final = Limits(gaps=10, kernels=15)
+NOTEBOOK: Final = Limits(gaps=5)
+
+
+def render_markdown(document: Document) -> str:
     """Render a report as GitHub Markdown; names from the trace are escaped."""
-    limits = ShownLimits(gpus_across=4, gaps=10, links=8, kernels=15)
-    parts = [f"**{escape(verdict(analysis))}**"]
-    parts += map(escape, advice(analysis))
-    parts += [render_table(table) for table in tables_before(analysis, limits)]
-    others = [f"- `{f.id}`: {escape(finding_text(analysis, f))}" for f in analysis.findings[1:]]
-    others += [f"- {escape(note)}" for note in notes(analysis)]
-    if others:
-        parts.append("\n".join(others))
-    parts += [render_table(table) for table in tables_after(analysis, limits)]
-    return "\n\n".join(parts) + "\n"
+    verdict, *head = document.head
+    parts = [f"**{escape(verdict.text)}**"]
+    parts += [escape(line.text) for line in (*head, *document.lead) if not line.name]
+    parts.append("\n".join(map(_item, (line for line in document.lead if line.name))))
+    parts += map(render_table, document.tables)
+    findings = (f"- `{line.name}`: {escape(capital(line.text))}" for line in document.findings)
+    parts.append("\n".join([*findings, *map(_item, document.notes)]))
+    parts += map(render_table, chain.from_iterable(document.sections.values()))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _item(line: Line) -> str:
+    name = "" if line.name in ("", "note") else f"{escape(line.name)}: "
+    return f"- {name}{escape(line.text)}"
 
 
 def render_table(table: Table) -> str:
@@ -45,20 +53,18 @@ def escape(text: str) -> str:
     return " ".join(text.replace("@", "@<!-- -->").split())
 
 
-def render_html(analysis: Analysis) -> str:
+def render_html(document: Document) -> str:
     """Render a ``div`` without scripts or styles; everything from the trace is escaped."""
-    limits = ShownLimits(gpus_across=4, gaps=5, links=8, kernels=8)
-    parts = [f"<b>{escape_html(verdict(analysis))}</b>", *map(escape_html, advice(analysis))]
-    others = [f"{f.id}: {finding_text(analysis, f)}" for f in analysis.findings[1:]]
-    small = [f"<small>{escape_html(note)}</small>" for note in notes(analysis)]
+    (verdict, *head), lead = document.head, document.lead
+    findings = (f"{line.name}: {capital(line.text)}" for line in document.findings)
     return "".join(
         (
-            "<div>",
-            *(f"<p>{part}</p>" for part in parts),
-            *map(_html_table, tables_before(analysis, limits)),
-            *(f"<p>{escape_html(other)}</p>" for other in others),
-            *map(_html_table, tables_after(analysis, limits)),
-            *(f"<p>{note}</p>" for note in small),
+            f"<div><p><b>{escape_html(verdict.text)}</b></p>",
+            *(f"<p>{escape_html(line.text)}</p>" for line in (*head, *lead)),
+            *map(_html_table, document.tables),
+            *(f"<p>{escape_html(finding)}</p>" for finding in findings),
+            *map(_html_table, chain.from_iterable(document.sections.values())),
+            *(f"<p><small>{escape_html(note.text)}</small></p>" for note in document.notes),
             "</div>",
         )
     )

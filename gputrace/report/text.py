@@ -1,10 +1,11 @@
-"""Report for a terminal: verdict, tables, findings and notes, by default in 80 columns."""
+"""Report for a terminal, by default in 80 columns."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final
 
 from rich.cells import cell_len
@@ -12,38 +13,43 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gputrace.model.results import Analysis
-from gputrace.report.tables import TEXT_COLUMNS, ShownLimits, Table, tables_after, tables_before
-from gputrace.report.wording import advice, notes, savings, verdict
+from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table
 from gputrace.sanitize import sentence
 
-_STYLES: Final = {"high": "bold red", "medium": "yellow", "low": "cyan", "info": "dim"}
+
+def limits(width: int) -> Limits:
+    """Return what lines of a width have room for."""
+    return Limits(gpus_across=3, gaps=5, links=4, causes=6, width=width)
 
 
-def render(analysis: Analysis, width: int = 80, color: bool = False) -> str:
+def render(document: Document, width: int = 80, color: bool = False) -> str:
     """Render a report at most ``width`` columns wide; with ANSI escape sequences if ``color``."""
-    names = room_for_names(width, BESIDE_NAMES)
-    limits = ShownLimits(
-        3, gaps=5, links=4, kernels=8, kernel_name=names, longest_launches=False, causes=6
-    )
     console = open_console(width, color)
-    style = _STYLES[analysis.findings[0].severity] if analysis.findings else "green"
-    console.print(said(verdict(analysis), style))
-    for text in advice(analysis):
-        console.print(Padding(said(text), (0, 0, 0, 2)))
-    console.print()
-    for table in tables_before(analysis, limits):
-        print_table(console, table)
-    for finding in analysis.findings[1:]:
-        name = (f"{finding.id}: ", _STYLES[finding.severity])
-        console.print(Text.assemble(name, said(f"{finding.message}.{savings(analysis, finding)}")))
-    after = tables_after(analysis, limits)
-    if after and analysis.findings[1:]:
+    for line in document.head:
+        console.print(said(line.text, line.style))
+    for line in document.lead:
+        if line.name:
+            # Paths are for copying: they stay in one piece.
+            console.print(said(f"  {line.name}: {line.text}", line.style), soft_wrap=True)
+        else:
+            console.print(Padding(said(line.text, line.style), (0, 0, 0, 2)))
+    if document.head:
         console.print()
-    for table in after:
+    for table in document.tables:
         print_table(console, table)
-    for note in notes(analysis):
-        console.print(said(f"note: {note}", "dim"))
+    for line in document.findings:
+        console.print(Text.assemble((f"{line.name}: ", line.style), said(line.text)))
+    sections = list(chain.from_iterable(document.sections.values()))
+    if sections and document.findings:
+        console.print()
+    for table in sections:
+        print_table(console, table)
+    for line in document.notes:
+        if line.name == "note":
+            console.print(said(f"note: {line.text}", line.style))
+        else:
+            name = f"{line.name}: " if line.name else ""
+            console.print(Text.assemble((name, line.style), said(line.text)))
     return without_blanks(console).rstrip("\n") + "\n"
 
 
@@ -77,16 +83,6 @@ _QUANTITY: Final = re.compile(r"(?<=\d) (?=([nµm]?s|[kMG]?B|GB/s|W|MHz|°C)\b)"
 def said(text: str, style: str = "") -> Text:
     """Return a sanitized sentence as styled text; a number stays on a line with its unit."""
     return Text(_QUANTITY.sub(_NO_BREAK, sentence(text)), style)
-
-
-_LEAST_NAME: Final = 24
-BESIDE_NAMES: Final = 49
-"""Terminal columns that the figures of a kernel take."""
-
-
-def room_for_names(width: int, beside: int) -> int:
-    """Return how long names may be: what figures leave, or a line where they leave too little."""
-    return width - beside if width - beside >= _LEAST_NAME else max(width - 2, _LEAST_NAME)
 
 
 _LEAST_SENTENCE: Final = 28

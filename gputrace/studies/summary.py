@@ -33,6 +33,7 @@ from gputrace.studies.results import (
     RecordingCheck,
     Spread,
     Summary,
+    count_range,
 )
 
 VISIBLE: Final = "visible"
@@ -157,11 +158,6 @@ def reported_values(runs: Iterable[RunResult], name: str) -> Spread | None:
     values = [run.result.get(name) for run in runs]
     known = [float(value) for value in values if isinstance(value, int | float)]
     return Spread(median(known), min(known), max(known), len(known)) if known else None
-
-
-def count_range(counts: Iterable[int]) -> str:
-    """Format counts as ``20`` or ``19 to 20``; empty without any."""
-    return " to ".join(map(str, sorted({min(known), max(known)}))) if (known := [*counts]) else ""
 
 
 _NAMED: Final = 4

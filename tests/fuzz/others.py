@@ -17,13 +17,14 @@ from gputrace.analyzers.hangs import find_cause
 from gputrace.analyzers.timeline_model import Scene, read_scene
 from gputrace.readers.flight_recorder import is_hang_report, read_ranks
 from gputrace.readers.registry import open_trace
+from gputrace.report import FORMATS
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
 from gputrace.studies.database import FILE, Configuration, Database, Run, StudyHeader, StudyPlan
 from gputrace.studies.framework_environments import Framework
 from gputrace.studies.measures import read_results
 from gputrace.studies.plan import arguments_of, key_of, make_plan, read_study
-from gputrace.studies.report import FORMATS, render
+from gputrace.studies.report import render
 from gputrace.studies.summary import summarize
 from tests.fuzz import looking
 from tests.fuzz.mutators import raw, trees
@@ -159,6 +160,6 @@ def give_results(path: Path, depth: int, place: Place) -> str:
         summary = summarize(read_results(database))
         if depth >= looking.LOOK:
             for form in FORMATS:
-                render(summary, database, form)
+                render(summary, form, database=database)
     counts = len(summary.rows), len(summary.efficiency), len(summary.checks)
     return f"{counts} {len(summary.notes)} {len(summary.effects)}"

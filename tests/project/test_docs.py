@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +32,21 @@ DOCS: Final = Path(__file__).parents[2] / "docs"
 ROWS: Final = tuple({row: None for root in names.ROOTS.values() for row in names.rows(root)})
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.__name__))
-def test_every_name_of_the_json_is_documented(row: type) -> None:
-    text = (DOCS / "json.md").read_text(encoding="utf-8")
-    written = [field.name.rstrip("_") for field in fields(row)]
-    missing = [name for name in written if f"`{name}`" not in text]
-    assert missing == []
+def test_columns_show_fields_that_are_there() -> None:
+    declared = [(row, column.of) for row in ROWS for column in getattr(row, "COLUMNS", ())]
+    named = [(row, of) for row, of in declared if isinstance(of, str)]
+    assert len(named) > 50
+    assert [(row, of) for row, of in named if not hasattr(row, of)] == []
+
+
+@pytest.mark.parametrize("name", names.ROOTS)
+def test_a_schema_has_every_name_of_its_result_and_what_is_said_of_it(name: str) -> None:
+    found = names.schema(name)["$defs"]
+    for row in names.rows(names.ROOTS[name]):
+        properties = found[row.__name__]["properties"]
+        assert list(properties) == [field.name.rstrip("_") for field in fields(row)]
+        for field, text in names.meanings(row).items():
+            assert properties[field.rstrip("_")]["description"] == text
 
 
 def test_every_time_of_the_documentation_is_one_of_the_json() -> None:
@@ -47,13 +57,22 @@ def test_every_time_of_the_documentation_is_one_of_the_json() -> None:
     assert written <= known
 
 
-def test_the_table_of_findings_is_what_the_code_says(request: pytest.FixtureRequest) -> None:
-    page = DOCS / "findings.md"
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("findings", made_findings.markdown),
+        *((name, partial(names.markdown, name)) for name in names.ROOTS),
+    ],
+)
+def test_a_table_that_is_made_from_the_code_is_what_the_code_says(
+    name: str, make: Callable[[], str], request: pytest.FixtureRequest
+) -> None:
+    page = DOCS / ("findings.md" if name == "findings" else "json.md")
     text = page.read_text(encoding="utf-8")
-    before, begin, rest = re.split(r"(<!-- findings: .*? -->\n\n)", text)
+    before, begin, rest = re.split(rf"(<!-- {name}: .*? -->\n\n)", text)
     table, end, after = rest.partition("\n\n<!-- end -->")
     assert end
-    made = made_findings.markdown()
+    made = make()
     if request.config.getoption("--update-golden"):
         page.write_text(f"{before}{begin}{made}{end}{after}", encoding="utf-8")
         table = made
@@ -193,8 +212,8 @@ def test_every_workload_is_in_their_table_with_its_versions_and_placements() -> 
 
 def test_the_json_of_predictions_names_every_cure() -> None:
     text = (DOCS / "json.md").read_text(encoding="utf-8")
-    ids = text.partition("`what_if`: a row for each cure")[2].partition("`finding`")[0]
-    assert set(re.findall(r"`([\w-]+)`", ids)) - {"id"} == {cure.id for cure in CURES}
+    ids = text.partition("`what_if`: a row for each cure")[2].partition("It is empty")[0]
+    assert set(re.findall(r"`([\w-]+)`", ids)) == {cure.id for cure in CURES}
 
 
 def test_every_option_for_slurm_is_documented() -> None:

@@ -8,9 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 import gputrace
+from gputrace.model.results import Analysis
+from gputrace.report import to_json
 from tests.helpers.recordings import SMALL
 
 CAUSES: Final = ("recorder", "data_feeding", "sync", "alloc", "launch", "other_idle")
@@ -72,6 +75,10 @@ def rows(report: dict[str, Any], where: str) -> list[dict[str, Any]]:
     for name in filter(None, where.split(".")):
         found = found[name]
     return found if isinstance(found, list) else [found]
+
+
+def test_types_are_those_of_the_schema(report: dict[str, Any]) -> None:
+    assert json.loads(to_json(msgspec.convert(report, Analysis))) == report
 
 
 @pytest.mark.parametrize("where", NAMES)

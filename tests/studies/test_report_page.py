@@ -53,7 +53,7 @@ def test_speeds_are_bars_where_lines_over_gpus_would_leave_some_out() -> None:
 def test_sentences_in_tables_begin_on_the_left() -> None:
     shown = report.render_html(summarize(planted.staging()))
     assert '<td class="text">the GPU waits for data</td>' in shown
-    written = report.render_markdown(summarize(planted.staging()))
+    written = report.render(summarize(planted.staging()), "markdown")
     assert "|  | evidence |\n| :-- | :-- |" in written
 
 

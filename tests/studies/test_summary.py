@@ -176,8 +176,8 @@ def test_a_prediction_says_how_many_of_the_recordings_made_it() -> None:
     summary = summarize(study(*runs))
     (row,) = summary.predictions
     assert (row.made, row.recordings) == (1, 2)
-    assert "1 of 2" in report.render_text(summary, 120)
-    assert "predicted by" not in report.render_text(summarize(planted.staging()), 120)
+    assert "1 of 2" in report.render(summary, "text", 120)
+    assert "predicted by" not in report.render(summarize(planted.staging()), "text", 120)
 
 
 def test_ddp_was_foretold_by_both_kinds_of_dataparallel() -> None:
@@ -197,8 +197,8 @@ def test_placements_that_failed_are_none_to_set_beside_another() -> None:
 
 
 def test_a_table_of_single_gpus_does_not_speak_of_means_over_gpus() -> None:
-    assert "(mean over steps)" in report.render_text(summarize(planted.staging()), 120)
-    assert "(mean over steps and GPUs)" in report.render_text(summarize(planted.scaling()), 120)
+    assert "(mean over steps)" in report.render(summarize(planted.staging()), "text", 120)
+    assert "(mean over steps and GPUs)" in report.render(summarize(planted.scaling()), "text", 120)
 
 
 def test_each_setting_is_compared_where_all_others_are_the_same() -> None:
@@ -233,8 +233,8 @@ def test_the_bandwidth_of_a_pair_is_that_of_copies_or_else_of_collectives() -> N
 
 
 def test_pairs_of_one_kind_of_link_are_said_to_be_so() -> None:
-    assert "linked by NV18" in report.render_text(summarize(planted.pairs(["NV18"] * 3)), 120)
-    assert "linked by" not in report.render_text(summarize(planted.pairs()), 120)
+    assert "linked by NV18" in report.render(summarize(planted.pairs(["NV18"] * 3)), "text", 120)
+    assert "linked by" not in report.render(summarize(planted.pairs()), "text", 120)
 
 
 def test_a_card_with_a_lower_clock_is_slower_by_as_much() -> None:
@@ -300,7 +300,7 @@ def test_the_batch_and_the_learning_rate_are_said() -> None:
 def test_failed_and_skipped_runs_say_why() -> None:
     failed = RunResult({"framework": "jax"}, 1, True, "failed", "exit code 1: ValueError")
     skipped = RunResult({"framework": "cntk"}, 1, True, "skipped", "no Python 3.6")
-    shown = report.render_text(summarize(study(run(100, measured(None)), failed, skipped)), 100)
+    shown = report.render(summarize(study(run(100, measured(None)), failed, skipped)), "text", 100)
     assert "1 failed, 1 skipped" in shown
     assert "exit code 1: ValueError" in shown
     assert "no Python 3.6" in shown
@@ -309,7 +309,7 @@ def test_failed_and_skipped_runs_say_why() -> None:
 def test_the_table_of_classes_says_how_much_of_communication_is_waiting() -> None:
     summary = summarize(planted.scaling())
     rows = [replace(row, wait_ns=(row.gpus - 1) * MS) for row in summary.rows]
-    shown = report.render_markdown(replace(summary, rows=tuple(rows)))
+    shown = report.render(replace(summary, rows=tuple(rows)), "markdown")
     assert (
         "| communication | 0 | 12.0 ms | 25.0 ms |\n| of that waiting | 0 | 1.00 ms | 3.00 ms |"
         in shown
@@ -319,24 +319,24 @@ def test_the_table_of_classes_says_how_much_of_communication_is_waiting() -> Non
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
-    shown = report.render_text(summarize(made(name)), width)
+    shown = report.render(summarize(made(name)), "text", width)
     assert max(map(len, shown.splitlines())) <= width
 
 
 @pytest.mark.parametrize("name", ["scaling", "placements", "host"])
 def test_the_report_is_as_it_was(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"bench-{name}.txt", report.render_text(summarize(made(name)), 100))
+    golden(f"bench-{name}.txt", report.render(summarize(made(name)), "text", 100))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_json_has_a_version_and_is_one_line(name: str) -> None:
-    shown = report.render_json(summarize(made(name)))
+    shown = report.render(summarize(made(name)), "json")
     assert shown.count("\n") == 1
     assert json.loads(shown)["schema_version"] == 1
 
 
 def test_the_csv_has_a_row_for_each_configuration() -> None:
-    rows = list(csv.DictReader(io.StringIO(report.render_csv(summarize(planted.scaling())))))
+    rows = list(csv.DictReader(io.StringIO(report.render(summarize(planted.scaling()), "csv"))))
     assert [row["gpus"] for row in rows] == ["1", "2", "4"]
     assert float(rows[0]["rate"]) == 640
     assert int(rows[1]["communication_ns"]) == 12 * MS
@@ -344,7 +344,7 @@ def test_the_csv_has_a_row_for_each_configuration() -> None:
 
 def test_a_run_that_failed_is_not_told_to_have_a_recording_that_does_not_hold() -> None:
     failed = RunResult({"framework": "jax"}, 1, True, "failed", "exit code 1")
-    shown = report.render_text(summarize(study(run(100, recorded=False), failed)))
+    shown = report.render(summarize(study(run(100, recorded=False), failed)), "text")
     assert "1 run of 2 configurations is done, 1 failed.\n" in shown
     assert "The recordings beside" not in shown
 
@@ -353,13 +353,13 @@ def test_a_run_that_failed_is_not_told_to_have_a_recording_that_does_not_hold() 
 def test_what_is_not_done_is_shown_however_narrow_the_terminal(width: int) -> None:
     skipped = RunResult({"framework": "cntk"}, 1, True, "skipped", "no Python 3.6")
     told = {"loss_first": 2.5, "loss_last": 1.5, "data_wait_s": 0.5, "steps": 20}
-    shown = report.render_text(summarize(study(run(100, told=told), skipped)), width)
+    shown = report.render(summarize(study(run(100, told=told), skipped)), "text", width)
     assert "1 skipped" in shown.split("The runs")[1].split("note:")[0]
 
 
 def test_words_of_scripts_are_no_markdown() -> None:
     failed = RunResult({"framework": "jax"}, 1, True, "failed", "<b>*no*</b>")
-    shown = report.render_markdown(summarize(study(failed)))
+    shown = report.render(summarize(study(failed)), "markdown")
     assert "\\<b\\>\\*no\\*" in shown
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from bokeh.document import Document
+from bokeh.document import Document as Charts
 from bokeh.embed import file_html
 from bokeh.models import ColumnDataSource, Spacer
 from bokeh.plotting import figure
@@ -24,12 +24,12 @@ from markupsafe import Markup, escape
 
 from gputrace.analyzers.compare import UNITS, Comparison
 from gputrace.analyzers.kernel_names import short_name
-from gputrace.analyzers.timeline_model.gaps import GapDetail
-from gputrace.model.results import Analysis, Gaps, Phase
+from gputrace.analyzers.timeline_model.gaps import GapDetail, Operation
+from gputrace.model.columns import Column
+from gputrace.model.results import Analysis, Gaps
 from gputrace.model.time_class import CLASSES
-from gputrace.report.comparison import notes as comparison_notes
-from gputrace.report.comparison import tables
-from gputrace.report.comparison import verdict as comparison_verdict
+from gputrace.report.comparison import document as comparison_document
+from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table, tabulate
 from gputrace.report.html.charts import (
     CURVES,
     DASHED,
@@ -48,26 +48,8 @@ from gputrace.report.html.charts import (
     step_chart,
 )
 from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
-from gputrace.report.tables import (
-    TEXT_COLUMNS,
-    Columns,
-    Table,
-    cards_table,
-    causes_table,
-    collectives_table,
-    energy_table,
-    extra_table,
-    kernels_table,
-    links_table,
-    loader_tables,
-    main_table,
-    modules_table,
-    parallel_tables,
-    phases_table,
-    tabulate,
-    throughput_table,
-)
-from gputrace.report.wording import card_name, finding_text, gpu_label, notes, savings, verdict
+from gputrace.report.tables import document
+from gputrace.report.wording import card_name, finding_text, gpu_label, savings
 from gputrace.units import format_ns, format_number, format_share
 from gputrace.version import __version__
 
@@ -82,7 +64,7 @@ def render(material: Material) -> str:
 
 def render_page(template: str, charts: dict[str, figure], variables: dict[str, Any]) -> str:
     """Render a page from one of the templates beside this module."""
-    document = Document(title=f"gputrace: {variables['content'].title}")
+    document = Charts(title=f"gputrace: {variables['content'].title}")
     add_charts(document, charts)
     return file_html(
         document,
@@ -93,7 +75,7 @@ def render_page(template: str, charts: dict[str, figure], variables: dict[str, A
     )
 
 
-def add_charts(document: Document, charts: Mapping[str, figure]) -> None:
+def add_charts(document: Charts, charts: Mapping[str, figure]) -> None:
     """Add all charts to a document at once: one by one, all models are visited for each."""
     with document.models.freeze():
         # A page's script waits for a document with anything in it.
@@ -167,11 +149,7 @@ def _file(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-_MOST_GPUS_ACROSS: Final = 4
-_MOST_CAUSES: Final = 12
-_MOST_KERNELS: Final = 25
-_MOST_LINKS: Final = 16
-"""Directions in the table of copies, and GPUs of a host in the matrix of links."""
+_LIMITS: Final = Limits(links=16, kernels=25, parallel=None)
 _MOST_NOTES: Final = 50
 _KERNELS: Final = ("h-kernels", "See the kernels")
 _RUN: Final = ("h-run", "See the curves")
@@ -210,15 +188,23 @@ def _content(material: Material) -> SimpleNamespace:
     is the predicted gain of fixing it. ``summary`` has the text alternatives of the charts.
     """
     analysis = material.analysis
+    report = document(analysis, _LIMITS)
     first = analysis.findings[0] if analysis.findings else None
     hosts = dict.fromkeys(link.host for link in analysis.links)
-    shown_notes = list(notes(analysis))
+    links = (*(_matrix(host, analysis) for host in hosts), *report.sections["links"])
+    shown_notes = [note.text for note in report.notes]
     if len(shown_notes) > _MOST_NOTES:
         more = "More notes are in the JSON (gputrace analyze --json)."
         shown_notes[_MOST_NOTES:] = [more]
+    there = {
+        "h-run": analysis.utilization,
+        "h-kernels": report.sections["kernels"],
+        "h-links": links,
+        "steps": analysis.step_list,
+    }
     return SimpleNamespace(
         title=plain_text(file_name(analysis)),
-        verdict=plain_text(verdict(analysis), 1000),
+        verdict=plain_text(report.head[0].text, 1000),
         severity=first.severity if first else "",
         first=first.id if first else "",
         advice=plain_text(first.advice, 1000) if first else "",
@@ -230,103 +216,76 @@ def _content(material: Material) -> SimpleNamespace:
         has_steps=measured_window(analysis) is not None,
         **_gap_list(material),
         gap_findings={worst.finding.id if worst.finding else "" for worst in material.gaps},
-        places=_places(analysis),
+        places={id: link for id, link in _PLACES.items() if there[link[0]]},
         gap_summary=_gap_summary(analysis.gaps),
-        breakdown=main_table(analysis, _MOST_GPUS_ACROSS),
-        causes=causes_table(analysis, _MOST_GPUS_ACROSS, _MOST_CAUSES),
+        tables=report.tables,
         phases=_phases(analysis),
-        host=tuple(filter(None, (phases_table(analysis), *loader_tables(analysis)))),
-        cards=tuple(
-            filter(
-                None, (cards_table(analysis), throughput_table(analysis), energy_table(analysis))
-            )
-        ),
-        kernels=kernels_table(analysis, _MOST_KERNELS),
-        more_kernels=_more_kernels(analysis),
-        modules=modules_table(analysis),
-        links=(
-            *(_matrix(host, analysis) for host in hosts),
-            *filter(None, (links_table(analysis, _MOST_LINKS), collectives_table(analysis))),
-            *parallel_tables(analysis),
-        ),
-        extra=tuple(map(extra_table, analysis.tables)),
+        sections={**report.sections, "links": links},
+        more_kernels=_more_kernels(analysis, report.sections["kernels"]),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
         source=analysis.source,
         summary=_summary(material),
     )
 
 
-def _more_kernels(analysis: Analysis) -> str:
+def _more_kernels(analysis: Analysis, tables: Sequence[Table]) -> str:
     """Return how many kernels the table leaves out, and their time, in its unit."""
-    kernels, table = analysis.kernels, kernels_table(analysis, _MOST_KERNELS)
-    if kernels is None or table is None or len(table.rows) == kernels.distinct:
+    kernels = analysis.kernels
+    if kernels is None or not tables or len(tables[0].rows) == kernels.distinct:
         return ""
-    known = sum(use.total_ns for use in kernels.top if use.name in table.names)
+    known = sum(use.total_ns for use in kernels.top if use.name in tables[0].names)
     rest = sum(family.total_ns for family in kernels.families) - known
     each = kernels.steps or max(len(analysis.breakdown), 1)
     per = "a step on a GPU" if kernels.steps else "on a GPU"
-    return f"{kernels.distinct - len(table.rows)} more take {format_ns(rest / each)} {per}."
-
-
-def _places(analysis: Analysis) -> dict[str, tuple[str, str]]:
-    """Return `_PLACES` that this page has."""
-    there = {"h-run"} if analysis.utilization else set[str]()
-    there |= {"h-kernels"} if kernels_table(analysis, 1) else set()
-    there |= {"h-links"} if analysis.links or collectives_table(analysis) else set()
-    there |= {"steps"} if analysis.step_list else set()
-    return {id: link for id, link in _PLACES.items() if link[0] in there}
-
-
-_GAP_COLUMNS: Final = (
-    *("length", "gpu", "from", "step", "cause", "why", "evidence", "before", "after"),
-    *("the other GPUs meanwhile", "finding"),
-)
+    return f"{kernels.distinct - len(tables[0].rows)} more take {format_ns(rest / each)} {per}."
 
 
 def _gap_list(material: Material) -> dict[str, Any]:
-    """Return the list of gaps and its header, without columns that are empty in every row."""
-    gaps = [_gap_row(worst, material.analysis) for worst in material.gaps]
-    kept = [at for at in range(len(_GAP_COLUMNS)) if any(row.cells[at] for row in gaps)]
-    for row in gaps:
-        row.cells, row.names = ([given[at] for at in kept] for given in (row.cells, row.names))
-    return {"gaps": gaps, "gap_header": [_GAP_COLUMNS[at] for at in kept]}
+    """Return the list of gaps and its header; a click moves the timeline to lane and times."""
+    analysis, origin = material.analysis, material.analysis.origin_ns
 
+    def charged(worst: GapDetail) -> str:
+        least = _LEAST_CHARGE * worst.gap.length_ns
+        charges = ((cause, ns) for cause, ns in worst.gap.charges.items() if ns >= least)
+        return ", ".join(f"{analysis.cause_label(cause)} {format_ns(ns)}" for cause, ns in charges)
 
-def _gap_row(worst: GapDetail, analysis: Analysis) -> SimpleNamespace:
-    """Return a row of the list of gaps; a click moves the timeline to its lane and times."""
-    gap, origin = worst.gap, analysis.origin_ns
-    causes = _causes(worst.by_cause.items())
-    elsewhere = worst.elsewhere
-    whole, most = sum(elsewhere.values()), list(elsewhere.items())[:3]
-    others = (f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
-    charged = [
-        f"{analysis.cause_label(cause)} {format_ns(ns)}"
-        for cause, ns in gap.charges.items()
-        if ns >= _LEAST_CHARGE * gap.length_ns
+    def others(worst: GapDetail) -> str:
+        whole, most = sum(worst.elsewhere.values()), list(worst.elsewhere.items())[:3]
+        return ", ".join(f"{class_label(name)} {format_share(ns, whole)}" for name, ns in most)
+
+    def short(operation: Operation) -> str:
+        return plain_text(short_name(operation.name[:4000]), _NAME)
+
+    table = tabulate(
+        "",
+        (
+            Column("length", lambda worst: worst.gap.length_ns, format_ns),
+            Column("gpu", lambda worst: gpu_label(worst.gap, analysis)),
+            Column("from", lambda worst: f"{(worst.gap.start_ns - origin) / 1e9:.6f} s"),
+            Column("step", lambda worst: worst.gap.step, "{}", ""),
+            Column("cause", lambda worst: ", ".join(_causes(worst.by_cause.items())[:3])),
+            Column("why", charged, unknown=""),
+            Column("evidence", lambda worst: worst.gap.evidence, unknown=""),
+            Column("before", "before", short, ""),
+            Column("after", "after", short, ""),
+            Column("the other GPUs meanwhile", others, unknown=""),
+            Column("finding", "finding", lambda finding: finding.id, ""),
+        ),
+        material.gaps,
+    )
+    rows = [
+        SimpleNamespace(
+            lane=worst.lane,
+            finding=worst.finding.id if worst.finding else "",
+            start_ns=worst.gap.start_ns - origin,
+            end_ns=worst.gap.end_ns - origin,
+            in_steps=worst.gap in analysis.gaps.largest_in_steps,
+            cells=cells,
+            names={"before": worst.before, "after": worst.after},
+        )
+        for worst, cells in zip(material.gaps, table.rows, strict=True)
     ]
-    before, after = (each.name[:4000] if each else "" for each in (worst.before, worst.after))
-    cells = (
-        format_ns(gap.length_ns),
-        gpu_label(gap, analysis),
-        f"{(gap.start_ns - origin) / 1e9:.6f} s",
-        "" if gap.step is None else str(gap.step),
-        ", ".join(causes[:3]),
-        ", ".join(charged),
-        gap.evidence,
-        short_name(before),
-        short_name(after),
-        ", ".join(others),
-        worst.finding.id if worst.finding else "",
-    )
-    return SimpleNamespace(
-        lane=worst.lane,
-        finding=worst.finding.id if worst.finding else "",
-        start_ns=gap.start_ns - origin,
-        end_ns=gap.end_ns - origin,
-        in_steps=gap in analysis.gaps.largest_in_steps,
-        names=[plain_text(name, 1000) for name in ("",) * 7 + (before, after) + ("",) * 2],
-        cells=[plain_text(text, _NAME if 7 <= at <= 8 else 200) for at, text in enumerate(cells)],
-    )
+    return {"gaps": rows, "gap_header": table.header}
 
 
 def _causes(times: Iterable[tuple[str, int]]) -> list[str]:
@@ -340,16 +299,14 @@ def _gap_summary(gaps: Gaps) -> str:
     return f"In all {gaps.count:,} gaps of all GPUs, {format_ns(gaps.total_ns)}: {parts}."
 
 
-def _phases(analysis: Analysis) -> Table | None:
-    if not analysis.phases:
-        return None
-    columns: Columns[Phase] = (
-        ("phase", lambda phase: phase.phase),
-        ("rank", lambda phase: str(phase.rank)),
-        ("from", lambda phase: f"{(phase.start_ns - analysis.origin_ns) / 1e9:.3f} s"),
-        ("length", lambda phase: format_ns(phase.end_ns - phase.start_ns)),
-        ("idle in it", lambda p: "unknown" if p.idle_ns is None else format_ns(p.idle_ns)),
-        ("evidence", lambda phase: phase.evidence),
+def _phases(analysis: Analysis) -> Table:
+    columns = (
+        Column("phase", "phase"),
+        Column("rank", "rank", "{}"),
+        Column("from", lambda phase: f"{(phase.start_ns - analysis.origin_ns) / 1e9:.3f} s"),
+        Column("length", lambda phase: phase.end_ns - phase.start_ns, format_ns),
+        Column("idle in it", "idle_ns", unknown="unknown"),
+        Column("evidence", "evidence", unknown=""),
     )
     shown = analysis.phases[:_MOST_NOTES]
     return tabulate("Phases that are not steady training", columns, shown)
@@ -411,7 +368,7 @@ def _curve_summaries(analysis: Analysis) -> dict[str, str]:
 def _matrix(host: str, analysis: Analysis) -> Table:
     """Tabulate the links of a host, a row and a column for each GPU."""
     links = [link for link in analysis.links if link.host == host]
-    gpus = sorted({link.from_ for link in links} | {link.to for link in links})[:_MOST_LINKS]
+    gpus = sorted({link.from_ for link in links} | {link.to for link in links})[: _LIMITS.links]
     between = {(link.from_, link.to): link for link in links}
 
     def cell(row: int, column: int) -> str:
@@ -435,36 +392,52 @@ def _matrix(host: str, analysis: Analysis) -> Table:
     return Table(title, ("", *names), rows)
 
 
+def render_document(
+    document: Document,
+    charts: dict[str, figure],
+    captions: Mapping[str, tuple[str, str]],
+    **content: str,
+) -> str:
+    """Render the page of a report without a timeline, whose first line is its heading.
+
+    ``captions`` have the heading and the text alternative of each chart; ``content`` has ``what``
+    and the ``title`` of the page, and the ``severity`` that its heading shows.
+    """
+    shown = SimpleNamespace(
+        document=document,
+        captions=captions,
+        summary={name: plain_text(text, 1000) for name, (_, text) in captions.items()},
+        **{name: plain_text(text, 300) for name, text in content.items()},
+    )
+    return render_page("document.html", charts, common_variables(charts) | {"content": shown})
+
+
 def render_comparison(comparison: Comparison) -> str:
     """Render a comparison as one self-contained HTML document."""
-    charts = _charts(comparison)
-    variables = common_variables(charts) | {"content": _comparison_content(comparison)}
-    return render_page("compare.html", charts, variables)
-
-
-def _comparison_content(comparison: Comparison) -> SimpleNamespace:
-    """Collect the texts and tables of a comparison's page."""
     speeds = "; ".join(
         f"{row.label} {row.speed_up:.2f} times, efficiency {row.efficiency:.0%}"
         for row in (comparison.scaling.rows if comparison.scaling is not None else ())
         if row.speed_up is not None and row.efficiency is not None
     )
     by_run = f"By run: {speeds}." if speeds else ""
-    return SimpleNamespace(
-        title=plain_text(" and ".join(Path(run.paths[0]).name for run in comparison.runs), 300),
-        verdict=plain_text(comparison_verdict(comparison), 1000),
+    captions = {
+        "speed": (
+            "Speed-up by the number of GPUs",
+            f"{by_run} The dashed line is as many times faster as GPUs.",
+        ),
+        "efficiency": ("Efficiency", f"{by_run} The dashed line is ideal."),
+        "classes": (
+            "Where the time goes in each run",
+            "The same as the table: the classes of time, one bar a run.",
+        ),
+    }
+    return render_document(
+        comparison_document(comparison, _LIMITS),
+        _charts(comparison),
+        captions,
+        what="comparison of",
+        title=" and ".join(Path(run.paths[0]).name for run in comparison.runs),
         severity={"slower": "high", "faster": "", "same": ""}.get(comparison.verdict, "low"),
-        runs=[
-            (plain_text(run.label, 80), plain_text(", ".join(run.paths), 400))
-            for run in comparison.runs
-        ],
-        tables=tuple(tables(comparison, _NAME)),
-        notes=[(head, plain_text(note, 1000)) for head, note in comparison_notes(comparison)],
-        summary={
-            "speed": plain_text(f"{by_run} The dashed line is as many times faster as GPUs.", 1000),
-            "efficiency": plain_text(f"{by_run} The dashed line is ideal.", 1000),
-            "classes": "The same as the table: the classes of time, one bar a run.",
-        },
     )
 
 

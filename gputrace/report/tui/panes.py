@@ -24,15 +24,10 @@ from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, IssuingC
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Gap, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.report.document import room_for_names
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
-from gputrace.report.tables import kernels_table
-from gputrace.report.text import (
-    BESIDE_NAMES,
-    open_console,
-    print_table,
-    room_for_names,
-    without_blanks,
-)
+from gputrace.report.tables import BESIDE_KERNELS, kernels_table
+from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.report.tui.state import Board, ShownLane
 from gputrace.report.tui.timeline import bar_rows, class_words
 from gputrace.report.wording import capital, finding_text, label, moment, verdict
@@ -310,7 +305,7 @@ def kernels_pane(analysis: Analysis, width: int, height: int, palette: Palette) 
     """Tabulate the kernels that take most time."""
     del height, palette
     has_room = width >= _WITH_LONGEST
-    names = room_for_names(width, BESIDE_NAMES + (_LONGEST if has_room else 0))
+    names = room_for_names(width, BESIDE_KERNELS + (_LONGEST if has_room else 0))
     table = kernels_table(analysis, _MOST_KERNELS, names, longest_launches=has_room)
     if table is None:
         return Text("No kernels were recorded.")

@@ -1,0 +1,171 @@
+"""Report of a trial: its verdict, answers, remarks and changes, and what the ledger holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import groupby
+from typing import Final
+
+from gputrace.model.columns import UNKNOWN, Column
+from gputrace.report import to_json
+from gputrace.report.document import Document, Limits, Line, Records, Table, attributes, tabulate
+from gputrace.trials.ledger import WORTH, Entry, Record, shipped
+from gputrace.trials.ledger import records as predicted
+from gputrace.trials.outcome import Outcome
+from gputrace.units import format_ns
+
+_WIDE: Final = 300
+"""Upper bound of an interval, in percent, beyond which an undecided one says nothing."""
+
+
+def document(
+    outcome: Outcome, limits: Limits, *, with_diff: bool = False, applied: bool = False
+) -> Document:
+    """Return the report of a trial: answers, and the changes that the best set needs.
+
+    ``with_diff`` leaves the changed lines to a diff below it, ``applied`` is true where the changes
+    are written.
+    """
+    del limits
+    step = "" if outcome.bare_ns is None else f", unchanged step {format_ns(outcome.bare_ns)}"
+    runs = f"{outcome.runs} run{'s' if outcome.runs != 1 else ''}"
+    title = f"{runs} in {outcome.seconds:.0f} s{step}"
+    notes = [*_remarks(outcome), *_changes(outcome, with_diff, applied)]
+    return Document(
+        head=(Line(_verdict(outcome), "bold green" if outcome.best else ""),),
+        tables=(tabulate(title, _ANSWERS, outcome.rows),) if outcome.rows else (),
+        notes=tuple(notes),
+    )
+
+
+def records(outcome: Outcome) -> Records:
+    """Return the answers; ratios are of the step with a cure to the step without."""
+    names = [field.name for field in fields(Entry)]
+    return names, attributes(outcome.rows, names)
+
+
+def render_json(outcome: Outcome) -> str:
+    """Render one line of JSON."""
+    shown = {name: getattr(outcome, name) for name in outcome.__slots__}
+    if outcome.patch is not None:
+        shown["patch"] = {"diff": outcome.patch.diff, "by_hand": outcome.patch.by_hand}
+    return to_json(shown)
+
+
+def _verdict(outcome: Outcome) -> str:
+    if outcome.best is not None:
+        best = next(row for row in reversed(outcome.rows) if row.cure == outcome.best)
+        return f"{outcome.best}: {format_answer(best)}"
+    fastest = _fastest(outcome)
+    if fastest is not None:
+        return f"{fastest.cure}: {format_answer(fastest)}, but it changes numerics"
+    if outcome.rows and all(row.verdict == "changes nothing" for row in outcome.rows):
+        return "Nothing that was tried changes the program."
+    if outcome.rows and all(row.gains_little for row in outcome.rows):
+        return f"Nothing that was tried gains {100 * (WORTH - 1):.0f}%."
+    if outcome.rows:
+        return "Nothing that was tried is proven to be faster."
+    return "Nothing was tried."
+
+
+def _fastest(outcome: Outcome) -> Entry | None:
+    proven = [row for row in outcome.rows if row.verdict == "faster" and row.ratio is not None]
+    return min(proven, key=lambda row: row.ratio or 1.0, default=None)
+
+
+def _remarks(outcome: Outcome) -> Iterator[Line]:
+    fastest = _fastest(outcome)
+    if fastest is not None and fastest.numerics and fastest.cure != outcome.best:
+        words = ",".join(filter(None, (outcome.best, fastest.cure)))
+        yield Line(
+            f"{fastest.cure} is the fastest, but changes numerics; have it in the best set, with "
+            f"its patch, by naming it: gputrace try {words}"
+        )
+    for row in outcome.rows:
+        # Of what the budget did not pay for, a note has the names.
+        if row.why and row.verdict != "cannot tell yet":
+            yield Line(f"{row.verdict}: {row.why}", name=row.cure)
+        if row.loss_differs:
+            yield Line("its losses differ from those of the unchanged program", name=row.cure)
+    if outcome.findings:
+        yield Line(", ".join(outcome.findings), name="findings of the recording")
+    yield from (Line(note, "dim", "note") for note in outcome.notes)
+
+
+def _changes(outcome: Outcome, with_diff: bool, applied: bool) -> Iterator[Line]:
+    """Yield what is to be done to have the best set for good."""
+    if outcome.patch is None:
+        return
+    yield Line(f"To have {outcome.best} for good:")
+    for edit in outcome.patch.edits:
+        hint = " (as below)" if with_diff else "" if applied else " (--apply writes it)"
+        yield Line(f"  change {os.path.relpath(edit.path)}{hint}")
+        if not with_diff:
+            yield from (Line(f"    {line}") for line in edit.lines)
+    yield from (Line(f"  {line}") for line in outcome.patch.by_hand)
+
+
+def format_answer(row: Entry) -> str:
+    """Return an answer as ``faster by 31% (28% to 34%)``; the interval is one of 95%."""
+    if row.ratio is None or row.low is None or row.high is None:
+        return row.verdict
+    middle, low, high = (100 * (1 / value - 1) for value in (row.ratio, row.high, row.low))
+    if row.verdict == "faster":
+        return f"faster by {middle:.0f}% ({low:.0f}% to {high:.0f}%)"
+    if row.verdict == "slower":
+        return f"slower by {-middle:.0f}% ({-high:.0f}% to {-low:.0f}%)"
+    if row.gains_little and row.verdict != "no difference":
+        return f"gains {max(high, 0.0):.1f}% at most ({low:+.1f}% to {high:+.1f}%)"
+    if high > _WIDE:
+        return f"{row.verdict} ({middle:+.0f}% so far)"
+    return f"{row.verdict} ({low:+.1f}% to {high:+.1f}%)"
+
+
+def format_prediction(row: Entry) -> str:
+    """Return a prediction as ``+56% (+12% to +99%)``; a dash without one."""
+    if row.predicted is None:
+        return UNKNOWN
+    if row.predicted_low is None or row.predicted_high is None:
+        return _gain(row.predicted)
+    return f"{_gain(row.predicted)} ({_gain(row.predicted_high)} to {_gain(row.predicted_low)})"
+
+
+def _gain(ratio: float) -> str:
+    return f"{100 * (1 / max(ratio, 1e-3) - 1):+.0f}%"
+
+
+_ANSWERS: Final = (
+    Column("", "cure"),
+    Column("measured", format_answer),
+    Column("predicted", format_prediction),
+    Column("numerics", lambda row: "changed" if row.numerics else ""),
+    Column("rounds", "rounds"),
+)
+_PREDICTIONS: Final = (
+    Column("faster", "faster"),
+    Column("predicted", "predicted"),
+    Column("error", "mean_error", lambda error: f"{100 * error:+.1f}"),
+    Column("size of error", "mean_size", lambda size: f"{100 * size:.1f}"),
+    Column("in the range", lambda row: f"{row.within} of {row.ranged}" if row.ranged else ""),
+)
+
+
+def history(entries: Sequence[Entry]) -> Document:
+    """Return what a ledger holds: each trial, and how far predictions were off, by cure."""
+
+    def trial(entry: Entry) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.time_ns / 1e9))
+        return f"{when} on {entry.host}: {entry.program}"
+
+    def predictions(title: str, counted: str, rows: Sequence[Record]) -> Table:
+        columns = (Column("", "cure"), Column(counted, "trials"), *_PREDICTIONS)
+        return tabulate(f"{title}, in % of the unchanged step", columns, rows)
+
+    tables = [tabulate(title, _ANSWERS[:3], rows) for title, rows in groupby(entries, trial)]
+    if entries:
+        tables.append(predictions("Predictions", "trials", predicted(entries)))
+    tables.append(predictions("Pairs that ship with gputrace, by prediction", "pairs", shipped()))
+    return Document(head=(), tables=tuple(tables))

@@ -1,0 +1,55 @@
+"""The report of a trial: its verdict, answers and notes in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any, Final
+
+from gputrace.report import render_as, text
+from gputrace.trials.ledger import Entry
+from gputrace.trials.outcome import Outcome
+from gputrace.trials.report import history
+
+MODULE: Final = "gputrace.trials.report"
+
+
+def entry(cure: str, **values: Any) -> Entry:
+    """Return an answer: 25% faster than without the cure, unless said otherwise."""
+    known: dict[str, Any] = {
+        "time_ns": 0,
+        **dict.fromkeys(("program", "host", "gpu", "versions", "why"), ""),
+        **{"ranks": 1, "rounds": 4, "steps": 50, "bare_ns": 1e8, "verdict": "faster"},
+        **{"ratio": 0.8, "low": 0.75, "high": 0.85, "numerics": False, "loss_differs": None},
+        **dict.fromkeys(("predicted", "predicted_low", "predicted_high")),
+    }
+    return Entry(cure=cure, **known | values)
+
+
+ROWS: Final = (entry("pinned"), entry("x|y", verdict="failed", why="it ended", ratio=None))
+OUTCOME: Final = Outcome(
+    ("train",), 5, 50, 7, 60.0, 1e8, ("data-feeding",), ROWS, "pinned", None, ("One note.",)
+)
+
+
+def test_markdown_has_the_table_of_answers_and_the_remarks_as_a_list() -> None:
+    shown = render_as(OUTCOME, "markdown", MODULE)
+    assert shown.startswith("**pinned: faster by 25% (18% to 33%)**\n\n#### 7 runs in 60 s, 100 ms")
+    assert "| pinned | faster by 25% (18% to 33%) | 4 |" in shown
+    assert "- x\\|y: failed: it ended\n- findings of the recording: data-feeding" in shown
+    assert shown.endswith("- One note.\n")
+
+
+def test_csv_has_a_row_for_each_answer() -> None:
+    rows = list(csv.DictReader(io.StringIO(render_as(OUTCOME, "csv", MODULE))))
+    assert [(row["cure"], row["ratio"], row["low"]) for row in rows] == [
+        ("pinned", "0.8", "0.75"),
+        ("x|y", "", "0.75"),
+    ]
+
+
+def test_the_history_has_a_table_for_each_trial_and_how_predictions_did() -> None:
+    shown = text.render(history(ROWS))
+    assert "1970-01-01" in shown or "1969-12-31" in shown
+    assert "Predictions, in % of a step as it is" in shown
+    assert "Pairs that ship with gputrace" in shown
