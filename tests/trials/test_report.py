@@ -51,5 +51,5 @@ def test_csv_has_a_row_for_each_answer() -> None:
 def test_the_history_has_a_table_for_each_trial_and_how_predictions_did() -> None:
     shown = text.render(history(ROWS))
     assert "1970-01-01" in shown or "1969-12-31" in shown
-    assert "Predictions, in % of a step as it is" in shown
+    assert "Predictions, in % of the unchanged step" in shown
     assert "Pairs that ship with gputrace" in shown
