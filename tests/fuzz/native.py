@@ -40,7 +40,7 @@ TESTS: Final = (
 SCANS: Final = 200_000
 """Tables with changed pages that are scanned."""
 _NATIVE: Final = ROOT / "gputrace" / "collectors" / "native"
-_SOURCES: Final = ("decode", "spool", "names", "threads", "nvtx")
+_SOURCES: Final = ("calls", "decode", "names", "nvtx", "spool", "system", "threads")
 _DONE: Final = re.compile(r"Done (\d+) runs")
 
 
