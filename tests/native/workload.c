@@ -29,6 +29,7 @@
  *   calls                         says how many calls CUPTI made records of
  *   choices                       says how often CUPTI was asked to record other calls, or none
  *   finalized                     says how often cuptiFinalize was called
+ *   registrations                 says how often a clock was registered with CUPTI
  *   released NUMBER RATE          RATE kernels a millisecond until it was called so often, or a minute
  *   graphs COUNT THREADS          instantiates as many graphs in each thread, for two milliseconds each
  *   at_once                       says how many of these calls were under way at once, at most
@@ -69,7 +70,7 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
 static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), (*fake_attended)(void);
-static int (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void), (*gputrace_keeps)(void);
+static int (*fake_registrations)(void), (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void), (*gputrace_keeps)(void);
 static int (*fake_hardware)(void);
 static void (*fake_instantiate)(int);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void), (*gputrace_write)(void);
@@ -517,6 +518,7 @@ static void find(void) {
         *(void **)&fake_calls = dlsym(cupti, "fake_calls");
         *(void **)&fake_choices = dlsym(cupti, "fake_choices");
         *(void **)&fake_finalized = dlsym(cupti, "fake_finalized");
+        *(void **)&fake_registrations = dlsym(cupti, "fake_registrations");
         *(void **)&fake_attended = dlsym(cupti, "fake_attended");
         *(void **)&fake_profiler = dlsym(cupti, "fake_profiler");
         *(void **)&fake_instantiate = dlsym(cupti, "fake_instantiate");
@@ -670,6 +672,7 @@ int main(int count, char **words) {
         else if (!strcmp(what, "say")) { printf("%s\n", *++w); fflush(stdout); }
         else if (!strcmp(what, "complain")) fprintf(stderr, "%s\n", *++w);
         else if (!strcmp(what, "finalized")) say(fake_finalized);
+        else if (!strcmp(what, "registrations")) say(fake_registrations);
         else if (!strcmp(what, "at_once")) say(fake_at_once);
         else if (!strcmp(what, "taken")) say(fake_taken);
         else if (!strcmp(what, "keeps")) say(gputrace_keeps);

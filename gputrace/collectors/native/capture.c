@@ -83,6 +83,7 @@ static void on_call_end(void) {
         buffers_restart_numbering();
         subscriber_forget();
         calls_reset();
+        capture.has_clock = 0;
         move_to(LEFT);
         buffers_wake();
     }
@@ -123,10 +124,14 @@ static void leave_out_calls(uint64_t from) {
 }
 
 /* Sets what cuptiFinalize takes with it, and another profiler may have set for itself. Without buffers CUPTI must
- * not be asked for any record. */
+ * not be asked for any record. The clock is registered once until then, and not for each window: after each
+ * registration CUPTI takes the times of one kernel more from its default clock (pytorch/pytorch issue 192021).
+ * That is the same as ours, so no time should be wrong even then. */
 static int register_with_cupti(void) {
     if (buffers_register()) return -1;
-    threads_by_self = cupti.register_timestamp && !cupti.register_timestamp(threads_timestamp);
+    if (!capture.has_clock)
+        capture.has_clock = cupti.register_timestamp && !cupti.register_timestamp(threads_timestamp);
+    threads_by_self = capture.has_clock;
     if (cupti.thread_id_type) cupti.thread_id_type(threads_by_self ? THREAD_ID_SELF : THREAD_ID_SYSTEM);
     return 0;
 }
@@ -255,6 +260,7 @@ void capture_pause(int pause) {
         if (calls_are_recorded_singly()) calls_record(0);
         calls_reset();
         subscriber_release(1);
+        capture.has_clock = 0;
     }
     pthread_mutex_unlock(&capture.lock);
     if (!pause) return;

@@ -70,7 +70,8 @@ struct capture {
 
     /* Of the CUPTI that was found. */
     uint32_t version;
-    int hazards; /* see hazards.h */
+    int hazards;       /* see hazards.h */
+    int has_clock;     /* ours is registered with it */
 };
 
 /* Whether to record from the start of CUDA on, whether cudaProfilerStart and Stop open and close windows, and
