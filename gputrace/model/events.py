@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.model import address, library
+from gputrace.native import address, library
 
 Column = NDArray[np.signedinteger[Any]]
 Mask = NDArray[np.bool_]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.model import address, library
 from gputrace.model.struct import Struct
+from gputrace.native import address, library
 
 Times = NDArray[np.int64]
 _Columns = tuple[Times, ...]
