@@ -152,7 +152,7 @@ def test_a_library_of_an_older_gputrace_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = tmp_path / "_analysis.so"
-    source = "void gputrace_union(void) {} void gputrace_contains(void) {}"
+    source = "void gputrace_join_intervals(void) {} void gputrace_intersect(void) {}"
     command = ["cc", "-shared", "-x", "c", "-o", str(older), "-"]
     subprocess.run(command, input=source, text=True, check=True)
     monkeypatch.setattr(native, "built", lambda _: older)
