@@ -157,7 +157,7 @@ def _begin_stretch(work: Callable[[], object], call: Callable[[], object]) -> No
     collector = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
     work()
     call()
-    if collector.gputrace_rest(ctypes.c_uint64(HOLD_NS), 1):
+    if collector.gputrace_begin_stretch(ctypes.c_uint64(HOLD_NS), 1):
         raise RuntimeError("the collector begins no stretch")
     # It looks each second.
     time.sleep(HOLD_NS / 1e9 + 2)

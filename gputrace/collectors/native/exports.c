@@ -30,12 +30,12 @@ EXPORTED void gputrace_capture(int on) {
 }
 
 /* Begins a control stretch, which gputrace_capture(1) ends. See capture_begin_stretch. */
-EXPORTED int gputrace_rest(uint64_t hold_ns, int stays_idle) {
+EXPORTED int gputrace_begin_stretch(uint64_t hold_ns, int stays_idle) {
     return collector_is_running() ? capture_begin_stretch(hold_ns, stays_idle) : -1;
 }
 
 /* Records the nodes of CUDA graphs, or no longer: for --graph-nodes. See capture_record_nodes. */
-EXPORTED int gputrace_nodes(int on) { return collector_is_running() ? capture_record_nodes(on) : -1; }
+EXPORTED int gputrace_record_nodes(int on) { return collector_is_running() ? capture_record_nodes(on) : -1; }
 
 /* Makes way for another user of CUPTI (torch.profiler), and comes back. */
 EXPORTED void gputrace_pause(int pause) {
@@ -44,7 +44,7 @@ EXPORTED void gputrace_pause(int pause) {
 
 /* Keeps CUPTI from a profiler that would crash the program; asked before one of XLA begins. See
  * capture_keep_cupti. */
-EXPORTED int gputrace_keeps(void) { return collector_is_running() ? capture_keep_cupti() : -1; }
+EXPORTED int gputrace_keep_cupti(void) { return collector_is_running() ? capture_keep_cupti() : -1; }
 
 /* A training step has ended. */
 EXPORTED void gputrace_step(void) { sampling_count_step(); }
