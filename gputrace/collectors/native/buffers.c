@@ -197,4 +197,4 @@ void buffers_discard(void) {
 
 void buffers_lock(void) { pthread_mutex_lock(&lock); }
 void buffers_unlock(void) { pthread_mutex_unlock(&lock); }
-void buffers_in_child(void) { pthread_mutex_init(&lock, NULL); }
+void buffers_reset_in_child(void) { pthread_mutex_init(&lock, NULL); }

@@ -27,4 +27,4 @@ void buffers_discard(void);
 /* Around a fork; in the child nothing is locked. */
 void buffers_lock(void);
 void buffers_unlock(void);
-void buffers_in_child(void);
+void buffers_reset_in_child(void);

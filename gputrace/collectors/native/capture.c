@@ -191,7 +191,7 @@ int capture_is_on(void) {
     return capture.state == RECORDING || (capture.state == OFF && capture.wanted && !capture.paused);
 }
 
-void capture_request(int on) {
+void capture_set_window(int on) {
     pthread_mutex_lock(&capture.lock);
     capture.wanted = on && !capture.is_full;
     settle();
@@ -317,7 +317,7 @@ static void leave_when_due(void) {
     move_to(leaves ? LEAVING : ARMED);
 }
 
-int capture_collect(int flush) {
+int capture_take_records(int flush) {
     if (flush) capture_flush(0);
     int status = buffers_decode();
     pthread_mutex_lock(&capture.lock);
@@ -356,14 +356,14 @@ void capture_note_state(void) {
 void capture_lock(void) { pthread_mutex_lock(&capture.lock); }
 void capture_unlock(void) { pthread_mutex_unlock(&capture.lock); }
 
-void capture_in_child(void) {
+void capture_reset_in_child(void) {
     capture.state = OFF;
     capture.wanted = 0;
     pthread_mutex_init(&capture.lock, NULL);
 }
 
 void capture_init(int from_start, int by_profiler, uint64_t hold_ns) {
-    static const struct subscriber_handlers handlers = {capture_request, on_call_end};
+    static const struct subscriber_handlers handlers = {capture_set_window, on_call_end};
     capture.wanted = from_start;
     capture.usual_hold_ns = capture.hold_ns = hold_ns;
     subscriber_init(by_profiler, &handlers);

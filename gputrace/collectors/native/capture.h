@@ -82,11 +82,11 @@ void capture_init(int from_start, int by_profiler, uint64_t hold_ns);
 void capture_start(void);
 
 /* Opens or closes a window. */
-void capture_request(int on);
+void capture_set_window(int on);
 
 /* Ends a window for a control stretch: CUPTI is let go of after HOLD_NS, or with STAYS_IDLE stays. Returns 0;
  * -1, with nothing changed, where nothing is recorded or CUPTI cannot be let go of in this program.
- * capture_request(1) ends the stretch. */
+ * capture_set_window(1) ends the stretch. */
 int capture_begin_stretch(uint64_t hold_ns, int stays_idle);
 
 /* Begins or stops recording the nodes of CUDA graphs in place of whole replays. Returns 0; -1, with nothing
@@ -108,7 +108,7 @@ void capture_flush(uint32_t force);
 
 /* For the writer: decodes what CUPTI has handed over, after a flush where FLUSH says so, and moves on from
  * HOLDING and LEFT. Returns -1 once the disk took no more. */
-int capture_collect(int flush);
+int capture_take_records(int flush);
 
 /* For the writer: leaves out calls where there are too many, or keeps them again. Returns when to look next,
  * at that or at the end of HOLDING, on CLOCK_MONOTONIC. */
@@ -117,7 +117,7 @@ uint64_t capture_update_sampling(uint64_t now);
 /* Notes in a new file that recording goes on. */
 void capture_note_state(void);
 
-/* Closes the window for good and lets go of CUPTI at the next capture_collect; the program goes on. */
+/* Closes the window for good and lets go of CUPTI at the next capture_take_records; the program goes on. */
 void capture_stop_for_good(void);
 
 /* Stops recording as the process ends, or the disk takes no more. */
@@ -126,4 +126,4 @@ void capture_end(void);
 /* Around a fork. A child has no CUPTI and records nothing. */
 void capture_lock(void);
 void capture_unlock(void);
-void capture_in_child(void);
+void capture_reset_in_child(void);

@@ -53,11 +53,11 @@ static void after_fork(void) {
 static void in_forked_child(void) {
     is_running = 0;
     spool_abandon();
-    writer_in_child();
-    nvtx_in_child();
-    buffers_in_child();
-    threads_in_child();
-    capture_in_child();
+    writer_reset_in_child();
+    nvtx_reset_in_child();
+    buffers_reset_in_child();
+    threads_reset_in_child();
+    capture_reset_in_child();
 }
 
 static void write_process(void) {

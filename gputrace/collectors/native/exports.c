@@ -26,7 +26,7 @@ EXPORTED int InitializeInjectionNvtxExtension(nvtx_module_t *module) {
 
 /* Opens or closes a window: for --steps. */
 EXPORTED void gputrace_capture(int on) {
-    if (collector_is_running()) capture_request(on);
+    if (collector_is_running()) capture_set_window(on);
 }
 
 /* Begins a control stretch, which gputrace_capture(1) ends. See capture_begin_stretch. */

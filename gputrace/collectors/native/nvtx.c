@@ -253,7 +253,7 @@ static int pop_range(uint32_t domain, const payload_t *payloads, size_t count) {
     return --depth;
 }
 
-void nvtx_in_child(void) { pthread_mutex_init(&started_lock, NULL); }
+void nvtx_reset_in_child(void) { pthread_mutex_init(&started_lock, NULL); }
 
 static uint64_t start_range(uint32_t domain, uint32_t name, content_t content) {
     pthread_mutex_lock(&started_lock);

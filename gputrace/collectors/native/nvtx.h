@@ -17,4 +17,4 @@ int nvtx_install(nvtx_export_t export_table);
 int nvtx_install_payloads(nvtx_module_t *module);
 
 /* In a forked child, whose parent's threads may have held the lock. */
-void nvtx_in_child(void);
+void nvtx_reset_in_child(void);

@@ -3,7 +3,8 @@
  *
  * A header of 32 bytes, then chunks: a tag of four letters, the number of bytes that follow, and those bytes.
  * Records of one kind share a chunk. Everything is little-endian, times are nanoseconds of CLOCK_REALTIME. A chunk
- * cut short at the end is what a killed process was writing: readers stop there. gputrace/collectors/spool/activity.py reads it; keep the two alike.
+ * cut short at the end is what a killed process was writing: readers stop there.
+ * gputrace/collectors/spool/activity.py reads it; keep the two alike.
  */
 #pragma once
 

@@ -48,4 +48,4 @@ uint32_t threads_system_id(uint32_t self, uint64_t when) {
     return id;
 }
 
-void threads_in_child(void) { pthread_mutex_init(&lock, NULL); }
+void threads_reset_in_child(void) { pthread_mutex_init(&lock, NULL); }

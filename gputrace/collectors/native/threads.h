@@ -16,4 +16,4 @@ uint64_t threads_timestamp(void);
 uint32_t threads_system_id(uint32_t self, uint64_t when);
 
 /* In a forked child, whose parent's threads may have held the lock. */
-void threads_in_child(void);
+void threads_reset_in_child(void);

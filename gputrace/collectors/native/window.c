@@ -34,11 +34,11 @@ static void plan_next_window(void) {
 
 uint64_t window_advance(uint64_t now) {
     if (phase == BEFORE && now >= begin) {
-        capture_request(1);
+        capture_set_window(1);
         phase = WITHIN;
     }
     if (phase == WITHIN && now >= end) {
-        capture_request(0);
+        capture_set_window(0);
         if (period) plan_next_window();
         else phase = OVER;
     }

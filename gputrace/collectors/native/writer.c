@@ -26,7 +26,7 @@ static uint64_t segment_ns, next_segment, kept_segments, max_bytes, bytes_before
 
 static int collect(int flush) {
     pthread_mutex_lock(&collecting);
-    int status = capture_collect(flush);
+    int status = capture_take_records(flush);
     pthread_mutex_unlock(&collecting);
     return status;
 }
@@ -141,7 +141,7 @@ void writer_stop(void) {
     is_stopping = 1;
     buffers_wake();
     if (is_started) pthread_join(thread, NULL);
-    capture_collect(0);
+    capture_take_records(0);
 }
 
-void writer_in_child(void) { pthread_mutex_init(&collecting, NULL); }
+void writer_reset_in_child(void) { pthread_mutex_init(&collecting, NULL); }

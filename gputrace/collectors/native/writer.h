@@ -16,4 +16,4 @@ void writer_write_now(void);
 void writer_write_clocks(void);
 
 /* In a forked child, which has no such thread. */
-void writer_in_child(void);
+void writer_reset_in_child(void);

@@ -63,11 +63,11 @@ struct value {
 
 static const uint8_t LENGTHS[12] = {0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0};
 
-static uint32_t big16(const uint8_t *at) { return (uint32_t)at[0] << 8 | at[1]; }
+static uint32_t big_endian_16(const uint8_t *at) { return (uint32_t)at[0] << 8 | at[1]; }
 
-static uint32_t big32(const uint8_t *at) { return big16(at) << 16 | big16(at + 2); }
+static uint32_t big_endian_32(const uint8_t *at) { return big_endian_16(at) << 16 | big_endian_16(at + 2); }
 
-static uint64_t big64(const uint8_t *at) {
+static uint64_t big_endian_64(const uint8_t *at) {
     uint64_t number;
     memcpy(&number, at, sizeof number);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -127,7 +127,7 @@ enum { INTERIOR_PAGE = 5, LEAF_PAGE = 13 };
 // Finds a cell of a page, which has to lie behind the array that says where cells are; 0 if it does.
 static int find_cell(const struct file *file, const uint8_t *page, int head, uint32_t cells,
                    uint32_t i, const uint8_t **cell) {
-    uint32_t begin = big16(page + head + 2 * i), array = (uint32_t)head + 2 * cells;
+    uint32_t begin = big_endian_16(page + head + 2 * i), array = (uint32_t)head + 2 * cells;
     uint32_t last = (uint32_t)file->usable - 4 - (head == 12);
     if (begin < array || begin > last) return BROKEN;
     *cell = page + begin;
@@ -135,7 +135,7 @@ static int find_cell(const struct file *file, const uint8_t *page, int head, uin
 }
 
 static uint32_t count_cells(const struct file *file, const uint8_t *page, int head) {
-    uint32_t cells = big16(page + 3);
+    uint32_t cells = big_endian_16(page + 3);
     uint32_t most = ((uint32_t)file->usable - (uint32_t)head) / 2;
     return cells <= (uint32_t)(file->page_size - 8) / 6 && cells <= most ? cells : UINT32_MAX;
 }
@@ -158,11 +158,11 @@ static int visit_interior(struct walk *walk, uint32_t number, int level, int64_t
         if (!read_varint(cell + 4, page + file->usable, &key)) return BROKEN;
         int64_t middle = (int64_t)key;
         if (middle < low || middle >= high) return BROKEN;
-        failed = descend(walk, big32(cell), level + 1, low, middle);
+        failed = descend(walk, big_endian_32(cell), level + 1, low, middle);
         if (failed) return failed;
         low = middle + 1;
     }
-    return descend(walk, big32(page + 8), level + 1, low, high);
+    return descend(walk, big_endian_32(page + 8), level + 1, low, high);
 }
 
 static int descend(struct walk *walk, uint32_t child, int level, int64_t low, int64_t high) {
@@ -186,7 +186,7 @@ static int find_depth(const struct file *file, uint32_t number, uint8_t *page) {
         const uint8_t *cell;
         uint32_t cells = count_cells(file, page, 12);
         if (cells == UINT32_MAX || !cells || find_cell(file, page, 12, cells, 0, &cell)) return BROKEN;
-        number = big32(cell);
+        number = big_endian_32(cell);
     }
     return BROKEN;
 }
@@ -355,7 +355,7 @@ static int read_cell(const struct file *file, const uint8_t *page, const uint8_t
         int64_t surplus = least + (local - least) % (file->usable - 4);
         local = surplus <= most ? surplus : least;
         if (local + 4 > end - at) return BROKEN;
-        cell->overflow = big32(at + local);
+        cell->overflow = big_endian_32(at + local);
     } else if (local > end - at) {
         return BROKEN;
     }
@@ -377,7 +377,7 @@ static int read_overflow(struct scan *scan, const struct cell *cell, int64_t off
         for (; length > 0 && offset < begin + held; offset++, length--)
             *into++ = scan->overflow_page[4 + offset - begin];
         begin += held;
-        next = big32(scan->overflow_page);
+        next = big_endian_32(scan->overflow_page);
     }
     return 0;
 }
@@ -396,9 +396,9 @@ static int read_numbers(struct scan *scan, const struct cell *cell, const struct
             uint8_t bytes[8] = {0};
             int failed = read_overflow(scan, cell, field->offset, field->length, bytes);
             if (failed) return failed;
-            numbers[i] = (int64_t)big64(bytes) >> field->shift;
+            numbers[i] = (int64_t)big_endian_64(bytes) >> field->shift;
         } else {
-            numbers[i] = (int64_t)big64(cell->record + field->offset) >> field->shift;
+            numbers[i] = (int64_t)big_endian_64(cell->record + field->offset) >> field->shift;
         }
     }
     return 0;
@@ -465,7 +465,7 @@ static int write_plain_row(struct scan *scan, const struct cell *cell,
         const struct value *value = &scan->values[i];
         const struct field *field = &layout->fields[value->column];
         int64_t number = field->is_null ? -1 : field->constant;
-        if (field->length) number = (int64_t)big64(cell->record + field->offset) >> field->shift;
+        if (field->length) number = (int64_t)big_endian_64(cell->record + field->offset) >> field->shift;
         else if (scan->columns[value->column].absence == ROWID) number = cell->rowid;
         write_number(scan, value, number);
     }

@@ -273,11 +273,12 @@ EXPORTED int gputrace_ticker_start(void) {
 
 /* On the main thread, which holds the interpreter's lock: starts the clock once the frame that forks goes on or has
  * ended; asks again while functions that it calls are at work. */
-static int start_if_resumed(void *unused) {
+static int start_after_fork(void *unused) {
     resumption.is_queued = 0;
     if (!resumption.is_due || ticker.process != getpid()) return 0;
     int is_early = python.get_frame() != resumption.frame;
-    if (is_early && read_clock(CLOCK_MONOTONIC) < resumption.until && !python.add_pending_call(start_if_resumed, unused)) {
+    if (is_early && read_clock(CLOCK_MONOTONIC) < resumption.until &&
+        !python.add_pending_call(start_after_fork, unused)) {
         resumption.is_queued = 1;
         return 0;
     }
@@ -297,7 +298,7 @@ EXPORTED int gputrace_ticker_resume(void) {
     resumption.frame = frame;
     resumption.until = read_clock(CLOCK_MONOTONIC) + SECOND / 20;
     resumption.is_due = 1;
-    if (!resumption.is_queued && python.add_pending_call(start_if_resumed, NULL)) {
+    if (!resumption.is_queued && python.add_pending_call(start_after_fork, NULL)) {
         resumption.is_due = 0;
         return -1;
     }
