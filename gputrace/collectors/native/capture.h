@@ -31,9 +31,9 @@
  * Threads that call functions of this file: any of the program's, by the hooks or from within a CUDA call;
  * the thread of writer.c; the one that forks or ends the process. CUPTI's own thread does not.
  *
- * Locks: `lock` serialises all requests and transitions. With it held, the locks of buffers.c, threads.c and
- * spool.c may be taken, in this order; none of them may be held when it is taken. cuptiFinalize is called
- * with it, by a thread that only tries to take it: the program never waits for us there.
+ * Locks: `lock` serialises all requests and transitions. The locks of buffers.c, spool.c and threads.c may be
+ * taken while it is held, and none of them may be held when it is taken. cuptiFinalize is called with it, by a
+ * thread that only tries to take it: the program never waits for us there.
  */
 #pragma once
 

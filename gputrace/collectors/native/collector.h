@@ -34,6 +34,10 @@
  *     threads.c, lock         known threads; held for a few instructions, with no other
  *     nvtx.c, started_lock    ranges that may end on another thread; held with no other
  *
+ * Atomic, and so read without a lock: capture.state, wanted and paused (capture.c); whether the process is recorded
+ * (collector.c) and the writer is to stop (writer.c); what buffers.c and decode.c have seen, and the numbering of
+ * calls; counts of calls and steps (sampling.c); the thread that makes a graph (graphs.c).
+ *
  * A fork takes the locks of capture.c, buffers.c and spool.c, so that the child finds what they guard whole; the
  * others are made anew in the child, which uses nothing that they guard.
  *
