@@ -33,6 +33,7 @@ _LEFT_OUT: Final = (
 )
 """It loads the library into a Python that was not built with sanitizers, which they refuse."""
 TESTS: Final = (
+    "tests/collectors/native/test_capture_states.py",
     "tests/collectors/native/test_collector.py",
     "tests/collectors/spool/test_activity.py",
     "tests/collectors/test_session_ring.py",
