@@ -13,15 +13,14 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
-NATIVE = Path("gputrace/collectors/native")
 
-
-def library(name: str, folder: Path) -> Extension:
-    """The library of the C files in a folder."""
+def library(name: str, *folders: str) -> Extension:
+    """The library of the C files in some folders of the package."""
+    files = [file for folder in folders for file in sorted(Path("gputrace", folder).glob("*.[ch]"))]
     return Extension(
         f"gputrace.{name}",
-        sources=[str(path) for path in sorted(folder.glob("*.c"))],
-        depends=[str(path) for path in sorted(folder.glob("*.h"))],
+        sources=[str(file) for file in files if file.suffix == ".c"],
+        depends=[str(file) for file in files if file.suffix == ".h"],
         extra_compile_args=[
             "-std=gnu11",
             "-O2",
@@ -75,12 +74,12 @@ class Build(build):
 
 setup(
     ext_modules=[
-        library("collectors._collector", NATIVE),
-        library("collectors._ticker", NATIVE / "ticker"),
-        library("model._columns", Path("gputrace/model/native")),
-        library("store._native", Path("gputrace/store/native")),
-        library("readers._events", Path("gputrace/readers/native")),
-        library("analyzers.whatif._replay", Path("gputrace/analyzers/whatif/native")),
+        library("_collector", "collectors/native"),
+        library("_ticker", "collectors/native/ticker"),
+        library(
+            "_analysis",
+            *("model/native", "store/native", "readers/native", "analyzers/whatif/native"),
+        ),
     ],
     cmdclass={"bdist_wheel": Wheel, "build": Build, "build_ext": Libraries},
 )

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from benchmarks.options import Options
 from gputrace.collectors.backend import has_driver
+from gputrace.native import built
 
 GPU_KINDS: Final = (10, 1, 2, 22, 17, 51)
 """Kinds of the collector: kernels, copies, memsets, copies between GPUs, overhead, graphs."""
@@ -156,7 +157,7 @@ def _begin_stretch(work: Callable[[], object], call: Callable[[], object]) -> No
     collector = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
     work()
     call()
-    if collector.gputrace_rest(ctypes.c_uint64(HOLD_NS), 1):
+    if collector.gputrace_begin_stretch(ctypes.c_uint64(HOLD_NS), 1):
         raise RuntimeError("the collector begins no stretch")
     # It looks each second.
     time.sleep(HOLD_NS / 1e9 + 2)
@@ -236,9 +237,7 @@ def _environment(state: str) -> Iterator[dict[str, str]]:
     if state not in ("collector", "stretch"):
         yield kept
         return
-    from gputrace import collectors
-
-    library = Path(collectors.__file__).with_name("_collector.so")
+    library = built("_collector")
     with tempfile.TemporaryDirectory() as folder:
         kept |= {"CUDA_INJECTION64_PATH": str(library), "GPUTRACE_DIR": folder}
         yield kept | ({"GPUTRACE_CUPTI": MISSING} if state == "collector" else {})

@@ -12,8 +12,9 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
-from gputrace.model import events, intervals, library
+from gputrace.model import events, intervals
 from gputrace.model.trace import Trace
+from gputrace.native import library
 from gputrace.readers.registry import open_trace
 from tests.helpers import command
 from tests.helpers.exports import Export, Opened

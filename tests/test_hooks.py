@@ -991,7 +991,7 @@ void gputrace_pause(int on) { tell("pause", on); }
 void gputrace_capture(int on) { tell("capture", on); }
 int steps;
 void gputrace_step(void) { steps++; }
-int gputrace_keeps(void) { return getenv("KEEPS") ? 0 : -1; }
+int gputrace_keep_cupti(void) { return getenv("KEEPS") ? 0 : -1; }
 """
 LOAD: Final = """
 import ctypes, os

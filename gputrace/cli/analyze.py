@@ -55,7 +55,7 @@ def analyze(
     and dumps of PyTorch's flight recorder, one per rank, say which rank the others wait for.
     """
     import gputrace
-    from gputrace.model import keep_freed_memory
+    from gputrace.native import keep_freed_memory
     from gputrace.readers.flight_recorder import is_hang_report
 
     if all(map(is_hang_report, traces)):

@@ -198,9 +198,3 @@ HOW_TO_BUILD: Final = (
     "--no-cache-dir gputrace)"
 )
 """Without the cache, where pip may keep what it built without a compiler."""
-
-
-def built_library(name: str) -> Path | None:
-    """Return the path of a C library; None if the package was built without a compiler."""
-    path = Path(__file__).with_name(f"{name}.so")
-    return path if path.exists() else None

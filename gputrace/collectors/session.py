@@ -26,7 +26,6 @@ from gputrace.collectors.backend import (
     Limits,
     Merged,
     Plan,
-    built_library,
     bytes_in,
     has_driver,
 )
@@ -39,6 +38,7 @@ from gputrace.collectors.masking import masked
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.spool import CHUNK, HEADER
 from gputrace.errors import GputraceError, MissingError, UsageError
+from gputrace.native import built
 from gputrace.store import sqlite_security
 from gputrace.units import format_ranges
 
@@ -283,7 +283,7 @@ def _is_of(output: Path, job: str) -> bool:
 def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment with what loads the hooks into the program's Python."""
     changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
-    library = built_library("_ticker") if plan.python is not False else None
+    library = built("_ticker") if plan.python is not False else None
     if plan.python is None and library is not None:
         changed["GPUTRACE_LINES"] = str(library)
     if plan.python:

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.operations import Gpu, GpuOperations, GpuSummary, pair_keys, pair_of
 from gputrace.errors import GputraceError
-from gputrace.model import keep_freed_memory
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, distinct_ids, number_ids
 from gputrace.model.options import Window
 from gputrace.model.trace import Coverage, Device, NoGpu, Process, Progress, Quality, Session, Trace
+from gputrace.native import keep_freed_memory
 from gputrace.readers.registry import open_trace
 from gputrace.store.slice import slice_window
 from gputrace.store.spill_file import SpillFile

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.model import address, library
+from gputrace.native import address, library
 
 Column = NDArray[np.signedinteger[Any]]
 Mask = NDArray[np.bool_]
@@ -258,7 +258,7 @@ def sort_numbers(numbers: NDArray[np.int64]) -> None:
         numbers.sort()
     else:
         scratch = np.empty_like(numbers)
-        native.gputrace_sort(address(numbers), address(scratch), len(numbers))
+        native.gputrace_sort_numbers(address(numbers), address(scratch), len(numbers))
 
 
 def is_among(ids: Column, wanted: Column | Iterable[int]) -> Mask:
@@ -315,7 +315,7 @@ def order_by_group(
     group, start = np.ascontiguousarray(group, np.int32), np.ascontiguousarray(start)
     order, falls = np.empty(len(group), np.intp), np.empty((2, groups), np.int64)
     room = address(order), address(edges[1:]), address(falls)
-    native.gputrace_group(address(group), address(start), len(group), groups, *room)
+    native.gputrace_order_by_group(address(group), address(start), len(group), groups, *room)
     for number in np.flatnonzero(falls[0]).tolist():
         rows = order[edges[number] : edges[number + 1]]
         rows[:] = rows[np.argsort(start[rows], kind="stable")]
@@ -335,7 +335,7 @@ class IdLookup:
             if (native := library()) is not None:
                 ids, rows = np.ascontiguousarray(ids), np.ascontiguousarray(rows, np.int64)
                 given = address(ids), ids.itemsize, ids.size, self._low, len(self._rows)
-                native.gputrace_index(*given, address(self._rows), UNKNOWN, address(rows))
+                native.gputrace_index_ids(*given, address(self._rows), UNKNOWN, address(rows))
             else:
                 self._rows[ids[::-1] - self._low] = rows[::-1]
         else:
@@ -357,7 +357,7 @@ def _look_up(ids: Column, low: int, table: NDArray[np.int32]) -> NDArray[np.int3
     if (native := library()) is not None:
         ids, entries = np.ascontiguousarray(ids), np.empty(ids.shape, np.int32)
         given = address(ids), ids.itemsize, ids.size, low, len(table), address(table)
-        native.gputrace_look_up(*given, UNKNOWN, address(entries))
+        native.gputrace_look_up_ids(*given, UNKNOWN, address(entries))
         return entries
     positions = ids.astype(np.int64) - low
     known = (positions >= 0) & (positions < len(table))
@@ -381,7 +381,7 @@ def _counted(ids: Column, low: int, high: int) -> NDArray[np.int64]:
     if (native := library()) is not None:
         ids = np.ascontiguousarray(ids)
         given = address(ids), ids.itemsize, ids.size, low, len(seen), address(seen)
-        native.gputrace_mark(*given)
+        native.gputrace_mark_ids(*given)
     else:
         seen[ids.astype(np.intp) - low] = True
     return np.flatnonzero(seen) + low

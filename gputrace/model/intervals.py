@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.model import address, library
 from gputrace.model.struct import Struct
+from gputrace.native import address, library
 
 Times = NDArray[np.int64]
 _Columns = tuple[Times, ...]
@@ -55,10 +55,6 @@ class Intervals(Struct, frozen=True, dict=True):
     @cached_property
     def _covered(self) -> Times:
         """Nanoseconds of the set before each interval, and at the end all of them."""
-        if (native := library()) is not None:
-            covered = np.empty(len(self) + 1, np.int64)
-            native.gputrace_cover(*self._in_memory, address(covered))
-            return covered
         covered = np.zeros(len(self) + 1, np.int64)
         np.subtract(self.end, self.start, out=covered[1:])
         np.cumsum(covered, out=covered)
@@ -73,7 +69,7 @@ class Intervals(Struct, frozen=True, dict=True):
             times = np.ascontiguousarray(times)
             result = np.empty_like(times)
             (start, end, count), whole = self._in_memory, address(self._covered)
-            native.gputrace_before(
+            native.gputrace_covered_before(
                 start, end, whole, count, address(times), times.size, address(result)
             )
             return result
@@ -127,7 +123,7 @@ class Intervals(Struct, frozen=True, dict=True):
         if not len(self) or not len(other):
             return EMPTY
         if (native := library()) is not None:
-            return _written(native.gputrace_intersection, self, other)
+            return _written(native.gputrace_intersect, self, other)
         first = np.searchsorted(other.end, self.start, "right")
         met = np.maximum(np.searchsorted(other.start, self.end, "left") - first, 0)
         mine = np.repeat(np.arange(len(self)), met)
@@ -142,7 +138,7 @@ class Intervals(Struct, frozen=True, dict=True):
         if not len(self) or not len(other):
             return self
         if (native := library()) is not None:
-            return _written(native.gputrace_difference, self, other)
+            return _written(native.gputrace_subtract, self, other)
         return self.intersection(other.complement(int(self.start[0]), int(self.end[-1])))
 
 
@@ -156,7 +152,7 @@ def search(ordered: Times, times: Times, side: Literal["left", "right"] = "left"
     ordered, times = np.ascontiguousarray(ordered, np.int64), np.ascontiguousarray(times, np.int64)
     places = np.empty(times.shape, np.int64)
     given = address(ordered), len(ordered), address(times), times.size, side == "right"
-    native.gputrace_search(*given, address(places))
+    native.gputrace_search_sorted(*given, address(places))
     return places
 
 
@@ -194,7 +190,7 @@ def merge_touching(first: Intervals, second: Intervals) -> Intervals:
     if not len(first) or not len(second):
         return first if len(first) else second
     if (native := library()) is not None:
-        return _written(native.gputrace_merge, first, second)
+        return _written(native.gputrace_merge_sets, first, second)
     starts, ends = ((getattr(first, edge), getattr(second, edge)) for edge in ("start", "end"))
     return union(np.concatenate(starts), np.concatenate(ends))
 
@@ -258,7 +254,7 @@ def _joined(
     result = np.empty((2, len(start)), np.int64)
     at = address(result)
     which = None if group is None else address(group), groups.start, groups.stop
-    count = native.gputrace_union(
+    count = native.gputrace_join_intervals(
         address(start), address(end), len(start), *which, at, at + result.strides[0]
     )
     return None if count < 0 else _kept(result, count)

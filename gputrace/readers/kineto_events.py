@@ -7,9 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
-from functools import cache
 from json import JSONDecoder
-from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
@@ -18,6 +16,7 @@ from msgspec.json import Decoder
 from numpy.typing import NDArray
 
 from gputrace.model.events import UNKNOWN, Mask
+from gputrace.native import address, library
 from gputrace.readers.chrome_json import BadJson, repair
 
 Value = int | float | str | None
@@ -95,7 +94,6 @@ class Properties(Struct):
     host: Value = field(default="", name="host_name")
 
 
-LIBRARY: Final = Path(__file__).with_name("_events.so")
 Ints = NDArray[np.int64]
 
 COLUMNS: Final = (
@@ -215,20 +213,6 @@ def tabulate(events: Sequence[Event]) -> EventBatch:
     return EventBatch(columns, [value for _, value in numbers], lambda row: events[row].args)
 
 
-@cache
-def _library() -> ctypes.CDLL | None:
-    """Return the C library; None where the package was built without a compiler."""
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-    except OSError:
-        return None
-    int64, pointer = ctypes.c_int64, ctypes.c_void_p
-    scan = library.gputrace_scan_events
-    scan.argtypes = [pointer, int64, pointer, int64, pointer, int64, ctypes.POINTER(int64)]
-    scan.restype = int64
-    return library
-
-
 class EventScanner:
     """Scan in C of JSON lists of events; a table is valid until the next scan."""
 
@@ -242,8 +226,7 @@ class EventScanner:
         That is so without the library, and where anything is not usual: beginnings and ends in
         place of durations, text that is not JSON to the letter, numbers of unusual size.
         """
-        library = _library()
-        if library is None:
+        if (loaded := library()) is None:
             return None
         most = len(text) // _SHORTEST + 1
         if most > self._columns.shape[1]:
@@ -251,8 +234,8 @@ class EventScanner:
             self._columns = np.empty((len(COLUMNS), most), np.int64)
             self._spans = np.empty((most + _SPARE_SPANS, 2), np.int64)
         columns, spans, count = self._columns, self._spans, ctypes.c_int64()
-        memory = columns.ctypes.data, columns.shape[1], spans.ctypes.data, len(spans), count
-        rows = library.gputrace_scan_events(text, len(text), *memory)
+        memory = address(columns), columns.shape[1], address(spans), len(spans)
+        rows = loaded.gputrace_scan_events(text, len(text), *memory, ctypes.byref(count))
         try:
             if rows < 0 or not (text.isascii() or text.decode()):
                 return None

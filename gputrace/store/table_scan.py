@@ -15,7 +15,6 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -23,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.model.struct import Struct
+from gputrace.native import address, library
 
-LIBRARY: Final = Path(__file__).with_name("_native.so")
 Integers = NDArray[np.signedinteger[Any]]
 Rows = tuple[int, int] | None
 """Rowids ``first <= rowid < end``, or None for all rows."""
@@ -168,28 +167,6 @@ _LEAVES_AT_ONCE: Final = 2048
 _ROWS_WORTH_A_THREAD: Final = 50_000
 
 
-@cache
-def library(path: Path = LIBRARY) -> ctypes.CDLL | None:
-    """Return the C library; None where the package was built without a compiler."""
-    try:
-        loaded = ctypes.CDLL(str(path))
-    except OSError:
-        return None
-    int32, int64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-    file, root = ctypes.POINTER(_File), ctypes.c_uint32
-    loaded.gputrace_list_leaves.argtypes = [
-        *(file, root, int64, int64, pointer, pointer, int64),
-        ctypes.POINTER(int64),
-    ]
-    loaded.gputrace_scan_leaves.argtypes = [
-        *(file, pointer, pointer, int64, int64, int64, int64, root),
-        *(ctypes.POINTER(_Column), int32, ctypes.POINTER(_Value), int32, int64, int64),
-    ]
-    for function in (loaded.gputrace_list_leaves, loaded.gputrace_scan_leaves):
-        function.restype = int64
-    return loaded
-
-
 class TableLayout(Struct, frozen=True):
     """Where a table is in its file, and the columns of its records."""
 
@@ -298,8 +275,10 @@ class Scanner:
     def _leaves(self, file: _File, root: int, ids: range) -> _Leaves | None:
         """Return the leaves with rows of a range of ids; None where SQLite has to find them."""
         pages, highs = np.empty(file.pages, np.uint32), np.empty(file.pages, np.int64)
-        low, room = ctypes.c_int64(), (pages.ctypes.data, highs.ctypes.data, len(pages))
-        leaves = self._library.gputrace_list_leaves(file, root, ids.start, ids.stop - 1, *room, low)
+        low, room = ctypes.c_int64(), (address(pages), address(highs), len(pages))
+        leaves = self._library.gputrace_list_leaves(
+            ctypes.byref(file), root, ids.start, ids.stop - 1, *room, ctypes.byref(low)
+        )
         if leaves <= 0:
             return None
         lows = np.concatenate([[low.value], highs[: leaves - 1] + 1])
@@ -334,7 +313,8 @@ class Scanner:
                 size = min(_LEAVES_AT_ONCE, edges[part + 1] - leaf)
                 before = row
                 row = self._library.gputrace_scan_leaves(
-                    *(file, leaves.pages[leaf:].ctypes.data, leaves.highs[leaf:].ctypes.data, size),
+                    *(ctypes.byref(file), address(leaves.pages[leaf:])),
+                    *(address(leaves.highs[leaf:]), size),
                     *(int(leaves.lows[leaf]), first, end - 1, layout.root),
                     *(columns, len(columns), values, len(values), row, room),
                 )
@@ -363,10 +343,10 @@ def _values(
     values, computed, kept = [], list(query.values.values()), []
     for name in query.values:
         output = outputs[name][base:]
-        values.append(_Value(output=output.ctypes.data, width=output.itemsize))
+        values.append(_Value(output=address(output), width=output.itemsize))
     for condition in query.where:
         limits = np.array(condition.ranges, np.int64)
-        values.append(_Value(limits=limits.ctypes.data, ranges=len(limits)))
+        values.append(_Value(limits=address(limits), ranges=len(limits)))
         computed.append(condition.value)
         kept.append(limits)
     for scanned, value in zip(values, computed, strict=True):

@@ -44,31 +44,31 @@ class Sampling:
         self._wander += by
 
     def begin(self) -> bool:
-        return bool(self._c.sampling_begin(self._monotonic))
+        return bool(self._c.sampling_begin_window(self._monotonic))
 
     def keep(self) -> bool:
         look = ctypes.c_uint64()
-        return bool(self._c.sampling_keep(self._monotonic, ctypes.byref(look)))
+        return bool(self._c.sampling_update(self._monotonic, ctypes.byref(look)))
 
     def turn(self, on: bool) -> None:
-        self._c.sampling_turn(int(on), self._realtime)
+        self._c.sampling_note_switch(int(on), self._realtime)
 
     def turn_at(self, now: int, on: bool) -> None:
         self.set_time(now)
         self.turn(on)
 
     def turn_from_the_beginning(self, on: bool) -> None:
-        self._c.sampling_turn(int(on), ctypes.c_uint64(0))
+        self._c.sampling_note_switch(int(on), ctypes.c_uint64(0))
 
     def look(self) -> None:
-        self._c.sampling_see_clock()
+        self._c.sampling_check_clock()
 
     def takes(self, start: int, end: int) -> bool:
         times = [ctypes.c_uint64(DAY + moment) for moment in (start, end)]
-        return bool(self._c.sampling_takes(*times))
+        return bool(self._c.sampling_accepts(*times))
 
     def step(self) -> None:
-        self._c.sampling_step()
+        self._c.sampling_count_step()
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ _LEFT_OUT: Final = (
 )
 """It loads the library into a Python that was not built with sanitizers, which they refuse."""
 TESTS: Final = (
+    "tests/collectors/native/test_capture_states.py",
     "tests/collectors/native/test_collector.py",
     "tests/collectors/spool/test_activity.py",
     "tests/collectors/test_session_ring.py",
@@ -40,7 +41,7 @@ TESTS: Final = (
 SCANS: Final = 200_000
 """Tables with changed pages that are scanned."""
 _NATIVE: Final = ROOT / "gputrace" / "collectors" / "native"
-_SOURCES: Final = ("decode", "spool", "names", "threads", "nvtx")
+_SOURCES: Final = ("calls", "decode", "names", "nvtx", "spool", "system", "threads")
 _DONE: Final = re.compile(r"Done (\d+) runs")
 
 

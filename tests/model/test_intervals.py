@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import gputrace.model
+from gputrace import native
 from gputrace.model.intervals import (
     EMPTY,
     Intervals,
@@ -151,9 +151,9 @@ def test_times_of_a_clock_since_1970_lose_no_nanosecond() -> None:
 def test_a_library_of_an_older_gputrace_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = tmp_path / "_columns.so"
-    source = "void gputrace_union(void) {} void gputrace_contains(void) {}"
+    older = tmp_path / "_analysis.so"
+    source = "void gputrace_join_intervals(void) {} void gputrace_intersect(void) {}"
     command = ["cc", "-shared", "-x", "c", "-o", str(older), "-"]
     subprocess.run(command, input=source, text=True, check=True)
-    monkeypatch.setattr(gputrace.model, "LIBRARY", older)
-    assert gputrace.model.library.__wrapped__() is None
+    monkeypatch.setattr(native, "built", lambda _: older)
+    assert native.library.__wrapped__() is None

@@ -32,7 +32,7 @@ def compile_all(folder: Path, *extra: str) -> None:
         pytest.skip("needs a C compiler")
     shared = ("-shared", "-fvisibility=hidden")
     for name, sources, options in (
-        ("collector.so", sorted(COLLECTOR.glob("*.c")), shared),
+        ("collector.so", sorted(COLLECTOR.glob("*.c")), (*shared, "-DGPUTRACE_STRICT")),
         ("libcupti.so.13", [HERE / "fake_cupti.c"], ("-shared",)),
         ("old_cupti.so", [HERE / "fake_cupti.c"], ("-shared", "-DOLD")),
         ("libcuda.so.1", [HERE / "fake_cuda.c"], ("-shared",)),

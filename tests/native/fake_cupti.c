@@ -61,7 +61,7 @@ static uint64_t dropped, late;
 static volatile int forced;
 static uint32_t thread_ids;
 static uint64_t (*timestamp)(void);
-static int finalized, at_once, by_hardware;
+static int finalized, registrations, at_once, by_hardware;
 /* Calls are numbered from 1 on again after cuptiFinalize: the largest number so far, and at that time. */
 static uint32_t numbered, numbered_before;
 /* Whether a record was made while single calls were chosen: such a choice can be made again. */
@@ -254,6 +254,9 @@ int fake_taken(void) { return callback != NULL; }
 /* How often cuptiFinalize was called. */
 int fake_finalized(void) { return finalized; }
 
+/* How often a clock was registered. */
+int fake_registrations(void) { return registrations; }
+
 /* Whether somebody is told of cuProfilerStart. */
 int fake_attended(void) { return callback && profiler[CU_PROFILER_START]; }
 
@@ -414,6 +417,7 @@ int cuptiActivityGetNumDroppedRecords(void *context, uint32_t stream, size_t *co
 int cuptiActivityRegisterTimestampCallback(uint64_t (*function)(void)) {
     check(function != NULL, "no function");
     timestamp = function;
+    registrations++;
     return 0;
 }
 #endif

@@ -4,7 +4,11 @@
  * An input is a list of pieces: a byte that says what follows, then that. Each record has memory of its
  * own, of just the bytes that the decoder may read, so that AddressSanitizer sees one too many.
  */
-#include "../../gputrace/collectors/native/cupti.h"
+#include "../../gputrace/collectors/native/capture.h"
+#include "../../gputrace/collectors/native/decode.h"
+#include "../../gputrace/collectors/native/names.h"
+#include "../../gputrace/collectors/native/nvtx.h"
+#include "../../gputrace/collectors/native/sampling.h"
 #include "../../gputrace/collectors/native/spool.h"
 
 #include <stdlib.h>
@@ -12,14 +16,12 @@
 
 typedef void (*function_t)(void);
 typedef struct { size_t size; int (*module_table)(int, function_t ***, unsigned *); } callbacks_t;
-int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t));
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* What the decoder and NVTX need of the collector around them. */
 struct cupti cupti;
-int collector_start(void) { return 0; }
 int capture_is_on(void) { return 1; }
-int sampling_takes(uint64_t start, uint64_t end) { return start <= end; }
+int sampling_accepts(uint64_t start, uint64_t end) { return start <= end; }
 
 static const struct { uint32_t kind; size_t size; } records[] = {
     {KIND_KERNEL, 160}, {KIND_CONCURRENT_KERNEL, 160}, {KIND_MEMCPY, 48}, {KIND_MEMCPY2, 64},
@@ -48,9 +50,9 @@ static void begin(void) {
         core2_table[i] = &core2[i];
     }
     const char *folder = getenv("GPUTRACE_DIR");
-    if (!folder || spool_open(folder) || !InitializeInjectionNvtx2(export_table)) abort();
+    if (!folder || spool_open(folder) || !nvtx_install(export_table)) abort();
     for (uint32_t id = 0; id < CALLS; id++)
-        api_names[DOMAIN_RUNTIME][id] = api_names[DOMAIN_DRIVER][id] = spool_name("cudaCall");
+        call_names[DOMAIN_RUNTIME][id] = call_names[DOMAIN_DRIVER][id] = names_add("cudaCall");
 }
 
 static void feed_record(size_t which, const uint8_t *data, size_t size, const char *name) {
@@ -104,6 +106,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         data += own;
         size -= own + 1;
     }
-    if (inputs % SEGMENT == 0) spool_rotate(1);
+    if (inputs % SEGMENT == 0) spool_begin_segment(1);
     return spool_flush();
 }

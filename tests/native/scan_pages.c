@@ -53,7 +53,7 @@ int main(int count, char **words) {
     uint32_t root = (uint32_t)atol(words[2]);
     int32_t columns = atoi(words[3]);
     state = (uint64_t)atoll(words[5]) * 2 + 1;
-    uint32_t page = big16(bytes + 16) == 1 ? 65536 : big16(bytes + 16);
+    uint32_t page = big_endian_16(bytes + 16) == 1 ? 65536 : big_endian_16(bytes + 16);
     struct file file = {(int64_t)(size / page), memfd_create("pages", 0), (int32_t)page,
                         (int32_t)page - bytes[20], 0};
     if (pwrite(file.descriptor, bytes, size, 0) != (ssize_t)size) return 2;

@@ -19,22 +19,23 @@
  *   fork exit|_exit               a child that ends so; ends this program if the child fails
  *   exec, spawn                   this program again, for the rest of the arguments; spawn: as a child
  *   profiler, capture, pause 0|1  cudaProfilerStart and Stop, gputrace_capture, gputrace_pause
- *   rest 0|1                      gputrace_rest, in which CUPTI stays or not
+ *   rest 0|1                      gputrace_begin_stretch, in which CUPTI stays or not
  *   replays COUNT                 of a CUDA graph of two kernels, NCCL's and a copy, 5 us with pauses; 9 where
  *                                 CUPTI records its nodes; the first one instantiates it
- *   nodes 0|1                     gputrace_nodes; says what it gives
+ *   nodes 0|1                     gputrace_record_nodes; says what it gives
  *   write                         gputrace_write
  *   train STEPS LAUNCHES US       steps in NVTX ranges: an input copy, and launches with so long between
  *   step                          gputrace_step
  *   calls                         says how many calls CUPTI made records of
  *   choices                       says how often CUPTI was asked to record other calls, or none
  *   finalized                     says how often cuptiFinalize was called
+ *   registrations                 says how often a clock was registered with CUPTI
  *   released NUMBER RATE          RATE kernels a millisecond until it was called so often, or a minute
  *   graphs COUNT THREADS          instantiates as many graphs in each thread, for two milliseconds each
  *   at_once                       says how many of these calls were under way at once, at most
  *   hardware                      says whether the hardware takes the times of kernels
  *   taken                         says whether somebody subscribed to CUPTI's callbacks
- *   keeps                         says what gputrace_keeps returns
+ *   keeps                         says what gputrace_keep_cupti returns
  *   attended                      waits until somebody is told of cudaProfilerStart, a minute at most
  *   line                          waits for a line on stdin
  *   sleep MS; say, complain TEXT  on stdout and on stderr
@@ -69,11 +70,11 @@ typedef struct { int number, milliseconds, rate; long count; uint64_t longest; }
 static void (*emit)(const void *, uint64_t);
 static void (*fake_profiler)(int);
 static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), (*fake_attended)(void);
-static int (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void), (*gputrace_keeps)(void);
+static int (*fake_registrations)(void), (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void), (*gputrace_keep_cupti)(void);
 static int (*fake_hardware)(void);
 static void (*fake_instantiate)(int);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void), (*gputrace_write)(void);
-static int (*gputrace_rest)(uint64_t, int), (*gputrace_nodes)(int);
+static int (*gputrace_begin_stretch)(uint64_t, int), (*gputrace_record_nodes)(int);
 static uint32_t correlations;
 static long numbers[THREADS];
 
@@ -517,6 +518,7 @@ static void find(void) {
         *(void **)&fake_calls = dlsym(cupti, "fake_calls");
         *(void **)&fake_choices = dlsym(cupti, "fake_choices");
         *(void **)&fake_finalized = dlsym(cupti, "fake_finalized");
+        *(void **)&fake_registrations = dlsym(cupti, "fake_registrations");
         *(void **)&fake_attended = dlsym(cupti, "fake_attended");
         *(void **)&fake_profiler = dlsym(cupti, "fake_profiler");
         *(void **)&fake_instantiate = dlsym(cupti, "fake_instantiate");
@@ -527,10 +529,10 @@ static void find(void) {
     }
     if (collector) {
         *(void **)&gputrace_capture = dlsym(collector, "gputrace_capture");
-        *(void **)&gputrace_rest = dlsym(collector, "gputrace_rest");
-        *(void **)&gputrace_nodes = dlsym(collector, "gputrace_nodes");
+        *(void **)&gputrace_begin_stretch = dlsym(collector, "gputrace_begin_stretch");
+        *(void **)&gputrace_record_nodes = dlsym(collector, "gputrace_record_nodes");
         *(void **)&gputrace_pause = dlsym(collector, "gputrace_pause");
-        *(void **)&gputrace_keeps = dlsym(collector, "gputrace_keeps");
+        *(void **)&gputrace_keep_cupti = dlsym(collector, "gputrace_keep_cupti");
         *(void **)&gputrace_step = dlsym(collector, "gputrace_step");
         *(void **)&gputrace_write = dlsym(collector, "gputrace_write");
     }
@@ -670,9 +672,10 @@ int main(int count, char **words) {
         else if (!strcmp(what, "say")) { printf("%s\n", *++w); fflush(stdout); }
         else if (!strcmp(what, "complain")) fprintf(stderr, "%s\n", *++w);
         else if (!strcmp(what, "finalized")) say(fake_finalized);
+        else if (!strcmp(what, "registrations")) say(fake_registrations);
         else if (!strcmp(what, "at_once")) say(fake_at_once);
         else if (!strcmp(what, "taken")) say(fake_taken);
-        else if (!strcmp(what, "keeps")) say(gputrace_keeps);
+        else if (!strcmp(what, "keeps")) say(gputrace_keep_cupti);
         else if (!strcmp(what, "hardware")) say(fake_hardware);
         else if (!strcmp(what, "calls")) say(fake_calls);
         else if (!strcmp(what, "choices")) say(fake_choices);
@@ -688,8 +691,8 @@ int main(int count, char **words) {
             if (!strcmp(what, "capture") && gputrace_capture) gputrace_capture(number);
             if (!strcmp(what, "pause") && gputrace_pause) gputrace_pause(number);
             if (!strcmp(what, "replays")) replays(number);
-            if (!strcmp(what, "nodes")) printf("%d\n", gputrace_nodes ? gputrace_nodes(number) : 0);
-            if (!strcmp(what, "rest") && gputrace_rest) gputrace_rest(0, number);
+            if (!strcmp(what, "nodes")) printf("%d\n", gputrace_record_nodes ? gputrace_record_nodes(number) : 0);
+            if (!strcmp(what, "rest") && gputrace_begin_stretch) gputrace_begin_stretch(0, number);
             if (!strcmp(what, "meanwhile")) meanwhile(number);
             if (!strcmp(what, "deep")) deep(number);
             if (!strcmp(what, "released")) {

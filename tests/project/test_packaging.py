@@ -30,13 +30,7 @@ NAME: Final = f"gputrace-{gputrace.__version__}"
 METADATA: Final = f"{NAME}.dist-info"
 DATA: Final = f"{NAME}.data"
 START: Final = "_gputrace_start.py"
-LIBRARIES: Final = {
-    f"gputrace/{name}.so"
-    for name in (
-        *("collectors/_collector", "collectors/_ticker"),
-        *("readers/_events", "store/_native", "model/_columns", "analyzers/whatif/_replay"),
-    )
-}
+LIBRARIES: Final = {f"gputrace/{name}.so" for name in ("_analysis", "_collector", "_ticker")}
 MISSING_HERE: Final = 4
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

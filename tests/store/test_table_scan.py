@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gputrace
+from gputrace.native import library
 from gputrace.report import to_json
 from gputrace.store import table_scan
 from gputrace.store.sqlite_reader import Database, read_integers, scan_integers
@@ -21,7 +22,7 @@ from gputrace.store.table_scan import Query, Value
 from tests.fuzz import native, pages
 from tests.helpers.recordings import unpack
 
-pytestmark = pytest.mark.skipif(table_scan.library() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

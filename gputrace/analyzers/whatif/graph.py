@@ -7,8 +7,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from gputrace.model.events import distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Times
 from gputrace.model.results import Breakdown
 from gputrace.model.struct import Struct
+from gputrace.native import address, library
 
 Index = NDArray[np.int64]
 Edges = Mapping[int, tuple[tuple[int, int], ...]]
@@ -360,7 +360,6 @@ def _needs(before: Index, group: Index, after: Edges, waits: Edges) -> dict[int,
     return needs
 
 
-LIBRARY: Final = Path(__file__).with_name("_replay.so")
 REPLAYED: Final = (
     *("order", "thread", "gap", "hand", "hand_lag", "own", "slot"),
     *("stream", "latency", "spacing", "residual", "ns", "group"),
@@ -370,34 +369,19 @@ REPLAYED: Final = (
 
 def replay(graph: Graph) -> Times:
     """Return when the operation of each item ends; for items without one, when the call does."""
-    library = _library()
-    return walk(graph) if library is None else _replay_by(library, graph)
+    loaded = library()
+    return walk(graph) if loaded is None else _replay_by(loaded, graph)
 
 
-@cache
-def _library() -> ctypes.CDLL | None:
-    """Return the C library; None where the package was built without a compiler."""
-    try:
-        return ctypes.CDLL(str(LIBRARY))
-    except OSError:
-        return None
-
-
-def _replay_by(library: ctypes.CDLL, graph: Graph) -> Times:
+def _replay_by(loaded: ctypes.CDLL, graph: Graph) -> Times:
     columns = [np.ascontiguousarray(getattr(graph, name), np.int64) for name in REPLAYED]
     edges = [graph.edges(column) for column in (graph.waits, graph.after)]
     pointers = [
-        (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-        for arrays in (columns, *edges)
+        (ctypes.c_void_p * len(arrays))(*map(address, arrays)) for arrays in (columns, *edges)
     ]
     counts = (int(lane.max(initial=NONE)) + 1 for lane in (graph.thread, graph.stream, graph.group))
     ended = np.zeros(len(graph), np.int64)
-    failed = library.gputrace_replay(
-        *pointers,
-        *(ctypes.c_int64(count) for count in (len(graph), *counts)),
-        ctypes.c_void_p(ended.ctypes.data),
-    )
-    if failed:
+    if loaded.gputrace_replay(*pointers, len(graph), *counts, address(ended)):
         raise MemoryError
     return ended
 

@@ -12,15 +12,15 @@ from gputrace.collectors.backend import (
     Backend,
     Merged,
     Plan,
-    built_library,
     other_recorder,
 )
 from gputrace.collectors.launch import Launch
+from gputrace.native import built
 
 
 def collector_library() -> Path | None:
     """Return the C library that processes load; None if it was not built."""
-    return built_library("_collector")
+    return built("_collector")
 
 
 def libcuptis() -> list[Path]:

@@ -1,8 +1,10 @@
 #define _GNU_SOURCE
 #include "buffers.h"
 #include "cupti.h"
+#include "decode.h"
 #include "sampling.h"
 #include "spool.h"
+#include "system.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,16 +12,15 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Each thread that makes calls gets one, and CUPTI clears it first: 4 MiB took 0.35 ms on an H200, 2 ms of
- * new memory, and XLA's pools have 200 threads. This has room for two thousand launches. */
+/* Each thread that makes calls gets a buffer, and CUPTI clears it first: 4 MiB took 0.35 ms on an H200, 2 ms in
+ * new memory, and XLA's pools have 200 threads. This size has room for two thousand launches. */
 #define BUFFER_BYTES (512u << 10)
 #define RESERVE_BYTES (64u << 10)
 #define RESERVES 16
-#define MOST_SPARES 64
-#define AT_ONCE 64
-#define SECOND 1000000000u
+#define MAX_SPARES 64
+#define RECORDS_AT_ONCE 64
 
-/* What is noted of a buffer lies in front of its bytes: to take one over needs no memory. */
+/* What is known of a buffer lies in front of its bytes: taking one over needs no memory. */
 typedef struct buffer {
     struct buffer *next;
     size_t valid, size;
@@ -27,17 +28,18 @@ typedef struct buffer {
     _Alignas(64) uint8_t bytes[];
 } buffer_t;
 
+/* Guards the lists; taken by threads of CUPTI's and of the program, and by the writer, for a few instructions. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t filled;
 static buffer_t *completed, **completed_end = &completed;
 static buffer_t *spare, *reserve;
 static size_t spares;
-static int woken;
-static atomic_int seen, refused;
+static int is_woken;
+static atomic_int had_records, was_refused;
 static atomic_uint numbering;
 
 /* Costs no memory before it is used. */
-static void keep_reserve(void) {
+static void make_reserve(void) {
     static _Alignas(64) uint8_t places[RESERVES][sizeof(buffer_t) + RESERVE_BYTES];
     for (int i = 0; i < RESERVES; i++) {
         buffer_t *buffer = (buffer_t *)(void *)places[i];
@@ -52,7 +54,7 @@ void buffers_init(void) {
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&filled, &monotonic);
-    keep_reserve();
+    make_reserve();
 }
 
 static buffer_t *take_from(buffer_t **list) {
@@ -72,21 +74,21 @@ static buffer_t *allocate(void) {
     return buffer;
 }
 
-/* CUPTI before 12.9 may crash on a refusal: there is no upper bound, and where no memory is left, the
- * reserve, which comes back as fast as it is written. */
-static void requested(uint8_t **bytes, size_t *size, size_t *max_records) {
+/* CUPTI before 12.9 may crash where it is refused a buffer: so their number has no bound, and where no memory is
+ * left, it gets the reserve, whose buffers come back as fast as they are written. */
+static void buffer_requested(uint8_t **bytes, size_t *size, size_t *max_records) {
     buffer_t *buffer = take_from(&spare);
     if (!buffer) buffer = allocate();
     if (!buffer) buffer = take_from(&reserve);
-    if (!buffer) refused = 1;
+    if (!buffer) was_refused = 1;
     *bytes = buffer ? buffer->bytes : NULL;
     *size = buffer ? buffer->size : 0;
     *max_records = 0;
 }
 
-static void give_back(buffer_t *buffer) {
+static void recycle(buffer_t *buffer) {
     pthread_mutex_lock(&lock);
-    int is_reserve = buffer->size != BUFFER_BYTES, keep = is_reserve || spares < MOST_SPARES;
+    int is_reserve = buffer->size != BUFFER_BYTES, keep = is_reserve || spares < MAX_SPARES;
     if (keep) {
         buffer->next = is_reserve ? reserve : spare;
         *(is_reserve ? &reserve : &spare) = buffer;
@@ -96,24 +98,24 @@ static void give_back(buffer_t *buffer) {
     if (!keep) free(buffer);
 }
 
-static void is_completed(void *context, uint32_t stream, uint8_t *bytes, size_t size, size_t valid) {
+static void buffer_completed(void *context, uint32_t stream, uint8_t *bytes, size_t size, size_t valid) {
     size_t lost = 0;
     (void)size;
     if (cupti.dropped && !cupti.dropped(context, stream, &lost) && lost) {
         spool_lock();
-        spool_loss(lost, "CUPTI had no room for them");
+        spool_write_loss(lost, "CUPTI had no room for them");
         spool_unlock();
     }
     if (!bytes) return;
     buffer_t *buffer = (buffer_t *)(void *)(bytes - offsetof(buffer_t, bytes));
     if (!valid) {
-        give_back(buffer);
+        recycle(buffer);
         return;
     }
     buffer->next = NULL;
     buffer->valid = valid;
     buffer->numbering = numbering;
-    seen = 1;
+    had_records = 1;
     pthread_mutex_lock(&lock);
     *completed_end = buffer;
     completed_end = &buffer->next;
@@ -122,26 +124,26 @@ static void is_completed(void *context, uint32_t stream, uint8_t *bytes, size_t 
 }
 
 int buffers_register(void) {
-    int code = cupti.register_callbacks(requested, is_completed);
+    int code = cupti.register_callbacks(buffer_requested, buffer_completed);
     return cupti_check(code, "cuptiActivityRegisterCallbacks");
 }
 
-void buffers_number_anew(void) { numbering++; }
+void buffers_restart_numbering(void) { numbering++; }
 
-int buffers_seen(void) { return seen; }
+int buffers_had_records(void) { return had_records; }
 
 void buffers_wait(uint64_t until) {
     struct timespec at = {(time_t)(until / SECOND), (long)(until % SECOND)};
     pthread_mutex_lock(&lock);
-    while (!woken && !completed && clock_ns(CLOCK_MONOTONIC) < until)
+    while (!is_woken && !completed && clock_ns(CLOCK_MONOTONIC) < until)
         if (pthread_cond_timedwait(&filled, &lock, &at)) break;
-    woken = 0;
+    is_woken = 0;
     pthread_mutex_unlock(&lock);
 }
 
 void buffers_wake(void) {
     pthread_mutex_lock(&lock);
-    woken = 1;
+    is_woken = 1;
     pthread_cond_signal(&filled);
     pthread_mutex_unlock(&lock);
 }
@@ -155,44 +157,44 @@ static buffer_t *take_completed(void) {
     return first;
 }
 
-int buffers_drain(void) {
+int buffers_decode(void) {
     static unsigned decoded;
     buffer_t *buffer = take_completed();
     spool_lock();
-    /* Now that nothing is to be decoded which came after this look. */
-    sampling_see_clock();
+    /* Before this look came all that is decoded below. */
+    sampling_check_clock();
     spool_unlock();
     for (buffer_t *next; buffer; buffer = next) {
         void *record = NULL;
         next = buffer->next;
-        if (buffer->numbering != decoded) decode_numbers_anew();
+        if (buffer->numbering != decoded) decode_restart_numbering();
         decoded = buffer->numbering;
         for (int end = 0; !end;) {
             /* A few at a time: NVTX calls of the program, and its forks, wait for this lock. */
             spool_lock();
-            for (int i = 0; !end && i < AT_ONCE; i++) {
+            for (int i = 0; !end && i < RECORDS_AT_ONCE; i++) {
                 end = cupti.next_record(buffer->bytes, buffer->valid, &record);
                 if (!end) decode(record);
             }
             if (end != MAX_LIMIT_REACHED) cupti_check_locked(end, "cuptiActivityGetNextRecord");
             spool_unlock();
         }
-        give_back(buffer);
+        recycle(buffer);
     }
     spool_lock();
-    if (atomic_exchange(&refused, 0)) spool_loss(0, "there was no memory for CUPTI's records");
+    if (atomic_exchange(&was_refused, 0)) spool_write_loss(0, "there was no memory for CUPTI's records");
     int status = spool_flush();
     spool_unlock();
     return status;
 }
 
-void buffers_throw_away(void) {
+void buffers_discard(void) {
     for (buffer_t *buffer = take_completed(), *next; buffer; buffer = next) {
         next = buffer->next;
-        give_back(buffer);
+        recycle(buffer);
     }
 }
 
 void buffers_lock(void) { pthread_mutex_lock(&lock); }
 void buffers_unlock(void) { pthread_mutex_unlock(&lock); }
-void buffers_in_child(void) { pthread_mutex_init(&lock, NULL); }
+void buffers_reset_in_child(void) { pthread_mutex_init(&lock, NULL); }

@@ -5,24 +5,26 @@
 
 void buffers_init(void);
 
-/* Tells CUPTI where its buffers come from and go to; 0 where it takes note of that. */
+/* Tells CUPTI where buffers come from and go to; 0 where it accepts that. */
 int buffers_register(void);
 
 /* Waits until a buffer is completed, buffers_wake was called, or CLOCK_MONOTONIC says UNTIL. */
 void buffers_wait(uint64_t until);
 void buffers_wake(void);
 
-/* What CUPTI completes from now on numbers calls anew. */
-void buffers_number_anew(void);
+/* In buffers that CUPTI completes from now on, calls are numbered from 1 again. */
+void buffers_restart_numbering(void);
 
 /* Whether CUPTI has ever completed a buffer with records. */
-int buffers_seen(void);
+int buffers_had_records(void);
 
-/* Decodes and writes all that is completed. Returns -1 once the disk took no more. */
-int buffers_drain(void);
-void buffers_throw_away(void);
+/* Decodes and writes all completed buffers. Returns -1 once the disk took no more. */
+int buffers_decode(void);
 
-/* Around fork; in the child nothing is locked. */
+/* Drops them. */
+void buffers_discard(void);
+
+/* Around a fork; in the child nothing is locked. */
 void buffers_lock(void);
 void buffers_unlock(void);
-void buffers_in_child(void);
+void buffers_reset_in_child(void);

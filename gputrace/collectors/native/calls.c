@@ -1,11 +1,10 @@
 #include "calls.h"
-#include "cupti.h"
-#include "spool.h"
+#include "names.h"
 
 #include <string.h>
 
 /* Starts of the names of calls that issue work, have it captured, wait for it, or take memory. */
-static const char *const calls[] = {
+static const char *const recorded[] = {
     "cudaLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset", "cudaMalloc", "cudaFree",
     "cudaHostAlloc", "cudaHostRegister", "cudaHostUnregister", "cudaDeviceSynchronize",
     "cudaStreamSynchronize", "cudaEventSynchronize", "cudaThreadSynchronize", "cudaMemPrefetch",
@@ -15,21 +14,23 @@ static const char *const calls[] = {
     "cuMemRelease", "cuMemSetAccess", "cuCtxSynchronize", "cuStreamSynchronize",
     "cuEventSynchronize", "cuMemPrefetch"};
 
-/* Single calls are chosen, in a way that can be turned off and on again: see calls_choose. */
-static int chosen, lasting;
+uint32_t call_names[3][CALLS];
 
-void calls_name(void) {
+/* Calls are chosen one by one, see calls_record; and such a choice is on. */
+static int is_single, is_on;
+
+void calls_find_names(void) {
     for (int domain = DOMAIN_DRIVER; domain <= DOMAIN_RUNTIME; domain++)
         for (uint32_t id = 1; id < CALLS; id++) {
             const char *name = NULL;
             if (cupti.callback_name(domain, id, &name) || !name) continue;
-            for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-                if (!strncmp(name, calls[i], strlen(calls[i])))
-                    api_names[domain][id] = spool_name(name);
+            for (size_t i = 0; i < sizeof recorded / sizeof *recorded; i++)
+                if (!strncmp(name, recorded[i], strlen(recorded[i])))
+                    call_names[domain][id] = names_add(name);
         }
 }
 
-uint32_t calls_id(const char *name) {
+uint32_t calls_find_id(const char *name) {
     for (uint32_t id = 1; id < CALLS; id++) {
         const char *own = NULL;
         if (!cupti.callback_name(DOMAIN_DRIVER, id, &own) && own && !strcmp(own, name)) return id;
@@ -37,31 +38,32 @@ uint32_t calls_id(const char *name) {
     return 0;
 }
 
-static int can_choose(void) { return cupti.enable_runtime_api && cupti.enable_driver_api; }
+static int can_choose_single(void) { return cupti.enable_runtime_api && cupti.enable_driver_api; }
 
-static void choose_each(int on, int named) {
+/* Turns the calls on or off that have a name here, or all others. */
+static void set_each(int on, int with_name) {
     for (uint32_t id = 1; id < CALLS; id++) {
-        if (!api_names[DOMAIN_RUNTIME][id] == !named) cupti.enable_runtime_api(id, (uint8_t)on);
-        if (!api_names[DOMAIN_DRIVER][id] == !named) cupti.enable_driver_api(id, (uint8_t)on);
+        if (!call_names[DOMAIN_RUNTIME][id] == !with_name) cupti.enable_runtime_api(id, (uint8_t)on);
+        if (!call_names[DOMAIN_DRIVER][id] == !with_name) cupti.enable_driver_api(id, (uint8_t)on);
     }
 }
 
-/* Chosen one by one before there is a context, nothing else of the API is watched, which is cheap; and
- * once calls were recorded so, they can be turned off and on (lasting). Calls chosen later are not
- * recorded (all seen with CUPTI 13.0): then the whole kind is turned on and the other calls are taken
- * out, which costs more. Before 12.8 single calls cannot be chosen: decoding drops the rest. */
-void calls_choose(int on) {
-    if (lasting) {
-        if (on != chosen) choose_each(on, 1);
-        chosen = on;
+/* Where calls are chosen one by one before there is a context, nothing else of the API is watched, which is cheap;
+ * and once some were recorded so, they can be turned off and on again. Single calls chosen later are not recorded
+ * (all seen with CUPTI 13.0): then the whole kind is turned on and the other calls are taken out, which costs
+ * more. Before 12.8 single calls cannot be chosen at all: decoding drops the rest. */
+void calls_record(int on) {
+    if (is_single) {
+        if (on != is_on) set_each(on, 1);
+        is_on = on;
         return;
     }
     (on ? cupti.enable : cupti.disable)(KIND_RUNTIME);
     (on ? cupti.enable : cupti.disable)(KIND_DRIVER);
-    if (on && can_choose()) choose_each(0, 0);
+    if (on && can_choose_single()) set_each(0, 0);
 }
 
-void calls_make_last(void) { lasting = can_choose(); }
-int calls_do_last(void) { return lasting; }
-int calls_are_chosen(void) { return chosen; }
-void calls_forget(void) { lasting = chosen = 0; }
+void calls_prefer_single(void) { is_single = can_choose_single(); }
+int calls_are_single(void) { return is_single; }
+int calls_are_recorded_singly(void) { return is_on; }
+void calls_reset(void) { is_single = is_on = 0; }

@@ -1,24 +1,30 @@
-/* Which calls CUPTI records, and how it is told so. */
+/* Which API calls CUPTI records. Guarded by the lock of capture.c; the names are written in cuInit and read
+ * afterwards. */
 #pragma once
+
+#include "cupti.h"
 
 #include <stdint.h>
 
-/* Gives the calls that matter their names, once CUPTI is loaded and with the spool locked. */
-void calls_name(void);
+/* Names of the calls that are recorded, as spool ids, by domain and id; 0 for all others. */
+extern uint32_t call_names[3][CALLS];
 
-/* The id of a call of the driver's, 0 where there is none of that name. */
-uint32_t calls_id(const char *name);
+/* Fills them in, once CUPTI is loaded and with the spool locked. */
+void calls_find_names(void);
 
-/* Before there is a context: from now on calls are chosen, where CUPTI can, in a way that can be turned
- * off and on again. */
-void calls_make_last(void);
-int calls_do_last(void);
+/* The id of a call of the driver's; 0 where there is none of that name. */
+uint32_t calls_find_id(const char *name);
 
-/* Turns the records of the calls that matter on and off, by the cheapest way that is left. */
-void calls_choose(int on);
+/* Before there is a context: from now on calls are chosen one by one where CUPTI can do that, so that they can be
+ * turned off and on again. */
+void calls_prefer_single(void);
+int calls_are_single(void);
 
-/* Whether they are on in the way that lasts. */
-int calls_are_chosen(void);
+/* Turns the records of these calls on or off, in the cheapest way that is left. */
+void calls_record(int on);
 
-/* CUPTI has forgotten them, or may. */
-void calls_forget(void);
+/* Whether calls that were chosen one by one are on. */
+int calls_are_recorded_singly(void);
+
+/* CUPTI has forgotten them, or may have. */
+void calls_reset(void);

@@ -3,17 +3,16 @@
 #include "buffers.h"
 #include "calls.h"
 #include "cupti.h"
+#include "decode.h"
 #include "graphs.h"
 #include "hazards.h"
 #include "sampling.h"
 #include "spool.h"
 #include "subscriber.h"
+#include "system.h"
 #include "threads.h"
 
 #include <limits.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -22,333 +21,357 @@
  * the synchronising calls are recorded as calls. */
 static const int gpu_kinds[] = {KIND_CONCURRENT_KERNEL, KIND_MEMCPY, KIND_MEMSET,
                                 KIND_MEMCPY2, KIND_OVERHEAD, KIND_GRAPH_TRACE};
-/* Of these: all of CUPTI have the first, and older ones lack some of the others. */
-enum { NEEDED = 3 };
+/* Every CUPTI has the first three; older ones lack some of the others. */
+enum { KINDS = sizeof gpu_kinds / sizeof *gpu_kinds, NEEDED_KINDS = 3 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int over;
-static atomic_int wanted, paused, ready, recording;
-/* Whether calls are kept while the rest is recorded, as the file says: without a word, yes. */
-static int with_calls = 1;
-/* The nodes of CUDA graphs are recorded, each by itself. */
-static int by_node;
-/* CUPTI is to be let go of, and was. */
-static atomic_int leaving, left;
-static int had_window, stopped, stays;
-static int hazards;
-static uint32_t cupti_version;
-/* CUPTI is held for so long after each window: what the GPU is still at then comes with its times, and for
- * a window that follows no calls need be chosen anew, which costs more. Then it is let go of, since even
- * an idle CUPTI costs something. In a few control stretches it stays: idle it costs a step too little to
- * be seen in them, and each time that it comes back the dearer way to choose calls costs a third of one
- * (ResNet-18 and GPT-2 on an H100, CUPTI 13.0). */
-static uint64_t hold, hold_now, off_since;
+static struct capture capture = {.lock = PTHREAD_MUTEX_INITIALIZER, .keeps_calls = 1};
 
-void capture_init(int from_start, int profiler, uint64_t hold_ns) {
-    wanted = from_start;
-    subscriber_init(profiler);
-    hold = hold_now = hold_ns;
+/* ---- transitions ---- */
+
+/* Takes a step of the table in capture.h. A build with GPUTRACE_STRICT, as tests have it, ends where a step is
+ * not in it; a user's program never does. */
+static void move_to(enum capture_state next) {
+    static const uint8_t allowed[] = {
+        [OFF] = 1 << ARMED,
+        [ARMED] = 1 << RECORDING,
+        [RECORDING] = 1 << HOLDING,
+        [HOLDING] = 1 << RECORDING | 1 << LEAVING | 1 << ARMED,
+        [LEAVING] = 1 << LEFT | 1 << ARMED,
+        [LEFT] = 1 << ARMED,
+    };
+#ifdef GPUTRACE_STRICT
+    if (!(allowed[capture.state] >> next & 1)) {
+        dprintf(2, "gputrace: transition from state %d to %d\n", (int)capture.state, (int)next);
+        abort();
+    }
+#endif
+    (void)allowed;
+    capture.state = next;
 }
 
-int capture_is_on(void) { return recording || (wanted && !paused && !ready); }
+static void note_moment(const char *key, uint64_t moment) {
+    spool_lock();
+    spool_write_moment(key, moment);
+    spool_unlock();
+}
 
-/* At the end of the process CUDA may be gone, with all records handed over: a failure then is not known to
- * have cost any. */
-static void flush_all(uint32_t force) {
-    static atomic_int worked;
+static void note_now(const char *key) { note_moment(key, clock_ns(CLOCK_REALTIME)); }
+
+/* From LEAVING back to ARMED. */
+static void stay(void) {
+    if (capture.state != LEAVING) return;
+    subscriber_watch_all_calls(0);
+    subscriber_release(capture.paused);
+    move_to(ARMED);
+}
+
+/* From LEFT to ARMED. */
+static void note_left(void) {
+    if (capture.state != LEFT) return;
+    note_now("let_go");
+    if (!capture.ended) subscriber_take_if_needed(0);
+    move_to(ARMED);
+}
+
+/* cuptiFinalize takes CUPTI's instrumentation out of the program, which disabling all kinds does not. It has
+ * to be called where a CUDA call of the program returns (CUPTI documentation, 'Dynamic attach and detach'), so
+ * all calls are watched until one does. */
+static void on_call_end(void) {
+    if (capture.state != LEAVING || pthread_mutex_trylock(&capture.lock)) return;
+    if (capture.state == LEAVING) {
+        cupti.finalize();
+        buffers_restart_numbering();
+        subscriber_forget();
+        calls_reset();
+        capture.has_clock = 0;
+        move_to(LEFT);
+        buffers_wake();
+    }
+    pthread_mutex_unlock(&capture.lock);
+}
+
+/* ---- what a window takes ---- */
+
+/* At the end of the process CUDA may be gone, with all records handed over: a failure then may not have cost
+ * any. */
+static void flush_cupti(uint32_t force) {
+    static atomic_int has_worked;
     int code = cupti.flush(force);
-    if (!code) worked = 1;
-    else if (!over || !worked) cupti_check(code, "cuptiActivityFlushAll");
+    if (!code) has_worked = 1;
+    else if (!capture.ended || !has_worked) cupti_check(code, "cuptiActivityFlushAll");
     else {
         spool_lock();
-        spool_info("last_flush", "the last cuptiActivityFlushAll failed: GPU activity may be missing");
+        spool_write_info("last_flush", "the last cuptiActivityFlushAll failed: GPU activity may be missing");
         spool_unlock();
     }
 }
 
-static void tell_moment(const char *key, uint64_t moment) {
-    spool_lock();
-    spool_moment(key, moment);
-    spool_unlock();
-}
-
-static void tell_now(const char *key) { tell_moment(key, clock_ns(CLOCK_REALTIME)); }
-
-/* Between the two moments all calls are kept that begin and end there. */
+/* Between the moments noted for on and off, all calls that begin and end there are kept. */
 static void keep_calls(int on) {
     spool_lock();
     uint64_t now = clock_ns(CLOCK_REALTIME);
-    if (on != with_calls) spool_moment(on ? "calls_on" : "calls_off", now);
-    sampling_turn(on, now);
+    if (on != capture.keeps_calls) spool_write_moment(on ? "calls_on" : "calls_off", now);
+    sampling_note_switch(on, now);
     spool_unlock();
-    with_calls = on;
+    capture.keeps_calls = on;
 }
 
-/* Those that are recorded to make the choice last, and belong to no window. */
+/* From a moment on calls belong to no window, though CUPTI may go on recording them. */
 static void leave_out_calls(uint64_t from) {
     spool_lock();
-    sampling_turn(0, from);
+    sampling_note_switch(0, from);
     spool_unlock();
 }
 
-/* cuptiFinalize takes CUPTI's instrumentation out of the program, which disabling all kinds does not;
- * it is to be called where a CUDA call of the program returns (CUPTI documentation, 'Dynamic attach and
- * detach'). So every call is watched until the next one does. */
-static void leave(int begin) {
-    if (begin == leaving || subscriber_watch_all(begin)) return;
-    leaving = begin;
-    if (!begin) subscriber_release(paused);
-}
-
-void capture_call_ends(void) {
-    if (!leaving || pthread_mutex_trylock(&lock)) return;
-    if (leaving) {
-        leaving = 0;
-        cupti.finalize();
-        buffers_number_anew();
-        subscriber_forget();
-        calls_forget();
-        left = 1;
-        buffers_wake();
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-/* What CUPTI forgets when it is let go of, and another profiler may have set. Without a place for its
- * records CUPTI must not be asked for any. */
-static int set_up(void) {
+/* Sets what cuptiFinalize takes with it, and another profiler may have set for itself. Without buffers CUPTI must
+ * not be asked for any record. The clock is registered once until then, and not for each window: after each
+ * registration CUPTI takes the times of one kernel more from its default clock (pytorch/pytorch issue 192021).
+ * That is the same as ours, so no time should be wrong even then. */
+static int register_with_cupti(void) {
     if (buffers_register()) return -1;
-    threads_by_self = cupti.register_timestamp && !cupti.register_timestamp(threads_stamp);
+    if (!capture.has_clock)
+        capture.has_clock = cupti.register_timestamp && !cupti.register_timestamp(threads_timestamp);
+    threads_by_self = capture.has_clock;
     if (cupti.thread_id_type) cupti.thread_id_type(threads_by_self ? THREAD_ID_SELF : THREAD_ID_SYSTEM);
     return 0;
 }
 
-/* CUPTI has a record of each replay while GRAPH_TRACE is on, else one of each node (its documentation,
- * 'CUDA Graphs'). The former come only of graphs that were instantiated while it was on: so it is off for
- * some steps, later, and never from the start. */
-static void set_by_node(int on) {
-    if (on) tell_now("nodes_on");
-    if (on) cupti_check(cupti.disable(KIND_GRAPH_TRACE), "cuptiActivityDisable");
-    else cupti_check(cupti.enable(KIND_GRAPH_TRACE), "cuptiActivityEnable");
-    if (!on) tell_now("nodes_off");
-    by_node = on;
-}
-
-static void turn_on(void) {
-    leave(0);
-    hold_now = hold;
-    stays = 0;
-    if (set_up()) return;
+static void begin_window(void) {
+    note_left();
+    stay();
+    capture.hold_ns = capture.usual_hold_ns;
+    capture.stays_idle = 0;
+    if (register_with_cupti()) return;
     subscriber_take_if_needed(1);
-    for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) {
-        if (gpu_kinds[i] == KIND_MEMCPY2 && hazards & HAZARD_PEER_COPIES) continue;
+    for (size_t i = 0; i < KINDS; i++) {
+        if (gpu_kinds[i] == KIND_MEMCPY2 && capture.hazards & HAZARD_PEER_COPIES) continue;
         int code = cupti.enable(gpu_kinds[i]);
-        if (i < NEEDED) cupti_check(code, "cuptiActivityEnable");
+        if (i < NEEDED_KINDS) cupti_check(code, "cuptiActivityEnable");
     }
-    int of_calls = sampling_begin(clock_ns(CLOCK_MONOTONIC));
-    if (of_calls) calls_choose(1);
-    recording = had_window = 1;
-    keep_calls(of_calls);
-    tell_now("capture_on");
-    buffers_wake(); /* to look when it is time for `capture_sample` */
+    int with_calls = sampling_begin_window(clock_ns(CLOCK_MONOTONIC));
+    if (with_calls) calls_record(1);
+    move_to(RECORDING);
+    keep_calls(with_calls);
+    note_now("capture_on");
+    buffers_wake(); /* the writer is to call capture_update_sampling */
 }
 
-/* The window ends before anything is turned off: of a call that another thread makes meanwhile, which may
- * take as long as the flush, the kernel would be missing. What the GPU is still at comes when it is done: a
- * forced flush would hand it over without its times. */
-static void turn_off(void) {
+/* The window ends before anything is turned off: otherwise a call that another thread makes meanwhile, which
+ * may take as long as the flush, would lack its kernel. The flush is not forced: work that is still running on
+ * the GPU would be handed over without its times. */
+static void end_window(void) {
     uint64_t moment = clock_ns(CLOCK_REALTIME);
     leave_out_calls(moment);
-    if (by_node) tell_moment("nodes_off", moment);
-    by_node = 0;
-    for (size_t i = 0; i < sizeof gpu_kinds / sizeof *gpu_kinds; i++) cupti.disable(gpu_kinds[i]);
-    flush_all(0);
-    /* Before calls were recorded, what is chosen must stay so, or could not be turned on again: then
-     * let_go does it. */
-    if (!calls_do_last() || buffers_seen()) calls_choose(0);
-    recording = 0;
-    off_since = clock_ns(CLOCK_MONOTONIC);
-    tell_moment("capture_off", moment);
+    if (capture.records_nodes) note_moment("nodes_off", moment);
+    capture.records_nodes = 0;
+    for (size_t i = 0; i < KINDS; i++) cupti.disable(gpu_kinds[i]);
+    flush_cupti(0);
+    /* A choice of single calls lasts once some were recorded so; until then it is kept, and
+     * leave_when_due undoes it. */
+    if (!calls_are_single() || buffers_had_records()) calls_record(0);
+    capture.holding_since = clock_ns(CLOCK_MONOTONIC);
+    move_to(HOLDING);
+    note_moment("capture_off", moment);
 }
 
-/* Signals are the program's: none may come to a thread that CUPTI starts for us. Those that a fault of
- * the thread itself causes are left. */
-static void hold_signals(sigset_t *before) {
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
-    sigset_t held;
-    sigfillset(&held);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&held, faults[i]);
-    pthread_sigmask(SIG_BLOCK, &held, before);
-}
-
-/* Brings recording in line with what is wanted; called with the lock held. */
+/* Brings the state in line with the requests; with the lock held. */
 static void settle(void) {
-    int on = wanted && !paused && !over;
+    int on = capture.wanted && !capture.paused && !capture.ended;
     sigset_t before;
-    if (!ready || on == recording) return;
-    hold_signals(&before);
-    if (on) turn_on();
-    else turn_off();
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (capture.state == OFF || on == (capture.state == RECORDING)) return;
+    block_signals(&before, ALLOW_FAULTS);
+    if (on) begin_window();
+    else end_window();
+    restore_signals(&before);
 }
 
-void capture_want(int on) {
-    pthread_mutex_lock(&lock);
-    wanted = on && !stopped;
+/* ---- requests ---- */
+
+int capture_is_on(void) {
+    return capture.state == RECORDING || (capture.state == OFF && capture.wanted && !capture.paused);
+}
+
+void capture_set_window(int on) {
+    pthread_mutex_lock(&capture.lock);
+    capture.wanted = on && !capture.is_full;
     settle();
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&capture.lock);
 }
 
 /* Not where there are graphs, see hazards.c. */
 static int may_let_go(void) {
-    return cupti.finalize && !(hazards & HAZARD_LETTING_GO) && !decode_has_seen_graphs();
+    return cupti.finalize && !(capture.hazards & HAZARD_LETTING_GO) && !decode_has_seen_graphs();
 }
 
-int capture_rest(uint64_t hold_ns, int is_to_stay) {
+int capture_begin_stretch(uint64_t hold_ns, int stays_idle) {
     int status = -1;
-    pthread_mutex_lock(&lock);
-    if (recording && may_let_go()) {
-        wanted = 0;
-        hold_now = hold_ns;
+    pthread_mutex_lock(&capture.lock);
+    if (capture.state == RECORDING && may_let_go()) {
+        capture.wanted = 0;
         settle();
-        stays = is_to_stay;
+        capture.hold_ns = hold_ns;
+        capture.stays_idle = stays_idle;
         status = 0;
     }
-    pthread_mutex_unlock(&lock);
-    buffers_wake(); /* to look when the time to hold CUPTI is over */
+    pthread_mutex_unlock(&capture.lock);
+    buffers_wake(); /* the writer is to call capture_update_sampling */
     return status;
 }
 
-int capture_nodes(int on) {
+/* CUPTI has a record of each replay while GRAPH_TRACE is on, else one of each node (its documentation,
+ * 'CUDA Graphs'). The former come only of graphs that were instantiated while it was on: so it is turned off
+ * for some steps, later, and never from the start. */
+int capture_record_nodes(int on) {
     sigset_t before;
     int status = -1;
-    pthread_mutex_lock(&lock);
-    if (recording && on != by_node && (!on || decode_has_unknown_graphs())) {
-        hold_signals(&before);
-        set_by_node(on);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_mutex_lock(&capture.lock);
+    if (capture.state == RECORDING && on != capture.records_nodes &&
+        (!on || decode_has_graphs_without_nodes())) {
+        block_signals(&before, ALLOW_FAULTS);
+        if (on) note_now("nodes_on");
+        if (on) cupti_check(cupti.disable(KIND_GRAPH_TRACE), "cuptiActivityDisable");
+        else cupti_check(cupti.enable(KIND_GRAPH_TRACE), "cuptiActivityEnable");
+        if (!on) note_now("nodes_off");
+        capture.records_nodes = on;
+        restore_signals(&before);
         status = 0;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&capture.lock);
     return status;
 }
 
 /* Whether CUPTI may have records of ours. */
-static int has_some(void) { return !leaving && (recording || calls_are_chosen() || had_window); }
+static int may_have_records(void) {
+    return capture.state == RECORDING || capture.state == HOLDING || calls_are_recorded_singly();
+}
 
 void capture_pause(int pause) {
-    pthread_mutex_lock(&lock);
-    int begins = ready && pause && !paused;
-    paused = pause;
-    if (ready && pause) leave(0);
-    if (ready && !pause) buffers_number_anew();
+    pthread_mutex_lock(&capture.lock);
+    int is_ready = capture.state != OFF, begins = is_ready && pause && !capture.paused;
+    capture.paused = pause;
+    if (pause) note_left();
+    if (pause) stay();
+    if (is_ready && !pause) buffers_restart_numbering();
     settle();
-    /* The other one would be handed what is left of ours, and may reset CUPTI. */
-    if (begins && has_some()) flush_all(FLUSH_FORCED);
-    if (begins) tell_now("paused");
-    if (ready && pause) {
-        if (calls_are_chosen()) calls_choose(0);
-        calls_forget();
+    /* The other profiler would be handed what is left of ours, and may reset CUPTI. */
+    if (begins && may_have_records()) flush_cupti(FLUSH_FORCED);
+    if (begins) note_now("paused");
+    if (is_ready && pause) {
+        if (calls_are_recorded_singly()) calls_record(0);
+        calls_reset();
         subscriber_release(1);
+        capture.has_clock = 0;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&capture.lock);
     if (!pause) return;
     spool_lock();
-    spool_loss(0, "recording paused for another profiler in the program");
+    spool_write_loss(0, "recording paused for another profiler in the program");
     spool_unlock();
 }
 
-int capture_keeps(void) {
-    pthread_mutex_lock(&lock);
-    int is_needed = ready && (recording || buffers_seen()) && hazards & HAZARD_LETTING_GO;
-    int has_graphs = !(hazards & HAZARD_GRAPHS_AT_ONCE) || graphs_were_made();
-    int status = is_needed && has_graphs ? subscriber_take() : -1;
-    pthread_mutex_unlock(&lock);
+int capture_keep_cupti(void) {
+    pthread_mutex_lock(&capture.lock);
+    int is_in_use = capture.state == RECORDING || (capture.state != OFF && buffers_had_records());
+    int has_graphs = !(capture.hazards & HAZARD_GRAPHS_AT_ONCE) || graphs_were_made();
+    int is_needed = is_in_use && capture.hazards & HAZARD_LETTING_GO && has_graphs;
+    int status = is_needed ? subscriber_take() : -1;
+    pthread_mutex_unlock(&capture.lock);
     return status;
 }
 
-/* After a window: CUPTI is let go of, once; and calls that were chosen only to last are turned off. */
-static void let_go(void) {
-    if (left) {
-        left = 0;
-        tell_now("let_go");
-        if (!over) subscriber_take_if_needed(0);
-    }
-    if (recording || paused || over || !ready) return;
-    if (calls_are_chosen() && buffers_seen()) calls_choose(0);
-    if (had_window && !wanted && !calls_are_chosen() &&
-        clock_ns(CLOCK_MONOTONIC) - off_since >= hold_now) {
-        had_window = 0;
-        flush_all(FLUSH_FORCED);
-        buffers_drain();
-        if (stays) tell_now("idle");
-        else if (may_let_go()) leave(1);
-    }
+void capture_stop_for_good(void) {
+    pthread_mutex_lock(&capture.lock);
+    capture.wanted = 0;
+    capture.is_full = 1;
+    settle();
+    capture.hold_ns = 0;
+    pthread_mutex_unlock(&capture.lock);
 }
 
-uint64_t capture_sample(uint64_t now) {
+/* CUDA may be gone: in LEAVING, calls are watched on. */
+void capture_end(void) {
+    pthread_mutex_lock(&capture.lock);
+    if (capture.state == LEAVING) move_to(ARMED);
+    capture.ended = 1;
+    settle();
+    capture_flush(FLUSH_FORCED);
+    pthread_mutex_unlock(&capture.lock);
+}
+
+/* ---- what the writer does, time and again ---- */
+
+void capture_flush(uint32_t force) {
+    if (may_have_records() && !capture.paused) flush_cupti(force);
+}
+
+/* After a window: turns off calls that were chosen only so that the choice would last, and lets go of CUPTI. */
+static void leave_when_due(void) {
+    if (capture.state == OFF || capture.state == RECORDING || capture.paused || capture.ended) return;
+    if (calls_are_recorded_singly() && buffers_had_records()) calls_record(0);
+    if (capture.state != HOLDING || calls_are_recorded_singly()) return;
+    if (clock_ns(CLOCK_MONOTONIC) - capture.holding_since < capture.hold_ns) return;
+    flush_cupti(FLUSH_FORCED);
+    buffers_decode();
+    if (capture.stays_idle) note_now("idle");
+    int leaves = !capture.stays_idle && may_let_go() && !subscriber_watch_all_calls(1);
+    move_to(leaves ? LEAVING : ARMED);
+}
+
+int capture_take_records(int flush) {
+    if (flush) capture_flush(0);
+    int status = buffers_decode();
+    pthread_mutex_lock(&capture.lock);
+    note_left();
+    leave_when_due();
+    pthread_mutex_unlock(&capture.lock);
+    return status;
+}
+
+uint64_t capture_update_sampling(uint64_t now) {
     uint64_t look = UINT64_MAX;
-    pthread_mutex_lock(&lock);
-    if (recording) {
-        int on = sampling_keep(now, &look);
-        if (on != with_calls) keep_calls(on);
-    } else if (had_window && off_since + hold_now > now) look = off_since + hold_now;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&capture.lock);
+    uint64_t hold_ends = capture.holding_since + capture.hold_ns;
+    if (capture.state == RECORDING) {
+        int on = sampling_update(now, &look);
+        if (on != capture.keeps_calls) keep_calls(on);
+    } else if (capture.state == HOLDING && hold_ends > now) look = hold_ends;
+    pthread_mutex_unlock(&capture.lock);
     return look;
 }
 
-void capture_goes_on(void) {
-    pthread_mutex_lock(&lock);
-    int on = with_calls;
-    with_calls = 1; /* what a file says without a word */
-    if (recording) keep_calls(on);
-    if (recording) tell_now("capture_on");
-    if (by_node) tell_now("nodes_on");
-    pthread_mutex_unlock(&lock);
+void capture_note_state(void) {
+    pthread_mutex_lock(&capture.lock);
+    int on = capture.keeps_calls;
+    capture.keeps_calls = 1; /* what a file says that says nothing */
+    if (capture.state == RECORDING) {
+        keep_calls(on);
+        note_now("capture_on");
+        if (capture.records_nodes) note_now("nodes_on");
+    }
+    pthread_mutex_unlock(&capture.lock);
 }
 
-void capture_stop(void) {
-    pthread_mutex_lock(&lock);
-    wanted = 0;
-    stopped = 1;
-    settle();
-    hold_now = 0;
-    pthread_mutex_unlock(&lock);
+/* ---- the process ---- */
+
+void capture_lock(void) { pthread_mutex_lock(&capture.lock); }
+void capture_unlock(void) { pthread_mutex_unlock(&capture.lock); }
+
+void capture_reset_in_child(void) {
+    capture.state = OFF;
+    capture.wanted = 0;
+    pthread_mutex_init(&capture.lock, NULL);
 }
 
-void capture_flush(uint32_t force) {
-    if (has_some() && !paused) flush_all(force);
+void capture_init(int from_start, int by_profiler, uint64_t hold_ns) {
+    static const struct subscriber_handlers handlers = {capture_set_window, on_call_end};
+    capture.wanted = from_start;
+    capture.usual_hold_ns = capture.hold_ns = hold_ns;
+    subscriber_init(by_profiler, &handlers);
 }
 
-int capture_tend(int flush) {
-    if (flush) capture_flush(0);
-    int status = buffers_drain();
-    pthread_mutex_lock(&lock);
-    let_go();
-    pthread_mutex_unlock(&lock);
-    return status;
-}
-
-void capture_end(void) {
-    pthread_mutex_lock(&lock);
-    leaving = 0;
-    over = 1;
-    settle();
-    if (ready) capture_flush(FLUSH_FORCED);
-    pthread_mutex_unlock(&lock);
-}
-
-void capture_lock(void) { pthread_mutex_lock(&lock); }
-void capture_unlock(void) { pthread_mutex_unlock(&lock); }
-
-void capture_in_child(void) {
-    ready = recording = leaving = 0;
-    pthread_mutex_init(&lock, NULL);
-}
-
-static void stand_down(const char *why) {
+static void note_no_activity(const char *why) {
     spool_lock();
-    spool_info("no_gpu_activity", why);
+    spool_write_info("no_gpu_activity", why);
     spool_flush();
     spool_unlock();
 }
@@ -362,59 +385,59 @@ enum { HW_TRACE_SINCE = 130401 };
 static void use_hardware_events(void) {
     const char *asked = getenv("GPUTRACE_HW_TRACE");
     if (!asked || !*asked) return;
-    int is_there = cupti.enable_hw_trace && cupti_version >= HW_TRACE_SINCE;
+    int is_there = cupti.enable_hw_trace && capture.version >= HW_TRACE_SINCE;
     if (is_there && !cupti_check(cupti.enable_hw_trace(1), "cuptiActivityEnableHWTrace"))
-        hazards |= HAZARD_LETTING_GO;
+        capture.hazards |= HAZARD_LETTING_GO;
     spool_lock();
-    if (!is_there) spool_loss(0, "no hardware event tracing, which takes CUPTI 13.4 Update 1");
-    else if (hazards & HAZARD_LETTING_GO) spool_info("hw_trace", "on");
+    if (!is_there) spool_write_loss(0, "no hardware event tracing, which takes CUPTI 13.4 Update 1");
+    else if (capture.hazards & HAZARD_LETTING_GO) spool_write_info("hw_trace", "on");
     spool_unlock();
 }
 
-static void tell_cupti(const char *found, const char *why) {
+static void examine_cupti(const char *path, const char *why) {
     char text[16];
-    cupti.version(&cupti_version);
-    snprintf(text, sizeof text, "%u", cupti_version);
+    cupti.version(&capture.version);
+    snprintf(text, sizeof text, "%u", capture.version);
     spool_lock();
-    spool_info("cupti", found);
-    spool_info("cupti_why", why);
-    spool_info("cupti_version", text);
-    calls_name();
-    hazards = hazards_of(cupti_version);
-    if (hazards & HAZARD_PEER_COPIES)
-        spool_info("left_out", "copies between GPUs: this CUPTI crashes programs of XLA that have them recorded");
+    spool_write_info("cupti", path);
+    spool_write_info("cupti_why", why);
+    spool_write_info("cupti_version", text);
+    calls_find_names();
+    capture.hazards = hazards_find(capture.version);
+    if (capture.hazards & HAZARD_PEER_COPIES)
+        spool_write_info("left_out",
+                         "copies between GPUs: this CUPTI crashes programs of XLA that have them recorded");
     spool_unlock();
-    subscriber_look(hazards & HAZARD_GRAPHS_AT_ONCE);
+    subscriber_find_calls(capture.hazards & HAZARD_GRAPHS_AT_ONCE);
 }
 
-static void begin(void) {
-    pthread_mutex_lock(&lock);
+static void arm(void) {
+    pthread_mutex_lock(&capture.lock);
     use_hardware_events();
     subscriber_release(0);
-    ready = 1;
-    if (!paused) calls_make_last();
-    if (calls_do_last() && !wanted && sampling_begin(clock_ns(CLOCK_MONOTONIC)) && !set_up()) {
-        calls_choose(1);
+    move_to(ARMED);
+    if (!capture.paused) calls_prefer_single();
+    int waits = calls_are_single() && !capture.wanted;
+    if (waits && sampling_begin_window(clock_ns(CLOCK_MONOTONIC)) && !register_with_cupti()) {
+        calls_record(1);
         leave_out_calls(0);
     }
     settle();
-    pthread_mutex_unlock(&lock);
-}
-
-static void find_and_begin(void) {
-    char found[PATH_MAX] = "";
-    const char *why;
-    void *library = find_cupti(found, &why);
-    if (!library) { stand_down("no libcupti was found"); return; }
-    if (cupti_load(library)) { stand_down("libcupti lacks functions"); return; }
-    tell_cupti(found, why);
-    if (subscriber_take()) stand_down("another tool in the process holds CUPTI");
-    else begin();
+    pthread_mutex_unlock(&capture.lock);
 }
 
 void capture_start(void) {
+    char path[PATH_MAX] = "";
+    const char *why;
     sigset_t before;
-    hold_signals(&before);
-    find_and_begin();
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    block_signals(&before, ALLOW_FAULTS); /* CUPTI starts threads */
+    void *library = find_cupti(path, &why);
+    if (!library) note_no_activity("no libcupti was found");
+    else if (cupti_load(library)) note_no_activity("libcupti lacks functions");
+    else {
+        examine_cupti(path, why);
+        if (subscriber_take()) note_no_activity("another tool in the process holds CUPTI");
+        else arm();
+    }
+    restore_signals(&before);
 }

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define MOST_TOLD 8
+#define MAX_REPORTED 8 /* functions that failed */
 
 struct cupti cupti;
 
@@ -44,17 +44,17 @@ int cupti_load(void *library) {
 }
 
 int cupti_check_locked(int code, const char *function) {
-    static const char *told[MOST_TOLD];
+    static const char *reported[MAX_REPORTED];
     const char *name = NULL;
     char why[192];
     int at = 0;
     if (!code) return 0;
-    while (at < MOST_TOLD && told[at] && strcmp(told[at], function)) at++;
-    if (at == MOST_TOLD || told[at]) return code;
-    told[at] = function;
+    while (at < MAX_REPORTED && reported[at] && strcmp(reported[at], function)) at++;
+    if (at == MAX_REPORTED || reported[at]) return code;
+    reported[at] = function;
     if (cupti.result_string && cupti.result_string(code, &name)) name = NULL;
     snprintf(why, sizeof why, "%s failed (%d%s%s)", function, code, name ? ", " : "", name ? name : "");
-    spool_loss(0, why);
+    spool_write_loss(0, why);
     return code;
 }
 
@@ -65,19 +65,19 @@ int cupti_check(int code, const char *function) {
     return code;
 }
 
-/* ---- the libcupti that suits this process: it must have one only, and of the major version of its CUDA
- * runtime ---- */
+/* ---- the libcupti that suits this process, which must have only one, of the major version of its CUDA runtime
+ * ---- */
 
 static const int majors[] = {13, 12, 11};
 
-static void *try_path(const char *path, int flags, char *found) {
+static void *open_library(const char *path, int flags, char *found) {
     void *library = dlopen(path, flags);
     if (library) snprintf(found, PATH_MAX, "%.*s", PATH_MAX - 1, path);
     return library;
 }
 
-/* The folder and the major version of the CUDA runtime that is loaded, of /proc/self/maps. */
-static int loaded_runtime(char *folder) {
+/* Returns the major version of the CUDA runtime that is loaded, with its folder, by /proc/self/maps; 0 if none is. */
+static int find_loaded_runtime(char *folder) {
     char line[PATH_MAX + 256];
     int major = 0;
     FILE *maps = fopen("/proc/self/maps", "re");
@@ -92,7 +92,7 @@ static int loaded_runtime(char *folder) {
     return major;
 }
 
-static void *beside(const char *folder, int major, char *found) {
+static void *find_beside_runtime(const char *folder, int major, char *found) {
     /* Wheels of CUDA 12 have a folder a component, those of 13 one for all; toolkits have extras. */
     static const char *const places[] = {"%s/libcupti.so.%d", "%s/../../cuda_cupti/lib/libcupti.so.%d",
                                          "%s/../extras/CUPTI/lib64/libcupti.so.%d",
@@ -104,36 +104,36 @@ static void *beside(const char *folder, int major, char *found) {
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
         snprintf(path, sizeof path, places[i], folder, major);
 #pragma GCC diagnostic pop
-        library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found);
+        library = open_library(path, RTLD_NOW | RTLD_GLOBAL, found);
     }
     return library;
 }
 
-/* In a folder of those that GPUTRACE_CUPTI_FOLDERS names, with colons between: NVIDIA's wheels beside
- * gputrace, where neither the system nor the program has a libcupti. */
-static void *brought_along(int major, char *found) {
+/* In a folder that GPUTRACE_CUPTI_FOLDERS names, with colons between: NVIDIA's wheels that are installed with
+ * gputrace, for where neither the system nor the program has a libcupti. */
+static void *find_installed_wheel(int major, char *found) {
     const char *folder = getenv("GPUTRACE_CUPTI_FOLDERS");
     char path[PATH_MAX];
     void *library = NULL;
     while (!library && folder && *folder) {
         int length = (int)strcspn(folder, ":");
         snprintf(path, sizeof path, "%.*s/libcupti.so.%d", length, folder, major);
-        library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found);
+        library = open_library(path, RTLD_NOW | RTLD_GLOBAL, found);
         folder += length + (folder[length] == ':');
     }
     return library;
 }
 
-static void *of_major(int major, char *found) {
+static void *find_of_major(int major, char *found) {
     char path[PATH_MAX];
     void *library;
     snprintf(path, sizeof path, "libcupti.so.%d", major);
-    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    if ((library = open_library(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
     snprintf(path, sizeof path, "/usr/local/cuda-%d/extras/CUPTI/lib64/libcupti.so.%d", major, major);
-    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    if ((library = open_library(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
     snprintf(path, sizeof path, "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so.%d", major);
-    if ((library = try_path(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
-    return brought_along(major, found);
+    if ((library = open_library(path, RTLD_NOW | RTLD_GLOBAL, found))) return library;
+    return find_installed_wheel(major, found);
 }
 
 void *find_cupti(char *found, const char **why) {
@@ -141,19 +141,19 @@ void *find_cupti(char *found, const char **why) {
     char folder[PATH_MAX] = "", name[64];
     void *library;
     *why = "GPUTRACE_CUPTI names it";
-    if (named && *named) return try_path(named, RTLD_NOW | RTLD_GLOBAL, found);
+    if (named && *named) return open_library(named, RTLD_NOW | RTLD_GLOBAL, found);
     *why = "the program has it loaded";
     for (size_t i = 0; i < sizeof majors / sizeof *majors; i++) {
         snprintf(name, sizeof name, "libcupti.so.%d", majors[i]);
-        if ((library = try_path(name, RTLD_NOW | RTLD_NOLOAD, found))) return library;
+        if ((library = open_library(name, RTLD_NOW | RTLD_NOLOAD, found))) return library;
     }
-    int major = loaded_runtime(folder);
+    int major = find_loaded_runtime(folder);
     *why = "it is beside the CUDA runtime of the program";
-    if (major && (library = beside(folder, major, found))) return library;
+    if (major && (library = find_beside_runtime(folder, major, found))) return library;
     *why = "it is the first of the major version of the program's CUDA runtime";
-    if (major && (library = of_major(major, found))) return library;
+    if (major && (library = find_of_major(major, found))) return library;
     *why = "no CUDA runtime is loaded, and it is the first of the newest major version";
     for (size_t i = 0; !major && i < sizeof majors / sizeof *majors; i++)
-        if ((library = of_major(majors[i], found))) return library;
+        if ((library = find_of_major(majors[i], found))) return library;
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* The little of CUPTI that the collector needs, in its own words.
+/* The little of CUPTI that the collector needs.
  *
  * Numbers and offsets are facts of the interface, the same from CUPTI 11.8 to 13.5: new versions only
  * append to records. libcupti itself is loaded at run time.
@@ -16,6 +16,9 @@ enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 3, KIND_DRIVER = 4, KIND_
 enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2 };
 enum { THREAD_ID_SELF = 0, THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, SITE_EXIT = 1,
        MAX_LIMIT_REACHED = 12 };
+
+/* Ids of API calls that are looked at are below this. */
+#define CALLS 2048
 
 typedef void (*buffer_requested_t)(uint8_t **buffer, size_t *size, size_t *max_records);
 typedef void (*buffer_completed_t)(void *context, uint32_t stream, uint8_t *buffer, size_t size,
@@ -66,31 +69,14 @@ struct cupti {
 };
 extern struct cupti cupti;
 
-/* A handle of libcupti, and in FOUND (PATH_MAX bytes) what it was opened as; NULL where there is none.
- * GPUTRACE_CUPTI names one by its path. WHY is by what this one was chosen. */
+/* Returns a handle of the libcupti that suits this process, in FOUND (PATH_MAX bytes) its path, and in WHY the
+ * reason for this one; NULL where there is none. GPUTRACE_CUPTI names one by its path. */
 void *find_cupti(char *found, const char **why);
 
-/* Takes the functions of a libcupti; 0 where all are there that recording needs. */
+/* Takes the functions of a libcupti; 0 where it has all that recording needs. */
 int cupti_load(void *library);
 
-/* Gives CODE back; where it is an error, says once of each function, in the spool, that it failed: what it
- * was to bring is missing. Not to be called with the spool locked, `..._locked` only then. */
+/* Returns CODE; where it is an error, writes once for each function that it failed, since what it was to bring is
+ * missing. Takes the lock of the spool; `..._locked` is for callers that hold it. */
 int cupti_check(int code, const char *function);
 int cupti_check_locked(int code, const char *function);
-
-/* Turns one record into its spool form and adds it. */
-void decode(const void *record);
-
-/* The records that follow were made after CUPTI was let go of, or used by others: ids of calls in them begin
- * at 1 again, and are made to go on from those before. */
-void decode_numbers_anew(void);
-
-/* Whether a graph was in any record; and whether one was replayed of which no node was. */
-int decode_has_seen_graphs(void);
-int decode_has_unknown_graphs(void);
-
-#define CALLS 2048
-/* Names of API functions by domain and id, as spool ids; filled before records come. */
-extern uint32_t api_names[3][CALLS];
-/* Whether records name threads by pthread_self. */
-extern int threads_by_self;

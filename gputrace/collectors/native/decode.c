@@ -1,48 +1,48 @@
+#include "decode.h"
 #include "cupti.h"
+#include "names.h"
 #include "sampling.h"
 #include "spool.h"
 #include "threads.h"
 
 #include <stdatomic.h>
 
-uint32_t api_names[3][CALLS];
 int threads_by_self;
 
-/* CUPTI numbers calls from 1 on again after cuptiFinalize: what is added to the ids, and the largest so far
- * that it is added to. */
-static uint32_t numbered_before, numbered;
+/* CUPTI numbers calls from 1 on again after cuptiFinalize: what is added to their ids, and the largest id since
+ * then. */
+static uint32_t id_offset, largest_id;
 
-void decode_numbers_anew(void) {
-    numbered_before += numbered;
-    numbered = 0;
+void decode_restart_numbering(void) {
+    id_offset += largest_id;
+    largest_id = 0;
 }
 
 static uint32_t correlation_at(const void *r, size_t offset) {
     uint32_t id = u32_at(r, offset);
     if (!id) return 0;
-    if (id > numbered) numbered = id;
-    return numbered_before + id;
+    if (id > largest_id) largest_id = id;
+    return id_offset + id;
 }
 
-static atomic_int graphs;
+static atomic_int has_seen_graphs;
 
-/* By id, of which a thousand are told apart: graphs that were replayed as a whole, and those of which nodes
- * are known. */
+/* By id, of which a thousand are told apart: graphs that were replayed as a whole, and graphs with known nodes. */
 enum { GRAPHS = 1024 };
-static uint8_t is_replayed[GRAPHS], is_known[GRAPHS];
+static uint8_t is_replayed[GRAPHS], has_nodes[GRAPHS];
 
-int decode_has_seen_graphs(void) { return graphs; }
+int decode_has_seen_graphs(void) { return has_seen_graphs; }
 
-int decode_has_unknown_graphs(void) {
+int decode_has_graphs_without_nodes(void) {
     int any = 0;
     spool_lock();
-    for (size_t i = 0; i < GRAPHS; i++) any |= is_replayed[i] && !is_known[i];
+    for (size_t i = 0; i < GRAPHS; i++) any |= is_replayed[i] && !has_nodes[i];
     spool_unlock();
     return any;
 }
 
-static uint32_t thread_of(uint32_t thread, uint64_t when) {
-    return threads_by_self ? threads_id(thread, when) : thread;
+static uint32_t system_thread(uint32_t thread, uint64_t when) {
+    return threads_by_self ? threads_system_id(thread, when) : thread;
 }
 
 static void decode_kernel(const void *r) {
@@ -57,9 +57,9 @@ static void decode_kernel(const void *r) {
         k.grid[i] = (int32_t)u32_at(r, 52 + 4 * i);
         k.block[i] = (int32_t)u32_at(r, 64 + 4 * i);
     }
-    if (k.graph) graphs = is_known[k.graph % GRAPHS] = 1;
-    k.name = spool_name(name);
-    spool_add(TAG_KERNEL, &k, sizeof k);
+    if (k.graph) has_seen_graphs = has_nodes[k.graph % GRAPHS] = 1;
+    k.name = names_add(name);
+    spool_add_record(TAG_KERNEL, &k, sizeof k);
 }
 
 static void decode_copy(const void *r, int peer) {
@@ -70,48 +70,48 @@ static void decode_copy(const void *r, int peer) {
     c.correlation = correlation_at(r, peer ? 60 : 44);
     c.source_device = peer ? u32_at(r, 44) : UINT32_MAX;
     c.destination_device = peer ? u32_at(r, 52) : UINT32_MAX;
-    spool_add(TAG_COPY, &c, sizeof c);
+    spool_add_record(TAG_COPY, &c, sizeof c);
 }
 
 static void decode_memset(const void *r) {
     memset_t m = {.start = u64_at(r, 16), .end = u64_at(r, 24), .bytes = u64_at(r, 8),
                   .device = u32_at(r, 32), .context = u32_at(r, 36), .stream = u32_at(r, 40),
                   .correlation = correlation_at(r, 44), .value = u32_at(r, 4), .memory_kind = u16_at(r, 50)};
-    spool_add(TAG_MEMSET, &m, sizeof m);
+    spool_add_record(TAG_MEMSET, &m, sizeof m);
 }
 
 static void decode_api(const void *r, uint32_t domain) {
     uint32_t id = u32_at(r, 4);
     api_t a = {.start = u64_at(r, 8), .end = u64_at(r, 16), .correlation = correlation_at(r, 32),
                .driver = domain == DOMAIN_DRIVER, .result = (int32_t)u32_at(r, 36)};
-    a.name = id < CALLS ? api_names[domain][id] : 0;
-    if (!a.name || !sampling_takes(a.start, a.end)) return; /* not asked for, or left out */
-    a.thread = thread_of(u32_at(r, 28), a.start);
-    spool_thread(a.thread);
-    spool_use(a.name);
-    spool_add(TAG_API, &a, sizeof a);
+    a.name = id < CALLS ? call_names[domain][id] : 0;
+    if (!a.name || !sampling_accepts(a.start, a.end)) return; /* not one of ours, or left out */
+    a.thread = system_thread(u32_at(r, 28), a.start);
+    names_note_thread(a.thread);
+    names_ensure_written(a.name);
+    spool_add_record(TAG_API, &a, sizeof a);
 }
 
 static void decode_sync(const void *r) {
     sync_t s = {.start = u64_at(r, 8), .end = u64_at(r, 16), .type = u32_at(r, 4),
                 .context = u32_at(r, 28), .stream = u32_at(r, 32), .correlation = correlation_at(r, 24),
                 .event = u32_at(r, 36)};
-    spool_add(TAG_SYNC, &s, sizeof s);
+    spool_add_record(TAG_SYNC, &s, sizeof s);
 }
 
 static void decode_graph(const void *r) {
     graph_t g = {.start = u64_at(r, 8), .end = u64_at(r, 16), .device = u32_at(r, 24),
                  .context = u32_at(r, 32), .stream = u32_at(r, 36), .correlation = correlation_at(r, 4),
                  .graph = u32_at(r, 28)};
-    graphs = is_replayed[g.graph % GRAPHS] = 1;
-    spool_add(TAG_GRAPH, &g, sizeof g);
+    has_seen_graphs = is_replayed[g.graph % GRAPHS] = 1;
+    spool_add_record(TAG_GRAPH, &g, sizeof g);
 }
 
 static void decode_overhead(const void *r) {
     /* The object is a process and a thread where its kind says so (CUPTI_ACTIVITY_OBJECT_THREAD). */
     overhead_t o = {.start = u64_at(r, 24), .end = u64_at(r, 32), .kind = u32_at(r, 4)};
-    if (u32_at(r, 8) == 2) o.thread = thread_of(u32_at(r, 16), o.start);
-    spool_add(TAG_OVERHEAD, &o, sizeof o);
+    if (u32_at(r, 8) == 2) o.thread = system_thread(u32_at(r, 16), o.start);
+    spool_add_record(TAG_OVERHEAD, &o, sizeof o);
 }
 
 void decode(const void *record) {

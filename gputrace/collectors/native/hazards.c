@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Parts of the paths of libraries that are there when XLA starts CUDA: JAX does before it loads XLA. */
-static const char *const xla[] = {"/jaxlib/", "xla_cuda", "libtensorflow", "_pywrap_tensorflow",
+/* Parts of the paths of libraries that are loaded when XLA starts CUDA. JAX starts it before it loads XLA itself. */
+static const char *const xla_libraries[] = {"/jaxlib/", "xla_cuda", "libtensorflow", "_pywrap_tensorflow",
                                   "/torch_xla/", NULL};
 
 /* Each with what was seen, where, and in how many runs.
@@ -17,7 +17,7 @@ static const char *const xla[] = {"/jaxlib/", "xla_cuda", "libtensorflow", "_pyw
  * CONCURRENT_KERNEL, GRAPH_TRACE, MEMCPY and MEMCPY2 on, the graph fails with CUDA_ERROR_LAUNCH_FAILED within
  * 30 steps, in 71 of 92 runs. Without MEMCPY2 in none of 44, without MEMCPY in none of 4, with neither in
  * none of 30, with CUPTI 13.5.25 (130500) and all of them in none of 3. It did not help to turn kinds off
- * around the calls that make or change graphs (25 of 33 of those), nor other settings of CUPTI's buffers.
+ * around the calls that make or change graphs (25 of 33 such runs failed), nor other settings of CUPTI's buffers.
  *
  * Letting go: the same program, of smaller matrices, died with SIGSEGV in 8 of 8 runs at the first
  * cuptiFinalize after graphs had been launched. PyTorch does not call it in programs with CUDA graphs
@@ -35,22 +35,22 @@ static const struct {
     const char *const *libraries;
     int hazard;
 } known[] = {
-    {130500, xla, HAZARD_PEER_COPIES},
-    {UINT32_MAX, xla, HAZARD_GRAPHS_AT_ONCE | HAZARD_LETTING_GO},
+    {130500, xla_libraries, HAZARD_PEER_COPIES},
+    {UINT32_MAX, xla_libraries, HAZARD_GRAPHS_AT_ONCE | HAZARD_LETTING_GO},
 };
 
-static int has_one(struct dl_phdr_info *library, size_t size, void *parts) {
+static int is_one_of(struct dl_phdr_info *library, size_t size, void *parts) {
     (void)size;
     for (const char *const *part = parts; *part; part++)
         if (library->dlpi_name && strstr(library->dlpi_name, *part)) return 1;
     return 0;
 }
 
-int hazards_of(uint32_t version) {
+int hazards_find(uint32_t version) {
     const char *asked = getenv("GPUTRACE_SERIAL_GRAPHS");
     int found = 0;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (version < known[i].before && dl_iterate_phdr(has_one, (void *)(uintptr_t)known[i].libraries))
+        if (version < known[i].before && dl_iterate_phdr(is_one_of, (void *)(uintptr_t)known[i].libraries))
             found |= known[i].hazard;
     if (asked && *asked)
         found = *asked == '1' ? found | HAZARD_GRAPHS_AT_ONCE : found & ~HAZARD_GRAPHS_AT_ONCE;

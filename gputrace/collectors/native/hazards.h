@@ -1,4 +1,4 @@
-/* What CUPTI is known not to survive in which programs, and so is left out or done otherwise there. */
+/* What CUPTI is known not to survive, and in which programs; it is left out or done otherwise there. */
 #pragma once
 
 #include <stdint.h>
@@ -12,6 +12,6 @@ enum {
     HAZARD_LETTING_GO = 4
 };
 
-/* Those of this program with a CUPTI of VERSION, as cuptiGetVersion gives it. To be asked in cuInit.
- * GPUTRACE_SERIAL_GRAPHS says 1 (or 0) of the second. */
-int hazards_of(uint32_t version);
+/* The hazards of this program with a CUPTI of VERSION, as cuptiGetVersion has it; to be asked in cuInit.
+ * GPUTRACE_SERIAL_GRAPHS, 1 or 0, decides the second. */
+int hazards_find(uint32_t version);

@@ -1,12 +1,12 @@
 #define _GNU_SOURCE
 #include "spool.h"
+#include "system.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #define CHUNK_BYTES (64u << 10)
-#define KINDS 9
-#define HEAD_BYTES 32
+#define MAX_KINDS 9
+#define HEADER_BYTES 32
 
 /* A chunk being filled: its tag and length come first, so that one write takes it all. */
 typedef struct {
@@ -25,58 +25,55 @@ typedef struct {
     unsigned char bytes[CHUNK_BYTES];
 } chunk_t;
 
+/* Guards all that follows, and what collector.h says of it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int file = -1;
-/* Which file it is: its number may become one of the program's. What could not be written meanwhile is
- * told once it can be opened again. */
+/* Which file that is, since its number may become one of the program's. */
 static struct stat identity;
-static int opened, full, unwritten;
+/* A spool is open, though `file` may have to be opened again; nothing more is written to it; and something could
+ * not be written meanwhile. */
+static int is_open, is_full, has_lost;
 /* Not from the program's heap, which may be exhausted. */
-static chunk_t chunks[KINDS];
+static chunk_t chunks[MAX_KINDS];
 static int kinds;
-/* What may be written yet, and whether that was too little. */
-static uint64_t allowed = UINT64_MAX;
-static int at_limit;
+/* Bytes that may still be written, and whether they were too few. */
+static uint64_t allowance = UINT64_MAX;
+static int is_at_limit;
 
-/* The file's name as far as its segments share it, and which of them it is, from 0 on. */
+/* The part of its path that all segments share, and which of them it is, from 0 on. */
 static char base[PATH_MAX];
 static uint32_t segment;
 /* What each segment begins with: chunks of INFO. */
-static unsigned char *lasting;
-static size_t lasting_size;
-
-uint64_t clock_ns(int which) {
-    struct timespec now;
-    clock_gettime(which, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+static unsigned char *preamble;
+static size_t preamble_size;
 
 void spool_lock(void) { pthread_mutex_lock(&lock); }
 void spool_unlock(void) { pthread_mutex_unlock(&lock); }
 
-void spool_allow(uint64_t bytes) { allowed = bytes; }
-int spool_is_at_limit(void) { return at_limit; }
+void spool_set_allowance(uint64_t bytes) { allowance = bytes; }
+int spool_has_reached_limit(void) { return is_at_limit; }
 
-/* The path of a segment, with an ending behind it; -1 where that is too long. */
-static int path_of(char *path, uint32_t number, const char *ending) {
+/* Writes the path of a segment, with an ending behind it; -1 where that is too long. */
+static int format_path(char *path, uint32_t number, const char *ending) {
     char which[16] = "";
     if (number) snprintf(which, sizeof which, "~%06u", (unsigned)number);
     return snprintf(path, PATH_MAX, "%s%s.spool%s", base, which, ending) < PATH_MAX ? 0 : -1;
 }
 
-static int open_new(const char *path, int flags) {
+static int open_out_of_the_way(const char *path, int flags) {
     int low = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
     /* Out of the way of programs that count on low numbers, or close all they did not open. */
     int high = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, 200);
-    /* Whatever files of the program are to be. */
+    /* Whatever umask the program has. */
     if (flags & O_CREAT && low >= 0) fchmod(low, 0600);
     if (high < 0) return low;
     close(low);
     return high;
 }
 
-/* The signal of a limit on the size of files is for those of the program: ours is held, and dropped. */
-static int hold_signal(sigset_t *before) {
+/* The program may handle the signal of a limit on the size of files: one that our file causes is blocked, and
+ * dropped. */
+static int block_size_signal(sigset_t *before) {
     sigset_t own;
     sigemptyset(&own);
     sigaddset(&own, SIGXFSZ);
@@ -84,7 +81,7 @@ static int hold_signal(sigset_t *before) {
     return !sigismember(before, SIGXFSZ);
 }
 
-static void drop_signal(const sigset_t *before, int held) {
+static void drop_size_signal(const sigset_t *before, int held) {
     static const struct timespec at_once;
     sigset_t own;
     int error = errno;
@@ -95,43 +92,43 @@ static void drop_signal(const sigset_t *before, int held) {
     errno = error;
 }
 
-/* Says in the place kept for it that the file ends here, and why. */
-static void tell_full(int error) {
+/* Ends the file, and writes why into the place kept for that. */
+static void write_stop(int error) {
     stop_t stop = {.time = clock_ns(CLOCK_REALTIME), .error = (uint32_t)error};
     struct stat now;
     sigset_t before;
-    full = 1;
-    if (fstat(file, &now) || now.st_size < (off_t)(HEAD_BYTES + 8 + sizeof stop)) return;
-    int held = hold_signal(&before);
+    is_full = 1;
+    if (fstat(file, &now) || now.st_size < (off_t)(HEADER_BYTES + 8 + sizeof stop)) return;
+    int held = block_size_signal(&before);
     fcntl(file, F_SETFL, fcntl(file, F_GETFL) & ~O_APPEND); /* which overrides the place */
-    if (pwrite(file, &stop, sizeof stop, HEAD_BYTES + 8) < 0) full = 1;
-    drop_signal(&before, held);
+    if (pwrite(file, &stop, sizeof stop, HEADER_BYTES + 8) < 0) is_full = 1;
+    drop_size_signal(&before, held);
 }
 
-static int is_same(int other) {
+static int is_our_file(int other) {
     struct stat now;
     return !fstat(other, &now) && now.st_dev == identity.st_dev && now.st_ino == identity.st_ino;
 }
 
 static void close_file(void) {
-    if (file >= 0 && is_same(file)) close(file);
+    if (file >= 0 && is_our_file(file)) close(file);
     file = -1;
 }
 
-/* Before each use: the program may have closed all that it did not open, and have its own there. */
-static int is_open(void) {
+/* Before each use: the program may have closed all files that it did not open, and have one of its own there. */
+static int ensure_open(void) {
     char path[PATH_MAX];
-    if (!opened || full) return 0;
-    if (file >= 0 && is_same(file)) return 1;
-    file = path_of(path, segment, "") ? -1 : open_new(path, 0);
-    if (file >= 0 && is_same(file)) return 1;
+    if (!is_open || is_full) return 0;
+    if (file >= 0 && is_our_file(file)) return 1;
+    file = format_path(path, segment, "") ? -1 : open_out_of_the_way(path, 0);
+    if (file >= 0 && is_our_file(file)) return 1;
     if (file >= 0) close(file);
     file = -1;
-    unwritten = 1;
+    has_lost = 1;
     return 0;
 }
 
-static void skip(struct iovec *parts, size_t size) {
+static void skip_written(struct iovec *parts, size_t size) {
     for (; size; parts++) {
         size_t taken = size < parts->iov_len ? size : parts->iov_len;
         parts->iov_base = (unsigned char *)parts->iov_base + taken;
@@ -140,45 +137,45 @@ static void skip(struct iovec *parts, size_t size) {
     }
 }
 
-static void tell_unwritten(void) {
-    if (!unwritten) return;
-    unwritten = 0;
-    spool_loss(0, "the program had closed the file, and it could not be opened again at once");
+static void note_lost_writes(void) {
+    if (!has_lost) return;
+    has_lost = 0;
+    spool_write_loss(0, "the program had closed the file, and it could not be opened again at once");
 }
 
 static void write_all(struct iovec *parts, int count) {
     size_t left = 0;
     sigset_t before;
     for (int i = 0; i < count; i++) left += parts[i].iov_len;
-    if (!left || !is_open()) return;
-    if (left > allowed) {
-        at_limit = 1;
-        tell_full(STOP_SIZE);
+    if (!left || !ensure_open()) return;
+    if (left > allowance) {
+        is_at_limit = 1;
+        write_stop(STOP_SIZE);
         return;
     }
-    if (allowed != UINT64_MAX) allowed -= left;
-    int held = hold_signal(&before);
+    if (allowance != UINT64_MAX) allowance -= left;
+    int held = block_size_signal(&before);
     while (left) {
         ssize_t wrote = writev(file, parts, count);
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote <= 0) break;
         left -= (size_t)wrote;
-        skip(parts, (size_t)wrote);
+        skip_written(parts, (size_t)wrote);
     }
-    drop_signal(&before, held);
-    if (left) tell_full(errno);
-    else tell_unwritten();
+    drop_size_signal(&before, held);
+    if (left) write_stop(errno);
+    else note_lost_writes();
 }
 
-/* A file that was not there: a process that executes another program, or one of another container,
- * may have left one under the same number. */
-static int create(const char *directory, const char *host) {
+/* Creates a file that was not there: a process that executes another program, or one in another container, may have
+ * left one under the same process id. */
+static int create_file(const char *directory, const char *host) {
     char path[PATH_MAX], again[16] = "";
     for (int i = 1; i < 1000; i++) {
         if (snprintf(base, sizeof base, "%s/%s.%d%s", directory, host, (int)getpid(), again) >=
-            (int)sizeof base || path_of(path, 0, ""))
+            (int)sizeof base || format_path(path, 0, ""))
             return -1;
-        int made = open_new(path, O_CREAT | O_EXCL);
+        int made = open_out_of_the_way(path, O_CREAT | O_EXCL);
         if (made >= 0 || errno != EEXIST) return made;
         snprintf(again, sizeof again, "-%d", i);
     }
@@ -186,33 +183,33 @@ static int create(const char *directory, const char *host) {
 }
 
 /* Writes what every file begins with, in one piece. */
-static int begin(int fresh) {
+static int write_header(int fresh) {
     struct {
         struct { char magic[8]; uint32_t version, pid; uint64_t realtime, monotonic; } head;
         struct { uint32_t tag, used; stop_t stop; } place;
     } first = {{{'G', 'P', 'U', 'T', 'R', 'S', 'P', 'L'}, SPOOL_VERSION, (uint32_t)getpid(), clock_ns(CLOCK_REALTIME),
-                clock_ns(CLOCK_MONOTONIC)}, {TAG_FULL, sizeof(stop_t), {0}}};
-    struct iovec parts[] = {{&first, sizeof first}, {lasting, lasting_size}};
-    return writev(fresh, parts, 2) == (ssize_t)(sizeof first + lasting_size) ? 0 : -1;
+                clock_ns(CLOCK_MONOTONIC)}, {TAG_STOP, sizeof(stop_t), {0}}};
+    struct iovec parts[] = {{&first, sizeof first}, {preamble, preamble_size}};
+    return writev(fresh, parts, 2) == (ssize_t)(sizeof first + preamble_size) ? 0 : -1;
 }
 
 int spool_open(const char *directory) {
     char host[HOST_NAME_MAX + 1] = "host";
     gethostname(host, sizeof host - 1);
-    file = create(directory, host);
+    file = create_file(directory, host);
     if (file < 0 || fstat(file, &identity)) return -1;
-    opened = !begin(file);
-    return opened ? 0 : (ftruncate(file, 0), -1);
+    is_open = !write_header(file);
+    return is_open ? 0 : (ftruncate(file, 0), -1);
 }
 
-/* The file that goes on is there as a whole, with its beginning, or not at all. */
-void spool_rotate(uint32_t keep) {
+/* The next file appears with its header, or not at all. */
+void spool_begin_segment(uint32_t keep) {
     char path[PATH_MAX], fresh[PATH_MAX];
-    if (spool_flush() || !is_open()) return;
-    if (segment >= keep && !path_of(path, segment - keep, "")) unlink(path);
-    if (path_of(path, segment + 1, "") || path_of(fresh, segment + 1, ".new")) return;
-    int next = open_new(fresh, O_CREAT | O_TRUNC);
-    if (next < 0 || begin(next) || rename(fresh, path)) {
+    if (spool_flush() || !ensure_open()) return;
+    if (segment >= keep && !format_path(path, segment - keep, "")) unlink(path);
+    if (format_path(path, segment + 1, "") || format_path(fresh, segment + 1, ".new")) return;
+    int next = open_out_of_the_way(fresh, O_CREAT | O_TRUNC);
+    if (next < 0 || write_header(next) || rename(fresh, path)) {
         if (next >= 0) close(next);
         unlink(fresh); /* the old one goes on */
         return;
@@ -221,101 +218,98 @@ void spool_rotate(uint32_t keep) {
     file = next;
     fstat(file, &identity);
     segment++;
-    spool_forget_threads();
 }
 
-uint32_t spool_segment(void) { return segment; }
+uint32_t spool_segment_number(void) { return segment; }
 
-void spool_stop(uint32_t why) {
-    if (is_open() && !spool_flush()) tell_full((int)why);
+void spool_end_at_limit(void) {
+    if (ensure_open() && !spool_flush()) write_stop(STOP_SIZE);
 }
 
-static void write_chunk(chunk_t *chunk) {
+static void flush_chunk(chunk_t *chunk) {
     struct iovec part = {chunk, 8 + chunk->used};
     if (chunk->used) write_all(&part, 1);
     chunk->used = 0;
 }
 
-static chunk_t *chunk_of(uint32_t tag) {
+static chunk_t *find_chunk(uint32_t tag) {
     for (int i = 0; i < kinds; i++)
         if (chunks[i].tag == tag) return &chunks[i];
     chunks[kinds].tag = tag;
     return &chunks[kinds++];
 }
 
-void spool_add(uint32_t tag, const void *record, size_t size) {
-    if (!opened || full) return;
-    chunk_t *chunk = chunk_of(tag);
-    if (chunk->used + size > CHUNK_BYTES) write_chunk(chunk);
+void spool_add_record(uint32_t tag, const void *record, size_t size) {
+    if (!is_open || is_full) return;
+    chunk_t *chunk = find_chunk(tag);
+    if (chunk->used + size > CHUNK_BYTES) flush_chunk(chunk);
     memcpy(chunk->bytes + chunk->used, record, size);
     chunk->used += (uint32_t)size;
 }
 
-void spool_chunk(uint32_t tag, const void *head, size_t head_size, const void *tail, size_t size) {
+void spool_write_chunk(uint32_t tag, const void *head, size_t head_size, const void *tail, size_t size) {
     uint32_t start[] = {tag, (uint32_t)(head_size + size)};
     struct iovec parts[] = {{start, sizeof start}, {(void *)(uintptr_t)head, head_size},
                             {(void *)(uintptr_t)tail, size}};
     write_all(parts, 3);
 }
 
-static size_t put_info(char *text, size_t room, const char *key, const char *value) {
+static size_t format_info(char *text, size_t room, const char *key, const char *value) {
     int size = snprintf(text, room, "%s=%s", key, value);
     return size < 0 ? 0 : (size_t)size < room ? (size_t)size : room - 1;
 }
 
-void spool_moment(const char *key, uint64_t moment) {
+void spool_write_moment(const char *key, uint64_t moment) {
     char text[128], number[32];
     snprintf(number, sizeof number, "%llu", (unsigned long long)moment);
-    spool_chunk(TAG_INFO, text, put_info(text, sizeof text, key, number), "", 0);
+    spool_write_chunk(TAG_INFO, text, format_info(text, sizeof text, key, number), "", 0);
 }
 
-void spool_info(const char *key, const char *value) {
+void spool_write_info(const char *key, const char *value) {
     char text[4096];
-    uint32_t head[2] = {TAG_INFO, (uint32_t)put_info(text, sizeof text, key, value)};
-    unsigned char *grown = realloc(lasting, lasting_size + sizeof head + head[1]);
-    spool_chunk(TAG_INFO, text, head[1], "", 0);
+    uint32_t head[2] = {TAG_INFO, (uint32_t)format_info(text, sizeof text, key, value)};
+    unsigned char *grown = realloc(preamble, preamble_size + sizeof head + head[1]);
+    spool_write_chunk(TAG_INFO, text, head[1], "", 0);
     if (!grown) return;
-    lasting = grown;
-    memcpy(lasting + lasting_size, head, sizeof head);
-    memcpy(lasting + lasting_size + sizeof head, text, head[1]);
-    lasting_size += sizeof head + head[1];
+    preamble = grown;
+    memcpy(preamble + preamble_size, head, sizeof head);
+    memcpy(preamble + preamble_size + sizeof head, text, head[1]);
+    preamble_size += sizeof head + head[1];
 }
 
-void spool_loss(uint64_t records, const char *why) {
+void spool_write_loss(uint64_t records, const char *why) {
     uint64_t head[2] = {clock_ns(CLOCK_REALTIME), records};
-    spool_chunk(TAG_LOSS, head, sizeof head, why, strlen(why));
+    spool_write_chunk(TAG_LOSS, head, sizeof head, why, strlen(why));
 }
 
 int spool_flush(void) {
-    for (int i = 0; i < kinds; i++) write_chunk(&chunks[i]);
-    return full ? -1 : 0;
+    for (int i = 0; i < kinds; i++) flush_chunk(&chunks[i]);
+    return is_full ? -1 : 0;
 }
 
 void spool_close(void) {
     spool_flush();
     close_file();
-    opened = 0;
+    is_open = 0;
 }
 
-void spool_forget(void) {
+void spool_abandon(void) {
     close_file();
-    opened = 0;
+    is_open = 0;
     pthread_mutex_init(&lock, NULL);
 }
 
-/* How much the processes of a recording have written together, and how many write: each looks for itself,
- * so that the limit holds without the recorder. */
-
-/* Each process of ours writes every second. */
+/* Each process of a recording looks at the folder for itself, so that the limit on its size holds without the
+ * recorder. Each writes every second. */
 #define SILENT_S 5
 
-static int is_written(const char *name, const struct stat *file) {
+static int is_written_lately(const char *name, const struct stat *file) {
     size_t length = strlen(name), suffix = strlen(".spool");
     return length > suffix && !strcmp(name + length - suffix, ".spool") &&
            time(NULL) - file->st_mtime < SILENT_S;
 }
 
-uint64_t spool_folder_bytes(const char *directory, uint32_t *writers) {
+uint64_t spool_folder_size(const char *directory, uint32_t *writers) {
     uint64_t bytes = 0;
     struct stat file;
     *writers = 0;
@@ -325,7 +319,7 @@ uint64_t spool_folder_bytes(const char *directory, uint32_t *writers) {
         if (!fstatat(dirfd(folder), entry->d_name, &file, AT_SYMLINK_NOFOLLOW) &&
             S_ISREG(file.st_mode)) {
             bytes += (uint64_t)file.st_size;
-            *writers += (uint32_t)is_written(entry->d_name, &file);
+            *writers += (uint32_t)is_written_lately(entry->d_name, &file);
         }
     closedir(folder);
     return bytes;

@@ -1,10 +1,10 @@
-/* The spool file: what one process leaves behind while it is recorded; in a ring, several, of which each
- * can be read by itself.
+/* The spool file: what a process leaves behind while it is recorded; in a long recording several files, each of
+ * which can be read by itself.
  *
- * A header of 32 bytes, then chunks: a tag of four letters, the length of what follows in bytes,
- * and that. Records of one kind share a chunk. Everything is little-endian, times are nanoseconds of
- * CLOCK_REALTIME. A chunk cut short at the end is what a killed process was writing: readers stop
- * there. gputrace/collectors/spool/activity.py reads it; keep the two alike.
+ * A header of 32 bytes, then chunks: a tag of four letters, the number of bytes that follow, and those bytes.
+ * Records of one kind share a chunk. Everything is little-endian, times are nanoseconds of CLOCK_REALTIME. A chunk
+ * cut short at the end is what a killed process was writing: readers stop there.
+ * gputrace/collectors/spool/activity.py reads it; keep the two alike.
  */
 #pragma once
 
@@ -29,7 +29,7 @@ enum {
     TAG_NAME = TAG('N', 'A', 'M', 'E'),   /* u32 id, bytes */
     TAG_CLOCK = TAG('C', 'L', 'O', 'K'),  /* u64 realtime, monotonic, monotonic_raw */
     TAG_LOSS = TAG('L', 'O', 'S', 'S'),   /* u64 time, u64 records, text */
-    TAG_FULL = TAG('F', 'U', 'L', 'L'),   /* the first chunk: stop_t */
+    TAG_STOP = TAG('F', 'U', 'L', 'L'),   /* the first chunk: stop_t */
     TAG_INFO = TAG('I', 'N', 'F', 'O'),   /* text "key=value" */
     TAG_DEVICE = TAG('D', 'E', 'V', 'I'),
     TAG_THREAD = TAG('T', 'H', 'R', 'D')  /* u32 thread, name */
@@ -79,25 +79,25 @@ typedef struct {
     uint32_t kind, thread;
 } overhead_t;
 
-/* The creation of a domain has the domain's number, which is its name's, and no name. */
+/* A row of NVTX_DOMAIN is the creation of a domain; a domain's number is the number of its name. */
 enum { NVTX_PUSH_POP, NVTX_MARK, NVTX_START_END, NVTX_DOMAIN };
 
 typedef struct {
     uint64_t start, end;
     uint32_t thread, name, domain, kind;
-    uint32_t end_thread, range; /* of NVTX_START_END: the thread that ended it, and its number */
+    uint32_t end_thread, range; /* of NVTX_START_END: the thread that ended it, and its id */
 } nvtx_t;
 
-/* A range of NCCL's with what its payload says: the communicator (0: not said), the bytes of the message
- * (UINT64_MAX: not said) and the peer or root in it (-1: not said); or, where there is a number of ranks,
- * a communicator that is made, and the rank in it. */
+/* A range of NCCL's with what its payload says: the communicator (0 if unknown), the bytes of the message
+ * (UINT64_MAX if unknown) and the peer or root (-1 if unknown). Where there is a number of ranks, the range is the
+ * making of a communicator, and the peer is the own rank. */
 typedef struct {
     uint64_t start, end, communicator, bytes;
     uint32_t thread, name;
     int32_t peer, ranks;
 } message_t;
 
-/* In bytes, bytes a second and hertz; 0 where the driver does not say. */
+/* In bytes, bytes a second and hertz; 0 where the driver has no answer. */
 typedef struct {
     uint32_t ordinal, multiprocessors;
     char bus[32], name[96];
@@ -106,67 +106,54 @@ typedef struct {
     uint32_t l2_cache, compute_major, compute_minor, reserved;
 } device_t;
 
-/* Where a file's first chunk says why nothing follows: zeros until then. Writing over it takes no room
- * on a disk that has none. */
+/* A file's first chunk, zeros until the file ends early: then why. It is written over, which needs no room on a full
+ * disk. */
 typedef struct {
     uint64_t time, records;
     uint32_t error, reserved; /* errno, or STOP_SIZE */
 } stop_t;
 
-/* The recording has become as large as it may. */
+/* The recording is as large as it may become. */
 #define STOP_SIZE 5000u
 
 /* Opens DIRECTORY/HOST.PID.spool, or HOST.PID-1.spool and so on; 0 where that succeeds. */
 int spool_open(const char *directory);
 
-/* Appends one record to the chunk of its kind; the chunk is written when full or at spool_flush. */
-void spool_add(uint32_t tag, const void *record, size_t size);
+/* Appends a record to the chunk of its kind, which is written when it is full and at spool_flush. */
+void spool_add_record(uint32_t tag, const void *record, size_t size);
 
-/* Appends a chunk of its own. */
-void spool_chunk(uint32_t tag, const void *head, size_t head_size, const void *tail, size_t size);
+/* Writes a chunk of its own: HEAD, then TAIL, of SIZE bytes. */
+void spool_write_chunk(uint32_t tag, const void *head, size_t head_size, const void *tail, size_t size);
 
-/* Goes on in a new file, HOST.PID~NUMBER.spool, which can be read without those before it: of these
- * the last KEEP stay. What was told once, and is needed again, is to be told again. */
-void spool_rotate(uint32_t keep);
+/* Goes on in a new file, HOST.PID~NUMBER.spool, and removes older ones but the last KEEP. What an earlier file said
+ * once has to be said again. */
+void spool_begin_segment(uint32_t keep);
 
 /* The number of the file, from 0 on. */
-uint32_t spool_segment(void);
+uint32_t spool_segment_number(void);
 
-/* Bytes in the folder of the spool, of all processes, and how many of these are writing. */
-uint64_t spool_folder_bytes(const char *directory, uint32_t *writers);
+/* Bytes of all files in the spool's folder, and how many processes are writing there. */
+uint64_t spool_folder_size(const char *directory, uint32_t *writers);
 
-/* Lets so many bytes be written from now on; at the next one it stops as at spool_stop(STOP_SIZE). */
-void spool_allow(uint64_t bytes);
-int spool_is_at_limit(void);
+/* Lets so many more bytes be written; the next one ends the file as spool_end_at_limit does. */
+void spool_set_allowance(uint64_t bytes);
+int spool_has_reached_limit(void);
 
-/* Writes nothing more, and says why: STOP_SIZE. */
-void spool_stop(uint32_t why);
+/* Ends the file for STOP_SIZE: nothing more is written. */
+void spool_end_at_limit(void);
 
-/* The id of a name; each file has it before the first record that has it. 0 stands for none. */
-uint32_t spool_name(const char *text);
+/* What is so for the whole process, which each file begins with; what is so from a moment on; what was lost. */
+void spool_write_info(const char *key, const char *value);
+void spool_write_moment(const char *key, uint64_t moment);
+void spool_write_loss(uint64_t records, const char *why);
 
-/* To be called for a record that has an id which spool_name gave before. */
-void spool_use(uint32_t id);
-
-/* What the process says of itself, in each file; and that something is so from a moment on. */
-void spool_info(const char *key, const char *value);
-void spool_moment(const char *key, uint64_t moment);
-void spool_loss(uint64_t records, const char *why);
-
-/* Writes all that has been added. Returns 0, or -1 once the disk took no more. */
+/* Writes all records that were added. Returns -1 once the disk took no more, else 0. */
 int spool_flush(void);
 void spool_close(void);
 
-/* Notes that a thread is in the records; spool_threads writes the names of those it has not told. */
-void spool_thread(uint32_t thread);
-void spool_threads(void);
-void spool_forget_threads(void);
+/* In a forked child: leaves the file to the parent. */
+void spool_abandon(void);
 
-/* In a forked child: forgets the file, which is the parent's. */
-void spool_forget(void);
-
-uint64_t clock_ns(int which);
-
-/* Serialises the functions above; held by callers that add several things. */
+/* Held around calls of the functions above, but for spool_open, spool_folder_size and spool_abandon. */
 void spool_lock(void);
 void spool_unlock(void);

@@ -1,32 +1,37 @@
 #include "subscriber.h"
 #include "calls.h"
-#include "capture.h"
 #include "cupti.h"
 #include "graphs.h"
 
+/* All of this is guarded by the lock of capture.c, but for on_call, which reads what was set in cuInit. */
 static void *subscriber;
 static int by_profiler, serial;
 static uint32_t profiler_start_id, profiler_stop_id;
+static const struct subscriber_handlers *tell;
 
-void subscriber_init(int heeds_profiler) { by_profiler = heeds_profiler; }
+void subscriber_init(int heeds_profiler, const struct subscriber_handlers *handlers) {
+    by_profiler = heeds_profiler;
+    tell = handlers;
+}
 
-void subscriber_look(int serial_graphs) {
-    profiler_start_id = calls_id("cuProfilerStart");
-    profiler_stop_id = calls_id("cuProfilerStop");
+void subscriber_find_calls(int serial_graphs) {
+    profiler_start_id = calls_find_id("cuProfilerStart");
+    profiler_stop_id = calls_find_id("cuProfilerStop");
     serial = serial_graphs;
 }
 
+/* CUPTI calls it in the thread of the program that makes the call. */
 static void on_call(void *user, int domain, uint32_t id, const void *data) {
     int ends = u32_at(data, 0) == SITE_EXIT;
     (void)user;
-    if (domain == DOMAIN_DRIVER) graphs_call(id, ends);
+    if (domain == DOMAIN_DRIVER) graphs_serialize_call(id, ends);
     if (!ends) return;
-    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_start_id) capture_want(1);
-    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_stop_id) capture_want(0);
-    capture_call_ends();
+    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_start_id) tell->profiler(1);
+    if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_stop_id) tell->profiler(0);
+    tell->call_ends();
 }
 
-static void watch(void) {
+static void watch_needed_calls(void) {
     if (by_profiler) {
         cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_start_id);
         cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_stop_id);
@@ -38,7 +43,7 @@ int subscriber_take(void) {
     if (subscriber) return 0;
     if (cupti.subscribe(&subscriber, on_call, NULL)) subscriber = NULL;
     if (!subscriber) return -1;
-    watch();
+    watch_needed_calls();
     return 0;
 }
 
@@ -52,15 +57,15 @@ void subscriber_release(int to_profiler) {
     subscriber_forget();
 }
 
-int subscriber_watch_all(int on) {
+int subscriber_watch_all_calls(int on) {
     if (!cupti.enable_domain || subscriber_take()) return -1;
     cupti.enable_domain((uint32_t)on, subscriber, DOMAIN_RUNTIME);
     cupti.enable_domain((uint32_t)on, subscriber, DOMAIN_DRIVER);
-    if (!on) watch(); /* the domain has taken these with it */
+    if (!on) watch_needed_calls(); /* the domain has taken these with it */
     return 0;
 }
 
 void subscriber_forget(void) {
     subscriber = NULL;
-    graphs_forget();
+    graphs_unlock();
 }

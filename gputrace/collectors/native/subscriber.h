@@ -1,24 +1,29 @@
-/* CUPTI's only place for a tool that is told of CUDA's calls: ours while there is need. */
+/* CUPTI's only place for a tool that is told of CUDA calls: ours while there is need. */
 #pragma once
 
-/* Whether cudaProfilerStart and Stop decide what is recorded. */
-void subscriber_init(int by_profiler);
+struct subscriber_handlers {
+    void (*profiler)(int on);  /* the program calls cudaProfilerStart or Stop, where that is heeded */
+    void (*call_ends)(void);   /* any call that is watched is about to return */
+};
 
-/* To be called in cuInit, before the first of those below: what the program needs us to be told:
- * SERIAL_GRAPHS, whether calls that make graphs are to wait for each other. */
-void subscriber_look(int serial_graphs);
+/* Whether cudaProfilerStart and Stop decide what is recorded, and whom to tell. */
+void subscriber_init(int by_profiler, const struct subscriber_handlers *handlers);
+
+/* To be called in cuInit, before the functions below: finds the calls that have to be watched. SERIAL_GRAPHS:
+ * whether calls that make graphs have to wait for each other. */
+void subscriber_find_calls(int serial_graphs);
 
 /* Takes the place; -1 where another tool has it. */
 int subscriber_take(void);
 
-/* Takes it where it is needed while CUPTI records, or before. */
+/* Takes it where that is needed while CUPTI records, or before. */
 void subscriber_take_if_needed(int records);
 
-/* Leaves it to others unless it is needed, and for another profiler unless cudaProfilerStart is heeded. */
+/* Leaves it to others unless it is needed; to another profiler unless cudaProfilerStart is heeded. */
 void subscriber_release(int to_profiler);
 
-/* Has `capture_call_ends` called as any call of CUDA's ends, or no more; -1 where that cannot be. */
-int subscriber_watch_all(int on);
+/* Watches every call of CUDA, or no longer; -1 where that cannot be. */
+int subscriber_watch_all_calls(int on);
 
 /* CUPTI was let go of, and the place with it. */
 void subscriber_forget(void);

@@ -9,10 +9,11 @@
 #include <stdint.h>
 
 /* CLOCK_REALTIME in nanoseconds, as CUPTI has it by default; takes note of a new thread. */
-uint64_t threads_stamp(void);
+uint64_t threads_timestamp(void);
 
 /* The system's id of the thread whose pthread_self, cut to 32 bits, is SELF at a moment; 0 where it
  * never took a timestamp. A thread that has ended may leave its pthread_self to a new one. */
-uint32_t threads_id(uint32_t self, uint64_t when);
+uint32_t threads_system_id(uint32_t self, uint64_t when);
 
-void threads_in_child(void);
+/* In a forked child, whose parent's threads may have held the lock. */
+void threads_reset_in_child(void);

@@ -1,17 +1,13 @@
-/* Windows in the life of the process: --delay, --duration, --every. */
+/* Windows in the life of the process: --delay, --duration, --every. Used by the thread of writer.c alone. */
 #pragma once
 
 #include <stdint.h>
 
-/* A variable of the environment as a number; 0 where there is none. */
-uint64_t environment_number(const char *name);
+/* Whether the environment asks for any. */
+int window_is_requested(void);
 
-uint64_t least(uint64_t one, uint64_t other);
+/* The life of the process begins now. */
+void window_start(void);
 
-int window_is_asked(void);
-
-/* From now on, the start of CUDA. */
-void window_set(void);
-
-/* Begins or ends a window when it is time; gives back when to look again. CLOCK_MONOTONIC. */
-uint64_t window_keep(uint64_t now);
+/* Opens or closes a window when it is time; returns when to look again. Both on CLOCK_MONOTONIC. */
+uint64_t window_advance(uint64_t now);

@@ -1,18 +1,18 @@
-// Loops over columns that numpy takes several passes for: sets of intervals, sorting, lookups of
-// ids. Each does what the function of intervals.py or events.py says that calls it, and its twin
-// there does.
+// Loops over columns for which numpy needs several passes: sets of intervals, sorting, lookups of ids.
+// Each is described by the function of intervals.py or events.py that calls it, which does the same
+// with numpy where this library is missing.
 //
-// Sets are sorted and disjoint, and hold no empty interval. Outputs have room for what can be
-// written: the caller sees to it.
+// Sets are sorted and disjoint, and hold no empty interval. The caller gives outputs enough room for
+// everything that can be written.
 
 #include <stdint.h>
 #include <string.h>
 
 #define EXPORTED __attribute__((visibility("default")))
 
-// The first position from `at` on whose value is greater, `count` if none is: what is near is found
-// in a few steps, as when one column follows another.
-static int64_t after(const int64_t *sorted, int64_t at, int64_t count, int64_t value) {
+// Returns the first position from `at` on whose value is greater, or `count`. A near one is found in a
+// few steps, which is quick where one column is followed along another.
+static int64_t first_greater(const int64_t *sorted, int64_t at, int64_t count, int64_t value) {
     int64_t end = at;
     for (int64_t step = 1; end < count && sorted[end] <= value; step *= 2) {
         at = end + 1;
@@ -27,9 +27,9 @@ static int64_t after(const int64_t *sorted, int64_t at, int64_t count, int64_t v
     return at;
 }
 
-// Joins intervals that overlap or touch, with `group` those of groups from `low` to below `high`;
-// returns their number, -1 if they are not sorted by start.
-EXPORTED int64_t gputrace_union(const int64_t *start, const int64_t *end, int64_t count,
+// Joins intervals that overlap or touch; with `group`, only intervals of groups from `low` to below
+// `high`. Returns how many are written, or -1 where they are not sorted by start.
+EXPORTED int64_t gputrace_join_intervals(const int64_t *start, const int64_t *end, int64_t count,
                                 const int8_t *group, int32_t low, int32_t high, int64_t *starts,
                                 int64_t *ends) {
     int64_t joined = 0, last = INT64_MIN;
@@ -48,16 +48,16 @@ EXPORTED int64_t gputrace_union(const int64_t *start, const int64_t *end, int64_
     return joined;
 }
 
-// Writes what is in both sets, at most one interval for each of both; returns how many.
-EXPORTED int64_t gputrace_intersection(const int64_t *start, const int64_t *end, int64_t count,
+// Writes what is in both sets; returns how many intervals, at most as many as both sets have.
+EXPORTED int64_t gputrace_intersect(const int64_t *start, const int64_t *end, int64_t count,
                                        const int64_t *other_start, const int64_t *other_end,
                                        int64_t others, int64_t *starts, int64_t *ends) {
     int64_t i = 0, j = 0, common = 0;
     while (i < count && j < others) {
         if (end[i] <= other_start[j]) {
-            i = after(end, i, count, other_start[j]);
+            i = first_greater(end, i, count, other_start[j]);
         } else if (other_end[j] <= start[i]) {
-            j = after(other_end, j, others, start[i]);
+            j = first_greater(other_end, j, others, start[i]);
         } else {
             int mine_ends = end[i] < other_end[j];
             starts[common] = start[i] > other_start[j] ? start[i] : other_start[j];
@@ -69,14 +69,14 @@ EXPORTED int64_t gputrace_intersection(const int64_t *start, const int64_t *end,
     return common;
 }
 
-// Writes what is in the first set alone, at most one interval for each of both; returns how many.
-EXPORTED int64_t gputrace_difference(const int64_t *start, const int64_t *end, int64_t count,
+// Writes what is in the first set only; returns how many intervals, at most as many as both sets have.
+EXPORTED int64_t gputrace_subtract(const int64_t *start, const int64_t *end, int64_t count,
                                      const int64_t *other_start, const int64_t *other_end,
                                      int64_t others, int64_t *starts, int64_t *ends) {
     int64_t j = 0, left = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t from = start[i];
-        j = after(other_end, j, others, from);
+        j = first_greater(other_end, j, others, from);
         for (; j < others && other_start[j] < end[i]; j++) {
             if (other_start[j] > from) {
                 starts[left] = from;
@@ -93,9 +93,9 @@ EXPORTED int64_t gputrace_difference(const int64_t *start, const int64_t *end, i
     return left;
 }
 
-// Appends the intervals of a set from `i` to below `until` to a set of `joined`, which none of them
-// starts before; returns how many there are then.
-static int64_t append(const int64_t *start, const int64_t *end, int64_t i, int64_t until,
+// Appends intervals `i` to below `until` of a set to one of `joined` intervals, which all start before
+// them; returns how many it has then.
+static int64_t append_intervals(const int64_t *start, const int64_t *end, int64_t i, int64_t until,
                       int64_t *starts, int64_t *ends, int64_t joined) {
     for (; joined && i < until && start[i] <= ends[joined - 1]; i++)
         if (end[i] > ends[joined - 1]) ends[joined - 1] = end[i];
@@ -104,39 +104,31 @@ static int64_t append(const int64_t *start, const int64_t *end, int64_t i, int64
     return joined + until - i;
 }
 
-// Writes what is in either set, at most one interval for each of both; returns how many.
-EXPORTED int64_t gputrace_merge(const int64_t *start, const int64_t *end, int64_t count,
+// Writes what is in either set; returns how many intervals, at most as many as both sets have.
+EXPORTED int64_t gputrace_merge_sets(const int64_t *start, const int64_t *end, int64_t count,
                                 const int64_t *other_start, const int64_t *other_end,
                                 int64_t others, int64_t *starts, int64_t *ends) {
     int64_t i = 0, j = 0, joined = 0;
     while (i < count && j < others) {
-        int64_t until = after(start, i, count, other_start[j]);
-        joined = append(start, end, i, until, starts, ends, joined);
+        int64_t until = first_greater(start, i, count, other_start[j]);
+        joined = append_intervals(start, end, i, until, starts, ends, joined);
         i = until;
         if (i == count) break;
-        until = after(other_start, j, others, start[i]);
-        joined = append(other_start, other_end, j, until, starts, ends, joined);
+        until = first_greater(other_start, j, others, start[i]);
+        joined = append_intervals(other_start, other_end, j, until, starts, ends, joined);
         j = until;
     }
-    joined = append(start, end, i, count, starts, ends, joined);
-    return append(other_start, other_end, j, others, starts, ends, joined);
+    joined = append_intervals(start, end, i, count, starts, ends, joined);
+    return append_intervals(other_start, other_end, j, others, starts, ends, joined);
 }
 
-// Writes how much of a set lies before each interval, and at the end all of it.
-EXPORTED void gputrace_cover(const int64_t *start, const int64_t *end, int64_t count,
-                             int64_t *covered) {
-    uint64_t sum = covered[0] = 0;
-    for (int64_t i = 0; i < count; i++)
-        covered[i + 1] = (int64_t)(sum += (uint64_t)end[i] - (uint64_t)start[i]);
-}
-
-// Writes how much of a set lies before each time; `covered` has how much lies before each interval.
-EXPORTED void gputrace_before(const int64_t *start, const int64_t *end, const int64_t *covered,
+// Writes how much of a set lies before each time; `covered` says how much lies before each interval.
+EXPORTED void gputrace_covered_before(const int64_t *start, const int64_t *end, const int64_t *covered,
                               int64_t count, const int64_t *times, int64_t asked, int64_t *before) {
     int64_t i = 0;
     for (int64_t k = 0; k < asked; k++) {
         if (k && times[k] < times[k - 1]) i = 0;
-        i = after(start, i, count, times[k]);
+        i = first_greater(start, i, count, times[k]);
         if (!i) before[k] = 0;
         else if (times[k] >= end[i - 1]) before[k] = covered[i];
         else before[k] = covered[i - 1] + (times[k] - start[i - 1]);
@@ -149,27 +141,27 @@ EXPORTED void gputrace_contains(const int64_t *start, const int64_t *end, int64_
     int64_t i = 0;
     for (int64_t k = 0; k < asked; k++) {
         if (k && times[k] < times[k - 1]) i = 0;
-        i = after(start, i, count, times[k]);
+        i = first_greater(start, i, count, times[k]);
         inside[k] = i && times[k] < end[i - 1];
     }
 }
 
 // Writes where each time belongs in a sorted column: before its equals, or after them.
-EXPORTED void gputrace_search(const int64_t *sorted, int64_t count, const int64_t *times,
+EXPORTED void gputrace_search_sorted(const int64_t *sorted, int64_t count, const int64_t *times,
                               int64_t asked, int32_t after_equals, int64_t *places) {
     int64_t i = 0;
     for (int64_t k = 0; k < asked; k++) {
         if (k && times[k] < times[k - 1]) i = 0;
-        if (after_equals) i = after(sorted, i, count, times[k]);
-        else i = times[k] == INT64_MIN ? 0 : after(sorted, i, count, times[k] - 1);
+        if (after_equals) i = first_greater(sorted, i, count, times[k]);
+        else i = times[k] == INT64_MIN ? 0 : first_greater(sorted, i, count, times[k] - 1);
         places[k] = i;
     }
 }
 
-// Writes the rows in order of group, from 0 to below `groups`, those of one as they are, and where
-// each group's rows end; `falls` becomes whether starts fall in it, and has another `groups` numbers
-// of room. Writes no order if there is another group.
-EXPORTED void gputrace_group(const int32_t *group, const int64_t *start, int64_t count,
+// Writes the rows in order of their group, from 0 to below `groups`, rows of one group in their order,
+// and where each group's rows end. The first half of `falls`, of 2 * `groups` numbers, says whether the
+// group's starts fall anywhere; the other half is scratch. Writes no order where a group is out of range.
+EXPORTED void gputrace_order_by_group(const int32_t *group, const int64_t *start, int64_t count,
                              int64_t groups, int64_t *order, int64_t *ends, int64_t *falls) {
     int64_t *last = falls + groups;
     for (int64_t g = 0; g < groups; g++) ends[g] = falls[g] = 0, last[g] = INT64_MIN;
@@ -190,16 +182,16 @@ EXPORTED void gputrace_group(const int32_t *group, const int64_t *start, int64_t
     }
 }
 
-enum { DIGIT = 11, DIGITS = 6, VALUES = 1 << DIGIT };
+enum { DIGIT_BITS = 11, DIGITS = 6, VALUES = 1 << DIGIT_BITS };
 
-// Sorts numbers by their digits, in as many passes as digits differ; `scratch` is as long.
-EXPORTED void gputrace_sort(int64_t *numbers, int64_t *scratch, int64_t count) {
+// Sorts numbers by their digits, in as many passes as there are digits that differ. `scratch` is as long.
+EXPORTED void gputrace_sort_numbers(int64_t *numbers, int64_t *scratch, int64_t count) {
     int64_t first = count ? numbers[0] : 0;
     uint64_t differ = 0;
     for (int64_t i = 0; i < count; i++) differ |= (uint64_t)(numbers[i] ^ first);
     int64_t *from = numbers, *to = scratch;
     for (int32_t digit = 0; digit < DIGITS; digit++) {
-        int32_t shift = digit * DIGIT;
+        int32_t shift = digit * DIGIT_BITS;
         if (!(differ >> shift & (VALUES - 1))) continue;
         // The sign is the highest bit: inverted, negative numbers come first.
         uint64_t sign = (uint64_t)1 << 63;
@@ -234,21 +226,21 @@ EXPORTED void gputrace_sort(int64_t *numbers, int64_t *scratch, int64_t count) {
         case 8: FOR_EACH_ID(int64_t, ACTION); break;      \
     }
 
-// Marks each id, all of which are from `low` to `low + size - 1`.
-EXPORTED void gputrace_mark(const void *ids, int32_t width, int64_t count, int64_t low,
+// Marks each id at its distance from `low`; ids from `low + size` on are left out.
+EXPORTED void gputrace_mark_ids(const void *ids, int32_t width, int64_t count, int64_t low,
                             int64_t size, uint8_t *marks) {
     FOR_ALL_IDS(if ((uint64_t)at < (uint64_t)size) marks[at] = 1)
 }
 
-// Writes the first row of each id, all of which are from `low` to `low + size - 1`, into a table of
-// which all entries are `missing`.
-EXPORTED void gputrace_index(const void *ids, int32_t width, int64_t count, int64_t low,
+// Writes the first row of each id into a table by distance from `low`, whose entries are all `missing`
+// before; ids from `low + size` on are left out.
+EXPORTED void gputrace_index_ids(const void *ids, int32_t width, int64_t count, int64_t low,
                              int64_t size, int32_t *table, int32_t missing, const int64_t *rows) {
     FOR_ALL_IDS(if ((uint64_t)at < (uint64_t)size && table[at] == missing) table[at] = (int32_t)rows[i])
 }
 
-// Writes the table's entry for each id, `missing` for those beyond it.
-EXPORTED void gputrace_look_up(const void *ids, int32_t width, int64_t count, int64_t low,
+// Writes the table's entry for each id; `missing` for ids beyond it.
+EXPORTED void gputrace_look_up_ids(const void *ids, int32_t width, int64_t count, int64_t low,
                                   int64_t size, const int32_t *table, int32_t missing,
                                   int32_t *entries) {
     FOR_ALL_IDS(entries[i] = (uint64_t)at < (uint64_t)size ? table[at] : missing)

@@ -1,9 +1,8 @@
 // Scans events of PyTorch's profiler, a JSON list of objects, into columns of integers.
 //
-// A scan gives what `tabulate` in kineto_events.py makes of the decoded events, or nothing: text that
-// is not JSON to the letter, values of a type or size that is not usual, and pairs of beginnings and
-// ends end it with a negative number, and the caller decodes the list. No byte before the text or
-// behind it is read.
+// A scan returns what `tabulate` in kineto_events.py makes of the decoded events, or a negative number:
+// for text that is not JSON to the letter, values of an unusual type or size, and pairs of beginnings
+// and ends. Then the caller decodes the list. No byte outside of the text is read.
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -17,7 +16,7 @@ enum { MAX_DEPTH = 32, MAX_DIGITS = 18, DECIMALS = 3 };
 // Columns of a row, in the order of COLUMNS in kineto_events.py.
 enum column {
     CAT, NAME, PID, TID,  // Numbers of tokens.
-    START, LENGTH,        // Nanoseconds.
+    START, DURATION,      // Nanoseconds.
     DEVICE, STREAM, CORRELATION, BYTES, SOURCE, DESTINATION, SEQUENCE, FORWARD,
     FLAGS, ARGS_BEGIN, ARGS_END,  // Bytes of the text; both 0 where there are no arguments.
     COLUMNS
@@ -25,7 +24,7 @@ enum column {
 enum { HAS_GROUP = 1, HAS_ELEMENT = 2 };
 
 static const int64_t UNKNOWN = -1, NO_NAME = -2;
-static const int64_t LARGEST_US = 9000000000000000;  // Is nanoseconds of 64 bits.
+static const int64_t LARGEST_US = 9000000000000000;  // As nanoseconds it fits into 64 bits.
 static const int64_t POWERS[] = {1, 10, 100, 1000};
 
 // A distinct text: a string with its quotes, or a number.
@@ -35,7 +34,7 @@ struct token {
 
 struct slot {
     uint32_t hash;
-    int32_t number;  // Of a token, from 1 on; 0 in an empty slot.
+    int32_t number;  // Of a token, counted from 1; 0 in an empty slot.
 };
 
 struct scan {
@@ -61,7 +60,7 @@ enum action { PH, TOKEN, TEXT_TOKEN, TIME, ARGS, INTEGER, GROUP, ELEMENT, SCALAR
 static const struct key EVENT_KEYS[] = {
     KEY("ph", PH, 0),           KEY("cat", TEXT_TOKEN, CAT), KEY("name", TOKEN, NAME),
     KEY("pid", TOKEN, PID),     KEY("tid", TOKEN, TID),      KEY("ts", TIME, START),
-    KEY("dur", TIME, LENGTH),   KEY("args", ARGS, 0),
+    KEY("dur", TIME, DURATION),   KEY("args", ARGS, 0),
 };
 
 static const struct key ARGS_KEYS[] = {
@@ -93,7 +92,7 @@ static inline void skip_space(struct scan *s) {
         s->at++;
 }
 
-// The next byte that is no space, or 0 at the end.
+// The next byte after any spaces, or 0 at the end.
 static inline int peek(struct scan *s) {
     skip_space(s);
     return s->at < s->end ? *s->at : 0;
@@ -107,8 +106,8 @@ static inline int accept(struct scan *s, int byte) {
 
 enum escapes { NONE, SIMPLE, UNICODE, BAD };
 
-// Passes a string, from its first quote on; which escapes it has.
-static enum escapes pass_string(struct scan *s) {
+// Skips a string, from its first quote on; returns which escapes it has.
+static enum escapes skip_string(struct scan *s) {
     enum escapes escapes = NONE;
     const uint8_t *at = s->at + 1, *end = s->end;
     const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
@@ -140,11 +139,11 @@ static inline int is_digit(const struct scan *s) {
 }
 
 struct number {
-    const uint8_t *begin, *point;  // The point is NULL in an integer.
+    const uint8_t *begin, *point;  // An integer has no point: NULL.
     int has_exponent;
 };
 
-static int pass_number(struct scan *s, struct number *number) {
+static int skip_number(struct scan *s, struct number *number) {
     *number = (struct number){.begin = s->at};
     if (s->at < s->end && *s->at == '-') s->at++;
     if (!is_digit(s)) return 0;
@@ -165,54 +164,54 @@ static int pass_number(struct scan *s, struct number *number) {
     return 1;
 }
 
-static int pass_word(struct scan *s, const char *word) {
+static int skip_word(struct scan *s, const char *word) {
     int64_t length = (int64_t)strlen(word);
     if (s->end - s->at < length || memcmp(s->at, word, (size_t)length)) return 0;
     s->at += length;
     return 1;
 }
 
-static int pass_value(struct scan *s, int depth);
+static int skip_value(struct scan *s, int depth);
 
-// Passes the key of an object's next member, with the colon; its text without quotes.
-static int pass_key(struct scan *s, const uint8_t **key, int64_t *length) {
+// Skips the key of an object's next member and the colon; sets `key` to its text without quotes.
+static int skip_key(struct scan *s, const uint8_t **key, int64_t *length) {
     if (peek(s) != '"') return 0;
     *key = s->at + 1;
-    if (pass_string(s) != NONE) return 0;
+    if (skip_string(s) != NONE) return 0;
     *length = s->at - 1 - *key;
     return accept(s, ':');
 }
 
-static int pass_value(struct scan *s, int depth) {
+static int skip_value(struct scan *s, int depth) {
     struct number number;
     const uint8_t *key;
     int64_t length;
     int byte = peek(s);
     switch (byte) {
     case '"':
-        return pass_string(s) <= SIMPLE;
+        return skip_string(s) <= SIMPLE;
     case 't':
-        return pass_word(s, "true");
+        return skip_word(s, "true");
     case 'f':
-        return pass_word(s, "false");
+        return skip_word(s, "false");
     case 'n':
-        return pass_word(s, "null");
+        return skip_word(s, "null");
     case '[':
     case '{':
         if (depth >= MAX_DEPTH) return 0;
         s->at++;
         if (accept(s, byte + 2)) return 1;  // As ']' and '}' follow in ASCII.
         do {
-            if (byte == '{' && !pass_key(s, &key, &length)) return 0;
-            if (!pass_value(s, depth + 1)) return 0;
+            if (byte == '{' && !skip_key(s, &key, &length)) return 0;
+            if (!skip_value(s, depth + 1)) return 0;
         } while (accept(s, ','));
         return accept(s, byte + 2);
     default:
-        return pass_number(s, &number);
+        return skip_number(s, &number);
     }
 }
 
-static uint32_t hash_of(const uint8_t *at, int64_t length) {
+static uint32_t hash_text(const uint8_t *at, int64_t length) {
     const uint64_t factor = 0x9e3779b97f4a7c15u;
     uint64_t hash = (uint64_t)length * factor, word = 0;
     for (; length >= 8; at += 8, length -= 8) {
@@ -226,10 +225,11 @@ static uint32_t hash_of(const uint8_t *at, int64_t length) {
     return (uint32_t)(hash >> 32);
 }
 
-// The number of the token from `begin` to the scan's position, which is new or known.
-static int64_t number_token(struct scan *s, const uint8_t *begin) {
+// The number of the token from `begin` to the scan's position, which is added if it is new; -1 where
+// there is no room for it.
+static int64_t intern_token(struct scan *s, const uint8_t *begin) {
     int64_t length = s->at - begin;
-    uint32_t hash = hash_of(begin, length);
+    uint32_t hash = hash_text(begin, length);
     for (uint64_t place = hash & s->mask;; place = (place + 1) & s->mask) {
         struct slot *slot = &s->slots[place];
         if (!slot->number) {
@@ -250,13 +250,13 @@ static int read_token(struct scan *s, int64_t *number, int text_only) {
     struct number numeral;
     const uint8_t *begin = s->at;
     if (byte == '"') {
-        if (pass_string(s) == BAD) return 0;
+        if (skip_string(s) == BAD) return 0;
     } else if (byte == 'n') {
-        if (!pass_word(s, "null")) return 0;
-    } else if (text_only || !pass_number(s, &numeral)) {
+        if (!skip_word(s, "null")) return 0;
+    } else if (text_only || !skip_number(s, &numeral)) {
         return 0;
     }
-    *number = number_token(s, begin);
+    *number = intern_token(s, begin);
     return *number >= 0;
 }
 
@@ -270,18 +270,18 @@ static int read_digits(const uint8_t *at, const uint8_t *end, int64_t *number) {
 static int read_integer(struct scan *s, int64_t *number) {
     struct number numeral;
     peek(s);
-    if (!pass_number(s, &numeral) || numeral.point || numeral.has_exponent) return 0;
+    if (!skip_number(s, &numeral) || numeral.point || numeral.has_exponent) return 0;
     int is_negative = *numeral.begin == '-';
     if (!read_digits(numeral.begin + is_negative, s->at, number)) return 0;
     if (is_negative) *number = -*number;
     return 1;
 }
 
-// Reads microseconds, rounded to nanoseconds, halves to even ones.
+// Reads microseconds as nanoseconds; half a nanosecond is rounded to the even one.
 static int read_time(struct scan *s, int64_t *time) {
     struct number numeral;
     peek(s);
-    if (!pass_number(s, &numeral) || numeral.has_exponent) return 0;
+    if (!skip_number(s, &numeral) || numeral.has_exponent) return 0;
     int is_negative = *numeral.begin == '-';
     const uint8_t *point = numeral.point ? numeral.point : s->at;
     int64_t whole, part = 0;
@@ -312,33 +312,34 @@ static const struct key *find_key(const struct key *keys, int count, const uint8
     return NULL;
 }
 
-static const int64_t NO_ARGS[COLUMNS] = {
+static const int64_t NO_ARGUMENTS[COLUMNS] = {
     [DEVICE] = -1, [STREAM] = -1, [CORRELATION] = -1, [BYTES] = -1,
     [SOURCE] = -1, [DESTINATION] = -1, [SEQUENCE] = -1,
 };
 
 static int is_scalar(int byte) { return byte == '"' || byte == 'n' || byte == '-' || (byte >= '0' && byte <= '9'); }
 
-// Reads a number that may be a float for a decoder, and is not looked at: one of usual size.
-static int pass_scalar(struct scan *s) {
+// Skips a string, null or number that a decoder accepts too: a number that it may read as a float has
+// to be of usual size.
+static int skip_scalar(struct scan *s) {
     struct number numeral;
     int byte = peek(s);
     if (!is_scalar(byte)) return 0;
-    if (byte == '"' || byte == 'n') return pass_value(s, 0);
-    return pass_number(s, &numeral) && !numeral.has_exponent && s->at - numeral.begin <= 100;
+    if (byte == '"' || byte == 'n') return skip_value(s, 0);
+    return skip_number(s, &numeral) && !numeral.has_exponent && s->at - numeral.begin <= 100;
 }
 
 static int read_args(struct scan *s) {
     int64_t *row = s->row;
-    memcpy(row + DEVICE, NO_ARGS + DEVICE, (COLUMNS - DEVICE) * sizeof *row);
-    if (peek(s) == 'n') return pass_word(s, "null");
+    memcpy(row + DEVICE, NO_ARGUMENTS + DEVICE, (COLUMNS - DEVICE) * sizeof *row);
+    if (peek(s) == 'n') return skip_word(s, "null");
     row[ARGS_BEGIN] = s->at - s->text;
     if (!accept(s, '{')) return 0;
     if (!accept(s, '}')) {
         do {
             const uint8_t *name;
             int64_t length;
-            if (!pass_key(s, &name, &length)) return 0;
+            if (!skip_key(s, &name, &length)) return 0;
             const struct key *key = find_key(ARGS_KEYS, COUNT(ARGS_KEYS), name, length);
             int byte = peek(s), ok;
             switch (key ? key->action & 0xff : -1) {
@@ -347,20 +348,20 @@ static int read_args(struct scan *s) {
                 break;
             case GROUP:
                 row[FLAGS] = (row[FLAGS] & ~HAS_GROUP) | (byte == 'n' ? 0 : HAS_GROUP);
-                ok = pass_scalar(s);
+                ok = skip_scalar(s);
                 break;
             case ELEMENT: {
                 const uint8_t *begin = s->at;
-                ok = pass_scalar(s);
+                ok = skip_scalar(s);
                 int is_empty = byte == '"' && s->at - begin == 2;
                 row[FLAGS] = (row[FLAGS] & ~HAS_ELEMENT) | (is_empty ? 0 : HAS_ELEMENT);
                 break;
             }
             case SCALAR:
-                ok = pass_scalar(s);
+                ok = skip_scalar(s);
                 break;
             default:
-                ok = pass_value(s, 2);
+                ok = skip_value(s, 2);
             }
             if (!ok) return 0;
         } while (accept(s, ','));
@@ -373,17 +374,17 @@ static int read_args(struct scan *s) {
 // Reads an event into the scan's row; *is_complete says whether it has a duration.
 static int read_event(struct scan *s, int *is_complete) {
     int64_t *row = s->row;
-    memcpy(row, NO_ARGS, sizeof NO_ARGS);
+    memcpy(row, NO_ARGUMENTS, sizeof NO_ARGUMENTS);
     row[CAT] = row[PID] = row[TID] = UNKNOWN;  // The last of the values: None; before it, "".
     row[NAME] = NO_NAME;
-    row[START] = row[LENGTH] = UNKNOWN;
+    row[START] = row[DURATION] = UNKNOWN;
     *is_complete = 0;
     if (!accept(s, '{')) return 0;
     if (accept(s, '}')) return 1;
     do {
         const uint8_t *name;
         int64_t length;
-        if (!pass_key(s, &name, &length)) return 0;
+        if (!skip_key(s, &name, &length)) return 0;
         const struct key *key = find_key(EVENT_KEYS, COUNT(EVENT_KEYS), name, length);
         int64_t *into = key ? &row[key->action >> 8] : NULL;
         int ok;
@@ -391,7 +392,7 @@ static int read_event(struct scan *s, int *is_complete) {
         case PH: {
             if (peek(s) != '"') return 0;
             const uint8_t *phase = s->at;
-            ok = pass_string(s) == NONE;
+            ok = skip_string(s) == NONE;
             int is_letter = s->at - phase == 3;
             if (is_letter && (phase[1] == 'B' || phase[1] == 'E')) return 0;
             *is_complete = is_letter && phase[1] == 'X';
@@ -408,7 +409,7 @@ static int read_event(struct scan *s, int *is_complete) {
             ok = read_args(s);
             break;
         default:
-            ok = pass_value(s, 1);
+            ok = skip_value(s, 1);
         }
         if (!ok) return 0;
     } while (accept(s, ','));
@@ -431,8 +432,8 @@ static int read_list(struct scan *s, int64_t *rows) {
     return peek(s) == 0 && s->at == s->end;
 }
 
-// Scans a list of events: `rows` gets those with a duration, `tokens` the distinct texts that they
-// name by number. Gives the number of rows; `token_count` becomes that of tokens.
+// Scans a list of events: `rows` gets the events that have a duration, `tokens` the distinct texts that
+// they name by number. Returns the number of rows; sets `token_count`.
 EXPORTED int64_t gputrace_scan_events(const uint8_t *text, int64_t length, int64_t *rows,
                                       int64_t capacity, struct token *tokens,
                                       int64_t token_capacity, int64_t *token_count) {

@@ -1,10 +1,10 @@
 // Scans the b-tree of an SQLite table into columns of integers, without SQLite's virtual machine.
 //
-// The format is that of sqlite.org/fileformat2.html. The file is only read, with pread, and nothing
-// in it is believed: every page number, offset and length is checked before it is used, keys must
-// rise from row to row, and anything that SQLite would refuse, or that is not an integer or NULL
-// where one is asked for, ends the scan with a negative number. The caller then asks SQLite itself,
-// so a scan either gives SQLite's answer or none.
+// The format is described at sqlite.org/fileformat2.html. The file is only read, with pread, and nothing
+// in it is trusted: every page number, offset and length is checked before it is used, and keys have to
+// rise from row to row. Anything that SQLite would refuse, and values other than integers and NULL in
+// the columns asked for, end the scan with a negative number. Then the caller asks SQLite itself, so
+// that a scan returns either SQLite's answer or none.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,7 +24,7 @@ enum {
     MAX_FIELDS = 2000,     // Columns of a table that are looked through.
     MAX_KEY = 16,          // Serial types that identify a remembered layout.
     LAYOUTS = 16,          // Remembered layouts; a power of 2.
-    SPARE = 16,            // Bytes behind a buffer that may be loaded but do not count.
+    SPARE = 16,            // Bytes behind a buffer that may be loaded, but are not used.
     BYTES_AT_ONCE = 1 << 18,
 };
 
@@ -44,7 +44,7 @@ enum { NO_DEFAULT, NULL_DEFAULT, INTEGER_DEFAULT, ROWID };
 // A column of the table.
 struct column {
     int32_t index;     // In the record.
-    int32_t absence;   // What it is where a record is too short to have it; or the row's id.
+    int32_t absence;   // Its value in records that are too short to have it; or ROWID.
     int64_t constant;  // The INTEGER_DEFAULT.
 };
 
@@ -57,17 +57,17 @@ struct value {
     int64_t equal, constant;
     void *output;    // One element for each row; NULL for a condition.
     int32_t width;   // Bytes of an element.
-    int32_t ranges;  // Of a condition: the number is in one of them, and not NULL.
+    int32_t ranges;  // Of a condition, which a number meets that is in one of them, and NULL never.
     const int64_t (*limits)[2];
 };
 
 static const uint8_t LENGTHS[12] = {0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0};
 
-static uint32_t big16(const uint8_t *at) { return (uint32_t)at[0] << 8 | at[1]; }
+static uint32_t big_endian_16(const uint8_t *at) { return (uint32_t)at[0] << 8 | at[1]; }
 
-static uint32_t big32(const uint8_t *at) { return big16(at) << 16 | big16(at + 2); }
+static uint32_t big_endian_32(const uint8_t *at) { return big_endian_16(at) << 16 | big_endian_16(at + 2); }
 
-static uint64_t big64(const uint8_t *at) {
+static uint64_t big_endian_64(const uint8_t *at) {
     uint64_t number;
     memcpy(&number, at, sizeof number);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -76,7 +76,7 @@ static uint64_t big64(const uint8_t *at) {
     return number;
 }
 
-// Reads a varint; the position behind it, or NULL where it goes beyond the end.
+// Reads a varint; returns the position behind it, or NULL where it goes beyond the end.
 static const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, uint64_t *number) {
     uint64_t sum = 0;
     for (int i = 0; i < 8; i++) {
@@ -105,14 +105,14 @@ static int read_pages(const struct file *file, uint32_t number, int64_t count, u
     return 0;
 }
 
-static int is_usable(const struct file *file) {
+static int is_supported(const struct file *file) {
     int32_t size = file->page_size;
     return size >= 512 && size <= 65536 && !(size & (size - 1)) && file->usable >= 480 &&
            file->usable <= size && file->pages > 0 && file->pages <= UINT32_MAX - 1;
 }
 
-// Leaves of a tree whose rows may be in a range.
-struct plan {
+// A walk down a tree to the leaves whose rows may be in a range of ids.
+struct walk {
     const struct file *file;
     int64_t first, last, low;
     uint32_t *pages;
@@ -124,10 +124,10 @@ struct plan {
 
 enum { INTERIOR_PAGE = 5, LEAF_PAGE = 13 };
 
-// The cells of a page are where its array says, whole, behind that array; 0 if so.
-static int cell_at(const struct file *file, const uint8_t *page, int head, uint32_t cells,
+// Finds a cell of a page, which has to lie behind the array that says where cells are; 0 if it does.
+static int find_cell(const struct file *file, const uint8_t *page, int head, uint32_t cells,
                    uint32_t i, const uint8_t **cell) {
-    uint32_t begin = big16(page + head + 2 * i), array = (uint32_t)head + 2 * cells;
+    uint32_t begin = big_endian_16(page + head + 2 * i), array = (uint32_t)head + 2 * cells;
     uint32_t last = (uint32_t)file->usable - 4 - (head == 12);
     if (begin < array || begin > last) return BROKEN;
     *cell = page + begin;
@@ -135,18 +135,18 @@ static int cell_at(const struct file *file, const uint8_t *page, int head, uint3
 }
 
 static uint32_t count_cells(const struct file *file, const uint8_t *page, int head) {
-    uint32_t cells = big16(page + 3);
+    uint32_t cells = big_endian_16(page + 3);
     uint32_t most = ((uint32_t)file->usable - (uint32_t)head) / 2;
     return cells <= (uint32_t)(file->page_size - 8) / 6 && cells <= most ? cells : UINT32_MAX;
 }
 
-static int add_child(struct plan *plan, uint32_t child, int level, int64_t low, int64_t high);
+static int descend(struct walk *walk, uint32_t child, int level, int64_t low, int64_t high);
 
-static int visit(struct plan *plan, uint32_t number, int level, int64_t low, int64_t high) {
-    const struct file *file = plan->file;
-    uint8_t *page = plan->buffers + (int64_t)level * (file->page_size + SPARE);
-    // Pages of a tree are all different: more visits than pages go in a circle.
-    if (++plan->visits > file->pages) return BROKEN;
+static int visit_interior(struct walk *walk, uint32_t number, int level, int64_t low, int64_t high) {
+    const struct file *file = walk->file;
+    uint8_t *page = walk->buffers + (int64_t)level * (file->page_size + SPARE);
+    // Pages of a tree are all different: after more visits than pages the walk goes in a circle.
+    if (++walk->visits > file->pages) return BROKEN;
     int failed = read_pages(file, number, 1, page);
     if (failed) return failed;
     uint32_t cells = count_cells(file, page, 12);
@@ -154,29 +154,29 @@ static int visit(struct plan *plan, uint32_t number, int level, int64_t low, int
     for (uint32_t i = 0; i < cells; i++) {
         const uint8_t *cell;
         uint64_t key;
-        if (cell_at(file, page, 12, cells, i, &cell)) return BROKEN;
+        if (find_cell(file, page, 12, cells, i, &cell)) return BROKEN;
         if (!read_varint(cell + 4, page + file->usable, &key)) return BROKEN;
         int64_t middle = (int64_t)key;
         if (middle < low || middle >= high) return BROKEN;
-        failed = add_child(plan, big32(cell), level + 1, low, middle);
+        failed = descend(walk, big_endian_32(cell), level + 1, low, middle);
         if (failed) return failed;
         low = middle + 1;
     }
-    return add_child(plan, big32(page + 8), level + 1, low, high);
+    return descend(walk, big_endian_32(page + 8), level + 1, low, high);
 }
 
-static int add_child(struct plan *plan, uint32_t child, int level, int64_t low, int64_t high) {
-    if (high < plan->first || plan->is_complete) return 0;
-    if (level < plan->depth) return visit(plan, child, level, low, high);
-    if (plan->count >= plan->capacity) return BROKEN;
-    if (!plan->count) plan->low = low;
-    plan->pages[plan->count] = child;
-    plan->highs[plan->count++] = high;
-    plan->is_complete = low > plan->last;
+static int descend(struct walk *walk, uint32_t child, int level, int64_t low, int64_t high) {
+    if (high < walk->first || walk->is_complete) return 0;
+    if (level < walk->depth) return visit_interior(walk, child, level, low, high);
+    if (walk->count >= walk->capacity) return BROKEN;
+    if (!walk->count) walk->low = low;
+    walk->pages[walk->count] = child;
+    walk->highs[walk->count++] = high;
+    walk->is_complete = low > walk->last;
     return 0;
 }
 
-// How many levels of interior pages there are on the way to the first leaf.
+// Returns the number of levels of interior pages above the first leaf.
 static int find_depth(const struct file *file, uint32_t number, uint8_t *page) {
     for (int depth = 0; depth < MAX_DEPTH; depth++) {
         int failed = read_pages(file, number, 1, page);
@@ -185,35 +185,35 @@ static int find_depth(const struct file *file, uint32_t number, uint8_t *page) {
         if (page[0] != INTERIOR_PAGE) return UNSUPPORTED;  // As tables WITHOUT ROWID.
         const uint8_t *cell;
         uint32_t cells = count_cells(file, page, 12);
-        if (cells == UINT32_MAX || !cells || cell_at(file, page, 12, cells, 0, &cell)) return BROKEN;
-        number = big32(cell);
+        if (cells == UINT32_MAX || !cells || find_cell(file, page, 12, cells, 0, &cell)) return BROKEN;
+        number = big_endian_32(cell);
     }
     return BROKEN;
 }
 
-// Lists the leaves that may have rows with ids from `first` to `last`, in the order of the table:
-// for each its page and the highest id it may have; `low` becomes the lowest one of the first leaf.
-// The leaf behind them is listed too: SQLite would read on to its first row. Gives their number.
+// Lists the leaves that may have rows with ids from `first` to `last`, in the order of the table, each
+// with its page and the highest id it may have; sets `low` to the lowest id of the first leaf. The leaf
+// behind them is listed too, since SQLite would read on to its first row. Returns their number.
 EXPORTED int64_t gputrace_list_leaves(const struct file *file, uint32_t root, int64_t first,
                                       int64_t last, uint32_t *pages, int64_t *highs,
                                       int64_t capacity, int64_t *low) {
-    if (!is_usable(file)) return UNSUPPORTED;
+    if (!is_supported(file)) return UNSUPPORTED;
     uint8_t *buffers = calloc(MAX_DEPTH, (size_t)file->page_size + SPARE);
     if (!buffers) return NO_MEMORY;
-    struct plan plan = {.file = file, .first = first, .last = last, .low = first, .pages = pages,
+    struct walk walk = {.file = file, .first = first, .last = last, .low = first, .pages = pages,
                         .highs = highs, .capacity = capacity, .buffers = buffers};
-    plan.depth = find_depth(file, root, buffers);
-    int failed = plan.depth < 0 ? plan.depth : add_child(&plan, root, 0, INT64_MIN, INT64_MAX);
+    walk.depth = find_depth(file, root, buffers);
+    int failed = walk.depth < 0 ? walk.depth : descend(&walk, root, 0, INT64_MIN, INT64_MAX);
     free(buffers);
-    *low = plan.low;
-    return failed ? failed : plan.count;
+    *low = walk.low;
+    return failed ? failed : walk.count;
 }
 
-// Where a column's number is in a record, and how it is read.
+// Where a column's integer is in a record, and how it is read.
 struct field {
-    int32_t offset;  // From the begin of the record.
+    int32_t offset;  // From the start of the record.
     int16_t length;
-    int8_t shift;    // Of eight bytes loaded there, to the right.
+    int8_t shift;    // To the right, of the eight bytes loaded there.
     int8_t is_null;
     int64_t constant;
 };
@@ -222,7 +222,7 @@ struct field {
 struct layout {
     uint64_t key[2];
     int64_t end;  // Offset behind the last field that is looked at.
-    uint32_t head;  // Length of the header; 0 for a layout that is none.
+    uint32_t head;  // Length of the header; 0 in an empty place.
     struct field fields[MAX_COLUMNS];
 };
 
@@ -233,9 +233,9 @@ struct scan {
     int32_t column_count, value_count;
     int fields;      // Number of fields of a record that are looked at.
     int has_filter;
-    int is_plain;    // Rows are not chosen, and each value is a column's.
+    int is_plain;    // There are no conditions, and each value is a column.
     uint64_t mask[2];
-    int64_t walks;   // Overflow pages that may still be read.
+    int64_t overflow_pages_left;  // That may still be read.
     uint8_t *overflow_page;
     int64_t row, capacity;
     struct layout spare;
@@ -243,7 +243,7 @@ struct scan {
     int8_t wanted[MAX_FIELDS];  // The column that a field is, or -1.
 };
 
-static int place_field(const struct scan *scan, struct layout *layout, int field, uint64_t type,
+static int locate_field(const struct scan *scan, struct layout *layout, int field, uint64_t type,
                        int64_t offset) {
     int position = scan->wanted[field];
     if (position < 0) return 0;
@@ -263,7 +263,7 @@ static int place_field(const struct scan *scan, struct layout *layout, int field
     return 0;
 }
 
-// Reads the header of a record; `at` is behind its length, `local` bytes of the record are there.
+// Reads the header of a record; `at` is behind its length.
 static int read_layout(const struct scan *scan, const uint8_t *record, const uint8_t *at,
                        uint64_t head, int64_t payload, struct layout *layout) {
     const uint8_t *end = record + head;
@@ -278,7 +278,7 @@ static int read_layout(const struct scan *scan, const uint8_t *record, const uin
             if (!at || type > INT32_MAX) return BROKEN;
         }
         if (type == 10 || type == 11) return UNSUPPORTED;
-        int failed = place_field(scan, layout, field, type, offset);
+        int failed = locate_field(scan, layout, field, type, offset);
         if (failed) return failed;
         offset += type < 12 ? LENGTHS[type] : (int64_t)(type - 12) / 2;
         if (offset > payload) return BROKEN;
@@ -297,7 +297,7 @@ static int read_layout(const struct scan *scan, const uint8_t *record, const uin
     return 0;
 }
 
-// The layout of a record, from those that are remembered if possible; NULL with *failed set.
+// Returns the layout of a record, if possible a remembered one; NULL with *failed set.
 static const struct layout *find_layout(struct scan *scan, const uint8_t *record, int64_t local,
                                         int64_t payload, int *failed) {
     uint64_t head;
@@ -308,7 +308,7 @@ static const struct layout *find_layout(struct scan *scan, const uint8_t *record
         *failed = UNSUPPORTED;
         return NULL;
     }
-    // Remembered are headers of one byte for each field, all of which are there.
+    // Headers with one byte for each field, and all fields, are remembered.
     int simple = scan->fields <= MAX_KEY && head >= (uint64_t)(at - record + scan->fields);
     struct layout *layout = &scan->spare;
     uint64_t key[2];
@@ -355,7 +355,7 @@ static int read_cell(const struct file *file, const uint8_t *page, const uint8_t
         int64_t surplus = least + (local - least) % (file->usable - 4);
         local = surplus <= most ? surplus : least;
         if (local + 4 > end - at) return BROKEN;
-        cell->overflow = big32(at + local);
+        cell->overflow = big_endian_32(at + local);
     } else if (local > end - at) {
         return BROKEN;
     }
@@ -363,21 +363,21 @@ static int read_cell(const struct file *file, const uint8_t *page, const uint8_t
     return 0;
 }
 
-// Reads bytes of a record that are, or end, on its overflow pages.
-static int read_beyond(struct scan *scan, const struct cell *cell, int64_t offset, int64_t length,
+// Reads bytes of a record that lie on its overflow pages, or end there.
+static int read_overflow(struct scan *scan, const struct cell *cell, int64_t offset, int64_t length,
                        uint8_t *into) {
     const struct file *file = scan->file;
     uint32_t next = cell->overflow;
     int64_t begin = cell->local, held = file->usable - 4;
     for (; length > 0 && offset < begin; offset++, length--) *into++ = cell->record[offset];
     while (length > 0) {
-        if (--scan->walks < 0) return BROKEN;
+        if (--scan->overflow_pages_left < 0) return BROKEN;
         int failed = read_pages(file, next, 1, scan->overflow_page);
         if (failed) return failed;
         for (; length > 0 && offset < begin + held; offset++, length--)
             *into++ = scan->overflow_page[4 + offset - begin];
         begin += held;
-        next = big32(scan->overflow_page);
+        next = big_endian_32(scan->overflow_page);
     }
     return 0;
 }
@@ -394,18 +394,18 @@ static int read_numbers(struct scan *scan, const struct cell *cell, const struct
             numbers[i] = field->constant;
         } else if (UNLIKELY(field->offset + field->length > cell->local)) {
             uint8_t bytes[8] = {0};
-            int failed = read_beyond(scan, cell, field->offset, field->length, bytes);
+            int failed = read_overflow(scan, cell, field->offset, field->length, bytes);
             if (failed) return failed;
-            numbers[i] = (int64_t)big64(bytes) >> field->shift;
+            numbers[i] = (int64_t)big_endian_64(bytes) >> field->shift;
         } else {
-            numbers[i] = (int64_t)big64(cell->record + field->offset) >> field->shift;
+            numbers[i] = (int64_t)big_endian_64(cell->record + field->offset) >> field->shift;
         }
     }
     return 0;
 }
 
-// Computes a value; *is_null tells whether it is NULL. 0, or UNSUPPORTED beyond 64 bits.
-static inline int compute(const struct value *value, const int64_t *numbers, const uint8_t *nulls,
+// Computes a value, and whether it is NULL; returns 0, or UNSUPPORTED beyond 64 bits.
+static inline int compute_value(const struct value *value, const int64_t *numbers, const uint8_t *nulls,
                           int64_t rowid, int64_t *number, int *is_null) {
     int column = value->column, second = value->second, third = value->third;
     *number = numbers[column];
@@ -439,7 +439,7 @@ static int is_within(const struct value *value, int64_t number) {
     return 0;
 }
 
-// Writes a number of the current row; one that is too large for its type is none, as NULL.
+// Writes a number of the current row; one that is too large for its type is -1, as NULL is.
 static inline void write_number(const struct scan *scan, const struct value *value,
                                 int64_t number) {
     switch (value->width) {
@@ -457,7 +457,7 @@ static inline void write_number(const struct scan *scan, const struct value *val
     }
 }
 
-// Writes a row whose fields are all on the page, and of which each value is a column's.
+// Writes a row whose fields are all on the page, and whose values are all columns.
 static int write_plain_row(struct scan *scan, const struct cell *cell,
                            const struct layout *layout) {
     if (scan->row >= scan->capacity) return BROKEN;
@@ -465,7 +465,7 @@ static int write_plain_row(struct scan *scan, const struct cell *cell,
         const struct value *value = &scan->values[i];
         const struct field *field = &layout->fields[value->column];
         int64_t number = field->is_null ? -1 : field->constant;
-        if (field->length) number = (int64_t)big64(cell->record + field->offset) >> field->shift;
+        if (field->length) number = (int64_t)big_endian_64(cell->record + field->offset) >> field->shift;
         else if (scan->columns[value->column].absence == ROWID) number = cell->rowid;
         write_number(scan, value, number);
     }
@@ -481,7 +481,7 @@ static int write_row(struct scan *scan, const int64_t *numbers, const uint8_t *n
         for (int i = 0; i < scan->value_count; i++) {
             const struct value *value = &scan->values[i];
             if (value->output) continue;
-            if ((failed = compute(value, numbers, nulls, rowid, &number, &is_null))) return failed;
+            if ((failed = compute_value(value, numbers, nulls, rowid, &number, &is_null))) return failed;
             if (is_null || !is_within(value, number)) return 0;
         }
     }
@@ -489,7 +489,7 @@ static int write_row(struct scan *scan, const int64_t *numbers, const uint8_t *n
     for (int i = 0; i < scan->value_count; i++) {
         const struct value *value = &scan->values[i];
         if (!value->output) continue;
-        if ((failed = compute(value, numbers, nulls, rowid, &number, &is_null))) return failed;
+        if ((failed = compute_value(value, numbers, nulls, rowid, &number, &is_null))) return failed;
         if (is_null) number = -1;
         write_number(scan, value, number);
     }
@@ -497,7 +497,7 @@ static int write_row(struct scan *scan, const int64_t *numbers, const uint8_t *n
     return 0;
 }
 
-// Reads the rows of a leaf, with ids from `low` to `high`, that are from `first` to `last`.
+// Reads the rows of a leaf with ids from `first` to `last`; all its ids have to be from `low` to `high`.
 static int scan_leaf(struct scan *scan, const uint8_t *page, int64_t low, int64_t high,
                      int64_t first, int64_t last, int is_root) {
     uint32_t cells = count_cells(scan->file, page, 8);
@@ -508,7 +508,7 @@ static int scan_leaf(struct scan *scan, const uint8_t *page, int64_t low, int64_
     for (uint32_t i = 0; i < cells; i++) {
         const uint8_t *at;
         struct cell cell;
-        if (cell_at(scan->file, page, 8, cells, i, &at)) return BROKEN;
+        if (find_cell(scan->file, page, 8, cells, i, &at)) return BROKEN;
         if ((failed = read_cell(scan->file, page, at, &cell))) return failed;
         if (ended || cell.rowid < low || cell.rowid > high) return BROKEN;
         if (cell.rowid == INT64_MAX) ended = 1; else low = cell.rowid + 1;
@@ -526,8 +526,8 @@ static int scan_leaf(struct scan *scan, const uint8_t *page, int64_t low, int64_
     return 0;
 }
 
-static int prepare(struct scan *scan) {
-    if (!is_usable(scan->file) || scan->column_count > MAX_COLUMNS) return UNSUPPORTED;
+static int prepare_scan(struct scan *scan) {
+    if (!is_supported(scan->file) || scan->column_count > MAX_COLUMNS) return UNSUPPORTED;
     memset(scan->wanted, -1, sizeof scan->wanted);
     for (int i = 0; i < scan->column_count; i++) {
         int index = scan->columns[i].index;
@@ -547,12 +547,12 @@ static int prepare(struct scan *scan) {
     uint8_t mask[MAX_KEY] = {0};
     memset(mask, 0xff, scan->fields < MAX_KEY ? (size_t)scan->fields : MAX_KEY);
     memcpy(scan->mask, mask, sizeof mask);
-    scan->walks = scan->file->pages * scan->column_count;
+    scan->overflow_pages_left = scan->file->pages * scan->column_count;
     return 0;
 }
 
-// Reads rows of some consecutive leaves into the outputs of values, from element `row` on; gives
-// the element behind the last row, which is at most `capacity`.
+// Reads rows of some consecutive leaves into the outputs of values, from element `row` on; returns the
+// element behind the last row, which is at most `capacity`.
 EXPORTED int64_t gputrace_scan_leaves(const struct file *file, const uint32_t *pages,
                                       const int64_t *highs, int64_t leaves, int64_t low,
                                       int64_t first, int64_t last, uint32_t root,
@@ -564,17 +564,17 @@ EXPORTED int64_t gputrace_scan_leaves(const struct file *file, const uint32_t *p
     scan->file = file, scan->columns = columns, scan->column_count = column_count;
     scan->values = values, scan->value_count = value_count;
     scan->row = row, scan->capacity = capacity;
-    int failed = prepare(scan);
+    int failed = prepare_scan(scan);
     uint8_t *buffer = NULL;
-    int64_t at_once = 1;
+    int64_t batch = 1;
     if (!failed) {
-        if (file->page_size < BYTES_AT_ONCE) at_once = BYTES_AT_ONCE / file->page_size;
-        buffer = calloc((size_t)at_once + 1, (size_t)file->page_size + SPARE);
+        if (file->page_size < BYTES_AT_ONCE) batch = BYTES_AT_ONCE / file->page_size;
+        buffer = calloc((size_t)batch + 1, (size_t)file->page_size + SPARE);
         if (!buffer) failed = NO_MEMORY;
-        else scan->overflow_page = buffer + at_once * file->page_size + SPARE;
+        else scan->overflow_page = buffer + batch * file->page_size + SPARE;
     }
     for (int64_t i = 0, count; i < leaves && !failed; i += count) {
-        for (count = 1; count < at_once && i + count < leaves; count++)
+        for (count = 1; count < batch && i + count < leaves; count++)
             if (pages[i + count] != pages[i] + (uint32_t)count) break;
         failed = read_pages(file, pages[i], count, buffer);
         for (int64_t j = 0; j < count && !failed; j++) {

@@ -564,6 +564,18 @@ def test_cupti_is_held_between_windows_where_that_is_asked_for(
     assert (kernels(spool), len(spool.records[b"API "])) == (2, 2 * 2)
 
 
+def test_a_clock_is_registered_once_until_cupti_is_let_go_of_or_another_profiler_had_it(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """After each registration CUPTI takes the times of one kernel more from its default clock."""
+    window = "capture 1 sleep 5 plain capture 0 sleep 5 "
+    env = MANUAL | {"GPUTRACE_HOLD_NS": str(10**12)}
+    script = f"inject plain {window * 5} registrations pause 1 pause 0 {window * 2} registrations"
+    assert said(machine, tmp_path, script, env) == [1, 2]
+    script = f"inject plain {window * 2} released 1 0 {window * 2} registrations"
+    assert said(machine, tmp_path, script, MANUAL) == [2]
+
+
 def test_a_window_that_opens_again_records_as_the_first(machine: Machine, tmp_path: Path) -> None:
     window = "capture 1 sleep 5 plain capture 0 released {} 0 plain "
     windows = " ".join(window.format(number) for number in (1, 2, 3))

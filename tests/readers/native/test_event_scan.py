@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import gputrace
 from gputrace.errors import InputError
+from gputrace.native import library
 from gputrace.readers import kineto_events
 from gputrace.readers.chrome_json import BadJson
 from gputrace.readers.gzip_io import Content
@@ -32,7 +33,7 @@ from tests.fuzz import native
 from tests.helpers.kineto import event, kernel, real, write
 from tests.synthetic import Plan, simulate, write_kineto
 
-pytestmark = pytest.mark.skipif(kineto_events._library() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
 TEXTS = st.sampled_from(["", "gemm", "stream 7", "-3", "\u00e9\U0001f600", "a\\b", "x" * 40, "\n"])
 NUMBERS = (
@@ -148,7 +149,7 @@ def test_real_recordings_are_read_alike_with_a_compiler_and_without(
         pytest.skip(f"{path} is not on this machine")
     with gputrace.open(path) as trace:
         scanned = trace.analyze().render("json")
-    monkeypatch.setattr(kineto_events, "_library", lambda: None)
+    monkeypatch.setattr(kineto_events, "library", lambda: None)
     with gputrace.open(path) as trace:
         assert trace.analyze().render("json") == scanned
 

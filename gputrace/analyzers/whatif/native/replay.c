@@ -1,25 +1,26 @@
-// Replays a dependency graph of host calls and GPU operations, one item after another: the same as
-// walk() in graph.py, which says what is computed.
+// Replays a dependency graph of host calls and GPU operations, one item after another. walk() in
+// graph.py does the same, and graph.py says what is computed.
 
 #include <stdint.h>
 #include <stdlib.h>
 
 #define EXPORTED __attribute__((visibility("default")))
 
-// Columns of the graph, in the order of REPLAYED in graph.py; all of them by item.
+// Columns of the graph by item, in the order of REPLAYED in graph.py.
 struct graph {
     const int64_t *order, *thread, *gap, *hand, *hand_lag, *own, *slot;
     const int64_t *stream, *latency, *spacing, *residual, *ns, *group;
 };
 
-// Items that others wait for: those of item i are from first[i] to first[i + 1].
+// What items wait for: the causes of item i, and their lags, are from first[i] to below first[i + 1].
 struct edges {
     const int64_t *first, *cause, *lag;
 };
 
 static const int64_t LONG_AGO = -((int64_t)1 << 60);
 
-static int64_t latest(const struct edges *edges, int64_t item, const int64_t *ended, int64_t when) {
+// Returns when the causes of an item have ended, each with its lag; not before `when`.
+static int64_t after_causes(const struct edges *edges, int64_t item, const int64_t *ended, int64_t when) {
     for (int64_t i = edges->first[item]; i < edges->first[item + 1]; i++) {
         int64_t due = ended[edges->cause[i]] + edges->lag[i];
         if (due > when) when = due;
@@ -27,7 +28,7 @@ static int64_t latest(const struct edges *edges, int64_t item, const int64_t *en
     return when;
 }
 
-// Writes into `ended`, which holds zeros; 0, or -1 without memory.
+// Writes when each item ends into `ended`, which holds zeros. Returns 0, or -1 without memory.
 EXPORTED int gputrace_replay(const struct graph *g, const struct edges *waits,
                              const struct edges *after, int64_t items, int64_t threads,
                              int64_t streams, int64_t groups, int64_t *ended) {
@@ -55,7 +56,7 @@ EXPORTED int gputrace_replay(const struct graph *g, const struct edges *waits,
         }
         if (stream >= 0) {
             int64_t start = begin + g->latency[i], ready = stream_free[stream] + g->spacing[i];
-            start = latest(after, i, ended, ready > start ? ready : start) + g->residual[i];
+            start = after_causes(after, i, ended, ready > start ? ready : start) + g->residual[i];
             began[i] = start;
             int64_t group = g->group[i];
             if (group < 0) {
@@ -72,7 +73,7 @@ EXPORTED int gputrace_replay(const struct graph *g, const struct edges *waits,
             }
         }
         if (thread >= 0) {
-            end = latest(waits, i, ended, end);
+            end = after_causes(waits, i, ended, end);
             if (g->slot[i] >= 0 && began[g->slot[i]] > end) end = began[g->slot[i]];
             returned[i] = thread_free[thread] = end;
             if (stream < 0) ended[i] = end;

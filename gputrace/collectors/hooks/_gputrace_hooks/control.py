@@ -93,12 +93,12 @@ def rest(hold_ns: int, stays: bool) -> bool:
     """
     import ctypes
 
-    return _does("gputrace_rest", ctypes.c_uint64(hold_ns), int(stays))
+    return _does("gputrace_begin_stretch", ctypes.c_uint64(hold_ns), int(stays))
 
 
 def record_nodes(on: bool) -> bool:
     """Begin or end the steps of which the nodes of graphs are recorded; return True if so done."""
-    return _does("gputrace_nodes", int(on))
+    return _does("gputrace_record_nodes", int(on))
 
 
 def keeps_cupti() -> bool:
@@ -106,7 +106,7 @@ def keeps_cupti() -> bool:
 
     CUDA graphs that were made while it was recorded do not survive that.
     """
-    return _does("gputrace_keeps")
+    return _does("gputrace_keep_cupti")
 
 
 def _does(function: str, *values: "Any") -> bool:

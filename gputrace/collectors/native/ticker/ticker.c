@@ -1,21 +1,24 @@
 /* A clock in a recorded Python program: at a low rate it asks the main thread where it is.
  *
- * The thread of the clock takes no lock of the interpreter, so it makes nobody wait. It queues a
- * pending call, and the main thread makes that at its next check between two bytecodes, as it does
- * with signal handlers. Until then it has not left the call that it is in, if any: all ticks that
- * came meanwhile belong there. (A sampler that takes the interpreter's lock would see programs where
- * they let go of it, which is not where they spend their time.)
+ * The clock's thread takes no lock of the interpreter, so it makes nobody wait. It queues a pending call, which the
+ * main thread makes at its next check between two bytecodes, as it does with signal handlers. Until then it has not
+ * left the call that it is in, if any: all ticks that came meanwhile belong there. (A sampler that takes the
+ * interpreter's lock would see programs where they release it, which is not where they spend their time.)
  *
- * From 3.9 to 3.12, a pending call that another thread queues stays unseen until the main thread has
- * been waiting for something; the word that makes it check, eval_breaker, must be set as well. It is
- * found by calling the function of CPython that sets it, and nothing else close to it.
+ * From 3.9 to 3.12, a pending call that another thread queues stays unseen until the main thread has waited for
+ * something; the word that makes it check, eval_breaker, has to be set as well. It is found by calling the function
+ * of CPython that sets it and nothing else near it.
  *
- * With each tick it looks whether the main thread waits for the interpreter's lock (the GIL). The lock
- * and its condition are parts of the variable _PyRuntime from 3.7 on, and /proc/self/task/ID/syscall
- * (proc(5)) has the futex in which a thread waits: if it is in that variable, it is the lock's.
+ * Each tick looks whether the main thread waits for the interpreter's lock (the GIL). The lock and its condition are
+ * parts of the variable _PyRuntime from 3.7 on, and /proc/self/task/ID/syscall (proc(5)) has the futex in which a
+ * thread waits: if that is in the variable, it is the lock's.
  *
- * A program that follows its calls (sys.setprofile, sys.settrace, sys.monitoring) would be shown ours:
- * ticks that meet such a follower are dropped.
+ * A program that follows its calls (sys.setprofile, sys.settrace, sys.monitoring) would be shown ours: ticks that
+ * meet such a follower are dropped.
+ *
+ * Threads and state: `python` is written on the main thread while no clock runs, and read by both threads. `ticker`
+ * is the clock's thread; `changing` serialises starts and stops, `lock` guards `runs`. `pending` is shared by both
+ * threads without a lock, by atomic operations. `resumption` is the main thread's alone.
  *
  * hooks/_gputrace_hooks/sampler.py uses this; CPython's functions come from there. */
 #define _GNU_SOURCE
@@ -33,13 +36,13 @@
 
 #define EXPORTED __attribute__((visibility("default")))
 #define SECOND 1000000000LL
-#define ROOM 100 /* more than sampler.py asks for */
+#define EXTRA_DEPTH 100 /* of recursion; more than sampler.py needs */
 #define TOOLS 6 /* numbers of sys.monitoring */
 
-typedef int (*pending)(void *);
+typedef int (*pending_call_t)(void *);
 
 static struct {
-    int (*add)(pending, void *);
+    int (*add_pending_call)(pending_call_t, void *);
     void *(*call)(void *callable, const char *format, ...);
     void (*release)(void *object);
     void (*fetch)(void **type, void **value, void **traceback);
@@ -71,9 +74,12 @@ static struct {
     long long until;
 } resumption;
 
-static int queued;
-static long ticks, waits; /* of them with the main thread waiting for the lock */
-static long long since; /* CLOCK_REALTIME of the first of them */
+/* Ticks that the main thread has not served yet, and how many of them met it waiting for the lock. */
+static struct {
+    int is_queued;
+    long ticks, waits;
+    long long since; /* CLOCK_REALTIME of the first */
+} pending;
 
 static long long read_clock(clockid_t clock) {
     struct timespec time;
@@ -81,9 +87,9 @@ static long long read_clock(clockid_t clock) {
     return time.tv_sec * SECOND + time.tv_nsec;
 }
 
-/* Drops the exception that is set if the call itself failed, for want of room or memory: that has no
- * traceback. Any other is from a signal handler of the program, which ran meanwhile: -1 passes it on. */
-static int judge(void) {
+/* Drops the exception that is set where the call itself failed for lack of stack or memory: that has no traceback.
+ * Any other is from a signal handler of the program, which ran meanwhile: -1 passes it on. */
+static int drop_own_exception(void) {
     void *type, *value, *traceback;
     python.fetch(&type, &value, &traceback);
     if (traceback) {
@@ -95,11 +101,11 @@ static int judge(void) {
     return 0;
 }
 
-/* 1 if a call of FUNCTION, one of C, returns anything but None; no follower sees a call from here. */
+/* Whether a call of FUNCTION, a built-in one, returns anything but None; no follower sees a call from here. */
 static int returns_something(void *function, const char *format, int argument) {
     void *result = python.call(function, format, argument);
     if (!result) {
-        judge();
+        drop_own_exception();
         return 1;
     }
     python.release(result);
@@ -114,29 +120,29 @@ static int is_followed(void) {
     return followed;
 }
 
-static int look(long count, long long first, long waited) {
+static int call_sampler(long count, long long first, long waited) {
     void *frame = python.get_frame();
     if (!frame) return 0;
     void *result = python.call(python.callable, "lLlO", count, first, waited, frame);
-    if (!result) return judge();
+    if (!result) return drop_own_exception();
     python.release(result);
     return 0;
 }
 
-/* On the main thread, which holds the interpreter's lock; -1 says that an exception is set. */
-static int serve(void *unused) {
+/* On the main thread, which holds the interpreter's lock; -1 where an exception is set. */
+static int serve_ticks(void *unused) {
     (void)unused;
-    long long first = since;
-    long waited = __atomic_exchange_n(&waits, 0, __ATOMIC_SEQ_CST);
-    long count = __atomic_exchange_n(&ticks, 0, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&queued, 0, __ATOMIC_SEQ_CST);
+    long long first = pending.since;
+    long waited = __atomic_exchange_n(&pending.waits, 0, __ATOMIC_SEQ_CST);
+    long count = __atomic_exchange_n(&pending.ticks, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&pending.is_queued, 0, __ATOMIC_SEQ_CST);
     if (!count || !ticker.runs || ticker.process != getpid()) return 0;
-    /* Before 3.10, a RecursionError of ours would take the next from a program that is as deep, and
-     * the interpreter abort. There, the limit is but a number. */
+    /* Before 3.10, after a RecursionError of ours the interpreter would abort at the next one of a program that is
+     * as deep. There, the limit is only a number. */
     int limit = python.get_limit ? python.get_limit() : 0;
-    if (limit) python.set_limit(limit + ROOM);
-    int failed = is_followed() ? 0 : look(count, first, waited);
-    if (limit && python.get_limit() == limit + ROOM) python.set_limit(limit);
+    if (limit) python.set_limit(limit + EXTRA_DEPTH);
+    int failed = is_followed() ? 0 : call_sampler(count, first, waited);
+    if (limit && python.get_limit() == limit + EXTRA_DEPTH) python.set_limit(limit);
     return failed;
 }
 
@@ -155,15 +161,15 @@ static int waits_for_lock(void) {
 }
 
 static void tick(void) {
-    if (waits_for_lock()) __atomic_add_fetch(&waits, 1, __ATOMIC_SEQ_CST);
-    if (!__atomic_load_n(&ticks, __ATOMIC_SEQ_CST)) since = read_clock(CLOCK_REALTIME);
-    __atomic_add_fetch(&ticks, 1, __ATOMIC_SEQ_CST);
-    if (!__atomic_exchange_n(&queued, 1, __ATOMIC_SEQ_CST) && python.add(serve, NULL))
-        __atomic_store_n(&queued, 0, __ATOMIC_SEQ_CST);
+    if (waits_for_lock()) __atomic_add_fetch(&pending.waits, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&pending.ticks, __ATOMIC_SEQ_CST)) pending.since = read_clock(CLOCK_REALTIME);
+    __atomic_add_fetch(&pending.ticks, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_exchange_n(&pending.is_queued, 1, __ATOMIC_SEQ_CST) && python.add_pending_call(serve_ticks, NULL))
+        __atomic_store_n(&pending.is_queued, 0, __ATOMIC_SEQ_CST);
     if (python.breaker) __atomic_store_n(python.breaker, 1, __ATOMIC_RELAXED);
 }
 
-static void *run(void *unused) {
+static void *run_clock(void *unused) {
     double part = 0;
     ticker.id = syscall(SYS_gettid);
     pthread_mutex_lock(&ticker.lock);
@@ -194,12 +200,11 @@ static int *find_breaker(void (*signal_received)(void *), void *interpreter) {
     return count == 1 ? (int *)interpreter + found : NULL;
 }
 
-/* Takes what is used of CPython, in the order of the declarations above, and what to call with the
- * number of ticks, the moment of the first, how many of them met the main thread waiting for the lock,
- * and the frame it is in. SIGNAL_RECEIVED is null where pending calls are seen without it; RUNTIME is
- * _PyRuntime, of SIZE bytes, 0 if unknown. To be called on the main thread and with the interpreter's
- * lock, again after the interpreter was finalized and initialized anew; 0 when all is well, else it
- * may be tried again. */
+/* Takes what is used of CPython, in the order of the declarations above. The last object is called with the number of
+ * ticks, the moment of the first, how many of them met the main thread waiting for the lock, and the frame that it is
+ * in. SIGNAL_RECEIVED is null where pending calls are seen without it; RUNTIME is _PyRuntime, of SIZE bytes, 0 if
+ * unknown. To be called on the main thread with the interpreter's lock, again after the interpreter was finalized and
+ * initialized anew. Returns 0; otherwise it may be tried again. */
 EXPORTED int gputrace_ticker_prepare(void *const functions[9], void *const objects[5],
                                      long long period, void *signal_received, void *interpreter,
                                      void *runtime, size_t size) {
@@ -209,7 +214,7 @@ EXPORTED int gputrace_ticker_prepare(void *const functions[9], void *const objec
         breaker = find_breaker((void (*)(void *))signal_received, interpreter);
         if (!breaker) return -1;
     }
-    python.add = (int (*)(pending, void *))functions[0];
+    python.add_pending_call = (int (*)(pending_call_t, void *))functions[0];
     python.call = (void *(*)(void *, const char *, ...))functions[1];
     python.release = (void (*)(void *))functions[2];
     python.fetch = (void (*)(void **, void **, void **))functions[3];
@@ -230,28 +235,28 @@ EXPORTED int gputrace_ticker_prepare(void *const functions[9], void *const objec
     return 0;
 }
 
-static int start(void) {
-    pthread_condattr_t steady;
+static int start_clock(void) {
+    pthread_condattr_t monotonic;
     pthread_attr_t small;
     sigset_t all, before;
     pthread_mutex_init(&ticker.lock, NULL);
-    pthread_condattr_init(&steady);
-    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
-    pthread_cond_init(&ticker.ended, &steady);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&ticker.ended, &monotonic);
     pthread_attr_init(&small);
     pthread_attr_setstacksize(&small, 256 * 1024);
-    ticks = waits = queued = 0;
+    pending.ticks = pending.waits = pending.is_queued = 0;
     ticker.runs = 1;
-    /* Signals are the program's: none is to end up here. */
+    /* Signals are the program's: none may be delivered to the clock's thread. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&ticker.thread, &small, run, NULL);
+    int failed = pthread_create(&ticker.thread, &small, run_clock, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed) ticker.runs = 0;
     return failed;
 }
 
-/* 0, or an error number. */
+/* Starts the clock, unless it runs. Returns 0, or an error number. */
 EXPORTED int gputrace_ticker_start(void) {
     if (ticker.process != getpid()) {
         /* What a forked child has of the threads of its parent is of no use. */
@@ -261,18 +266,19 @@ EXPORTED int gputrace_ticker_start(void) {
         resumption.is_due = resumption.is_queued = 0;
     }
     pthread_mutex_lock(&ticker.changing);
-    int failed = ticker.runs ? 0 : start();
+    int failed = ticker.runs ? 0 : start_clock();
     pthread_mutex_unlock(&ticker.changing);
     return failed;
 }
 
-/* On the main thread, which holds the interpreter's lock: starts where the frame that forks goes on,
- * or has ended; asks again while functions that it calls are at work. */
-static int resume(void *unused) {
+/* On the main thread, which holds the interpreter's lock: starts the clock once the frame that forks goes on or has
+ * ended; asks again while functions that it calls are at work. */
+static int start_after_fork(void *unused) {
     resumption.is_queued = 0;
     if (!resumption.is_due || ticker.process != getpid()) return 0;
     int is_early = python.get_frame() != resumption.frame;
-    if (is_early && read_clock(CLOCK_MONOTONIC) < resumption.until && !python.add(resume, unused)) {
+    if (is_early && read_clock(CLOCK_MONOTONIC) < resumption.until &&
+        !python.add_pending_call(start_after_fork, unused)) {
         resumption.is_queued = 1;
         return 0;
     }
@@ -281,9 +287,9 @@ static int resume(void *unused) {
     return 0;
 }
 
-/* Starts when the caller's caller, the frame that forks, goes on: from 3.13 on, Python counts threads
- * after the functions that it calls after a fork. To be called on the main thread with the
- * interpreter's lock; 0, or -1 if that is impossible. */
+/* Starts the clock when the caller's caller, the frame that forks, goes on: from 3.13 on, Python counts threads after
+ * the functions that it calls after a fork. To be called on the main thread with the interpreter's lock. Returns 0,
+ * or -1 where that is impossible. */
 EXPORTED int gputrace_ticker_resume(void) {
     void *frame = python.get_caller ? python.get_caller(python.get_frame()) : NULL;
     if (!frame) return -1;
@@ -292,7 +298,7 @@ EXPORTED int gputrace_ticker_resume(void) {
     resumption.frame = frame;
     resumption.until = read_clock(CLOCK_MONOTONIC) + SECOND / 20;
     resumption.is_due = 1;
-    if (!resumption.is_queued && python.add(resume, NULL)) {
+    if (!resumption.is_queued && python.add_pending_call(start_after_fork, NULL)) {
         resumption.is_due = 0;
         return -1;
     }
@@ -300,7 +306,7 @@ EXPORTED int gputrace_ticker_resume(void) {
     return 0;
 }
 
-/* Returns when the system counts the thread no more. */
+/* Stops the clock; returns when the system no longer counts its thread. */
 EXPORTED void gputrace_ticker_stop(void) {
     resumption.is_due = 0;
     if (ticker.process != getpid()) return;
