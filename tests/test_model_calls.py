@@ -192,7 +192,7 @@ def test_a_class_of_the_main_program_is_pickled_as_it_is_without_ours(tmp_path: 
         "used = {cell.cell_contents for cell in call.__closure__} - {None}\n"
         "names = {i.argval for i in dis.get_instructions(call) if i.opname == 'LOAD_GLOBAL'}\n"
         "assert (used, names) == ({Net}, {'sys', 'super'}), (used, names)\n"
-        "del sys.modules['_gputrace_hooks.model_calls']\n"
+        "del sys.modules['_gputrace_hooks.frameworks.torch_model_calls']\n"
         "assert model(torch.ones(2, 8)).shape == (2, 8)\n",
         python=torch_python(),
     )

@@ -6,18 +6,15 @@ phase that needs most.
 """
 
 import sys
+from collections.abc import Callable
 from functools import wraps
+from typing import Any
 
-from . import steps
-from .host_file import time_ns
-from .load import counter
-from .recorder import note_ours, on_fork, record_of, thread_id, word
-from .wrappers import at_bounds, defined, ours
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from .. import steps
+from ..host_file import time_ns
+from ..load import counter
+from ..recorder import note_ours, on_fork, record_of, thread_id, word
+from ..wrappers import at_bounds, defined, ours
 
 
 class _Memory:
@@ -62,7 +59,7 @@ class _Memory:
         if is_watched:
             at_bounds.append(self.look)
 
-    def look(self) -> "Any":
+    def look(self) -> Any:
         """Read the counts; record the peak if it rose.
 
         It returns nothing where torch has not begun with CUDA.
@@ -108,7 +105,7 @@ class _Requests:
         self.left = 3
         self.grew = self.is_on = False
 
-    def step_ended(self, module: "Any", begins: bool, grew: bool, end: int) -> None:
+    def step_ended(self, module: Any, begins: bool, grew: bool, end: int) -> None:
         """Begin with a step that is watched, or look what it asked for."""
         try:
             if self.is_on:
@@ -131,7 +128,7 @@ class _Requests:
             note_ours("looking at what torch's allocator is asked for")
             self.left, self.is_on = 0, False
 
-    def _look(self, module: "Any", end: int) -> None:
+    def _look(self, module: Any, end: int) -> None:
         is_new = False
         entries = module._snapshot()["device_traces"][sys.modules["torch.cuda"].current_device()]
         for entry in entries:
@@ -143,7 +140,7 @@ class _Requests:
                 record_of(thread_id(), end, end, word("segment request"), counter(entry["size"]))
 
 
-def _record_history(module: "Any") -> "Any":
+def _record_history(module: Any) -> Any:
     """Return torch's function, without the wrapper that notices calls of the program's."""
     function = module._record_memory_history
     return getattr(function, "__wrapped__", function)
@@ -166,7 +163,7 @@ _AMOUNTS = {
 }
 
 
-def _count(stats: "Any", *keys: str) -> int:
+def _count(stats: Any, *keys: str) -> int:
     for key in keys:
         stats = stats.get(key, {})
     return stats if isinstance(stats, int) else 0
@@ -177,7 +174,7 @@ on_fork.append(memory.forget)
 steps.on_step.append(memory.step_ended)
 
 
-def cuda_memory(module: "Any") -> None:
+def cuda_memory(module: Any) -> None:
     """Read the allocator's counts from here on, and time the calls that empty its cache."""
     memory.read = getattr(module, "memory_stats_as_nested_dict", None)
     record_history = defined(module, "_record_memory_history")
@@ -185,7 +182,7 @@ def cuda_memory(module: "Any") -> None:
         memory.history = module
 
         @wraps(record_history)
-        def by_program(*args: "Any", **keywords: "Any") -> "Any":
+        def by_program(*args: Any, **keywords: Any) -> Any:
             memory.requests.left, memory.requests.is_on = 0, False
             return record_history(*args, **keywords)
 
@@ -203,3 +200,6 @@ def cuda_memory(module: "Any") -> None:
             record_of(thread_id(), start, time_ns(), word("cache emptied"), counter(1))
 
     module.empty_cache = ours(empty_cache)
+
+
+PATCHES = [("torch.cuda.memory", cuda_memory)]
