@@ -1,11 +1,9 @@
 """Compilations: how each framework's are timed, and named with the reason for compiling again."""
 
-from functools import wraps
-
 from . import steps
 from .host_file import is_handlers, time_ns
 from .recorder import COMPILATION, note_ours, record, thread_id, word
-from .wrappers import ours, wrap
+from .wrappers import around
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,28 +20,23 @@ def times_compilations(holder: "Any", name: str, name_of: "Callable[..., str]") 
     another compilation.
     """
 
-    def timed(function: "Any") -> "Any":
-        @wraps(function)
-        def compiled(*args: "Any", **keywords: "Any") -> "Any":
-            thread, start = thread_id(), time_ns()
-            if thread in running or steps.recorded()[0] <= 0:
-                return function(*args, **keywords)
-            running[thread] = []
+    @around(holder, name)
+    def compiled(original: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        thread, start = thread_id(), time_ns()
+        if thread in running or steps.recorded()[0] <= 0:
+            return original(*args, **keywords)
+        running[thread] = []
+        try:
+            return original(*args, **keywords)
+        finally:
+            running.pop(thread, None)
             try:
-                return function(*args, **keywords)
-            finally:
-                running.pop(thread, None)
-                try:
-                    called = str(name_of(*args))
-                except Exception as error:
-                    if is_handlers(error):
-                        raise
-                    called = "a kernel"
-                keep(start, called, [])
-
-        return ours(compiled)
-
-    wrap(holder, name, timed)
+                called = str(name_of(*args))
+            except Exception as error:
+                if is_handlers(error):
+                    raise
+                called = "a kernel"
+            keep(start, called, [])
 
 
 def keep(start: int, name: str, reasons: "list[str]") -> None:

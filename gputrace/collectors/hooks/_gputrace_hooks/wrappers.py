@@ -149,6 +149,27 @@ def is_compiling() -> bool:
     return asked is not None and asked()
 
 
+def around(holder: "Any", name: str) -> "Callable[[Any], Any]":
+    """Return a decorator of what is called in place of a function that a class or module, if it is
+    there, defines itself, with that function before its arguments; for what is not called often.
+    """
+    original = defined(holder, name) if holder is not None else None
+
+    def decorate(call: "Any") -> "Any":
+        if original is None:
+            return call
+        call.__code__ = passed_over(call.__code__)
+
+        @wraps(original)
+        def wrapper(*args: "Any", **keywords: "Any") -> "Any":
+            return call(original, *args, **keywords)
+
+        setattr(holder, name, ours(wrapper))
+        return call
+
+    return decorate
+
+
 def phase(holder: "Any", name: str, called: str) -> None:
     """Time each call of a function as a part of a step, unless torch.compile traces it."""
     function = defined(holder, name)

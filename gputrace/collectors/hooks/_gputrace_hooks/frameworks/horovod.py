@@ -2,28 +2,22 @@
 or once a parameter. With other frameworks, steps are the framework's. A step costs 2 µs.
 """
 
-from functools import wraps
 from typing import Any
 
-from ..wrappers import ours, wrap
+from ..wrappers import around
 from .torch import own_optimizers, untimed_steps
 
 
 def functions(module: Any) -> None:
     """Ignore the step with gradients of 0 that an optimizer without state makes to broadcast it."""
 
-    def quiet(function: Any) -> Any:
-        @wraps(function)
-        def broadcast(*args: Any, **keywords: Any) -> Any:
-            untimed_steps.append(None)
-            try:
-                return function(*args, **keywords)
-            finally:
-                untimed_steps.pop()
-
-        return ours(broadcast)
-
-    wrap(module, "broadcast_optimizer_state", quiet)
+    @around(module, "broadcast_optimizer_state")
+    def broadcast(original: Any, *args: Any, **keywords: Any) -> Any:
+        untimed_steps.append(None)
+        try:
+            return original(*args, **keywords)
+        finally:
+            untimed_steps.pop()
 
 
 PATCHES = [

@@ -4,13 +4,12 @@ A step is a `jax.profiler.StepTraceAnnotation`, at 2 µs; how long parts of a co
 what JAX says, at some µs each. The collector makes way for JAX's profiler.
 """
 
-from functools import wraps
 from typing import Any
 
 from ..host_file import time_ns
 from ..recorder import COMPILATION, record, word
 from ..steps import LOOP, step_ended
-from ..wrappers import after, makes_way, ours, wrap
+from ..wrappers import after, around, makes_way
 
 
 def profiler(module: Any) -> None:
@@ -26,17 +25,12 @@ def profiler(module: Any) -> None:
 def compilations(module: Any) -> None:
     """Record what JAX says of the parts of a compilation: tracing, lowering, XLA."""
 
-    def recorded(said: Any) -> Any:
-        @wraps(said)
-        def record_event_duration_secs(event: str, duration: float, **more: Any) -> Any:
-            if event.startswith("/jax/core/compile/"):
-                end, name = time_ns(), word(str(more.get("fun_name", "")))
-                record(end - int(duration * 1e9), end, name, COMPILATION)
-            return said(event, duration, **more)
-
-        return ours(record_event_duration_secs)
-
-    wrap(module, "record_event_duration_secs", recorded)
+    @around(module, "record_event_duration_secs")
+    def say(original: Any, event: str, duration: float, **more: Any) -> Any:
+        if event.startswith("/jax/core/compile/"):
+            end, name = time_ns(), word(str(more.get("fun_name", "")))
+            record(end - int(duration * 1e9), end, name, COMPILATION)
+        return original(event, duration, **more)
 
 
 PATCHES = [

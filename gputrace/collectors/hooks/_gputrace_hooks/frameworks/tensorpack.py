@@ -4,43 +4,32 @@ Each step and each wait costs about 1 µs. A batch that comes from a queue insid
 is waited for where no hook sees it; that is noted.
 """
 
-from functools import wraps
 from typing import Any
 
 from ..recorder import word
 from ..steps import LOOP, step_ended
-from ..wrappers import defined, hides_waits, ours, timed, wrap
+from ..wrappers import around, hides_waits, timed, wrap
 
 
 def callbacks(module: Any) -> None:
     """Count calls of callbacks, after each step, as steps; one may raise to end the training."""
     what = word("tensorpack.Trainer.run_step")
 
-    def counted(function: Any) -> Any:
-        @wraps(function)
-        def trigger_step(self: Any) -> Any:
-            step_ended(what, LOOP, trigger_step)
-            return function(self)
-
-        return ours(trigger_step)
-
-    wrap(module.Callbacks, "trigger_step", counted)
+    @around(module.Callbacks, "trigger_step")
+    def trigger_step(original: Any, self: Any) -> Any:
+        step_ended(what, LOOP, callbacks)
+        return original(self)
 
 
 def inputs(module: Any) -> None:
     """Time feeds of a step; one may come from a queue inside the graph, which a thread fills."""
-    cls = module.FeedInput._FeedCallback
-    feeds, fills = defined(cls, "_before_run"), defined(module.EnqueueThread, "run")
-    if feeds is None or fills is None:
-        return
-    cls._before_run = timed(feeds, f"{module.__name__}.FeedInput")
+    name = f"{module.__name__}.FeedInput"
+    wrap(module.FeedInput._FeedCallback, "_before_run", lambda feed: timed(feed, name))
 
-    @wraps(fills)
-    def run(self: Any) -> Any:
+    @around(module.EnqueueThread, "run")
+    def run(original: Any, self: Any) -> Any:
         hides_waits(module.__name__, "tensorpack takes the batches inside TensorFlow's graph")
-        return fills(self)
-
-    module.EnqueueThread.run = ours(run)
+        return original(self)
 
 
 PATCHES = [

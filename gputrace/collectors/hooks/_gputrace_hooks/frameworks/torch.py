@@ -15,9 +15,10 @@ from typing import Any
 
 from .. import steps
 from ..host_file import time_ns
-from ..recorder import PHASE, note_failure, record, word
+from ..recorder import PHASE, record, word
 from ..steps import OPTIMIZER, step_ended
 from ..wrappers import (
+    around,
     at_bounds,
     call_after,
     classes,
@@ -28,7 +29,6 @@ from ..wrappers import (
     passed_over,
     phase,
     phases,
-    wrap,
 )
 from .torch_modules import modules
 
@@ -154,9 +154,13 @@ def dynamo(module: Any) -> None:
     @wraps(original)
     def patch() -> None:
         # It takes off the outermost wrapper, which must not be ours.
-        _each_hooked(_uncover)
+        for cls, step in _hooked_steps():
+            if hasattr(step, "_of_gputrace") and _calls_hooks(step):
+                cls.step = step.__wrapped__
         original()
-        _each_hooked(_cover)
+        for cls, step in _hooked_steps():
+            watch = _time_all if _calls_hooks(step) else _wrap
+            watch(cls)
 
     patcher.patch = staticmethod(ours(patch))
 
@@ -180,30 +184,14 @@ def _our_codes() -> "list[Any]":
     return [*found, *map(passed_over, found)]
 
 
-def _each_hooked(change: "Callable[[Any, Any], None]") -> None:
-    """Change each of torch's optimizers that says that its ``step`` calls hooks."""
-    try:
-        names = vars(sys.modules["torch.optim"])
-        base: Any = names["Optimizer"]
-        for cls in list(names.values()):
-            if isinstance(cls, type) and issubclass(cls, base):
-                step: Any = vars(cls).get("step")
-                if getattr(step, "hooked", False):
-                    change(cls, step)
-    except Exception:
-        note_failure("keeping hooks through torch.compile")
-
-
-def _uncover(cls: Any, step: Any) -> None:
-    if hasattr(step, "_of_gputrace") and _calls_hooks(step):
-        cls.step = step.__wrapped__
-
-
-def _cover(cls: Any, step: Any) -> None:
-    if _calls_hooks(step):
-        _time_all(cls)
-    else:
-        _wrap(cls)
+def _hooked_steps() -> "list[tuple[Any, Any]]":
+    """Return torch's optimizers that say that their ``step`` calls hooks, each with that."""
+    names = dict(vars(sys.modules["torch.optim"]))
+    base = names.get("Optimizer", ())
+    found = [cls for cls in names.values() if isinstance(cls, type) and issubclass(cls, base)]
+    return [
+        (cls, vars(cls)["step"]) for cls in found if getattr(vars(cls).get("step"), "hooked", False)
+    ]
 
 
 def _calls_hooks(step: Any) -> bool:
@@ -223,19 +211,14 @@ def grad_scaler(module: Any) -> None:
     """
     phase(module.GradScaler, "unscale_", "gradient unscaling")
 
-    def scaled(function: Any) -> Any:
-        @wraps(function)
-        def step(self: Any, optimizer: Any, *args: Any, **keywords: Any) -> Any:
-            before, start = steps.calls(OPTIMIZER), time_ns()
-            result = function(self, optimizer, *args, **keywords)
-            record(start, time_ns(), _optimizer, PHASE)
-            if steps.calls(OPTIMIZER) == before:
-                _step(optimizer)
-            return result
-
-        return ours(step)
-
-    wrap(module.GradScaler, "step", scaled)
+    @around(module.GradScaler, "step")
+    def step(original: Any, self: Any, optimizer: Any, *args: Any, **keywords: Any) -> Any:
+        before, start = steps.calls(OPTIMIZER), time_ns()
+        result = original(self, optimizer, *args, **keywords)
+        record(start, time_ns(), _optimizer, PHASE)
+        if steps.calls(OPTIMIZER) == before:
+            _step(optimizer)
+        return result
 
 
 def own_optimizers(module: ModuleType) -> None:

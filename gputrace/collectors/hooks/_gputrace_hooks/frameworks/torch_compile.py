@@ -4,13 +4,12 @@ Each costs some µs, and nothing is recorded where nothing is compiled. What Ind
 compile is a part of it; ``triton`` has the rest.
 """
 
-from functools import wraps
 from typing import Any
 
 from ..compilation import keep, running
 from ..host_file import time_ns
 from ..recorder import thread_id
-from ..wrappers import defined, ours, wrap
+from ..wrappers import around
 from .torch_modules import modules
 
 _begun: "dict[int, int]" = {}
@@ -20,44 +19,33 @@ _begun: "dict[int, int]" = {}
 def frames(module: Any) -> None:
     """Time the compiling of functions, and of the rest of one after a graph break."""
 
-    def timed(compile_frame: Any) -> Any:
-        @wraps(compile_frame)
-        def frame(code: Any, *args: Any, **keywords: Any) -> Any:
-            # Compiled code would hold what times the calls of modules.
-            modules.end()
-            thread, start = thread_id(), time_ns()
-            if thread in running:
-                return compile_frame(code, *args, **keywords)
-            reasons = running[thread] = []
-            try:
-                return compile_frame(code, *args, **keywords)
-            finally:
-                running.pop(thread, None)
-                keep(start, _name_of(code), reasons)
+    @around(module, "_compile")
+    def compiled(original: Any, code: Any, *args: Any, **keywords: Any) -> Any:
+        # Compiled code would hold what times the calls of modules.
+        modules.end()
+        thread, start = thread_id(), time_ns()
+        if thread in running:
+            return original(code, *args, **keywords)
+        reasons = running[thread] = []
+        try:
+            return original(code, *args, **keywords)
+        finally:
+            running.pop(thread, None)
+            keep(start, _name_of(code), reasons)
 
-        return ours(frame)
-
-    wrap(module, "_compile", timed)
     # Up to 2.5 it gave one reason.
     for name in (
         "get_and_maybe_log_recompilation_reasons",
         "get_and_maybe_log_recompilation_reason",
     ):
-        find_reasons = vars(module).get(name)
-        if find_reasons is not None:
-            setattr(module, name, _listened(find_reasons))
 
-
-def _listened(find_reasons: Any) -> Any:
-    @wraps(find_reasons)
-    def collected(*args: Any, **keywords: Any) -> Any:
-        reasons = find_reasons(*args, **keywords)
-        said = running.get(thread_id())
-        if said is not None and reasons:
-            said.extend([reasons] if isinstance(reasons, str) else reasons)
-        return reasons
-
-    return ours(collected)
+        @around(module, name)
+        def collected(original: Any, *args: Any, **keywords: Any) -> Any:
+            reasons = original(*args, **keywords)
+            said = running.get(thread_id())
+            if said is not None and reasons:
+                said.extend([reasons] if isinstance(reasons, str) else reasons)
+            return reasons
 
 
 def _name_of(code: Any) -> str:
@@ -70,27 +58,21 @@ def _name_of(code: Any) -> str:
 def callbacks(module: Any) -> None:
     """Time what torch.compile leaves for later: backward passes, graphs that it captures."""
     cls = module.CompilationCallbackHandler
-    begin, end = defined(cls, "run_start_callbacks"), defined(cls, "run_end_callbacks")
-    if begin is None or end is None:
-        return
 
-    @wraps(begin)
-    def run_start_callbacks(self: Any, *args: Any) -> Any:
+    @around(cls, "run_start_callbacks")
+    def begin(original: Any, self: Any, *args: Any) -> Any:
         if thread_id() not in running:
             _begun[thread_id()] = time_ns()
-        return begin(self, *args)
+        return original(self, *args)
 
-    @wraps(end)
-    def run_end_callbacks(self: Any, *args: Any) -> Any:
+    @around(cls, "run_end_callbacks")
+    def end(original: Any, self: Any, *args: Any) -> Any:
         start = _begun.pop(thread_id(), 0)
         if start:
             trigger = getattr(args[0], "callback_trigger", None) if args else None
             name = getattr(trigger, "name", "")
             keep(start, name.lower().replace("_", " ") or "a graph", [])
-        return end(self, *args)
-
-    cls.run_start_callbacks = ours(run_start_callbacks)
-    cls.run_end_callbacks = ours(run_end_callbacks)
+        return original(self, *args)
 
 
 PATCHES = [

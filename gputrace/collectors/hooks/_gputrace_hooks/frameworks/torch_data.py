@@ -25,7 +25,7 @@ from ..pipelines import count as _loaders
 from ..pipelines import worker as _worker
 from ..recorder import note_ours, word, write
 from ..steps import weak
-from ..wrappers import call_after, defined, iterators, ours, wrap
+from ..wrappers import around, call_after, iterators, ours, wrap
 
 FETCH, COLLATE, SEND = word("fetch"), word("collate"), word("send")
 """Getting the samples with their transforms, making a batch of them; processor time of sending:
@@ -219,21 +219,14 @@ def _swap_back(held: "dict[str, Any]", timed: "_Timed", plain: "list[Any]") -> N
 
 def worker_loop(module: Any) -> None:
     """Watch the queues of each worker from within it."""
-    function = defined(module, "_worker_loop")
-    if function is None:
-        return
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
 
-    @wraps(function)
-    def loop(*args: Any, **keywords: Any) -> Any:
+    @around(module, "_worker_loop")
+    def loop(original: Any, *args: Any, **keywords: Any) -> Any:
         try:
-            _watch_worker(dict(zip(names, args), **keywords))
+            _watch_worker(dict(zip(original.__code__.co_varnames, args), **keywords))
         except Exception:
             note_ours("watching a loader's worker")
-        return function(*args, **keywords)
-
-    module._worker_loop = ours(loop)
+        return original(*args, **keywords)
 
 
 def _watch_worker(given: "dict[str, Any]") -> None:
@@ -360,22 +353,17 @@ def dataloader(module: Any) -> None:
         single = getattr(module, kind + "SingleProcessDataLoaderIter", None)
         several = getattr(module, kind + "MultiProcessingDataLoaderIter", None)
         for cls in (single, several):
-            wrap(cls, "__init__", _announced)
+
+            @around(cls, "__init__")
+            def begin(original: Any, self: Any, loader: Any, *args: Any, **keywords: Any) -> None:
+                start = time_ns()
+                original(self, loader, *args, **keywords)
+                try:
+                    _announce(self, loader, start)
+                except Exception:
+                    note_ours("watching a loader")
+
         wrap(several, "_next_data", _asking)
-
-
-def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
-    @wraps(function)
-    def begin(self: Any, loader: Any, *args: Any, **keywords: Any) -> Any:
-        start = time_ns()
-        result = function(self, loader, *args, **keywords)
-        try:
-            _announce(self, loader, start)
-        except Exception:
-            note_ours("watching a loader")
-        return result
-
-    return ours(begin)  # type: ignore[no-any-return]
 
 
 def _announce(iterator: Any, loader: Any, start: int) -> None:

@@ -7,14 +7,13 @@ phase that needs most.
 
 import sys
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from .. import steps
 from ..host_file import time_ns
 from ..load import counter
 from ..recorder import note_ours, on_fork, record_of, thread_id, word
-from ..wrappers import at_bounds, defined, ours
+from ..wrappers import around, at_bounds
 
 
 class _Memory:
@@ -177,29 +176,21 @@ steps.on_step.append(memory.step_ended)
 def cuda_memory(module: Any) -> None:
     """Read the allocator's counts from here on, and time the calls that empty its cache."""
     memory.read = getattr(module, "memory_stats_as_nested_dict", None)
-    record_history = defined(module, "_record_memory_history")
-    if record_history is not None and hasattr(module, "_snapshot"):
+    if hasattr(module, "_record_memory_history") and hasattr(module, "_snapshot"):
         memory.history = module
 
-        @wraps(record_history)
-        def by_program(*args: Any, **keywords: Any) -> Any:
+        @around(module, "_record_memory_history")
+        def by_program(original: Any, *args: Any, **keywords: Any) -> Any:
             memory.requests.left, memory.requests.is_on = 0, False
-            return record_history(*args, **keywords)
+            return original(*args, **keywords)
 
-        module._record_memory_history = ours(by_program)
-    function = defined(module, "empty_cache")
-    if function is None:
-        return
-
-    @wraps(function)
-    def empty_cache() -> None:
+    @around(module, "empty_cache")
+    def empty(original: Any) -> None:
         start = time_ns()
         try:
-            function()
+            original()
         finally:
             record_of(thread_id(), start, time_ns(), word("cache emptied"), counter(1))
-
-    module.empty_cache = ours(empty_cache)
 
 
 PATCHES = [("torch.cuda.memory", cuda_memory)]
