@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from gputrace.collectors.session import HOOKS
 from tests.helpers.programs import LOOP, Program, event_names, numbers
 
 
@@ -145,3 +146,20 @@ def test_other_versions_of_python_run_the_hooks_or_go_without(torch: Program, ve
     if version != "2.7":
         assert numbers(torch.events(), "data_wait") == [0, 0, 1]
         assert numbers(torch.events(), "step") == [0, 1]
+
+
+def test_each_framework_has_a_test_of_its_name_and_its_hooks_are_found_by_package(
+    program: Program,
+) -> None:
+    folder = HOOKS / "_gputrace_hooks" / "frameworks"
+    names = {path.stem for path in folder.glob("[!_]*.py")}
+    assert not [name for name in names if not (Path(__file__).parent / f"test_{name}.py").exists()]
+    out = program.quietly(
+        "import importlib\nfrom _gputrace_hooks import imports\n"
+        f"for name in {names}:\n"
+        "    module = importlib.import_module(f'_gputrace_hooks.frameworks.{name}')\n"
+        "    for patched, _ in getattr(module, 'PATCHES', []):\n"
+        "        package = patched.partition('.')[0]\n"
+        "        if name not in imports.FILES.get(package, (package,)): print(name, patched)\n"
+    )
+    assert out == ""

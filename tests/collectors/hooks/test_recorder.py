@@ -256,24 +256,6 @@ def test_a_forked_child_that_trains_writes_a_file_of_its_own(torch: Program) -> 
     assert set(by_pid[child]["thread"]) == {child}
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_processes_of_multiprocessing_lose_no_events_at_their_end(
-    torch: Program, method: str
-) -> None:
-    torch.quietly(
-        LOOP + "import multiprocessing\n"
-        "def train():\n"
-        "    optimizer = Optimizer()\n"
-        "    for _ in range(50): optimizer.step()\n"
-        "if __name__ == '__main__':\n"
-        f"    context = multiprocessing.get_context({method!r})\n"
-        "    workers = [context.Process(target=train) for _ in range(2)]\n"
-        "    for worker in workers: worker.start()\n"
-        "    for worker in workers: worker.join()\n"
-    )
-    assert [numbers(events, "step") for events in torch.all_events()] == [list(range(50))] * 2
-
-
 # ---- signal handlers of the program ----
 
 

@@ -36,7 +36,7 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "frameworks")
 _tables: "dict[str, dict[str, list[Hook]]]" = {}
 """By package, its modules' hooks."""
 changes: "list[Callable[[str, list[Hook]], list[Hook]]]" = []
-"""What `gputrace try` makes of the hooks of a module."""
+"""Functions by which `gputrace try` changes the hooks of a module."""
 
 
 def hooks_of(name: str) -> "list[Hook]":

@@ -1,4 +1,4 @@
-"""What is recorded of input pipelines, besides the waits for them: parts of batches, and settings.
+"""Events of input pipelines, besides the waits for them: parts of batches, and settings.
 
 An event is one part of one batch, its length what the batch's samples took together. Instants
 (start equals end) hold numbers. The rank of an event is, in the process that trains, the loader's

@@ -151,7 +151,7 @@ def is_compiling() -> bool:
 
 def around(holder: "Any", name: str) -> "Callable[[Any], Any]":
     """Return a decorator of what is called in place of a function that a class or module, if it is
-    there, defines itself, with that function before its arguments; for what is not called often.
+    there, defines itself, with that function before its arguments; it costs a call more.
     """
     original = defined(holder, name) if holder is not None else None
 

@@ -5,12 +5,11 @@ Waits for batches are recorded, at about 1 µs each, and once the settings of ea
 the one that makes batches late follows. torchdata's StatefulDataLoader is in ``torch_data``.
 """
 
-from functools import wraps
 from typing import Any
 
 from ..pipelines import callable_name, describes, ready
 from ..recorder import note_ours
-from ..wrappers import classes, iterator, iterators, ours, wrap
+from ..wrappers import around, classes, iterator, iterators
 
 _MOST_STAGES = 64
 
@@ -39,15 +38,11 @@ def nodes(module: Any) -> None:
     cls = module.LoaderIterator
     describes(cls, "torchdata.nodes", _of_nodes)
 
-    def asked(function: Any) -> Any:
-        @wraps(function)
-        def following(self: Any) -> Any:
-            _record_ready(self)
-            return function(self)
+    @around(cls, "next")
+    def following(original: Any, self: Any) -> Any:
+        _record_ready(self)
+        return original(self)
 
-        return ours(following)
-
-    wrap(cls, "next", asked)
     iterator(cls)
 
 

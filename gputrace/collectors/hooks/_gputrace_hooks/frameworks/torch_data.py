@@ -25,7 +25,7 @@ from ..pipelines import count as _loaders
 from ..pipelines import worker as _worker
 from ..recorder import note_ours, word, write
 from ..steps import weak
-from ..wrappers import around, call_after, iterators, ours, wrap
+from ..wrappers import around, call_after, iterators
 
 FETCH, COLLATE, SEND = word("fetch"), word("collate"), word("send")
 """Getting the samples with their transforms, making a batch of them; processor time of sending:
@@ -121,7 +121,21 @@ def fetchers(module: Any) -> None:
     """Time the functions that fetch and collate a batch."""
     call_after(module._BaseDatasetFetcher, "__init__", _watch_fetcher)
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        wrap(getattr(module, name, None), "fetch", _timed_fetch)
+
+        @around(getattr(module, name, None), "fetch")
+        def fetch(original: Any, self: Any, index: Any) -> Any:
+            fetching = self.__dict__.get("_of_gputrace")
+            # A dataset may use a loader of its own.
+            if fetching is None or getattr(_now, "fetches", False):
+                return original(self, index)
+            swapped = fetching.begin()
+            _now.fetches, _now.collating = True, 0
+            used, start = _cpu_time(), time_ns()
+            try:
+                return original(self, index)
+            finally:
+                _now.fetches = False
+                fetching.end(swapped, start, time_ns(), _cpu_time() - used)
 
 
 def _watch_fetcher(fetcher: Any) -> None:
@@ -178,25 +192,6 @@ class _Fetching:
         if swapped:
             self.rest = min(spent * _PART // max(end - start, 1), _MOST_REST)
         _add(start, start + used, CPU, *batch)
-
-
-def _timed_fetch(function: "Callable[..., Any]") -> "Callable[..., Any]":
-    @wraps(function)
-    def fetch(self: Any, index: Any) -> Any:
-        fetching = self.__dict__.get("_of_gputrace")
-        # A dataset may use a loader of its own.
-        if fetching is None or getattr(_now, "fetches", False):
-            return function(self, index)
-        swapped = fetching.begin()
-        _now.fetches, _now.collating = True, 0
-        used, start = _cpu_time(), time_ns()
-        try:
-            return function(self, index)
-        finally:
-            _now.fetches = False
-            fetching.end(swapped, start, time_ns(), _cpu_time() - used)
-
-    return ours(fetch)  # type: ignore[no-any-return]
 
 
 def _swap(compose: Any) -> Any:
@@ -363,7 +358,17 @@ def dataloader(module: Any) -> None:
                 except Exception:
                     note_ours("watching a loader")
 
-        wrap(several, "_next_data", _asking)
+        @around(several, "_next_data")
+        def next_data(original: Any, self: Any) -> Any:
+            number = self.__dict__.get("_of_gputrace")
+            if number:
+                try:
+                    now = time_ns()
+                    _add(now, now, ASK, number, count_ready(self))
+                except Exception:
+                    note_ours("looking at a loader's queue")
+                    self._of_gputrace = 0
+            return original(self)
 
 
 def _announce(iterator: Any, loader: Any, start: int) -> None:
@@ -425,21 +430,6 @@ def _watch_receiving(queue: Any, owner: int, pins: bool) -> None:
     queue._recv_bytes, queue.get = receive_bytes, get_batch
 
 
-def _asking(function: "Callable[..., Any]") -> "Callable[..., Any]":
-    @wraps(function)
-    def next_data(self: Any) -> Any:
-        number = self.__dict__.get("_of_gputrace")
-        if number:
-            try:
-                _add_depth(self, number)
-            except Exception:
-                note_ours("looking at a loader's queue")
-                self._of_gputrace = 0
-        return function(self)
-
-    return ours(next_data)  # type: ignore[no-any-return]
-
-
 def count_ready(iterator: Any) -> int:
     """Return how many batches the workers of a loader's iterator have ready."""
     # Those that came out of turn wait in the iterator, others in its queues.
@@ -448,11 +438,6 @@ def count_ready(iterator: Any) -> int:
     if iterator._data_queue is not iterator._worker_result_queue:
         ready += iterator._data_queue.qsize()
     return ready
-
-
-def _add_depth(iterator: Any, number: int) -> None:
-    now, ready = time_ns(), count_ready(iterator)
-    _add(now, now, ASK, number, ready)
 
 
 PATCHES = [
