@@ -81,16 +81,13 @@ class Finder:
             find = getattr(other, "find_spec", None)
             spec = find(name, path, target) if find and other is not self else None
             if spec is not None:
-                _watch(spec)
+                _watch(spec.loader)
                 return spec  # type: ignore[no-any-return]
         return None
 
 
-def _watch(spec: "ModuleSpec") -> None:
-    loader = spec.loader
-    run = getattr(loader, "exec_module", None)
-    if run is None:
-        return
+def _watch(loader: "Any") -> None:
+    run: Any = getattr(loader, "exec_module", None)
 
     def exec_module(module: "ModuleType") -> None:
         # Some loaders serve several modules.
@@ -99,9 +96,10 @@ def _watch(spec: "ModuleSpec") -> None:
         patch(module)
 
     try:
-        loader.exec_module = exec_module  # type: ignore[union-attr,method-assign]
+        if run is not None:
+            loader.exec_module = exec_module
     except AttributeError:
-        return
+        pass
 
 
 def patch(module: "ModuleType") -> None:

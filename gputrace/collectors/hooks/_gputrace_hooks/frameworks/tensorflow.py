@@ -28,13 +28,13 @@ def iterators(module: ModuleType) -> None:
         wrapped = partial(_outside_graphs, name=f"{module.__name__}.{cls.__name__}")
         for method in ("__next__", "get_next", "get_next_as_optional"):
             wrap(cls, method, wrapped)
-    call_after(getattr(module, "OwnedIterator", None), "_create_iterator", _describe_if_eager)
 
+    def begins(iterator: Any) -> None:
+        # In a graph, settings have no values yet.
+        if _is_eager():
+            describe(iterator, "tf.data", _settings)
 
-def _describe_if_eager(iterator: Any) -> None:
-    # In a graph, settings have no values yet.
-    if _is_eager():
-        describe(iterator, "tf.data", _settings)
+    call_after(getattr(module, "OwnedIterator", None), "_create_iterator", begins)
 
 
 _MOST_STAGES = 64
@@ -73,8 +73,10 @@ def _settings(iterator: Any) -> "list[tuple[str, str, int]]":
             if calls is not None:
                 count = _value(calls)
             else:
-                finds = tunes and kind == "Map" and not _has_state(stage._map_func.function)
-                count = AUTOMATIC if finds else 1
+                operations = stage._map_func.function.graph.get_operations()
+                definitions = [each.op_def for each in operations if each.op_def is not None]
+                has_state = any(definition.is_stateful for definition in definitions)
+                count = AUTOMATIC if tunes and kind == "Map" and not has_state else 1
             name = f"{kind.replace('Parallel', '').lower()} {callable_name(stage._map_func._func)}"
             settings.append((name, "num_parallel_calls", count))
     return settings
@@ -83,11 +85,6 @@ def _settings(iterator: Any) -> "list[tuple[str, str, int]]":
 def _value(tensor: Any) -> int:
     value = int(tensor.numpy())
     return AUTOMATIC if value < 0 else value
-
-
-def _has_state(function: Any) -> bool:
-    definitions = (operation.op_def for operation in function.graph.get_operations())
-    return any(definition is not None and definition.is_stateful for definition in definitions)
 
 
 def _outside_graphs(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":

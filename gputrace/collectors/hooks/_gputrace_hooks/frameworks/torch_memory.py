@@ -107,20 +107,23 @@ class _Requests:
     def step_ended(self, module: Any, begins: bool, grew: bool, end: int) -> None:
         """Begin with a step that is watched, or look what it asked for."""
         try:
+            # Not the wrapper, which notices calls of the program's.
+            wrapper = module._record_memory_history
+            record_history = getattr(wrapper, "__wrapped__", wrapper)
             if self.is_on:
                 self.is_on = False
                 try:
                     if grew:
                         self._look(module, end)
                 finally:
-                    _record_history(module)(None)
+                    record_history(None)
             elif begins and self.grew and grew and self.left and steps.recorded()[0] >= _STEADY:
                 enabled = getattr(sys.modules.get("torch._C"), "_cuda_isHistoryEnabled", None)
                 self.left -= 1
                 if enabled is None or enabled():
                     self.left = 0
                     return
-                _record_history(module)("all", context=None, max_entries=_ENTRIES)
+                record_history("all", context=None, max_entries=_ENTRIES)
                 self.is_on = True
             self.grew = grew
         except Exception:
@@ -137,12 +140,6 @@ class _Requests:
             elif action == "alloc" and is_new:
                 is_new = False
                 record_of(thread_id(), end, end, word("segment request"), counter(entry["size"]))
-
-
-def _record_history(module: Any) -> Any:
-    """Return torch's function, without the wrapper that notices calls of the program's."""
-    function = module._record_memory_history
-    return getattr(function, "__wrapped__", function)
 
 
 _STEADY, _ENTRIES = 8, 4000
