@@ -21,7 +21,7 @@ from gputrace.collectors.hang_watch import Hangs, read_ring
 from gputrace.errors import InputError
 from gputrace.readers.flight_recorder import Collective, RankState, plain_pickle, read_ranks
 from tests.helpers import command
-from tests.test_hooks import Program, torch_python
+from tests.helpers.programs import Program, torch_python
 
 LOOP: Final = (("all_reduce", "train.py:10 step"), ("all_gather", "train.py:12 step"))
 LIBRARY: Final = "/x/site-packages/torch/distributed/distributed_c10d.py:1 all_reduce"

@@ -8,15 +8,12 @@ from typing import Final
 
 import pytest
 
-import gputrace
 from gputrace.api import Report
-from gputrace.collectors.finalize import merge
-from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.host import PHASES, StepPhases
 from gputrace.model.results import Finding
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, Run, analyze
-from tests.test_hooks import Program, event_names, recorded_with_torch
+from tests.helpers.programs import recorded_with_torch
 
 PID: Final = 100
 STEPS: Final = 20
@@ -252,288 +249,51 @@ def test_what_a_phase_takes_before_an_input_copy_is_no_loading(tmp_path: Path) -
     assert row.launch_ns / row.steps == pytest.approx(5.5 * MS, rel=0.1)
 
 
-# ---- the hooks, with modules that stand for torch's ----
-
-TORCH: Final = {
-    "torch/autograd/__init__.py": """
-def backward(tensors, fails=False):
-    if fails: raise ValueError("no gradient")
-    for call in tensors: call()
-""",
-    "torch/nn/utils/clip_grad.py": "def clip_grad_norm_(parameters, most): return most",
-    "torch/amp/grad_scaler.py": """
-class GradScaler:
-    overflows = False
-    def unscale_(self, optimizer): pass
-    def step(self, optimizer):
-        self.unscale_(optimizer)
-        return None if self.overflows else optimizer.step()
-""",
-    "torch/optim/optimizer.py": """
-_before, _after = [], []
-def register_optimizer_step_pre_hook(hook): _before.append(hook)
-def register_optimizer_step_post_hook(hook): _after.append(hook)
-class Optimizer:
-    def __init__(self): pass
-    def step(self):
-        for hook in _before: assert hook(self, (), {}) is None
-        for hook in _after: assert hook(self, (), {}) is None
-        return "stepped"
-""",
-    "torch/compiler/__init__.py": "tracing = False\ndef is_compiling(): return tracing",
-    "torch/distributed/pipelining/stage.py": """
-class _PipelineStageBase:
-    def forward_one_chunk(self, batch): return 2 * batch
-class PipelineStage(_PipelineStageBase): pass
-""",
-    "lightning/pytorch/strategies/strategy.py": """
-class Strategy:
-    def training_step(self, batch): return 2 * batch
-    def backward(self, loss):
-        import time, torch.autograd
-        time.sleep(0.02)  # the program's on_before_backward
-        torch.autograd.backward([])
-        return loss
-    def optimizer_step(self, optimizer, call):
-        result = call()
-        optimizer.step()
-        return result
-""",
-    "pytorch_lightning/plugins/precision/precision.py": """
-class Precision:
-    def clip_gradients(self, optimizer, most): return most
-""",
-    "pytorch_lightning/loops/optimization/automatic.py": """
-class Closure:
-    def closure(self): return 42
-    def __call__(self): return self.closure()
-""",
-    "transformers/trainer.py": """
-class Trainer:
-    def __init__(self, scale=2): self.scale = scale
-    def compute_loss(self, batch): return self.scale * batch
-    def _clip_grad_norm(self, most): return most
-""",
-    "accelerate/accelerator.py": """
-class Accelerator:
-    def backward(self, loss): return loss
-    def clip_grad_norm_(self, parameters, most): return most
-""",
-    "accelerate/optimizer.py": """
-class AcceleratedOptimizer:
-    def __init__(self, optimizer): self.optimizer = optimizer
-    def step(self): return self.optimizer.step()
-""",
-    "deepspeed/runtime/engine.py": """
-class DeepSpeedEngine:
-    def forward(self, batch): return batch
-    def backward(self, loss): return loss
-    def clip_fp32_gradients(self): pass
-    def _take_model_step(self): self.clip_fp32_gradients()
-    def step(self): self._take_model_step()
-""",
-    "keras/src/backend/torch/optimizers/torch_parallel_optimizer.py": """
-class TorchParallelOptimizer:
-    def _backend_update_step(self, grads, variables, rate): return rate
-""",
-}
-OLDER: Final = """
-class Optimizer:
-    def __init__(self): pass
-class SGD(Optimizer):
-    def step(self): return "stepped"
-"""
-USES: Final = """
-import torch.autograd, torch.compiler
-from torch.nn.utils.clip_grad import clip_grad_norm_
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import optimizer as module
-optimizer = getattr(module, "SGD", module.Optimizer)()
-def backward(*calls, **how): torch.autograd.backward(calls, **how)
-"""
+# ---- with calls of the model ----
 
 
-@pytest.fixture
-def torch(tmp_path: Path) -> Program:
-    program = Program(tmp_path)
-    program.write(TORCH)
-    return program
+def test_forward_begins_with_the_model_and_ends_where_backward_begins(tmp_path: Path) -> None:
+    """Between the two are a loss that is no module's, and a call that is none of the pass."""
+    calls: Calls = [(WAIT, 0, 1), ("model", 3, 4), ("other", 5, 5.5), ("backward", 6, 8)]
+    row = the(analyze(Host().trains(*calls, ("optimizer", 8, 9)).export, tmp_path))
+    expected = {"data": 1, "forward": 2.5, "backward": 2, "optimizer": 1, "other": 3.5}
+    assert host_ms(row) == expected
 
 
-def phases(events: HostEvents) -> list[str]:
-    return event_names(events, "phase")
-
-
-def test_calls_are_timed_and_do_what_they_did(torch: Program) -> None:
-    out = torch.quietly(
-        USES + "import time\nbackward(lambda: time.sleep(0.02))\n"
-        "print(clip_grad_norm_([], 7), GradScaler().step(optimizer), optimizer.step())\n"
-    )
-    assert out == "7 stepped stepped\n"
-    events = torch.events()
-    assert phases(events) == [
-        *["backward", "gradient clipping", "gradient unscaling"],
-        *["optimizer", "optimizer", "optimizer"],
+def test_each_backward_pass_follows_the_first_call_of_the_model(tmp_path: Path) -> None:
+    calls: Calls = [
+        *[("model", 1, 2), ("model", 2, 2.5), ("backward", 3, 4)],
+        *[("model", 5, 6), ("backward", 6, 7), ("optimizer", 7, 8)],
     ]
-    rows, steps = events.records["phase"], events.records["step"]
-    assert 20 * MS <= rows["end"][0] - rows["start"][0] < 500 * MS
-    # A step ends as its optimizer has stepped, within what the scaler does around it.
-    assert len(steps) == 2
-    assert rows["start"][3] <= steps["end"][0] <= rows["end"][3] <= rows["end"][4]
-    assert rows["start"][4] <= rows["start"][2] <= rows["start"][3]
-    assert rows["start"][5] <= steps["end"][1] <= rows["end"][5]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"forward": 2 + 1, "backward": 2, "optimizer": 1, "other": 4}
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "from lightning.pytorch.strategies.strategy import Strategy\n"
-        "print(Strategy().training_step(21))",
-        "from transformers.trainer import Trainer\nprint(Trainer(scale=2).compute_loss(21))",
-        "from transformers.trainer import Trainer\n"
-        "class Own(Trainer):\n    def compute_loss(self, batch): return 2 * batch\n"
-        "print(Own().compute_loss(21))",
-        "from torch.distributed.pipelining.stage import PipelineStage\n"
-        "print(PipelineStage().forward_one_chunk(21))",
-    ],
-    ids=["lightning", "transformers", "a trainer of the program's", "a stage of a pipeline"],
-)
-def test_a_forward_pass_that_a_framework_calls_is_timed(torch: Program, call: str) -> None:
-    out = torch.quietly(f"{USES}{call}\nbackward(); optimizer.step()\n")
-    assert out == "42\n"
-    assert phases(torch.events()) == ["forward", "backward", "optimizer"]
+def test_a_call_of_the_model_without_a_backward_pass_is_forward_too(tmp_path: Path) -> None:
+    calls: Calls = [("model", 1, 2), ("backward", 3, 4), ("optimizer", 4, 5), ("model", 6, 9)]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"forward": 2 + 3, "backward": 1, "optimizer": 1, "other": 3}
 
 
-def test_phases_have_what_accelerate_does_around_torch_s_calls(torch: Program) -> None:
-    out = torch.quietly(
-        f"{USES}from accelerate.accelerator import Accelerator\n"
-        "from accelerate.optimizer import AcceleratedOptimizer\n"
-        "from transformers.trainer import Trainer\n"
-        "both = Accelerator()\n"
-        "print(both.backward(1), both.clip_grad_norm_([], 2), Trainer()._clip_grad_norm(3))\n"
-        "print(AcceleratedOptimizer(optimizer).step())\n"
-    )
-    assert out == "1 2 3\nstepped\n"
-    clipping = ["gradient clipping"] * 2
-    assert phases(torch.events()) == ["backward", *clipping, "optimizer", "optimizer"]
+def test_calls_of_the_model_within_a_backward_pass_belong_to_it(tmp_path: Path) -> None:
+    calls: Calls = [("model", 1, 2), ("backward", 2, 6), ("model", 3, 4), ("optimizer", 6, 7)]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"forward": 1, "backward": 4, "optimizer": 1, "other": 4}
 
 
-def test_lightning_s_closure_is_no_part_of_its_optimizer_s_step(torch: Program) -> None:
-    out = torch.quietly(
-        f"{USES}from lightning.pytorch.strategies.strategy import Strategy\n"
-        "from pytorch_lightning.loops.optimization.automatic import Closure\n"
-        "from pytorch_lightning.plugins.precision.precision import Precision\n"
-        "call = lambda: Precision().clip_gradients(optimizer, Closure()())\n"
-        "print(Strategy().optimizer_step(optimizer, call))\n"
-    )
-    assert out == "42\n"
-    inner = ["other", "gradient clipping", "optimizer"]
-    assert phases(torch.events()) == [*inner, "optimizer"]
+def test_a_forward_pass_recorded_by_a_framework_includes_the_models_calls(tmp_path: Path) -> None:
+    calls: Calls = [("forward", 1, 4), ("model", 2, 3), ("backward", 5, 6), ("optimizer", 6, 7)]
+    row = the(analyze(Host().trains(*calls).export, tmp_path))
+    assert host_ms(row) == {"forward": 3, "backward": 1, "optimizer": 1, "other": 5}
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_a_backward_pass_has_what_lightning_does_around_it(torch: Program, package: str) -> None:
-    path = f"{package.replace('.', '/')}/strategies/strategy.py"
-    torch.write({path: TORCH["lightning/pytorch/strategies/strategy.py"]})
-    use = f"from {package}.strategies.strategy import Strategy\nprint(Strategy().backward(42))\n"
-    assert torch.quietly(USES + use) == "42\n"
-    events = torch.events()
-    rows = events.records["phase"]
-    assert phases(events) == ["backward", "backward"]
-    assert (rows["end"] - rows["start"]).max() >= 20 * MS
-
-
-def test_optimizers_that_are_none_of_torch_s_are_timed(torch: Program) -> None:
-    out = torch.quietly(
-        f"{USES}from deepspeed.runtime.engine import DeepSpeedEngine\n"
-        "from keras.src.backend.torch.optimizers import torch_parallel_optimizer as keras\n"
-        "engine = DeepSpeedEngine()\n"
-        "engine.backward(engine.forward(1)), engine.step()\n"
-        "print(keras.TorchParallelOptimizer()._backend_update_step([], [], 0.5))\n"
-    )
-    assert out == "0.5\n"
-    events = torch.events()
-    inner = ["forward", "backward", "gradient clipping", "optimizer"]
-    assert phases(events) == [*inner, "optimizer"]
-    assert len(events.records["step"]) == 1
-
-
-def test_optimizers_without_hooks_are_timed_too(torch: Program) -> None:
-    torch.write({"torch/optim/optimizer.py": OLDER})
-    assert torch.quietly(USES + "print(optimizer.step())\n") == "stepped\n"
-    assert phases(torch.events()) == ["optimizer"]
-
-
-def test_an_error_in_backward_reaches_the_program(torch: Program) -> None:
-    out = torch.quietly(
-        USES + "try: backward(fails=True)\nexcept ValueError as error: print(error)\n"
-    )
-    assert out == "no gradient\n"
-    assert phases(torch.events()) == ["backward"]
-
-
-def test_warnings_name_the_program_s_lines(torch: Program) -> None:
-    """As without ours: each place that calls what warns, with ``stacklevel=2``, is one."""
-    torch.write(
-        {
-            "torch/autograd/__init__.py": """
-import warnings
-def backward(tensors, fails=False):
-    warnings.warn("deprecated", stacklevel=2)
-    if fails: raise ValueError
-"""
-        }
-    )
-    source = (
-        USES + "import traceback, sys\nfor _ in range(2):\n    backward()\n"
-        "    torch.autograd.backward([])\n"
-        "    torch.autograd.backward([])\n"
-        "try: torch.autograd.backward([], fails=True)\n"
-        "except ValueError: print('    return function(' in traceback.format_exc())\n"
-    )
-    hooked, without = torch.run(source), torch.run(source, hooked=False)
-    assert hooked.code == without.code == 0
-    assert hooked.err == without.err
-    assert hooked.err.count("main.py:") == 4
-    # A traceback has our line as before, from the wrappers' source.
-    assert (hooked.out, without.out) == ("True\n", "False\n")
-
-
-def test_an_overflow_is_an_optimizer_s_phase_without_its_step(torch: Program) -> None:
-    torch.quietly(USES + "GradScaler.overflows = True\nGradScaler().step(optimizer)\n")
-    events = torch.events()
-    assert phases(events) == ["gradient unscaling", "optimizer"]
-    assert len(events.records["step"]) == 1
-
-
-def test_nothing_is_timed_while_torch_compile_traces(torch: Program) -> None:
-    """A call of the clock would break its graph."""
-    torch.quietly(
-        USES + "torch.compiler.tracing = True\n"
-        "backward(); clip_grad_norm_([], 1); optimizer.step()\n"
-        "torch.compiler.tracing = False\nbackward()\n"
-    )
-    assert phases(torch.events()) == ["backward"]
-
-
-def test_phases_of_short_steps_are_written_with_the_steps(torch: Program) -> None:
-    """Not at the end of a backward pass, after which a GPU may wait for the next launch."""
-    torch.quietly(
-        USES + "import sys, time\n"
-        "from _gputrace_hooks.host_file import HostFile\n"
-        "append, found, start = HostFile.append, set(), time.time()\n"
-        "def watched(*args):\n"
-        "    frame, places = sys._getframe(), set()\n"
-        "    while frame and 'step_ended' not in places:\n"
-        "        places.add(frame.f_code.co_name); frame = frame.f_back\n"
-        "    found.update(places)\n"
-        "    return append(*args)\n"
-        "HostFile.append = watched\n"
-        "while time.time() < start + 0.8: backward(); optimizer.step()\n"
-        "assert 'step_ended' in found and 'inside' not in found, found\n"
-    )
-    events = torch.events()
-    assert len(events.records["phase"]) == 2 * len(events.records["step"])
+def test_forward_passes_before_calls_were_timed_are_as_long_as_the_others(tmp_path: Path) -> None:
+    host = Host().trains(("model", 3, 4), ("backward", 6, 8), ("optimizer", 8, 9))
+    rows, model = host.export.rows[RANGES], host.export.string("model")
+    for early in [row for row in rows if row["nameId"] == model][:5]:
+        rows.remove(early)
+    row = the(analyze(host.export, tmp_path))
+    assert host_ms(row) == {"forward": 3, "backward": 2, "optimizer": 1, "other": 4}
 
 
 # ---- real torch ----
@@ -602,19 +362,50 @@ def test_planted_times_are_found_in_a_real_program(tmp_path: Path) -> None:
     assert found == pytest.approx(clock, rel=0.1)
 
 
-@pytest.mark.parametrize("has_optimizer", [True, False])
-def test_backward_passes_end_steps_where_no_optimizer_is_called(
-    torch: Program, tmp_path: Path, has_optimizer: bool
-) -> None:
-    """A program that updates its parameters by itself calls none."""
-    update = "optimizer.step()" if has_optimizer else "pass"
-    torch.quietly(
-        USES + "import time\nfor number in range(8):\n    backward(lambda: time.sleep(0.005))\n"
-        f"    if number % 2: {update}\n"
-    )
-    path = tmp_path / "trace.sqlite"
-    assert merge(torch.spool, path, {"backend": "host"}).steps == (4 if has_optimizer else 8)
-    with gputrace.open(path) as opened:
-        report = opened.analyze()
-    assert report.steps.count == (3 if has_optimizer else 7)
-    assert ("from mark to mark of 'backward'" in report.render()) == (not has_optimizer)
+CLOCKED: Final = """
+import time, torch
+torch.set_num_threads(1)
+class SGD(torch.optim.SGD):
+    def step(self, closure=None):
+        time.sleep(0.020)
+        return super().step(closure)
+    def zero_grad(self):
+        super().zero_grad()
+
+class Slow(torch.nn.Sequential):
+    def forward(self, x):
+        time.sleep(0.030)
+        return super().forward(x)
+
+model = Slow(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+optimizer = SGD(model.parameters(), lr=0.01)
+times = []
+for _ in range(25):
+    x = torch.randn(4, 8)
+    time.sleep(0.025)
+    now = [time.perf_counter()]
+    loss = model(x).sum()
+    now.append(time.perf_counter())
+    loss.backward()
+    now.append(time.perf_counter())
+    optimizer.step()
+    now.append(time.perf_counter())
+    optimizer.zero_grad()
+    times.append([1e3 * (b - a) for a, b in zip(now, now[1:])])
+print("times =", times)
+"""
+
+
+def test_preparing_a_batch_does_not_count_as_forward(tmp_path: Path) -> None:
+    out, report = recorded_with_torch(tmp_path, CLOCKED)
+    row = the(report)
+    clocked = json.loads(out.split("times = ")[1].splitlines()[0])[-row.steps :]
+    found = host_ms(row)
+    for name, own in zip(
+        ("forward", "backward", "optimizer"), zip(*clocked, strict=True), strict=True
+    ):
+        # A busy machine may take the core away between the two clocks.
+        assert found[name] == pytest.approx(sum(own) / row.steps, rel=0.03, abs=1.0)
+    assert found["forward"] >= 30
+    assert found["other"] >= 25
+    assert row.step_ns >= 75 * MS

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.helpers.command import ROOT
-from tests.test_hooks import TORCH
+from tests.helpers.programs import TORCH
 
 _RUNNER: Final = Path(__file__)
 

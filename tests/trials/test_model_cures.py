@@ -17,8 +17,8 @@ from gputrace.trials import runs
 from gputrace.trials.cures import Candidate, combine, read_candidates
 from gputrace.trials.runs import Program as ProgramToTry
 from gputrace.trials.runs import Turns
+from tests.helpers.programs import torch_python
 from tests.helpers.tried_programs import PROGRAM, InProgram, Real
-from tests.test_hooks import torch_python
 
 
 def test_torch_itself_is_changed_at_every_place(

@@ -20,7 +20,7 @@ from gputrace.model.results import Finding
 from tests.helpers import command
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, US, Run, analyze, ids
-from tests.test_hooks import Program
+from tests.helpers.programs import Program
 
 # ---- counters, made by hand ----
 

@@ -1,11 +1,8 @@
 """Hooks that run inside the recorded program, on the standard library alone, from Python 3.6 on.
 
 imports          notices that the program imports a framework
-pytorch, others  what is wrapped in each
-allocator        reads what torch's allocator of GPU memory counts
-modules          records the modules of a torch network that threads are in
-model_calls      times the calls of a torch program's model
-loader           the parts of a batch of torch's DataLoader
+frameworks       what is wrapped in each, a file for each
+pipelines        parts of batches, and settings of input pipelines
 compilation      times compilations, and keeps their reasons
 wrappers         time a wait, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``

@@ -147,15 +147,14 @@ def install() -> None:
     steps.on_step.append(_step_ended)
 
 
-def collectives(module: "ModuleType") -> None:
-    """Wrap the functions of torch.distributed that the program calls, where hangs are looked for.
+def follow_collectives(module: "ModuleType") -> None:
+    """Wrap the functions of torch.distributed that the program calls.
 
     Those that DistributedDataParallel calls are in C++; PyTorch's flight recorder knows them.
     """
-    if os.environ.get("GPUTRACE_HANG"):
-        _have_pipe()
-        for name in _COLLECTIVES:
-            wrap(module, name, partial(_noted, module, name))
+    _have_pipe()
+    for name in _COLLECTIVES:
+        wrap(module, name, partial(_noted, module, name))
 
 
 def _have_pipe() -> None:

@@ -33,7 +33,6 @@ from .host_file import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE, GC, PHASE, COUNTER = 1, 2, 3, 4, 5, 6, 7, 9
 COMPILATION, MODULE = 10, 11
@@ -228,18 +227,6 @@ def finish() -> None:
         state.failed = True
     finally:
         del state.writer[0]
-
-
-def finish_with(util: "Any") -> None:
-    """Hook multiprocessing.util, whose processes exit by ``os._exit``, after their finalizers."""
-
-    def register(_: object) -> None:
-        util.Finalize(None, finish, exitpriority=-100)
-        for call in on_worker:
-            call()
-
-    # A child forgets finalizers and then calls this.
-    util.register_after_fork(finish, register)
 
 
 def _meet_thread() -> int:

@@ -4,6 +4,7 @@ Each calls what it wraps with the same arguments, returns what that returned, an
 it raised; a traceback shows one line more.
 """
 
+import sys
 from functools import wraps
 from types import FunctionType, GeneratorType
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, ModuleType
     from typing import Any
+
+    Hook = Callable[[Any], None]
 
 _RAISED = DATA_WAIT | 1 << 32
 """A wait that ended with an exception, StopIteration mostly: there was no more data."""
@@ -139,8 +142,36 @@ def call_after(holder: "Any", name: str, then: "Callable[[Any], None]") -> None:
     wrap(holder, name, lambda function: after(function, then))
 
 
-def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]") -> None:
-    """Time each call of a function as a part of a step, unless ``is_untimed``."""
+def is_compiling() -> bool:
+    """Return whether torch.compile traces this: its graph must not contain the hooks."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    asked = getattr(compiler, "is_compiling", None)
+    return asked is not None and asked()
+
+
+def around(holder: "Any", name: str) -> "Callable[[Any], Any]":
+    """Return a decorator of what is called in place of a function that a class or module, if it is
+    there, defines itself, with that function before its arguments; it costs a call more.
+    """
+    original = defined(holder, name) if holder is not None else None
+
+    def decorate(call: "Any") -> "Any":
+        if original is None:
+            return call
+        call.__code__ = passed_over(call.__code__)
+
+        @wraps(original)
+        def wrapper(*args: "Any", **keywords: "Any") -> "Any":
+            return call(original, *args, **keywords)
+
+        setattr(holder, name, ours(wrapper))
+        return call
+
+    return decorate
+
+
+def phase(holder: "Any", name: str, called: str) -> None:
+    """Time each call of a function as a part of a step, unless torch.compile traces it."""
     function = defined(holder, name)
     if function is None:
         return
@@ -148,7 +179,7 @@ def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]
 
     @wraps(function)
     def inside(*args: "Any", **keywords: "Any") -> "Any":
-        if is_untimed():
+        if is_compiling():
             return function(*args, **keywords)
         for look in at_bounds:
             look()
@@ -163,18 +194,31 @@ def phase(holder: "Any", name: str, called: str, is_untimed: "Callable[[], bool]
     setattr(holder, name, ours(inside))
 
 
-def marks_step(module: "ModuleType", cls: str, method: str, name: str, rank: int) -> None:
-    """Count each call as a step; of optimizers, each call of the leading one."""
-    holder = getattr(module, cls, None)
-    function = defined(holder, method) if holder else None
-    if function is None:
-        return
-    what = word(name)
+def phases(cls: str, **methods: str) -> "Hook":
+    """Return a hook that times methods of a class, or functions where its name is empty.
 
-    def then(self: "Any") -> None:
-        step_ended(what, rank, self if rank == OPTIMIZER else then)
+    ``methods`` has the phase of a step that each is: `model.host.PHASES` names them.
+    """
 
-    setattr(holder, method, after(function, then))
+    def hook(module: "ModuleType") -> None:
+        for method, called in methods.items():
+            phase(getattr(module, cls) if cls else module, method, called)
+
+    return hook
+
+
+def marks_steps(cls: str, method: str, name: str, rank: int) -> "Hook":
+    """Return a hook that counts calls as steps; of optimizers, those of the leading one."""
+
+    def hook(module: "ModuleType") -> None:
+        holder, what = getattr(module, cls, None), word(name)
+
+        def then(self: "Any") -> None:
+            step_ended(what, rank, self if rank == OPTIMIZER else then)
+
+        call_after(holder, method, then)
+
+    return hook
 
 
 def iterator(cls: "Any") -> None:

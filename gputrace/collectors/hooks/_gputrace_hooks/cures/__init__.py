@@ -21,6 +21,8 @@ that go on, as JSON; with none, the process ends.
 
 import json
 import os
+from functools import partial
+from importlib import import_module
 
 from . import host
 from .trial import asked, cures, guarded, start, trial
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any
+
+    Hook = Callable[[Any], None]
 
 MODULES = {
     "jax": "cures.model.jitted",
@@ -44,49 +48,56 @@ MODULES = {
     "torch.utils.data.dataloader": "cures.data.loaders",
     "transformers.training_args": "cures.data.trainer_arguments",
 }
-"""Functions of ours by the module that they change."""
+"""Functions of ours by the module that they change, loaded when the program imports that."""
 LOSSES = {
-    "keras.src.callbacks.callback_list": "cures.trial.keras_losses",
+    "keras.src.callbacks.callback_list": "frameworks.keras.losses",
     "torch.autograd": "cures.trial.losses",
 }
 _ALONE = ("torch.autograd",)
 """Modules that another hook wraps too, which would hide ours."""
-_UNUSED = ("loader", "compilation")
-"""Modules whose hooks only a recording needs: what they cost is left out."""
-_plugged: "dict[str, list[tuple[str, Callable[[Any], None]]]]" = {}
+_UNUSED = ("compilations", "searches", "torch_compile", "torch_data")
+"""Hooks and files of hooks that only a recording needs: what they cost is left out."""
+_plugged: "dict[str, list[tuple[str, Hook]]]" = {}
 """Functions of plugins, with their cures, by the module that they change."""
 
 
-def install(patches: "dict[str, str]") -> None:
-    """Take what is asked for into the table of modules to patch."""
+def install() -> None:
+    """Begin the trial, and what changes no module."""
     start(json.loads(os.environ["GPUTRACE_TRY"]))
-    if asked.get("recorded"):
-        for module in _ALONE:
-            # After the recorder's, which leaves alone what is wrapped: steps may be told by it.
-            patches[module] = f"{patches.get(module, '')} {LOSSES[module]}"
-    else:
-        _leave_out(patches)
     for cure, path in asked.get("hooks", {}).items():
         guarded(cure, _load, cure, path)
-    for table in (MODULES, dict.fromkeys(_plugged, "cures.plugged")):
-        for module, names in table.items():
-            patches[module] = f"{patches.get(module, '')} {names}"
     if "pin-cores" in cures:
         guarded("pin-cores", host.pin_cores)
     if "gc" in cures:
         host.collect_between_steps()
 
 
-def _leave_out(patches: "dict[str, str]") -> None:
-    """Leave out what only a recording needs, and put in what keeps losses."""
-    for module, names in list(patches.items()):
-        left = [name for name in names.split() if name.partition(".")[0] not in _UNUSED]
-        patches[module] = " ".join(left)
-    for module in _ALONE:
-        patches.pop(module, None)
-    # First: a loss is there when the step ends.
-    for module, name in LOSSES.items():
-        patches[module] = f"{name} {patches.get(module, '')}"
+def change_hooks(module: str, hooks: "list[Hook]") -> "list[Hook]":
+    """Return the hooks that a module has in the trial, of those that it has in a recording."""
+    keeps = _named(LOSSES.get(module, ""))
+    if not asked.get("recorded"):
+        hooks = [hook for hook in hooks if not _is_unused(hook)]
+        # First: a loss is there when the step ends.
+        hooks = keeps + ([] if module in _ALONE else hooks)
+    elif module in _ALONE:
+        # After the recorder's, which leaves alone what is wrapped: steps may be told by it.
+        hooks = hooks + keeps
+    return hooks + _named(MODULES.get(module, "")) + [plugged] * (module in _plugged)
+
+
+def _is_unused(hook: "Hook") -> bool:
+    file = hook.__module__.rpartition(".")[2]
+    return hook.__name__ in _UNUSED or file in _UNUSED
+
+
+def _named(names: str) -> "list[Hook]":
+    """Return hooks that import the functions of these names, which are ours, to call them."""
+
+    def hook(module: "ModuleType", name: str = "") -> None:
+        home, _, function = name.rpartition(".")
+        getattr(import_module(f"..{home}", __package__), function)(module)
+
+    return [partial(hook, name=name) for name in names.split()]
 
 
 def _load(cure: str, path: str) -> None:

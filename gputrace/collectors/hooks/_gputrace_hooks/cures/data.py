@@ -5,8 +5,8 @@ from functools import wraps
 from inspect import signature
 from types import FunctionType
 
+from ..frameworks.torch_data import count_ready
 from ..host_file import is_handlers, time_ns
-from ..loader import count_ready
 from ..steps import weak
 from ..wrappers import ours
 from .trial import WHOLE, asked, between, change_call, cures, guarded, is_on, sees_gpu, trial

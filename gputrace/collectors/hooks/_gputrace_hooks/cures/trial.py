@@ -455,25 +455,6 @@ def _has_optimizer() -> bool:
     return any(issubclass(type(each), base) for each in gc.get_objects())
 
 
-def keras_losses(module: "Any") -> None:
-    """Keep the running mean that ``fit`` shows after each batch."""
-    cls = module.CallbackList
-    function = vars(cls).get("on_train_batch_end")
-    if not isinstance(function, FunctionType):
-        return
-
-    @wraps(function)
-    def on_train_batch_end(
-        self: "Any", batch: "Any", logs: "Any" = None, *args: "Any", **keywords: "Any"
-    ) -> "Any":
-        if isinstance(logs, dict):
-            trial.loss = logs.get("loss")
-        return function(self, batch, logs, *args, **keywords)
-
-    # Not marked as ours, or the hook that marks steps would leave it alone.
-    cls.on_train_batch_end = on_train_batch_end
-
-
 def event_files(module: "Any") -> None:
     """Have TensorBoard's files written into the folder of the trial, which is removed."""
     if not asked.get("keep"):

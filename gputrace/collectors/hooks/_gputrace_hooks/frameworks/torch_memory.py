@@ -6,18 +6,14 @@ phase that needs most.
 """
 
 import sys
-from functools import wraps
+from collections.abc import Callable
+from typing import Any
 
-from . import steps
-from .host_file import time_ns
-from .load import counter
-from .recorder import note_ours, on_fork, record_of, thread_id, word
-from .wrappers import at_bounds, defined, ours
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from .. import steps
+from ..host_file import time_ns
+from ..load import counter
+from ..recorder import note_ours, on_fork, record_of, thread_id, word
+from ..wrappers import around, at_bounds
 
 
 class _Memory:
@@ -62,7 +58,7 @@ class _Memory:
         if is_watched:
             at_bounds.append(self.look)
 
-    def look(self) -> "Any":
+    def look(self) -> Any:
         """Read the counts; record the peak if it rose.
 
         It returns nothing where torch has not begun with CUDA.
@@ -108,30 +104,33 @@ class _Requests:
         self.left = 3
         self.grew = self.is_on = False
 
-    def step_ended(self, module: "Any", begins: bool, grew: bool, end: int) -> None:
+    def step_ended(self, module: Any, begins: bool, grew: bool, end: int) -> None:
         """Begin with a step that is watched, or look what it asked for."""
         try:
+            # Not the wrapper, which notices calls of the program's.
+            wrapper = module._record_memory_history
+            record_history = getattr(wrapper, "__wrapped__", wrapper)
             if self.is_on:
                 self.is_on = False
                 try:
                     if grew:
                         self._look(module, end)
                 finally:
-                    _record_history(module)(None)
+                    record_history(None)
             elif begins and self.grew and grew and self.left and steps.recorded()[0] >= _STEADY:
                 enabled = getattr(sys.modules.get("torch._C"), "_cuda_isHistoryEnabled", None)
                 self.left -= 1
                 if enabled is None or enabled():
                     self.left = 0
                     return
-                _record_history(module)("all", context=None, max_entries=_ENTRIES)
+                record_history("all", context=None, max_entries=_ENTRIES)
                 self.is_on = True
             self.grew = grew
         except Exception:
             note_ours("looking at what torch's allocator is asked for")
             self.left, self.is_on = 0, False
 
-    def _look(self, module: "Any", end: int) -> None:
+    def _look(self, module: Any, end: int) -> None:
         is_new = False
         entries = module._snapshot()["device_traces"][sys.modules["torch.cuda"].current_device()]
         for entry in entries:
@@ -141,12 +140,6 @@ class _Requests:
             elif action == "alloc" and is_new:
                 is_new = False
                 record_of(thread_id(), end, end, word("segment request"), counter(entry["size"]))
-
-
-def _record_history(module: "Any") -> "Any":
-    """Return torch's function, without the wrapper that notices calls of the program's."""
-    function = module._record_memory_history
-    return getattr(function, "__wrapped__", function)
 
 
 _STEADY, _ENTRIES = 8, 4000
@@ -166,7 +159,7 @@ _AMOUNTS = {
 }
 
 
-def _count(stats: "Any", *keys: str) -> int:
+def _count(stats: Any, *keys: str) -> int:
     for key in keys:
         stats = stats.get(key, {})
     return stats if isinstance(stats, int) else 0
@@ -177,29 +170,24 @@ on_fork.append(memory.forget)
 steps.on_step.append(memory.step_ended)
 
 
-def cuda_memory(module: "Any") -> None:
+def cuda_memory(module: Any) -> None:
     """Read the allocator's counts from here on, and time the calls that empty its cache."""
     memory.read = getattr(module, "memory_stats_as_nested_dict", None)
-    record_history = defined(module, "_record_memory_history")
-    if record_history is not None and hasattr(module, "_snapshot"):
+    if hasattr(module, "_record_memory_history") and hasattr(module, "_snapshot"):
         memory.history = module
 
-        @wraps(record_history)
-        def by_program(*args: "Any", **keywords: "Any") -> "Any":
+        @around(module, "_record_memory_history")
+        def by_program(original: Any, *args: Any, **keywords: Any) -> Any:
             memory.requests.left, memory.requests.is_on = 0, False
-            return record_history(*args, **keywords)
+            return original(*args, **keywords)
 
-        module._record_memory_history = ours(by_program)
-    function = defined(module, "empty_cache")
-    if function is None:
-        return
-
-    @wraps(function)
-    def empty_cache() -> None:
+    @around(module, "empty_cache")
+    def empty(original: Any) -> None:
         start = time_ns()
         try:
-            function()
+            original()
         finally:
             record_of(thread_id(), start, time_ns(), word("cache emptied"), counter(1))
 
-    module.empty_cache = ours(empty_cache)
+
+PATCHES = [("torch.cuda.memory", cuda_memory)]

@@ -1,4 +1,4 @@
-"""When steps go unrecorded: control stretches, and sampling, on clocks of our own."""
+"""The recorder follows the steps: windows of them, and those that go unrecorded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,152 @@ from typing import Any, Final
 import pytest
 
 from gputrace.collectors.session import HOOKS
+from tests.helpers.handmade import MS
+from tests.helpers.programs import LOAD, LOOP, Program, calls, event_names
 
-MS: Final = 1_000_000
+
+def test_a_window_of_steps_is_captured_from_its_first_step_to_its_last(
+    torch: Program, library: dict[str, str]
+) -> None:
+    out = torch.quietly(
+        LOOP + LOAD + "load(); optimizer = Optimizer()\n"
+        "for i in range(6): print(i, calls()); optimizer.step()\n",
+        GPUTRACE_STEPS="2:4",
+        **library,
+    )
+    on, off = "capture 1", "capture 1,capture 0"
+    assert out.splitlines() == ["0 none", "1 none", f"2 {on}", f"3 {on}", f"4 {off}", f"5 {off}"]
+    assert event_names(torch.events(), "note") == [
+        "recording from step 2",
+        "recorded to the end of step 3",
+    ]
+
+
+def test_the_collector_learns_of_each_step_once_it_is_loaded(
+    torch: Program, library: dict[str, str]
+) -> None:
+    """It is looked for when the hooks write: each second."""
+    out = torch.quietly(
+        LOOP + LOAD + "import time\noptimizer = Optimizer()\n"
+        "library = os.environ['GPUTRACE_LIBRARY']\n"
+        "def steps(): return ctypes.c_int.in_dll(ctypes.CDLL(library), 'steps').value\n"
+        "load(); optimizer.step(); time.sleep(1.2); optimizer.step(); before = steps()\n"
+        "for i in range(5): optimizer.step()\n"
+        "print(steps() - before)\n",
+        **library,
+    )
+    assert out == "5\n"
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ("2:10", ". . + . . . + . . . . ."),
+        ("1:", ". + . . . + . . . + . ."),
+    ],
+)
+def test_recurring_windows_include_the_step_before_each(
+    torch: Program, library: dict[str, str], window: str, expected: str
+) -> None:
+    """One step (+) of each four: the one before it is captured too, as the gap between is its."""
+    out = torch.quietly(
+        LOOP + LOAD + "load(); optimizer = Optimizer()\n"
+        "for i in range(12): print(calls().split(',')[-1]); optimizer.step()\n",
+        GPUTRACE_STEPS=window,
+        GPUTRACE_EVERY="4:1",
+        **library,
+    )
+    on = [line == "capture 1" for line in out.splitlines()]
+    wanted = [step == "+" for step in expected.split()]
+    first = wanted.index(True)
+    before = [number + 1 < 12 and number >= first and wanted[number + 1] for number in range(12)]
+    assert on == [a or b for a, b in zip(wanted, before, strict=True)]
+    assert event_names(torch.events(), "note") == []
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ("0:2", ["capture 1", "capture 0"]),
+        (":2", ["capture 1", "capture 0"]),
+        ("2:", ["capture 1"]),
+        ("9:10", []),
+    ],
+)
+def test_a_library_that_is_loaded_late_gets_the_calls_it_missed(
+    torch: Program, library: dict[str, str], window: str, expected: list[str]
+) -> None:
+    torch.quietly(
+        LOOP + LOAD + "import time\noptimizer = Optimizer()\n"
+        "for item in _BaseDataLoaderIter(range(6), 0.11):\n"
+        "    if item == 0: load()\n"
+        "    optimizer.step()\n",
+        GPUTRACE_STEPS=window,
+        **library,
+    )
+    assert calls(library) == expected
+
+
+def test_a_window_that_cannot_be_parsed_is_noted(torch: Program) -> None:
+    torch.quietly(LOOP + "Optimizer().step()", GPUTRACE_STEPS="early")
+    assert event_names(torch.events(), "note") == ["GPUTRACE_STEPS=early names no steps"]
+
+
+WITH_DRIVER: Final = """
+import ctypes, os
+def calls():
+    path = os.environ["CALLS"]
+    return ",".join(open(path).read().splitlines()) if os.path.exists(path) else "none"
+def load(): ctypes.CDLL("libcuda.so.1").start_cuda()
+"""
+
+
+def test_other_recorders_follow_the_steps_through_cudas_profiler_api(
+    torch: Program, driver: dict[str, str]
+) -> None:
+    out = torch.quietly(
+        LOOP + WITH_DRIVER + "load(); optimizer = Optimizer()\n"
+        "for i in range(4): print(i, calls()); optimizer.step()\n",
+        GPUTRACE_STEPS="1:3",
+        **driver,
+    )
+    assert out.splitlines() == ["0 none", "1 start", "2 start", "3 start,synchronize,stop"]
+
+
+def test_a_window_from_the_first_step_waits_for_cuda(
+    torch: Program, driver: dict[str, str]
+) -> None:
+    torch.quietly(
+        LOOP + WITH_DRIVER + "optimizer = Optimizer(); ctypes.CDLL('libcuda.so.1')\n"
+        "for item in _BaseDataLoaderIter(range(6), 0.3):\n"
+        "    if item == 2: load()\n"
+        "    optimizer.step()\n",
+        GPUTRACE_STEPS="0:6",
+        **driver,
+    )
+    assert calls(driver) == ["start", "synchronize", "stop"]
+
+
+def test_each_rank_ends_its_window_by_itself(torch: Program, driver: dict[str, str]) -> None:
+    script = LOOP + WITH_DRIVER + "load(); optimizer = Optimizer()\n"
+    script += "for i in range(3): optimizer.step()\n"
+    ranks = {"LOCAL_WORLD_SIZE": "2", "GPUTRACE_STEPS": "1:2"}
+    torch.quietly(script, **ranks, **driver)
+    assert calls(driver) == ["start", "synchronize", "stop"]
+
+
+def test_the_driver_is_not_called_in_a_program_without_cuda(
+    torch: Program, driver: dict[str, str]
+) -> None:
+    torch.quietly(
+        LOOP + "optimizer = Optimizer()\nfor i in range(3): optimizer.step()\n",
+        GPUTRACE_STEPS="1:2",
+        **driver,
+    )
+    assert calls(driver) == []
+
+
+# ---- control stretches and sampling, on a clock of the test's ----
 
 
 @pytest.fixture

@@ -1,65 +1,12 @@
-"""Calls of a torch program's model: what begins a forward pass, and that nobody notices."""
+"""Calls of a torch program's model, which the program does not notice."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.analyzers.test_step_phases import RANGES, WAIT, Calls, Host, host_ms, the
-from tests.helpers.handmade import MS, analyze
-from tests.test_hooks import Program, event_names, recorded_with_torch, torch_python
-
-# ---- what it means ----
-
-
-def test_forward_begins_with_the_model_and_ends_where_backward_begins(tmp_path: Path) -> None:
-    """Between the two are a loss that is no module's, and a call that is none of the pass."""
-    calls: Calls = [(WAIT, 0, 1), ("model", 3, 4), ("other", 5, 5.5), ("backward", 6, 8)]
-    row = the(analyze(Host().trains(*calls, ("optimizer", 8, 9)).export, tmp_path))
-    expected = {"data": 1, "forward": 2.5, "backward": 2, "optimizer": 1, "other": 3.5}
-    assert host_ms(row) == expected
-
-
-def test_each_backward_pass_has_the_model_s_first_call_before_it(tmp_path: Path) -> None:
-    calls: Calls = [
-        *[("model", 1, 2), ("model", 2, 2.5), ("backward", 3, 4)],
-        *[("model", 5, 6), ("backward", 6, 7), ("optimizer", 7, 8)],
-    ]
-    row = the(analyze(Host().trains(*calls).export, tmp_path))
-    assert host_ms(row) == {"forward": 2 + 1, "backward": 2, "optimizer": 1, "other": 4}
-
-
-def test_a_model_that_is_called_without_a_backward_pass_is_forward_too(tmp_path: Path) -> None:
-    calls: Calls = [("model", 1, 2), ("backward", 3, 4), ("optimizer", 4, 5), ("model", 6, 9)]
-    row = the(analyze(Host().trains(*calls).export, tmp_path))
-    assert host_ms(row) == {"forward": 2 + 3, "backward": 1, "optimizer": 1, "other": 3}
-
-
-def test_what_a_backward_pass_calls_again_is_its_own(tmp_path: Path) -> None:
-    calls: Calls = [("model", 1, 2), ("backward", 2, 6), ("model", 3, 4), ("optimizer", 6, 7)]
-    row = the(analyze(Host().trains(*calls).export, tmp_path))
-    assert host_ms(row) == {"forward": 1, "backward": 4, "optimizer": 1, "other": 4}
-
-
-def test_a_pass_that_a_framework_calls_is_what_it_says_with_a_model_in_it(tmp_path: Path) -> None:
-    calls: Calls = [("forward", 1, 4), ("model", 2, 3), ("backward", 5, 6), ("optimizer", 6, 7)]
-    row = the(analyze(Host().trains(*calls).export, tmp_path))
-    assert host_ms(row) == {"forward": 3, "backward": 1, "optimizer": 1, "other": 5}
-
-
-def test_before_calls_were_timed_a_forward_pass_is_as_long_as_the_others(tmp_path: Path) -> None:
-    host = Host().trains(("model", 3, 4), ("backward", 6, 8), ("optimizer", 8, 9))
-    rows, model = host.export.rows[RANGES], host.export.string("model")
-    for early in [row for row in rows if row["nameId"] == model][:5]:
-        rows.remove(early)
-    row = the(analyze(host.export, tmp_path))
-    assert host_ms(row) == {"forward": 3, "backward": 2, "optimizer": 1, "other": 4}
-
-
-# ---- real torch ----
+from tests.helpers.programs import Program, event_names, torch_python
 
 NET: Final = """
 import copy, io, json, os, pickle, sys, time
@@ -89,6 +36,7 @@ def train(call, optimizer, count):
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 """
+
 DOES: Final = {
     "keeps, copies, scripts and traces its model": """
 print(train(model, optimizer, 6), list(model.state_dict()), sorted(vars(model)))
@@ -128,8 +76,8 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("does", list(DOES))
-def test_a_program_does_what_it_did(tmp_path: Path, does: str) -> None:
-    program, python = Program(tmp_path), torch_python()
+def test_a_program_does_the_same_with_its_calls_timed(program: Program, does: str) -> None:
+    python = torch_python()
     without = program.run(NET + DOES[does], python=python, hooked=False)
     assert without.code == 0, without.err
     hooked = program.run(NET + DOES[does], python=python)
@@ -137,8 +85,7 @@ def test_a_program_does_what_it_did(tmp_path: Path, does: str) -> None:
     assert "model" in event_names(program.events(), "phase")
 
 
-def test_the_classes_of_outermost_calls_alone_are_timed(tmp_path: Path) -> None:
-    program = Program(tmp_path)
+def test_only_classes_of_outermost_modules_are_timed(program: Program) -> None:
     program.quietly(
         NET + "lossy = nn.MSELoss()\n"
         "train(lambda x: lossy(model(x), x), optimizer, 6)\n"
@@ -151,8 +98,7 @@ def test_the_classes_of_outermost_calls_alone_are_timed(tmp_path: Path) -> None:
     assert names.count("model") == 2 * 4
 
 
-def test_a_child_times_calls_though_a_thread_of_its_parent_was_in_one(tmp_path: Path) -> None:
-    program = Program(tmp_path)
+def test_a_forked_child_times_calls_even_if_its_parent_was_in_one(program: Program) -> None:
     program.quietly(
         NET + "import threading\nheld, go = threading.Event(), threading.Event()\n"
         "class Held(Net):\n"
@@ -173,8 +119,7 @@ def test_a_child_times_calls_though_a_thread_of_its_parent_was_in_one(tmp_path: 
     assert sorted(names) == [3, 3]
 
 
-def test_modules_let_be_are_not_timed(tmp_path: Path) -> None:
-    program = Program(tmp_path)
+def test_modules_let_be_are_not_timed(program: Program) -> None:
     program.quietly(
         NET + "train(model, optimizer, 6)\nassert '__call__' not in vars(Net)\n",
         python=torch_python(),
@@ -183,66 +128,15 @@ def test_modules_let_be_are_not_timed(tmp_path: Path) -> None:
     assert "model" not in event_names(program.events(), "phase")
 
 
-def test_a_class_of_the_main_program_is_pickled_as_it_is_without_ours(tmp_path: Path) -> None:
+def test_a_class_of_the_main_program_is_pickled_without_needing_gputrace(program: Program) -> None:
     """As cloudpickle does, which writes the code of such a class's functions and what they name."""
-    program = Program(tmp_path)
     program.quietly(
         NET + "import dis\ntrain(model, optimizer, 6)\n"
         "call = vars(Net)['__call__']\n"
         "used = {cell.cell_contents for cell in call.__closure__} - {None}\n"
         "names = {i.argval for i in dis.get_instructions(call) if i.opname == 'LOAD_GLOBAL'}\n"
         "assert (used, names) == ({Net}, {'sys', 'super'}), (used, names)\n"
-        "del sys.modules['_gputrace_hooks.model_calls']\n"
+        "del sys.modules['_gputrace_hooks.frameworks.torch_model_calls']\n"
         "assert model(torch.ones(2, 8)).shape == (2, 8)\n",
         python=torch_python(),
     )
-
-
-CLOCKED: Final = (
-    NET
-    + """
-class SGD(torch.optim.SGD):
-    def step(self, closure=None):
-        time.sleep(0.020)
-        return super().step(closure)
-    def zero_grad(self):
-        super().zero_grad()
-
-class Slow(Net):
-    def forward(self, x):
-        time.sleep(0.030)
-        return self.blocks(x)
-
-model = Slow()
-optimizer = SGD(model.parameters(), lr=0.01)
-times = []
-for _ in range(25):
-    x = torch.randn(4, 8)
-    time.sleep(0.025)
-    now = [time.perf_counter()]
-    loss = model(x).sum()
-    now.append(time.perf_counter())
-    loss.backward()
-    now.append(time.perf_counter())
-    optimizer.step()
-    now.append(time.perf_counter())
-    optimizer.zero_grad()
-    times.append([1e3 * (b - a) for a, b in zip(now, now[1:])])
-print("times =", times)
-"""
-)
-
-
-def test_the_batch_s_preparation_is_no_part_of_the_forward_pass(tmp_path: Path) -> None:
-    out, report = recorded_with_torch(tmp_path, CLOCKED)
-    row = the(report)
-    clocked = json.loads(out.split("times = ")[1].splitlines()[0])[-row.steps :]
-    found = host_ms(row)
-    for name, own in zip(
-        ("forward", "backward", "optimizer"), zip(*clocked, strict=True), strict=True
-    ):
-        # A busy machine may take the core away between the two clocks.
-        assert found[name] == pytest.approx(sum(own) / row.steps, rel=0.03, abs=1.0)
-    assert found["forward"] >= 30
-    assert found["other"] >= 25
-    assert row.step_ns >= 75 * MS

@@ -6,19 +6,17 @@ GPUTRACE_MODULES says in how many steps at a time: 3 if it is not given, 0 for n
 import os
 import sys
 from bisect import bisect_right
+from collections.abc import Callable
 from functools import wraps
 from itertools import islice
+from typing import Any
 from weakref import ref
 
-from . import model_calls, steps
-from .host_file import is_handlers, time_ns
-from .recorder import MODULE, note, note_failure, on_fork, record_of, thread_id, too_deep, word
-from .wrappers import at_bounds, passed_over
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from .. import steps
+from ..host_file import is_handlers, time_ns
+from ..recorder import MODULE, note, note_failure, on_fork, record_of, thread_id, too_deep, word
+from ..wrappers import at_bounds, passed_over
+from . import torch_model_calls as model_calls
 
 
 class _Walk:
@@ -148,7 +146,7 @@ class _Modules:
         """Return whether torch.compile says when it is at work.
 
         What is called within a function that it compiles, but not as a part of a graph, it looks at
-        once more; of ours it compiles nothing (`pytorch.dynamo`).
+        once more; of ours it compiles nothing (`torch.dynamo`).
         """
         native = sys.modules.get("torch._C._dynamo.eval_frame")
         self.compiles = getattr(native, "get_eval_frame_callback", None)
@@ -310,7 +308,7 @@ class _Modules:
                     self.handles.append(node.register_prehook(self._marker(walk.made[index])))
 
     def _marker(self, path: int) -> "Callable[[Any], None]":
-        def begins(gradients: "Any") -> None:
+        def begins(gradients: Any) -> None:
             if not self.is_on or (self.compiles is not None and self.compiles()):
                 return
             try:
@@ -370,7 +368,7 @@ on_fork.append(modules.forked)
 steps.on_step.append(modules.step_ended)
 
 
-def _call(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+def _call(self: Any, *args: Any, **keywords: Any) -> Any:
     """Stand for ``Module.__call__`` while modules are recorded, but within compiled functions."""
     if modules.compiles is not None and modules.compiles():
         return modules.original(self, *args, **keywords)

@@ -1,25 +1,16 @@
-"""Memory that torch's allocator takes and gives back in steady steps, as torch counts it."""
+"""What torch's allocator counts, and what it takes segments for."""
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pytest
 
-from gputrace.api import Report
 from gputrace.collectors.spool.host_events import HostEvents, counts
-from tests.analyzers.findings.test_host import COUNTERS, PID, counted, the, with_counters
-from tests.helpers.exports import Export, global_id
-from tests.helpers.handmade import ADAM, MS, US, Run, analyze
-from tests.test_hooks import LOOP, TORCH, Program
-
-GB: Final = 10**9
-STEPS: Final = 40
-PERIOD: Final = 10 * MS
+from tests.helpers.handmade import MS
+from tests.helpers.programs import LOOP, TORCH, Program
 
 CUDA: Final = {
     "torch/cuda/memory.py": """
@@ -45,6 +36,7 @@ from torch.cuda.memory import counts
 def backward(peak=0): counts["peak"] = max(counts["peak"], peak)
 """,
 }
+
 STEP: Final = f"""
 import time
 {LOOP}
@@ -55,8 +47,7 @@ optimizer = Optimizer()
 
 
 @pytest.fixture
-def torch(tmp_path: Path) -> Program:
-    program = Program(tmp_path)
+def torch(program: Program) -> Program:
     program.write(TORCH | CUDA)
     return program
 
@@ -109,7 +100,7 @@ def test_a_peak_belongs_to_the_phase_in_which_it_rises(torch: Program) -> None:
     assert end - start < int(backward["end"] - backward["start"]) + MS
 
 
-def test_emptying_the_cache_is_counted_and_does_what_it_did(torch: Program) -> None:
+def test_calls_that_empty_the_cache_are_counted(torch: Program) -> None:
     out = torch.quietly(
         STEP + "optimizer.step()\nempty_cache()\nprint(counts['freed'], empty_cache.__doc__)\n"
         "optimizer.step()\n"
@@ -124,7 +115,7 @@ def test_nothing_is_read_before_torch_has_begun_with_cuda(torch: Program) -> Non
     assert not rows(torch.events(), "memory reserved")
 
 
-def test_counts_that_cannot_be_read_are_let_be(torch: Program) -> None:
+def test_counts_that_cannot_be_read_are_noted_once(torch: Program) -> None:
     torch.write(
         {
             "torch/cuda/memory.py": CUDA["torch/cuda/memory.py"].replace(
@@ -168,7 +159,7 @@ TAKES: Final = (
 )
 
 
-def test_the_tensors_for_which_segments_are_taken_have_their_sizes(asked: Program) -> None:
+def test_the_sizes_of_tensors_that_need_new_segments_are_recorded(asked: Program) -> None:
     out = asked.quietly(TAKES + "    optimizer.step()\nprint(memory.calls)\n")
     assert out == f"{[('all', None), (None, 'all')] * 3}\n"
     assert {size for *_, size in rows(asked.events(), "segment request")} == {7000}
@@ -180,96 +171,10 @@ def test_a_program_that_records_its_memory_does_so_alone(asked: Program) -> None
     assert rows(asked.events(), "segment request") == []
 
 
-def test_what_torch_records_that_nobody_can_read_is_recorded_no_longer(asked: Program) -> None:
+def test_a_history_that_cannot_be_read_is_switched_off(asked: Program) -> None:
     fails = (
         "import torch.cuda.memory as m\ndef m_fails(device=None): raise RuntimeError('planted')\n"
     )
     fails += "m._snapshot = m_fails\n"
     out = asked.quietly(fails + TAKES + "    optimizer.step()\nprint(memory.calls)\n")
     assert out == f"{[('all', None), (None, 'all')]}\n"
-
-
-# ---- findings ----
-
-
-def trained(folder: Path, calls: int = 2, **of_step: int) -> Report:
-    """Steps of 10 ms on a GPU that waits 1 ms for each call that allocates, with torch's counts."""
-    run = Run(pid=PID)
-    for step in range(STEPS):
-        run.now = step * PERIOD
-        run.kernel(6 * MS, "void at::native::gemm")
-        run.synchronize()
-        for _ in range(calls):
-            run.allocate(MS)
-        run.kernel(500 * US, ADAM)
-    counted(with_counters(run.export), {"on core": 5 * MS}, {})
-    names = {name: name.replace("_", " ") for name in of_step}
-    for name, value in of_step.items():
-        for step in range(STEPS):
-            end = (step + 1) * PERIOD
-            start = end if name.startswith("memory") else step * PERIOD + 1
-            add(run.export, names[name], start, end, value)
-    return analyze(run, folder)
-
-
-def add(export: Export, name: str, start: int, end: int, value: int) -> None:
-    who = {"globalTid": global_id(PID, thread=PID), "nameId": export.string(name)}
-    export.add(COUNTERS, start=start, end=end, value=value, **who)
-
-
-HELD: Final = {"memory_reserved": 70 * GB, "memory_allocated": 50 * GB}
-
-
-def test_memory_that_runs_out_in_fragments_wants_segments_that_grow(tmp_path: Path) -> None:
-    report = trained(tmp_path, allocation_retries=1, segments=1, memory_split=15 * GB, **HELD)
-    found = the(report, "alloc-stall")
-    assert "torch ran out of memory" in found.message
-    assert "70 GB reserved, of which 15 GB are unused fragments" in found.message
-    assert found.advice.startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or max_split")
-    (own,) = report.allocators
-    assert (own.retries, own.segments) == (own.steps, own.steps)
-    assert found.evidence["retries"] == own.retries
-
-
-def test_memory_that_runs_out_whole_wants_less_of_it(tmp_path: Path) -> None:
-    found = the(trained(tmp_path, allocation_retries=1, memory_split=GB, **HELD), "alloc-stall")
-    assert found.advice.startswith("use less memory")
-
-
-def test_a_cache_that_is_emptied_is_named(tmp_path: Path) -> None:
-    report = trained(
-        tmp_path, cache_emptied=1, segments=3, segments_freed=3, segment_bytes=600_000_000, **HELD
-    )
-    found = the(report, "alloc-stall")
-    assert "torch.cuda.empty_cache() is called" in found.message
-    assert "segments of 200 MB are allocated again" in found.message
-    assert found.advice.startswith("no torch.cuda.empty_cache()")
-
-
-def test_segments_that_are_new_in_steady_steps_have_their_size(tmp_path: Path) -> None:
-    found = the(trained(tmp_path, segments=2, segment_bytes=64_000_000, **HELD), "alloc-stall")
-    assert "new segments of 32 MB" in found.message
-    assert "tensors" not in found.message
-    assert "pad to the longest" in found.advice
-
-
-def test_segments_are_named_by_what_they_are_taken_for(tmp_path: Path) -> None:
-    report = trained(tmp_path, segments=2, segment_request=21_000_000, **HELD)
-    found = the(report, "alloc-stall")
-    assert found.message.endswith("; segments are allocated for tensors of 21 MB")
-    assert found.evidence["request_bytes"] == 21_000_000
-
-
-def test_without_counts_or_with_none_that_rise_no_reason_is_given(tmp_path: Path) -> None:
-    for values in ({}, HELD):
-        found = the(trained(tmp_path, **values), "alloc-stall")
-        assert "torch" not in found.message
-        assert found.advice.startswith("keep memory allocated")
-
-
-def test_an_allocator_that_asks_for_nothing_is_no_finding(tmp_path: Path) -> None:
-    report = trained(tmp_path, 0, **HELD)
-    assert "alloc-stall" not in {found.id for found in report.findings}
-    (row,) = json.loads(report.render("json"))["allocators"]
-    assert (row["retries"], row["segments"], row["peak_bytes"]) == (0, 0, None)
-    assert (row["allocated_bytes"], row["reserved_bytes"]) == (50 * GB, 70 * GB)

@@ -1,22 +1,19 @@
 """Calls of a torch program's model: of the modules that no other module calls, a loss among them.
 
-Which classes these are of is seen in one early step, as `modules` sees modules. Each such class is
-given a ``__call__`` of its own then, so that no module has a hook, which would be pickled, copied,
-compiled or scripted with it, and the calls of all others cost what they did.
+Which classes these are of is seen in one early step, as `torch_modules` sees modules. Each such
+class is given a ``__call__`` of its own then, so that no module has a hook, which would be pickled,
+copied, compiled or scripted with it, and the calls of all others cost what they did.
 """
 
 import os
 import sys
 from functools import wraps
 from types import FunctionType
+from typing import Any
 
-from .host_file import time_ns
-from .recorder import PHASE, note_ours, on_fork, record, word
-from .wrappers import passed_over
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from ..host_file import time_ns
+from ..recorder import PHASE, note_ours, on_fork, record, word
+from ..wrappers import passed_over
 
 IS_ASKED = os.environ.get("GPUTRACE_MODULES") != "0"
 _MOST = 8
@@ -26,7 +23,7 @@ _within: "list[None]" = []
 """Not empty while a module is called that is timed."""
 
 
-def is_backward(torch: "Any", unknown: bool = True) -> bool:
+def is_backward(torch: Any, unknown: bool = True) -> bool:
     """Return whether this thread is in a backward pass, which may call modules once more.
 
     Before torch 2.1 that is ``unknown``.
@@ -35,7 +32,7 @@ def is_backward(torch: "Any", unknown: bool = True) -> bool:
     return unknown if number is None else number() != -1
 
 
-def time_calls(cls: "Any") -> None:
+def time_calls(cls: Any) -> None:
     """Time calls of modules of a class from now on."""
     own = vars(cls).get("__call__")
     # Before torch 2.3, nobody can tell whether a call is traced.
@@ -48,9 +45,9 @@ def time_calls(cls: "Any") -> None:
 
     # It needs nothing of ours: cloudpickle takes a class of the main program as it is.
     @wraps(cls.__call__)
-    def call(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+    def call(self: Any, *args: Any, **keywords: Any) -> Any:
         around = super(cls, self).__call__ if own is None else own.__get__(self)
-        timer = sys.modules.get("_gputrace_hooks.model_calls")
+        timer = sys.modules.get("_gputrace_hooks.frameworks.torch_model_calls")
         if timer is None or timer.is_untimed():
             return around(*args, **keywords)
         return timer.timed(around, args, keywords)
@@ -68,7 +65,7 @@ def is_untimed() -> bool:
     return torch.compiler.is_compiling() or bool(_within) or is_backward(torch)
 
 
-def timed(call: "Any", args: "Any", keywords: "Any") -> "Any":
+def timed(call: Any, args: Any, keywords: Any) -> Any:
     """Make the call, and record it."""
     start = time_ns()
     # Within: what a signal handler raises may end the call that it comes after.

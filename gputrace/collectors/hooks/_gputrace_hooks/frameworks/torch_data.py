@@ -1,36 +1,31 @@
-"""The parts of a batch of torch's DataLoader, in its workers and in the process that trains; and
-settings of other input pipelines.
+"""torch's DataLoader (from 1.2 on) and torchdata's StatefulDataLoader: the parts of a batch, in
+their workers and in the process that trains.
 
-An event is one part of one batch, its length what the batch's samples took together. A worker's
-main thread fetches and collates; the thread of its queue pickles and sends. Their numbers are
-batches, as torch counts them. Instants (start equals end) hold numbers: see the names below.
-
-The rank of an event is, in the process that trains, the loader's number plus one; in a worker, the
-worker's plus one. A worker knows its loader by the seed that the loader gave to all of its workers.
+A worker's main thread fetches and collates; the thread of its queue pickles and sends. Their
+numbers are batches, as torch counts them; those of instants are named below. A worker knows its
+loader by the seed that the loader gave to all of its workers. It costs some 25 µs a batch in a
+worker and 15 µs in the process that trains, and 0.3 µs for each transform of a sample.
 """
 
 import _thread
 import os
 import sys
 from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from time import CLOCK_THREAD_CPUTIME_ID, clock_gettime
 from types import FunctionType
+from typing import Any
 from weakref import ref
 
-from . import BEGAN, wrappers
-from .host_file import is_handlers, time_ns
-from .recorder import note_ours, on_fork, record, word, write
-from .steps import weak
-from .wrappers import call_after, defined, ours, wrap
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
-    from typing import Any
-
-LOADER = 8
+from .. import BEGAN
+from ..host_file import is_handlers, time_ns
+from ..pipelines import add as _add
+from ..pipelines import count as _loaders
+from ..pipelines import worker as _worker
+from ..recorder import note_ours, word, write
+from ..steps import weak
+from ..wrappers import around, call_after, iterators
 
 FETCH, COLLATE, SEND = word("fetch"), word("collate"), word("send")
 """Getting the samples with their transforms, making a batch of them; processor time of sending:
@@ -47,10 +42,6 @@ SEED, PREFETCH, PINS, CORES = map(word, ("loader", "prefetch factor", "pins memo
 """Moments when a loader begins; the number of SEED is of its seed and process, in workers too."""
 READ, DISK = word("KiB read"), word("KiB read from disk")
 """By a worker since the last such moment."""
-READY = word("ready")
-"""Moment when another pipeline is asked for a batch; its number says how many were ready."""
-AUTOMATIC = 0xFFFFFFFF
-"""Value of a setting that the library finds by itself."""
 
 _SECOND = 1000000000
 _MOST_DEPTH = 3
@@ -58,20 +49,11 @@ _LOOK_AGAIN = 2
 # What timing a transform once takes, about; where that is more than one part in so many of a
 # batch, the next batches go without it.
 _TIMING_NS, _PART, _MOST_REST = 400, 250, 50
-_MOST_NUMBER = 0xFFFFFFFF
 
 _now = _thread._local()
 """State of each thread: ``fetches``, while it does; ``batch``; when it began ``collating`` that."""
-_worker = [0]
-_loaders = [0]
 _alike: "dict[Any, tuple[int, Callable[[], object] | None]]" = {}
 """Number of the last loader of a kind, and a weak reference to it."""
-
-
-def _add(start: int, end: int, what: int, owner: int, number: int) -> None:
-    kind = LOADER | (owner & 0xFFFF) << 16 | (number & _MOST_NUMBER) << 32
-    # Parts of a batch are known at its end.
-    record(start, end, what, kind, time_ns())
 
 
 def _cpu_time() -> int:
@@ -92,7 +74,7 @@ class _Timed(list):  # type: ignore[type-arg]
             return _timing(list.__iter__(self), self.sums)
         return list.__iter__(self)
 
-    def __reduce_ex__(self, protocol: "Any") -> "Any":
+    def __reduce_ex__(self, protocol: Any) -> Any:
         return list, (list(self),)
 
 
@@ -104,7 +86,7 @@ def _timing(items: "Iterator[Any]", sums: "list[int]") -> "Iterator[Any]":
             sums[number] += time_ns() - start
 
 
-def _name(item: "Any") -> str:
+def _name(item: Any) -> str:
     """Return the name of a function, or of the class of another callable."""
     if isinstance(item, FunctionType):
         return item.__name__
@@ -113,13 +95,13 @@ def _name(item: "Any") -> str:
     return type(item).__name__
 
 
-def _composes(dataset: "Any") -> "list[Any]":
+def _composes(dataset: Any) -> "list[Any]":
     """Return the objects within a dataset that hold a list of transforms, each once."""
     composes: dict[int, Any] = {id(value): value for value in _search(dataset, 0)}
     return list(composes.values())
 
 
-def _search(dataset: "Any", depth: int) -> "list[Any]":
+def _search(dataset: Any, depth: int) -> "list[Any]":
     """Return the ones of a dataset, and of the datasets in it."""
     held = getattr(dataset, "__dict__", {})
     composes = []
@@ -135,14 +117,28 @@ def _search(dataset: "Any", depth: int) -> "list[Any]":
     return composes
 
 
-def fetchers(module: "ModuleType") -> None:
+def fetchers(module: Any) -> None:
     """Time the functions that fetch and collate a batch."""
     call_after(module._BaseDatasetFetcher, "__init__", _watch_fetcher)
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        wrap(getattr(module, name, None), "fetch", _timed_fetch)
+
+        @around(getattr(module, name, None), "fetch")
+        def fetch(original: Any, self: Any, index: Any) -> Any:
+            fetching = self.__dict__.get("_of_gputrace")
+            # A dataset may use a loader of its own.
+            if fetching is None or getattr(_now, "fetches", False):
+                return original(self, index)
+            swapped = fetching.begin()
+            _now.fetches, _now.collating = True, 0
+            used, start = _cpu_time(), time_ns()
+            try:
+                return original(self, index)
+            finally:
+                _now.fetches = False
+                fetching.end(swapped, start, time_ns(), _cpu_time() - used)
 
 
-def _watch_fetcher(fetcher: "Any") -> None:
+def _watch_fetcher(fetcher: Any) -> None:
     try:
         fetcher._of_gputrace = _Fetching(fetcher.dataset)
         collate = fetcher.collate_fn
@@ -150,7 +146,7 @@ def _watch_fetcher(fetcher: "Any") -> None:
             return
 
         @wraps(collate, assigned=())
-        def collated(data: "Any") -> "Any":
+        def collated(data: Any) -> Any:
             start = _now.collating = time_ns()
             try:
                 return collate(data)
@@ -165,7 +161,7 @@ def _watch_fetcher(fetcher: "Any") -> None:
 class _Fetching:
     """A fetcher's batches so far; its transforms are timed in some of them, to cost little."""
 
-    def __init__(self, dataset: "Any") -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.composes = _composes(dataset)
         self.loader = self.count = self.rest = 0
@@ -198,26 +194,7 @@ class _Fetching:
         _add(start, start + used, CPU, *batch)
 
 
-def _timed_fetch(function: "Callable[..., Any]") -> "Callable[..., Any]":
-    @wraps(function)
-    def fetch(self: "Any", index: "Any") -> "Any":
-        fetching = self.__dict__.get("_of_gputrace")
-        # A dataset may use a loader of its own.
-        if fetching is None or getattr(_now, "fetches", False):
-            return function(self, index)
-        swapped = fetching.begin()
-        _now.fetches, _now.collating = True, 0
-        used, start = _cpu_time(), time_ns()
-        try:
-            return function(self, index)
-        finally:
-            _now.fetches = False
-            fetching.end(swapped, start, time_ns(), _cpu_time() - used)
-
-    return ours(fetch)  # type: ignore[no-any-return]
-
-
-def _swap(compose: "Any") -> "Any":
+def _swap(compose: Any) -> Any:
     """Replace a plain list by a timed one, for one batch."""
     held = compose.__dict__
     plain = held.get("transforms")
@@ -235,23 +212,16 @@ def _swap_back(held: "dict[str, Any]", timed: "_Timed", plain: "list[Any]") -> N
         held["transforms"] = plain
 
 
-def worker_loop(module: "Any") -> None:
+def worker_loop(module: Any) -> None:
     """Watch the queues of each worker from within it."""
-    function = defined(module, "_worker_loop")
-    if function is None:
-        return
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
 
-    @wraps(function)
-    def loop(*args: "Any", **keywords: "Any") -> "Any":
+    @around(module, "_worker_loop")
+    def loop(original: Any, *args: Any, **keywords: Any) -> Any:
         try:
-            _watch_worker(dict(zip(names, args), **keywords))
+            _watch_worker(dict(zip(original.__code__.co_varnames, args), **keywords))
         except Exception:
             note_ours("watching a loader's worker")
-        return function(*args, **keywords)
-
-    module._worker_loop = ours(loop)
+        return original(*args, **keywords)
 
 
 def _watch_worker(given: "dict[str, Any]") -> None:
@@ -268,7 +238,7 @@ def _watch_worker(given: "dict[str, Any]") -> None:
     indices = given["index_queue"]
     get, since, looked = _method(indices, "get"), [0], [_Reads(entered)]
 
-    def next_index(*args: "Any", **keywords: "Any") -> "Any":
+    def next_index(*args: Any, **keywords: Any) -> Any:
         if not since[0]:
             since[0] = time_ns()
             if began:
@@ -290,13 +260,13 @@ def _watch_worker(given: "dict[str, Any]") -> None:
     indices.get = next_index
 
 
-def _method(queue: "Any", name: str) -> "Callable[..., Any]":
+def _method(queue: Any, name: str) -> "Callable[..., Any]":
     """Return a method for a wrapper that its object will hold: a bound one would hold the object,
     whose pipes would then stay open until garbage is collected.
     """
     function, held = getattr(type(queue), name), ref(queue)
 
-    def call(*args: "Any", **keywords: "Any") -> "Any":
+    def call(*args: Any, **keywords: Any) -> Any:
         return function(held(), *args, **keywords)
 
     return call
@@ -345,21 +315,21 @@ class _Buffer(deque):  # type: ignore[type-arg]
 
     taken = None
 
-    def popleft(self) -> "Any":
+    def popleft(self) -> Any:
         item = deque.popleft(self)
         number = item[0] if type(item) is tuple and item and isinstance(item[0], int) else None
         self.taken = None if number is None else (number, time_ns(), _cpu_time())
         return item
 
 
-def _watch_results(queue: "Any", owner: int) -> None:
+def _watch_results(queue: Any, owner: int) -> None:
     """Time the work of the queue's thread, which starts with the first batch."""
     send, held = queue._send_bytes, queue._buffer
     if type(held) is not deque or held or queue._thread is not None:
         return
     buffer = queue._buffer = _Buffer()
 
-    def send_bytes(data: "Any", *args: "Any") -> "Any":
+    def send_bytes(data: Any, *args: Any) -> Any:
         result = send(data, *args)
         taken = buffer.taken
         if taken is not None:
@@ -370,33 +340,38 @@ def _watch_results(queue: "Any", owner: int) -> None:
     queue._send_bytes = send_bytes
 
 
-def dataloader(module: "Any") -> None:
+def dataloader(module: Any) -> None:
     """Time waits for batches, as of every iterator, and the making of batches."""
-    wrappers.iterators(module)
+    iterators(module)
     # The second are torchdata's, with the fetchers of the first.
     for kind in ("_", "_Stateful"):
         single = getattr(module, kind + "SingleProcessDataLoaderIter", None)
         several = getattr(module, kind + "MultiProcessingDataLoaderIter", None)
         for cls in (single, several):
-            wrap(cls, "__init__", _announced)
-        wrap(several, "_next_data", _asking)
+
+            @around(cls, "__init__")
+            def begin(original: Any, self: Any, loader: Any, *args: Any, **keywords: Any) -> None:
+                start = time_ns()
+                original(self, loader, *args, **keywords)
+                try:
+                    _announce(self, loader, start)
+                except Exception:
+                    note_ours("watching a loader")
+
+        @around(several, "_next_data")
+        def next_data(original: Any, self: Any) -> Any:
+            number = self.__dict__.get("_of_gputrace")
+            if number:
+                try:
+                    now = time_ns()
+                    _add(now, now, ASK, number, count_ready(self))
+                except Exception:
+                    note_ours("looking at a loader's queue")
+                    self._of_gputrace = 0
+            return original(self)
 
 
-def _announced(function: "Callable[..., Any]") -> "Callable[..., Any]":
-    @wraps(function)
-    def begin(self: "Any", loader: "Any", *args: "Any", **keywords: "Any") -> "Any":
-        start = time_ns()
-        result = function(self, loader, *args, **keywords)
-        try:
-            _announce(self, loader, start)
-        except Exception:
-            note_ours("watching a loader")
-        return result
-
-    return ours(begin)  # type: ignore[no-any-return]
-
-
-def _announce(iterator: "Any", loader: "Any", start: int) -> None:
+def _announce(iterator: Any, loader: Any, start: int) -> None:
     if _worker[0]:
         return
     held, workers = loader.__dict__, getattr(iterator, "_num_workers", 0)
@@ -418,7 +393,7 @@ def _announce(iterator: "Any", loader: "Any", start: int) -> None:
         _watch_receiving(queue, number, pins)
 
 
-def _number(loader: "Any", workers: int) -> int:
+def _number(loader: Any, workers: int) -> int:
     """Number a loader: as one like it that is gone, since a program may make one in each epoch."""
     kinds = type(getattr(loader, "dataset", None)), type(getattr(loader, "sampler", None))
     key = workers, getattr(loader, "batch_size", None), kinds
@@ -430,16 +405,16 @@ def _number(loader: "Any", workers: int) -> int:
     return number
 
 
-def _watch_receiving(queue: "Any", owner: int, pins: bool) -> None:
+def _watch_receiving(queue: Any, owner: int, pins: bool) -> None:
     """Time reading and unpickling, without the wait until there is something to read."""
     get, receive = _method(queue, "get"), queue._recv_bytes
     begun, pinned = [0], [0, 0]
 
-    def receive_bytes(*args: "Any") -> "Any":
+    def receive_bytes(*args: Any) -> Any:
         begun[0] = time_ns()
         return receive(*args)
 
-    def get_batch(*args: "Any", **keywords: "Any") -> "Any":
+    def get_batch(*args: Any, **keywords: Any) -> Any:
         if pinned[0]:
             _add(pinned[0], time_ns(), PIN, owner, pinned[1])
             pinned[0] = 0
@@ -455,22 +430,7 @@ def _watch_receiving(queue: "Any", owner: int, pins: bool) -> None:
     queue._recv_bytes, queue.get = receive_bytes, get_batch
 
 
-def _asking(function: "Callable[..., Any]") -> "Callable[..., Any]":
-    @wraps(function)
-    def next_data(self: "Any") -> "Any":
-        number = self.__dict__.get("_of_gputrace")
-        if number:
-            try:
-                _add_depth(self, number)
-            except Exception:
-                note_ours("looking at a loader's queue")
-                self._of_gputrace = 0
-        return function(self)
-
-    return ours(next_data)  # type: ignore[no-any-return]
-
-
-def count_ready(iterator: "Any") -> int:
+def count_ready(iterator: Any) -> int:
     """Return how many batches the workers of a loader's iterator have ready."""
     # Those that came out of turn wait in the iterator, others in its queues.
     ready: int = sum(len(info) == 2 for info in iterator._task_info.values())
@@ -480,35 +440,10 @@ def count_ready(iterator: "Any") -> int:
     return ready
 
 
-def _add_depth(iterator: "Any", number: int) -> None:
-    now, ready = time_ns(), count_ready(iterator)
-    _add(now, now, ASK, number, ready)
-
-
-_described: "dict[Any, int]" = {}
-_MOST_DESCRIBED, _LONGEST_STAGE = 16, 60
-
-
-def describe(library: str, settings: "list[tuple[str, str, int]]") -> int:
-    """Record the settings of a pipeline (stage, setting, value) at the first that has them.
-
-    Return its number; 0 in a worker, and after many.
-    """
-    key = library, tuple(settings)
-    if key not in _described and not _worker[0] and len(_described) < _MOST_DESCRIBED:
-        _loaders[0] += 1
-        _described[key] = _loaders[0]
-        now = time_ns()
-        for stage, setting, value in [("", "cores", len(os.sched_getaffinity(0))), *settings]:
-            stage = stage.replace("|", " ")[:_LONGEST_STAGE]
-            _add(now, now, word(f"{library}|{stage}|{setting}"), _described[key], value)
-    return _described.get(key, 0)
-
-
-def ready(number: int, count: int) -> None:
-    """Record how many batches a pipeline has ready when it is asked for one."""
-    now = time_ns()
-    _add(now, now, READY, number, count)
-
-
-on_fork.append(_described.clear)
+PATCHES = [
+    ("torch.utils.data._utils.fetch", fetchers),
+    ("torch.utils.data._utils.worker", worker_loop),
+    ("torch.utils.data.dataloader", dataloader),
+    ("torchdata.stateful_dataloader.stateful_dataloader", dataloader),
+    ("torchdata.stateful_dataloader.worker", worker_loop),
+]

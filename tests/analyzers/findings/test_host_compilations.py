@@ -1,0 +1,97 @@
+"""Compilations in steps: what the hooks record of them, and what is said of a run that has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gputrace.api import Report
+from gputrace.model.results import Finding
+from tests.helpers.exports import STEP, Export, global_id
+from tests.helpers.handmade import MS, analyze
+from tests.helpers.programs import recorded_with_torch
+
+PID: Final = 100
+STEPS: Final = 40
+RANGES: Final = "GPUTRACE_HOST_RANGE"
+
+
+def of_compilations(folder: Path, *names: str, every: int, length_ms: float) -> Report:
+    """Steps of 10 ms; every so many, something is compiled, by which the step is longer."""
+    export = Export()
+    export.give("GPUTRACE_META", "name", "value")
+    export.give(RANGES, "start", "end", "globalTid", "nameId", "kind")
+    export.rows.setdefault("GPUTRACE_META", [])
+    who = {"globalTid": global_id(PID, thread=PID)}
+    at, texts = 0, iter(names * STEPS)
+    for number in range(STEPS):
+        compiles = round(length_ms * MS) if number % every == every - 1 else 0
+        if compiles:
+            span = {"start": at + 1, "end": at + compiles + 1}
+            export.add(RANGES, **span, **who, nameId=export.string(next(texts)), kind=6)
+        end = at + 10 * MS + compiles
+        step = {"start": at + 1, "end": end + 1, "step": number}
+        export.add(STEP, **step, **who, nameId=export.string("torch.step"))
+        at = end
+    return analyze(export, folder)
+
+
+def found(report: Report, id: str) -> list[Finding]:
+    return [finding for finding in report.findings if finding.id == id]
+
+
+def test_compilations_in_measured_steps_are_named_with_their_reason(tmp_path: Path) -> None:
+    report = of_compilations(
+        tmp_path, "f (t.py:1): x == 3", "f (t.py:1): x == 4", every=4, length_ms=60
+    )
+    (finding,) = found(report, "recompilation")
+    assert report.findings[0] is finding
+    assert finding.severity == "high"
+    assert finding.impact_ns == pytest.approx(15 * MS, rel=0.05)
+    assert "(60%): 9 times in 36 steps, mostly f (t.py:1), since x == " in finding.message
+    assert "torch.compile(dynamic=True)" in finding.advice
+    (slow,) = found(report, "slow-steps")
+    assert "parts of the program are compiled for 60.0 ms of each" in slow.message
+
+
+@pytest.mark.parametrize(
+    ("what", "cure"), [("Triton add", "constexpr"), ("tf.function train", "reduce_retracing")]
+)
+def test_the_cure_is_that_of_the_compiler(tmp_path: Path, what: str, cure: str) -> None:
+    (finding,) = found(of_compilations(tmp_path, what, every=4, length_ms=60), "recompilation")
+    assert cure in finding.advice
+
+
+def test_rare_and_short_compilations_are_none(tmp_path: Path) -> None:
+    report = of_compilations(tmp_path, "f", every=20, length_ms=2)
+    assert not found(report, "recompilation")
+
+
+# ---- real torch ----
+
+PLANTED: Final = """
+import time, torch, torch._dynamo.config as config
+torch.set_num_threads(1)
+config.automatic_dynamic_shapes, config.recompile_limit = False, 100
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+@torch.compile(backend="eager", dynamic=False)
+def loss_of(x): return model(x).square().mean()
+
+for step in range(40):
+    loss_of(torch.ones(step if step > 12 and step % 3 == 0 else 2, 8)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.005)
+"""
+
+
+def test_batches_of_many_shapes_are_found_in_a_real_program(tmp_path: Path) -> None:
+    _, report = recorded_with_torch(tmp_path, PLANTED)
+    (finding,) = found(report, "recompilation")
+    assert "mostly loss_of (" in finding.message
+    assert "size mismatch at index 0" in finding.message
+    assert finding.evidence["compilations"] == 9
