@@ -61,6 +61,8 @@ def find_missing(
     A rank's other steps tell only of ranks of which calls and marks show nothing, and other ranks'
     collectives, which are few to estimate a share by, of those whose steps show nothing, either.
     """
+    if not gpus.operations:
+        return ()
     missing = [row for part in gpus.each_shard(_unmatched) for row in part]
     missing += list(_steps_without_work(gpus, all_steps))
     known = {row.rank for row in missing}

@@ -22,15 +22,15 @@ from gputrace.model.struct import Struct
 
 
 def compare_loads(
-    gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step], memory: Mapping[int, int]
+    gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]
 ) -> tuple[Load, ...]:
     """Compare each GPU with the others; empty with fewer than two GPUs.
 
     Compares the measured steps; for a GPU without any, the time that all GPUs have in common.
-    ``memory`` has the peak bytes in use, by index of the card.
     """
     if len(lanes) < 2:
         return ()
+    memory = _most_memory(gpus.trace.nvml, lanes)
     works = find_works(gpus, lanes, measured)
     others = Others(works)
     extra = [more_than_others(work, index, others) for index, work in enumerate(works)]
@@ -38,7 +38,7 @@ def compare_loads(
     return tuple(_load(work, others, more, alone_ns, memory) for work, more, alone_ns in rows)
 
 
-def most_memory(nvml: Nvml, lanes: Sequence[LaneSummary]) -> dict[int, int]:
+def _most_memory(nvml: Nvml, lanes: Sequence[LaneSummary]) -> dict[int, int]:
     """Return the peak bytes in use on each card while it worked, by its index.
 
     Empty for GPUs of several hosts, whose indices are ambiguous.

@@ -8,16 +8,38 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import break_down, list_steps, measured, steady, summarize
+from gputrace.analyzers.breakdown import (
+    break_down,
+    find_gaps,
+    list_steps,
+    measured,
+    steady,
+    summarize,
+)
 from gputrace.analyzers.clocks import fit_clocks
 from gputrace.analyzers.collectives import Collectives, match_collectives
-from gputrace.analyzers.device_metrics import find_energy, find_utilization
+from gputrace.analyzers.device_metrics import (
+    add_use,
+    find_energy,
+    find_utilization,
+    flop_of_step,
+)
 from gputrace.analyzers.findings import CAUSES, find, order
+from gputrace.analyzers.findings.busy import (
+    find_collective_totals,
+    find_expert_loads,
+    find_sharded_data,
+)
 from gputrace.analyzers.findings.context import SEVERITIES, Facts
-from gputrace.analyzers.findings.stragglers import late_causes
+from gputrace.analyzers.findings.data_feeding import find_input_pipelines, find_loaders
+from gputrace.analyzers.findings.hardware import find_card_use
+from gputrace.analyzers.findings.idle import find_allocators
+from gputrace.analyzers.findings.stragglers import find_balance, late_causes
+from gputrace.analyzers.findings.whole_run import missing_rows
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.host_calls import NOBODY
+from gputrace.analyzers.host_state import measure_throughput, read_work
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.ledger.causes import tree_of, with_plugins
@@ -37,6 +59,7 @@ from gputrace.model.results import (
     Analysis,
     ExtraTable,
     Finding,
+    Gaps,
     GpuTotals,
     RecordedCalls,
     Step,
@@ -101,6 +124,11 @@ def _answer(
     findings = find(facts, plugged)
     predictions = what_if(facts, findings, run)
     curable = frozenset[str]() if run is None else run.curable
+    work, steps = gpus.whole.once(read_work), facts.timed or facts.steps
+    flop = flop_of_step(facts.kernels)
+    throughput = measure_throughput(work, flop, facts.processes, steps, facts.unrecorded)
+    throughput = add_use(throughput, gpus.lanes, facts.kernels)
+    start_up = 0.0 if facts.repeats else facts.share_of(facts.ledger.mean("warmup"))
     recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
     if recorded_calls is not None:
         quality.notes.append(str(recorded_calls))
@@ -115,43 +143,51 @@ def _answer(
         origin_ns=trace.origin,
         span_ns=_span(trace, lanes),
         gpus=tuple(map(_totals, gpus.lanes)),
-        steps=summarize(all_steps, facts.timed or steady(facts.steps), facts.start_up_share),
+        steps=summarize(all_steps, facts.timed or steady(facts.steps), start_up),
         step_list=tuple(facts.steps),
         phases=facts.phases,
         breakdown=facts.listed,
-        collectives=facts.collective_totals,
-        gaps=facts.longest_gaps(options.gaps),
-        balance=facts.balance,
+        collectives=facts.once(find_collective_totals),
+        gaps=_longest_gaps(facts, options.gaps),
+        balance=facts.once(find_balance),
         links=facts.links.rows if facts.links is not None else (),
         findings=order(findings, predictions, facts.mean_ns, curable),
         what_if=predictions,
         kernels=facts.kernels,
-        cards=facts.cards,
+        cards=facts.once(find_card_use),
         utilization=find_utilization(trace.nvml, gpus, window),
         recorded_calls=recorded_calls,
         recorder=all_steps.cost,
-        missing=facts.missing,
+        missing=facts.once(missing_rows),
         host_load=facts.host_load,
-        allocators=facts.allocators,
-        loader=facts.loaders,
-        input_pipelines=facts.input_pipelines,
+        allocators=facts.once(find_allocators),
+        loader=facts.once(find_loaders),
+        input_pipelines=facts.once(find_input_pipelines),
         step_phases=facts.step_phases,
         pipelines=facts.pipelines,
-        experts=facts.experts,
-        sharded=facts.sharded,
+        experts=facts.once(find_expert_loads),
+        sharded=facts.once(find_sharded_data),
         tensor=find_tensor(gpus, facts.collectives, facts.roles, chosen),
         # Last: all that reads the trace may have something to say of it.
         dropped_rows=dict(sorted(quality.dropped.items())),
         warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
         left_out=tuple(quality.left_out),
         tables=tables,
-        throughput=facts.throughput,
-        energy=find_energy(trace.nvml, gpus, chosen, facts.throughput),
+        throughput=throughput,
+        energy=find_energy(trace.nvml, gpus, chosen, throughput),
         modules=find_modules(gpus, chosen),
         copies=facts.copies,
         ledger=facts.ledger.rows,
         causes=tree_of(facts.causes, waits_known=facts.waits_known),
     )
+
+
+def _longest_gaps(facts: Facts, most: int) -> Gaps:
+    """Return all gaps of the GPUs in the breakdown, and the ``most`` longest with evidence."""
+    is_python = bool(facts.framework) and not facts.is_hip
+    steps, measured, lines = facts.all_steps, facts.measured, facts.lines
+    lanes = facts.lanes_of(facts.listed)
+    return find_gaps(facts.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
 
 
 _OVERLAP: Final = 1.05

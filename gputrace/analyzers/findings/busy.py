@@ -9,10 +9,14 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.collective_totals import total_collectives
+from gputrace.analyzers.copies import Pageable, find_pageable
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
+from gputrace.analyzers.parallelism import find_experts, find_sharded
+from gputrace.model.communication import CollectiveTotals, Experts, ShardedData
 from gputrace.model.events import Kind
 from gputrace.model.kernels import Kernels, KernelUse
 from gputrace.model.results import Finding
@@ -106,7 +110,12 @@ def _spent_on_copies(gpu: GpuShardView) -> tuple[int, int]:
 
 def amount_pageable(facts: Facts) -> dict[int | None, int]:
     """Return the time of a step that pinned memory would save each GPU in copies of input."""
-    return {None: facts.pageable.saving_ns // facts.turns} if facts.pageable.saving_ns else {}
+    saving_ns = facts.once(_pageable).saving_ns
+    return {None: saving_ns // facts.turns} if saving_ns else {}
+
+
+def _pageable(facts: Facts) -> Pageable:
+    return find_pageable(facts.per_gpu, facts.working, facts.measured)
 
 
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
@@ -118,7 +127,7 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter with `pin_memory` and `non_blocking`.
     """
-    pageable = facts.pageable
+    pageable = facts.once(_pageable)
     total = sum(row.total_ns for row in facts.rows)
     saving = pageable.saving_ns
     if not saving or saving < _PAGEABLE_SHARE * total:
@@ -222,9 +231,10 @@ _WITHIN: Final = "shard within a host (HSDP), or wrap more layers together: larg
 
 def _less(facts: Facts, role: str) -> str:
     """Return how to expose less communication in groups of a role."""
-    if role != "sharded data" or not facts.sharded:
+    sharded = facts.once(find_sharded_data) if role == "sharded data" else ()
+    if not sharded:
         return _LESS.get(role, _SEND_LESS)
-    most = max(facts.sharded, key=lambda group: group.gather_exposed_ns)
+    most = max(sharded, key=lambda group: group.gather_exposed_ns)
     advice = []
     if most.hideable_ns >= _HIDEABLE * most.gather_exposed_ns:
         hideable = format_ns(most.hideable_ns)
@@ -245,12 +255,27 @@ def _costliest_role(facts: Facts) -> tuple[str, float]:
     empty if that is data parallel, or not clear.
     """
     exposed: dict[str, int] = {}
-    for total in facts.collective_totals:
+    for total in facts.once(find_collective_totals):
         spent = total.exposed_ns * len(total.gpus)
         exposed[total.role] = exposed.get(total.role, 0) + spent
     role = max(exposed, key=lambda name: exposed[name], default="")
     share = exposed.get(role, 0) / max(sum(exposed.values()), 1)
     return (role, share) if role in _GROUPS and share >= _MOST_OF_IT else ("", 0.0)
+
+
+def find_sharded_data(facts: Facts) -> tuple[ShardedData, ...]:
+    """Return the gathering of sharded parameters, by group."""
+    return find_sharded(facts.per_gpu, facts.collectives, facts.roles, facts.measured)
+
+
+def find_expert_loads(facts: Facts) -> tuple[Experts, ...]:
+    """Return the load of the experts of each rank, by group."""
+    return find_experts(facts.per_gpu, facts.collectives, facts.roles, facts.measured)
+
+
+def find_collective_totals(facts: Facts) -> tuple[CollectiveTotals, ...]:
+    """Return the collectives of the measured steps by operation and group."""
+    return total_collectives(facts.per_gpu, facts.collectives, facts.measured, facts.roles)
 
 
 _SMALL_BUBBLE: Final = 0.02
@@ -338,7 +363,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter when tokens go to experts round-robin, ignoring the router.
     """
-    for experts in facts.experts:
+    for experts in facts.once(find_expert_loads):
         share = facts.share_of(experts.imbalance_ns)
         excess = experts.imbalance_ns / max(experts.work_ns, 1)
         if share < _UNEQUAL_SHARE or excess < _UNEQUAL:

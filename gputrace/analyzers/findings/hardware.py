@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.device_metrics import find_cards
 from gputrace.analyzers.findings.context import Facts, severity_of
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.topology import GB, pcie_rate
@@ -40,6 +41,11 @@ _ADVICE: Final = {
     "power brake": "the machine's power supply throttles the card: check the supply and its feed",
     "sync boost": "cards of a sync boost group run at the clock of their slowest: ungroup them",
 }
+
+
+def find_card_use(facts: Facts) -> tuple[CardUse, ...]:
+    """Return the cards while they were busy, of those that were sampled."""
+    return find_cards(facts.trace.nvml, facts.per_gpu, facts.measured)
 
 
 def clock_mismatch(facts: Facts) -> Iterator[Finding]:
@@ -97,8 +103,8 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
 
 def _clocks(facts: Facts, which: str) -> dict[CardUse, float]:
     """Return the clock in MHz of each busy card of the most common model."""
-    clocks = {card: getattr(card, f"{which}_clock_mhz") for card in facts.cards}
-    known = [card for card in facts.cards if clocks[card] and card.samples >= FEWEST]
+    clocks = {card: getattr(card, f"{which}_clock_mhz") for card in facts.once(find_card_use)}
+    known = [card for card in facts.once(find_card_use) if clocks[card] and card.samples >= FEWEST]
     names = [card.name for card in known]
     common = max(names, key=names.count, default="")
     return {card: clocks[card] for card in known if card.name == common}
@@ -126,7 +132,7 @@ def _slowness(
     The ratio is to the median of the other cards, None if they are not comparable. A step of
     several ranks is as long as that of the slowest.
     """
-    ratios = {(entry.gpu.gpu, entry.gpu.rank): entry for entry in facts.ratios}
+    ratios = {(entry.gpu.gpu, entry.gpu.rank): entry for entry in facts.kernel_ratios()}
     slow = [ratios[key] for card in low if (key := (card.gpu, card.rank)) in ratios]
     others = [ratios[key].ratio for card in rest if (key := (card.gpu, card.rank)) in ratios]
     if not slow or not others:
@@ -167,7 +173,7 @@ def throttling(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter on a cooler card, or with a higher power limit.
     """
     by_reason: dict[str, list[CardUse]] = {}
-    for card in facts.cards:
+    for card in facts.once(find_card_use):
         clock, most = card.sm_clock_mhz, card.sm_clock_max_mhz
         is_lowered = clock is None or not most or clock < _LOWERED * most
         for reason, share in card.throttled.items():
@@ -178,7 +184,7 @@ def throttling(facts: Facts) -> Iterator[Finding]:
 
 
 def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
-    rest = [card for card in facts.cards if card not in cards]
+    rest = [card for card in facts.once(find_card_use) if card not in cards]
     excess, ratio = _slowness(facts, cards, rest)
     worst = max(cards, key=lambda card: card.throttled[reason])
     if ratio is None or ratio < _SLOWER:
@@ -241,7 +247,7 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
     """
     rates = {
         card: now
-        for card in facts.cards
+        for card in facts.once(find_card_use)
         if card.samples >= FEWEST and (now := pcie_rate(card.pcie_gen, card.pcie_width))
     }
     slots = (pcie_rate(card.pcie_gen_max, card.pcie_width_max) for card in rates)
@@ -285,7 +291,9 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the frameworks' own counters are equal on all cards.
     """
-    used = {card: card.memory_used_bytes for card in facts.cards if card.memory_used_bytes}
+    used = {
+        card: card.memory_used_bytes for card in facts.once(find_card_use) if card.memory_used_bytes
+    }
     if len(used) < 2:
         return
     fullest = max(used, key=lambda card: used[card])
@@ -346,7 +354,11 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
 
 def _utilization(facts: Facts) -> tuple[dict[CardUse, float], int]:
     """Return the utilization of each card in percent, and the nanoseconds of the samples."""
-    used = {c: c.utilization_percent for c in facts.cards if c.utilization_percent is not None}
+    used = {
+        c: c.utilization_percent
+        for c in facts.once(find_card_use)
+        if c.utilization_percent is not None
+    }
     return used, int(np.ptp(facts.trace.nvml.samples.time)) if used else 0
 
 

@@ -21,7 +21,7 @@ from gputrace.analyzers.python_samples import SampledLine
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
 from gputrace.model.host import BACKWARD, DATA, FORWARD, OPTIMIZER, HostLoad
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
-from gputrace.model.results import Evidence, Finding
+from gputrace.model.results import Finding
 from gputrace.units import format_count, format_ns
 
 _SLOWED: Final = 0.85
@@ -689,55 +689,6 @@ def _in_steps(facts: Facts, kind: Kind, cause: str) -> _Found | None:
     steps = len({step.step for step in facts.measured if step.rank == rank})
     cost = _charged(facts, cause, share * facts.mean_ns)
     return _Found(inside, rank, steps, cost, facts.share_of(cost))
-
-
-_RAISE: Final = {
-    "tf.data": "num_parallel_calls=tf.data.AUTOTUNE in {stage}",
-    "Grain": "worker_count={count}",
-    "DALI": "num_threads={count}",
-    "torchdata.nodes": "num_workers={count} in {stage}, method='process' if it computes in Python",
-}
-_MAKE_AHEAD: Final = {
-    "tf.data": "end the pipeline with .prefetch(tf.data.AUTOTUNE)",
-    "DALI": "prefetch_queue_depth=2",
-    "torchdata.nodes": "end the chain with Prefetcher(node, prefetch_factor=2)",
-}
-_CHEAPER: Final = "cache decoded samples, or do less for each"
-
-
-def why_pipeline_late(facts: Facts) -> tuple[str, str, Evidence] | None:
-    """Return a clause on the setting by which an input pipeline, not torch's DataLoader, is late,
-    its cure, and evidence; None where no settings were recorded.
-    """
-    pipeline = max(facts.input_pipelines, key=lambda pipeline: pipeline.wait_ns, default=None)
-    if pipeline is None:
-        return None
-    narrowest, library = pipeline.narrowest, pipeline.library
-    clauses, cures = [], []
-    if narrowest is None:
-        clauses.append(f"{library} tunes its settings itself")
-    else:
-        count = pipeline.enough
-        step = pipeline.step_with(count)
-        value = narrowest.value or 0
-        clause = f"{narrowest.stage} of {library} has {narrowest.name}={value} on "
-        clause += format_count(pipeline.cores, "core")
-        if count > value and step < pipeline.step_ns - _WORTH_TELLING * pipeline.step_ns:
-            clause += f"; with {count}, a step may take {format_ns(step)}"
-            cures.append(_RAISE[library].format(count=count, stage=narrowest.stage))
-        clauses.append(clause)
-    if not pipeline.is_ahead:
-        clauses.append("no batch is prefetched")
-        cures += [_MAKE_AHEAD[library]] if library in _MAKE_AHEAD else []
-    if pipeline.queue_median is not None:
-        clauses.append(f"{pipeline.queue_median:g} ready when one is asked for")
-    evidence = {
-        "library": library,
-        "setting": None if narrowest is None else narrowest.name,
-        "value": None if narrowest is None else narrowest.value,
-        "cores": pipeline.cores,
-    }
-    return "; ".join(clauses), "; ".join(cures) or _CHEAPER, evidence
 
 
 def _measured_time(facts: Facts, rank: int) -> Intervals:

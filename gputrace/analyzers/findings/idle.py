@@ -15,8 +15,10 @@ from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call
+from gputrace.analyzers.host_state import measure_allocators, read_counters
 from gputrace.analyzers.ledger import AT_EDGES
 from gputrace.analyzers.ledger.host import Host, take_amount
+from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.events import Events, Kind, Memory, distinct_ids, is_among
 from gputrace.model.host import Allocator
 from gputrace.model.intervals import EMPTY, Intervals, search, union
@@ -129,7 +131,8 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     if not cost:
         return
     share = facts.share_of(cost)
-    allocs, syncs = map(facts.mean_over_gpus, (_count_allocations, _count_synchronisations))
+    counts = facts.per_gpu.each(_count_searching, facts.working, facts.working_times)
+    allocs, syncs = (sum(count) // facts.turns for count in zip(*counts, strict=True))
     yield facts.finding(
         "autotune-repeated",
         severity_of(share) or "low",
@@ -142,21 +145,20 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _count_allocations(gpu: GpuShardView, time: Intervals) -> int:
-    return _count_calls(gpu, time, Call.ALLOC)
-
-
-def _count_synchronisations(gpu: GpuShardView, time: Intervals) -> int:
-    return _count_calls(gpu, time, Call.SYNC)
-
-
-def _count_calls(gpu: GpuShardView, time: Intervals, sort: Call) -> int:
-    """Return the calls of a sort that the threads which feed a GPU make in some time."""
+def _count_searching(gpu: GpuShardView, time: Intervals) -> list[int]:
+    """Return the allocations and the synchronisations of the threads that feed a GPU."""
     if gpu.calls is None:
-        return 0
+        return [0, 0]
     edges = [slice(*gpu.calls.first[thread : thread + 2]) for thread in Host(gpu).issuers]
-    starts = [gpu.calls.start[rows][gpu.calls.sort[rows] == sort] for rows in edges]
-    return sum(int(np.count_nonzero(time.contains(each))) for each in starts)
+    return [
+        sum(
+            int(
+                np.count_nonzero(time.contains(gpu.calls.start[rows][gpu.calls.sort[rows] == sort]))
+            )
+            for rows in edges
+        )
+        for sort in (Call.ALLOC, Call.SYNC)
+    ]
 
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
@@ -184,7 +186,9 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         advice,
         medium=_ALLOC_MEDIUM,
     )
-    worst = max(facts.allocators, key=lambda use: use.segments + use.segments_freed, default=None)
+    worst = max(
+        facts.once(find_allocators), key=lambda use: use.segments + use.segments_freed, default=None
+    )
     reason = None if worst is None else _why_allocating(worst)
     if worst is None or reason is None:
         yield from findings
@@ -203,6 +207,13 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         }
         message = f"{finding.message}; {clause}"
         yield replace(finding, message=message, advice=advice, evidence=evidence)
+
+
+def find_allocators(facts: Facts) -> tuple[Allocator, ...]:
+    """Return torch's allocator in the measured steps, by rank; empty where it was not read."""
+    shard = facts.per_gpu.whole
+    counters, phases = shard.once(read_counters), shard.once(read_phases)
+    return measure_allocators(counters, facts.processes, facts.timed or facts.steps, phases)
 
 
 def _why_allocating(use: Allocator) -> tuple[str, str] | None:

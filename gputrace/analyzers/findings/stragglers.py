@@ -14,8 +14,15 @@ from gputrace.analyzers.findings.data_feeding import how_to_feed_faster
 from gputrace.analyzers.findings.hardware import lower_clock
 from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
 from gputrace.analyzers.grouping import median, median_of_others
+from gputrace.analyzers.load_balance import compare_loads
 from gputrace.analyzers.operations import Gpu
-from gputrace.analyzers.stragglers import KernelRatio, Straggler
+from gputrace.analyzers.stragglers import (
+    KernelRatio,
+    Lateness,
+    Straggler,
+    find_lateness,
+    find_stragglers,
+)
 from gputrace.model.events import UNKNOWN
 from gputrace.model.results import Evidence, Finding, Load
 from gputrace.model.struct import Struct
@@ -54,6 +61,22 @@ class _Kernels(Struct, frozen=True):
 _NOT_COMPARED: Final = _Kernels(None, 0)
 
 
+def measure_lateness(facts: Facts) -> Lateness | None:
+    """Return the time that GPUs lose to each other at collectives; None where none meet."""
+    return find_lateness(facts.per_gpu, facts.collectives, facts.measured)
+
+
+def find_late(facts: Facts) -> tuple[Straggler, ...]:
+    """Return the GPUs for which others wait at collectives, the costliest first."""
+    lateness = facts.once(measure_lateness)
+    return () if lateness is None else find_stragglers(lateness, facts.measured)
+
+
+def find_balance(facts: Facts) -> tuple[Load, ...]:
+    """Return the load of each GPU that counts, for comparison; empty where there is one."""
+    return compare_loads(facts.per_gpu, facts.working, facts.measured)
+
+
 def straggler(facts: Facts) -> Iterator[Finding]:
     """Others wait at collectives for a GPU that works longer: its kernels are slower (the message
     gives the factor), or it has more of them; `low` if slower hosts hide extra work of 5 % of a
@@ -69,7 +92,7 @@ def straggler(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: another card in its place is as slow, or its kernels are as fast when it runs alone.
     """
-    for late in facts.late:
+    for late in facts.once(find_late):
         kernels = _kernels(facts, late)
         if _works_longer(facts, late, kernels):
             yield _straggler(facts, late, kernels)
@@ -102,12 +125,13 @@ class SlowGpu(Struct, frozen=True):
 
 def slow_gpus(facts: Facts) -> list[SlowGpu]:
     """Return the GPUs on which the same kernels take longer, for 5 % of the time at least."""
-    if len(facts.ratios) < 2:
+    ratios = facts.kernel_ratios()
+    if len(ratios) < 2:
         return []
-    each = [(entry.ratio, entry.mean, entry.low, entry.high) for entry in facts.ratios]
+    each = [(entry.ratio, entry.mean, entry.low, entry.high) for entry in ratios]
     usual = median_of_others(np.array(each))[:, :2].tolist()
     slow = []
-    for entry, (middle, mean) in zip(facts.ratios, usual, strict=True):
+    for entry, (middle, mean) in zip(ratios, usual, strict=True):
         typical, low, high = (part / middle for part in (entry.ratio, entry.low, entry.high))
         ratio = entry.mean / mean
         always = typical >= _MUCH_SLOWER and low >= _NEARLY_ALL_SLOWER
@@ -121,7 +145,7 @@ def slow_gpus(facts: Facts) -> list[SlowGpu]:
 
 def _slow_kernels(facts: Facts) -> Iterator[Finding]:
     """Yield findings about GPUs on which the same kernels take longer, whoever waits for them."""
-    reported = {late.lane.gpu for late in facts.late}
+    reported = {late.lane.gpu for late in facts.once(find_late)}
     for slow in slow_gpus(facts):
         gpu, share = slow.gpu, facts.share_of(slow.cost_ns)
         if gpu in reported:
@@ -156,7 +180,7 @@ def late_causes(facts: Facts) -> dict[int, str]:
         late.lane.gpu.rank: "straggler"
         if _works_longer(facts, late, _kernels(facts, late))
         else "late-host"
-        for late in facts.late
+        for late in facts.once(find_late)
     }
 
 
@@ -169,7 +193,7 @@ def late_host(facts: Facts) -> Iterator[Finding]:
     Wrong if: another process on the same cores is as late, or no process is late on an otherwise
     idle host.
     """
-    for late in facts.late:
+    for late in facts.once(find_late):
         kernels = _kernels(facts, late)
         if _works_longer(facts, late, kernels):
             continue
@@ -202,11 +226,12 @@ class _HiddenWork(NamedTuple):
 
 
 def _hiding_work(facts: Facts) -> list[_HiddenWork]:
-    if facts.lateness is None:
+    lateness = facts.once(measure_lateness)
+    if lateness is None:
         return []
-    late = {late.lane.gpu for late in facts.late}
-    beside = _beside(facts.ratios)
-    pairs = zip(facts.lateness.lanes, facts.lateness.caused, strict=True)
+    late = {late.lane.gpu for late in facts.once(find_late)}
+    beside = _beside(facts.kernel_ratios())
+    pairs = zip(lateness.lanes, lateness.caused, strict=True)
     hiding = [
         _HiddenWork(lane.gpu, beside.get(lane.gpu, _NOT_COMPARED).extra_ns, int(caused.mean()))
         for lane, caused in pairs
@@ -283,7 +308,7 @@ def _mixture(facts: Facts, late: Straggler) -> str:
 
 
 def _kernels(facts: Facts, late: Straggler) -> _Kernels:
-    return _beside(facts.ratios_in(late.steps)).get(late.lane.gpu, _NOT_COMPARED)
+    return _beside(facts.kernel_ratios(late.steps)).get(late.lane.gpu, _NOT_COMPARED)
 
 
 def _beside(ratios: Sequence[KernelRatio]) -> dict[Gpu, _Kernels]:
@@ -316,7 +341,8 @@ def _finding(
     more: Evidence | None = None,
 ) -> Finding:
     gpu, share = late.lane.gpu, facts.share_of(late.cost_ns)
-    several = facts.lateness is not None and len(facts.lateness.lanes) > 2
+    lateness = facts.once(measure_lateness)
+    several = lateness is not None and len(lateness.lanes) > 2
     evidence = {
         "pattern": late.pattern,
         "steps": len(late.steps),
@@ -403,7 +429,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the other GPUs take as long per step without that work.
     """
-    loads = [load for load in facts.balance if sum(load.extra_ns.values())]
+    loads = [load for load in facts.once(find_balance) if sum(load.extra_ns.values())]
     if not loads or not facts.mean_ns:
         return
     load = max(loads, key=lambda load: (load.alone_ns, sum(load.extra_ns.values())))
@@ -419,7 +445,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
     where = f"{'gpu' if known[load.gpu, load.rank] else 'device'} {load.gpu}"
     advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
-    if len({other.rank for other in facts.balance}) > 1:
+    if len({other.rank for other in facts.once(find_balance)}) > 1:
         where += f" (rank {load.rank})"
         advice = _SEVERAL.format(rank=load.rank)
     yield Finding(
@@ -432,7 +458,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
         f"{_parts(facts, load)}; the others wait {format_ns(cost)} "
         f"({format_share(cost, facts.mean_ns)}) meanwhile",
         advice,
-        _evidence(load, facts.balance, extra, share),
+        _evidence(load, facts.once(find_balance), extra, share),
     )
 
 
@@ -450,7 +476,7 @@ def _parts(facts: Facts, load: Load) -> str:
     """
     staged = facts.links is not None and len(facts.links.staged) > 0
     names = _NAMES | ({"h2d": "copies from the host"} if staged else {})
-    loads = facts.balance
+    loads = facts.once(find_balance)
     least = _TOLD * sum(load.extra_ns.values())
     kinds = sorted(load.extra_ns.items(), key=lambda item: -item[1])
     return ", ".join(

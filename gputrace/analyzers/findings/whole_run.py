@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.copies import weights_until
 from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView
@@ -17,7 +18,7 @@ from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.host import Host
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
-from gputrace.model.results import Finding, Phase
+from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.units import format_count, format_ids, format_ns, format_ranges
@@ -63,6 +64,11 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def missing_rows(facts: Facts) -> tuple[Missing, ...]:
+    """Return the rows that the recording lacks, as its other rows show."""
+    return find_missing(facts.per_gpu, facts.all_steps, facts.collectives)
+
+
 def lost_records(facts: Facts) -> Iterator[Finding]:
     """Rows or files were lost, the recorder warned of losses, or other rows show that 1 % of a
     rank's rows are missing (`low`; `high`, and no verdict, if 10 % of its GPU operations are
@@ -70,7 +76,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: another recording of the program has the same number of rows.
     """
-    quality, missing = facts.trace.quality, facts.missing
+    quality, missing = facts.trace.quality, facts.once(missing_rows)
     of_gpus = [part for part in missing if part.rows in ("operations", "kernels")]
     if of_gpus and of_gpus[0].share >= _TOO_MANY:
         yield facts.finding(

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.findings.stragglers import find_late
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.ledger import find_host_times
 from gputrace.analyzers.operations import Gpu
@@ -110,7 +111,11 @@ def _host_times(
 
 def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:
     """Return, by rank that is late in all steps, what a step gains without each reason for it."""
-    late = {straggler.lane.gpu.rank for straggler in facts.late if straggler.pattern == "constant"}
+    late = {
+        straggler.lane.gpu.rank
+        for straggler in facts.once(find_late)
+        if straggler.pattern == "constant"
+    }
     if run is None or not late or replay_error(run.graph) > MOST_ERROR:
         return {}
     by_rank = {rank: attribute(run.graph, rank, run.mean_ns) for rank in sorted(late)}
