@@ -190,7 +190,7 @@ def _longest_gaps(facts: Facts, most: int) -> Gaps:
     return find_gaps(facts.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
 
 
-_OVERLAP: Final = 1.05
+_OVERLAPPING_RATIO: Final = 1.05
 """Ratio of the kernels' time to the time in which any runs, from which they are said to overlap."""
 
 
@@ -199,7 +199,7 @@ def overlapping_kernels(facts: Facts) -> Iterator[str]:
     busy = sum(row.of("compute") + row.of("communication") for row in facts.rows)
     kernels = facts.kernels
     spent = 0 if kernels is None else sum(use.total_ns for use in kernels.top) + kernels.rest_ns
-    if busy and spent > _OVERLAP * busy:
+    if busy and spent > _OVERLAPPING_RATIO * busy:
         yield (
             "kernels overlap, on several streams or as dependent launches: their times sum to "
             f"{spent / busy:.0%} of the time in which any of them runs"

@@ -40,17 +40,17 @@ from gputrace.model.results import Step
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES
 
-_FEWEST: Final = 4
+_FEWEST_STEPS: Final = 4
 """Minimum steps for statistical significance."""
-_SURE: Final = 4.0
+_CONSTANT_ERRORS: Final = 4.0
 """Minimum constant delay, in standard errors."""
-_CONSTANT: Final = 0.03
+_CONSTANT_DELAY: Final = 0.03
 """Minimum constant delay to be reported, as a fraction of a step."""
-_SPIKE: Final = 0.15
+_OUTLIER_DELAY: Final = 0.15
 """Minimum delay beyond the usual in an outlier step, as a fraction of a step."""
-_DEVIATIONS: Final = 5.0
+_OUTLIER_DEVIATIONS: Final = 5.0
 """Minimum delay beyond the usual in an outlier step, in robust standard deviations."""
-_WORTH: Final = 0.025
+_OUTLIERS_COST: Final = 0.025
 """Minimum cost of the outlier steps to be reported, as a fraction of the total time."""
 
 _OWN: Final = tuple(name for name in CLASSES if name != "communication")
@@ -126,16 +126,16 @@ def straggling_steps(excess: NDArray[np.float64], length_ns: float) -> Mask:
     ``excess`` is the nanoseconds that others wait for it beyond the median GPU, by step, and
     ``length_ns`` the mean length of a step.
     """
-    if len(excess) < _FEWEST:
+    if len(excess) < _FEWEST_STEPS:
         return np.zeros(len(excess), bool)
     middle = float(median(excess))
     scatter = 1.4826 * float(median(np.abs(excess - middle)))
-    spikes: Mask = excess > middle + max(_DEVIATIONS * scatter, _SPIKE * length_ns)
+    spikes: Mask = excess > middle + max(_OUTLIER_DEVIATIONS * scatter, _OUTLIER_DELAY * length_ns)
     usual = excess[~spikes]
     error = float(usual.std(ddof=1)) / len(usual) ** 0.5 if len(usual) > 1 else np.inf
-    if usual.mean() >= max(_CONSTANT * length_ns, _SURE * error):
+    if usual.mean() >= max(_CONSTANT_DELAY * length_ns, _CONSTANT_ERRORS * error):
         return np.ones(len(excess), bool)
-    worth = excess[spikes].sum() >= _WORTH * length_ns * len(excess)
+    worth = excess[spikes].sum() >= _OUTLIERS_COST * length_ns * len(excess)
     chosen: Mask = spikes & worth
     return chosen
 
@@ -307,7 +307,7 @@ def _lost(view: GpuShardView, start: Times, end: Times, wait: Times) -> Times:
     return lost
 
 
-_FULL: Final = 900
+_FULL_QUEUE: Final = 900
 """Queued operations above which a launch waits for a slot: CUDA queues about 1,000."""
 
 _FREE: Final = r"(cuda|cu|hip)(Mem)?(Host)?Free(?!\w*Async)"
@@ -385,8 +385,9 @@ def _held(
     called = calls.start[issue]
     done = is_among(kind, _WITH_HOST) & (calls.end[issue] >= end)
     order = np.argsort(called, kind="stable")
-    # The queue is full where, of the operations called before, the last `_FULL` had not started.
-    late = order[_FULL + 1 :]
+    # The queue is full where, of the operations called before,
+    # the last `_FULL_QUEUE` had not started.
+    late = order[_FULL_QUEUE + 1 :]
     held: Mask = done
     held[late] |= start[: len(late)] >= called[late]
     return held
@@ -394,9 +395,9 @@ def _held(
 
 _MOST_KERNELS: Final = 40_000
 """Maximum number of compared kernels of one GPU, which limits the number of compared steps."""
-_LEAST_SHARE: Final = 0.5
+_COMPARED_PART: Final = 0.5
 """Minimum fraction of a GPU's kernel time in kernels that others run too."""
-_ALONE: Final = 0.1
+_ALONE_PART: Final = 0.1
 """Minimum fraction of the compared time in launches without concurrent communication, for the ratio
 to be based on these only."""
 _QUARTILES: Final = (0.25, 0.5, 0.75)
@@ -457,10 +458,10 @@ def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...
     whole = np.nansum(table, axis=1)
     compared = np.nansum(shared, axis=1)
     alone = _shared(_ratio_table(keys, [(typical.keys, typical.alone) for typical in launches]))
-    enough = compared > _LEAST_SHARE * np.maximum(whole, 1)
+    enough = compared > _COMPARED_PART * np.maximum(whole, 1)
     if enough.sum() < 2:
         return ()
-    often_alone = np.nansum(alone, axis=1) > _ALONE * compared
+    often_alone = np.nansum(alone, axis=1) > _ALONE_PART * compared
     lengths = alone if often_alone[enough].all() else shared
     rows, usual = lengths[enough], median_of_known(lengths)
     quartiles = np.stack([_quartiles(row, usual) for row in rows])
@@ -505,7 +506,7 @@ def _kernels(operations: GpuOperations) -> Mask:
     return kernels
 
 
-_UNEVEN: Final = 0.1
+_UNEVEN_SPAN_PART: Final = 0.1
 """Part by which a GPU's span must exceed the time that all have in common to be cut to it."""
 
 
@@ -514,7 +515,7 @@ def _compared_time(span: Window, together: Window) -> NDArray[np.int64]:
 
     That is all of it, unless another GPU began much later or ended much earlier.
     """
-    uneven = span.end - span.start > (1 + _UNEVEN) * (together.end - together.start)
+    uneven = span.end - span.start > (1 + _UNEVEN_SPAN_PART) * (together.end - together.start)
     return np.array([together if uneven else span], np.int64).T
 
 

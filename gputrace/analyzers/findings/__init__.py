@@ -30,7 +30,7 @@ from gputrace.model.results import Finding, WhatIf
 
 __all__ = ["ALL_RULES", "CAUSES", "RULES", "Facts", "find", "order"]
 
-_ANY = (*IDLE, "h2d", "other_copy")
+_IDLE_AND_COPIES = (*IDLE, "h2d", "other_copy")
 _IDLING = ("launch-bound", "host-work", "sync-bound", "late-host", "idle-unexplained")
 """Causes of which a cause may be a part that is known by its length alone."""
 CAUSES: Final[tuple[Cause, ...]] = (
@@ -46,8 +46,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
           data_feeding.claim_restarts, rule=data_feeding.loader_restart, in_all=True),
     Cause("autotune-repeated", "host", "search for algorithms", IDLE, idle.claim_autotune,
           rule=idle.autotune_repeated),
-    Cause("host-optimizer", "host", "optimizer on the host", _ANY, host.claim_host_optimizer,
-          rule=host.host_optimizer, in_all=True),
+    Cause("host-optimizer", "host", "optimizer on the host", _IDLE_AND_COPIES,
+          host.claim_host_optimizer, rule=host.host_optimizer, in_all=True),
     Cause("host-work", "host", "other work of the host", ("launch",), host.claim_host_work,
           rule=host.host_work, in_all=True),
     Cause("sync-bound", "host", "synchronising call", ("launch",), idle.claim_late_after_waits,
@@ -154,9 +154,9 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
 
 _DISTORTING: Final = ("recorder-overhead", "lost-records")
 """Findings by which no other figure can be trusted, if they are high."""
-_UNCONFIRMED: Final = 0.01
+_UNCONFIRMED_SHARE: Final = 0.01
 """Share of a step that a cost counts whose cure is predicted to gain nothing worth listing."""
-_CHEAPER: Final = 1 / 8
+_CHEAPER_KERNELS_SAVE: Final = 1 / 8
 """Part of the computation that cheaper kernels are taken to save, where nothing says how."""
 _CERTAIN: Final = {cause.id: cause.certain for cause in CAUSES}
 
@@ -187,11 +187,11 @@ def order(
 
     def gain_of(finding: Finding) -> float:
         if finding.id == "compute-bound":
-            return _CHEAPER * finding.impact_ns
+            return _CHEAPER_KERNELS_SAVE * finding.impact_ns
         if finding.id in gains:
             return gains[finding.id]
         if predictions and finding.id in curable:
-            return min(finding.impact_ns, _UNCONFIRMED * mean_ns)
+            return min(finding.impact_ns, _UNCONFIRMED_SHARE * mean_ns)
         return finding.impact_ns * _CERTAIN.get(finding.id, 1.0)
 
     def weigh(finding: Finding) -> tuple[bool, bool, float, int, Finding]:

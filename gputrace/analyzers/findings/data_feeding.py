@@ -26,7 +26,7 @@ _FEED_FASTER: Final = {
     "mxnet": "give gluon's DataLoader num_workers{pin}; use RecordIO and prefetching",
     "chainer": "use MultiprocessIterator with more processes and n_prefetch",
 }
-_SOON_NS: Final = 10_000_000
+_RESTART_WAIT_NS: Final = 10_000_000
 """Time after the start of the workers within which the wait for their first batch begins."""
 KEEP_LOADER: Final = {
     "pytorch": "keep the loader's workers from one epoch to the next: "
@@ -35,7 +35,7 @@ KEEP_LOADER: Final = {
     "steps_per_epoch, cache decoded data",
     "": "keep the loader and what it has prefetched from one epoch to the next",
 }
-_READY: Final = 0.2
+_LOADER_WAIT_PART: Final = 0.2
 """Part of the wait for input below which waits for the loader do not explain it."""
 _COPY_SOONER: Final = (
     "check what the loop does between taking a batch and copying it: move changes to samples into "
@@ -113,7 +113,9 @@ def claim_restarts(host: Host) -> Intervals:
     following = np.minimum(search(data.end, starts.end, "right"), len(data) - 1)
     if not len(data):
         return union(starts.start, starts.end)
-    first = (data.end[following] > starts.end) & (data.start[following] < starts.end + _SOON_NS)
+    first = (data.end[following] > starts.end) & (
+        data.start[following] < starts.end + _RESTART_WAIT_NS
+    )
     ends = np.where(first, data.end[following], starts.end)
     return union(starts.start, ends)
 
@@ -155,16 +157,16 @@ def _is_ready(facts: Facts, loader: Loader) -> bool:
     """Return whether a GPU waits for input that its loader has ready."""
     rows = [row for row in facts.rows if row.rank == loader.rank]
     idle = sum(row.of("data_feeding") for row in rows) / max(sum(row.steps for row in rows), 1)
-    return loader.wait_ns < _READY * idle
+    return loader.wait_ns < _LOADER_WAIT_PART * idle
 
 
-_DOMINATES: Final = 0.4
+_NAMED_PART_SHARE: Final = 0.4
 """Share of the workers' time from which a part is named."""
-_GAINS: Final = 0.95
+_CHEAPER_PART_STEP: Final = 0.95
 """Predicted part of a step below which a cheaper part of a batch is worth telling."""
-_OF_THE_WAIT: Final = 0.5
+_RECEIVING_PART: Final = 0.5
 """Share of the wait from which receiving is named."""
-_ADVICE: Final = {
+_CHEAPER_BATCHES: Final = {
     READING: "read less often or ahead of time: larger files read in order, a local disk, a cache "
     "in memory, formats that need no parsing",
     COLLATING: "make batches in fewer steps: samples of one shape, arrays that torch.stack joins, "
@@ -213,20 +215,22 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
         )
     else:
         yield from _on_workers(loader, who)
-    if loader.sending >= _DOMINATES:
+    if loader.sending >= _NAMED_PART_SHARE:
         share = sum(part.share for part in loader.parts if part.name == SENDING)
         clause = f"pickling and sending take {share:.0%} of the workers' time"
         if loader.receive_ns:
             clause += f", and receiving {format_ns(loader.receive_ns)} a batch"
-        yield clause, _ADVICE[SENDING]
+        yield clause, _CHEAPER_BATCHES[SENDING]
     first = loader.parts[0]
-    if first.share < _DOMINATES or first.name == SENDING:
+    if first.share < _NAMED_PART_SHARE or first.name == SENDING:
         return
     what = {READING: "reading samples", COLLATING: "collating"}
     name = what.get(first.name, first.name.removeprefix("transform "))
     whose = "the workers' time" if loader.workers else "the loader's time"
     clause = f"{name} is {first.share:.0%} of {whose}"
-    cure = _ADVICE.get(first.name, f"make {name} cheaper, or do it once and cache the result")
+    cure = _CHEAPER_BATCHES.get(
+        first.name, f"make {name} cheaper, or do it once and cache the result"
+    )
     if first.name == READING and loader.computes:
         clause += ", and computes rather than waits"
         cure = "make the dataset's computation per sample cheaper, or cache the result"
@@ -245,7 +249,7 @@ def _if_cheaper(loader: Loader) -> str:
     gains = [
         f"of {format_ns(step)} {how}"
         for how, step in reversed(steps.items())
-        if step is not None and step < _GAINS * loader.step_ns
+        if step is not None and step < _CHEAPER_PART_STEP * loader.step_ns
     ]
     return f" (a step {', '.join(gains)})" if gains else ""
 
@@ -272,7 +276,7 @@ def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
             "the training process loads batches itself (num_workers=0)",
             "num_workers=1 or more (now 0), so that batches are made beside the training",
         )
-    if loader.receiving_ns >= _OF_THE_WAIT * loader.wait_ns:
+    if loader.receiving_ns >= _RECEIVING_PART * loader.wait_ns:
         yield (
             f"receiving a batch takes {format_ns(loader.receiving_ns)} a step",
             "pin_memory=True receives in a separate thread",

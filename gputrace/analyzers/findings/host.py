@@ -24,19 +24,19 @@ from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Finding
 from gputrace.units import format_count, format_ns
 
-_SLOWED: Final = 0.85
+_SLOW_CLOCK_PART: Final = 0.85
 """Part of the fastest clock that was seen below which a core is slow."""
-STOPPED: Final = 0.02
+THROTTLED_SHARE: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
 _FAULT_NS: Final = 500
 """Least time of a page fault: 0.5 to 1 µs to map and clear 4 KiB (Linux 6 on shared cores)."""
-_WORTH_TELLING: Final = 0.02
+_LOW_SHARE: Final = 0.02
 """Share of a step from which collections and compilations are reported."""
 COLLECT_BETWEEN: Final = (
     "gc.freeze() after set-up, then gc.disable() with gc.collect() between some steps, the same "
     "ones on all ranks"
 )
-_CALLED: Final = ", called"
+_CALLED_SUFFIX: Final = ", called"
 """Part of the name of a collection that the program asked for."""
 _CALL_LESS: Final = (
     "no gc.collect() in the loop, and no torch.cuda.empty_cache() beside it: call it once before "
@@ -61,7 +61,7 @@ _ON_THE_GPU: Final = (
     "where memory is short); else pin the host's copies, and let the step of some layers run "
     "beside the backward pass of others"
 )
-_MANY_READS: Final = 10
+_FEWEST_READS: Final = 10
 """Values read back in a step from which the finding on the host's work says so."""
 _LESS_HOST_WORK: Final = (
     "do it less often than in every step, on the GPU, or in another thread or process; vectorize it"
@@ -86,7 +86,7 @@ _COMPILE_ONCE: Final = {
     "once outside the loop, and keep static arguments (static_argnums) constant",
 }
 """By the first letters of what is compiled, or the framework; else COMPILE_ONCE."""
-_BLOCKED: Final = 0.10
+_BLOCKED_SHARE: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
 _MAKES_BATCHES: Final = r"(?i)__next__$|(next|get|fetch|load)_?(batch|data|item|sample)"
 """Names of functions that give the next batch, whatever queue or pool they wait for."""
@@ -94,13 +94,13 @@ _FILL_THE_QUEUE: Final = (
     "make batches faster than the program takes them: more threads or processes that fill the "
     "queue, which is empty when it asks; a deeper queue only evens out slow ones"
 )
-_WAITS_NS: Final = 2_000_000
+_WAITING_NS: Final = 2_000_000
 """Time after a sample for which the thread must be at its line to be said to wait there."""
-_LEAST_WAITS: Final = 5
+_FEWEST_LOCK_WAITS: Final = 5
 """Samples that must meet a wait for Python's lock."""
-_LINE: Final = ":"
+_LINE_SEPARATOR: Final = ":"
 """Part of a line's name: without it, the thread is not known."""
-_AT_A_LINE: Final = 0.3
+_NAMED_LINE_SHARE: Final = 0.3
 """Share of the samples that must be at one line for it to be named."""
 
 
@@ -116,7 +116,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is as long with fewer threads, or with more cores.
     """
-    loads = [load for load in facts.host_load if load.throttled < STOPPED]
+    loads = [load for load in facts.host_load if load.throttled < THROTTLED_SHARE]
     worst = max(loads, key=_queued, default=None)
     if worst is None:
         return
@@ -177,13 +177,13 @@ def _with_fewer(load: HostLoad, fewer: int) -> float | None:
 
 def amount_queued(facts: Facts) -> dict[int | None, int]:
     """Return the time of a step for which each rank's training threads are queued for a core."""
-    loads = (load for load in facts.host_load if load.throttled < STOPPED)
+    loads = (load for load in facts.host_load if load.throttled < THROTTLED_SHARE)
     return {load.rank: round(_queued(load) * facts.mean_ns) for load in loads}
 
 
 def amount_throttled(facts: Facts) -> dict[int | None, int]:
     """Return the time of a step for which a quota stops each rank."""
-    loads = (load for load in facts.host_load if load.throttled >= STOPPED)
+    loads = (load for load in facts.host_load if load.throttled >= THROTTLED_SHARE)
     return {load.rank: round(_stopped(load) * facts.mean_ns) for load in loads}
 
 
@@ -212,7 +212,11 @@ def amount_slow_cores(facts: Facts) -> dict[int | None, int]:
 
 def _slowed(load: HostLoad) -> float:
     """Return the part of its time on a core that a host loses to a slow one; 0 if it is not."""
-    if not load.core_mhz or not load.fastest_mhz or load.core_mhz >= _SLOWED * load.fastest_mhz:
+    if (
+        not load.core_mhz
+        or not load.fastest_mhz
+        or load.core_mhz >= _SLOW_CLOCK_PART * load.fastest_mhz
+    ):
         return 0.0
     return 1 - load.core_mhz / load.fastest_mhz
 
@@ -259,7 +263,7 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is as long with a larger quota.
     """
     worst = max(facts.host_load, key=lambda load: load.throttled, default=None)
-    if worst is None or worst.throttled < STOPPED:
+    if worst is None or worst.throttled < THROTTLED_SHARE:
         return
     cost = _charged(facts, "cpu-throttled", _stopped(worst) * facts.mean_ns)
     quota = "its quota"
@@ -291,7 +295,7 @@ def slow_cores(facts: Facts) -> Iterator[Finding]:
     on_core = worst.of(worst.on_core_ns, facts.mean_ns)
     cost = _charged(facts, "slow-cores", on_core * _slowed(worst))
     share = facts.share_of(cost)
-    if share < _WORTH_TELLING:
+    if share < _LOW_SHARE:
         return
     yield facts.finding(
         "slow-cores",
@@ -358,7 +362,7 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         known += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
         share = load.blocked_ns / load.covered_ns - known / time.total
         share -= locked[load.rank].share if load.rank in locked else 0.0
-        if share < _BLOCKED:
+        if share < _BLOCKED_SHARE:
             continue
         cost = max(round(share * facts.mean_ns) - longer_ns(facts, load.rank), 0)
         line, of_samples = _line_of(facts, load.rank)
@@ -397,10 +401,10 @@ def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
     time = _measured_time(facts, rank)
     samples = {thread: lines.within(thread, time) for thread in lines.times}
     waiting = {
-        thread: mine[lines.waited[thread][mine] >= _WAITS_NS] for thread, mine in samples.items()
+        thread: mine[lines.waited[thread][mine] >= _WAITING_NS] for thread, mine in samples.items()
     }
     most_at = lines.place(waiting) or lines.place(samples)
-    if most_at is None or most_at.share < _AT_A_LINE:
+    if most_at is None or most_at.share < _NAMED_LINE_SHARE:
         return "", 0.0
     return most_at.line, most_at.share
 
@@ -433,7 +437,7 @@ def amount_locked(facts: Facts) -> dict[int | None, int]:
     return {
         rank: round(locked.share * facts.mean_ns)
         for rank, locked in _locked(facts).items()
-        if locked.waits >= _LEAST_WAITS
+        if locked.waits >= _FEWEST_LOCK_WAITS
     }
 
 
@@ -448,7 +452,7 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
     """
     by_rank = _locked(facts)
     rank = max(by_rank, key=lambda rank: by_rank[rank].share, default=None)
-    if rank is None or by_rank[rank].waits < _LEAST_WAITS:
+    if rank is None or by_rank[rank].waits < _FEWEST_LOCK_WAITS:
         return
     waits, samples, holder, share = by_rank[rank]
     cost = _charged(facts, "gil-wait", share * facts.mean_ns)
@@ -457,7 +461,7 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
     if severity is None or holder is None:
         return
     at = ""
-    if _LINE in holder.line:
+    if _LINE_SEPARATOR in holder.line:
         at = f"; in {holder.share:.0%} of {waits:,} samples another thread holds it, "
         at += f"at {holder.line}"
     yield facts.finding(
@@ -551,7 +555,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     lines = [row.line for row in rows if row.line is not None]
     reads = facts.mean_over_gpus(_reads_between_passes) if facts.trains else 0
     clause, advice = "", _LESS_HOST_WORK
-    if reads >= _MANY_READS:
+    if reads >= _FEWEST_READS:
         clause = f", which reads {reads:,} values back in each (.item(), .cpu(), print)"
         advice = _READ_LESS
     if any(row.frame is not None and re.search(_LOGGERS, row.frame) for row in rows):
@@ -585,14 +589,16 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is as long with `gc.disable()`.
     """
     worst = _in_steps(facts, Kind.COLLECTION, "garbage-collection")
-    if worst is None or worst.share < _WORTH_TELLING:
+    if worst is None or worst.share < _LOW_SHARE:
         return
     collections, rank, steps, cost, share = worst
     lengths = collections.end - collections.start
     longest = int(lengths.max())
     name = int(collections.name[int(np.argmax(lengths))])
     texts = facts.trace.names(distinct_ids(collections.name))
-    called = is_among(collections.name, [id for id, text in texts.items() if _CALLED in text])
+    called = is_among(
+        collections.name, [id for id, text in texts.items() if _CALLED_SUFFIX in text]
+    )
     is_called = 2 * int(lengths[called].sum()) > int(lengths.sum())
     who = "the program collects garbage" if is_called else "Python collects garbage"
     rows = facts.ledger.of("garbage-collection")
@@ -625,7 +631,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
     Wrong if: the steps are as long with inputs of one shape.
     """
     worst = _in_steps(facts, Kind.COMPILATION, "recompilation")
-    if worst is None or worst.share < _WORTH_TELLING:
+    if worst is None or worst.share < _LOW_SHARE:
         return
     compilations, rank, steps, cost, share = worst
     texts = facts.trace.names(distinct_ids(compilations.name))

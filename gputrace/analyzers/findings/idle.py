@@ -25,15 +25,15 @@ from gputrace.model.intervals import EMPTY, Intervals, search, union
 from gputrace.model.results import Finding
 from gputrace.units import format_bytes, format_count, format_ns
 
-_MANY_ALLOCS: Final = 20
-_MANY_SYNCS: Final = 20
+_SEARCH_ALLOCATIONS: Final = 20
+_SEARCH_SYNCHRONISATIONS: Final = 20
 """Allocations and synchronisations per step and GPU that only a search for algorithms makes."""
 
-_FRAGMENTED: Final = 0.1
+_FRAGMENTED_PART: Final = 0.1
 """Unused part of reserved memory that cannot be given back, from which it is fragmented."""
 _EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
-_IN_ORDER: Final = "Async"
+_STREAM_ORDERED: Final = "Async"
 """Names of stream-ordered allocations, which do not block."""
 _CUDNN: Final = r"(?i)cudnn|(?<![a-z])conv(?!ert)|convol"
 
@@ -80,13 +80,13 @@ _EXCHANGE_MEANWHILE: Final = (
     "the data; NCCL or a CUDA-aware MPI between GPUs; check all ranks for the last to arrive"
 )
 
-_HANDOVER_NS: Final = 5_000
+_KERNEL_GAP_NS: Final = 5_000
 """Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
 from kernel to kernel."""
 
-_WORTH_SAYING: Final = 0.05
+_CLAUSE_PART: Final = 0.05
 """Share of a cost from which a clause says it."""
-_MOSTLY_TINY: Final = 0.5
+_TINY_KERNELS_SHARE: Final = 0.5
 """Share of the kernels that must be tiny for the finding about launches to say so."""
 
 
@@ -105,7 +105,7 @@ def claim_autotune(host: Host) -> Intervals:
         for sort, count in counts.items():
             rows = first + np.flatnonzero(calls.sort[first:stop] == sort)
             if sort == Call.ALLOC:
-                ordered = host.view.trace.search(distinct_ids(calls.name[rows]), _IN_ORDER)
+                ordered = host.view.trace.search(distinct_ids(calls.name[rows]), _STREAM_ORDERED)
                 rows = rows[~np.isin(calls.name[rows], list(ordered))]
             low, high = np.searchsorted(calls.start[rows], np.stack([starts, ends]))
             count += high - low
@@ -113,7 +113,10 @@ def claim_autotune(host: Host) -> Intervals:
                 some = high > low
                 begins.append(calls.start[rows[low[some]]])
                 finishes.append(calls.end[rows[high[some] - 1]])
-    least = min(median(counts[Call.ALLOC]) / _MANY_ALLOCS, median(counts[Call.SYNC]) / _MANY_SYNCS)
+    least = min(
+        median(counts[Call.ALLOC]) / _SEARCH_ALLOCATIONS,
+        median(counts[Call.SYNC]) / _SEARCH_SYNCHRONISATIONS,
+    )
     if least < 1:
         return EMPTY
     return union(np.concatenate(begins), np.concatenate(finishes))
@@ -174,9 +177,9 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter with constant shapes.
     """
     share = facts.share_of(facts.ledger.mean("alloc-stall"))
-    calls = _allocating_calls(facts) if share >= _ALLOC_MEDIUM else []
+    calls = _allocating_calls(facts) if share >= _ALLOC_MEDIUM_SHARE else []
     advice = "keep memory allocated: constant shapes, a pool, a smaller batch"
-    if calls and all(re.search(_OF_THE_HOST, call) for call in calls):
+    if calls and all(re.search(_HOST_MEMORY_CALLS, call) for call in calls):
         advice = "pin host memory once, before the loop, and reuse it"
     elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
@@ -184,7 +187,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         "alloc-stall",
         f"the GPUs wait {{cost}} in {' and '.join(calls) or 'allocations'}",
         advice,
-        medium=_ALLOC_MEDIUM,
+        medium=_ALLOC_MEDIUM_SHARE,
     )
     worst = max(
         facts.once(find_allocators), key=lambda use: use.segments + use.segments_freed, default=None
@@ -195,14 +198,14 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         return
     clause, advice = reason
     if worst.request_bytes:
-        sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_SAID]))
-        more = len(worst.request_bytes) - _SIZES_SAID
+        sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_NAMED]))
+        more = len(worst.request_bytes) - _SIZES_NAMED
         others = f" (and {more} more sizes)" if more > 0 else ""
         clause += f"; segments are allocated for tensors of {sizes}{others}"
     for finding in findings:
         evidence = {
             **finding.evidence,
-            **{name: getattr(worst, name) for name in _OF_THE_ALLOCATOR},
+            **{name: getattr(worst, name) for name in _ALLOCATOR_EVIDENCE},
             "request_bytes": max(worst.request_bytes, default=None),
         }
         message = f"{finding.message}; {clause}"
@@ -224,7 +227,7 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
             f"torch ran out of memory {format_count(use.retries, 'time')} in {steps}, released "
             f"its cache and retried, with {format_bytes(use.reserved_bytes)} reserved"
         )
-        if use.split_bytes < _FRAGMENTED * use.reserved_bytes:
+        if use.split_bytes < _FRAGMENTED_PART * use.reserved_bytes:
             return clause, (
                 "use less memory: a smaller batch, activation checkpointing, sharded or offloaded "
                 "optimizer states; nothing else on the card"
@@ -250,17 +253,17 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     return None
 
 
-_OF_THE_ALLOCATOR: Final = (
+_ALLOCATOR_EVIDENCE: Final = (
     *("rank", "retries", "emptied", "segments", "segment_bytes", "segments_freed"),
     *("allocated_bytes", "reserved_bytes", "split_bytes"),
 )
 """Evidence from `Allocator`."""
-_SIZES_SAID: Final = 2
-_ALLOC_MEDIUM: Final = 0.02
-_ALLOC_NAMED: Final = 0.25
+_SIZES_NAMED: Final = 2
+_ALLOC_MEDIUM_SHARE: Final = 0.02
+_NAMED_CALL_PART: Final = 0.25
 """Part of the idle time that allocations take from which one of them is named."""
-_OF_THE_HOST: Final = r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host"
-_VERSION: Final = r"_v\d+(_ptsz|_ptds)?$"
+_HOST_MEMORY_CALLS: Final = r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host"
+_VERSION_SUFFIX: Final = r"_v\d+(_ptsz|_ptds)?$"
 
 
 def _allocating_calls(facts: Facts) -> list[str]:
@@ -269,7 +272,7 @@ def _allocating_calls(facts: Facts) -> list[str]:
     """
     each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
     spent = sum(map(Counter, each), Counter())
-    least = _ALLOC_NAMED * spent.total()
+    least = _NAMED_CALL_PART * spent.total()
     return [name for name, ns in spent.most_common() if ns >= least]
 
 
@@ -283,7 +286,7 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
     names = gpu.calls.name[rows]
     spent: Counter[str] = Counter()
     for id, text in gpu.trace.names(distinct_ids(names[within > 0])).items():
-        spent[re.sub(_VERSION, "", text)] += int(within[names == id].sum())
+        spent[re.sub(_VERSION_SUFFIX, "", text)] += int(within[names == id].sum())
     return dict(spent)
 
 
@@ -326,13 +329,13 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
     """
     cost, in_call = facts.ledger.mean("sync-bound"), facts.mean("sync")
     clause, late = "", max(cost - in_call, 0)
-    if late >= _WORTH_SAYING * cost:
+    if late >= _CLAUSE_PART * cost:
         clause = f", {format_ns(late)} of it before launches that the call delayed"
     advice = _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"])
     is_pinned = facts.is_pinned("h2d") and facts.is_pinned("d2h")
     advice = advice.format(pinned="" if is_pinned else " to and from pinned memory")
     in_mpi = facts.mean_over_gpus(_in_mpi)
-    if in_mpi >= _WORTH_SAYING * cost:
+    if in_mpi >= _CLAUSE_PART * cost:
         clause += f", {format_ns(in_mpi)} of it in MPI, for other ranks"
     if 2 * in_mpi > cost:
         advice = _EXCHANGE_MEANWHILE
@@ -369,7 +372,7 @@ def claim_kernel_gaps(host: Host) -> Intervals:
     """Prove gaps so short that they are the GPU's own price of a launch."""
     idle = host.left["other_idle"]
     idle = idle.select(host.feeders(idle) != NOBODY)
-    return idle.select(idle.lengths <= _HANDOVER_NS)
+    return idle.select(idle.lengths <= _KERNEL_GAP_NS)
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
@@ -413,7 +416,7 @@ def _tiny_kernels(facts: Facts) -> str:
     if facts.kernels is None:
         return ""
     launches, count = facts.kernels.launches, facts.kernels.count
-    if launches.tiny_count < _MOSTLY_TINY * count:
+    if launches.tiny_count < _TINY_KERNELS_SHARE * count:
         return ""
     limit = format_ns(launches.tiny_limit_ns)
     return f"; {launches.tiny_count / count:.0%} of the kernels are shorter than {limit}"

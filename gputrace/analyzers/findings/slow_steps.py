@@ -16,7 +16,7 @@ from gputrace.analyzers.findings.host import (
     COMPILE_ONCE,
     CORES_ALONE,
     RAISE_QUOTA,
-    STOPPED,
+    THROTTLED_SHARE,
 )
 from gputrace.analyzers.grouping import edges_of, median, time_of
 from gputrace.analyzers.host_state import read_counters, read_host_state
@@ -28,15 +28,15 @@ from gputrace.model.results import Finding, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns
 
-_SLOW: Final = 1.3
+_SLOW_STEP_RATIO: Final = 1.3
 """Ratio to the median from which a step is slow, if it is past the usual scatter too."""
-_WORTH: Final = 0.02
+_ADDED_SHARE: Final = 0.02
 """Share of the steady time that slow steps must add to be reported."""
 
 
-_EPOCHS: Final = 0.75
+_EPOCH_BEGINS_SHARE: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
-_MOSTLY: Final = 0.5
+_NAMED_REASON_SHARE: Final = 0.5
 """Share that one of `_HOST_TOOK` must have of what slow steps take longer, to be named."""
 _NAMES: Final = {
     **{row.id: row.activity for row in TIME_CLASSES},
@@ -119,9 +119,9 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     lengths = np.array([step.end_ns - step.start_ns for step in longest])
     middle = float(median(lengths))
     scatter = 1.4826 * float(median(np.abs(lengths - middle)))
-    slow = lengths > max(_SLOW * middle, middle + 4 * scatter)
+    slow = lengths > max(_SLOW_STEP_RATIO * middle, middle + 4 * scatter)
     excess = int((lengths[slow] - middle).sum())
-    if not slow.any() or slow.mean() > 0.5 or excess < _WORTH * lengths.sum():
+    if not slow.any() or slow.mean() > 0.5 or excess < _ADDED_SHARE * lengths.sum():
         return None
     name, more, part = _what_slow_steps_have(facts, rank, longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
@@ -138,10 +138,12 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         for cause, (clause, remedy) in _HOST_TOOK.items():
             if works and cause == "queued_ns":
                 continue
-            if took[cause] >= _MOSTLY * excess / len(numbers):
+            if took[cause] >= _NAMED_REASON_SHARE * excess / len(numbers):
                 reason, advice = ": " + clause.format(format_ns(took[cause])), remedy
                 break
-    stopped = any(load.rank == rank and load.throttled >= STOPPED for load in facts.host_load)
+    stopped = any(
+        load.rank == rank and load.throttled >= THROTTLED_SHARE for load in facts.host_load
+    )
     advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
     take = "take" if len(numbers) > 1 else "takes"
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
@@ -189,7 +191,7 @@ def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
     """Return the steps per epoch if most of the slow steps begin an epoch; else None."""
     epochs = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
     begins = sorted(step for step in epochs if step is not None)
-    if len(begins) < 2 or len(set(begins) & set(numbers)) < _EPOCHS * len(numbers):
+    if len(begins) < 2 or len(set(begins) & set(numbers)) < _EPOCH_BEGINS_SHARE * len(numbers):
         return None
     return begins[1] - begins[0]
 

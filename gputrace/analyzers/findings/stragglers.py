@@ -29,15 +29,15 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import BY_ID, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges, format_share
 
-_SLOWER: Final = 1.03
+_SLOWER_KERNELS_RATIO: Final = 1.03
 """Ratio to the others' kernel times from which kernels are slower."""
-_PART: Final = 0.25
+_NAMED_PART: Final = 0.25
 """Fraction of the largest excess from which another class is reported too."""
 
-_CONFIRMED: Final = 0.5
+_CONFIRMED_PART: Final = 0.5
 """Part of the others' wait that a replay must gain to say why a rank is late."""
 
-_SHOWN: Final = 6
+_STEPS_NAMED: Final = 6
 """Maximum number of steps named."""
 
 _SHARE_WORK: Final = (
@@ -100,11 +100,11 @@ def straggler(facts: Facts) -> Iterator[Finding]:
     yield from _hidden_work(facts)
 
 
-_MUCH_SLOWER: Final = 1.10
-_NEARLY_ALL_SLOWER: Final = 1.05
+_SLOW_GPU_RATIO: Final = 1.10
+_SLOW_GPU_LOW_QUARTILE: Final = 1.05
 """Ratios to the others' kernel times, of the median and of the lower quartile, from which slow
 kernels are reported even where nothing in the trace waits for them."""
-_LOPSIDED: Final = 2
+_BURST_SKEW: Final = 2
 """How much further above 1 the upper quartile of that ratio is than the lower below, at least, if
 a GPU is slow in bursts; where its work only differs, they are as far."""
 
@@ -134,9 +134,9 @@ def slow_gpus(facts: Facts) -> list[SlowGpu]:
     for entry, (middle, mean) in zip(ratios, usual, strict=True):
         typical, low, high = (part / middle for part in (entry.ratio, entry.low, entry.high))
         ratio = entry.mean / mean
-        always = typical >= _MUCH_SLOWER and low >= _NEARLY_ALL_SLOWER
-        in_bursts = not always and not facts.repeats and ratio >= _MUCH_SLOWER
-        in_bursts &= high - 1 >= _LOPSIDED * abs(1 - low) and high >= _MUCH_SLOWER
+        always = typical >= _SLOW_GPU_RATIO and low >= _SLOW_GPU_LOW_QUARTILE
+        in_bursts = not always and not facts.repeats and ratio >= _SLOW_GPU_RATIO
+        in_bursts &= high - 1 >= _BURST_SKEW * abs(1 - low) and high >= _SLOW_GPU_RATIO
         cost = round(entry.compared_ns * (1 - 1 / ratio))
         if (always or in_bursts) and cost >= MEDIUM * facts.mean_ns:
             slow.append(SlowGpu(entry.gpu, ratio, low, high, in_bursts, cost))
@@ -197,7 +197,7 @@ def late_host(facts: Facts) -> Iterator[Finding]:
         kernels = _kernels(facts, late)
         if _works_longer(facts, late, kernels):
             continue
-        equal = kernels.ratio is not None and kernels.ratio < _SLOWER
+        equal = kernels.ratio is not None and kernels.ratio < _SLOWER_KERNELS_RATIO
         detail = "its kernels are as fast as theirs, and its GPU " if equal else "its GPU "
         detail += _more(late, _IDLE)
         advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
@@ -262,8 +262,8 @@ def _hidden_work(facts: Facts) -> Iterator[Finding]:
 
 def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     """Return the finding about a GPU whose kernels are slower, or that has more of them."""
-    slower = kernels.ratio is not None and kernels.ratio >= _SLOWER
-    extra = kernels.extra_ns > _PART * max(late.more["compute"], late.cost_ns)
+    slower = kernels.ratio is not None and kernels.ratio >= _SLOWER_KERNELS_RATIO
+    extra = kernels.extra_ns > _NAMED_PART * max(late.more["compute"], late.cost_ns)
     reasons = [f"its kernels take {kernels.ratio:.2f} times as long as theirs"] if slower else []
     if extra:
         reasons.append(f"it runs {format_ns(kernels.extra_ns)} of kernels a step that they do not")
@@ -284,7 +284,7 @@ def _works_longer(facts: Facts, late: Straggler, kernels: _Kernels) -> bool:
     of its time differ from the others'.
     """
     gains = facts.late_gains.get(late.lane.gpu.rank)
-    if gains is not None and max(gains) >= _CONFIRMED * late.cost_ns:
+    if gains is not None and max(gains) >= _CONFIRMED_PART * late.cost_ns:
         return max(gains.extra_ns, gains.slower_ns) >= gains.host_ns
     return late.by_work or 2 * kernels.extra_ns > late.cost_ns
 
@@ -302,8 +302,8 @@ def _mixture(facts: Facts, late: Straggler) -> str:
         "with a host as quick as theirs": gains.host_ns,
     }
     most = max(gains)
-    reasons = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _PART * most]
-    worth = most >= _CONFIRMED * late.cost_ns and len(reasons) > 1
+    reasons = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _NAMED_PART * most]
+    worth = most >= _CONFIRMED_PART * late.cost_ns and len(reasons) > 1
     return f"; a step is shorter by {' and by '.join(reasons)}" if worth else ""
 
 
@@ -326,7 +326,7 @@ def _more(late: Straggler, words: dict[str, str]) -> str:
     """Describe the classes that a GPU has more of than the others, the largest first."""
     most = max(late.more[name] for name in words)
     names = sorted(words, key=lambda name: -late.more[name])
-    clauses = [words[name] for name in names if late.more[name] >= max(_PART * most, 1)]
+    clauses = [words[name] for name in names if late.more[name] >= max(_NAMED_PART * most, 1)]
     lengths = [format_ns(late.more[name]) for name in names]
     return " and ".join(text.format(ns) for text, ns in zip(clauses, lengths, strict=False))
 
@@ -395,26 +395,28 @@ def _when(late: Straggler) -> str:
         return ""
     if late.pattern == "one-step":
         return f" in step {late.steps[0]} alone"
-    shown = format_ranges(late.steps[:_SHOWN]) + (", …" if len(late.steps) > _SHOWN else "")
+    shown = format_ranges(late.steps[:_STEPS_NAMED]) + (
+        ", …" if len(late.steps) > _STEPS_NAMED else ""
+    )
     return f" in steps {shown}"
 
 
-_WAITED: Final = 0.01
+_WAITED_SHARE: Final = 0.01
 """Share of a step that the others must lose for a finding whatever the work is."""
-_OF_THE_WORK: Final = 0.05
-_OF_THE_STEP: Final = 0.0005
+_EXTRA_WORK_PART: Final = 0.05
+_EXTRA_STEP_SHARE: Final = 0.0005
 """Else the shares of the GPU's own work, and of a step, that the extra work must be."""
-_TOLD: Final = 0.1
+_NAMED_EXTRA_PART: Final = 0.1
 """Share of the extra work from which one kind of it is named."""
 
-_NAMES: Final = {
+_EXTRA_NAMES: Final = {
     "kernels": "kernels",
     "h2d": "input copies",
     "d2h": "copies to the host",
     "d2d": "copies within its memory",
     "peer": "copies from and to other GPUs",
 }
-_SEVERAL: Final = (
+_SPREAD_WORK: Final = (
     "spread what rank {rank} does alone over all ranks (metrics, validation, logging), or do it "
     "less often"
 )
@@ -435,10 +437,13 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     load = max(loads, key=lambda load: (load.alone_ns, sum(load.extra_ns.values())))
     extra, cost = sum(load.extra_ns.values()) // load.turns, load.alone_ns // load.turns
     share = cost / facts.mean_ns
-    if share < _WAITED:
+    if share < _WAITED_SHARE:
         # Is it much of all that the GPU does, even if nobody waits yet?
         work = load.kernel_ns + load.h2d_ns + load.d2h_ns + load.d2d_ns + load.peer_ns
-        if extra * load.turns < _OF_THE_WORK * work or extra < _OF_THE_STEP * facts.mean_ns:
+        if (
+            extra * load.turns < _EXTRA_WORK_PART * work
+            or extra < _EXTRA_STEP_SHARE * facts.mean_ns
+        ):
             return
     if _is_straggler(facts, load) or _is_stage(facts, load):
         return
@@ -447,7 +452,7 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
     advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
     if len({other.rank for other in facts.once(find_balance)}) > 1:
         where += f" (rank {load.rank})"
-        advice = _SEVERAL.format(rank=load.rank)
+        advice = _SPREAD_WORK.format(rank=load.rank)
     yield Finding(
         "gpu0-skew",
         severity_of(share) or "low",
@@ -475,9 +480,9 @@ def _parts(facts: Facts, load: Load) -> str:
     (1.2 ms against 0 ns)``.
     """
     staged = facts.links is not None and len(facts.links.staged) > 0
-    names = _NAMES | ({"h2d": "copies from the host"} if staged else {})
+    names = _EXTRA_NAMES | ({"h2d": "copies from the host"} if staged else {})
     loads = facts.once(find_balance)
-    least = _TOLD * sum(load.extra_ns.values())
+    least = _NAMED_EXTRA_PART * sum(load.extra_ns.values())
     kinds = sorted(load.extra_ns.items(), key=lambda item: -item[1])
     return ", ".join(
         f"{names[name]} ({format_ns(_each(load, name))} against "

@@ -23,11 +23,11 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.units import format_count, format_ids, format_ns, format_ranges
 
-_TOO_MANY: Final = 0.10
+_NO_VERDICT_SHARE: Final = 0.10
 """Share of a rank's GPU operations whose lack leaves no figure right."""
-_PART_OF_WARMUP: Final = 0.1
+_NAMED_CAUSE_PART: Final = 0.1
 """Share of warm-up's cost from which a cause is named."""
-_MOST_CAUSES: Final = 2
+_CAUSES_NAMED: Final = 2
 """Maximum number of causes named."""
 
 
@@ -78,7 +78,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
     """
     quality, missing = facts.trace.quality, facts.once(missing_rows)
     of_gpus = [part for part in missing if part.rows in ("operations", "kernels")]
-    if of_gpus and of_gpus[0].share >= _TOO_MANY:
+    if of_gpus and of_gpus[0].share >= _NO_VERDICT_SHARE:
         yield facts.finding(
             "lost-records",
             "high",
@@ -179,8 +179,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
 
 def _name_causes(causes: Mapping[str, int], whole: int, is_hip: bool) -> tuple[str, str]:
     """Return a clause on the largest causes of warm-up, and advice on the first of them."""
-    largest = sorted(causes, key=lambda cause: -causes[cause])[:_MOST_CAUSES]
-    shown = [cause for cause in largest if causes[cause] > _PART_OF_WARMUP * whole]
+    largest = sorted(causes, key=lambda cause: -causes[cause])[:_CAUSES_NAMED]
+    shown = [cause for cause in largest if causes[cause] > _NAMED_CAUSE_PART * whole]
     parts = [f"{format_ns(causes[cause])} of {WARMUP_CAUSES[cause].told}" for cause in shown]
     advice = "a long warm-up is autotuning, compilation or allocation"
     if shown:
@@ -190,7 +190,7 @@ def _name_causes(causes: Mapping[str, int], whole: int, is_hip: bool) -> tuple[s
     return f", with {' and '.join(parts)}" if parts else "", advice
 
 
-_HARDLY_ANY: Final = 10
+_FEWEST_KERNELS: Final = 10
 """Kernels below which a recording without steps shows next to nothing of a GPU."""
 
 
@@ -198,7 +198,7 @@ def runs_almost_nothing(facts: Facts) -> bool:
     """Return whether a recording without steps shows next to nothing of a GPU."""
     kernels = sum(lane.kernels for lane in facts.working)
     is_whole = facts.per_gpu.has_calls and not facts.trace.idle_unknown
-    if facts.repeats or not is_whole or kernels >= _HARDLY_ANY:
+    if facts.repeats or not is_whole or kernels >= _FEWEST_KERNELS:
         return False
     recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
@@ -270,9 +270,9 @@ def graph_opaque(facts: Facts) -> Iterator[Finding]:
     )
 
 
-_WORTH_PHASE: Final = 0.01
+_PHASE_SHARE: Final = 0.01
 """Share of the run after warm-up from which a phase is reported."""
-_WAITS: Final = 0.5
+_WAITING_PART: Final = 0.5
 """Share of another rank's phase that a rank must spend without work to count as waiting in it."""
 _NOT_WORK: Final = (CLASSES.index("communication"), *map(CLASSES.index, IDLE_CAUSES))
 
@@ -320,7 +320,7 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
     ranks = len(times.working) + len(times.waits)
     lost = times.total_ns * len(times.waits) // ranks if times.waits else times.idle_ns
     share = lost / run
-    if share < _WORTH_PHASE:
+    if share < _PHASE_SHARE:
         return
     advice = _VALIDATE_ON_ALL.get(facts.framework, "validate on all ranks, each on its part")
     if not times.waits:
@@ -346,7 +346,7 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
     Wrong if: the pause remains without the checkpoint.
     """
     times, run = _times(facts, "checkpoint"), _run_ns(facts)
-    if times is None or times.total_ns < _WORTH_PHASE * run:
+    if times is None or times.total_ns < _PHASE_SHARE * run:
         return
     yield facts.finding(
         "checkpoint-stall",
@@ -393,7 +393,9 @@ def _waits(facts: Facts, phases: Sequence[Phase], working: Sequence[int]) -> dic
     ends = np.array([phase.end_ns for phase in phases], np.int64)
     length = int((ends - starts).sum())
     waited = facts.per_gpu.each(_waited, lanes.values(), same=(starts, ends))
-    return {rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITS * length}
+    return {
+        rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITING_PART * length
+    }
 
 
 def _waited(gpu: GpuShardView, starts: Times, ends: Times) -> int:

@@ -41,9 +41,9 @@ _OF: Final = dict.fromkeys(BUSY_CLASSES, "copy") | {
 AT_EDGES: Final = "before or after its work"
 """Evidence of time at the edges of steps that lies beyond all operations of the GPU."""
 _FEWEST_SAMPLES: Final = 5
-_DOMINATES: Final = 0.5
+_NAMED_LINE_SHARE: Final = 0.5
 """Minimum number of samples, and share that a line or its function must have to be named."""
-_WORTH_NAMING: Final = 0.05
+_NAMED_CALL_PART: Final = 0.05
 """Share of a row that a system call must last for to be named."""
 _ROLE_CAUSES: Final = {"pipeline": "pipeline-bubble", "expert": "expert-imbalance"}
 """Causes of waiting that lie in how work is divided, by the role of the group."""
@@ -342,9 +342,9 @@ def _line_of(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> Sa
     teller = None if lines is None else lines.teller(thread)
     if lines is None or teller is None:
         return None
-    place = lines.place({teller: lines.within(teller, time)}, _DOMINATES)
+    place = lines.place({teller: lines.within(teller, time)}, _NAMED_LINE_SHARE)
     enough = place is not None and place.samples >= _FEWEST_SAMPLES
-    return place if enough and place is not None and place.share >= _DOMINATES else None
+    return place if enough and place is not None and place.share >= _NAMED_LINE_SHARE else None
 
 
 def _system_call(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> str:
@@ -361,7 +361,7 @@ def _system_call(view: GpuShardView, thread: tuple[int, int], time: Intervals) -
     names, index = number_ids(events.name)
     spent = np.bincount(index, within)
     most = int(np.argmax(spent))
-    if spent[most] < _WORTH_NAMING * time.total:
+    if spent[most] < _NAMED_CALL_PART * time.total:
         return ""
     return f"{trace.names([int(names[most])])[int(names[most])]} {spent[most] / time.total:.0%}"
 

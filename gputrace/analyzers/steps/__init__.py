@@ -165,7 +165,7 @@ def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:
     return inputs_alone(operations).copies
 
 
-_COVERED: Final = 0.5
+_HELD_UP_PART: Final = 0.5
 """Part of another rank's interlude that lies in the step of a rank that is held up by it."""
 
 
@@ -197,7 +197,7 @@ def find_blocked_steps(by_rank: Mapping[int, StepWindows]) -> Iterator[BlockedSt
                     continue
                 start = max(interlude.start, int(theirs.start[step]))
                 end = min(interlude.end, int(theirs.end[step]))
-                if end - start >= _COVERED * (interlude.end - interlude.start):
+                if end - start >= _HELD_UP_PART * (interlude.end - interlude.start):
                     yield BlockedSteps(rank, step, by, interlude, start, end)
 
 

@@ -12,24 +12,24 @@ from gputrace.analyzers.grouping import median
 from gputrace.model.events import Mask
 from gputrace.model.struct import Struct
 
-_FEWEST: Final = 40
+_FEWEST_STEPS: Final = 40
 """Minimum number of steps."""
-_BLOCKS: Final = 40
-_IN_BLOCK: Final = 3
+_MOST_STRETCHES: Final = 40
+_STEPS_A_STRETCH: Final = 3
 """Stretches of which the medians are looked at, at most, and steps in each, at least: a few slow
 steps, and noise from step to step, are no change over the run."""
-_GROWS: Final = 0.15
+_LEAST_CHANGE: Final = 0.15
 """Minimum change, as a part of the length before it."""
-_CLEAR: Final = 3.0
+_CLEAR_CHANGE_RATIO: Final = 3.0
 """Minimum ratio of a change to the usual deviation of stretches from it."""
-_SURE: Final = 3.3
+_RISING_ERRORS: Final = 3.3
 """Minimum number of standard deviations by which more pairs of stretches rise than fall."""
-_EDGE: Final = 0.2
+_EACH_SIDE_PART: Final = 0.2
 """Part of the stretches that each side of a jump has at least: at the begin of a run, steps may be
 shorter until what was prefetched is used up."""
-_MOSTLY: Final = 0.9
+_BEYOND_MIDDLE_PART: Final = 0.9
 """Part of either side of a jump that is beyond the middle between both."""
-_RARE: Final = 0.2
+_EACH_SIZE_PART: Final = 0.2
 """Minimum part of the steps that each of two sizes has."""
 _DEVIATION: Final = 1.4826
 """Standard deviation of normal values, as a multiple of their median deviation."""
@@ -61,9 +61,9 @@ def find_drift(lengths: ArrayLike, parts: Mapping[str, ArrayLike]) -> Drift | No
     """
     lengths = np.asarray(lengths, np.float64)
     count = len(lengths)
-    if count < _FEWEST:
+    if count < _FEWEST_STEPS:
         return None
-    edges = np.linspace(0, count, min(_BLOCKS, count // _IN_BLOCK) + 1).astype(int)
+    edges = np.linspace(0, count, min(_MOST_STRETCHES, count // _STEPS_A_STRETCH) + 1).astype(int)
     blocks = np.array([median(part) for part in np.split(lengths, edges[1:-1])])
     growth, jump = _growth(blocks), _jump(blocks)
     since = 0
@@ -102,8 +102,10 @@ def _growth(blocks: NDArray[np.float64]) -> tuple[float, float, float] | None:
     line = slope * np.arange(count)
     start = float(median(blocks - line))
     deviation = np.abs(blocks - line - start)
-    surely = np.sign(rises).sum() > _SURE * (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
-    least = max(_GROWS * start, _CLEAR * _DEVIATION * float(median(deviation)))
+    surely = (
+        np.sign(rises).sum() > _RISING_ERRORS * (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
+    )
+    least = max(_LEAST_CHANGE * start, _CLEAR_CHANGE_RATIO * _DEVIATION * float(median(deviation)))
     if not surely or line[-1] < least:
         return None
     return float(deviation.mean()), start, start + float(line[-1])
@@ -113,7 +115,7 @@ def _jump(blocks: NDArray[np.float64]) -> tuple[float, float, float, int] | None
     """Return the mean deviation from two levels, these, and the first stretch of the higher one, if
     stretches clearly have them.
     """
-    edge = max(int(_EDGE * len(blocks)), 2)
+    edge = max(int(_EACH_SIDE_PART * len(blocks)), 2)
     best: tuple[float, float, float, int] | None = None
     for place in range(edge, len(blocks) - edge + 1):
         low, high = blocks[:place], blocks[place:]
@@ -126,8 +128,8 @@ def _jump(blocks: NDArray[np.float64]) -> tuple[float, float, float, int] | None
     deviation, before, after, place = best
     middle = (before + after) / 2
     apart = min(np.mean(blocks[:place] < middle), np.mean(blocks[place:] > middle))
-    least = max(_GROWS * before, _CLEAR * deviation)
-    return best if apart >= _MOSTLY and after - before >= least else None
+    least = max(_LEAST_CHANGE * before, _CLEAR_CHANGE_RATIO * deviation)
+    return best if apart >= _BEYOND_MIDDLE_PART and after - before >= least else None
 
 
 def _first_longer(lengths: NDArray[np.float64], first: int, end: int, middle: float) -> int:
@@ -142,7 +144,7 @@ def _two_sizes(lengths: NDArray[np.float64]) -> Mask:
     comes once only.
     """
     ordered = np.sort(lengths)
-    few = int(_RARE * len(ordered))
+    few = int(_EACH_SIZE_PART * len(ordered))
     if not 0 < ordered[few] < ordered[-few - 1]:
         return np.zeros(len(lengths), np.bool_)
     ratios = ordered[few + 1 : len(ordered) - few] / ordered[few : len(ordered) - few - 1]
@@ -152,5 +154,5 @@ def _two_sizes(lengths: NDArray[np.float64]) -> Mask:
     sizes = [lengths[~longer], lengths[longer]]
     low, high = (float(median(size)) for size in sizes)
     scatter = max(_DEVIATION * float(median(np.abs(size - median(size)))) for size in sizes)
-    apart = high - low >= max(_GROWS * low, 2 * _CLEAR * scatter)
+    apart = high - low >= max(_LEAST_CHANGE * low, 2 * _CLEAR_CHANGE_RATIO * scatter)
     return longer if in_turn and apart else np.zeros(len(lengths), np.bool_)

@@ -281,7 +281,7 @@ def _packed(start: Times, kind: NDArray[np.uint8], end: int) -> Runs:
 CURVES: Final = ("utilization", "smClock", "power", "memoryUsed", "temperature")
 """Samples to draw, by their names there."""
 _BACKWARD: Final = ("utilization",)
-_HOTTEST: Final = 100.0
+_MOST_PERCENT_OR_CELSIUS: Final = 100.0
 """Upper bound of utilization in percent, and of temperature in degrees Celsius."""
 
 
@@ -334,7 +334,7 @@ def make_curve(
     if len(time) < 2:
         return None
     held = value[1:] if name in _BACKWARD else value[:-1]
-    tops = {"utilization": _HOTTEST, "temperature": _HOTTEST}
+    tops = {"utilization": _MOST_PERCENT_OR_CELSIUS, "temperature": _MOST_PERCENT_OR_CELSIUS}
     if card is not None:
         tops |= {
             "smClock": card.sm_clock_max or 0.0,

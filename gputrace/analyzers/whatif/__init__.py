@@ -62,7 +62,7 @@ class Replay(Struct, frozen=True, dict=True):
         """Return the findings whose cures are predicted wherever they gain anything: not those
         whose cause is mostly in other steps than the graph's.
         """
-        return CURABLE - {cause for cause, more in self.rarely.items() if more > _ELSEWHERE}
+        return CURABLE - {cause for cause, more in self.rarely.items() if more > _RARE_IN_REPLAY}
 
 
 def prepare_replay(facts: Facts) -> Replay | None:
@@ -145,7 +145,7 @@ def within_lost_time(cures: Sequence[WhatIf], run: Recorded) -> Iterator[WhatIf]
             before[cause] = left
         gain = min(cure.gain_ns, before[cause])
         left = min(left, before[cause] - gain)
-        if gain < WORTH * cure.now_ns:
+        if gain < WORTHWHILE_GAIN * cure.now_ns:
             continue
         step = cure.now_ns - gain
         low, high = max(cure.low_ns, step) if gain < cure.gain_ns else cure.low_ns, cure.high_ns
@@ -154,10 +154,10 @@ def within_lost_time(cures: Sequence[WhatIf], run: Recorded) -> Iterator[WhatIf]
         yield replace(cure, step_ns=step, gain_ns=gain, sure_ns=sure, **bounds)
 
 
-_ELSEWHERE: Final = 2.0
+_RARE_IN_REPLAY: Final = 2.0
 """Time of a mean step, as a multiple of that in the replayed steps, above which these do not stand
 for the others."""
-_TRIALS: Final = 6
+_RECORDER_TRIALS: Final = 6
 """Replays to find how much shorter calls are without the recorder."""
 
 
@@ -173,7 +173,7 @@ def without_recorder(graph: Graph, ratio: float) -> Graph:
         return graph
     threads = np.bincount(graph.thread[launches])
     low, high = 0.0, 4 * (1 - ratio) * recorded * graph.steps / float(threads.max())
-    for _ in range(_TRIALS):
+    for _ in range(_RECORDER_TRIALS):
         each = (low + high) / 2
         quick = _with_quick_calls(graph, launches, each)
         is_too_quick = measure(quick, quick.end).mean < ratio * recorded
@@ -195,11 +195,11 @@ def _with_quick_calls(graph: Graph, calls: Mask, saved: float) -> Graph:
     return quick.changed(end=replay(quick))
 
 
-WORTH: Final = 0.01
+WORTHWHILE_GAIN: Final = 0.01
 """Fraction of a step that an optimization must save to be listed."""
 MOST_ERROR: Final = 0.10
 """Maximum unexplained fraction of the step time; above it, nothing is predicted."""
-_SURE: Final = 2.0
+_RANGE_ERRORS: Final = 2.0
 """Half-width of the bounds of a mean, in standard errors."""
 
 
@@ -241,7 +241,7 @@ def predict(
         )
         low, step, high = (round(mean_ns * value / recorded.mean) for value in ranged)
         step = max(step, floors[0])
-        if mean_ns - step < WORTH * mean_ns:
+        if mean_ns - step < WORTHWHILE_GAIN * mean_ns:
             continue
         known = calibrate(cure.id)
         least = round(min(low * (1 - _RUN_TO_RUN), step * known.below))
@@ -302,7 +302,7 @@ def _edits(graph: Graph, cure: Cure, recorded: Measure) -> list[_Edit]:
         changed = cure.change(graph, effect)
         if changed is not None:
             edits.append(_Edit(changed, measure(changed, replay(changed))))
-        if not edits or recorded.mean - edits[0].steps.mean < WORTH * recorded.mean:
+        if not edits or recorded.mean - edits[0].steps.mean < WORTHWHILE_GAIN * recorded.mean:
             return []
     return edits
 
@@ -319,6 +319,6 @@ def _range(edits: Sequence[_Edit], recorded: Measure, error: float) -> tuple[flo
     bounds += [edit.steps.mean for edit in edits]
     # Estimate the step directly or as the recorded one minus the gain: take what scatters less.
     known = (recorded.lengths - middle.lengths, middle.lengths)
-    scatter = _SURE * min(standard_error(lengths) for lengths in known)
+    scatter = _RANGE_ERRORS * min(standard_error(lengths) for lengths in known)
     highest = max(middle.mean, min(max(bounds) + scatter, recorded.mean))
     return max(min(bounds) - scatter, 0.0), middle.mean, highest
