@@ -30,8 +30,8 @@ from gputrace.analyzers.findings.busy import (
     find_expert_loads,
     find_sharded_data,
 )
-from gputrace.analyzers.findings.context import SEVERITIES, Facts
 from gputrace.analyzers.findings.data_feeding import find_input_pipelines, find_loaders
+from gputrace.analyzers.findings.facts import SEVERITIES, Facts
 from gputrace.analyzers.findings.hardware import find_card_use
 from gputrace.analyzers.findings.idle import find_allocators
 from gputrace.analyzers.findings.stragglers import find_balance, late_causes

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.device_metrics import find_cards
-from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.topology import GB, pcie_rate
 from gputrace.model.results import CardUse, Evidence, Finding

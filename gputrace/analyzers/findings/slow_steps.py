@@ -9,15 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gputrace.analyzers.findings.context import Facts, severity_of
 from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
-from gputrace.analyzers.findings.host import (
-    COLLECT_BETWEEN,
-    COMPILE_ONCE,
-    CORES_ALONE,
-    RAISE_QUOTA,
-    THROTTLED_SHARE,
-)
+from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
+from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN, COMPILE_ONCE
 from gputrace.analyzers.grouping import edges_of, median, time_of
 from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.loader import read_loaders

@@ -9,20 +9,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.data_feeding import how_to_feed_faster
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.hardware import lower_clock
 from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
 from gputrace.analyzers.grouping import median, median_of_others
+from gputrace.analyzers.kernel_ratios import KernelRatio
+from gputrace.analyzers.lateness import Lateness, Straggler, find_lateness, find_stragglers
 from gputrace.analyzers.load_balance import compare_loads
 from gputrace.analyzers.operations import Gpu
-from gputrace.analyzers.stragglers import (
-    KernelRatio,
-    Lateness,
-    Straggler,
-    find_lateness,
-    find_stragglers,
-)
 from gputrace.model.events import UNKNOWN
 from gputrace.model.results import Evidence, Finding, Load
 from gputrace.model.struct import Struct

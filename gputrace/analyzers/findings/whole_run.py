@@ -11,11 +11,11 @@ import numpy as np
 
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.copies import weights_until
-from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger import lost_time
-from gputrace.analyzers.ledger.host import Host
+from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding, Missing, Phase

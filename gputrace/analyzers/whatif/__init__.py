@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.findings.facts import Facts
 from gputrace.analyzers.findings.stragglers import find_late
 from gputrace.analyzers.grouping import median
+from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.ledger import find_host_times
 from gputrace.analyzers.operations import Gpu
-from gputrace.analyzers.stragglers import LateGains
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.calibration import calibrate
 from gputrace.analyzers.whatif.graph import (

@@ -10,8 +10,8 @@ import numpy as np
 
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import Call
+from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.operations import OperationClass
-from gputrace.analyzers.stragglers import LateGains
 from gputrace.analyzers.whatif.graph import Graph, Index, before_on, measure, replay
 from gputrace.model.events import Kind, Mask, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Times

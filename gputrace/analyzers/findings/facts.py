@@ -18,10 +18,12 @@ from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.copies import find_copies
 from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, edges_of, stretches
+from gputrace.analyzers.grouping import StepsOf, edges_of, stretches, time_of
 from gputrace.analyzers.host_calls import are_of_hip
 from gputrace.analyzers.host_state import measure_load, read_counters
+from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
+from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.ledger import Ledger, account, charges_of, move_amounts
 from gputrace.analyzers.ledger.causes import Cause, path_of
 from gputrace.analyzers.operations import GpuOperations
@@ -30,7 +32,6 @@ from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
-from gputrace.analyzers.stragglers import KernelRatio, LateGains, kernel_ratios
 from gputrace.model.communication import Pipeline
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import DATA, OTHER, PHASES, HostLoad, StepPhases
@@ -483,6 +484,12 @@ class Facts(Struct, frozen=True, dict=True):
             return None
         return most, named[most], total
 
+    def host_cost(self, cause: str, host_ns: float) -> int:
+        """Return the cost of a cause of the host per step: the GPUs' idle time that is charged to
+        it, or without a GPU ``host_ns``.
+        """
+        return self.ledger.mean(cause) if self.per_gpu.operations else round(host_ns)
+
     @cached_property
     def measured_of(self) -> StepsOf:
         """Lookup of the measured steps of one GPU."""
@@ -492,6 +499,10 @@ class Facts(Struct, frozen=True, dict=True):
     def working_times(self) -> list[Intervals]:
         """Measured time of each of the GPUs that count."""
         return [self.time_of(lane) for lane in self.working]
+
+    def time_of_rank(self, rank: int) -> Intervals:
+        """Return the measured steps of a rank."""
+        return time_of(step for step in self.measured if step.rank == rank)
 
     def time_of(self, lane: LaneSummary) -> Intervals:
         """Return the measured steps of a GPU; its window where there are none."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_links import (
     Links,
     Slower,
