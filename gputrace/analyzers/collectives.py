@@ -436,8 +436,11 @@ def _point_to_point(
         matched: list[tuple[int, int]] = []
         if sent and received:
             sender, receiver = (
-                _part_of(talks[lane_of[place]], lane_of[place], rows)
-                for place, rows in ((source, sent), (target, received))
+                Part(lane, at, talks[lane].events.start[at], talks[lane].events.end[at])
+                for lane, at in (
+                    (lane_of[source], np.array(sent, np.int64)),
+                    (lane_of[target], np.array(received, np.int64)),
+                )
             )
             partner = _pair(sender, receiver, apart_ns, joint=False, known=True)
             matched = [(int(p), n) for n, p in enumerate(partner.tolist()) if p != UNKNOWN]
@@ -466,11 +469,6 @@ def _are_exchanges(talk: _Talk) -> Mask:
     exchanges = np.zeros(len(talk.row), bool)
     exchanges[talk.messages.kernel] = True
     return exchanges
-
-
-def _part_of(talk: _Talk, lane: int, rows: Sequence[int]) -> Part:
-    at = np.array(rows, np.int64)
-    return Part(lane, at, talk.events.start[at], talk.events.end[at])
 
 
 def _exchanges(

@@ -61,7 +61,14 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
     if not len(nvml.samples):
         return ()
     if gpus.trace.is_card_log:
-        return tuple(_use_alone(nvml, host, gpu) for host, gpu in sorted(nvml.places))
+        uses = []
+        for host, gpu in sorted(nvml.places):
+            samples, card = nvml.samples.of(host, gpu), nvml.card(host, gpu) or Card(gpu, host)
+            start, end = int(samples.time[0]) - _FIRST_PERIOD_NS, int(samples.time[-1]) + 1
+            worked = np.nan_to_num(samples["utilization"], nan=1) > 0
+            alone = Gpu(gpu, True, gpu, 0, gpu, False, card.name, host, "", ())
+            uses.append(_use(alone, card, samples, union([start], [end]), worked))
+        return tuple(uses)
     steps_of = StepsOf(steps)
     by_lane = [(lane, nvml.samples.of(lane.gpu.host, lane.gpu.gpu)) for lane in gpus.lanes]
     sampled = [(lane, samples) for lane, samples in by_lane if len(samples)]
@@ -78,15 +85,6 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
         )
         for (lane, samples), busy_ns in zip(sampled, busy, strict=True)
     )
-
-
-def _use_alone(nvml: Nvml, host: int, gpu: int) -> CardUse:
-    samples = nvml.samples.of(host, gpu)
-    card = nvml.card(host, gpu) or Card(gpu, host)
-    measured = union([int(samples.time[0]) - _FIRST_PERIOD_NS], [int(samples.time[-1]) + 1])
-    worked = np.nan_to_num(samples["utilization"], nan=1) > 0
-    alone = Gpu(gpu, True, gpu, 0, gpu, False, card.name, host, "", ())
-    return _use(alone, card, samples, measured, worked)
 
 
 def _busy_within(view: GpuShardView, starts: Times, ends: Times) -> Times:

@@ -123,13 +123,6 @@ def _shared(table: Floats) -> Floats:
     return table[:, np.isfinite(table).sum(axis=0) > 1]
 
 
-def _kernels(operations: GpuOperations) -> Mask:
-    """Return a mask of the compute kernels."""
-    compute = operations.classes == OperationClass.COMPUTE
-    kernels: Mask = compute & (operations.events.kind == Kind.KERNEL)
-    return kernels
-
-
 _UNEVEN_SPAN_PART: Final = 0.1
 """Part by which a GPU's span must exceed the time that all have in common to be cut to it."""
 
@@ -146,13 +139,18 @@ def _compared_time(span: Window, together: Window) -> NDArray[np.int64]:
 def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]) -> _Launches:
     """Return the median duration of each launch that most steps have."""
     operations = view.operations
-    rows = np.flatnonzero(_kernels(operations))
+    computes = operations.classes == OperationClass.COMPUTE
+    rows = np.flatnonzero(computes & (operations.events.kind == Kind.KERNEL))
     rows, step, count = _in_steps(operations, rows, *steps)
     ids, where = number_ids(operations.events.name[rows])
     texts = np.array([names[id] for id in ids.tolist()], np.int64).take(where)
     order = np.argsort(step << 32 | texts, kind="stable")  # The rows are in order of start.
     rows, step, texts = rows[order], step[order], texts[order]
-    places = _places(step, texts)
+    # Rows of equal step and text, which are adjacent, are numbered from 0.
+    first = np.ones(len(rows), np.bool_)
+    first[1:] = (step[1:] != step[:-1]) | (texts[1:] != texts[:-1])
+    number = np.arange(len(rows))
+    places = number - np.maximum.accumulate(np.where(first, number, 0))
     lengths = operations.end[rows] - operations.start[rows]
     talks = operations.classes == OperationClass.COMMUNICATION
     busy = union(operations.start[talks], operations.end[talks], is_sorted=True)
@@ -197,15 +195,6 @@ def _in_steps(
         chosen = step % stride == 0
         rows, step = rows[chosen], step[chosen]
     return rows, step, len(distinct_ids(step))
-
-
-def _places(step: NDArray[np.intp], texts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number the rows of equal step and text from 0; equal rows must be adjacent."""
-    count = len(step)
-    first = np.ones(count, bool)
-    first[1:] = (step[1:] != step[:-1]) | (texts[1:] != texts[:-1])
-    begins = np.maximum.accumulate(np.where(first, np.arange(count), 0))
-    return np.arange(count) - begins
 
 
 def _medians(

@@ -99,6 +99,9 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
     alone = [use for use in uses if {(on.gpu, on.rank) for on in use.by_gpu} == {first}]
     products = [use for use in uses if use.tensor_cores is not None]
     by_family = _summed(uses, span, lambda use: (use.family,))
+    launches = zip(*(row.counted.launches for row in rows), strict=True)
+    tiny, calls, delays = map(np.concatenate, launches)
+    middles = [int(median(times)) if len(times) else None for times in (calls, delays)]
     by_precision = _summed(
         products, span, lambda use: (use.tensor_cores or "", precision_of(use.name))
     )
@@ -115,7 +118,7 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
         has_tensor_cores=_all_have(generations, 7),
         has_tf32=_all_have(generations, 8),
         first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(rows) > 1 else (),
-        launches=_launch_cost([row.counted.launches for row in rows]),
+        launches=LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles),
         flop=flop,
     )
 
@@ -413,13 +416,6 @@ def _launch_times(view: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
     done = np.where(rows > 0, ops.reach[np.maximum(rows - 1, 0)], 0)
     delay = ops.start[rows] - began
     return LaunchTimes(tiny, calls.end[issued_by] - began, delay[(done <= began) & (delay > 0)])
-
-
-def _launch_cost(launched: Sequence[LaunchTimes]) -> LaunchCost:
-    """Return the launch cost of all GPUs together."""
-    tiny, calls, delays = (np.concatenate(times) for times in zip(*launched, strict=True))
-    middles = [int(median(times)) if len(times) else None for times in (calls, delays)]
-    return LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles)
 
 
 _MOST_WORDS: Final = 12

@@ -211,15 +211,24 @@ def find_lateness(
     place[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
     waiter, last = place[collectives.lane[row]], place[collectives.last_lane[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
-    lost_ns = np.where(waiter != last, _losses(gpus, meeting, waiter, collectives, row), 0)
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
     steps, at = steps_by_gpu(measured), np.searchsorted(numbers, step[row])
     lane_steps = [steps.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in meeting]
-    slacks = gpus.each(find_slack, meeting, map(_edges, lane_steps))
-    rows = rows_by(waiter, len(meeting))
-    for mine, steps_run, slack_ns in zip(rows, lane_steps, slacks, strict=True):
+    edges = (
+        np.array([(s.step, s.start_ns, s.end_ns) for s in steps], np.int64).reshape(-1, 3)
+        for steps in lane_steps
+    )
+    rows = [
+        mine[np.argsort(collectives.start[row[mine]], kind="stable")]
+        for mine in rows_by(waiter, len(meeting))
+    ]
+    columns = (collectives.start, collectives.end, collectives.wait)
+    times = ([column[row[mine]] for mine in rows] for column in columns)
+    each = gpus.each(_lost_and_slack, meeting, *times, edges)
+    for mine, steps_run, (lost_ns, slack_ns) in zip(rows, lane_steps, each, strict=True):
         losses = np.zeros_like(caused)
-        np.add.at(losses, (last[mine], at[mine]), lost_ns[mine])
+        by_others = np.where(waiter[mine] != last[mine], lost_ns, 0)
+        np.add.at(losses, (last[mine], at[mine]), by_others)
         if slack_ns is not None:
             of_step = np.zeros(len(numbers), np.int64)
             of_step[np.searchsorted(numbers, [step.step for step in steps_run])] = slack_ns
@@ -236,12 +245,6 @@ def find_lateness(
     )
 
 
-def _edges(steps: Sequence[Step]) -> NDArray[np.int64]:
-    """Return number, start and end of each step, of shape (steps, 3)."""
-    rows = [(step.step, step.start_ns, step.end_ns) for step in steps]
-    return np.array(rows, np.int64).reshape(-1, 3)
-
-
 def _bound(losses: NDArray[np.int64], slack: NDArray[np.int64]) -> None:
     """Limit the losses of a GPU, in place, to what its host could have gained.
 
@@ -256,24 +259,11 @@ def _bound(losses: NDArray[np.int64], slack: NDArray[np.int64]) -> None:
     losses[:] = losses * (np.clip(slack.sum(), 0, total) / max(total, 1))
 
 
-def _losses(
-    gpus: PerGpu,
-    lanes: Sequence[LaneSummary],
-    lane_of_row: NDArray[np.int64],
-    collectives: Collectives,
-    row: NDArray[np.int64],
-) -> Times:
-    """Return the nanoseconds that each row of the collectives costs its GPU."""
-    lost = np.zeros(len(row), np.int64)
-    by_lane = [
-        mine[np.argsort(collectives.start[row[mine]], kind="stable")]
-        for mine in rows_by(lane_of_row, len(lanes))
-    ]
-    columns = (collectives.start, collectives.end, collectives.wait)
-    times = ([column[row[mine]] for mine in by_lane] for column in columns)
-    for mine, lost_ns in zip(by_lane, gpus.each(_lost, lanes, *times), strict=True):
-        lost[mine] = lost_ns
-    return lost
+def _lost_and_slack(
+    view: GpuShardView, start: Times, end: Times, wait: Times, steps: NDArray[np.int64]
+) -> tuple[Times, NDArray[np.int64] | None]:
+    """Return the nanoseconds that each of a GPU's collectives costs it, and its slack by step."""
+    return _lost(view, start, end, wait), find_slack(view, steps)
 
 
 def _lost(view: GpuShardView, start: Times, end: Times, wait: Times) -> Times:

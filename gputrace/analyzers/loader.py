@@ -342,7 +342,12 @@ class _Batches:
             for name in sorted({*events.name.tolist()})
             if name.startswith(_TRANSFORM)
         }
-        self._fill_in(fetch)
+        timed = sum(self.transforms.values(), np.zeros(len(fetch))) > 0
+        if timed.any():
+            # Batches whose transforms were not timed have the share of the others.
+            whole = max(float(fetch[timed].sum()), 1.0)
+            for times in self.transforms.values():
+                times[~timed] = fetch[~timed] * float(times[timed].sum()) / whole
         self.fetch = fetch
         self.read = np.maximum(fetch - sum(self.transforms.values(), np.zeros(len(fetch))), 0)
         collate, self.send = self._sums(events.of("collate")), self._sums(events.of("send"))
@@ -357,15 +362,6 @@ class _Batches:
             if len(times) and times.any()
         ]
         self.parts = tuple(sorted(parts, key=lambda part: -part.batch_ns))
-
-    def _fill_in(self, fetch: Floats) -> None:
-        """Give batches whose transforms were not timed the share of the others."""
-        total = sum(self.transforms.values(), np.zeros(len(fetch)))
-        timed = total > 0
-        if timed.any():
-            whole = max(float(fetch[timed].sum()), 1.0)
-            for times in self.transforms.values():
-                times[~timed] = fetch[~timed] * float(times[timed].sum()) / whole
 
     def _sums(self, events: LoaderEvents) -> Floats:
         """Return the nanoseconds of events by batch."""

@@ -63,6 +63,7 @@ from gputrace.model.results import (
     GpuTotals,
     RecordedCalls,
     Step,
+    Throughput,
 )
 from gputrace.model.trace import Progress, Trace
 from gputrace.plugins import Plugin, call, expect, load_function, plugins, warn
@@ -121,20 +122,12 @@ def _answer(
     run = prepare_replay(facts)
     facts.late_gains.update(late_gains(facts, run))
     facts.late_causes.update(late_causes(facts))
+    ledger = facts.ledger
     findings = find(facts, plugged)
     predictions = what_if(facts, findings, run)
-    curable = frozenset[str]() if run is None else run.curable
-    work, steps = gpus.whole.once(read_work), facts.timed or facts.steps
-    flop = flop_of_step(facts.kernels)
-    throughput = measure_throughput(work, flop, facts.processes, steps, facts.unrecorded)
-    throughput = add_use(throughput, gpus.lanes, facts.kernels)
-    start_up = 0.0 if facts.repeats else facts.share_of(facts.ledger.mean("warmup"))
+    start_up = 0.0 if facts.repeats else facts.share_of(ledger.mean("warmup"))
     recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
-    if recorded_calls is not None:
-        quality.notes.append(str(recorded_calls))
-    quality.notes += overlapping_kernels(facts)
-    if all_steps.cost is not None and not all_steps.cost.added_ns:
-        quality.notes.append(str(all_steps.cost))
+    quality.notes += _notes(facts, recorded_calls)
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -151,7 +144,7 @@ def _answer(
         gaps=_longest_gaps(facts, options.gaps),
         balance=facts.once(find_balance),
         links=facts.links.rows if facts.links is not None else (),
-        findings=order(findings, predictions, facts.mean_ns, curable),
+        findings=order(findings, predictions, facts.mean_ns, run.curable if run else ()),
         what_if=predictions,
         kernels=facts.kernels,
         cards=facts.once(find_card_use),
@@ -173,13 +166,21 @@ def _answer(
         warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
         left_out=tuple(quality.left_out),
         tables=tables,
-        throughput=throughput,
-        energy=find_energy(trace.nvml, gpus, chosen, throughput),
+        throughput=facts.once(_throughput),
+        energy=find_energy(trace.nvml, gpus, chosen, facts.once(_throughput)),
         modules=find_modules(gpus, chosen),
         copies=facts.copies,
-        ledger=facts.ledger.rows,
+        ledger=ledger.rows,
         causes=tree_of(facts.causes, waits_known=facts.waits_known),
     )
+
+
+def _throughput(facts: Facts) -> tuple[Throughput, ...]:
+    """Return samples, tokens and FLOPs of each rank; empty where nothing tells them."""
+    work, steps = facts.per_gpu.whole.once(read_work), facts.timed or facts.steps
+    flop = flop_of_step(facts.kernels)
+    rows = measure_throughput(work, flop, facts.processes, steps, facts.unrecorded)
+    return add_use(rows, facts.per_gpu.lanes, facts.kernels)
 
 
 def _longest_gaps(facts: Facts, most: int) -> Gaps:
@@ -194,16 +195,22 @@ _OVERLAPPING_RATIO: Final = 1.05
 """Ratio of the kernels' time to the time in which any runs, from which they are said to overlap."""
 
 
-def overlapping_kernels(facts: Facts) -> Iterator[str]:
-    """Yield a note where shares of kernels sum to more than the time in which the GPUs are busy."""
+def _notes(facts: Facts, recorded_calls: RecordedCalls | None) -> Iterator[str]:
+    """Yield what limits the figures: calls that were not recorded, shares of kernels that sum to
+    more than the time in which the GPUs are busy, and what recording cost if it added nothing.
+    """
+    if recorded_calls is not None:
+        yield str(recorded_calls)
     busy = sum(row.of("compute") + row.of("communication") for row in facts.rows)
-    kernels = facts.kernels
+    kernels, cost = facts.kernels, facts.all_steps.cost
     spent = 0 if kernels is None else sum(use.total_ns for use in kernels.top) + kernels.rest_ns
     if busy and spent > _OVERLAPPING_RATIO * busy:
         yield (
             "kernels overlap, on several streams or as dependent launches: their times sum to "
             f"{spent / busy:.0%} of the time in which any of them runs"
         )
+    if cost is not None and not cost.added_ns:
+        yield str(cost)
 
 
 def _span(trace: Trace, lanes: Sequence[AnyLaneSummary]) -> int:

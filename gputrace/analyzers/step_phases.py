@@ -109,7 +109,10 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     ends.append(events.end[events.kind == Kind.STEP])
     forward, model = calls(FORWARD), calls(_MODEL)
     if not len(forward):
-        before = _before(backward.start, np.sort(np.concatenate(ends)))
+        # A forward pass lasts from the last end of anything before a backward pass to its start.
+        last_end = np.sort(np.concatenate(ends))
+        place = np.searchsorted(last_end, backward.start, "right") - 1
+        before = union(last_end[place[place >= 0]], backward.start[place >= 0])
         forward = merge_touching(_from(before, model.start).difference(calls(OTHER)), model)
     # The first to have a nanosecond keeps it.
     layers = [
@@ -125,13 +128,6 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
         of[name] = merge_touching(of[name], times.difference(given))
         given = merge_touching(given, times)
     return PhaseTimes(of)
-
-
-def _before(starts: Times, ends: Times) -> Intervals:
-    """Return the time before each start since the last end; none where nothing came before it."""
-    last = np.searchsorted(ends, starts, "right") - 1
-    known = last >= 0
-    return union(ends[last[known]], starts[known])
 
 
 def _from(times: Intervals, starts: Times) -> Intervals:

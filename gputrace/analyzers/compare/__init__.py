@@ -56,7 +56,9 @@ def compare(runs: Sequence[Run]) -> Comparison:
     if scaling is not None:
         message = describe_scaling(scaling, unit)
     elif pair is not None:
-        message = describe_pair(verdict, pair, labels, unit)
+        speed = _speed(verdict, pair, labels, unit)
+        changes = ", ".join(_classes(verdict, pair, unit))
+        message = f"{speed}{': ' if unit == 'span' else '; '}{changes}" if changes else speed
     else:
         message = f"these runs cannot be compared: {reason}"
     return Comparison(
@@ -167,13 +169,6 @@ def judge(pair: Pair) -> str:
     if differs:
         return "faster" if (pair.speed_up or 1) > 1 else "slower"
     return "same" if max(-low, high) <= NARROW else "unclear"
-
-
-def describe_pair(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
-    """Describe the comparison of two runs in one sentence, without its full stop."""
-    speed = _speed(verdict, pair, labels, unit)
-    classes = ", ".join(_classes(verdict, pair, unit))
-    return f"{speed}{': ' if unit == 'span' else '; '}{classes}" if classes else speed
 
 
 def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:

@@ -446,20 +446,16 @@ class Facts(Struct, frozen=True, dict=True):
             if charged[0].line not in text:
                 text += f"; the host is at {charged[0].line} in {charged[0].evidence}"
             evidence |= {"line": charged[0].line}
+        ranks = sorted({row.rank for row in rows})
+        if 1 < len(rows) < len(self.rows):
+            text = text.replace("the GPUs", f"the GPUs of {format_ids('rank', ranks)}", 1)
+        elif len(rows) < len(self.rows):
+            text = re.sub(_DO, rf"the GPU of rank {ranks[0]} \1s", text, count=1)
         yield replace(
-            self.finding(id, severity, mean, self._said_of(text, rows), advice, evidence),
-            ranks=tuple(sorted({row.rank for row in rows})),
+            self.finding(id, severity, mean, text, advice, evidence),
+            ranks=tuple(ranks),
             gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
         )
-
-    def _said_of(self, text: str, rows: Sequence[Breakdown]) -> str:
-        """Return a message about the GPUs that is about some of them alone."""
-        if len(rows) == len(self.rows):
-            return text
-        ranks = sorted({row.rank for row in rows})
-        if len(rows) > 1:
-            return text.replace("the GPUs", f"the GPUs of {format_ids('rank', ranks)}", 1)
-        return re.sub(_DO, rf"the GPU of rank {ranks[0]} \1s", text, count=1)
 
     def _phase_of(
         self, causes: Sequence[str], rows: Sequence[Breakdown]

@@ -96,7 +96,10 @@ def claim_autotune(host: Host) -> Intervals:
     synchronisations in each step.
     """
     calls, (starts, ends) = host.view.calls, host.steps
-    if calls is None or not len(starts) or not _uses_cudnn(host):
+    if calls is None or not len(starts):
+        return EMPTY
+    names = host.view.trace.names(distinct_ids(host.view.operations.events.name)).values()
+    if not any(re.search(_CUDNN, name) for name in names):
         return EMPTY
     begins, finishes = [], []
     counts = {Call.ALLOC: np.zeros(len(starts)), Call.SYNC: np.zeros(len(starts))}
@@ -177,7 +180,12 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter with constant shapes.
     """
     share = facts.share_of(facts.ledger.mean("alloc-stall"))
-    calls = _allocating_calls(facts) if share >= _ALLOC_MEDIUM_SHARE else []
+    calls: list[str] = []
+    if share >= _ALLOC_MEDIUM_SHARE:
+        each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
+        spent = sum(map(Counter, each), Counter())
+        least = _NAMED_CALL_PART * spent.total()
+        calls = [name for name, ns in spent.most_common() if ns >= least]
     advice = "keep memory allocated: constant shapes, a pool, a smaller batch"
     if calls and all(re.search(_HOST_MEMORY_CALLS, call) for call in calls):
         advice = "pin host memory once, before the loop, and reuse it"
@@ -266,16 +274,6 @@ _HOST_MEMORY_CALLS: Final = r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|
 _VERSION_SUFFIX: Final = r"_v\d+(_ptsz|_ptds)?$"
 
 
-def _allocating_calls(facts: Facts) -> list[str]:
-    """Return the names of the allocating calls that take most of the time in which GPUs idle for
-    them, most first.
-    """
-    each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
-    spent = sum(map(Counter, each), Counter())
-    least = _NAMED_CALL_PART * spent.total()
-    return [name for name, ns in spent.most_common() if ns >= least]
-
-
 def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
     """Return the nanoseconds of each allocating call in which a GPU idles for allocations."""
     if gpu.calls is None:
@@ -351,12 +349,6 @@ def _in_mpi(gpu: GpuShardView, time: Intervals) -> int:
     return gpu.lane.causes.in_mpi.intersection(time).total
 
 
-def _feeds_several(facts: Facts) -> bool:
-    """Return whether one process feeds several GPUs."""
-    processes = [lane.gpu.process for lane in facts.working]
-    return len(processes) > len(set(processes))
-
-
 def claim_graph_gaps(host: Host) -> Intervals:
     """Prove gaps between two operations of one launch, which are nodes of a CUDA graph."""
     idle, events = host.left["other_idle"], host.view.operations.events
@@ -386,13 +378,24 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     """
     between = facts.ledger.mean("kernel-gaps")
     between = between if between >= MEDIUM * facts.mean_ns else 0
-    clause = _tiny_kernels(facts)
+    clause, kernels = "", facts.kernels
+    if kernels and kernels.launches.tiny_count >= _TINY_KERNELS_SHARE * kernels.count:
+        share, limit = kernels.launches.tiny_count / kernels.count, kernels.launches.tiny_limit_ns
+        clause = f"; {share:.0%} of the kernels are shorter than {format_ns(limit)}"
     if between:
         clause = f", {format_ns(between)} of it between consecutive kernels" + clause
+    advice = _LAUNCH_LESS.get(
+        facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
+    )
+    processes = [lane.gpu.process for lane in facts.working]
+    feeds_several = len(processes) > len(set(processes))
+    if feeds_several and (facts.trains or facts.mean("communication")):
+        # Threads of one process hold each other up.
+        advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
     yield from facts.costly(
         "launch-bound",
         "the GPUs wait {cost} for the host to launch work" + clause,
-        _advice_on_launches(facts),
+        advice,
         beside=("kernel-gaps",) if between else (),
     )
 
@@ -411,26 +414,6 @@ def graph_gaps(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _tiny_kernels(facts: Facts) -> str:
-    """Return a clause on the share of kernels too short to hide a launch, if most are."""
-    if facts.kernels is None:
-        return ""
-    launches, count = facts.kernels.launches, facts.kernels.count
-    if launches.tiny_count < _TINY_KERNELS_SHARE * count:
-        return ""
-    limit = format_ns(launches.tiny_limit_ns)
-    return f"; {launches.tiny_count / count:.0%} of the kernels are shorter than {limit}"
-
-
-def _advice_on_launches(facts: Facts) -> str:
-    """Return the advice: threads of one process hold each other up."""
-    if _feeds_several(facts) and (facts.trains or facts.mean("communication")):
-        return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
-    return _LAUNCH_LESS.get(
-        facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
-    )
-
-
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     """The GPUs are idle and nothing in the trace explains why, or most of that idle time ends when
     a page of managed memory migrates on access.
@@ -441,16 +424,16 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     no shorter with managed memory prefetched.
     """
     why, charged = ", and the trace does not show why: ", facts.ledger.of("idle-unexplained")
-    if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, facts.working_times)) > sum(
-        row.of("other_idle") for row in facts.rows
-    ):
+    each = facts.per_gpu.each(_unexplained_before, facts.working, facts.working_times)
+    before_pages, before_unknown = np.reshape(each, (-1, 2)).sum(axis=0).tolist()
+    if 2 * before_pages > sum(row.of("other_idle") for row in facts.rows):
         why = " before page migrations of managed memory, one after another as pages are accessed"
         advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
         advice += "the GPU; or cudaMalloc and copies"
     elif not facts.per_gpu.has_calls:
         why += "its CUDA API calls were not recorded"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
-    elif 2 * facts.mean_over_gpus(_before_unknown_calls) > facts.mean("other_idle"):
+    elif 2 * (before_unknown // facts.turns) > facts.mean("other_idle"):
         why += "the calls that issued the next operations were not recorded"
         advice = "record CUDA API calls from the start (gputrace record, or nsys -t cuda)"
     elif 2 * sum(row.ns for row in charged if row.evidence == AT_EDGES) > sum(
@@ -464,12 +447,19 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     yield from facts.costly("idle-unexplained", "the GPUs run nothing for {cost}" + why, advice)
 
 
-def _before_pages(gpu: GpuShardView, time: Intervals) -> int:
-    """Return the nanoseconds of unexplained idle time that end with a page of managed memory."""
-    moved = gpu.once(_moved_pages)
+def _unexplained_before(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
+    """Return the nanoseconds of unexplained idle time that end with a page of managed memory, and
+    those before operations without a known call.
+    """
+    causes, moved = gpu.lane.causes, gpu.once(_moved_pages)
+    idle = causes.of["other_idle"].intersection(time)
     pages = moved.select(is_on(moved, gpu.operations.gpu))
-    idle = gpu.lane.causes.of["other_idle"].intersection(time)
-    return int(idle.lengths[is_among(idle.end, pages.start)].sum())
+    before_pages = idle.lengths[is_among(idle.end, pages.start)]
+    if not len(idle) or not len(causes.ends):
+        return int(before_pages.sum()), 0
+    cause = np.minimum(search(causes.ends, idle.end), len(causes.ends) - 1)
+    unknown = idle.lengths[causes.feeder[cause] == NOBODY]
+    return int(before_pages.sum()), int(unknown.sum())
 
 
 def _moved_pages(shard: Shard) -> Events:
@@ -477,16 +467,3 @@ def _moved_pages(shard: Shard) -> Events:
     columns = ("start", "end", "source_memory", "process", "device")
     moved = shard.trace.events([Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D], columns)
     return moved.select(moved.source_memory == Memory.MANAGED)
-
-
-def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
-    """Return the nanoseconds of unexplained idle time before operations without a known call."""
-    causes = gpu.lane.causes
-    idle = causes.of["other_idle"].intersection(time)
-    cause = np.minimum(search(causes.ends, idle.end), max(len(causes.ends) - 1, 0))
-    return int(idle.lengths[causes.feeder[cause] == NOBODY].sum()) if len(idle) else 0
-
-
-def _uses_cudnn(host: Host) -> bool:
-    names = host.view.trace.names(distinct_ids(host.view.operations.events.name)).values()
-    return any(re.search(_CUDNN, name) for name in names)

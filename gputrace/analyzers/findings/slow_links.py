@@ -265,7 +265,14 @@ def _slow_peer_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
     """Yield a proof if copies between GPUs joined by NVLink are no faster than over PCIe."""
     pairs = sorted(set(zip(links.peer.source.tolist(), links.peer.target.tolist(), strict=True)))
     copies = {pair: links.peer.of_pair(*pair) for pair in pairs}
-    slow = {pair: copies[pair] for pair in pairs if _is_slow(links, pair, copies[pair])}
+    slow = {}
+    for pair in pairs:
+        one, other = (links.gpus[index] for index in pair)
+        speed, able = bandwidth(copies[pair]), links.topology.able(one, other)
+        if speed is None or able is None or not nvlinks(links.topology.name(one, other)):
+            continue
+        if speed < min(_SLOW_NVLINK_PART * able, _FASTEST_PCIE):
+            slow[pair] = copies[pair]
     if not slow:
         return
     first, second = next(iter(slow))
@@ -283,14 +290,6 @@ def _slow_peer_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
         _REACH,
         {"link": link, "bandwidth": round(speed)},
     )
-
-
-def _is_slow(links: Links, pair: tuple[int, int], copies: Traffic) -> bool:
-    first, second = (links.gpus[index] for index in pair)
-    speed, able = bandwidth(copies), links.topology.able(first, second)
-    if not nvlinks(links.topology.name(first, second)) or speed is None or able is None:
-        return False
-    return speed < min(_SLOW_NVLINK_PART * able, _FASTEST_PCIE)
 
 
 def _silent_nvlink(facts: Facts, links: Links) -> Iterator[_Proof]:

@@ -120,7 +120,10 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         return None
     name, more, part = _what_slow_steps_have(facts, rank, longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
-    epochs = _begun_by(facts, rank, numbers)
+    begins = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
+    epoch_begins = sorted(step for step in begins if step is not None)
+    begun = len(set(epoch_begins) & set(numbers)) >= _EPOCH_BEGINS_SHARE * len(numbers)
+    epochs = epoch_begins[1] - epoch_begins[0] if len(epoch_begins) > 1 and begun else None
     reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
@@ -180,15 +183,6 @@ def _host_took(
         "queued_ns": counted.queued_more(edges_of(slow), edges_of(others)) if counted else 0,
     }
     return {cause: ns // len(slow) for cause, ns in took.items()}
-
-
-def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
-    """Return the steps per epoch if most of the slow steps begin an epoch; else None."""
-    epochs = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
-    begins = sorted(step for step in epochs if step is not None)
-    if len(begins) < 2 or len(set(begins) & set(numbers)) < _EPOCH_BEGINS_SHARE * len(numbers):
-        return None
-    return begins[1] - begins[0]
 
 
 def _longest_of_each(steps: Sequence[Step]) -> list[Step]:

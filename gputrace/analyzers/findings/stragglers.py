@@ -205,12 +205,6 @@ def late_host(facts: Facts) -> Iterator[Finding]:
         yield _finding(facts, "late-host", late, kernels, detail, advice, where)
 
 
-def _is_stage(facts: Facts, load: Load) -> bool:
-    """Return whether a rank is a stage of a pipeline, whose work is its own by design."""
-    stages = (stage.rank for pipeline in facts.pipelines for stage in pipeline.stages)
-    return load.rank in stages
-
-
 class _HiddenWork(NamedTuple):
     """GPU with kernels that the others do not run, whose slower hosts hide them."""
 
@@ -440,7 +434,12 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
             or extra < _EXTRA_STEP_SHARE * facts.mean_ns
         ):
             return
-    if _is_straggler(facts, load) or _is_stage(facts, load):
+    if not any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
+        hiding = {each.gpu.rank for each in _hiding_work(facts)}
+        if facts.late_causes.get(load.rank) == "straggler" or load.rank in hiding:
+            return
+    # The work of a pipeline's stage is its own by design.
+    if load.rank in (stage.rank for each in facts.pipelines for stage in each.stages):
         return
     known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
     where = f"{'gpu' if known[load.gpu, load.rank] else 'device'} {load.gpu}"
@@ -460,14 +459,6 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
         advice,
         _evidence(load, facts.once(find_balance), extra, share),
     )
-
-
-def _is_straggler(facts: Facts, load: Load) -> bool:
-    """Return whether the extra work is kernels alone, and the rank is late for its work."""
-    if any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
-        return False
-    hiding = {each.gpu.rank for each in _hiding_work(facts)}
-    return facts.late_causes.get(load.rank) == "straggler" or load.rank in hiding
 
 
 def _parts(facts: Facts, load: Load) -> str:

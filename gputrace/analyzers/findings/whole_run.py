@@ -200,7 +200,7 @@ def runs_almost_nothing(facts: Facts) -> bool:
     is_whole = facts.per_gpu.has_calls and not facts.trace.idle_unknown
     if facts.repeats or not is_whole or kernels >= _FEWEST_KERNELS:
         return False
-    recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
+    recorded = facts.once(_recorded_ns)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     return facts.mean_ns < MEDIUM * recorded or not (kernels or opaque)
 
@@ -216,7 +216,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     if not runs_almost_nothing(facts):
         return
     kernels = sum(lane.kernels for lane in facts.working)
-    recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
+    recorded = facts.once(_recorded_ns)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     if not kernels and not opaque and facts.mean_ns >= MEDIUM * recorded:
         copies = sum(lane.copies for lane in facts.working)
@@ -239,6 +239,11 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         "record while the GPUs work; with CUDA graphs, record their replay, not their capture",
         {"kernels": kernels, "recorded_ns": recorded},
     )
+
+
+def _recorded_ns(facts: Facts) -> int:
+    """Return the nanoseconds for which the host with most was recorded; 0 without calls."""
+    return max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
 
 
 def _recorded_of_host(gpu: GpuShardView) -> int:

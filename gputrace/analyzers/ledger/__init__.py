@@ -181,8 +181,18 @@ def _parts_of_wait(
     why = max(at, key=lambda name: at[name])
     evidence = f"rank {rank} came last" + (f" ({why})" if why else "")
     by_cause: Counter[str] = Counter()
-    for reason, ns in _in_proportion(at, exposed_ns):
-        by_cause[_cause_of_wait(reason, role, rank, late)] += ns
+    whole, given, past = max(sum(at.values()), 1), 0, 0
+    for reason, share in at.items():
+        past += share
+        until = exposed_ns * past // whole
+        if role in _ROLE_CAUSES:
+            cause = _ROLE_CAUSES[role]
+        elif rank in late:
+            cause = late[rank]
+        else:
+            cause = "uneven-arrival" if reason in _ONLY_LATE else reason
+        by_cause[cause] += until - given
+        given = until
     for cause, ns in by_cause.items():
         if ns:
             yield _Part(cause, "communication", None, None, ns, evidence)
@@ -249,6 +259,8 @@ class HostTimes(Struct, frozen=True, dict=True):
     """Within a window, by cause; disjoint."""
     spent: dict[str, int]
     """Nanoseconds in the measured time."""
+    data: dict[tuple[int, int], Intervals]
+    """Waits for data within the window, by process and thread."""
 
 
 def find_host_times(
@@ -265,7 +277,8 @@ def find_host_times(
             inside[cause.id] = active.clip(*window)
             spent[cause.id] = active.intersection(time).total
             known = merge_touching(known, active)
-    return HostTimes(inside, spent)
+    data = {thread: waits.clip(*window) for thread, waits in view.lane.data.items()}
+    return HostTimes(inside, spent, data)
 
 
 def charges_of(view: GpuShardView) -> Mapping[tuple[str, str], Intervals]:
@@ -419,16 +432,6 @@ def _find_reasons(
     }
 
 
-def _in_proportion(shares: Mapping[str, int], whole: int) -> Iterable[tuple[str, int]]:
-    """Yield a whole number divided in proportion; the parts sum to it."""
-    total, given, past = sum(shares.values()), 0, 0
-    for name, share in shares.items():
-        past += share
-        until = whole * past // max(total, 1)
-        yield name, until - given
-        given = until
-
-
 def _reasons(view: GpuShardView, asked: Sequence[Intervals]) -> list[dict[str, int]]:
     """Return for each of some times the nanoseconds that a GPU spends by cause; ``work`` is when it
     computes, and an empty name what is not known.
@@ -443,15 +446,6 @@ def _reasons(view: GpuShardView, asked: Sequence[Intervals]) -> list[dict[str, i
         reasons[""] += time.total - reasons.total()
         answers.append({reason: ns for reason, ns in reasons.items() if ns})
     return answers
-
-
-def _cause_of_wait(reason: str, role: str, rank: int, late: Mapping[int, str]) -> str:
-    """Return the cause of waiting for a rank that is meanwhile held up for a reason."""
-    if role in _ROLE_CAUSES:
-        return _ROLE_CAUSES[role]
-    if rank in late:
-        return late[rank]
-    return "uneven-arrival" if reason in _ONLY_LATE else reason
 
 
 def move_amounts(

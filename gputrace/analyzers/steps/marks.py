@@ -257,7 +257,11 @@ def choose_marks(
             continue
         windows = replace(windows, marked=mark.in_control_of(trace))
         if mark.source != "nvtx":
-            return _part_by_host(trace, mark, windows)
+            rows = np.isin(mark.numbers, [] if windows.numbers is None else windows.numbers)
+            if mark.source != "markers" or np.count_nonzero(rows) != len(windows):
+                return windows
+            between = read_between(trace, mark.process, [mark.thread])
+            return part_by_host(between, (mark.start[rows], mark.end[rows]), windows)
         counts = re.search(_TURN, mark.name) is not None
         key = (share >= _MOSTLY_COVERED, counts, -len(windows))
         if best is None or key > best[0]:
@@ -309,15 +313,6 @@ def _operations_of(
     windows = operations.coverage.windows
     places = np.flatnonzero(marks.lie_in(windows) if windows else np.ones(len(counts), np.bool_))
     return places, counts[places]
-
-
-def _part_by_host(trace: Trace, marks: Marks, windows: StepWindows) -> StepWindows:
-    """Return the windows of steps that a recorder marked without what the host does in between."""
-    rows = np.isin(marks.numbers, [] if windows.numbers is None else windows.numbers)
-    if marks.source != "markers" or np.count_nonzero(rows) != len(windows):
-        return windows
-    between = read_between(trace, marks.process, [marks.thread])
-    return part_by_host(between, (marks.start[rows], marks.end[rows]), windows)
 
 
 def project(

@@ -84,6 +84,11 @@ class StepWindows(Struct, frozen=True, dict=True):
         """Nanoseconds of each step."""
         return self.end - self.start
 
+    def at(self, moment: int) -> int | None:
+        """Return the step that contains a moment; None if none does."""
+        number = int(np.searchsorted(self.start, moment, "right")) - 1
+        return number if number >= 0 and moment < self.end[number] else None
+
 
 _WARMUP_SLOWER_PART: Final = 0.15
 """A step longer than the later ones by this part of them is not yet at speed,"""
@@ -165,7 +170,9 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         return None
     steps = _together(marked)
     settled = _settled(steps)
-    runs = _runs(steps)
+    control = np.flatnonzero(steps.control)
+    runs = np.split(control, np.flatnonzero(np.diff(steps.number[control]) != 1) + 1)
+    runs = [run for run in runs if len(run)]
     compared = _compare(steps, settled, runs)
     if min(sum(map(len, runs)), sum(len(beside) for _, beside in compared)) < _FEWEST_COMPARED:
         return None
@@ -218,13 +225,6 @@ def _settled(steps: MarkedSteps) -> NDArray[np.int64]:
     first = np.searchsorted(rows, ends)
     anew = (first[:, None] + np.arange(_SETTLING_STEPS)).ravel()
     return np.delete(rows, anew[anew < len(rows)])
-
-
-def _runs(steps: MarkedSteps) -> list[NDArray[np.int64]]:
-    """Return the rows of each control stretch."""
-    rows = np.flatnonzero(steps.control)
-    runs = np.split(rows, np.flatnonzero(np.diff(steps.number[rows]) != 1) + 1)
-    return [run for run in runs if len(run)]
 
 
 def _compare(

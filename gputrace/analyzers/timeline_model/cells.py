@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -298,17 +297,14 @@ class Curve:
     top: float
     """Upper bound of the value, where it is known; else the largest value."""
 
-    @cached_property
-    def _integral(self) -> NDArray[np.float64]:
-        return np.concatenate([[0.0], np.cumsum(self.value * np.diff(self.time))])
-
     def means(self, edges: Times) -> NDArray[np.float64]:
         """Return the mean between neighbouring edges; NaN where there is no sample."""
         inside = np.clip(edges, self.time[0], self.time[-1])
         # Relative to the first, since absolute nanoseconds exceed the precision of a float.
         since = (inside - self.time[0]).astype(np.float64)
         known = (self.time - self.time[0]).astype(np.float64)
-        sums, lengths = np.diff(np.interp(since, known, self._integral)), np.diff(since)
+        integral = np.concatenate([[0.0], np.cumsum(self.value * np.diff(self.time))])
+        sums, lengths = np.diff(np.interp(since, known, integral)), np.diff(since)
         return np.where(lengths > 0, sums / np.maximum(lengths, 1), np.nan)
 
 

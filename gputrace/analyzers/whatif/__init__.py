@@ -38,10 +38,9 @@ from gputrace.analyzers.whatif.optimizations import (
     longest_wait,
     runs,
 )
-from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
+from gputrace.analyzers.whatif.step_rows import choose_steps, read_rows, when_issued
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Intervals
-from gputrace.model.options import Window
 from gputrace.model.results import Finding, WhatIf
 from gputrace.model.struct import Struct
 
@@ -78,35 +77,27 @@ def prepare_replay(facts: Facts) -> Replay | None:
     if window is None or calls is None:
         return None
     rows = read_rows(gpus, calls, all_steps, steps, facts.collectives, facts.roles)
-    host, rarely = _host_times(facts, window, steps)
-    graph = build_graph(facts.trace, rows, calls, data_within(gpus, window), host)
+    host: dict[str, dict[int, Intervals]] = {}
+    data: dict[tuple[int, int], Intervals] = {}
+    spent: dict[str, tuple[float, float]] = {}
+    causes = tuple(cause for cause in facts.causes if cause.in_all)
+    times = [facts.time_of(lane) for lane in gpus.lanes]
+    each = gpus.each(find_host_times, gpus.lanes, times, same=(causes, window))
+    for lane, found in zip(gpus.lanes, each, strict=True):
+        data |= found.data
+        count = max(len(facts.measured_of(lane.gpu)), 1)
+        for cause, here in found.inside.items():
+            host.setdefault(cause, {})[lane.gpu.process] = here
+            usual = found.spent[cause] / count, here.total / len(steps)
+            spent[cause] = max(spent.get(cause, (0.0, 0.0)), usual)
+    rarely = {cause: mean / max(now, 1.0) for cause, (mean, now) in spent.items() if mean}
+    graph = build_graph(facts.trace, rows, calls, data, host)
     waited = max(row.of("data_feeding") / max(row.steps, 1) for row in facts.rows)
     rarely["data-feeding"] = waited / max(longest_wait(graph), 1.0)
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
     graph = without_recorder(graph, facts.unrecorded)
     mean = round(sum(lengths.values()) / len(lengths) * facts.unrecorded)
     return Replay(graph, rows.gpus, mean, rarely)
-
-
-def _host_times(
-    facts: Facts, window: Window, steps: range
-) -> tuple[dict[str, dict[int, Intervals]], dict[str, float]]:
-    """Return what the hosts did in a window by cause and process, and how much more of that a mean
-    measured step has than one of the window's.
-    """
-    host: dict[str, dict[int, Intervals]] = {}
-    spent: dict[str, tuple[float, float]] = {}
-    lanes = facts.per_gpu.lanes
-    causes = tuple(cause for cause in facts.causes if cause.in_all)
-    times = [facts.time_of(lane) for lane in lanes]
-    each = facts.per_gpu.each(find_host_times, lanes, times, same=(causes, window))
-    for lane, found in zip(lanes, each, strict=True):
-        count = max(len(facts.measured_of(lane.gpu)), 1)
-        for cause, here in found.inside.items():
-            host.setdefault(cause, {})[lane.gpu.process] = here
-            more = found.spent[cause] / count, here.total / len(steps)
-            spent[cause] = max(spent.get(cause, (0.0, 0.0)), more)
-    return host, {cause: usual / max(now, 1.0) for cause, (usual, now) in spent.items() if usual}
 
 
 def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:

@@ -359,16 +359,6 @@ def _one_process_each(
     )
 
 
-def _computing_evenly(graph: Graph, gpus: Index) -> Graph:
-    """Shorten the kernels of some GPUs to the total of the one that computes least."""
-    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
-    totals = np.bincount(graph.gpu[computes], graph.ns[computes])
-    factor = np.ones(len(totals))
-    factor[gpus] = totals[gpus].min() / totals[gpus]
-    shorter = np.rint(graph.ns * factor[graph.gpu]).astype(np.int64)
-    return graph.changed(ns=np.where(computes, shorter, graph.ns))
-
-
 def ddp(graph: Graph, effect: Effect) -> Graph | None:
     """Use one process per GPU instead of one for all: no scatter, gather or replicas.
 
@@ -382,7 +372,13 @@ def ddp(graph: Graph, effect: Effect) -> Graph | None:
         return None
     part = 1 / len(gpus)
     if effect is Effect.MOST:
-        even = _computing_evenly(graph, gpus)
+        # The kernels of each GPU take no longer than those of the one that computes least.
+        computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+        totals = np.bincount(graph.gpu[computes], graph.ns[computes])
+        factor = np.ones(len(totals))
+        factor[gpus] = totals[gpus].min() / totals[gpus]
+        shorter = np.rint(graph.ns * factor[graph.gpu]).astype(np.int64)
+        even = graph.changed(ns=np.where(computes, shorter, graph.ns))
         return _one_process_each(even, gpus, part, 0.0, talks=False, longest=1_000_000)
     if effect is Effect.LEAST:
         return _one_process_each(graph, gpus, 1.0, part, talks=True)
