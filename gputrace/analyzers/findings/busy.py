@@ -23,36 +23,12 @@ from gputrace.model.results import Finding
 from gputrace.model.time_class import CLASSES
 from gputrace.units import format_bytes, format_ns
 
-_PAGEABLE_SHARE: Final = 0.01
-"""Share of the time from which pageable copies are reported."""
-
 _OVERLAP_COPIES: Final = {
     "pytorch": "copy the next batch while this one computes: {pin}"
     ".to(device, non_blocking=True) on a side stream",
     "tensorflow": "prefetch to the GPU (tf.data.experimental.prefetch_to_device)",
     "jax": "put the next batch on the device (jax.device_put) while this one computes",
 }
-_PINNED: Final = {
-    "pytorch": "pin_memory=True in the DataLoader, .to(device, non_blocking=True)",
-    "mxnet": "gluon's DataLoader(pin_memory=True)",
-    "chainer": "cuda.pinned_memory",
-}
-_SEND_LESS: Final = (
-    "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
-    "accumulation)"
-)
-_WAIT_LESS: Final = (
-    "make the ranks arrive at the same time (none is always last): hosts that launch sooner, "
-    "batches of equal size, loaders without stalls; sending less gains little"
-)
-_READ_LESS: Final = (
-    "read back less: reduce on the GPU first, read rarely{pinned}, on a side stream "
-    "(non_blocking=True)"
-)
-_MOVE_LESS: Final = (
-    "copy less within a GPU: views and in-place operations instead of clone, contiguous and cat; "
-    "write outputs where they are needed"
-)
 _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
 
 
@@ -79,6 +55,16 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
         "{cost} go to host-to-device copies with nothing running beside them",
         f"{how}; {_COPY_LESS}",
     )
+
+
+_READ_LESS: Final = (
+    "read back less: reduce on the GPU first, read rarely{pinned}, on a side stream "
+    "(non_blocking=True)"
+)
+_MOVE_LESS: Final = (
+    "copy less within a GPU: views and in-place operations instead of clone, contiguous and cat; "
+    "write outputs where they are needed"
+)
 
 
 def copies_exposed(facts: Facts) -> Iterator[Finding]:
@@ -116,6 +102,15 @@ def amount_pageable(facts: Facts) -> dict[int | None, int]:
 
 def _pageable(facts: Facts) -> Pageable:
     return find_pageable(facts.per_gpu, facts.working, facts.measured)
+
+
+_PAGEABLE_SHARE: Final = 0.01
+"""Share of the time from which pageable copies are reported."""
+_PINNED: Final = {
+    "pytorch": "pin_memory=True in the DataLoader, .to(device, non_blocking=True)",
+    "mxnet": "gluon's DataLoader(pin_memory=True)",
+    "chainer": "cuda.pinned_memory",
+}
 
 
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
@@ -158,6 +153,12 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
             "share": round(share, 4),
         },
     )
+
+
+_WAIT_LESS: Final = (
+    "make the ranks arrive at the same time (none is always last): hosts that launch sooner, "
+    "batches of equal size, loaders without stalls; sending less gains little"
+)
 
 
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
@@ -229,6 +230,12 @@ _KEEP_PARAMETERS: Final = (
 )
 _SHARD_WITHIN_HOST: Final = (
     "shard within a host (HSDP), or wrap more layers together: larger messages"
+)
+
+
+_SEND_LESS: Final = (
+    "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
+    "accumulation)"
 )
 
 

@@ -17,17 +17,6 @@ from gputrace.model.intervals import EMPTY, Intervals, search, union
 from gputrace.model.results import Breakdown, Evidence, Finding
 from gputrace.units import format_count, format_ns
 
-_FEED_FASTER: Final = {
-    "pytorch": "give the DataLoader more workers (num_workers{workers}, persistent_workers=True)"
-    "{pin} and prefetch_factor; decode less per sample, or cache decoded data",
-    "tensorflow": "end the tf.data pipeline with .prefetch(tf.data.AUTOTUNE), map with "
-    "num_parallel_calls=tf.data.AUTOTUNE, cache decoded data",
-    "jax": "prefetch batches to the device in a background thread; load with several workers",
-    "mxnet": "give gluon's DataLoader num_workers{pin}; use RecordIO and prefetching",
-    "chainer": "use MultiprocessIterator with more processes and n_prefetch",
-}
-_RESTART_WAIT_NS: Final = 10_000_000
-"""Time after the start of the workers within which the wait for their first batch begins."""
 KEEP_LOADER: Final = {
     "pytorch": "keep the loader's workers from one epoch to the next: "
     "DataLoader(persistent_workers=True), or one endless loader with a sampler that restarts",
@@ -37,15 +26,6 @@ KEEP_LOADER: Final = {
 }
 _LOADER_WAIT_PART: Final = 0.2
 """Part of the wait for input below which waits for the loader do not explain it."""
-_COPY_SOONER: Final = (
-    "check what the loop does between taking a batch and copying it: move changes to samples into "
-    "the loader's workers, and everything else after the copy"
-)
-
-_LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
-_MAKE_SOONER: Final = (
-    "generate or read the copied data in parallel while the GPU works, or on the GPU"
-)
 
 
 def data_feeding(facts: Facts) -> Iterator[Finding]:
@@ -103,6 +83,19 @@ def _without_gpu(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_FEED_FASTER: Final = {
+    "pytorch": "give the DataLoader more workers (num_workers{workers}, persistent_workers=True)"
+    "{pin} and prefetch_factor; decode less per sample, or cache decoded data",
+    "tensorflow": "end the tf.data pipeline with .prefetch(tf.data.AUTOTUNE), map with "
+    "num_parallel_calls=tf.data.AUTOTUNE, cache decoded data",
+    "jax": "prefetch batches to the device in a background thread; load with several workers",
+    "mxnet": "give gluon's DataLoader num_workers{pin}; use RecordIO and prefetching",
+    "chainer": "use MultiprocessIterator with more processes and n_prefetch",
+}
+_RESTART_WAIT_NS: Final = 10_000_000
+"""Time after the start of the workers within which the wait for their first batch begins."""
+
+
 def claim_restarts(host: Host) -> Intervals:
     """Prove waits for a loader that starts its workers anew: from there to the first batch."""
     events, data = host.view.once(read_loaders), host.waits_for_data
@@ -133,6 +126,16 @@ def loader_restart(facts: Facts) -> Iterator[Finding]:
         "the GPUs wait {cost} for the loader to start its workers anew, as each epoch does",
         KEEP_LOADER.get(facts.framework, KEEP_LOADER[""]),
     )
+
+
+_COPY_SOONER: Final = (
+    "check what the loop does between taking a batch and copying it: move changes to samples into "
+    "the loader's workers, and everything else after the copy"
+)
+_LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
+_MAKE_SOONER: Final = (
+    "generate or read the copied data in parallel while the GPU works, or on the GPU"
+)
 
 
 def how_to_feed_faster(facts: Facts) -> str:

@@ -19,11 +19,6 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns
 
-_ACTIVITIES: Final = {
-    **{row.id: row.activity for row in TIME_CLASSES},
-    "host_data": "waiting for data",
-    "host": "other host time",
-}
 _DRIFT_ADVICE: Final = {
     "grow": "look for what the program keeps from step to step: losses that hold their graph "
     "(keep loss.item()), lists, hooks or callbacks added again, a history that is searched; "
@@ -31,6 +26,11 @@ _DRIFT_ADVICE: Final = {
     "jump": "check what changed at that step: longer inputs, a larger batch, clocks and heat, "
     "another program on the machine, a cache that no longer fits; compare steps before and after "
     "it (--steps)",
+}
+_ACTIVITIES: Final = {
+    **{row.id: row.activity for row in TIME_CLASSES},
+    "host_data": "waiting for data",
+    "host": "other host time",
 }
 
 

@@ -18,34 +18,7 @@ from gputrace.analyzers.topology import GB, pcie_rate
 from gputrace.model.results import CardUse, Evidence, Finding
 from gputrace.units import format_ns, format_ranges
 
-_CLOCK_DIFFERENCE: Final = 0.03
-"""Relative difference of clocks that is no scatter: cards of one model agree within 2 %."""
-_BEYOND_CLOCK_RATIO: Final = 1.03
-"""How much more than its clock explains a kernel must be slower for the finding to say so."""
-_SLOWER_KERNELS_RATIO: Final = 1.01
-"""Ratio of kernel times from which a card is slower: equal cards agree within 0.2 %."""
-_THROTTLED_SHARE: Final = 0.1
-"""Share of the time from which throttling counts."""
-_LOWERED_CLOCK_PART: Final = 0.95
-"""Fraction of its maximum that a clock must be below for throttling to matter."""
-_UNCHOSEN_REASONS: Final = (
-    "hardware slowdown",
-    "hardware thermal",
-    "software thermal",
-    "power brake",
-)
-"""Reasons that nobody chose; their findings are `medium`."""
-
 _COOLER: Final = "check the card's cooling and placement (nvidia-smi -q -d TEMPERATURE)"
-_THROTTLING_ADVICE: Final = {
-    "power cap": "the power limit holds the clocks down: raise it where the machine allows "
-    "(nvidia-smi -pl), or accept it: steps cannot be faster at this power",
-    "hardware slowdown": "the board slows the card down for heat or power: " + _COOLER,
-    "hardware thermal": "the card is too hot: " + _COOLER,
-    "software thermal": "the card is too hot: " + _COOLER,
-    "power brake": "the machine's power supply throttles the card: check the supply and its feed",
-    "sync boost": "cards of a sync boost group run at the clock of their slowest: ungroup them",
-}
 
 
 def find_card_use(facts: Facts) -> tuple[CardUse, ...]:
@@ -65,6 +38,16 @@ def clock_mismatch(facts: Facts) -> Iterator[Finding]:
     findings = [f for which in ("memory", "sm") if (f := _mismatch(facts, which)) is not None]
     if findings:
         yield max(findings, key=lambda finding: finding.impact_ns)
+
+
+_CLOCK_DIFFERENCE: Final = 0.03
+"""Relative difference of clocks that is no scatter: cards of one model agree within 2 %."""
+_BEYOND_CLOCK_RATIO: Final = 1.03
+"""How much more than its clock explains a kernel must be slower for the finding to say so."""
+
+
+_SLOWER_KERNELS_RATIO: Final = 1.01
+"""Ratio of kernel times from which a card is slower: equal cards agree within 0.2 %."""
 
 
 def _mismatch(facts: Facts, which: str) -> Finding | None:
@@ -173,6 +156,12 @@ def _clock_advice(low: Sequence[CardUse], which: str) -> str:
     )
 
 
+_THROTTLED_SHARE: Final = 0.1
+"""Share of the time from which throttling counts."""
+_LOWERED_CLOCK_PART: Final = 0.95
+"""Fraction of its maximum that a clock must be below for throttling to matter."""
+
+
 def throttling(facts: Facts) -> Iterator[Finding]:
     """NVML: a busy card's SM clock is held below 95 % of its maximum for 10 % of the time or more;
     `low` for the power cap, `medium` for heat and the power supply.
@@ -190,6 +179,24 @@ def throttling(facts: Facts) -> Iterator[Finding]:
                 by_reason.setdefault(reason, []).append(card)
     for reason, cards in by_reason.items():
         yield _throttled(facts, reason, cards)
+
+
+_UNCHOSEN_REASONS: Final = (
+    "hardware slowdown",
+    "hardware thermal",
+    "software thermal",
+    "power brake",
+)
+"""Reasons that nobody chose; their findings are `medium`."""
+_THROTTLING_ADVICE: Final = {
+    "power cap": "the power limit holds the clocks down: raise it where the machine allows "
+    "(nvidia-smi -pl), or accept it: steps cannot be faster at this power",
+    "hardware slowdown": "the board slows the card down for heat or power: " + _COOLER,
+    "hardware thermal": "the card is too hot: " + _COOLER,
+    "software thermal": "the card is too hot: " + _COOLER,
+    "power brake": "the machine's power supply throttles the card: check the supply and its feed",
+    "sync boost": "cards of a sync boost group run at the clock of their slowest: ungroup them",
+}
 
 
 def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:

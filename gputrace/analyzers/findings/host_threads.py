@@ -17,14 +17,10 @@ from gputrace.model.intervals import EMPTY
 from gputrace.model.results import Finding
 from gputrace.units import format_count, format_ns
 
-_SLOW_CLOCK_PART: Final = 0.85
-"""Part of the fastest clock that was seen below which a core is slow."""
 THROTTLED_SHARE: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
 _FAULT_NS: Final = 500
 """Least time of a page fault: 0.5 to 1 µs to map and clear 4 KiB (Linux 6 on shared cores)."""
-_LOW_SHARE: Final = 0.02
-"""Share of a step from which collections and compilations are reported."""
 CORES_ALONE: Final = (
     "give the run's processes dedicated cores (taskset, numactl, one NUMA node each), or run less "
     "beside it"
@@ -35,20 +31,6 @@ RAISE_QUOTA: Final = (
 )
 _BLOCKED_SHARE: Final = 0.10
 """Share of a step that must be blocked, beyond waits for data, to be reported."""
-_MAKES_BATCHES: Final = r"(?i)__next__$|(next|get|fetch|load)_?(batch|data|item|sample)"
-"""Names of functions that give the next batch, whatever queue or pool they wait for."""
-_FILL_THE_QUEUE: Final = (
-    "make batches faster than the program takes them: more threads or processes that fill the "
-    "queue, which is empty when it asks; a deeper queue only evens out slow ones"
-)
-_WAITING_NS: Final = 2_000_000
-"""Time after a sample for which the thread must be at its line to be said to wait there."""
-_FEWEST_LOCK_WAITS: Final = 5
-"""Samples that must meet a wait for Python's lock."""
-_LINE_SEPARATOR: Final = ":"
-"""Part of a line's name: without it, the thread is not known."""
-_NAMED_LINE_SHARE: Final = 0.3
-"""Share of the samples that must be at one line for it to be named."""
 
 
 def cpu_starved(facts: Facts) -> Iterator[Finding]:
@@ -157,6 +139,10 @@ def amount_slow_cores(facts: Facts) -> dict[int | None, int]:
     }
 
 
+_SLOW_CLOCK_PART: Final = 0.85
+"""Part of the fastest clock that was seen below which a core is slow."""
+
+
 def _slowed(load: HostLoad) -> float:
     """Return the part of its time on a core that a host loses to a slow one; 0 if it is not."""
     if (
@@ -222,6 +208,10 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_LOW_SHARE: Final = 0.02
+"""Share of a step from which collections and compilations are reported."""
+
+
 def slow_cores(facts: Facts) -> Iterator[Finding]:
     """The training thread's core runs below 85 % of the fastest clock seen in the run, and that
     costs 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
@@ -281,6 +271,16 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_MAKES_BATCHES: Final = r"(?i)__next__$|(next|get|fetch|load)_?(batch|data|item|sample)"
+"""Names of functions that give the next batch, whatever queue or pool they wait for."""
+_FILL_THE_QUEUE: Final = (
+    "make batches faster than the program takes them: more threads or processes that fill the "
+    "queue, which is empty when it asks; a deeper queue only evens out slow ones"
+)
+_WAITING_NS: Final = 2_000_000
+"""Time after a sample for which the thread must be at its line to be said to wait there."""
+
+
 def host_blocked(facts: Facts) -> Iterator[Finding]:
     """In traces without GPU activity, the training thread is blocked, but not on data, a core or a
     GPU, for 10 % of a step (`medium`; `low` if other threads of its process compute for as long) or
@@ -332,6 +332,10 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         return
 
 
+_NAMED_LINE_SHARE: Final = 0.3
+"""Share of the samples that must be at one line for it to be named."""
+
+
 def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
     """Return the line at which a rank's host waits most in the measured steps, and its share.
 
@@ -374,6 +378,10 @@ def _locked(facts: Facts) -> dict[int, _Locked]:
     return by_rank
 
 
+_FEWEST_LOCK_WAITS: Final = 5
+"""Samples that must meet a wait for Python's lock."""
+
+
 def amount_locked(facts: Facts) -> dict[int | None, int]:
     """Return the time of a step for which each rank's main thread waits for Python's lock."""
     return {
@@ -381,6 +389,10 @@ def amount_locked(facts: Facts) -> dict[int | None, int]:
         for rank, locked in _locked(facts).items()
         if locked.waits >= _FEWEST_LOCK_WAITS
     }
+
+
+_LINE_SEPARATOR: Final = ":"
+"""Part of a line's name: without it, the thread is not known."""
 
 
 def gil_wait(facts: Facts) -> Iterator[Finding]:

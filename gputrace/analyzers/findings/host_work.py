@@ -45,29 +45,6 @@ _ON_THE_GPU: Final = (
 )
 _FEWEST_READS: Final = 10
 """Values read back in a step from which the finding on the host's work says so."""
-_LESS_HOST_WORK: Final = (
-    "do it less often than in every step, on the GPU, or in another thread or process; vectorize it"
-)
-_READ_LESS: Final = (
-    "read values less often: every 50 steps, or all of them at once (torch.stack, one .tolist()); "
-    "fuse the kernels that compute them (torch._foreach_norm)"
-)
-_LOG_LESS: Final = "log less often: fewer histograms and images, scalars every 50 steps"
-_NAME_THE_LINE: Final = "; record with --python to name the line"
-_LOGGERS: Final = (
-    r"(?i)tensorboard|wandb|mlflow|comet_ml|neptune|clearml|aim/|summary\.py|event_file_writer"
-    r"|(^|/)logging/|loguru|csv_logs"
-)
-"""Files of loggers and trackers."""
-_COMPILE_ONCE: Final = {
-    "Triton": "use few values for constexpr arguments and triton.autotune keys, and run each once "
-    "before the loop",
-    "tf.function": "pass a tf.function tensors of few shapes (pad, drop_remainder=True; "
-    "reduce_retracing=True), and tensors instead of Python numbers",
-    "jax": "pass jitted functions inputs of few shapes (pad, drop the last batch), create them "
-    "once outside the loop, and keep static arguments (static_argnums) constant",
-}
-"""By the first letters of what is compiled, or the framework; else COMPILE_ONCE."""
 
 
 def claim_collections(host: Host) -> Intervals:
@@ -127,6 +104,22 @@ def claim_host_work(host: Host) -> Intervals:
         return idle
     known = reduce(merge_touching, phases.of.values(), EMPTY)
     return merge_touching(idle, known.complement(*host.window))
+
+
+_LESS_HOST_WORK: Final = (
+    "do it less often than in every step, on the GPU, or in another thread or process; vectorize it"
+)
+_READ_LESS: Final = (
+    "read values less often: every 50 steps, or all of them at once (torch.stack, one .tolist()); "
+    "fuse the kernels that compute them (torch._foreach_norm)"
+)
+_LOG_LESS: Final = "log less often: fewer histograms and images, scalars every 50 steps"
+_NAME_THE_LINE: Final = "; record with --python to name the line"
+_LOGGERS: Final = (
+    r"(?i)tensorboard|wandb|mlflow|comet_ml|neptune|clearml|aim/|summary\.py|event_file_writer"
+    r"|(^|/)logging/|loguru|csv_logs"
+)
+"""Files of loggers and trackers."""
 
 
 def host_work(facts: Facts) -> Iterator[Finding]:
@@ -208,6 +201,17 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
             "share": round(share, 4),
         },
     )
+
+
+_COMPILE_ONCE: Final = {
+    "Triton": "use few values for constexpr arguments and triton.autotune keys, and run each once "
+    "before the loop",
+    "tf.function": "pass a tf.function tensors of few shapes (pad, drop_remainder=True; "
+    "reduce_retracing=True), and tensors instead of Python numbers",
+    "jax": "pass jitted functions inputs of few shapes (pad, drop the last batch), create them "
+    "once outside the loop, and keep static arguments (static_argnums) constant",
+}
+"""By the first letters of what is compiled, or the framework; else COMPILE_ONCE."""
 
 
 def recompilation(facts: Facts) -> Iterator[Finding]:

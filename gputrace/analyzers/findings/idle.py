@@ -25,18 +25,6 @@ from gputrace.model.intervals import EMPTY, Intervals, search, union
 from gputrace.model.results import Finding
 from gputrace.units import format_bytes, format_count, format_ns
 
-_SEARCH_ALLOCATIONS: Final = 20
-_SEARCH_SYNCHRONISATIONS: Final = 20
-"""Allocations and synchronisations per step and GPU that only a search for algorithms makes."""
-
-_FRAGMENTED_PART: Final = 0.1
-"""Unused part of reserved memory that cannot be given back, from which it is fragmented."""
-_EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-
-_STREAM_ORDERED: Final = "Async"
-"""Names of stream-ordered allocations, which do not block."""
-_CUDNN: Final = r"(?i)cudnn|(?<![a-z])conv(?!ert)|convol"
-
 _LAUNCH_LESS: Final = {
     "pytorch": "launch less often and sooner: CUDA graphs or "
     "torch.compile(mode='reduce-overhead'), larger batches, fused optimizers, less Python "
@@ -62,32 +50,13 @@ ONE_PROCESS_ELSE: Final = (
 )
 """Advice where one process feeds several GPUs, by framework."""
 
-_RUN_AHEAD: Final = {
-    "pytorch": "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
-    "non_blocking copies, no cudaDeviceSynchronize",
-    "tensorflow": "let the host run ahead: no .numpy() or print of a loss in every step; several "
-    "steps in one tf.function (steps_per_execution)",
-    "jax": "let the host run ahead: no float(), print or block_until_ready of a result in every "
-    "step",
-    "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
-    "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
-    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and streams instead of "
-    "cudaDeviceSynchronize; read results less often",
-}
-"""Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
-_EXCHANGE_MEANWHILE: Final = (
-    "overlap the exchange with GPU work: MPI_Isend and MPI_Irecv before kernels that do not need "
-    "the data; NCCL or a CUDA-aware MPI between GPUs; check all ranks for the last to arrive"
-)
 
-_KERNEL_GAP_NS: Final = 5_000
-"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
-from kernel to kernel."""
-
-_CLAUSE_PART: Final = 0.05
-"""Share of a cost from which a clause says it."""
-_TINY_KERNELS_SHARE: Final = 0.5
-"""Share of the kernels that must be tiny for the finding about launches to say so."""
+_SEARCH_ALLOCATIONS: Final = 20
+_SEARCH_SYNCHRONISATIONS: Final = 20
+"""Allocations and synchronisations per step and GPU that only a search for algorithms makes."""
+_STREAM_ORDERED: Final = "Async"
+"""Names of stream-ordered allocations, which do not block."""
+_CUDNN: Final = r"(?i)cudnn|(?<![a-z])conv(?!ert)|convol"
 
 
 def claim_autotune(host: Host) -> Intervals:
@@ -167,6 +136,9 @@ def _count_searching(gpu: GpuShardView, time: Intervals) -> list[int]:
     ]
 
 
+_EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """Memory is allocated, pinned or freed (cudaMalloc, cudaHostRegister, cudaFree) while the GPU
     waits; `medium` from 2 %.
@@ -225,6 +197,10 @@ def find_allocators(facts: Facts) -> tuple[Allocator, ...]:
     shard = facts.per_gpu.whole
     counters, phases = shard.once(read_counters), shard.once(read_phases)
     return measure_allocators(counters, facts.processes, facts.timed or facts.steps, phases)
+
+
+_FRAGMENTED_PART: Final = 0.1
+"""Unused part of reserved memory that cannot be given back, from which it is fragmented."""
 
 
 def _why_allocating(use: Allocator) -> tuple[str, str] | None:
@@ -315,6 +291,27 @@ def claim_late_after_waits(host: Host) -> Intervals:
     return take_amount(late, used[is_late])
 
 
+_RUN_AHEAD: Final = {
+    "pytorch": "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
+    "non_blocking copies, no cudaDeviceSynchronize",
+    "tensorflow": "let the host run ahead: no .numpy() or print of a loss in every step; several "
+    "steps in one tf.function (steps_per_execution)",
+    "jax": "let the host run ahead: no float(), print or block_until_ready of a result in every "
+    "step",
+    "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
+    "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
+    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and streams instead of "
+    "cudaDeviceSynchronize; read results less often",
+}
+"""Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
+_EXCHANGE_MEANWHILE: Final = (
+    "overlap the exchange with GPU work: MPI_Isend and MPI_Irecv before kernels that do not need "
+    "the data; NCCL or a CUDA-aware MPI between GPUs; check all ranks for the last to arrive"
+)
+_CLAUSE_PART: Final = 0.05
+"""Share of a cost from which a clause says it."""
+
+
 def sync_bound(facts: Facts) -> Iterator[Finding]:
     """The host is still in a synchronising call, of CUDA or MPI, when the GPU runs out of work, or
     launches late because it waited in one; without that wait, the host would have been ahead of the
@@ -360,11 +357,20 @@ def claim_graph_gaps(host: Host) -> Intervals:
     return idle.select(same)
 
 
+_KERNEL_GAP_NS: Final = 5_000
+"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
+from kernel to kernel."""
+
+
 def claim_kernel_gaps(host: Host) -> Intervals:
     """Prove gaps so short that they are the GPU's own price of a launch."""
     idle = host.left["other_idle"]
     idle = idle.select(host.feeders(idle) != NOBODY)
     return idle.select(idle.lengths <= _KERNEL_GAP_NS)
+
+
+_TINY_KERNELS_SHARE: Final = 0.5
+"""Share of the kernels that must be tiny for the finding about launches to say so."""
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:

@@ -28,10 +28,6 @@ from gputrace.units import format_number
 
 LINK_SHARE: Final = 0.01
 """Share of the time from which a slow link is reported."""
-_MAKE_NEIGHBOURS: Final = (
-    "let the GPUs that exchange most be neighbours, by their order in CUDA_VISIBLE_DEVICES; send "
-    "less over the slow links (all-reduce within each switch first, bf16 gradients, accumulation)"
-)
 
 
 def topology(facts: Facts) -> Iterator[Finding]:
@@ -77,6 +73,12 @@ def _alone(gpu: GpuShardView, busy: Intervals, steps: Intervals) -> int:
     """Return the nanoseconds of transfers in the steps with no computation beside them."""
     idle = busy.difference(gpu.lane.timeline.of_class(OperationClass.COMPUTE))
     return idle.intersection(steps).total
+
+
+_MAKE_NEIGHBOURS: Final = (
+    "let the GPUs that exchange most be neighbours, by their order in CUDA_VISIBLE_DEVICES; send "
+    "less over the slow links (all-reduce within each switch first, bf16 gradients, accumulation)"
+)
 
 
 def _slower(facts: Facts, links: Links, slow: Slower, cost: int) -> Finding:

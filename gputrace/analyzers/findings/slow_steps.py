@@ -23,12 +23,36 @@ from gputrace.model.results import Finding, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns
 
+
+def slow_steps(facts: Facts) -> Iterator[Finding]:
+    """Steps that exceed the median by 30 % and four deviations add 2 % of the time. The message
+    names the class that grew most, and whether these steps begin epochs, start a loader's workers,
+    collect garbage, compile or wait for a core.
+
+    Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
+    charged to what keeps them idle.
+
+    Wrong if: another run of the program has no such steps.
+    """
+    by_rank: dict[int, list[Step]] = {rank: [] for rank in facts.ranks}
+    for step in facts.timed:
+        by_rank.setdefault(step.rank, []).append(step)
+    by_own_rank = ((rank, by_rank[rank]) for rank in facts.ranks)
+    findings = [
+        f for rank, steps in by_own_rank if (f := _slow_steps_of(facts, rank, steps)) is not None
+    ]
+    if findings:
+        worst = max(findings, key=lambda finding: finding.impact_ns)
+        if len(findings) == 1 < len(facts.ranks):
+            of_one = f" steps of rank {worst.evidence['rank']} ("
+            worst = replace(worst, message=worst.message.replace(" steps (", of_one, 1))
+        yield worst
+
+
 _SLOW_STEP_RATIO: Final = 1.3
 """Ratio to the median from which a step is slow, if it is past the usual scatter too."""
 _ADDED_SHARE: Final = 0.02
 """Share of the steady time that slow steps must add to be reported."""
-
-
 _EPOCH_BEGINS_SHARE: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
 _NAMED_REASON_SHARE: Final = 0.5
@@ -80,31 +104,6 @@ _IN_SLOW_STEPS: Final = {
     "them, or run the longest first",
 }
 """Advice by the class or phase that is longer in slow steps; of all others `_HOST_THEN`."""
-
-
-def slow_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps that exceed the median by 30 % and four deviations add 2 % of the time. The message
-    names the class that grew most, and whether these steps begin epochs, start a loader's workers,
-    collect garbage, compile or wait for a core.
-
-    Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
-    charged to what keeps them idle.
-
-    Wrong if: another run of the program has no such steps.
-    """
-    by_rank: dict[int, list[Step]] = {rank: [] for rank in facts.ranks}
-    for step in facts.timed:
-        by_rank.setdefault(step.rank, []).append(step)
-    by_own_rank = ((rank, by_rank[rank]) for rank in facts.ranks)
-    findings = [
-        f for rank, steps in by_own_rank if (f := _slow_steps_of(facts, rank, steps)) is not None
-    ]
-    if findings:
-        worst = max(findings, key=lambda finding: finding.impact_ns)
-        if len(findings) == 1 < len(facts.ranks):
-            of_one = f" steps of rank {worst.evidence['rank']} ("
-            worst = replace(worst, message=worst.message.replace(" steps (", of_one, 1))
-        yield worst
 
 
 def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | None:

@@ -24,25 +24,6 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import BY_ID, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges, format_share
 
-_SLOWER_KERNELS_RATIO: Final = 1.03
-"""Ratio to the others' kernel times from which kernels are slower."""
-_NAMED_PART: Final = 0.25
-"""Fraction of the largest excess from which another class is reported too."""
-
-_CONFIRMED_PART: Final = 0.5
-"""Part of the others' wait that a replay must gain to say why a rank is late."""
-
-_STEPS_NAMED: Final = 6
-"""Maximum number of steps named."""
-
-_SHARE_WORK: Final = (
-    "share the work equally: the same batch size and shapes on every rank, no work on one rank only"
-)
-_IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
-_WORK: Final = {
-    row.id: row.longer for row in TIME_CLASSES if not row.is_idle and row.id != "communication"
-}
-
 
 class _Kernels(Struct, frozen=True):
     """Kernels of a late GPU compared with the others', in the steps in which it is late."""
@@ -179,6 +160,11 @@ def late_causes(facts: Facts) -> dict[int, str]:
     }
 
 
+_SLOWER_KERNELS_RATIO: Final = 1.03
+"""Ratio to the others' kernel times from which kernels are slower."""
+_IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
+
+
 def late_host(facts: Facts) -> Iterator[Finding]:
     """Others wait for a GPU whose kernels are as fast as theirs: its host is late. The message
     names the idle time that it has more of.
@@ -229,6 +215,11 @@ def _hiding_work(facts: Facts) -> list[_HiddenWork]:
     return [each for each in hiding if each.extra_ns >= MEDIUM * facts.mean_ns]
 
 
+_SHARE_WORK: Final = (
+    "share the work equally: the same batch size and shapes on every rank, no work on one rank only"
+)
+
+
 def _hidden_work(facts: Facts) -> Iterator[Finding]:
     """Yield findings about extra work that costs little as long as the other ranks' hosts are
     slower.
@@ -249,6 +240,13 @@ def _hidden_work(facts: Facts) -> Iterator[Finding]:
         )
 
 
+_NAMED_PART: Final = 0.25
+"""Fraction of the largest excess from which another class is reported too."""
+_WORK: Final = {
+    row.id: row.longer for row in TIME_CLASSES if not row.is_idle and row.id != "communication"
+}
+
+
 def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     """Return the finding about a GPU whose kernels are slower, or that has more of them."""
     slower = kernels.ratio is not None and kernels.ratio >= _SLOWER_KERNELS_RATIO
@@ -265,6 +263,10 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
         else _SHARE_WORK
     )
     return _finding(facts, "straggler", late, kernels, ", and ".join(reasons), advice)
+
+
+_CONFIRMED_PART: Final = 0.5
+"""Part of the others' wait that a replay must gain to say why a rank is late."""
 
 
 def _works_longer(facts: Facts, late: Straggler, kernels: _Kernels) -> bool:
@@ -376,6 +378,10 @@ def _where(facts: Facts, gpu: Gpu) -> str:
     operations = facts.per_gpu.operations
     ranks = sorted({operations[member].gpu.rank for member in collectives.groups[most].lanes})
     return f", mostly of its {facts.roles[most]} group (ranks {format_ranges(ranks)})"
+
+
+_STEPS_NAMED: Final = 6
+"""Maximum number of steps named."""
 
 
 def _when(late: Straggler) -> str:

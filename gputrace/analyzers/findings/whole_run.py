@@ -23,13 +23,6 @@ from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.units import format_count, format_ids, format_ns, format_ranges
 
-_NO_VERDICT_SHARE: Final = 0.10
-"""Share of a rank's GPU operations whose lack leaves no figure right."""
-_NAMED_CAUSE_PART: Final = 0.1
-"""Share of warm-up's cost from which a cause is named."""
-_CAUSES_NAMED: Final = 2
-"""Maximum number of causes named."""
-
 
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     """The recorder itself keeps the GPUs idle; `medium` from 1 %, `high` from 5 %.
@@ -67,6 +60,10 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
 def missing_rows(facts: Facts) -> tuple[Missing, ...]:
     """Return the rows that the recording lacks, as its other rows show."""
     return find_missing(facts.per_gpu, facts.all_steps, facts.collectives)
+
+
+_NO_VERDICT_SHARE: Final = 0.10
+"""Share of a rank's GPU operations whose lack leaves no figure right."""
 
 
 def lost_records(facts: Facts) -> Iterator[Finding]:
@@ -175,6 +172,12 @@ def warmup(facts: Facts) -> Iterator[Finding]:
         {"steps": count, "warmup_ns": spent, "beyond_ns": more}
         | {f"{name}_ns": ns for name, ns in causes.items()},
     )
+
+
+_NAMED_CAUSE_PART: Final = 0.1
+"""Share of warm-up's cost from which a cause is named."""
+_CAUSES_NAMED: Final = 2
+"""Maximum number of causes named."""
 
 
 def _name_causes(causes: Mapping[str, int], whole: int, is_hip: bool) -> tuple[str, str]:
