@@ -159,7 +159,7 @@ class Facts(Struct, frozen=True, dict=True):
             self.per_gpu,
             self.causes,
             {lane.gpu: edges_of(self.measured_of(lane.gpu)) for lane in self.per_gpu.lanes},
-            [lane.gpu for lane in lanes],
+            lanes,
             in_order,
             self.collectives,
             self.roles,

@@ -175,8 +175,6 @@ class _Proof(Struct, frozen=True, dict=True):
     message: str
     advice: str
     evidence: Evidence
-    copies: bool = False
-    """True if it is about copies to and from the host, which are of no communication class."""
 
 
 def amount_slow_links(facts: Facts) -> dict[int | None, int]:
@@ -249,7 +247,6 @@ def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
         f"each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
         f"{straight}; {_REACH}",
         {"copies": len(staged), "bytes": int(staged.bytes.sum()), "bandwidth": round(speed * GB)},
-        copies=True,
     )
 
 

@@ -122,7 +122,7 @@ def account(
     gpus: PerGpu,
     causes: Sequence[Cause],
     steps: Mapping[Gpu, Times],
-    listed: Sequence[Gpu],
+    lanes: Sequence[LaneSummary],
     rows: Sequence[Breakdown],
     collectives: Collectives,
     roles: Sequence[str],
@@ -137,28 +137,32 @@ def account(
         gpus: all GPUs.
         causes: in the order in which they are charged.
         steps: starts and ends of the measured steps of each GPU: shape (2, steps).
-        listed, rows: GPUs that the ledger is of, and the breakdown of each.
+        lanes, rows: those of the GPUs that the ledger is of, and the breakdown of each.
         collectives: of all GPUs.
         roles: of the groups of the collectives.
         late: cause to charge for waiting for a rank that comes late in a way that is no chance.
         is_loop: True if the steps are turns of a loop.
         repeats: True if what a process does once is before them.
     """
+    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    times = {lane.gpu: measured_time(lane, steps[lane.gpu]) for lane in lanes}
+    all_waits = _waits_by_culprit(collectives, roles)
+    waits = {
+        gpu: {
+            key: all_of.intersection(time)
+            for key, all_of in all_waits.get(index_of[gpu], {}).items()
+        }
+        for gpu, time in times.items()
+    }
     feeds = Counter(lane.gpu.process for lane in gpus.lanes)
     counts = [feeds[lane.gpu.process] for lane in gpus.lanes]
     edges = [steps[lane.gpu] if is_loop else np.empty((2, 0), np.int64) for lane in gpus.lanes]
-    gpus.each(_charge, gpus.lanes, counts, edges, same=(repeats, causes), keeps=True)
-    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    lane_of = {lane.gpu: lane for lane in gpus.lanes}
-    lanes = [lane_of[gpu] for gpu in listed]
-    times = [measured_time(lane, steps[lane.gpu]) for lane in lanes]
-    all_waits = _waits_by_culprit(collectives, roles)
-    waits = [
-        {key: all_of.intersection(time) for key, all_of in all_waits.get(index, {}).items()}
-        for index, time in zip((index_of[lane.gpu] for lane in lanes), times, strict=True)
-    ]
-    sums = gpus.each(_sum, lanes, times, waits)
-    reasons = _find_reasons(gpus, waits)
+    counted = [(times.get(lane.gpu), waits.get(lane.gpu, {})) for lane in gpus.lanes]
+    charged = gpus.each(
+        _charge, gpus.lanes, counts, edges, counted, same=(repeats, causes), keeps=True
+    )
+    sums = [each for each in charged if each is not None]
+    reasons = _find_reasons(gpus, list(waits.values()))
     result: list[LedgerRow] = []
     for number, (lane, each, row) in enumerate(zip(lanes, sums, rows, strict=True)):
         parts = [(lane.gpu.rank, part) for part in each.parts]
@@ -228,9 +232,16 @@ def measured_time(lane: LaneSummary, steps: Times) -> Intervals:
 
 
 def _charge(
-    view: GpuShardView, feeds: int, steps: Times, repeats: bool, causes: Sequence[Cause]
-) -> None:
-    """Charge the time of one GPU as far as its own host shows why, and keep that with its rows."""
+    view: GpuShardView,
+    feeds: int,
+    steps: Times,
+    counted: tuple[Intervals | None, Mapping[Any, Intervals]],
+    repeats: bool,
+    causes: Sequence[Cause],
+) -> _Sums | None:
+    """Charge the time of one GPU as far as its own host shows why, and keep that with its rows;
+    return the sums in its measured time, waits in collectives apart, if it has a row.
+    """
     lane = view.lane
     left = {
         name: lane.timeline.classes[OperationClass[name.upper()]].clip(*lane.window)
@@ -250,6 +261,8 @@ def _charge(
                 left[name] = left[name].difference(charged)
     charges |= {(DEFAULTS[name], name): times for name, times in left.items() if len(times)}
     view.keep(CHARGES, charges)
+    time, waits = counted
+    return None if time is None else _sum(view, time, waits)
 
 
 class HostTimes(Struct, frozen=True, dict=True):
