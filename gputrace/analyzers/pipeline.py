@@ -17,6 +17,7 @@ from gputrace.analyzers.breakdown import (
     summarize,
 )
 from gputrace.analyzers.clocks import fit_clocks
+from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.device_metrics import (
     add_use,
@@ -25,11 +26,6 @@ from gputrace.analyzers.device_metrics import (
     flop_of_step,
 )
 from gputrace.analyzers.findings import CAUSES, find, order
-from gputrace.analyzers.findings.busy import (
-    find_collective_totals,
-    find_expert_loads,
-    find_sharded_data,
-)
 from gputrace.analyzers.findings.data_feeding import find_input_pipelines, find_loaders
 from gputrace.analyzers.findings.facts import SEVERITIES, Facts
 from gputrace.analyzers.findings.hardware import find_card_use
@@ -44,7 +40,8 @@ from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.ledger.causes import tree_of, with_plugins
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_tensor
+from gputrace.analyzers.parallelism import find_experts, find_sharded, find_tensor
+from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.step_phases import find_modules
@@ -140,7 +137,7 @@ def _answer(
         step_list=tuple(facts.steps),
         phases=facts.phases,
         breakdown=facts.listed,
-        collectives=facts.once(find_collective_totals),
+        collectives=facts.by_group(total_collectives),
         gaps=_longest_gaps(facts, options.gaps),
         balance=facts.once(find_balance),
         links=facts.links.rows if facts.links is not None else (),
@@ -157,10 +154,10 @@ def _answer(
         loader=facts.once(find_loaders),
         input_pipelines=facts.once(find_input_pipelines),
         step_phases=facts.step_phases,
-        pipelines=facts.pipelines,
-        experts=facts.once(find_expert_loads),
-        sharded=facts.once(find_sharded_data),
-        tensor=find_tensor(gpus, facts.collectives, facts.roles, chosen),
+        pipelines=facts.by_group(find_pipelines),
+        experts=facts.by_group(find_experts),
+        sharded=facts.by_group(find_sharded),
+        tensor=facts.by_group(find_tensor),
         # Last: all that reads the trace may have something to say of it.
         dropped_rows=dict(sorted(quality.dropped.items())),
         warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),

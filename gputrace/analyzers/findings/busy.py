@@ -16,7 +16,7 @@ from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
 from gputrace.analyzers.parallelism import find_experts, find_sharded
-from gputrace.model.communication import CollectiveTotals, Experts, ShardedData
+from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.events import Kind
 from gputrace.model.kernels import Kernels, KernelUse
 from gputrace.model.results import Finding
@@ -241,7 +241,7 @@ _SEND_LESS: Final = (
 
 def _less(facts: Facts, role: str) -> str:
     """Return how to expose less communication in groups of a role."""
-    sharded = facts.once(find_sharded_data) if role == "sharded data" else ()
+    sharded = facts.by_group(find_sharded) if role == "sharded data" else ()
     if not sharded:
         return _LESS_BY_ROLE.get(role, _SEND_LESS)
     most = max(sharded, key=lambda group: group.gather_exposed_ns)
@@ -265,27 +265,12 @@ def _costliest_role(facts: Facts) -> tuple[str, float]:
     empty if that is data parallel, or not clear.
     """
     exposed: dict[str, int] = {}
-    for total in facts.once(find_collective_totals):
+    for total in facts.by_group(total_collectives):
         spent = total.exposed_ns * len(total.gpus)
         exposed[total.role] = exposed.get(total.role, 0) + spent
     role = max(exposed, key=lambda name: exposed[name], default="")
     share = exposed.get(role, 0) / max(sum(exposed.values()), 1)
     return (role, share) if role in _ROLE_NAMES and share >= _COSTLIEST_ROLE_SHARE else ("", 0.0)
-
-
-def find_sharded_data(facts: Facts) -> tuple[ShardedData, ...]:
-    """Return the gathering of sharded parameters, by group."""
-    return find_sharded(facts.per_gpu, facts.collectives, facts.roles, facts.measured)
-
-
-def find_expert_loads(facts: Facts) -> tuple[Experts, ...]:
-    """Return the load of the experts of each rank, by group."""
-    return find_experts(facts.per_gpu, facts.collectives, facts.roles, facts.measured)
-
-
-def find_collective_totals(facts: Facts) -> tuple[CollectiveTotals, ...]:
-    """Return the collectives of the measured steps by operation and group."""
-    return total_collectives(facts.per_gpu, facts.collectives, facts.measured, facts.roles)
 
 
 _BUBBLE_SHARE: Final = 0.02
@@ -308,7 +293,7 @@ def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: with twice as many micro-batches of half the size, the schedule's part does not halve.
     """
-    for pipeline in facts.pipelines:
+    for pipeline in facts.by_group(find_pipelines):
         share = pipeline.bubble_ns / max(pipeline.step_ns, 1)
         if share < _BUBBLE_SHARE:
             continue
@@ -376,7 +361,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter when tokens go to experts round-robin, ignoring the router.
     """
-    for experts in facts.once(find_expert_loads):
+    for experts in facts.by_group(find_experts):
         share = facts.share_of(experts.imbalance_ns)
         excess = experts.imbalance_ns / max(experts.work_ns, 1)
         if share < _EXPERT_SHARE or excess < _EXPERT_EXCESS:

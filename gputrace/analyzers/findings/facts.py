@@ -28,11 +28,9 @@ from gputrace.analyzers.ledger import Ledger, account, charges_of, move_amounts
 from gputrace.analyzers.ledger.causes import Cause, path_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_roles
-from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import PythonLines
 from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
-from gputrace.model.communication import Pipeline
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import DATA, OTHER, PHASES, HostLoad, StepPhases
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching
@@ -119,8 +117,17 @@ class Facts(Struct, frozen=True, dict=True):
         fact: _Fact = self._known[work]
         return fact
 
+    def by_group(
+        self, find: Callable[[PerGpu, Collectives, Sequence[str], Sequence[Step]], _Fact]
+    ) -> _Fact:
+        """Return what a function finds in the groups of communicating GPUs, computed once."""
+        if find not in self._known:
+            self._known[find] = find(self.per_gpu, self.collectives, self.roles, self.measured)
+        fact: _Fact = self._known[find]
+        return fact
+
     @cached_property
-    def _known(self) -> dict[Callable[[Facts], Any], Any]:
+    def _known(self) -> dict[Callable[..., Any], Any]:
         return {}
 
     @property
@@ -188,11 +195,6 @@ class Facts(Struct, frozen=True, dict=True):
     def roles(self) -> tuple[str, ...]:
         """Role of each group of communicating GPUs."""
         return find_roles(self.per_gpu, self.collectives, self.measured)
-
-    @cached_property
-    def pipelines(self) -> tuple[Pipeline, ...]:
-        """Pipelines of stages, with the time in which these do not work."""
-        return find_pipelines(self.per_gpu, self.collectives, self.roles, self.measured)
 
     @cached_property
     def host_load(self) -> tuple[HostLoad, ...]:

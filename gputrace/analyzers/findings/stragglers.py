@@ -18,6 +18,7 @@ from gputrace.analyzers.kernel_ratios import KernelRatio
 from gputrace.analyzers.lateness import Lateness, Straggler, find_lateness, find_stragglers
 from gputrace.analyzers.load_balance import compare_loads
 from gputrace.analyzers.operations import Gpu
+from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.events import UNKNOWN
 from gputrace.model.results import Evidence, Finding, Load
 from gputrace.model.struct import Struct
@@ -445,7 +446,9 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
         if facts.late_causes.get(load.rank) == "straggler" or load.rank in hiding:
             return
     # The work of a pipeline's stage is its own by design.
-    if load.rank in (stage.rank for each in facts.pipelines for stage in each.stages):
+    if load.rank in (
+        stage.rank for each in facts.by_group(find_pipelines) for stage in each.stages
+    ):
         return
     known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
     where = f"{'gpu' if known[load.gpu, load.rank] else 'device'} {load.gpu}"
