@@ -127,7 +127,8 @@ class Facts(Struct, frozen=True, dict=True):
         return fact
 
     @cached_property
-    def _known(self) -> dict[Callable[..., Any], Any]:
+    def _known(self) -> dict[Any, Any]:
+        """What was computed, by the function, or by the steps compared."""
         return {}
 
     @property
@@ -246,13 +247,10 @@ class Facts(Struct, frozen=True, dict=True):
         """
         chosen = [step for step in self.measured if steps is None or step.step in steps]
         key = frozenset(step.step for step in chosen)
-        if key not in self._ratios:
-            self._ratios[key] = kernel_ratios(self.per_gpu, chosen)
-        return self._ratios[key]
-
-    @cached_property
-    def _ratios(self) -> dict[frozenset[int], tuple[KernelRatio, ...]]:
-        return {}
+        if key not in self._known:
+            self._known[key] = kernel_ratios(self.per_gpu, chosen)
+        ratios: tuple[KernelRatio, ...] = self._known[key]
+        return ratios
 
     @cached_property
     def listed(self) -> tuple[Breakdown, ...]:
