@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from gputrace.analyzers.findings.context import Facts
+    from gputrace.analyzers.findings.facts import Facts
     from gputrace.analyzers.ledger.causes import Cause
-    from gputrace.analyzers.ledger.host import Host
+    from gputrace.analyzers.ledger.feeding_host import Host
     from gputrace.collectors.backend import Backend, Merged, Plan
     from gputrace.collectors.backends import HOST
     from gputrace.collectors.launch import Launch
@@ -58,9 +58,9 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "analyzers.findings.context": ("Facts",),
+    "analyzers.findings.facts": ("Facts",),
     "analyzers.ledger.causes": ("Cause",),
-    "analyzers.ledger.host": ("Host",),
+    "analyzers.ledger.feeding_host": ("Host",),
     "model.results": ("Analysis", "ExtraTable", "Finding"),
     "collectors.backend": ("Backend", "Merged", "Plan"),
     "collectors.launch": ("Launch",),

@@ -25,7 +25,7 @@ from gputrace.model.results import Missing
 
 WORTH: Final = 0.01
 """Share of the rows that must be missing to be reported."""
-_FEWEST: Final = 100
+_FEWEST_ROWS: Final = 100
 """Minimum number of rows, and of steps times names, by which a share is estimated."""
 _FEWEST_LACKING: Final = 10
 """Minimum number of kernels that all steps together must lack."""
@@ -34,13 +34,13 @@ _FEWEST_WHOLE: Final = 3
 """Minimum number of steps that have a number of kernels of a name for it to be the usual one."""
 _MOST_CELLS: Final = 1 << 24
 """Maximum number of steps times names to count."""
-_IN_MOST: Final = 0.8
+_EXPECTED_SHARE: Final = 0.8
 """Share of the steps that a kernel must be in to be expected in each."""
 _USUAL_SIZE: Final = 0.4
 """Maximum deviation of a step's number of kernels from the median, as a fraction of it."""
-_ALIKE: Final = 3.0
+_RANDOM_SCATTER_RATIO: Final = 3.0
 """Maximum ratio of the scatter over steps, and over names, to what removal at random causes."""
-_AT_ONCE: Final = 0.5
+_EMPTY_CALL_PART: Final = 0.5
 """Fraction of the shortest call with an operation below which a call without one did nothing."""
 _FEWEST_COLLECTIVES: Final = 3
 """Minimum number of collectives that a rank must lack."""
@@ -61,6 +61,8 @@ def find_missing(
     A rank's other steps tell only of ranks of which calls and marks show nothing, and other ranks'
     collectives, which are few to estimate a share by, of those whose steps show nothing, either.
     """
+    if not gpus.operations:
+        return ()
     missing = [row for part in gpus.each_shard(_unmatched) for row in part]
     missing += list(_steps_without_work(gpus, all_steps))
     known = {row.rank for row in missing}
@@ -142,7 +144,7 @@ def _without_operation(
     shortest = np.full(len(names), np.iinfo(np.int64).max)
     np.minimum.at(shortest, name[has[rows]], length[has[rows]])
     # No call is as long as that of a name that never has an operation.
-    expected = has[rows] | (length >= _AT_ONCE * shortest[name])
+    expected = has[rows] | (length >= _EMPTY_CALL_PART * shortest[name])
     rows = rows[expected]
     lacking = rows[~has[rows]]
     by = distinct_ids(calls.thread[lacking]).tolist() if len(lacking) else []
@@ -187,7 +189,7 @@ def _report(
     gpu: int | None,
     thread: int | None = None,
 ) -> Iterator[Missing]:
-    if total >= _FEWEST and len(moments) >= WORTH * total:
+    if total >= _FEWEST_ROWS and len(moments) >= WORTH * total:
         share = len(moments) / total
         edges = int(moments.min()), int(moments.max())
         yield Missing(rows, operations.gpu.rank, share, len(moments), *edges, evidence, gpu, thread)
@@ -286,14 +288,14 @@ def _thinned(view: GpuShardView, starts: Times, ends: Times) -> tuple[float, int
     """
     counts = _count_kernels(view.operations, starts, ends)
     steps = len(counts)
-    if steps < max(_IN_MOST * len(starts), _FEWEST_STEPS) or not counts.size:
+    if steps < max(_EXPECTED_SHARE * len(starts), _FEWEST_STEPS) or not counts.size:
         return 0.0, 0
     # A few steps may have more kernels, and a few far less, as the first ones.
     whole = np.sort(counts, axis=0)[-max(_FEWEST_WHOLE, steps // 10)]
     lacks = np.maximum(whole - counts, 0)
     by_step = lacks.sum(axis=1)
     lacks = lacks[_are_chance(by_step, float(median(by_step)))]
-    if len(lacks) < max(_IN_MOST * steps, _FEWEST_STEPS):
+    if len(lacks) < max(_EXPECTED_SHARE * steps, _FEWEST_STEPS):
         return 0.0, 0
     expected, by_name, by_step = whole * len(lacks), lacks.sum(axis=0), lacks.sum(axis=1)
     share, count = float(by_name.sum() / max(expected.sum(), 1)), int(by_name.sum())
@@ -316,7 +318,7 @@ def _count_kernels(operations: GpuOperations, starts: Times, ends: Times) -> NDA
     # A step that lacks the row that begins it is taken for a part of the one before.
     sizes = counts.sum(axis=1)
     counts = counts[np.abs(sizes - median(sizes)) <= _USUAL_SIZE * median(sizes)]
-    return counts[:, np.count_nonzero(counts, axis=0) >= _IN_MOST * len(counts)]
+    return counts[:, np.count_nonzero(counts, axis=0) >= _EXPECTED_SHARE * len(counts)]
 
 
 def _is_random(
@@ -331,10 +333,12 @@ def _is_random(
     """
     share = float(by_name.sum() / expected.sum())
     usual = share * (1 - share)
-    often = expected >= _FEWEST
+    often = expected >= _FEWEST_ROWS
     of_names = (by_name[often] - share * expected[often]) ** 2 / expected[often]
-    scatters_alike = np.var(by_step) * len(by_step) / expected.sum() <= _ALIKE * usual
-    if not scatters_alike or (often.any() and of_names.mean() > _ALIKE * usual):
+    scatters_alike = (
+        np.var(by_step) * len(by_step) / expected.sum() <= _RANDOM_SCATTER_RATIO * usual
+    )
+    if not scatters_alike or (often.any() and of_names.mean() > _RANDOM_SCATTER_RATIO * usual):
         return False
     by_chance = _are_chance(by_name, share * expected).all()
     return bool(by_chance and _are_chance(by_step, float(by_step.mean())).all())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -224,8 +222,8 @@ def summarize(all_steps: FoundSteps, steps: Sequence[Step], start_up: float = 0.
     )
 
 
-_MOST_CALLS: Final = 2
-_WORTH: Final = 0.05
+_CALLS_NAMED: Final = 2
+_NAMED_CALL_PART: Final = 0.05
 """Part of a gap that a call must fill to be named."""
 _LONGEST_RANGE: Final = 60
 _GAPS_AT_ONCE: Final = 32
@@ -253,8 +251,23 @@ def find_gaps(
     by_gpu = gpus.each(_gaps_of, lanes, steps, same=(most,))
     longest = [_longest([gaps.anywhere for gaps in by_gpu], most)]
     longest.append(_longest([gaps.in_steps for gaps in by_gpu], most))
-    rows = iter(_rows(gpus, lanes, all_steps, lines, [gap for some in longest for gap in some]))
-    anywhere, in_steps = (tuple(islice(rows, len(some))) for some in longest)
+    by_lane: dict[int, list[tuple[int, int]]] = {}
+    for index, start, end in dict.fromkeys([*longest[0], *longest[1]]):
+        by_lane.setdefault(index, []).append((start, end))
+    having = [lanes[index] for index in by_lane]
+    has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
+    explained = gpus.each(_explain, having, by_lane.values(), same=has)
+    rows: dict[tuple[int, int, int], Gap] = {}
+    for (index, mine), lane, answers in zip(by_lane.items(), having, explained, strict=True):
+        gpu, windows = lane.gpu, all_steps.by_rank.get(lane.gpu.rank)
+        for (start, end), known in zip(mine, answers, strict=True):
+            evidence = known.evidence
+            if lines is not None and known.feeder is not None:
+                evidence += line_of(lines, known.feeder, start, end)
+            at = None if windows is None else windows.at((start + end) // 2)
+            gap = Gap(gpu.gpu, gpu.rank, at, start, end, known.cause, evidence, known.charges)
+            rows[index, start, end] = gap
+    anywhere, in_steps = (tuple(rows[gap] for gap in some) for some in longest)
     by_cause = {cause: sum(gaps.by_cause[cause] for gaps in by_gpu) for cause in IDLE_CAUSES}
     total, count = sum(gaps.total for gaps in by_gpu), sum(gaps.count for gaps in by_gpu)
     listed = in_steps or anywhere
@@ -310,36 +323,6 @@ def _longest(of_each: Sequence[_Edges], most: int) -> list[tuple[int, int, int]]
     return [(index, start, end) for _, start, index, end in sorted(keys)[:most]]
 
 
-def _rows(
-    gpus: PerGpu,
-    lanes: Sequence[LaneSummary],
-    all_steps: FoundSteps,
-    lines: PythonLines | None,
-    gaps: Sequence[tuple[int, int, int]],
-) -> Iterator[Gap]:
-    """Yield the rows of the report for some gaps, in order; each GPU is queried once, and of each
-    gap once.
-    """
-    by_lane: dict[int, list[tuple[int, int]]] = {}
-    for index, start, end in dict.fromkeys(gaps):
-        by_lane.setdefault(index, []).append((start, end))
-    having = [lanes[index] for index in by_lane]
-    has = gpus.has_calls, Kind.DATA_WAIT in gpus.trace.kinds
-    answers = gpus.each(_explain_all, having, by_lane.values(), same=has)
-    explained = {
-        (index, *gap): known
-        for (index, of_lane), each in zip(by_lane.items(), answers, strict=True)
-        for gap, known in zip(of_lane, each, strict=True)
-    }
-    for index, start, end in gaps:
-        gpu, known = lanes[index].gpu, explained[index, start, end]
-        evidence = known.evidence
-        if lines is not None and known.feeder is not None:
-            evidence += line_of(lines, known.feeder, start, end)
-        step = _step_at(all_steps.by_rank.get(gpu.rank), start, end)
-        yield Gap(gpu.gpu, gpu.rank, step, start, end, known.cause, evidence, known.charges)
-
-
 class _Explained(Struct, frozen=True, dict=True):
     """Gap as the rows of its host explain it."""
 
@@ -350,58 +333,37 @@ class _Explained(Struct, frozen=True, dict=True):
     charges: dict[str, int]
 
 
-def _explain_all(
+def _explain(
     view: GpuShardView, gaps: Sequence[tuple[int, int]], has_calls: bool, has_waits: bool
 ) -> list[_Explained]:
-    edges = [edge for gap in gaps for edge in gap]
-
-    @cache
-    def ranges_of(process: int) -> Events | None:
-        return read_ranges(view.trace, process, Window(min(edges), max(edges)))
-
-    causes = view.lane.causes.within(edges[::2], edges[1::2]).argmax(1).tolist()
-    charges = charges_within(view, edges[::2], edges[1::2])
-    return [
-        _explain(view, start, end, IDLE_CAUSES[cause], charged, has_calls, has_waits, ranges_of)
-        for (start, end), cause, charged in zip(gaps, causes, charges, strict=True)
-    ]
-
-
-def _explain(
-    view: GpuShardView,
-    start: int,
-    end: int,
-    cause: str,
-    charges: dict[str, int],
-    has_calls: bool,
-    has_waits: bool,
-    ranges_of: Callable[[int], Events | None],
-) -> _Explained:
+    """Explain some gaps of a GPU by the rows of its host, each process's ranges read once."""
     lane, calls = view.lane, view.calls
-    feeder = lane.causes.feeder_of(end)
-    pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
-    evidence = NO_ISSUER if has_calls else ""
-    if calls is not None and pair is not None:
-        evidence = evidence_of(view.trace, calls, feeder, start, end)
-        evidence += range_of(view.trace, ranges_of(pair[0]), pair, start, end)
-    if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
-        evidence = "CUDA calls were not recorded at that time"
-    if has_waits and lane.host_data is not None:
-        waited = lane.host_data.clip(start, end).total
-        if waited >= _WORTH * (end - start):
-            evidence = f"in the data loader {format_ns(waited)}, {evidence}"
-    if pair is not None:
-        evidence = ", ".join([evidence, *view.once(read_host_state).during(pair, start, end)])
-    return _Explained(cause, evidence, pair, charges)
-
-
-def _step_at(windows: StepWindows | None, start: int, end: int) -> int | None:
-    """Return the step that contains the middle of a gap; None if none does."""
-    if windows is None:
-        return None
-    middle = (start + end) // 2
-    number = int(np.searchsorted(windows.start, middle, "right")) - 1
-    return number if number >= 0 and middle < windows.end[number] else None
+    edges = [edge for gap in gaps for edge in gap]
+    around = Window(min(edges), max(edges))
+    ranges: dict[int, Events | None] = {}
+    causes = lane.causes.within(edges[::2], edges[1::2]).argmax(1).tolist()
+    charges = charges_within(view, edges[::2], edges[1::2])
+    explained = []
+    for (start, end), cause, charged in zip(gaps, causes, charges, strict=True):
+        feeder = lane.causes.feeder_of(end)
+        pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
+        evidence = NO_ISSUER if has_calls else ""
+        if calls is not None and pair is not None:
+            if pair[0] not in ranges:
+                ranges[pair[0]] = read_ranges(view.trace, pair[0], around)
+            evidence = evidence_of(view.trace, calls, feeder, start, end)
+            evidence += range_of(view.trace, ranges[pair[0]], pair, start, end)
+        if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
+            evidence = "CUDA calls were not recorded at that time"
+        if has_waits and lane.host_data is not None:
+            waited = lane.host_data.clip(start, end).total
+            if waited >= _NAMED_CALL_PART * (end - start):
+                evidence = f"in the data loader {format_ns(waited)}, {evidence}"
+        if pair is not None:
+            state = view.once(read_host_state)
+            evidence = ", ".join([evidence, *state.during(pair, start, end)])
+        explained.append(_Explained(IDLE_CAUSES[cause], evidence, pair, charged))
+    return explained
 
 
 def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end: int) -> str:
@@ -413,9 +375,9 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
     for id, began, ended in zip(ids, begins, ends, strict=True):
         name = text[id].partition("_v")[0]
         spent[name] = spent.get(name, 0) + min(ended, end) - max(began, start)
-    worth = _WORTH * (end - start)
+    worth = _NAMED_CALL_PART * (end - start)
     named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
-    parts = [f"{name} {format_ns(spent[name])}" for name in named[:_MOST_CALLS]]
+    parts = [f"{name} {format_ns(spent[name])}" for name in named[:_CALLS_NAMED]]
     inside_calls = union(calls.start[rows], calls.end[rows]).clip(start, end)
     outside = end - start - inside_calls.total
     process = calls.threads[feeder][0]

@@ -9,7 +9,7 @@ from typing import Final
 from gputrace.analyzers.compare import compare
 from gputrace.analyzers.compare.runs import Run, lost_ns
 from gputrace.analyzers.findings import ALL_RULES, CAUSES
-from gputrace.analyzers.findings.context import SEVERITIES
+from gputrace.analyzers.findings.facts import SEVERITIES
 from gputrace.analyzers.ledger.causes import tree_of
 from gputrace.errors import UsageError
 from gputrace.model.results import Analysis

@@ -21,7 +21,7 @@ _ENDS_AT_ONCE: Final = r"(?i)all_?reduce|all_?gather|reduce_?scatter"
 _ENDS_WITH_ITS_PARTNER: Final = r"(?i)send_?recv"
 _WIDEST_NS: Final = 500_000
 """Maximum scatter of the ends of the same collectives around a shift."""
-_FEWEST: Final = 5
+_FEWEST_PAIRS: Final = 5
 """Minimum pairs of ends for a shift: the first of a communicator end far apart."""
 
 
@@ -87,7 +87,7 @@ def _fit(clocks: Sequence[int], ends: Sequence[Mapping[str, Times]]) -> ClockFit
             if len(ours[name]) == len(theirs[name])
         ]
         apart = np.concatenate([np.empty(0, np.int64), *earlier])
-        if len(apart) < _FEWEST:
+        if len(apart) < _FEWEST_PAIRS:
             return None
         shifts[clock] = int(median(apart))
         residuals.append(np.abs(apart - shifts[clock]))

@@ -22,7 +22,7 @@ operations, each link carries the whole message."""
 
 
 def total_collectives(
-    gpus: PerGpu, collectives: Collectives, measured: Sequence[Step], roles: Sequence[str]
+    gpus: PerGpu, collectives: Collectives, roles: Sequence[str], measured: Sequence[Step]
 ) -> tuple[CollectiveTotals, ...]:
     """Sum up the collectives by operation and group, most time first.
 

@@ -164,15 +164,15 @@ def steps_of(
     return numbers
 
 
-_SCATTER: Final = 0.2
+_ENDS_APART_PART: Final = 0.2
 """Maximum median difference of the ends of an all-reduce, as a fraction of its length."""
-_FIT: Final = 0.95
+_OVERLAPPING_PART: Final = 0.95
 """Minimum fraction of overlapping pairs for kernels to be matched by order."""
-_FEWEST: Final = 5
+_FEWEST_COMPARED: Final = 5
 """Minimum kernels for their ends to be compared: the first of a communicator end far apart."""
 ALONE: Final = 0
 """Number of participants of an operation that waits for no other GPU."""
-_SHARED: Final = 0.5
+_MATCHED_PART: Final = 0.5
 """Minimum matched fraction of the shorter sequence where matching by order fails."""
 
 
@@ -227,14 +227,14 @@ def _pair(first: Part, other: Part, apart_ns: int, joint: bool, known: bool) -> 
     if len(first) == len(other):
         partner = np.arange(len(first))
         if not joint or (
-            _overlap(first, other, partner, apart_ns).mean() >= _FIT
-            and (known or len(first) < _FEWEST or _end_together(first, other, apart_ns))
+            _overlap(first, other, partner, apart_ns).mean() >= _OVERLAPPING_PART
+            and (known or len(first) < _FEWEST_COMPARED or _end_together(first, other, apart_ns))
         ):
             return partner
     there, back = _nearest(first.end, other.end), _nearest(other.end, first.end)
     mutual = back[there] == np.arange(len(other))
     matched = mutual & _overlap(first, other, there, apart_ns)
-    few = np.count_nonzero(matched) < _SHARED * min(len(first), len(other))
+    few = np.count_nonzero(matched) < _MATCHED_PART * min(len(first), len(other))
     if few or (
         joint
         and not known
@@ -253,7 +253,7 @@ def _end_together(first: Part, other: Part, apart_ns: int) -> bool:
     """Return True if pairs of rows end together, as those of one communicator must."""
     apart = median(np.abs(first.end - other.end))
     length = median(np.minimum(first.end - first.start, other.end - other.start))
-    return bool(apart <= apart_ns + _SCATTER * length)
+    return bool(apart <= apart_ns + _ENDS_APART_PART * length)
 
 
 def _nearest(among: Times, moments: Times) -> NDArray[np.int64]:
@@ -436,8 +436,11 @@ def _point_to_point(
         matched: list[tuple[int, int]] = []
         if sent and received:
             sender, receiver = (
-                _part_of(talks[lane_of[place]], lane_of[place], rows)
-                for place, rows in ((source, sent), (target, received))
+                Part(lane, at, talks[lane].events.start[at], talks[lane].events.end[at])
+                for lane, at in (
+                    (lane_of[source], np.array(sent, np.int64)),
+                    (lane_of[target], np.array(received, np.int64)),
+                )
             )
             partner = _pair(sender, receiver, apart_ns, joint=False, known=True)
             matched = [(int(p), n) for n, p in enumerate(partner.tolist()) if p != UNKNOWN]
@@ -466,11 +469,6 @@ def _are_exchanges(talk: _Talk) -> Mask:
     exchanges = np.zeros(len(talk.row), bool)
     exchanges[talk.messages.kernel] = True
     return exchanges
-
-
-def _part_of(talk: _Talk, lane: int, rows: Sequence[int]) -> Part:
-    at = np.array(rows, np.int64)
-    return Part(lane, at, talk.events.start[at], talk.events.end[at])
 
 
 def _exchanges(

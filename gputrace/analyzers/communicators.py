@@ -117,19 +117,16 @@ def _read_log(shard: Shard) -> _Log | None:
         if id not in (0, UNKNOWN):
             known[process][id] = Communicator(id, max(size, 0), place, given)
     messages = messages.select(np.lexsort((messages.start, messages.thread, messages.process)))
-    names = {id: _half_of(text) for id, text in texts.items()}
+    names = {}
+    for id, text in texts.items():
+        half = re.search(r"(?:^|nccl)(send|recv)$", text, re.IGNORECASE)
+        names[id] = half[1].title() if half else operation_of(text)
     return _Log(
         messages,
         np.array([names[id] for id in messages.name.tolist()], object),
         {id: each.size for mine in known.values() for id, each in mine.items()},
         {process: tuple(mine.values()) for process, mine in known.items()},
     )
-
-
-def _half_of(name: str) -> str:
-    operation = operation_of(name)
-    half = re.search(r"(?:^|nccl)(send|recv)$", name, re.IGNORECASE)
-    return half[1].title() if half else operation
 
 
 def read_messages(view: GpuShardView, kernels: Events, operations: Sequence[str]) -> Messages:

@@ -36,18 +36,18 @@ Floats = NDArray[np.float64]
 
 _GPU_IDLE: Final = 0x1
 _BEFORE: Final = 100_000_000
-_BUSY: Final = 0.1
+_BUSY_SHARE: Final = 0.1
 """Minimum busy share of the time before a sample for a GPU to count as busy: clocks fall about a
 second after the last kernel."""
-_AT_MAX: Final = 0.99
+_MAXIMUM_CLOCK_PART: Final = 0.99
 """Minimum fraction of the maximum clock that counts as the maximum: clocks move in small steps."""
-_ENOUGH: Final = 0.5
+_MEASURED_PART: Final = 0.5
 """Minimum fraction of the measured time that a counter's readings must span, and of a figure's
 period that must be measured time."""
-_BESIDE: Final = 0.25
+_UNMEASURED_PART: Final = 0.25
 """Maximum recorded time beside measured steps between two readings of energy, as a fraction of the
 time that was not recorded, which does not begin and end with a step."""
-_PERIOD: Final = 1_000_000_000
+_FIRST_PERIOD_NS: Final = 1_000_000_000
 """Longest window of the first figure: the driver's sampling period."""
 
 
@@ -61,7 +61,14 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
     if not len(nvml.samples):
         return ()
     if gpus.trace.is_card_log:
-        return tuple(_use_alone(nvml, host, gpu) for host, gpu in sorted(nvml.places))
+        uses = []
+        for host, gpu in sorted(nvml.places):
+            samples, card = nvml.samples.of(host, gpu), nvml.card(host, gpu) or Card(gpu, host)
+            start, end = int(samples.time[0]) - _FIRST_PERIOD_NS, int(samples.time[-1]) + 1
+            worked = np.nan_to_num(samples["utilization"], nan=1) > 0
+            alone = Gpu(gpu, True, gpu, 0, gpu, False, card.name, host, "", ())
+            uses.append(_use(alone, card, samples, union([start], [end]), worked))
+        return tuple(uses)
     steps_of = StepsOf(steps)
     by_lane = [(lane, nvml.samples.of(lane.gpu.host, lane.gpu.gpu)) for lane in gpus.lanes]
     sampled = [(lane, samples) for lane, samples in by_lane if len(samples)]
@@ -74,19 +81,10 @@ def find_cards(nvml: Nvml, gpus: PerGpu, steps: Sequence[Step]) -> tuple[CardUse
             nvml.card(lane.gpu.host, lane.gpu.gpu) or Card(lane.gpu.gpu, lane.gpu.host),
             samples,
             stretches(steps_of(lane.gpu), lane.window),
-            busy_ns >= _BUSY * _BEFORE,
+            busy_ns >= _BUSY_SHARE * _BEFORE,
         )
         for (lane, samples), busy_ns in zip(sampled, busy, strict=True)
     )
-
-
-def _use_alone(nvml: Nvml, host: int, gpu: int) -> CardUse:
-    samples = nvml.samples.of(host, gpu)
-    card = nvml.card(host, gpu) or Card(gpu, host)
-    measured = union([int(samples.time[0]) - _PERIOD], [int(samples.time[-1]) + 1])
-    worked = np.nan_to_num(samples["utilization"], nan=1) > 0
-    alone = Gpu(gpu, True, gpu, 0, gpu, False, card.name, host, "", ())
-    return _use(alone, card, samples, measured, worked)
 
 
 def _busy_within(view: GpuShardView, starts: Times, ends: Times) -> Times:
@@ -137,9 +135,9 @@ def _utilization(samples: Samples, measured: Intervals) -> float | None:
     ends, values = samples.time[known], samples["utilization"][known]
     if not len(ends) or not len(measured):
         return None
-    starts = np.concatenate([[ends[0] - _PERIOD], ends[:-1]])
+    starts = np.concatenate([[ends[0] - _FIRST_PERIOD_NS], ends[:-1]])
     inside = measured.within(starts, ends)
-    counts = inside >= _ENOUGH * (ends - starts)
+    counts = inside >= _MEASURED_PART * (ends - starts)
     if not inside[counts].any():
         return None
     return round(float(np.average(values[counts], weights=inside[counts])), 2)
@@ -162,7 +160,7 @@ def _throttled(busy: Samples, inside: Samples, measured: Intervals) -> dict[str,
         if len(rows) > 1:
             passed = int(inside.time[rows[-1]] - inside.time[rows[0]])
             grown = float(values[rows[-1]] - values[rows[0]])
-            if passed >= _ENOUGH * span:
+            if passed >= _MEASURED_PART * span:
                 share = max(share, min(grown / passed, 1.0))
         shares[reason] = round(share, 4)
     # A hardware slowdown is thermal or a power brake, where these are known.
@@ -186,7 +184,7 @@ def _below(clock: NDArray[np.float64], most: int | None) -> float | None:
     known = clock[np.isfinite(clock)]
     if not len(known) or not most:
         return None
-    return round(float((known < _AT_MAX * most).mean()), 4)
+    return round(float((known < _MAXIMUM_CLOCK_PART * most).mean()), 4)
 
 
 def find_energy(
@@ -219,7 +217,9 @@ def find_energy(
         # Of what was not recorded no class is known; it draws as much as what is beside it.
         lengths, passed = classes.sum(axis=1), ends - starts
         beside = lengths - measured.within(starts, ends)
-        known = (lengths >= _ENOUGH * passed) & (beside <= _BESIDE * (passed - lengths))
+        known = (lengths >= _MEASURED_PART * passed) & (
+            beside <= _UNMEASURED_PART * (passed - lengths)
+        )
         if known.any():
             drawn = (grown * _drawn_by(lane, gpus, starts, ends) * lengths / passed)[known]
             done = work.get(lane.gpu.rank)
@@ -330,14 +330,16 @@ def add_use(
     return tuple(rows)
 
 
-_KNOWN: Final = 0.98
+_KNOWN_PRODUCTS_SHARE: Final = 0.98
 """Least share of the time of matrix products whose work is known, for FLOPs of steps."""
 
 
 def flop_of_step(kernels: Kernels | None) -> dict[int, float]:
     """Return the FLOPs of a mean measured step by rank, where almost all of them are known."""
     rows = kernels.flop if kernels is not None else ()
-    ranks = {row.rank for row in rows} - {row.rank for row in rows if row.known < _KNOWN}
+    ranks = {row.rank for row in rows} - {
+        row.rank for row in rows if row.known < _KNOWN_PRODUCTS_SHARE
+    }
     return {
         rank: sum(row.flop / row.steps for row in rows if row.rank == rank)
         for rank in sorted(ranks)

@@ -26,7 +26,7 @@ from gputrace.model.trace import Trace
 
 LARGE: Final = 1 << 20
 """Minimum bytes of a copy whose speed is limited by the link, not by latency."""
-FEWEST: Final = 3
+FEWEST_COPIES: Final = 3
 """Minimum number of large copies for the bandwidth of a link."""
 _MOST_LANES: Final = 62
 """Maximum number of GPUs in a bit set of one integer."""
@@ -124,7 +124,7 @@ def measure_links(gpus: PerGpu, collectives: Collectives) -> Links | None:
 def bandwidth(copies: Traffic | Events) -> float | None:
     """Return the median bytes per second of large copies; None where there are too few."""
     speeds = speeds_of(copies)
-    return float(median(speeds)) if len(speeds) >= FEWEST else None
+    return float(median(speeds)) if len(speeds) >= FEWEST_COPIES else None
 
 
 def speeds_of(copies: Traffic | Events) -> NDArray[np.float64]:
@@ -154,13 +154,13 @@ def by_class(links: Links) -> Mapping[str, Traffic]:
     return {name: links.peer.select(rows) for name, rows in names.items() if name and rows.any()}
 
 
-_SLOWER: Final = 1.1
+_SLOWER_LINK_RATIO: Final = 1.1
 """Minimum ratio of median transfer times that is no scatter."""
-_MOSTLY: Final = 75
+_APART_PERCENTILE: Final = 75
 """Percentage of the transfers that must be on their side of the others' median."""
 _FEWEST_PAIRS: Final = 10
 """Minimum pairs of collectives of two groups for a comparison."""
-_EDGE: Final = 3
+_EDGE_COLLECTIVES: Final = 3
 """Maximum surplus of collectives of one group, as the recording may begin or end between them."""
 
 
@@ -189,15 +189,17 @@ def slower_links(links: Links) -> Iterator[Slower]:
 def _by_copies(links: Links) -> Iterator[Slower]:
     classes = by_class(links)
     speeds = {name: speeds_of(copies) for name, copies in classes.items()}
-    known = {name: speed for name, speed in speeds.items() if len(speed) >= FEWEST}
+    known = {name: speed for name, speed in speeds.items() if len(speed) >= FEWEST_COPIES}
     if len(known) < 2:
         return
     best = max(known, key=lambda name: float(median(known[name])))
     fast = known[best]
     for name, slow in known.items():
         ratio = float(median(fast) / median(slow))
-        apart = np.percentile(slow, _MOSTLY) < np.percentile(fast, 100 - _MOSTLY)
-        if ratio >= _SLOWER and apart and badness(name) > badness(best):
+        apart = np.percentile(slow, _APART_PERCENTILE) < np.percentile(
+            fast, 100 - _APART_PERCENTILE
+        )
+        if ratio >= _SLOWER_LINK_RATIO and apart and badness(name) > badness(best):
             rates = round(float(median(slow))), round(float(median(fast)))
             busy = {gpu: classes[name].on(gpu) for gpu in range(len(links.gpus))}
             yield Slower("copies", name, best, ratio, *rates, busy)
@@ -253,13 +255,19 @@ def _ratio(slow: _Series, fast: _Series) -> float | None:
     Since the recording may begin or end between the groups, the offset between the two series is
     the one with the least scatter of the ratios.
     """
-    tried = [_ratios(slow, fast, offset) for offset in range(-_EDGE, _EDGE + 1)]
+    tried = [
+        _ratios(slow, fast, offset) for offset in range(-_EDGE_COLLECTIVES, _EDGE_COLLECTIVES + 1)
+    ]
     ways = [ratios for ratios in tried if len(ratios) >= _FEWEST_PAIRS]
-    if abs(len(slow.ns) - len(fast.ns)) > _EDGE or not ways:
+    if abs(len(slow.ns) - len(fast.ns)) > _EDGE_COLLECTIVES or not ways:
         return None
     ratios = min(ways, key=lambda ratios: float(np.std(np.log(ratios))))
     ratio = float(median(ratios))
-    return ratio if ratio >= _SLOWER and np.percentile(ratios, 100 - _MOSTLY) > 1 else None
+    return (
+        ratio
+        if ratio >= _SLOWER_LINK_RATIO and np.percentile(ratios, 100 - _APART_PERCENTILE) > 1
+        else None
+    )
 
 
 def _ratios(slow: _Series, fast: _Series, offset: int) -> NDArray[np.float64]:
@@ -279,15 +287,15 @@ def _transfers(collectives: Collectives, lanes: tuple[int, ...], lane: int) -> I
     return union(starts, collectives.end[rows])
 
 
-_STAGED: Final = 1 << 16
+_LEAST_STAGED_BYTES: Final = 1 << 16
 """Minimum bytes for which two copies of equal size are no coincidence."""
-_SOON_NS: Final = 2_000_000
+_STAGING_PAUSE_NS: Final = 2_000_000
 """Maximum pause between the halves of a staged copy: a CPU may add up in between."""
-_SOON: Final = 4
+_STAGING_PAUSE_LENGTHS: Final = 4
 """Maximum pause in lengths of the first half, if that is longer."""
-_RECENT: Final = 8
+_EARLIER_COPIES_TRIED: Final = 8
 """Maximum number of earlier copies to the host tried per GPU."""
-_MOST: Final = 50_000
+_MOST_COPIES: Final = 50_000
 """Maximum number of copies, from the first, searched for staged ones: a sufficient sample."""
 _NOBODY: Final = -1
 
@@ -347,8 +355,8 @@ def find_staged(trace: Trace, operations: Sequence[GpuSummary], talks: bool) -> 
         return _NO_TRAFFIC
     columns = ("start", "end", "kind", "bytes", "process", "device")
     copies = trace.events([Kind.COPY_D2H, Kind.COPY_H2D], columns)
-    copies = copies.select(copies.bytes >= _STAGED)
-    copies = copies.select(np.argsort(copies.start, kind="stable")[:_MOST])
+    copies = copies.select(copies.bytes >= _LEAST_STAGED_BYTES)
+    copies = copies.select(np.argsort(copies.start, kind="stable")[:_MOST_COPIES])
     gpu = _places(operations, copies.process, copies.device)
     down = copies.kind == Kind.COPY_D2H
     hosts = [summary.gpu.host for summary in operations]
@@ -380,7 +388,7 @@ def _of_size(
         if gpu == _NOBODY:
             continue
         if copies.kind[row] == Kind.COPY_D2H:
-            recent.setdefault(gpu, deque(maxlen=_RECENT)).append(row)
+            recent.setdefault(gpu, deque(maxlen=_EARLIER_COPIES_TRIED)).append(row)
             continue
         start = int(copies.start[row])
         near = {at: [f for f in rows if _is_soon(copies, f, start)] for at, rows in recent.items()}
@@ -400,7 +408,7 @@ def _of_size(
 def _is_soon(copies: Events, first: int, start: int) -> bool:
     """Return True if a copy from the host at ``start`` may continue the one to it in a row."""
     begin, end = int(copies.start[first]), int(copies.end[first])
-    return end <= start <= end + max(_SOON_NS, _SOON * (end - begin))
+    return end <= start <= end + max(_STAGING_PAUSE_NS, _STAGING_PAUSE_LENGTHS * (end - begin))
 
 
 def _places(
@@ -412,7 +420,7 @@ def _places(
     return np.array([known.get(pair, _NOBODY) for pair in pairs], np.int64)
 
 
-_WRAP: Final = 1 << 32
+_PCIE_COUNTER_MODULUS: Final = 1 << 32
 """Modulus of the PCIe counter."""
 
 
@@ -448,8 +456,8 @@ def _sent(samples: Samples) -> Sent | None:
     if len(rows) < 2:
         return None
     by_nvlink, by_pcie = np.diff(nvlink[rows]), np.diff(pcie[rows])
-    if (by_nvlink < 0).any() or (by_pcie < -_WRAP).any():
+    if (by_nvlink < 0).any() or (by_pcie < -_PCIE_COUNTER_MODULUS).any():
         return None
-    by_pcie[by_pcie < 0] += _WRAP
+    by_pcie[by_pcie < 0] += _PCIE_COUNTER_MODULUS
     start, end = int(samples.time[rows[0]]), int(samples.time[rows[-1]])
     return Sent(int(by_nvlink.sum()), int(by_pcie.sum()), start, end)

@@ -29,9 +29,9 @@ from gputrace.units import format_ns
 
 _WORTH_TELLING: Final = 0.05
 """Minimum part of a gap for a collection or a compilation to be reported."""
-_QUEUED: Final = 0.2
+_QUEUED_PART: Final = 0.2
 """Minimum part of the counted time that a thread is queued, to be reported."""
-_AROUND: Final = 5
+_COUNTED_LENGTHS: Final = 5
 """Times as long as a gap that what was counted may be: longer, it says nothing of the gap."""
 
 
@@ -85,7 +85,7 @@ class HostState(Struct, frozen=True, dict=True):
         queued = queued.select((queued.process == process) & (queued.thread == number))
         queued = queued.select((queued.end > start) & (queued.start < end))
         around, waited = union(queued.start, queued.end).total, int(queued.bytes.sum())
-        if 0 < around <= _AROUND * (end - start) and waited >= _QUEUED * around:
+        if 0 < around <= _COUNTED_LENGTHS * (end - start) and waited >= _QUEUED_PART * around:
             yield f"queued for a core {format_ns(waited)} of the {format_ns(around)} around it"
 
 
@@ -119,7 +119,7 @@ _WANTS_A_CORE: Final = 0.3
 _OPENMP: Final = ("libiomp5", "libomp", "libgomp")
 _NEVER_WAITS: Final = 0.9
 """Share of the time that a thread is on a core or queued for one, to be said never to wait."""
-_ALIKE: Final = 1.5
+_TEAM_TIME_RATIO: Final = 1.5
 """Maximum ratio of the times on a core of threads of a team."""
 _WITHIN_PHASE: Final = 0.9
 """Part of the time in which a peak of memory was reached that is in one phase, for it to count."""
@@ -283,7 +283,9 @@ class Counters:
             others: of the other threads, shape (threads, 2).
         """
         loaded = [name for name in _OPENMP if self._is(name).any()]
-        alike = (others[:, 0] >= on_core / _ALIKE) & (others[:, 0] <= on_core * _ALIKE)
+        alike = (others[:, 0] >= on_core / _TEAM_TIME_RATIO) & (
+            others[:, 0] <= on_core * _TEAM_TIME_RATIO
+        )
         team = others[alike & (others.sum(axis=1) >= _NEVER_WAITS), 0].tolist()
         if not loaded or not team or on_core + queued < _NEVER_WAITS:
             return "", []

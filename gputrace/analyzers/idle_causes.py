@@ -161,7 +161,9 @@ def _proofs(
     for thread in distinct_ids(feeder[known]).tolist():
         rows = feeder == thread
         mine = Intervals(gaps.start[rows], gaps.end[rows])
-        waiting = _until(mine, issued[rows])
+        # From its moment of issue on, the GPU has work.
+        until = np.clip(issued[rows], mine.start, mine.end)
+        waiting = Intervals(mine.start, until).select(until > mine.start)
         pair = calls.threads[thread]
         data = merge_touching(waits.get(thread, EMPTY), evidence.data.get(pair, EMPTY))
         proofs["recorder"].append(mine.intersection(evidence.recorder.get(pair, EMPTY)))
@@ -181,7 +183,9 @@ def _proofs(
             (mine, stuck, Call.COPY, _HELD_NS),
             (fresh, stuck[~queued], Call.SYNC, _LONG_HELD_NS),
         ):
-            held = _after(times, since).intersection(calls.of_thread(thread, sort))
+            begins = np.clip(since, times.start, times.end)
+            after = Intervals(begins, times.end).select(times.end > begins)
+            held = after.intersection(calls.of_thread(thread, sort))
             long = held.lengths > least
             proofs["sync"].append(Intervals(held.start[long], held.end[long]))
         proofs["alloc"].append(waiting.intersection(allocating))
@@ -221,20 +225,6 @@ def _is_seen(
     issuer = operations.events.having("process", "correlation")
     seen &= calls.issued_by(issuer.select(np.maximum(ending - 1, 0))) != NOBODY
     return seen
-
-
-def _after(gaps: Intervals, moments: Times) -> Intervals:
-    """Return the part of each gap after its moment."""
-    begins = np.clip(moments, gaps.start, gaps.end)
-    keep = gaps.end > begins
-    return Intervals(begins[keep], gaps.end[keep])
-
-
-def _until(gaps: Intervals, moments: Times) -> Intervals:
-    """Return the part of each gap before its moment, from which on the GPU has work."""
-    ends = np.clip(moments, gaps.start, gaps.end)
-    keep = ends > gaps.start
-    return Intervals(gaps.start[keep], ends[keep])
 
 
 def waits_for_data(

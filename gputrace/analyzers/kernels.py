@@ -45,9 +45,9 @@ from gputrace.model.results import Analysis, Step
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
 
-_MOST: Final = 50
+_MOST_LISTED: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
-_STRAY: Final = 0.01
+_STRAY_KERNELS_PART: Final = 0.01
 """Minimum number of kernels of a GPU that counts, as a fraction of the busiest one's."""
 
 
@@ -79,7 +79,7 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
     rows = list(map(_Measured, gpus.lanes, map(len, steps), windows, codes, counted))
     # Only GPUs with measured steps count, if any has some, and with a relevant amount of work.
     rows = [row for row in rows if row.steps] or rows
-    least = max(_STRAY * max((row.counted.kernels for row in rows), default=0), 1)
+    least = max(_STRAY_KERNELS_PART * max((row.counted.kernels for row in rows), default=0), 1)
     rows = [row for row in rows if row.counted.kernels >= least]
     kernels = _kernels_of(gpus, rows, names) if rows else None
     gpus.each(forget_counts, gpus.lanes, keeps=True)
@@ -90,7 +90,7 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
     """Return the kernels of some GPUs; ``names`` are by code."""
     span = sum(row.windows.total for row in rows)
     uses, flop = _add_work(gpus, _uses(gpus, rows, names, span), rows, names)
-    top, longest = uses[:_MOST], max(uses, key=lambda use: use.max_ns)
+    top, longest = uses[:_MOST_LISTED], max(uses, key=lambda use: use.max_ns)
     if longest.max_ns > max(use.max_ns for use in top):
         top[-1] = longest
     count = sum(use.count for use in uses)
@@ -99,6 +99,9 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
     alone = [use for use in uses if {(on.gpu, on.rank) for on in use.by_gpu} == {first}]
     products = [use for use in uses if use.tensor_cores is not None]
     by_family = _summed(uses, span, lambda use: (use.family,))
+    launches = zip(*(row.counted.launches for row in rows), strict=True)
+    tiny, calls, delays = map(np.concatenate, launches)
+    middles = [int(median(times)) if len(times) else None for times in (calls, delays)]
     by_precision = _summed(
         products, span, lambda use: (use.tensor_cores or "", precision_of(use.name))
     )
@@ -115,7 +118,7 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
         has_tensor_cores=_all_have(generations, 7),
         has_tf32=_all_have(generations, 8),
         first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(rows) > 1 else (),
-        launches=_launch_cost([row.counted.launches for row in rows]),
+        launches=LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles),
         flop=flop,
     )
 
@@ -278,7 +281,7 @@ _PACKED: Final = "packed kernels"
 _NOTHING: Final = np.empty(0, np.int64)
 _ASKED: Final = 16
 """Number of lengths of each name in a query."""
-_TOGETHER: Final = 512
+_GPUS_AT_ONCE: Final = 512
 """GPUs that are asked at once."""
 
 Codes = NDArray[np.int64]
@@ -351,8 +354,10 @@ def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> d
     while len(left := np.flatnonzero(low < high)):
         asked = low[left, None] + (high - low)[left, None] * np.arange(_ASKED) // _ASKED
         no_longer = np.zeros(asked.shape, np.int64)
-        for at in range(0, len(of), _TOGETHER):
-            for part in gpus.each(_no_longer, of[at : at + _TOGETHER], same=(codes[left], asked)):
+        for at in range(0, len(of), _GPUS_AT_ONCE):
+            for part in gpus.each(
+                _no_longer, of[at : at + _GPUS_AT_ONCE], same=(codes[left], asked)
+            ):
                 no_longer += part
         # A median lies above the last length of too few kernels, up to the next one.
         enough = no_longer >= wanted[left, None]
@@ -411,13 +416,6 @@ def _launch_times(view: GpuShardView, rows: Rows, most: int) -> LaunchTimes:
     done = np.where(rows > 0, ops.reach[np.maximum(rows - 1, 0)], 0)
     delay = ops.start[rows] - began
     return LaunchTimes(tiny, calls.end[issued_by] - began, delay[(done <= began) & (delay > 0)])
-
-
-def _launch_cost(launched: Sequence[LaunchTimes]) -> LaunchCost:
-    """Return the launch cost of all GPUs together."""
-    tiny, calls, delays = (np.concatenate(times) for times in zip(*launched, strict=True))
-    middles = [int(median(times)) if len(times) else None for times in (calls, delays)]
-    return LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles)
 
 
 _MOST_WORDS: Final = 12

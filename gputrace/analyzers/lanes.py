@@ -279,7 +279,10 @@ def _explain(
         causes = find_causes(operations, gaps, calls, evidence, waits)
     known = [time for pair, time in evidence.data.items() if pair[0] == process]
     if not known and calls is not None:
-        launching = _launching(operations, calls)
+        launched = operations.events.having("kind", "process", "correlation")
+        launched = launched.select(is_among(launched.kind, (Kind.KERNEL, Kind.GRAPH)))
+        issued_by = calls.issued_by(launched)
+        launching = set(distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist())
         waits = {thread: time for thread, time in waits.items() if thread in launching}
     data = max(known or waits.values(), key=lambda time: time.total, default=None)
     if data is not None and len(operations.recorded) > 1:
@@ -290,14 +293,6 @@ def _explain(
         with_calls = union(starts, ends).clip(*timeline.window)
     all_data = all_waits(process, calls, evidence, waits)
     return Lane(timeline, causes, data, data=all_data, with_calls=with_calls)
-
-
-def _launching(operations: GpuOperations, calls: CudaApiCalls) -> set[int]:
-    """Return the threads that launch kernels or graphs on a GPU."""
-    events = operations.events.having("kind", "process", "correlation")
-    events = events.select(is_among(events.kind, (Kind.KERNEL, Kind.GRAPH)))
-    issued_by = calls.issued_by(events)
-    return set(distinct_ids(calls.thread[issued_by[issued_by != NOBODY]]).tolist())
 
 
 def _with_edges(gaps: Intervals, operations: GpuOperations, steps: StepWindows | None) -> Intervals:

@@ -22,15 +22,15 @@ from gputrace.model.struct import Struct
 
 
 def compare_loads(
-    gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step], memory: Mapping[int, int]
+    gpus: PerGpu, lanes: Sequence[LaneSummary], measured: Sequence[Step]
 ) -> tuple[Load, ...]:
     """Compare each GPU with the others; empty with fewer than two GPUs.
 
     Compares the measured steps; for a GPU without any, the time that all GPUs have in common.
-    ``memory`` has the peak bytes in use, by index of the card.
     """
     if len(lanes) < 2:
         return ()
+    memory = _most_memory(gpus.trace.nvml, lanes)
     works = find_works(gpus, lanes, measured)
     others = Others(works)
     extra = [more_than_others(work, index, others) for index, work in enumerate(works)]
@@ -38,7 +38,7 @@ def compare_loads(
     return tuple(_load(work, others, more, alone_ns, memory) for work, more, alone_ns in rows)
 
 
-def most_memory(nvml: Nvml, lanes: Sequence[LaneSummary]) -> dict[int, int]:
+def _most_memory(nvml: Nvml, lanes: Sequence[LaneSummary]) -> dict[int, int]:
     """Return the peak bytes in use on each card while it worked, by its index.
 
     Empty for GPUs of several hosts, whose indices are ambiguous.
@@ -80,13 +80,13 @@ def _load(
     )
 
 
-_MORE: Final = 1.2
+_MORE_WORK_RATIO: Final = 1.2
 """Minimum ratio to the amount of any other GPU that counts as more."""
-_LAUNCHES: Final = 0.5
+_EXTRA_LAUNCHES: Final = 0.5
 """Minimum surplus of launches of a kernel per step: rarer ones are not part of every step."""
-_AT_ONCE: Final = 256
+_GPUS_AT_ONCE: Final = 256
 """Maximum number of queries to GPUs in one batch."""
-_ALL_LAUNCHES: Final = 1.01
+_ALL_LAUNCHES_RATIO: Final = 1.01
 """Minimum ratio of all launches to the other GPUs': below, kernels only replace others."""
 
 
@@ -100,11 +100,13 @@ def more_than_others(work: GpuWork, index: int, others: Others) -> dict[int, int
     extra = {}
     for sort in work.amount:
         highest, amount = others.most(sort, index), work.each(sort)
-        if amount > _MORE * highest and (sort < 0 or amount - highest >= _LAUNCHES):
+        if amount > _MORE_WORK_RATIO * highest and (
+            sort < 0 or amount - highest >= _EXTRA_LAUNCHES
+        ):
             extra[sort] = round(work.ns[sort] * (1 - highest / amount))
     kernels, of_extra = work.kernels(), [sort for sort in extra if sort >= 0]
     room, total = 0, sum(extra[sort] for sort in of_extra)
-    if work.launches(kernels) / work.turns >= _ALL_LAUNCHES * others.launches[index]:
+    if work.launches(kernels) / work.turns >= _ALL_LAUNCHES_RATIO * others.launches[index]:
         room = max(0, work.spent(kernels) - round(others.spent[index] * work.turns))
     if total > room:
         scale = room / total
@@ -137,7 +139,7 @@ def alone(gpus: PerGpu, works: Sequence[GpuWork], extra: Sequence[dict[int, int]
     left = dict(zip(with_extra, busy, strict=True))
     lanes = [works[index].lane for index in with_extra]
     stops = dict(zip(with_extra, gpus.each(_stops, lanes), strict=True))
-    batch = max(1, _AT_ONCE // max(len(with_extra), 1))
+    batch = max(1, _GPUS_AT_ONCE // max(len(with_extra), 1))
     for first in range(1, len(works), batch):
         left = {index: time for index, time in left.items() if len(time)}
         queries = [
@@ -172,11 +174,11 @@ def _doing(
 
 _PAUSE_NS: Final = 10_000
 """Minimum idle time of a GPU that has stopped."""
-_STOPS: Final = 4
+_STOPS_A_WAIT: Final = 4
 """Maximum number of stops for each wait: more come before any moment by chance."""
-_MOSTLY: Final = 0.8
+_ENDING_WAITS_PART: Final = 0.8
 """Part of the waits that must end as another GPU stops to be waits for that."""
-_FEWEST: Final = 5
+_FEWEST_ENDING_WAITS: Final = 5
 """Minimum number of such waits."""
 _LAG: Final = 0.1
 _LAG_NS: Final = 100_000
@@ -194,12 +196,12 @@ def _feeding(view: GpuShardView, time: Intervals, stops: Times) -> Intervals:
     """Return when a GPU waits for its input data, and not for another one that stops then."""
     feeding = view.lane.causes.of["data_feeding"]
     touched = (time.within(feeding.start, feeding.end) > 0) & (feeding.lengths >= _LAG_NS)
-    if touched.sum() < _FEWEST or not 0 < len(stops) <= _STOPS * touched.sum():
+    if touched.sum() < _FEWEST_ENDING_WAITS or not 0 < len(stops) <= _STOPS_A_WAIT * touched.sum():
         return feeding
     last = stops[np.maximum(np.searchsorted(stops, feeding.end, "right") - 1, 0)]
     lag = feeding.end - last
     follows = touched & (lag >= 0) & (lag <= np.maximum(_LAG * feeding.lengths, _LAG_NS))
-    if follows.sum() < _MOSTLY * touched.sum():
+    if follows.sum() < _ENDING_WAITS_PART * touched.sum():
         return feeding
     return union(feeding.start[~follows], feeding.end[~follows])
 

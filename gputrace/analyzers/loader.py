@@ -37,7 +37,7 @@ from gputrace.model.struct import Struct
 _TRANSFORM: Final = "transform "
 _KIB: Final = 1024
 _MOST_WORKERS: Final = 64
-_FEWEST: Final = 4
+_FEWEST_BATCHES: Final = 4
 """Batches from which anything is said."""
 
 Floats = NDArray[np.float64]
@@ -175,7 +175,7 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         asks = asks.of("ask")
         at_work = _workers_of(events, mine.of("loader"))
     batches = _Batches(at_work, pace.time)
-    if len(batches.keys) < _FEWEST:
+    if len(batches.keys) < _FEWEST_BATCHES:
         return None
     cores = max(1, _last(mine, "cores", 1))
     receiving = _receiving(mine, asks if workers else None, pace)
@@ -241,7 +241,7 @@ def _receiving(mine: LoaderEvents, asks: LoaderEvents | None, pace: Pace) -> _Re
     pin = float(pinned.lengths.mean()) if len(pinned.end) else None
     pins = bool(_last(mine, "pins memory", 0))
     rest = (pin or 0.0) + (0.0 if pins or asks is None else _handling(asks, received, pace))
-    shortest = np.sort(every.lengths)[: math.ceil(_QUICK * len(every.end))]
+    shortest = np.sort(every.lengths)[: math.ceil(_QUICK_BATCHES_SHARE * len(every.end))]
     idle = float(shortest.mean()) if len(shortest) else receive
     return _Receiving(receive, pin, pins, receive + rest, idle + rest)
 
@@ -342,7 +342,12 @@ class _Batches:
             for name in sorted({*events.name.tolist()})
             if name.startswith(_TRANSFORM)
         }
-        self._fill_in(fetch)
+        timed = sum(self.transforms.values(), np.zeros(len(fetch))) > 0
+        if timed.any():
+            # Batches whose transforms were not timed have the share of the others.
+            whole = max(float(fetch[timed].sum()), 1.0)
+            for times in self.transforms.values():
+                times[~timed] = fetch[~timed] * float(times[timed].sum()) / whole
         self.fetch = fetch
         self.read = np.maximum(fetch - sum(self.transforms.values(), np.zeros(len(fetch))), 0)
         collate, self.send = self._sums(events.of("collate")), self._sums(events.of("send"))
@@ -357,15 +362,6 @@ class _Batches:
             if len(times) and times.any()
         ]
         self.parts = tuple(sorted(parts, key=lambda part: -part.batch_ns))
-
-    def _fill_in(self, fetch: Floats) -> None:
-        """Give batches whose transforms were not timed the share of the others."""
-        total = sum(self.transforms.values(), np.zeros(len(fetch)))
-        timed = total > 0
-        if timed.any():
-            whole = max(float(fetch[timed].sum()), 1.0)
-            for times in self.transforms.values():
-                times[~timed] = fetch[~timed] * float(times[timed].sum()) / whole
 
     def _sums(self, events: LoaderEvents) -> Floats:
         """Return the nanoseconds of events by batch."""
@@ -474,10 +470,10 @@ class _Prediction(Struct, frozen=True):
         )
 
 
-_QUICK: Final = 0.1
+_QUICK_BATCHES_SHARE: Final = 0.1
 """Share of a loader's batches that come as from idle workers: others wait for the interpreter."""
 _LEAST_BATCHES: Final = 200
-_ROUNDS: Final = 20
+_SIMULATED_ROUNDS: Final = 20
 """Batches simulated: at least so many, and so many rounds of the workers."""
 
 
@@ -537,7 +533,7 @@ def batch_ns(feed: BatchTimes, workers: int) -> float:
 
 
 def _in_turn(feed: BatchTimes, workers: int) -> float:
-    count = max(_LEAST_BATCHES, _ROUNDS * workers)
+    count = max(_LEAST_BATCHES, _SIMULATED_ROUNDS * workers)
     ahead = feed.prefetch * workers
     free, received, taken = [0.0] * workers, 0.0, [0.0] * count
     given = [0] * len(feed.work)

@@ -75,7 +75,7 @@ def find_roles(gpus: PerGpu, collectives: Collectives, measured: Sequence[Step])
     )
     for (index, (_, rows)), (before, beside) in zip(patterns.items(), done, strict=True):
         group = collectives.groups[index]
-        early = (before < _EARLY) & (beside < _HIDDEN)
+        early = (before < _FORWARD_PART) & (beside < _HIDDEN_PART)
         named[index] = _role(collectives, group, rows, number[rows], early)
     return tuple(named)
 
@@ -91,16 +91,16 @@ def _compute_around(
     return before, compute.within(starts, ends) / np.maximum(ends - starts, 1)
 
 
-_HIDDEN: Final = 0.5
+_HIDDEN_PART: Final = 0.5
 """Minimum fraction of an all-reduce with compute beside it, if the compute does not need it."""
-_EARLY: Final = 0.2
+_FORWARD_PART: Final = 0.2
 """Fraction of a step's compute in the forward pass, with recomputation in the backward pass."""
-_OFTEN: Final = 0.08
+_FORWARD_COLLECTIVES_PART: Final = 0.08
 """Minimum fraction of collectives in that part of the step, if they are of both passes."""
-_RUN: Final = 3
+_GATHERS_IN_A_ROW: Final = 3
 """Minimum all-gathers in a row, if layers' parameters are gathered for the forward pass."""
-_FEW: Final = 4
-_SPREAD: Final = 0.01
+_FEWEST_MESSAGES: Final = 4
+_EQUAL_MESSAGES_SPREAD: Final = 0.01
 """Maximum relative spread of messages of equal size."""
 
 
@@ -122,7 +122,7 @@ def _role(
     turns = len(distinct_ids(steps))
     if ALL_TO_ALL in count:
         sizes = collectives.bytes[rows][names == ALL_TO_ALL]
-        is_even = (sizes > 0).all() and sizes.std() <= _SPREAD * sizes.mean()
+        is_even = (sizes > 0).all() and sizes.std() <= _EQUAL_MESSAGES_SPREAD * sizes.mean()
         return CONTEXT if is_even else EXPERT
     if any(map(_EXCHANGE.search, count)):
         return EXPERT
@@ -135,9 +135,12 @@ def _role(
         return _exchanging(collectives, group, rows)
     if reductions := count["AllReduce"]:
         forward = np.count_nonzero(early & (names == "AllReduce"))
-        both = reductions >= _FEW * turns and forward >= _OFTEN * reductions
+        both = (
+            reductions >= _FEWEST_MESSAGES * turns
+            and forward >= _FORWARD_COLLECTIVES_PART * reductions
+        )
         return TENSOR if both else DATA
-    return SHARDED if gathers >= _FEW * turns else ""
+    return SHARDED if gathers >= _FEWEST_MESSAGES * turns else ""
 
 
 def _gathering(names: NDArray[np.object_], steps: Times, gathers: int, scatters: int) -> str:
@@ -151,9 +154,11 @@ def _gathering(names: NDArray[np.object_], steps: Times, gathers: int, scatters:
         run += name == "AllGather"
         longest, last = max(longest, run), step
     turns = len(distinct_ids(steps))
-    if min(gathers, scatters) < _FEW * turns:
+    if min(gathers, scatters) < _FEWEST_MESSAGES * turns:
         return SHARDED
-    return SHARDED if longest >= max(_RUN, gathers / turns / _FEW) else TENSOR
+    return (
+        SHARDED if longest >= max(_GATHERS_IN_A_ROW, gathers / turns / _FEWEST_MESSAGES) else TENSOR
+    )
 
 
 def _exchanging(collectives: Collectives, group: RankGroup, rows: NDArray[np.intp]) -> str:
@@ -173,7 +178,7 @@ def _exchanging(collectives: Collectives, group: RankGroup, rows: NDArray[np.int
 
 _EXCHANGE: Final = re.compile(r"\b(dispatch|combine)$")
 """Kernels of DeepEP that move tokens, not those that say how many."""
-_PART: Final = 0.05
+_TOKEN_COUNTS_PART: Final = 0.05
 """Fraction of the largest message below which an exchange only says how many tokens follow."""
 
 
@@ -238,7 +243,9 @@ def _exchanged(
     by_name = [name for name in collectives.operations if _EXCHANGE.search(name)]
     chosen = (collectives.group == group) & (numbers != UNKNOWN)
     rows = np.flatnonzero(chosen & collectives.of(*by_name) if by_name else chosen)
-    rows = rows[(sizes[rows] <= 0) | (sizes[rows] >= _PART * sizes[rows].max(initial=0))]
+    rows = rows[
+        (sizes[rows] <= 0) | (sizes[rows] >= _TOKEN_COUNTS_PART * sizes[rows].max(initial=0))
+    ]
     by_lane = _rows_by_lane(collectives, rows, lanes)
     counts = [Counter(numbers[mine].tolist()) for mine in by_lane]
     whole = [
@@ -317,7 +324,7 @@ def _ends_before(starts: Times, ends: Times, gathers: Mask) -> Times:
     return before
 
 
-_FIRST_NS: Final = 1_000
+_PREFETCHED_NS: Final = 1_000
 """Length of the first part of a collective, beside which compute shows that it was prefetched."""
 
 
@@ -326,7 +333,7 @@ def _compute_beside(
 ) -> tuple[Times, Times, Times]:
     """Return the compute beside each collective, beside its first part, and in the time before."""
     compute = view.lane.timeline.of_class(OperationClass.COMPUTE)
-    first = np.minimum(starts + _FIRST_NS, ends)
+    first = np.minimum(starts + _PREFETCHED_NS, ends)
     spans = (starts, ends), (starts, first), (since, starts)
     beside, at_start, before = (compute.within(*span) for span in spans)
     return beside, at_start, before

@@ -8,21 +8,40 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import break_down, list_steps, measured, steady, summarize
+from gputrace.analyzers.breakdown import (
+    break_down,
+    find_gaps,
+    list_steps,
+    measured,
+    steady,
+    summarize,
+)
 from gputrace.analyzers.clocks import fit_clocks
+from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives, match_collectives
-from gputrace.analyzers.device_metrics import find_energy, find_utilization
+from gputrace.analyzers.device_metrics import (
+    add_use,
+    find_energy,
+    find_utilization,
+    flop_of_step,
+)
 from gputrace.analyzers.findings import CAUSES, find, order
-from gputrace.analyzers.findings.context import SEVERITIES, Facts
-from gputrace.analyzers.findings.stragglers import late_causes
+from gputrace.analyzers.findings.data_feeding import find_input_pipelines, find_loaders
+from gputrace.analyzers.findings.facts import SEVERITIES, Facts
+from gputrace.analyzers.findings.hardware import find_card_use
+from gputrace.analyzers.findings.idle import find_allocators
+from gputrace.analyzers.findings.stragglers import find_balance, late_causes
+from gputrace.analyzers.findings.whole_run import missing_rows
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.host_calls import NOBODY
+from gputrace.analyzers.host_state import measure_throughput, read_work
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.ledger.causes import tree_of, with_plugins
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_tensor
+from gputrace.analyzers.parallelism import find_experts, find_sharded, find_tensor
+from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
 from gputrace.analyzers.step_phases import find_modules
@@ -37,9 +56,11 @@ from gputrace.model.results import (
     Analysis,
     ExtraTable,
     Finding,
+    Gaps,
     GpuTotals,
     RecordedCalls,
     Step,
+    Throughput,
 )
 from gputrace.model.trace import Progress, Trace
 from gputrace.plugins import Plugin, call, expect, load_function, plugins, warn
@@ -98,15 +119,12 @@ def _answer(
     run = prepare_replay(facts)
     facts.late_gains.update(late_gains(facts, run))
     facts.late_causes.update(late_causes(facts))
+    ledger = facts.ledger
     findings = find(facts, plugged)
     predictions = what_if(facts, findings, run)
-    curable = frozenset[str]() if run is None else run.curable
+    start_up = 0.0 if facts.repeats else facts.share_of(ledger.mean("warmup"))
     recorded_calls = api_coverage(gpus.lanes, chosen if gpus.has_calls else (), facts.timed)
-    if recorded_calls is not None:
-        quality.notes.append(str(recorded_calls))
-    quality.notes += overlapping_kernels(facts)
-    if all_steps.cost is not None and not all_steps.cost.added_ns:
-        quality.notes.append(str(all_steps.cost))
+    quality.notes += _notes(facts, recorded_calls)
     return Analysis(
         schema_version=SCHEMA_VERSION,
         source=trace.source,
@@ -115,59 +133,81 @@ def _answer(
         origin_ns=trace.origin,
         span_ns=_span(trace, lanes),
         gpus=tuple(map(_totals, gpus.lanes)),
-        steps=summarize(all_steps, facts.timed or steady(facts.steps), facts.start_up_share),
+        steps=summarize(all_steps, facts.timed or steady(facts.steps), start_up),
         step_list=tuple(facts.steps),
         phases=facts.phases,
         breakdown=facts.listed,
-        collectives=facts.collective_totals,
-        gaps=facts.longest_gaps(options.gaps),
-        balance=facts.balance,
+        collectives=facts.by_group(total_collectives),
+        gaps=_longest_gaps(facts, options.gaps),
+        balance=facts.once(find_balance),
         links=facts.links.rows if facts.links is not None else (),
-        findings=order(findings, predictions, facts.mean_ns, curable),
+        findings=order(findings, predictions, facts.mean_ns, run.curable if run else ()),
         what_if=predictions,
         kernels=facts.kernels,
-        cards=facts.cards,
+        cards=facts.once(find_card_use),
         utilization=find_utilization(trace.nvml, gpus, window),
         recorded_calls=recorded_calls,
         recorder=all_steps.cost,
-        missing=facts.missing,
+        missing=facts.once(missing_rows),
         host_load=facts.host_load,
-        allocators=facts.allocators,
-        loader=facts.loaders,
-        input_pipelines=facts.input_pipelines,
+        allocators=facts.once(find_allocators),
+        loader=facts.once(find_loaders),
+        input_pipelines=facts.once(find_input_pipelines),
         step_phases=facts.step_phases,
-        pipelines=facts.pipelines,
-        experts=facts.experts,
-        sharded=facts.sharded,
-        tensor=find_tensor(gpus, facts.collectives, facts.roles, chosen),
+        pipelines=facts.by_group(find_pipelines),
+        experts=facts.by_group(find_experts),
+        sharded=facts.by_group(find_sharded),
+        tensor=facts.by_group(find_tensor),
         # Last: all that reads the trace may have something to say of it.
         dropped_rows=dict(sorted(quality.dropped.items())),
         warnings=(*map(str, quality.left_out), *quality.warnings, *quality.notes),
         left_out=tuple(quality.left_out),
         tables=tables,
-        throughput=facts.throughput,
-        energy=find_energy(trace.nvml, gpus, chosen, facts.throughput),
+        throughput=facts.once(_throughput),
+        energy=find_energy(trace.nvml, gpus, chosen, facts.once(_throughput)),
         modules=find_modules(gpus, chosen),
         copies=facts.copies,
-        ledger=facts.ledger.rows,
+        ledger=ledger.rows,
         causes=tree_of(facts.causes, waits_known=facts.waits_known),
     )
 
 
-_OVERLAP: Final = 1.05
+def _throughput(facts: Facts) -> tuple[Throughput, ...]:
+    """Return samples, tokens and FLOPs of each rank; empty where nothing tells them."""
+    work, steps = facts.per_gpu.whole.once(read_work), facts.timed or facts.steps
+    flop = flop_of_step(facts.kernels)
+    rows = measure_throughput(work, flop, facts.processes, steps, facts.unrecorded)
+    return add_use(rows, facts.per_gpu.lanes, facts.kernels)
+
+
+def _longest_gaps(facts: Facts, most: int) -> Gaps:
+    """Return all gaps of the GPUs in the breakdown, and the ``most`` longest with evidence."""
+    is_python = bool(facts.framework) and not facts.is_hip
+    steps, measured, lines = facts.all_steps, facts.measured, facts.lines
+    lanes = facts.lanes_of(facts.listed)
+    return find_gaps(facts.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
+
+
+_OVERLAPPING_RATIO: Final = 1.05
 """Ratio of the kernels' time to the time in which any runs, from which they are said to overlap."""
 
 
-def overlapping_kernels(facts: Facts) -> Iterator[str]:
-    """Yield a note where shares of kernels sum to more than the time in which the GPUs are busy."""
+def _notes(facts: Facts, recorded_calls: RecordedCalls | None) -> Iterator[str]:
+    """Yield what limits the figures: calls that were not recorded, shares of kernels that sum to
+    more than the time in which the GPUs are busy, and what recording cost if it added nothing.
+    """
+    if recorded_calls is not None:
+        yield str(recorded_calls)
     busy = sum(row.of("compute") + row.of("communication") for row in facts.rows)
-    kernels = facts.kernels
+    kernels, cost = facts.kernels, facts.all_steps.cost
     spent = 0 if kernels is None else sum(use.total_ns for use in kernels.top) + kernels.rest_ns
-    if busy and spent > _OVERLAP * busy:
+    if busy and spent > _OVERLAPPING_RATIO * busy:
         yield (
             "kernels overlap, on several streams or as dependent launches: their times sum to "
             f"{spent / busy:.0%} of the time in which any of them runs"
         )
+    if cost is not None and not cost.added_ns:
+        yield str(cost)
 
 
 def _span(trace: Trace, lanes: Sequence[AnyLaneSummary]) -> int:

@@ -96,11 +96,6 @@ class _Messages(NamedTuple):
         """Return some of the messages."""
         return _Messages._make(column[mask] for column in self)
 
-    def begin_on(self, lane: int) -> int:
-        """Return when a lane first sent or had received something."""
-        times = np.append(self.sent[self.source == lane], self.arrived[self.target == lane])
-        return int(times.min(initial=_NEVER))
-
 
 _NEVER: Final = np.iinfo(np.int64).max
 _MOST_TURNS: Final = 32
@@ -173,7 +168,15 @@ def _pipeline(
     if not chosen:
         return None
     first = messages.select(messages.step == chosen[0])
-    order = sorted(range(len(lanes)), key=lambda n: first.begin_on(lanes[n]))
+    # A lane begins when it first sent or had received something.
+    begins = [
+        min(
+            int(first.sent[first.source == lane].min(initial=_NEVER)),
+            int(first.arrived[first.target == lane].min(initial=_NEVER)),
+        )
+        for lane in lanes
+    ]
+    order = sorted(range(len(lanes)), key=lambda n: begins[n])
     lanes, places = [lanes[n] for n in order], [places[n] for n in order]
     windows = [windows[n] for n in order]
     messages = messages.select(np.isin(messages.step, chosen))

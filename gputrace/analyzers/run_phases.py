@@ -28,9 +28,9 @@ from gputrace.model.time_class import CLASSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_count, format_ids, format_ns
 
-_WORKS: Final = 0.1
+_WORKING_PART: Final = 0.1
 """Minimum work of a rank in a phase, relative to the busiest rank, for it not to be waiting."""
-_WORTH: Final = 0.05
+_NAMED_CAUSE_PART: Final = 0.05
 """Minimum part of the cost of warm-up for a cause to be named."""
 
 
@@ -94,7 +94,11 @@ def _warmup(
     cost = end - start - warm * int(median(later)) if len(later) else 0
     evidence = f"{format_count(warm, 'step')} before three in a row at the speed of later steps"
     largest = sorted(causes.items(), key=lambda item: -item[1])
-    named = [f"{WARMUP_CAUSES[c].told} {format_ns(ns)}" for c, ns in largest if ns > _WORTH * cost]
+    named = [
+        f"{WARMUP_CAUSES[c].told} {format_ns(ns)}"
+        for c, ns in largest
+        if ns > _NAMED_CAUSE_PART * cost
+    ]
     if named and cost > 0:
         evidence += f"; of {format_ns(cost)} more than steady steps take: {', '.join(named)}"
     yield Phase(
@@ -207,7 +211,7 @@ def _who_waits(phases: Sequence[Phase]) -> Iterator[Phase]:
             by_step[phase.step][phase.rank] += work
     for phase in phases:
         done = by_step[phase.step]
-        enough = _WORKS * max(done.values(), default=0)
+        enough = _WORKING_PART * max(done.values(), default=0)
         if phase.waits_for or phase.phase not in _BETWEEN or done[phase.rank] >= enough:
             yield phase
             continue
@@ -218,11 +222,11 @@ def _who_waits(phases: Sequence[Phase]) -> Iterator[Phase]:
 
 _BETWEEN: Final = ("validation", "checkpoint", "between")
 """Phases between steps."""
-_LONGER: Final = 3.0
+_LOADER_WAIT_RATIO: Final = 3.0
 """Minimum ratio to the usual wait of one in which a loader may begin anew."""
-_PART: Final = 0.2
+_LOADER_WAIT_SURPLUS: Final = 0.2
 """Minimum surplus of such a wait, as a fraction of a step."""
-_SHORTEST: Final = 3
+_SHORTEST_EPOCH: Final = 3
 """Minimum number of steps of an epoch; shorter ones may be a loader that stutters."""
 
 
@@ -234,10 +238,10 @@ def find_epochs(waits: Times, lengths: Times, after_phases: Collection[int] = ()
     Three long waits at equal distances make epochs; two do if each follows such a phase. The run
     may begin and end within an epoch, but no wait in between may be missing.
     """
-    if len(waits) < 2 * _SHORTEST:
+    if len(waits) < 2 * _SHORTEST_EPOCH:
         return []
     usual, step = float(median(waits)), float(median(lengths))
-    far = (waits > _LONGER * usual) & (waits > usual + _PART * step)
+    far = (waits > _LOADER_WAIT_RATIO * usual) & (waits > usual + _LOADER_WAIT_SURPLUS * step)
     begins = [number for number in np.flatnonzero(far).tolist() if number > 0]
     enough = 2 if begins and set(begins) <= set(after_phases) else 3
     if len(begins) < enough:
@@ -245,7 +249,7 @@ def find_epochs(waits: Times, lengths: Times, after_phases: Collection[int] = ()
     distances = np.diff(begins)
     distance = int(distances[0])
     edges = max(begins[0], len(waits) - begins[-1])
-    regular = distance >= _SHORTEST and bool((distances == distance).all())
+    regular = distance >= _SHORTEST_EPOCH and bool((distances == distance).all())
     return begins if regular and edges <= distance else []
 
 
@@ -284,7 +288,7 @@ WARMUP_CAUSES: Final = {
 }
 """Causes in order of precedence: a nanosecond counts for the first one proven."""
 
-_COMPARED: Final = 30
+_COMPARED_STEPS: Final = 30
 """Number of steady steps to compare with."""
 _LOADS: Final = (
     r"cu(Library|Module)(Load|Get|Unload)|cuKernelGet(Function|Library)|cudaLibraryLoad"
@@ -299,7 +303,7 @@ _COMPILE_RANGE: Final = (
 runs in each step."""
 _COMPILE_OVERHEAD: Final = r"(?i)JIT|compiler"
 _LOAD_OVERHEAD: Final = r"(?i)module loading|function loading|lazy"
-_MOST_BETWEEN: Final = 3
+_KERNELS_BETWEEN_TRIALS: Final = 3
 """Maximum number of kernels between two that were tried in one search."""
 _ONCE: Final = ("compilation", "graph_capture", "module_loading", "allocation")
 _LONG_ONCE_NS: Final = 1_000_000
@@ -321,7 +325,7 @@ def find_warmup_causes(gpus: PerGpu, all_steps: FoundSteps) -> dict[int, dict[st
     for lane in gpus.lanes:
         if len(by_rank.get(lane.gpu.rank, ())) > warmup:
             lanes.setdefault(lane.gpu.rank, lane)
-    first, windows = slice(warmup + _COMPARED), []
+    first, windows = slice(warmup + _COMPARED_STEPS), []
     for steps in (by_rank[rank] for rank in lanes):
         times = {name: getattr(steps, name)[first] for name in ("start", "end", "busy_from")}
         windows.append(replace(steps, **times, interludes=()))
@@ -461,6 +465,6 @@ def _tried(trace: Trace, ops: GpuOperations, windows: StepWindows, warmup: int) 
     tried = [id for id, name in trace.names(only).items() if family_of(name) in PRODUCTS]
     positions = np.flatnonzero(is_among(names[early], tried))
     rows = early[positions]
-    soon = np.flatnonzero(np.diff(positions) <= _MOST_BETWEEN)
+    soon = np.flatnonzero(np.diff(positions) <= _KERNELS_BETWEEN_TRIALS)
     searches = union(ops.start[rows[soon]], ops.end[rows[soon + 1]])
     return merge_touching(searches, union(ops.start[rows], ops.end[rows]))

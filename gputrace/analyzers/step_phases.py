@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf
+from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
 from gputrace.analyzers.host_calls import NOBODY, by_thread
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
@@ -37,9 +37,6 @@ from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, nu
 from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
 from gputrace.readers.operators import CallSpan, innermost
-
-ALL: Final = "all"
-"""All idle time, beside the causes of it."""
 
 _MODEL: Final = "model"
 """Name of the calls of the modules that no other module calls."""
@@ -112,7 +109,10 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     ends.append(events.end[events.kind == Kind.STEP])
     forward, model = calls(FORWARD), calls(_MODEL)
     if not len(forward):
-        before = _before(backward.start, np.sort(np.concatenate(ends)))
+        # A forward pass lasts from the last end of anything before a backward pass to its start.
+        last_end = np.sort(np.concatenate(ends))
+        place = np.searchsorted(last_end, backward.start, "right") - 1
+        before = union(last_end[place[place >= 0]], backward.start[place >= 0])
         forward = merge_touching(_from(before, model.start).difference(calls(OTHER)), model)
     # The first to have a nanosecond keeps it.
     layers = [
@@ -128,13 +128,6 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
         of[name] = merge_touching(of[name], times.difference(given))
         given = merge_touching(given, times)
     return PhaseTimes(of)
-
-
-def _before(starts: Times, ends: Times) -> Intervals:
-    """Return the time before each start since the last end; none where nothing came before it."""
-    last = np.searchsorted(ends, starts, "right") - 1
-    known = last >= 0
-    return union(ends[last[known]], starts[known])
 
 
 def _from(times: Intervals, starts: Times) -> Intervals:
@@ -153,65 +146,59 @@ def _from(times: Intervals, starts: Times) -> Intervals:
     return union(begins, times.end)
 
 
-def idle_by_phase(
-    gpus: PerGpu, lanes: Sequence[LaneSummary], time: Sequence[Intervals], causes: Sequence[str]
-) -> list[dict[str, NDArray[np.int64]]]:
-    """Return for each GPU the nanoseconds that it idles while its host is in each of `PHASES`.
+def measure_phases(
+    gpus: PerGpu,
+    lanes: Sequence[LaneSummary],
+    processes: Mapping[int, int],
+    measured: Sequence[Step],
+) -> tuple[StepPhases, ...]:
+    """Return the mean measured step of each rank by phase; of ranks in whose steps one was met.
 
-    ``time`` is what counts of each GPU's time. ``causes`` are some of `IDLE_CAUSES`, or `ALL`, and
-    the keys of the results, which are empty for a GPU of whose process no phases were recorded.
+    ``lanes`` are those of the GPUs whose idle time counts, and ``processes`` those of the ranks.
     """
-    return gpus.each(_idle_of, lanes, time, same=(tuple(causes),))
+    phases = gpus.whole.once(read_phases)
+    if not phases or not measured:
+        return ()
+    steps_of, spans_of = StepsOf(measured), spans_by_rank(measured)
+    times = [stretches(steps_of(lane.gpu), lane.window) for lane in lanes]
+    idle_of_lanes = list(zip(lanes, gpus.each(_idle_in_phases, lanes, times), strict=True))
+    of_ranks = []
+    for rank, process in sorted(processes.items()):
+        spans = list(spans_of.get(rank, {}).values())
+        if process not in phases or not spans:
+            continue
+        time = union(*np.array(spans, np.int64).T)
+        host = phases[process].within(time)
+        met = dict(zip(PHASES, host.tolist(), strict=True))
+        if not any(met[name] for name in _KNOWN if name != DATA):
+            continue
+        mine = [(lane.gpu, idle) for lane, idle in idle_of_lanes if lane.gpu.rank == rank]
+        sums = [idle for _, idle in mine if idle is not None]
+        count = sum(len(steps_of(gpu)) for gpu, idle in mine if idle is not None)
+        idle: Sequence[int | None] = [None] * len(PHASES)
+        launch = idle
+        if count:
+            idle, launch = (_means(each, count) for each in np.sum(sums, axis=0))
+        launch = launch if gpus.has_calls else [None] * len(PHASES)
+        rows = zip(PHASES, _means(host, len(spans)), idle, launch, strict=True)
+        steps = tuple(StepPhase(*row) for row in rows)
+        of_ranks.append(StepPhases(rank, len(spans), time.total // len(spans), steps))
+    return tuple(of_ranks)
 
 
-def _idle_of(
-    view: GpuShardView, time: Intervals, causes: Sequence[str]
-) -> dict[str, NDArray[np.int64]]:
+def _idle_in_phases(view: GpuShardView, time: Intervals) -> NDArray[np.int64] | None:
+    """Return the nanoseconds that a GPU idles in some time, and those before launches, while its
+    host is in each of `PHASES`: shape (2, phases); None where no phases were recorded.
+    """
     phases = view.once(read_phases).get(view.operations.gpu.process)
     if phases is None:
-        return {}
+        return None
     timeline = view.lane.timeline
     idle = time.difference(timeline.busy)
     if len(timeline.recorded) > 1:
         idle = idle.intersection(timeline.recorded)
-    of_cause = view.lane.causes.of
-    parts = (idle if cause == ALL else of_cause[cause].intersection(time) for cause in causes)
-    return dict(zip(causes, map(phases.within, parts), strict=True))
-
-
-class IdleOfRank(Struct, frozen=True, dict=True):
-    """Idle time of the GPUs of a rank in their measured steps, by phase: summed nanoseconds."""
-
-    steps: int
-    """Steps, counted once for each GPU."""
-    idle: NDArray[np.int64]
-    launch: NDArray[np.int64] | None
-    """Part of it before launches; None where calls were not recorded."""
-
-
-def measure_phases(
-    times: PhaseTimes, rank: int, steps: Sequence[tuple[int, int]], gpus: IdleOfRank | None
-) -> StepPhases | None:
-    """Return the phases of a rank's steps; None where none was met in them.
-
-    ``steps`` has start and end of each measured step; ``gpus`` is None where no GPU was seen.
-    """
-    starts, ends = np.array(sorted(steps), np.int64).reshape(-1, 2).T
-    time = union(starts, ends)
-    host = times.within(time)
-    met = dict(zip(PHASES, host.tolist(), strict=True))
-    if not any(met[name] for name in _KNOWN if name != DATA):
-        return None
-    idle, launch = (None, None) if gpus is None else (gpus.idle, gpus.launch)
-    rows = zip(
-        PHASES,
-        _means(host, len(steps)),
-        [None] * len(PHASES) if gpus is None or idle is None else _means(idle, gpus.steps),
-        [None] * len(PHASES) if gpus is None or launch is None else _means(launch, gpus.steps),
-        strict=True,
-    )
-    phases = tuple(StepPhase(*row) for row in rows)
-    return StepPhases(rank, len(steps), time.total // len(steps), phases)
+    launch = view.lane.causes.of["launch"].intersection(time)
+    return np.stack([phases.within(idle), phases.within(launch)])
 
 
 def _means(sums: NDArray[np.int64], count: int) -> list[int]:

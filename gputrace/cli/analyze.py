@@ -80,7 +80,7 @@ def analyze(
 
 def _hang(reports: tuple[Path, ...], form: str) -> str:
     """Return what a hang comes from, and where each rank is."""
-    from gputrace.analyzers.hangs import find_cause
+    from gputrace.analyzers.hang_causes import find_cause
     from gputrace.readers.flight_recorder import read_ranks
     from gputrace.sanitize import message
 

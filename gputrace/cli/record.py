@@ -175,7 +175,7 @@ def _record(prepared: Prepared) -> int:
 def _explain_hang(report: Path) -> list[str]:
     import json
 
-    from gputrace.analyzers.hangs import find_cause
+    from gputrace.analyzers.hang_causes import find_cause
     from gputrace.readers.flight_recorder import read_ranks
 
     ranks = read_ranks([report])

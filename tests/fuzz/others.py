@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gputrace.analyzers.hangs import find_cause
+from gputrace.analyzers.hang_causes import find_cause
 from gputrace.analyzers.timeline_model import Scene, read_scene
 from gputrace.readers.flight_recorder import is_hang_report, read_ranks
 from gputrace.readers.registry import open_trace

@@ -20,7 +20,7 @@ from docs.site import architecture, names
 from docs.site import findings as made_findings
 from gputrace import errors
 from gputrace.analyzers.findings import ALL_RULES
-from gputrace.analyzers.findings.context import Rule
+from gputrace.analyzers.findings.facts import Rule
 from gputrace.analyzers.whatif import calibration
 from gputrace.analyzers.whatif.optimizations import CURES
 from gputrace.api import ComparisonReport, OpenTrace, Report

@@ -16,11 +16,11 @@ from unittest import mock
 
 import pytest
 
-from gputrace.analyzers.hangs import find_cause
+from gputrace.analyzers.hang_causes import find_cause
 from gputrace.errors import InputError
 from gputrace.readers import flight_recorder
 from gputrace.readers.flight_recorder import plain_pickle, read_ranks
-from tests.analyzers.test_hangs import dump
+from tests.analyzers.test_hang_causes import dump
 from tests.helpers import command
 
 if TYPE_CHECKING:

@@ -56,7 +56,9 @@ def compare(runs: Sequence[Run]) -> Comparison:
     if scaling is not None:
         message = describe_scaling(scaling, unit)
     elif pair is not None:
-        message = describe_pair(verdict, pair, labels, unit)
+        speed = _speed(verdict, pair, labels, unit)
+        changes = ", ".join(_classes(verdict, pair, unit))
+        message = f"{speed}{': ' if unit == 'span' else '; '}{changes}" if changes else speed
     else:
         message = f"these runs cannot be compared: {reason}"
     return Comparison(
@@ -108,7 +110,7 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{run.label}: only {few} steps are measured, so the bounds are rough"
 
 
-_ALIKE: Final = 0.9
+_EQUAL_WORK_PART: Final = 0.9
 """Minimum common fraction of the kernels of an iteration, by name, of equal work."""
 
 
@@ -123,7 +125,7 @@ def common_unit(runs: Sequence[Run]) -> tuple[str, str]:
     if len(kinds) > 1:
         which = [run.label for run in runs if run.analysis.steps.kind not in ("training", "rl")]
         return "span", f"the repeating pattern in {' and '.join(which)} is not shown to be training"
-    if min(alike(runs[0], run) for run in runs) < _ALIKE:
+    if min(alike(runs[0], run) for run in runs) < _EQUAL_WORK_PART:
         return "span", "what repeats is not shown to be training, and its kernels differ"
     return "iteration", "what repeats is not shown to be training; its kernels are the same"
 
@@ -146,7 +148,7 @@ WORDS: Final = {
 
 NARROW: Final = 0.05
 """Half-width of the bounds, as a fraction of the step, within which two runs are the same."""
-_MOST: Final = 3
+_CLASSES_NAMED: Final = 3
 """Maximum number of classes in a sentence."""
 UNITS: Final = {"step": "a step", "iteration": "an iteration", "span": "the span"}
 
@@ -167,13 +169,6 @@ def judge(pair: Pair) -> str:
     if differs:
         return "faster" if (pair.speed_up or 1) > 1 else "slower"
     return "same" if max(-low, high) <= NARROW else "unclear"
-
-
-def describe_pair(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
-    """Describe the comparison of two runs in one sentence, without its full stop."""
-    speed = _speed(verdict, pair, labels, unit)
-    classes = ", ".join(_classes(verdict, pair, unit))
-    return f"{speed}{': ' if unit == 'span' else '; '}{classes}" if classes else speed
 
 
 def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
@@ -216,7 +211,7 @@ def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
     sure = [row for row in rows if row.changed and row.name in CLASSES]
     # Where classes vary against each other from step to step, sums and the loader are more certain.
     sure = sure or [row for row in rows if row.changed]
-    for row in sure[:_MOST]:
+    for row in sure[:_CLASSES_NAMED]:
         word = "less" if row.difference_ns < 0 else "more"
         yield f"{format_ns(abs(row.difference_ns))} {word} {WORDS[row.name]}"
     if not sure and verdict in ("faster", "slower"):
@@ -230,7 +225,7 @@ def _shares(pair: Pair) -> Iterator[str]:
         return abs(row.b_share - row.a_share)
 
     rows = sorted((row for row in pair.classes if gap(row) >= 0.01), key=gap, reverse=True)
-    for row in rows[:_MOST]:
+    for row in rows[:_CLASSES_NAMED]:
         yield f"{WORDS[row.name]} {row.a_share:.0%} and {row.b_share:.0%}"
 
 
@@ -256,7 +251,7 @@ def describe_scaling(scaling: Scaling, unit: str) -> str:
     losses = sorted((loss for loss in last.losses if loss.changed), key=lambda loss: -abs(loss.ns))
     if losses:
         causes = ", ".join(
-            f"{format_change(loss.ns)} {WORDS[loss.name]}" for loss in losses[:_MOST]
+            f"{format_change(loss.ns)} {WORDS[loss.name]}" for loss in losses[:_CLASSES_NAMED]
         )
         lost = last.mean_ns - last.ideal_ns
         sentence += (

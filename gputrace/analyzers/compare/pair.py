@@ -199,9 +199,9 @@ def _causes(a: Run, b: Run) -> tuple[CauseChange, ...]:
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), row.cause)))
 
 
-_EQUAL: Final = 0.02
+_EQUAL_INPUT_DIFFERENCE: Final = 0.02
 """Relative difference of input copies up to which they bring the same batch."""
-_AGREE: Final = 0.5
+_GROWTH_DEVIATION: Final = 0.5
 """Maximum deviation of the growth of kernel time from that of the input, in logarithms, relative to
 the latter."""
 
@@ -223,11 +223,11 @@ def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
     if not a.input_bytes or not b.input_bytes:
         return equal, "assumed", ""
     ratio = b.input_bytes / a.input_bytes
-    if abs(ratio / equal - 1) <= _EQUAL:
+    if abs(ratio / equal - 1) <= _EQUAL_INPUT_DIFFERENCE:
         return equal, "input_bytes", ""
     bytes_of_gpu = log(ratio / equal)
     work = log(max(kernel_ns(b), 1) / max(kernel_ns(a), 1))
-    if abs(work - bytes_of_gpu) <= _AGREE * abs(bytes_of_gpu):
+    if abs(work - bytes_of_gpu) <= _GROWTH_DEVIATION * abs(bytes_of_gpu):
         return ratio, "input_bytes", ""
     sizes = f"{a.input_bytes / 1e6:,.2f} MB and {b.input_bytes / 1e6:,.2f} MB"
     return (
@@ -238,7 +238,7 @@ def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
     )
 
 
-_NEAR: Final = 0.25
+_SCALING_DISTANCE: Final = 0.25
 """Maximum distance from weak (0) or strong (1) scaling on the scale of `_position`."""
 
 
@@ -281,9 +281,9 @@ def _agreed(positions: Sequence[float]) -> str:
     """Return the kind of scaling that the positions of all runs agree on."""
     if not positions:
         return "same"
-    if all(abs(at) <= _NEAR for at in positions):
+    if all(abs(at) <= _SCALING_DISTANCE for at in positions):
         return "weak"
-    return "strong" if all(abs(at - 1) <= _NEAR for at in positions) else "unknown"
+    return "strong" if all(abs(at - 1) <= _SCALING_DISTANCE for at in positions) else "unknown"
 
 
 def _row(base: Run, run: Run, kind: str) -> ScalingRow:

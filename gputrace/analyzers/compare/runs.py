@@ -144,7 +144,7 @@ def student(rows: float, freedom: int) -> float:
 NAMES: Final = (*CLASSES, "communication_wait", "host_data")
 """Classes of time, the waiting part of communication, and the host's time in the data loader."""
 
-_STRAY: Final = 0.01
+_STRAY_BUSY_PART: Final = 0.01
 """Fraction of the busy time of its rank's busiest GPU below which a GPU is ignored."""
 
 Key = tuple[int | None, int]
@@ -177,7 +177,7 @@ def working_gpus(analysis: Analysis) -> list[Key]:
         most[rank] = max(most.get(rank, 0), amount)
     if not busy:
         return [(row.gpu, row.rank) for row in analysis.breakdown]
-    return [key for key, amount in busy.items() if amount >= _STRAY * most[key[1]]]
+    return [key for key, amount in busy.items() if amount >= _STRAY_BUSY_PART * most[key[1]]]
 
 
 def measured_steps(analysis: Analysis, chosen: tuple[int, int] | None) -> list[Step]:

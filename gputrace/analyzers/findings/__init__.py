@@ -15,30 +15,31 @@ from typing import Final
 from gputrace.analyzers.findings import (
     busy,
     data_feeding,
-    drift,
-    gpu_links,
+    growing_steps,
     hardware,
-    host,
+    host_threads,
+    host_work,
     idle,
+    slow_links,
     slow_steps,
     stragglers,
     whole_run,
 )
-from gputrace.analyzers.findings.context import SEVERITIES, Facts, Rule, severity_of
+from gputrace.analyzers.findings.facts import SEVERITIES, Facts, Rule, severity_of
 from gputrace.analyzers.ledger.causes import IDLE, WAITS, Cause
 from gputrace.model.results import Finding, WhatIf
 
 __all__ = ["ALL_RULES", "CAUSES", "RULES", "Facts", "find", "order"]
 
-_ANY = (*IDLE, "h2d", "other_copy")
+_IDLE_AND_COPIES = (*IDLE, "h2d", "other_copy")
 _IDLING = ("launch-bound", "host-work", "sync-bound", "late-host", "idle-unexplained")
 """Causes of which a cause may be a part that is known by its length alone."""
 CAUSES: Final[tuple[Cause, ...]] = (
     # Claimed first, the most certain before the others.
-    Cause("garbage-collection", "host", "garbage collection", IDLE, host.claim_collections,
-          rule=host.garbage_collection, in_all=True),
-    Cause("recompilation", "host", "compilation and tracing", IDLE, host.claim_compilations,
-          rule=host.recompilation, in_all=True),
+    Cause("garbage-collection", "host", "garbage collection", IDLE, host_work.claim_collections,
+          rule=host_work.garbage_collection, in_all=True),
+    Cause("recompilation", "host", "compilation and tracing", IDLE, host_work.claim_compilations,
+          rule=host_work.recompilation, in_all=True),
     Cause("warmup", "host", "start-up, once", IDLE, whole_run.claim_start_up,
           rule=whole_run.warmup),
     Cause("weights", "copies", "weights, once", ("h2d",), whole_run.claim_weights),
@@ -46,10 +47,10 @@ CAUSES: Final[tuple[Cause, ...]] = (
           data_feeding.claim_restarts, rule=data_feeding.loader_restart, in_all=True),
     Cause("autotune-repeated", "host", "search for algorithms", IDLE, idle.claim_autotune,
           rule=idle.autotune_repeated),
-    Cause("host-optimizer", "host", "optimizer on the host", _ANY, host.claim_host_optimizer,
-          rule=host.host_optimizer, in_all=True),
-    Cause("host-work", "host", "other work of the host", ("launch",), host.claim_host_work,
-          rule=host.host_work, in_all=True),
+    Cause("host-optimizer", "host", "optimizer on the host", _IDLE_AND_COPIES,
+          host_work.claim_host_optimizer, rule=host_work.host_optimizer, in_all=True),
+    Cause("host-work", "host", "other work of the host", ("launch",), host_work.claim_host_work,
+          rule=host_work.host_work, in_all=True),
     Cause("sync-bound", "host", "synchronising call", ("launch",), idle.claim_late_after_waits,
           rule=idle.sync_bound),
     Cause("graph-gaps", "work", "between nodes of a graph", ("other_idle",),
@@ -72,23 +73,23 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("pipeline-bubble", "waiting", "pipeline bubble", rule=busy.pipeline_bubble),
     Cause("expert-imbalance", "waiting", "uneven experts", rule=busy.expert_imbalance),
     # Known by how long they last, but not when.
-    Cause("gil-wait", "host", "lock of Python", _IDLING, amount=host.amount_locked,
-          rule=host.gil_wait),
-    Cause("cpu-throttled", "host", "CPU quota", _IDLING, amount=host.amount_throttled,
-          rule=host.cpu_throttled),
-    Cause("cpu-starved", "host", "queued for a core", _IDLING, amount=host.amount_queued,
-          rule=host.cpu_starved),
-    Cause("page-faults", "host", "page faults", _IDLING, amount=host.amount_faults,
-          rule=host.page_faults),
-    Cause("slow-cores", "host", "slow core", _IDLING, amount=host.amount_slow_cores,
-          rule=host.slow_cores),
+    Cause("gil-wait", "host", "lock of Python", _IDLING, amount=host_threads.amount_locked,
+          rule=host_threads.gil_wait),
+    Cause("cpu-throttled", "host", "CPU quota", _IDLING, amount=host_threads.amount_throttled,
+          rule=host_threads.cpu_throttled),
+    Cause("cpu-starved", "host", "queued for a core", _IDLING, amount=host_threads.amount_queued,
+          rule=host_threads.cpu_starved),
+    Cause("page-faults", "host", "page faults", _IDLING, amount=host_threads.amount_faults,
+          rule=host_threads.page_faults),
+    Cause("slow-cores", "host", "slow core", _IDLING, amount=host_threads.amount_slow_cores,
+          rule=host_threads.slow_cores),
     Cause("h2d-pageable", "copies", "pageable memory", ("h2d-exposed",),
           amount=busy.amount_pageable, rule=busy.h2d_pageable),
     Cause("host-staged-comm", "communication", "through the host's memory",
           ("communication-exposed", "copies-exposed", "h2d-exposed"),
-          amount=gpu_links.amount_staged, rule=gpu_links.host_staged_comm),
+          amount=slow_links.amount_staged, rule=slow_links.host_staged_comm),
     Cause("topology", "communication", "slow link", ("communication-exposed",),
-          amount=gpu_links.amount_slow_links, rule=gpu_links.topology),
+          amount=slow_links.amount_slow_links, rule=slow_links.topology),
     # Computation that need not be.
     Cause("layout-transposes", "work", "layout conversions", work=busy.work_on_layouts,
           rule=busy.layout_transposes),
@@ -107,7 +108,7 @@ RULES: Final[tuple[Rule, ...]] = (
     hardware.memory_imbalance,
     stragglers.gpu0_skew,
     slow_steps.slow_steps,
-    drift.steps_grow,
+    growing_steps.steps_grow,
     whole_run.validation_downtime,
     whole_run.checkpoint_stall,
     whole_run.graph_opaque,
@@ -115,17 +116,17 @@ RULES: Final[tuple[Rule, ...]] = (
 HOST_RULES: Final[tuple[Rule, ...]] = (
     data_feeding.data_feeding,
     whole_run.lost_records,
-    host.cpu_starved,
-    host.cpu_throttled,
-    host.page_faults,
-    host.slow_cores,
-    host.gil_wait,
-    host.garbage_collection,
-    host.recompilation,
-    host.host_blocked,
+    host_threads.cpu_starved,
+    host_threads.cpu_throttled,
+    host_threads.page_faults,
+    host_threads.slow_cores,
+    host_threads.gil_wait,
+    host_work.garbage_collection,
+    host_work.recompilation,
+    host_threads.host_blocked,
     whole_run.no_gpu_activity,
     slow_steps.slow_steps,
-    drift.steps_grow,
+    growing_steps.steps_grow,
     whole_run.warmup,
 )
 """Rules that need no GPU activity, for traces that hold none."""
@@ -154,9 +155,9 @@ def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
 
 _DISTORTING: Final = ("recorder-overhead", "lost-records")
 """Findings by which no other figure can be trusted, if they are high."""
-_UNCONFIRMED: Final = 0.01
+_UNCONFIRMED_SHARE: Final = 0.01
 """Share of a step that a cost counts whose cure is predicted to gain nothing worth listing."""
-_CHEAPER: Final = 1 / 8
+_CHEAPER_KERNELS_SAVE: Final = 1 / 8
 """Part of the computation that cheaper kernels are taken to save, where nothing says how."""
 _CERTAIN: Final = {cause.id: cause.certain for cause in CAUSES}
 
@@ -187,11 +188,11 @@ def order(
 
     def gain_of(finding: Finding) -> float:
         if finding.id == "compute-bound":
-            return _CHEAPER * finding.impact_ns
+            return _CHEAPER_KERNELS_SAVE * finding.impact_ns
         if finding.id in gains:
             return gains[finding.id]
         if predictions and finding.id in curable:
-            return min(finding.impact_ns, _UNCONFIRMED * mean_ns)
+            return min(finding.impact_ns, _UNCONFIRMED_SHARE * mean_ns)
         return finding.impact_ns * _CERTAIN.get(finding.id, 1.0)
 
     def weigh(finding: Finding) -> tuple[bool, bool, float, int, Finding]:

@@ -9,18 +9,19 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.collective_totals import total_collectives
+from gputrace.analyzers.copies import Pageable, find_pageable
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
+from gputrace.analyzers.parallelism import find_experts, find_sharded
+from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.events import Kind
 from gputrace.model.kernels import Kernels, KernelUse
 from gputrace.model.results import Finding
 from gputrace.model.time_class import CLASSES
 from gputrace.units import format_bytes, format_ns
-
-_PAGEABLE_SHARE: Final = 0.01
-"""Share of the time from which pageable copies are reported."""
 
 _OVERLAP_COPIES: Final = {
     "pytorch": "copy the next batch while this one computes: {pin}"
@@ -28,27 +29,6 @@ _OVERLAP_COPIES: Final = {
     "tensorflow": "prefetch to the GPU (tf.data.experimental.prefetch_to_device)",
     "jax": "put the next batch on the device (jax.device_put) while this one computes",
 }
-_PINNED: Final = {
-    "pytorch": "pin_memory=True in the DataLoader, .to(device, non_blocking=True)",
-    "mxnet": "gluon's DataLoader(pin_memory=True)",
-    "chainer": "cuda.pinned_memory",
-}
-_SEND_LESS: Final = (
-    "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
-    "accumulation)"
-)
-_WAIT_LESS: Final = (
-    "make the ranks arrive at the same time (none is always last): hosts that launch sooner, "
-    "batches of equal size, loaders without stalls; sending less gains little"
-)
-_READ_LESS: Final = (
-    "read back less: reduce on the GPU first, read rarely{pinned}, on a side stream "
-    "(non_blocking=True)"
-)
-_MOVE_LESS: Final = (
-    "copy less within a GPU: views and in-place operations instead of clone, contiguous and cat; "
-    "write outputs where they are needed"
-)
 _COPY_LESS: Final = "copy less: smaller types, decoding on the GPU, weights that stay on the GPU"
 
 
@@ -75,6 +55,16 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
         "{cost} go to host-to-device copies with nothing running beside them",
         f"{how}; {_COPY_LESS}",
     )
+
+
+_READ_LESS: Final = (
+    "read back less: reduce on the GPU first, read rarely{pinned}, on a side stream "
+    "(non_blocking=True)"
+)
+_MOVE_LESS: Final = (
+    "copy less within a GPU: views and in-place operations instead of clone, contiguous and cat; "
+    "write outputs where they are needed"
+)
 
 
 def copies_exposed(facts: Facts) -> Iterator[Finding]:
@@ -106,7 +96,21 @@ def _spent_on_copies(gpu: GpuShardView) -> tuple[int, int]:
 
 def amount_pageable(facts: Facts) -> dict[int | None, int]:
     """Return the time of a step that pinned memory would save each GPU in copies of input."""
-    return {None: facts.pageable.saving_ns // facts.turns} if facts.pageable.saving_ns else {}
+    saving_ns = facts.once(_pageable).saving_ns
+    return {None: saving_ns // facts.turns} if saving_ns else {}
+
+
+def _pageable(facts: Facts) -> Pageable:
+    return find_pageable(facts.per_gpu, facts.working, facts.measured)
+
+
+_PAGEABLE_SHARE: Final = 0.01
+"""Share of the time from which pageable copies are reported."""
+_PINNED: Final = {
+    "pytorch": "pin_memory=True in the DataLoader, .to(device, non_blocking=True)",
+    "mxnet": "gluon's DataLoader(pin_memory=True)",
+    "chainer": "cuda.pinned_memory",
+}
 
 
 def h2d_pageable(facts: Facts) -> Iterator[Finding]:
@@ -118,7 +122,7 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter with `pin_memory` and `non_blocking`.
     """
-    pageable = facts.pageable
+    pageable = facts.once(_pageable)
     total = sum(row.total_ns for row in facts.rows)
     saving = pageable.saving_ns
     if not saving or saving < _PAGEABLE_SHARE * total:
@@ -151,6 +155,12 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_WAIT_LESS: Final = (
+    "make the ranks arrive at the same time (none is always last): hosts that launch sooner, "
+    "batches of equal size, loaders without stalls; sending less gains little"
+)
+
+
 def communication_exposed(facts: Facts) -> Iterator[Finding]:
     """Communication runs with no computation beside it. Waiting in it counts too, where no rank is
     late by more than chance and nothing on it says why.
@@ -171,7 +181,7 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
         waiting = ""
     unseen = "" if known else "record all ranks, which shows how much of it is waiting; then "
     role, part = _costliest_role(facts)
-    where = f", most of it in {_GROUPS[role]}" if role else ""
+    where = f", most of it in {_ROLE_NAMES[role]}" if role else ""
     yield facts.finding(
         "communication-exposed",
         severity,
@@ -189,8 +199,9 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     )
 
 
-_MOST_OF_IT: Final = 0.5
-_GROUPS: Final = {
+_COSTLIEST_ROLE_SHARE: Final = 0.5
+"""Share of the exposed communication that one role must have to be named."""
+_ROLE_NAMES: Final = {
     "sharded data": "gathering parameters and scattering gradients (sharded data parallel)",
     "tensor": "tensor-parallel groups",
     "pipeline": "messages between pipeline stages",
@@ -198,7 +209,7 @@ _GROUPS: Final = {
     "context": "context-parallel groups",
 }
 """Groups by role; that of data-parallel gradients goes without saying."""
-_LESS: Final = {
+_LESS_BY_ROLE: Final = {
     "tensor": "overlap it with the matrix products (Megatron: --tp-comm-overlap with "
     "--sequence-parallel; PyTorch: async tensor parallelism), or use smaller groups, on one host",
     "expert": "overlap dispatch and combine with the shared experts or another micro-batch, "
@@ -207,36 +218,45 @@ _LESS: Final = {
 }
 
 
-_PREFETCH: Final = (
+_PREFETCH_PARAMETERS: Final = (
     "prefetch the next layer's parameters (FSDP2: set_modules_to_forward_prefetch and "
     "set_modules_to_backward_prefetch; FSDP: forward_prefetch=True and "
     "backward_prefetch=BACKWARD_PRE; DeepSpeed: a larger stage3_prefetch_bucket_size): {share:.0%} "
     "of the gathers begin beside kernels, and {hideable} of the others would fit there, too"
 )
-_KEEP: Final = (
+_KEEP_PARAMETERS: Final = (
     "keep parameters between the passes where memory allows (FSDP2: reshard_after_forward=False; "
     "FSDP: SHARD_GRAD_OP; DeepSpeed: stage 2): the backward pass gathers {count} times again"
 )
-_WITHIN: Final = "shard within a host (HSDP), or wrap more layers together: larger messages"
+_SHARD_WITHIN_HOST: Final = (
+    "shard within a host (HSDP), or wrap more layers together: larger messages"
+)
+
+
+_SEND_LESS: Final = (
+    "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
+    "accumulation)"
+)
 
 
 def _less(facts: Facts, role: str) -> str:
     """Return how to expose less communication in groups of a role."""
-    if role != "sharded data" or not facts.sharded:
-        return _LESS.get(role, _SEND_LESS)
-    most = max(facts.sharded, key=lambda group: group.gather_exposed_ns)
+    sharded = facts.by_group(find_sharded) if role == "sharded data" else ()
+    if not sharded:
+        return _LESS_BY_ROLE.get(role, _SEND_LESS)
+    most = max(sharded, key=lambda group: group.gather_exposed_ns)
     advice = []
-    if most.hideable_ns >= _HIDEABLE * most.gather_exposed_ns:
+    if most.hideable_ns >= _HIDEABLE_PART * most.gather_exposed_ns:
         hideable = format_ns(most.hideable_ns)
-        advice.append(_PREFETCH.format(share=most.prefetched, hideable=hideable))
+        advice.append(_PREFETCH_PARAMETERS.format(share=most.prefetched, hideable=hideable))
     if most.gathered_again:
         size = most.unsharded_bytes
         room = "" if size is None else f", which would take {format_bytes(size)} to spare"
-        advice.append(_KEEP.format(count=most.gathered_again) + room)
-    return "; ".join([*advice, _WITHIN])
+        advice.append(_KEEP_PARAMETERS.format(count=most.gathered_again) + room)
+    return "; ".join([*advice, _SHARD_WITHIN_HOST])
 
 
-_HIDEABLE: Final = 0.1
+_HIDEABLE_PART: Final = 0.1
 """Minimum part of the exposed gathers that prefetching could hide, if it is advised."""
 
 
@@ -245,15 +265,15 @@ def _costliest_role(facts: Facts) -> tuple[str, float]:
     empty if that is data parallel, or not clear.
     """
     exposed: dict[str, int] = {}
-    for total in facts.collective_totals:
+    for total in facts.by_group(total_collectives):
         spent = total.exposed_ns * len(total.gpus)
         exposed[total.role] = exposed.get(total.role, 0) + spent
     role = max(exposed, key=lambda name: exposed[name], default="")
     share = exposed.get(role, 0) / max(sum(exposed.values()), 1)
-    return (role, share) if role in _GROUPS and share >= _MOST_OF_IT else ("", 0.0)
+    return (role, share) if role in _ROLE_NAMES and share >= _COSTLIEST_ROLE_SHARE else ("", 0.0)
 
 
-_SMALL_BUBBLE: Final = 0.02
+_BUBBLE_SHARE: Final = 0.02
 """Share of the time from which a bubble is reported."""
 _FILL_IT: Final = {
     "schedule": "fill the pipeline: more micro-batches per step, or several model chunks per "
@@ -273,22 +293,22 @@ def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: with twice as many micro-batches of half the size, the schedule's part does not halve.
     """
-    for pipeline in facts.pipelines:
+    for pipeline in facts.by_group(find_pipelines):
         share = pipeline.bubble_ns / max(pipeline.step_ns, 1)
-        if share < _SMALL_BUBBLE:
+        if share < _BUBBLE_SHARE:
             continue
         causes = {name: getattr(pipeline, f"{name}_ns") for name in _FILL_IT}
         avoidable = (pipeline.bubble_ns - pipeline.schedule_ns) / max(pipeline.step_ns, 1)
         slow, count = pipeline.stages[pipeline.slowest], len(pipeline.stages)
         largest = sorted(causes, key=lambda name: -causes[name])
         parts = [
-            f"{format_ns(causes[name])} for {_CAUSES[name]}"
+            f"{format_ns(causes[name])} for {_BUBBLE_CAUSES[name]}"
             for name in largest
-            if causes[name] >= _WORTH_SAYING * pipeline.bubble_ns
+            if causes[name] >= _NAMED_BUBBLE_PART * pipeline.bubble_ns
         ]
         schedule = "" if pipeline.schedule == "unknown" else f" ({pipeline.schedule})"
         slowest = ""
-        if pipeline.imbalance_ns >= _WORTH_SAYING * pipeline.bubble_ns:
+        if pipeline.imbalance_ns >= _NAMED_BUBBLE_PART * pipeline.bubble_ns:
             slowest = (
                 f"; stage {slow.stage} (rank {slow.rank}) works {format_ns(pipeline.excess_ns)} "
                 "longer than the mean"
@@ -316,8 +336,8 @@ def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
         )
 
 
-_WORTH_SAYING: Final = 0.05
-_CAUSES: Final = {
+_NAMED_BUBBLE_PART: Final = 0.05
+_BUBBLE_CAUSES: Final = {
     "schedule": "the schedule",
     "imbalance": "unequal stages",
     "transfer": "transfers",
@@ -325,9 +345,12 @@ _CAUSES: Final = {
 }
 
 
-_UNEQUAL: Final = 0.1
+_EXPERT_EXCESS: Final = 0.1
 """Minimum excess of the busiest rank's experts, as a fraction of their mean work."""
-_UNEQUAL_SHARE: Final = 0.02
+_EXPERT_SHARE: Final = 0.02
+"""Share of the time that the excess must cost."""
+_ALWAYS_BUSIEST_SHARE: Final = 0.5
+"""Share of the exchanges in which a rank must have most work to be named."""
 
 
 def expert_imbalance(facts: Facts) -> Iterator[Finding]:
@@ -338,13 +361,13 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the step is no shorter when tokens go to experts round-robin, ignoring the router.
     """
-    for experts in facts.experts:
+    for experts in facts.by_group(find_experts):
         share = facts.share_of(experts.imbalance_ns)
         excess = experts.imbalance_ns / max(experts.work_ns, 1)
-        if share < _UNEQUAL_SHARE or excess < _UNEQUAL:
+        if share < _EXPERT_SHARE or excess < _EXPERT_EXCESS:
             continue
         most = max(experts.ranks, key=lambda rank: rank.work_ns)
-        always = most.busiest >= _MOST_OF_IT
+        always = most.busiest >= _ALWAYS_BUSIEST_SHARE
         who = (
             f"those of rank {most.rank} work {most.ratio:.2f} times as long as the mean"
             if always
@@ -370,9 +393,9 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
         )
 
 
-_MOSTLY_COMPUTE: Final = 0.7
+_COMPUTE_SHARE: Final = 0.7
 """Share of the time in which GPUs compute from which their speed is reported as the limit."""
-_SETTLED: Final = 0.9
+_LATER_COMPUTE_SHARE: Final = 0.9
 """The share of a trace's later half from which what came before counts as the way there."""
 
 
@@ -385,7 +408,7 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
     Wrong if: half the batch size takes as long.
     """
     share, settled = facts.share("compute"), _settled_share(facts)
-    if max(share, settled) < _MOSTLY_COMPUTE or runs_almost_nothing(facts):
+    if max(share, settled) < _COMPUTE_SHARE or runs_almost_nothing(facts):
         return
     later = f", {settled:.0%} of its later half" if settled else ""
     yield facts.finding(
@@ -408,7 +431,7 @@ def _settled_share(facts: Facts) -> float:
     before, after = (sum(times[half] for times in halves) for half in (0, 1))
     length = sum(lane.window.end - lane.window.start for lane in facts.working) / 2
     share, once = after / max(length, 1), facts.ledger.mean("warmup") * facts.turns
-    is_settled = share >= _SETTLED and before < (1 - MEDIUM) * after
+    is_settled = share >= _LATER_COMPUTE_SHARE and before < (1 - MEDIUM) * after
     return share if is_settled and 2 * once > length - before else 0.0
 
 
@@ -421,7 +444,7 @@ def _computes_in_halves(gpu: GpuShardView) -> tuple[int, int]:
     return first, second
 
 
-_MOSTLY_ON_THEM: Final = 0.25
+_LOW_PRECISION_PART: Final = 0.25
 """Share of the kernels' time on tensor cores, or in 16 bits and less, from which the precision is
 mixed already."""
 _LOW_PRECISIONS: Final = (*SIXTEEN, "fp8", "fp4", "int8")
@@ -443,7 +466,7 @@ def _how_to_compute_less(facts: Facts) -> str:
         for product in (kernels.products if kernels else ())
         if product.tensor_cores == "yes" or product.precision in _LOW_PRECISIONS
     )
-    if kernels is None or low_precision_ns < _MOSTLY_ON_THEM * kernels.total_ns:
+    if kernels is None or low_precision_ns < _LOW_PRECISION_PART * kernels.total_ns:
         advice.append("mixed precision")
         if kernels is None or any(use.family == "convolution" for use in kernels.top):
             advice.append("the layout that tensor cores prefer")
@@ -453,13 +476,13 @@ def _how_to_compute_less(facts: Facts) -> str:
     return ", ".join([*advice, "smaller inputs or models, faster cards, or more of them"])
 
 
-_LAYOUT_WORTH: Final = 0.02
+_LAYOUT_SHARE: Final = 0.02
 """Share of the time from which layout conversions are reported."""
-_PRODUCTS_WORTH: Final = MEDIUM
+_PRODUCTS_SHARE: Final = MEDIUM
 """Share of the time in products without tensor cores from which they are reported."""
-_FASTER: Final = 2
+_TENSOR_CORES_SPEED_UP: Final = 2
 """Assumed speed-up of products on tensor cores; every card promises more."""
-_SHOWN: Final = 2
+_KERNELS_NAMED: Final = 2
 
 _KEEP_LAYOUT: Final = {
     "pytorch": "keep one layout: model and batches .to(memory_format=torch.channels_last), with "
@@ -493,7 +516,10 @@ def work_beside_tensor_cores(facts: Facts) -> Mapping[tuple[int, int], int]:
     if facts.kernels is None or not facts.kernels.has_tensor_cores:
         return {}
     spent = spent_by_gpu(facts, lambda use: use.tensor_cores == "no")
-    return {gpu: ns * (_FASTER - 1) // _FASTER for gpu, ns in spent.items()}
+    return {
+        gpu: ns * (_TENSOR_CORES_SPEED_UP - 1) // _TENSOR_CORES_SPEED_UP
+        for gpu, ns in spent.items()
+    }
 
 
 def spent_by_gpu(
@@ -520,10 +546,10 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
     conversions = [use for use in kernels.top if use.converts_layout]
     spent, count = sum(use.total_ns for use in conversions), sum(use.count for use in conversions)
     share = spent / max(kernels.total_ns, 1)
-    if share < _LAYOUT_WORTH:
+    if share < _LAYOUT_SHARE:
         return
     steps = kernels.steps or facts.turns
-    names = ", ".join(dict.fromkeys(use.short for use in conversions[:_SHOWN]))
+    names = ", ".join(dict.fromkeys(use.short for use in conversions[:_KERNELS_NAMED]))
     advice = _KEEP_LAYOUT.get(facts.framework, "keep one layout, NHWC where tensor cores multiply")
     yield facts.finding(
         "layout-transposes",
@@ -550,14 +576,14 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     single, half = (_beside(kernels, precisions) for precisions in (("fp32",), SIXTEEN))
     touched = single + half
     share = touched / max(kernels.total_ns, 1)
-    if share < _PRODUCTS_WORTH:
+    if share < _PRODUCTS_SHARE:
         return
     steps = kernels.steps or facts.turns
     what = "half-precision" if half > single else "fp32"
     yield facts.finding(
         "no-tensor-cores",
-        severity_of(share * (_FASTER - 1) / _FASTER) or "low",
-        touched // steps * (_FASTER - 1) // _FASTER,
+        severity_of(share * (_TENSOR_CORES_SPEED_UP - 1) / _TENSOR_CORES_SPEED_UP) or "low",
+        touched // steps * (_TENSOR_CORES_SPEED_UP - 1) // _TENSOR_CORES_SPEED_UP,
         f"{format_ns(touched // steps)} of {facts.per} ({share:.0%}) go to {what} matrix products "
         f"and convolutions that do not use the tensor cores ({_names(kernels)})",
         _how_to_use_them(facts, kernels, what),
@@ -584,7 +610,7 @@ def _of_sort(kernels: Kernels, sort: str) -> int:
 
 def _names(kernels: Kernels) -> str:
     beside = [use.short for use in kernels.top if use.tensor_cores == "no"]
-    shown = list(dict.fromkeys(beside))[:_SHOWN]
+    shown = list(dict.fromkeys(beside))[:_KERNELS_NAMED]
     return ", ".join(shown) or "none of them among the longest kernels"
 
 

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
-from gputrace.analyzers.findings.context import HIGH, MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.host import why_pipeline_late
-from gputrace.analyzers.ledger.host import Host
-from gputrace.analyzers.loader import read_loaders
-from gputrace.model.host import COLLATING, READING, SENDING, Loader
+from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
+from gputrace.analyzers.grouping import spans_by_rank
+from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
+from gputrace.model.host import COLLATING, READING, SENDING, InputPipeline, Loader
 from gputrace.model.intervals import EMPTY, Intervals, search, union
-from gputrace.model.results import Evidence, Finding
+from gputrace.model.results import Breakdown, Evidence, Finding
 from gputrace.units import format_count, format_ns
 
-_FEED_FASTER: Final = {
-    "pytorch": "give the DataLoader more workers (num_workers{workers}, persistent_workers=True)"
-    "{pin} and prefetch_factor; decode less per sample, or cache decoded data",
-    "tensorflow": "end the tf.data pipeline with .prefetch(tf.data.AUTOTUNE), map with "
-    "num_parallel_calls=tf.data.AUTOTUNE, cache decoded data",
-    "jax": "prefetch batches to the device in a background thread; load with several workers",
-    "mxnet": "give gluon's DataLoader num_workers{pin}; use RecordIO and prefetching",
-    "chainer": "use MultiprocessIterator with more processes and n_prefetch",
-}
-_SOON_NS: Final = 10_000_000
-"""Time after the start of the workers within which the wait for their first batch begins."""
 KEEP_LOADER: Final = {
     "pytorch": "keep the loader's workers from one epoch to the next: "
     "DataLoader(persistent_workers=True), or one endless loader with a sampler that restarts",
@@ -35,17 +24,8 @@ KEEP_LOADER: Final = {
     "steps_per_epoch, cache decoded data",
     "": "keep the loader and what it has prefetched from one epoch to the next",
 }
-_READY: Final = 0.2
+_LOADER_WAIT_PART: Final = 0.2
 """Part of the wait for input below which waits for the loader do not explain it."""
-_COPY_SOONER: Final = (
-    "check what the loop does between taking a batch and copying it: move changes to samples into "
-    "the loader's workers, and everything else after the copy"
-)
-
-_LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
-_MAKE_SOONER: Final = (
-    "generate or read the copied data in parallel while the GPU works, or on the GPU"
-)
 
 
 def data_feeding(facts: Facts) -> Iterator[Finding]:
@@ -103,6 +83,19 @@ def _without_gpu(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_FEED_FASTER: Final = {
+    "pytorch": "give the DataLoader more workers (num_workers{workers}, persistent_workers=True)"
+    "{pin} and prefetch_factor; decode less per sample, or cache decoded data",
+    "tensorflow": "end the tf.data pipeline with .prefetch(tf.data.AUTOTUNE), map with "
+    "num_parallel_calls=tf.data.AUTOTUNE, cache decoded data",
+    "jax": "prefetch batches to the device in a background thread; load with several workers",
+    "mxnet": "give gluon's DataLoader num_workers{pin}; use RecordIO and prefetching",
+    "chainer": "use MultiprocessIterator with more processes and n_prefetch",
+}
+_RESTART_WAIT_NS: Final = 10_000_000
+"""Time after the start of the workers within which the wait for their first batch begins."""
+
+
 def claim_restarts(host: Host) -> Intervals:
     """Prove waits for a loader that starts its workers anew: from there to the first batch."""
     events, data = host.view.once(read_loaders), host.waits_for_data
@@ -113,7 +106,9 @@ def claim_restarts(host: Host) -> Intervals:
     following = np.minimum(search(data.end, starts.end, "right"), len(data) - 1)
     if not len(data):
         return union(starts.start, starts.end)
-    first = (data.end[following] > starts.end) & (data.start[following] < starts.end + _SOON_NS)
+    first = (data.end[following] > starts.end) & (
+        data.start[following] < starts.end + _RESTART_WAIT_NS
+    )
     ends = np.where(first, data.end[following], starts.end)
     return union(starts.start, ends)
 
@@ -133,6 +128,16 @@ def loader_restart(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_COPY_SOONER: Final = (
+    "check what the loop does between taking a batch and copying it: move changes to samples into "
+    "the loader's workers, and everything else after the copy"
+)
+_LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
+_MAKE_SOONER: Final = (
+    "generate or read the copied data in parallel while the GPU works, or on the GPU"
+)
+
+
 def how_to_feed_faster(facts: Facts) -> str:
     """Return advice on the input pipeline that fits the framework and the loader's settings."""
     loader = _slowest_loader(facts)
@@ -148,23 +153,23 @@ def how_to_feed_faster(facts: Facts) -> str:
 
 def _slowest_loader(facts: Facts) -> Loader | None:
     """Return the loader that its rank waits for most; None where none was recorded."""
-    return max(facts.loaders, key=lambda loader: loader.wait_ns, default=None)
+    return max(facts.once(find_loaders), key=lambda loader: loader.wait_ns, default=None)
 
 
 def _is_ready(facts: Facts, loader: Loader) -> bool:
     """Return whether a GPU waits for input that its loader has ready."""
     rows = [row for row in facts.rows if row.rank == loader.rank]
     idle = sum(row.of("data_feeding") for row in rows) / max(sum(row.steps for row in rows), 1)
-    return loader.wait_ns < _READY * idle
+    return loader.wait_ns < _LOADER_WAIT_PART * idle
 
 
-_DOMINATES: Final = 0.4
+_NAMED_PART_SHARE: Final = 0.4
 """Share of the workers' time from which a part is named."""
-_GAINS: Final = 0.95
+_CHEAPER_PART_STEP: Final = 0.95
 """Predicted part of a step below which a cheaper part of a batch is worth telling."""
-_OF_THE_WAIT: Final = 0.5
+_RECEIVING_PART: Final = 0.5
 """Share of the wait from which receiving is named."""
-_ADVICE: Final = {
+_CHEAPER_BATCHES: Final = {
     READING: "read less often or ahead of time: larger files read in order, a local disk, a cache "
     "in memory, formats that need no parsing",
     COLLATING: "make batches in fewer steps: samples of one shape, arrays that torch.stack joins, "
@@ -178,7 +183,7 @@ def _why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     """Return a clause on what makes batches late, advice, and evidence; None where unknown."""
     loader = _slowest_loader(facts)
     if loader is None:
-        return why_pipeline_late(facts)
+        return _why_pipeline_late(facts)
     if _is_ready(facts, loader):
         wait = format_ns(loader.wait_ns)
         clause = f"the loader accounts for {wait} a step, the loop itself for the rest"
@@ -213,20 +218,22 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
         )
     else:
         yield from _on_workers(loader, who)
-    if loader.sending >= _DOMINATES:
+    if loader.sending >= _NAMED_PART_SHARE:
         share = sum(part.share for part in loader.parts if part.name == SENDING)
         clause = f"pickling and sending take {share:.0%} of the workers' time"
         if loader.receive_ns:
             clause += f", and receiving {format_ns(loader.receive_ns)} a batch"
-        yield clause, _ADVICE[SENDING]
+        yield clause, _CHEAPER_BATCHES[SENDING]
     first = loader.parts[0]
-    if first.share < _DOMINATES or first.name == SENDING:
+    if first.share < _NAMED_PART_SHARE or first.name == SENDING:
         return
     what = {READING: "reading samples", COLLATING: "collating"}
     name = what.get(first.name, first.name.removeprefix("transform "))
     whose = "the workers' time" if loader.workers else "the loader's time"
     clause = f"{name} is {first.share:.0%} of {whose}"
-    cure = _ADVICE.get(first.name, f"make {name} cheaper, or do it once and cache the result")
+    cure = _CHEAPER_BATCHES.get(
+        first.name, f"make {name} cheaper, or do it once and cache the result"
+    )
     if first.name == READING and loader.computes:
         clause += ", and computes rather than waits"
         cure = "make the dataset's computation per sample cheaper, or cache the result"
@@ -245,7 +252,7 @@ def _if_cheaper(loader: Loader) -> str:
     gains = [
         f"of {format_ns(step)} {how}"
         for how, step in reversed(steps.items())
-        if step is not None and step < _GAINS * loader.step_ns
+        if step is not None and step < _CHEAPER_PART_STEP * loader.step_ns
     ]
     return f" (a step {', '.join(gains)})" if gains else ""
 
@@ -272,8 +279,121 @@ def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
             "the training process loads batches itself (num_workers=0)",
             "num_workers=1 or more (now 0), so that batches are made beside the training",
         )
-    if loader.receiving_ns >= _OF_THE_WAIT * loader.wait_ns:
+    if loader.receiving_ns >= _RECEIVING_PART * loader.wait_ns:
         yield (
             f"receiving a batch takes {format_ns(loader.receiving_ns)} a step",
             "pin_memory=True receives in a separate thread",
         )
+
+
+_RAISE: Final = {
+    "tf.data": "num_parallel_calls=tf.data.AUTOTUNE in {stage}",
+    "Grain": "worker_count={count}",
+    "DALI": "num_threads={count}",
+    "torchdata.nodes": "num_workers={count} in {stage}, method='process' if it computes in Python",
+}
+_MAKE_AHEAD: Final = {
+    "tf.data": "end the pipeline with .prefetch(tf.data.AUTOTUNE)",
+    "DALI": "prefetch_queue_depth=2",
+    "torchdata.nodes": "end the chain with Prefetcher(node, prefetch_factor=2)",
+}
+_RAISE_GAINS: Final = 0.02
+"""Part of a step that a larger value must gain to be advised."""
+_MAKE_CHEAPER: Final = "cache decoded samples, or do less for each"
+
+
+def _why_pipeline_late(facts: Facts) -> tuple[str, str, Evidence] | None:
+    """Return a clause on the setting by which an input pipeline, not torch's DataLoader, is late,
+    its cure, and evidence; None where no settings were recorded.
+    """
+    pipeline = max(
+        facts.once(find_input_pipelines), key=lambda pipeline: pipeline.wait_ns, default=None
+    )
+    if pipeline is None:
+        return None
+    narrowest, library = pipeline.narrowest, pipeline.library
+    clauses, cures = [], []
+    if narrowest is None:
+        clauses.append(f"{library} tunes its settings itself")
+    else:
+        count = pipeline.enough
+        step = pipeline.step_with(count)
+        value = narrowest.value or 0
+        clause = f"{narrowest.stage} of {library} has {narrowest.name}={value} on "
+        clause += format_count(pipeline.cores, "core")
+        if count > value and step < pipeline.step_ns - _RAISE_GAINS * pipeline.step_ns:
+            clause += f"; with {count}, a step may take {format_ns(step)}"
+            cures.append(_RAISE[library].format(count=count, stage=narrowest.stage))
+        clauses.append(clause)
+    if not pipeline.is_ahead:
+        clauses.append("no batch is prefetched")
+        cures += [_MAKE_AHEAD[library]] if library in _MAKE_AHEAD else []
+    if pipeline.queue_median is not None:
+        clauses.append(f"{pipeline.queue_median:g} ready when one is asked for")
+    evidence = {
+        "library": library,
+        "setting": None if narrowest is None else narrowest.name,
+        "value": None if narrowest is None else narrowest.value,
+        "cores": pipeline.cores,
+    }
+    return "; ".join(clauses), "; ".join(cures) or _MAKE_CHEAPER, evidence
+
+
+def find_loaders(facts: Facts) -> tuple[Loader, ...]:
+    """Return the data loader of each rank in the measured steps; empty where none was recorded."""
+    events = facts.per_gpu.whole.once(read_loaders)
+    return () if events is None else measure_loaders(events, facts.processes, facts.once(_paces))
+
+
+def find_input_pipelines(facts: Facts) -> tuple[InputPipeline, ...]:
+    """Return the input pipeline of each rank that has one which is not torch's DataLoader."""
+    events = facts.per_gpu.whole.once(read_loaders)
+    return () if events is None else measure_pipelines(events, facts.processes, facts.once(_paces))
+
+
+def _paces(facts: Facts) -> dict[int, Pace]:
+    """Return the pace of each rank that has steps."""
+    loads = {load.rank: load for load in facts.host_load}
+    spans_of = spans_by_rank(facts.measured)
+    paces = {}
+    for rank in facts.processes:
+        rows = [row for row in facts.rows if row.rank == rank and row.steps]
+        if not rows:
+            continue
+        spans, load = spans_of.get(rank, {}).values(), loads.get(rank)
+        steps = sum(row.steps for row in rows)
+        step_ns = sum(row.total_ns for row in rows) / steps
+        waited_ns, train_ns, host_ns = _host_times(facts, rows)
+        paces[rank] = Pace(
+            union([start for start, _ in spans], [end for _, end in spans]),
+            np.array(sorted(start for start, _ in spans), np.int64),
+            step_ns,
+            waited_ns / steps,
+            train_ns / steps,
+            host_ns / steps,
+            sum(row.of("communication_wait") for row in rows) / steps,
+            load.process_cores * step_ns if load is not None else 0.0,
+            len(facts.processes),
+            load is not None and load.others_queued >= MEDIUM,
+        )
+    return paces
+
+
+def _host_times(facts: Facts, rows: Sequence[Breakdown]) -> tuple[int, int, int]:
+    """Return the nanoseconds of a rank's waits for data, its training, and its host's work."""
+    total_ns = sum(row.total_ns for row in rows)
+    waited_ns = sum(row.of("host_data") for row in rows)
+    host_ns = total_ns - waited_ns
+    if not facts.per_gpu.operations:
+        return waited_ns, host_ns, host_ns
+    # A GPU also waits for what the program itself does with a batch before its copy.
+    idle_ns = sum(row.of("data_feeding") for row in rows)
+    is_known = any(row.host_data_ns is not None for row in rows)
+    waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
+    train_ns = total_ns - waited_ns - sum(row.of("recorder") for row in rows)
+    host_ns = host_ns if is_known else train_ns
+    if facts.is_pinned("h2d"):
+        # A host that no batch holds up has launched before its GPU gets there.
+        ahead_ns = train_ns - sum(row.of("launch") for row in rows)
+        train_ns = min(train_ns, max(ahead_ns, host_ns))
+    return waited_ns, train_ns, host_ns

@@ -11,35 +11,19 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import Facts, severity_of
+from gputrace.analyzers.device_metrics import find_cards
+from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.topology import GB, pcie_rate
 from gputrace.model.results import CardUse, Evidence, Finding
 from gputrace.units import format_ns, format_ranges
 
-_CLOCK_APART: Final = 0.03
-"""Relative difference of clocks that is no scatter: cards of one model agree within 2 %."""
-_MORE_THAN_CLOCK: Final = 1.03
-"""How much more than its clock explains a kernel must be slower for the finding to say so."""
-_SLOWER: Final = 1.01
-"""Ratio of kernel times from which a card is slower: equal cards agree within 0.2 %."""
-_THROTTLED: Final = 0.1
-"""Share of the time from which throttling counts."""
-_LOWERED: Final = 0.95
-"""Fraction of its maximum that a clock must be below for throttling to matter."""
-_HARD: Final = ("hardware slowdown", "hardware thermal", "software thermal", "power brake")
-"""Reasons that nobody chose; their findings are `medium`."""
-
 _COOLER: Final = "check the card's cooling and placement (nvidia-smi -q -d TEMPERATURE)"
-_ADVICE: Final = {
-    "power cap": "the power limit holds the clocks down: raise it where the machine allows "
-    "(nvidia-smi -pl), or accept it: steps cannot be faster at this power",
-    "hardware slowdown": "the board slows the card down for heat or power: " + _COOLER,
-    "hardware thermal": "the card is too hot: " + _COOLER,
-    "software thermal": "the card is too hot: " + _COOLER,
-    "power brake": "the machine's power supply throttles the card: check the supply and its feed",
-    "sync boost": "cards of a sync boost group run at the clock of their slowest: ungroup them",
-}
+
+
+def find_card_use(facts: Facts) -> tuple[CardUse, ...]:
+    """Return the cards while they were busy, of those that were sampled."""
+    return find_cards(facts.trace.nvml, facts.per_gpu, facts.measured)
 
 
 def clock_mismatch(facts: Facts) -> Iterator[Finding]:
@@ -56,15 +40,25 @@ def clock_mismatch(facts: Facts) -> Iterator[Finding]:
         yield max(findings, key=lambda finding: finding.impact_ns)
 
 
+_CLOCK_DIFFERENCE: Final = 0.03
+"""Relative difference of clocks that is no scatter: cards of one model agree within 2 %."""
+_BEYOND_CLOCK_RATIO: Final = 1.03
+"""How much more than its clock explains a kernel must be slower for the finding to say so."""
+
+
+_SLOWER_KERNELS_RATIO: Final = 1.01
+"""Ratio of kernel times from which a card is slower: equal cards agree within 0.2 %."""
+
+
 def _mismatch(facts: Facts, which: str) -> Finding | None:
     clocks = _clocks(facts, which)
     reference = max(clocks.values(), default=0.0)
-    low = [card for card, clock in clocks.items() if clock < (1 - _CLOCK_APART) * reference]
+    low = [card for card, clock in clocks.items() if clock < (1 - _CLOCK_DIFFERENCE) * reference]
     if not low:
         return None
     rest = [card for card in clocks if card not in low]
     excess, ratio = _slowness(facts, low, rest)
-    if ratio is not None and ratio < _SLOWER:
+    if ratio is not None and ratio < _SLOWER_KERNELS_RATIO:
         return None
     name = "memory" if which == "memory" else "SM"
     slowest = min(clocks[card] for card in low)
@@ -72,7 +66,7 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
     if ratio:
         cost = f"; the same kernels take up to {ratio - 1:.1%} longer at the lower clock"
         explained = reference / slowest
-        if ratio > _MORE_THAN_CLOCK * explained:
+        if ratio > _BEYOND_CLOCK_RATIO * explained:
             cost += f", of which it explains {explained - 1:.1%}"
         excess = _by_clock(excess, ratio, explained)
     cost += f", {format_ns(excess)} of {facts.per}" if excess else ""
@@ -97,8 +91,12 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
 
 def _clocks(facts: Facts, which: str) -> dict[CardUse, float]:
     """Return the clock in MHz of each busy card of the most common model."""
-    clocks = {card: getattr(card, f"{which}_clock_mhz") for card in facts.cards}
-    known = [card for card in facts.cards if clocks[card] and card.samples >= FEWEST]
+    clocks = {card: getattr(card, f"{which}_clock_mhz") for card in facts.once(find_card_use)}
+    known = [
+        card
+        for card in facts.once(find_card_use)
+        if clocks[card] and card.samples >= FEWEST_SAMPLES
+    ]
     names = [card.name for card in known]
     common = max(names, key=names.count, default="")
     return {card: clocks[card] for card in known if card.name == common}
@@ -112,7 +110,7 @@ def lower_clock(facts: Facts, gpu: int, rank: int) -> str | None:
         clocks = _clocks(facts, which)
         of_gpu = [clock for card, clock in clocks.items() if (card.gpu, card.rank) == (gpu, rank)]
         others = [clock for card, clock in clocks.items() if (card.gpu, card.rank) != (gpu, rank)]
-        if of_gpu and others and of_gpu[0] < (1 - _CLOCK_APART) * float(median(others)):
+        if of_gpu and others and of_gpu[0] < (1 - _CLOCK_DIFFERENCE) * float(median(others)):
             return f"its {name} clock is {of_gpu[0]:,.0f} MHz and theirs {median(others):,.0f} MHz"
     return None
 
@@ -126,7 +124,7 @@ def _slowness(
     The ratio is to the median of the other cards, None if they are not comparable. A step of
     several ranks is as long as that of the slowest.
     """
-    ratios = {(entry.gpu.gpu, entry.gpu.rank): entry for entry in facts.ratios}
+    ratios = {(entry.gpu.gpu, entry.gpu.rank): entry for entry in facts.kernel_ratios()}
     slow = [ratios[key] for card in low if (key := (card.gpu, card.rank)) in ratios]
     others = [ratios[key].ratio for card in rest if (key := (card.gpu, card.rank)) in ratios]
     if not slow or not others:
@@ -158,6 +156,12 @@ def _clock_advice(low: Sequence[CardUse], which: str) -> str:
     )
 
 
+_THROTTLED_SHARE: Final = 0.1
+"""Share of the time from which throttling counts."""
+_LOWERED_CLOCK_PART: Final = 0.95
+"""Fraction of its maximum that a clock must be below for throttling to matter."""
+
+
 def throttling(facts: Facts) -> Iterator[Finding]:
     """NVML: a busy card's SM clock is held below 95 % of its maximum for 10 % of the time or more;
     `low` for the power cap, `medium` for heat and the power supply.
@@ -167,28 +171,46 @@ def throttling(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter on a cooler card, or with a higher power limit.
     """
     by_reason: dict[str, list[CardUse]] = {}
-    for card in facts.cards:
+    for card in facts.once(find_card_use):
         clock, most = card.sm_clock_mhz, card.sm_clock_max_mhz
-        is_lowered = clock is None or not most or clock < _LOWERED * most
+        is_lowered = clock is None or not most or clock < _LOWERED_CLOCK_PART * most
         for reason, share in card.throttled.items():
-            if is_lowered and share >= _THROTTLED and card.samples >= FEWEST:
+            if is_lowered and share >= _THROTTLED_SHARE and card.samples >= FEWEST_SAMPLES:
                 by_reason.setdefault(reason, []).append(card)
     for reason, cards in by_reason.items():
         yield _throttled(facts, reason, cards)
 
 
+_UNCHOSEN_REASONS: Final = (
+    "hardware slowdown",
+    "hardware thermal",
+    "software thermal",
+    "power brake",
+)
+"""Reasons that nobody chose; their findings are `medium`."""
+_THROTTLING_ADVICE: Final = {
+    "power cap": "the power limit holds the clocks down: raise it where the machine allows "
+    "(nvidia-smi -pl), or accept it: steps cannot be faster at this power",
+    "hardware slowdown": "the board slows the card down for heat or power: " + _COOLER,
+    "hardware thermal": "the card is too hot: " + _COOLER,
+    "software thermal": "the card is too hot: " + _COOLER,
+    "power brake": "the machine's power supply throttles the card: check the supply and its feed",
+    "sync boost": "cards of a sync boost group run at the clock of their slowest: ungroup them",
+}
+
+
 def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
-    rest = [card for card in facts.cards if card not in cards]
+    rest = [card for card in facts.once(find_card_use) if card not in cards]
     excess, ratio = _slowness(facts, cards, rest)
     worst = max(cards, key=lambda card: card.throttled[reason])
-    if ratio is None or ratio < _SLOWER:
+    if ratio is None or ratio < _SLOWER_KERNELS_RATIO:
         excess = 0
     elif worst.sm_clock_mhz:
         others = [card.sm_clock_mhz for card in rest if card.sm_clock_mhz]
         clocks = float(median(others)) / worst.sm_clock_mhz if others else 1.0
         excess = _by_clock(excess, ratio, clocks) if clocks > 1 else 0
     share = worst.throttled[reason]
-    least = "medium" if reason in _HARD else "low"
+    least = "medium" if reason in _UNCHOSEN_REASONS else "low"
     clock = f" at {worst.sm_clock_mhz:,.0f} MHz" if worst.sm_clock_mhz else ""
     clock += f" of {worst.sm_clock_max_mhz:,}" if clock and worst.sm_clock_max_mhz else ""
     heat = f", {worst.temperature_c:.0f} °C" if worst.temperature_c is not None else ""
@@ -209,18 +231,18 @@ def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
         excess,
         f"{named(cards)} {'are' if len(cards) > 1 else 'is'} throttled ({reason}) up to "
         f"{share:.0%} of the time{clock}{heat}{cost}",
-        _ADVICE[reason],
+        _THROTTLING_ADVICE[reason],
         evidence,
     )
 
 
-FEWEST: Final = 3
+FEWEST_SAMPLES: Final = 3
 """Minimum number of samples of a busy card for any finding about it."""
-_SLOWER_LINK: Final = 0.9
+_DEGRADED_LINK_PART: Final = 0.9
 """Fraction of the best link's bandwidth below which a link is degraded."""
-_MORE_MEMORY: Final = 1.25
-_MUCH_MEMORY: Final = 1 << 30
-_FULL: Final = 0.9
+_MORE_MEMORY_RATIO: Final = 1.25
+_MORE_MEMORY_BYTES: Final = 1 << 30
+_FULL_MEMORY_PART: Final = 0.9
 """Fraction of a card's memory from which it limits the batch."""
 
 _MEMORY_ADVICE: Final = {
@@ -241,12 +263,12 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
     """
     rates = {
         card: now
-        for card in facts.cards
-        if card.samples >= FEWEST and (now := pcie_rate(card.pcie_gen, card.pcie_width))
+        for card in facts.once(find_card_use)
+        if card.samples >= FEWEST_SAMPLES and (now := pcie_rate(card.pcie_gen, card.pcie_width))
     }
     slots = (pcie_rate(card.pcie_gen_max, card.pcie_width_max) for card in rates)
     best = max((*rates.values(), *slots), default=0)
-    slow = [card for card, now in rates.items() if now < _SLOWER_LINK * best]
+    slow = [card for card, now in rates.items() if now < _DEGRADED_LINK_PART * best]
     if not slow:
         return
     worst = min(slow, key=lambda card: rates[card])
@@ -285,19 +307,21 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the frameworks' own counters are equal on all cards.
     """
-    used = {card: card.memory_used_bytes for card in facts.cards if card.memory_used_bytes}
+    used = {
+        card: card.memory_used_bytes for card in facts.once(find_card_use) if card.memory_used_bytes
+    }
     if len(used) < 2:
         return
     fullest = max(used, key=lambda card: used[card])
     others = float(median([used[card] for card in used if card is not fullest]))
     more = used[fullest] - others
-    if used[fullest] < _MORE_MEMORY * others or more < _MUCH_MEMORY:
+    if used[fullest] < _MORE_MEMORY_RATIO * others or more < _MORE_MEMORY_BYTES:
         return
     full = used[fullest] / fullest.memory_bytes if fullest.memory_bytes else 0.0
     part = f" ({full:.0%} of it)" if full else ""
     yield finding_of(
         "memory-imbalance",
-        "medium" if full >= _FULL else "low",
+        "medium" if full >= _FULL_MEMORY_PART else "low",
         [fullest],
         0,
         f"{named([fullest])} uses {used[fullest] / 2**30:.1f} GiB of memory{part}, the others "
@@ -307,9 +331,9 @@ def memory_imbalance(facts: Facts) -> Iterator[Finding]:
     )
 
 
-_STILL_NS: Final = 2_000_000_000
+_STANDSTILL_NS: Final = 2_000_000_000
 """Shortest time without any use that is counted: samples are a second apart mostly."""
-_UNEVEN: Final = 20.0
+_UNEVEN_POINTS: Final = 20.0
 """Points of use that a card must have beyond the others."""
 
 
@@ -346,7 +370,11 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
 
 def _utilization(facts: Facts) -> tuple[dict[CardUse, float], int]:
     """Return the utilization of each card in percent, and the nanoseconds of the samples."""
-    used = {c: c.utilization_percent for c in facts.cards if c.utilization_percent is not None}
+    used = {
+        c: c.utilization_percent
+        for c in facts.once(find_card_use)
+        if c.utilization_percent is not None
+    }
     return used, int(np.ptp(facts.trace.nvml.samples.time)) if used else 0
 
 
@@ -359,7 +387,7 @@ def _stands_still(facts: Facts) -> tuple[int, int]:
     edges = np.flatnonzero(np.diff(np.concatenate([[1], used > 0, [1]])))
     starts, ends = edges[::2], np.minimum(edges[1::2], len(moments) - 1)
     lengths = (moments[ends] - moments[starts]) * 10**8
-    lengths = lengths[lengths >= _STILL_NS]
+    lengths = lengths[lengths >= _STANDSTILL_NS]
     return len(lengths), int(lengths.sum())
 
 
@@ -376,7 +404,7 @@ def uneven_utilization(facts: Facts) -> Iterator[Finding]:
         return
     most = max(used, key=lambda card: used[card])
     others = float(median([used[card] for card in used if card is not most]))
-    if used[most] - others < _UNEVEN:
+    if used[most] - others < _UNEVEN_POINTS:
         return
     yield finding_of(
         "uneven-utilization",

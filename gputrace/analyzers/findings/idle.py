@@ -11,29 +11,19 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputrace.analyzers.copies import is_on
-from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import NOBODY, Call
+from gputrace.analyzers.host_state import measure_allocators, read_counters
 from gputrace.analyzers.ledger import AT_EDGES
-from gputrace.analyzers.ledger.host import Host, take_amount
+from gputrace.analyzers.ledger.feeding_host import Host, take_amount
+from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.events import Events, Kind, Memory, distinct_ids, is_among
 from gputrace.model.host import Allocator
 from gputrace.model.intervals import EMPTY, Intervals, search, union
 from gputrace.model.results import Finding
 from gputrace.units import format_bytes, format_count, format_ns
-
-_MANY_ALLOCS: Final = 20
-_MANY_SYNCS: Final = 20
-"""Allocations and synchronisations per step and GPU that only a search for algorithms makes."""
-
-_FRAGMENTED: Final = 0.1
-"""Unused part of reserved memory that cannot be given back, from which it is fragmented."""
-_EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-
-_IN_ORDER: Final = "Async"
-"""Names of stream-ordered allocations, which do not block."""
-_CUDNN: Final = r"(?i)cudnn|(?<![a-z])conv(?!ert)|convol"
 
 _LAUNCH_LESS: Final = {
     "pytorch": "launch less often and sooner: CUDA graphs or "
@@ -60,32 +50,13 @@ ONE_PROCESS_ELSE: Final = (
 )
 """Advice where one process feeds several GPUs, by framework."""
 
-_RUN_AHEAD: Final = {
-    "pytorch": "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
-    "non_blocking copies, no cudaDeviceSynchronize",
-    "tensorflow": "let the host run ahead: no .numpy() or print of a loss in every step; several "
-    "steps in one tf.function (steps_per_execution)",
-    "jax": "let the host run ahead: no float(), print or block_until_ready of a result in every "
-    "step",
-    "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
-    "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
-    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and streams instead of "
-    "cudaDeviceSynchronize; read results less often",
-}
-"""Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
-_EXCHANGE_MEANWHILE: Final = (
-    "overlap the exchange with GPU work: MPI_Isend and MPI_Irecv before kernels that do not need "
-    "the data; NCCL or a CUDA-aware MPI between GPUs; check all ranks for the last to arrive"
-)
 
-_HANDOVER_NS: Final = 5_000
-"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
-from kernel to kernel."""
-
-_WORTH_SAYING: Final = 0.05
-"""Share of a cost from which a clause says it."""
-_MOSTLY_TINY: Final = 0.5
-"""Share of the kernels that must be tiny for the finding about launches to say so."""
+_SEARCH_ALLOCATIONS: Final = 20
+_SEARCH_SYNCHRONISATIONS: Final = 20
+"""Allocations and synchronisations per step and GPU that only a search for algorithms makes."""
+_STREAM_ORDERED: Final = "Async"
+"""Names of stream-ordered allocations, which do not block."""
+_CUDNN: Final = r"(?i)cudnn|(?<![a-z])conv(?!ert)|convol"
 
 
 def claim_autotune(host: Host) -> Intervals:
@@ -94,7 +65,10 @@ def claim_autotune(host: Host) -> Intervals:
     synchronisations in each step.
     """
     calls, (starts, ends) = host.view.calls, host.steps
-    if calls is None or not len(starts) or not _uses_cudnn(host):
+    if calls is None or not len(starts):
+        return EMPTY
+    names = host.view.trace.names(distinct_ids(host.view.operations.events.name)).values()
+    if not any(re.search(_CUDNN, name) for name in names):
         return EMPTY
     begins, finishes = [], []
     counts = {Call.ALLOC: np.zeros(len(starts)), Call.SYNC: np.zeros(len(starts))}
@@ -103,7 +77,7 @@ def claim_autotune(host: Host) -> Intervals:
         for sort, count in counts.items():
             rows = first + np.flatnonzero(calls.sort[first:stop] == sort)
             if sort == Call.ALLOC:
-                ordered = host.view.trace.search(distinct_ids(calls.name[rows]), _IN_ORDER)
+                ordered = host.view.trace.search(distinct_ids(calls.name[rows]), _STREAM_ORDERED)
                 rows = rows[~np.isin(calls.name[rows], list(ordered))]
             low, high = np.searchsorted(calls.start[rows], np.stack([starts, ends]))
             count += high - low
@@ -111,7 +85,10 @@ def claim_autotune(host: Host) -> Intervals:
                 some = high > low
                 begins.append(calls.start[rows[low[some]]])
                 finishes.append(calls.end[rows[high[some] - 1]])
-    least = min(median(counts[Call.ALLOC]) / _MANY_ALLOCS, median(counts[Call.SYNC]) / _MANY_SYNCS)
+    least = min(
+        median(counts[Call.ALLOC]) / _SEARCH_ALLOCATIONS,
+        median(counts[Call.SYNC]) / _SEARCH_SYNCHRONISATIONS,
+    )
     if least < 1:
         return EMPTY
     return union(np.concatenate(begins), np.concatenate(finishes))
@@ -129,7 +106,8 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     if not cost:
         return
     share = facts.share_of(cost)
-    allocs, syncs = map(facts.mean_over_gpus, (_count_allocations, _count_synchronisations))
+    counts = facts.per_gpu.each(_count_searching, facts.working, facts.working_times)
+    allocs, syncs = (sum(count) // facts.turns for count in zip(*counts, strict=True))
     yield facts.finding(
         "autotune-repeated",
         severity_of(share) or "low",
@@ -142,21 +120,23 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _count_allocations(gpu: GpuShardView, time: Intervals) -> int:
-    return _count_calls(gpu, time, Call.ALLOC)
-
-
-def _count_synchronisations(gpu: GpuShardView, time: Intervals) -> int:
-    return _count_calls(gpu, time, Call.SYNC)
-
-
-def _count_calls(gpu: GpuShardView, time: Intervals, sort: Call) -> int:
-    """Return the calls of a sort that the threads which feed a GPU make in some time."""
+def _count_searching(gpu: GpuShardView, time: Intervals) -> list[int]:
+    """Return the allocations and the synchronisations of the threads that feed a GPU."""
     if gpu.calls is None:
-        return 0
+        return [0, 0]
     edges = [slice(*gpu.calls.first[thread : thread + 2]) for thread in Host(gpu).issuers]
-    starts = [gpu.calls.start[rows][gpu.calls.sort[rows] == sort] for rows in edges]
-    return sum(int(np.count_nonzero(time.contains(each))) for each in starts)
+    return [
+        sum(
+            int(
+                np.count_nonzero(time.contains(gpu.calls.start[rows][gpu.calls.sort[rows] == sort]))
+            )
+            for rows in edges
+        )
+        for sort in (Call.ALLOC, Call.SYNC)
+    ]
+
+
+_EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def alloc_stall(facts: Facts) -> Iterator[Finding]:
@@ -172,9 +152,14 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter with constant shapes.
     """
     share = facts.share_of(facts.ledger.mean("alloc-stall"))
-    calls = _allocating_calls(facts) if share >= _ALLOC_MEDIUM else []
+    calls: list[str] = []
+    if share >= _ALLOC_MEDIUM_SHARE:
+        each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
+        spent = sum(map(Counter, each), Counter())
+        least = _NAMED_CALL_PART * spent.total()
+        calls = [name for name, ns in spent.most_common() if ns >= least]
     advice = "keep memory allocated: constant shapes, a pool, a smaller batch"
-    if calls and all(re.search(_OF_THE_HOST, call) for call in calls):
+    if calls and all(re.search(_HOST_MEMORY_CALLS, call) for call in calls):
         advice = "pin host memory once, before the loop, and reuse it"
     elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
@@ -182,27 +167,40 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         "alloc-stall",
         f"the GPUs wait {{cost}} in {' and '.join(calls) or 'allocations'}",
         advice,
-        medium=_ALLOC_MEDIUM,
+        medium=_ALLOC_MEDIUM_SHARE,
     )
-    worst = max(facts.allocators, key=lambda use: use.segments + use.segments_freed, default=None)
+    worst = max(
+        facts.once(find_allocators), key=lambda use: use.segments + use.segments_freed, default=None
+    )
     reason = None if worst is None else _why_allocating(worst)
     if worst is None or reason is None:
         yield from findings
         return
     clause, advice = reason
     if worst.request_bytes:
-        sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_SAID]))
-        more = len(worst.request_bytes) - _SIZES_SAID
+        sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_NAMED]))
+        more = len(worst.request_bytes) - _SIZES_NAMED
         others = f" (and {more} more sizes)" if more > 0 else ""
         clause += f"; segments are allocated for tensors of {sizes}{others}"
     for finding in findings:
         evidence = {
             **finding.evidence,
-            **{name: getattr(worst, name) for name in _OF_THE_ALLOCATOR},
+            **{name: getattr(worst, name) for name in _ALLOCATOR_EVIDENCE},
             "request_bytes": max(worst.request_bytes, default=None),
         }
         message = f"{finding.message}; {clause}"
         yield replace(finding, message=message, advice=advice, evidence=evidence)
+
+
+def find_allocators(facts: Facts) -> tuple[Allocator, ...]:
+    """Return torch's allocator in the measured steps, by rank; empty where it was not read."""
+    shard = facts.per_gpu.whole
+    counters, phases = shard.once(read_counters), shard.once(read_phases)
+    return measure_allocators(counters, facts.processes, facts.timed or facts.steps, phases)
+
+
+_FRAGMENTED_PART: Final = 0.1
+"""Unused part of reserved memory that cannot be given back, from which it is fragmented."""
 
 
 def _why_allocating(use: Allocator) -> tuple[str, str] | None:
@@ -213,7 +211,7 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
             f"torch ran out of memory {format_count(use.retries, 'time')} in {steps}, released "
             f"its cache and retried, with {format_bytes(use.reserved_bytes)} reserved"
         )
-        if use.split_bytes < _FRAGMENTED * use.reserved_bytes:
+        if use.split_bytes < _FRAGMENTED_PART * use.reserved_bytes:
             return clause, (
                 "use less memory: a smaller batch, activation checkpointing, sharded or offloaded "
                 "optimizer states; nothing else on the card"
@@ -239,27 +237,17 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
     return None
 
 
-_OF_THE_ALLOCATOR: Final = (
+_ALLOCATOR_EVIDENCE: Final = (
     *("rank", "retries", "emptied", "segments", "segment_bytes", "segments_freed"),
     *("allocated_bytes", "reserved_bytes", "split_bytes"),
 )
 """Evidence from `Allocator`."""
-_SIZES_SAID: Final = 2
-_ALLOC_MEDIUM: Final = 0.02
-_ALLOC_NAMED: Final = 0.25
+_SIZES_NAMED: Final = 2
+_ALLOC_MEDIUM_SHARE: Final = 0.02
+_NAMED_CALL_PART: Final = 0.25
 """Part of the idle time that allocations take from which one of them is named."""
-_OF_THE_HOST: Final = r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host"
-_VERSION: Final = r"_v\d+(_ptsz|_ptds)?$"
-
-
-def _allocating_calls(facts: Facts) -> list[str]:
-    """Return the names of the allocating calls that take most of the time in which GPUs idle for
-    them, most first.
-    """
-    each = facts.per_gpu.each(_in_allocations, facts.working, facts.working_times)
-    spent = sum(map(Counter, each), Counter())
-    least = _ALLOC_NAMED * spent.total()
-    return [name for name, ns in spent.most_common() if ns >= least]
+_HOST_MEMORY_CALLS: Final = r"Host(Alloc|Register|Unregister)|AllocHost|(Malloc|Free)Host"
+_VERSION_SUFFIX: Final = r"_v\d+(_ptsz|_ptds)?$"
 
 
 def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
@@ -272,7 +260,7 @@ def _in_allocations(gpu: GpuShardView, time: Intervals) -> dict[str, int]:
     names = gpu.calls.name[rows]
     spent: Counter[str] = Counter()
     for id, text in gpu.trace.names(distinct_ids(names[within > 0])).items():
-        spent[re.sub(_VERSION, "", text)] += int(within[names == id].sum())
+        spent[re.sub(_VERSION_SUFFIX, "", text)] += int(within[names == id].sum())
     return dict(spent)
 
 
@@ -303,6 +291,27 @@ def claim_late_after_waits(host: Host) -> Intervals:
     return take_amount(late, used[is_late])
 
 
+_RUN_AHEAD: Final = {
+    "pytorch": "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
+    "non_blocking copies, no cudaDeviceSynchronize",
+    "tensorflow": "let the host run ahead: no .numpy() or print of a loss in every step; several "
+    "steps in one tf.function (steps_per_execution)",
+    "jax": "let the host run ahead: no float(), print or block_until_ready of a result in every "
+    "step",
+    "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
+    "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
+    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and streams instead of "
+    "cudaDeviceSynchronize; read results less often",
+}
+"""Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
+_EXCHANGE_MEANWHILE: Final = (
+    "overlap the exchange with GPU work: MPI_Isend and MPI_Irecv before kernels that do not need "
+    "the data; NCCL or a CUDA-aware MPI between GPUs; check all ranks for the last to arrive"
+)
+_CLAUSE_PART: Final = 0.05
+"""Share of a cost from which a clause says it."""
+
+
 def sync_bound(facts: Facts) -> Iterator[Finding]:
     """The host is still in a synchronising call, of CUDA or MPI, when the GPU runs out of work, or
     launches late because it waited in one; without that wait, the host would have been ahead of the
@@ -315,13 +324,13 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
     """
     cost, in_call = facts.ledger.mean("sync-bound"), facts.mean("sync")
     clause, late = "", max(cost - in_call, 0)
-    if late >= _WORTH_SAYING * cost:
+    if late >= _CLAUSE_PART * cost:
         clause = f", {format_ns(late)} of it before launches that the call delayed"
     advice = _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"])
     is_pinned = facts.is_pinned("h2d") and facts.is_pinned("d2h")
     advice = advice.format(pinned="" if is_pinned else " to and from pinned memory")
     in_mpi = facts.mean_over_gpus(_in_mpi)
-    if in_mpi >= _WORTH_SAYING * cost:
+    if in_mpi >= _CLAUSE_PART * cost:
         clause += f", {format_ns(in_mpi)} of it in MPI, for other ranks"
     if 2 * in_mpi > cost:
         advice = _EXCHANGE_MEANWHILE
@@ -337,12 +346,6 @@ def _in_mpi(gpu: GpuShardView, time: Intervals) -> int:
     return gpu.lane.causes.in_mpi.intersection(time).total
 
 
-def _feeds_several(facts: Facts) -> bool:
-    """Return whether one process feeds several GPUs."""
-    processes = [lane.gpu.process for lane in facts.working]
-    return len(processes) > len(set(processes))
-
-
 def claim_graph_gaps(host: Host) -> Intervals:
     """Prove gaps between two operations of one launch, which are nodes of a CUDA graph."""
     idle, events = host.left["other_idle"], host.view.operations.events
@@ -354,11 +357,20 @@ def claim_graph_gaps(host: Host) -> Intervals:
     return idle.select(same)
 
 
+_KERNEL_GAP_NS: Final = 5_000
+"""Gaps up to this before work that had been issued are the GPU's own price of a launch: 1 to 2.5 µs
+from kernel to kernel."""
+
+
 def claim_kernel_gaps(host: Host) -> Intervals:
     """Prove gaps so short that they are the GPU's own price of a launch."""
     idle = host.left["other_idle"]
     idle = idle.select(host.feeders(idle) != NOBODY)
-    return idle.select(idle.lengths <= _HANDOVER_NS)
+    return idle.select(idle.lengths <= _KERNEL_GAP_NS)
+
+
+_TINY_KERNELS_SHARE: Final = 0.5
+"""Share of the kernels that must be tiny for the finding about launches to say so."""
 
 
 def launch_bound(facts: Facts) -> Iterator[Finding]:
@@ -372,13 +384,24 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     """
     between = facts.ledger.mean("kernel-gaps")
     between = between if between >= MEDIUM * facts.mean_ns else 0
-    clause = _tiny_kernels(facts)
+    clause, kernels = "", facts.kernels
+    if kernels and kernels.launches.tiny_count >= _TINY_KERNELS_SHARE * kernels.count:
+        share, limit = kernels.launches.tiny_count / kernels.count, kernels.launches.tiny_limit_ns
+        clause = f"; {share:.0%} of the kernels are shorter than {format_ns(limit)}"
     if between:
         clause = f", {format_ns(between)} of it between consecutive kernels" + clause
+    advice = _LAUNCH_LESS.get(
+        facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
+    )
+    processes = [lane.gpu.process for lane in facts.working]
+    feeds_several = len(processes) > len(set(processes))
+    if feeds_several and (facts.trains or facts.mean("communication")):
+        # Threads of one process hold each other up.
+        advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
     yield from facts.costly(
         "launch-bound",
         "the GPUs wait {cost} for the host to launch work" + clause,
-        _advice_on_launches(facts),
+        advice,
         beside=("kernel-gaps",) if between else (),
     )
 
@@ -397,26 +420,6 @@ def graph_gaps(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _tiny_kernels(facts: Facts) -> str:
-    """Return a clause on the share of kernels too short to hide a launch, if most are."""
-    if facts.kernels is None:
-        return ""
-    launches, count = facts.kernels.launches, facts.kernels.count
-    if launches.tiny_count < _MOSTLY_TINY * count:
-        return ""
-    limit = format_ns(launches.tiny_limit_ns)
-    return f"; {launches.tiny_count / count:.0%} of the kernels are shorter than {limit}"
-
-
-def _advice_on_launches(facts: Facts) -> str:
-    """Return the advice: threads of one process hold each other up."""
-    if _feeds_several(facts) and (facts.trains or facts.mean("communication")):
-        return ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
-    return _LAUNCH_LESS.get(
-        facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
-    )
-
-
 def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     """The GPUs are idle and nothing in the trace explains why, or most of that idle time ends when
     a page of managed memory migrates on access.
@@ -427,16 +430,16 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     no shorter with managed memory prefetched.
     """
     why, charged = ", and the trace does not show why: ", facts.ledger.of("idle-unexplained")
-    if 2 * sum(facts.per_gpu.each(_before_pages, facts.working, facts.working_times)) > sum(
-        row.of("other_idle") for row in facts.rows
-    ):
+    each = facts.per_gpu.each(_unexplained_before, facts.working, facts.working_times)
+    before_pages, before_unknown = np.reshape(each, (-1, 2)).sum(axis=0).tolist()
+    if 2 * before_pages > sum(row.of("other_idle") for row in facts.rows):
         why = " before page migrations of managed memory, one after another as pages are accessed"
         advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
         advice += "the GPU; or cudaMalloc and copies"
     elif not facts.per_gpu.has_calls:
         why += "its CUDA API calls were not recorded"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
-    elif 2 * facts.mean_over_gpus(_before_unknown_calls) > facts.mean("other_idle"):
+    elif 2 * (before_unknown // facts.turns) > facts.mean("other_idle"):
         why += "the calls that issued the next operations were not recorded"
         advice = "record CUDA API calls from the start (gputrace record, or nsys -t cuda)"
     elif 2 * sum(row.ns for row in charged if row.evidence == AT_EDGES) > sum(
@@ -450,12 +453,19 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     yield from facts.costly("idle-unexplained", "the GPUs run nothing for {cost}" + why, advice)
 
 
-def _before_pages(gpu: GpuShardView, time: Intervals) -> int:
-    """Return the nanoseconds of unexplained idle time that end with a page of managed memory."""
-    moved = gpu.once(_moved_pages)
+def _unexplained_before(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:
+    """Return the nanoseconds of unexplained idle time that end with a page of managed memory, and
+    those before operations without a known call.
+    """
+    causes, moved = gpu.lane.causes, gpu.once(_moved_pages)
+    idle = causes.of["other_idle"].intersection(time)
     pages = moved.select(is_on(moved, gpu.operations.gpu))
-    idle = gpu.lane.causes.of["other_idle"].intersection(time)
-    return int(idle.lengths[is_among(idle.end, pages.start)].sum())
+    before_pages = idle.lengths[is_among(idle.end, pages.start)]
+    if not len(idle) or not len(causes.ends):
+        return int(before_pages.sum()), 0
+    cause = np.minimum(search(causes.ends, idle.end), len(causes.ends) - 1)
+    unknown = idle.lengths[causes.feeder[cause] == NOBODY]
+    return int(before_pages.sum()), int(unknown.sum())
 
 
 def _moved_pages(shard: Shard) -> Events:
@@ -463,16 +473,3 @@ def _moved_pages(shard: Shard) -> Events:
     columns = ("start", "end", "source_memory", "process", "device")
     moved = shard.trace.events([Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D], columns)
     return moved.select(moved.source_memory == Memory.MANAGED)
-
-
-def _before_unknown_calls(gpu: GpuShardView, time: Intervals) -> int:
-    """Return the nanoseconds of unexplained idle time before operations without a known call."""
-    causes = gpu.lane.causes
-    idle = causes.of["other_idle"].intersection(time)
-    cause = np.minimum(search(causes.ends, idle.end), max(len(causes.ends) - 1, 0))
-    return int(idle.lengths[causes.feeder[cause] == NOBODY].sum()) if len(idle) else 0
-
-
-def _uses_cudnn(host: Host) -> bool:
-    names = host.view.trace.names(distinct_ids(host.view.operations.events.name)).values()
-    return any(re.search(_CUDNN, name) for name in names)

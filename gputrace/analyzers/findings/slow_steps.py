@@ -9,15 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gputrace.analyzers.findings.context import Facts, severity_of
 from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
-from gputrace.analyzers.findings.host import (
-    COLLECT_BETWEEN,
-    COMPILE_ONCE,
-    CORES_ALONE,
-    RAISE_QUOTA,
-    STOPPED,
-)
+from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
+from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN, COMPILE_ONCE
 from gputrace.analyzers.grouping import edges_of, median, time_of
 from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.loader import read_loaders
@@ -28,15 +23,39 @@ from gputrace.model.results import Finding, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns
 
-_SLOW: Final = 1.3
+
+def slow_steps(facts: Facts) -> Iterator[Finding]:
+    """Steps that exceed the median by 30 % and four deviations add 2 % of the time. The message
+    names the class that grew most, and whether these steps begin epochs, start a loader's workers,
+    collect garbage, compile or wait for a core.
+
+    Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
+    charged to what keeps them idle.
+
+    Wrong if: another run of the program has no such steps.
+    """
+    by_rank: dict[int, list[Step]] = {rank: [] for rank in facts.ranks}
+    for step in facts.timed:
+        by_rank.setdefault(step.rank, []).append(step)
+    by_own_rank = ((rank, by_rank[rank]) for rank in facts.ranks)
+    findings = [
+        f for rank, steps in by_own_rank if (f := _slow_steps_of(facts, rank, steps)) is not None
+    ]
+    if findings:
+        worst = max(findings, key=lambda finding: finding.impact_ns)
+        if len(findings) == 1 < len(facts.ranks):
+            of_one = f" steps of rank {worst.evidence['rank']} ("
+            worst = replace(worst, message=worst.message.replace(" steps (", of_one, 1))
+        yield worst
+
+
+_SLOW_STEP_RATIO: Final = 1.3
 """Ratio to the median from which a step is slow, if it is past the usual scatter too."""
-_WORTH: Final = 0.02
+_ADDED_SHARE: Final = 0.02
 """Share of the steady time that slow steps must add to be reported."""
-
-
-_EPOCHS: Final = 0.75
+_EPOCH_BEGINS_SHARE: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
-_MOSTLY: Final = 0.5
+_NAMED_REASON_SHARE: Final = 0.5
 """Share that one of `_HOST_TOOK` must have of what slow steps take longer, to be named."""
 _NAMES: Final = {
     **{row.id: row.activity for row in TIME_CLASSES},
@@ -87,31 +106,6 @@ _IN_SLOW_STEPS: Final = {
 """Advice by the class or phase that is longer in slow steps; of all others `_HOST_THEN`."""
 
 
-def slow_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps that exceed the median by 30 % and four deviations add 2 % of the time. The message
-    names the class that grew most, and whether these steps begin epochs, start a loader's workers,
-    collect garbage, compile or wait for a core.
-
-    Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
-    charged to what keeps them idle.
-
-    Wrong if: another run of the program has no such steps.
-    """
-    by_rank: dict[int, list[Step]] = {rank: [] for rank in facts.ranks}
-    for step in facts.timed:
-        by_rank.setdefault(step.rank, []).append(step)
-    by_own_rank = ((rank, by_rank[rank]) for rank in facts.ranks)
-    findings = [
-        f for rank, steps in by_own_rank if (f := _slow_steps_of(facts, rank, steps)) is not None
-    ]
-    if findings:
-        worst = max(findings, key=lambda finding: finding.impact_ns)
-        if len(findings) == 1 < len(facts.ranks):
-            of_one = f" steps of rank {worst.evidence['rank']} ("
-            worst = replace(worst, message=worst.message.replace(" steps (", of_one, 1))
-        yield worst
-
-
 def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | None:
     longest = _longest_of_each(steps)
     if len(longest) < 5:
@@ -119,13 +113,16 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     lengths = np.array([step.end_ns - step.start_ns for step in longest])
     middle = float(median(lengths))
     scatter = 1.4826 * float(median(np.abs(lengths - middle)))
-    slow = lengths > max(_SLOW * middle, middle + 4 * scatter)
+    slow = lengths > max(_SLOW_STEP_RATIO * middle, middle + 4 * scatter)
     excess = int((lengths[slow] - middle).sum())
-    if not slow.any() or slow.mean() > 0.5 or excess < _WORTH * lengths.sum():
+    if not slow.any() or slow.mean() > 0.5 or excess < _ADDED_SHARE * lengths.sum():
         return None
     name, more, part = _what_slow_steps_have(facts, rank, longest, slow)
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
-    epochs = _begun_by(facts, rank, numbers)
+    begins = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
+    epoch_begins = sorted(step for step in begins if step is not None)
+    begun = len(set(epoch_begins) & set(numbers)) >= _EPOCH_BEGINS_SHARE * len(numbers)
+    epochs = epoch_begins[1] - epoch_begins[0] if len(epoch_begins) > 1 and begun else None
     reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
@@ -138,10 +135,12 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         for cause, (clause, remedy) in _HOST_TOOK.items():
             if works and cause == "queued_ns":
                 continue
-            if took[cause] >= _MOSTLY * excess / len(numbers):
+            if took[cause] >= _NAMED_REASON_SHARE * excess / len(numbers):
                 reason, advice = ": " + clause.format(format_ns(took[cause])), remedy
                 break
-    stopped = any(load.rank == rank and load.throttled >= STOPPED for load in facts.host_load)
+    stopped = any(
+        load.rank == rank and load.throttled >= THROTTLED_SHARE for load in facts.host_load
+    )
     advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
     take = "take" if len(numbers) > 1 else "takes"
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
@@ -183,15 +182,6 @@ def _host_took(
         "queued_ns": counted.queued_more(edges_of(slow), edges_of(others)) if counted else 0,
     }
     return {cause: ns // len(slow) for cause, ns in took.items()}
-
-
-def _begun_by(facts: Facts, rank: int, numbers: Sequence[int]) -> int | None:
-    """Return the steps per epoch if most of the slow steps begin an epoch; else None."""
-    epochs = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
-    begins = sorted(step for step in epochs if step is not None)
-    if len(begins) < 2 or len(set(begins) & set(numbers)) < _EPOCHS * len(numbers):
-        return None
-    return begins[1] - begins[0]
 
 
 def _longest_of_each(steps: Sequence[Step]) -> list[Step]:

@@ -9,37 +9,21 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.data_feeding import how_to_feed_faster
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.hardware import lower_clock
 from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
 from gputrace.analyzers.grouping import median, median_of_others
+from gputrace.analyzers.kernel_ratios import KernelRatio
+from gputrace.analyzers.lateness import Lateness, Straggler, find_lateness, find_stragglers
+from gputrace.analyzers.load_balance import compare_loads
 from gputrace.analyzers.operations import Gpu
-from gputrace.analyzers.stragglers import KernelRatio, Straggler
+from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.events import UNKNOWN
 from gputrace.model.results import Evidence, Finding, Load
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BY_ID, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges, format_share
-
-_SLOWER: Final = 1.03
-"""Ratio to the others' kernel times from which kernels are slower."""
-_PART: Final = 0.25
-"""Fraction of the largest excess from which another class is reported too."""
-
-_CONFIRMED: Final = 0.5
-"""Part of the others' wait that a replay must gain to say why a rank is late."""
-
-_SHOWN: Final = 6
-"""Maximum number of steps named."""
-
-_SHARE_WORK: Final = (
-    "share the work equally: the same batch size and shapes on every rank, no work on one rank only"
-)
-_IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
-_WORK: Final = {
-    row.id: row.longer for row in TIME_CLASSES if not row.is_idle and row.id != "communication"
-}
 
 
 class _Kernels(Struct, frozen=True):
@@ -52,6 +36,22 @@ class _Kernels(Struct, frozen=True):
 
 
 _NOT_COMPARED: Final = _Kernels(None, 0)
+
+
+def measure_lateness(facts: Facts) -> Lateness | None:
+    """Return the time that GPUs lose to each other at collectives; None where none meet."""
+    return find_lateness(facts.per_gpu, facts.collectives, facts.measured)
+
+
+def find_late(facts: Facts) -> tuple[Straggler, ...]:
+    """Return the GPUs for which others wait at collectives, the costliest first."""
+    lateness = facts.once(measure_lateness)
+    return () if lateness is None else find_stragglers(lateness, facts.measured)
+
+
+def find_balance(facts: Facts) -> tuple[Load, ...]:
+    """Return the load of each GPU that counts, for comparison; empty where there is one."""
+    return compare_loads(facts.per_gpu, facts.working, facts.measured)
 
 
 def straggler(facts: Facts) -> Iterator[Finding]:
@@ -69,7 +69,7 @@ def straggler(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: another card in its place is as slow, or its kernels are as fast when it runs alone.
     """
-    for late in facts.late:
+    for late in facts.once(find_late):
         kernels = _kernels(facts, late)
         if _works_longer(facts, late, kernels):
             yield _straggler(facts, late, kernels)
@@ -77,11 +77,11 @@ def straggler(facts: Facts) -> Iterator[Finding]:
     yield from _hidden_work(facts)
 
 
-_MUCH_SLOWER: Final = 1.10
-_NEARLY_ALL_SLOWER: Final = 1.05
+_SLOW_GPU_RATIO: Final = 1.10
+_SLOW_GPU_LOW_QUARTILE: Final = 1.05
 """Ratios to the others' kernel times, of the median and of the lower quartile, from which slow
 kernels are reported even where nothing in the trace waits for them."""
-_LOPSIDED: Final = 2
+_BURST_SKEW: Final = 2
 """How much further above 1 the upper quartile of that ratio is than the lower below, at least, if
 a GPU is slow in bursts; where its work only differs, they are as far."""
 
@@ -102,17 +102,18 @@ class SlowGpu(Struct, frozen=True):
 
 def slow_gpus(facts: Facts) -> list[SlowGpu]:
     """Return the GPUs on which the same kernels take longer, for 5 % of the time at least."""
-    if len(facts.ratios) < 2:
+    ratios = facts.kernel_ratios()
+    if len(ratios) < 2:
         return []
-    each = [(entry.ratio, entry.mean, entry.low, entry.high) for entry in facts.ratios]
+    each = [(entry.ratio, entry.mean, entry.low, entry.high) for entry in ratios]
     usual = median_of_others(np.array(each))[:, :2].tolist()
     slow = []
-    for entry, (middle, mean) in zip(facts.ratios, usual, strict=True):
+    for entry, (middle, mean) in zip(ratios, usual, strict=True):
         typical, low, high = (part / middle for part in (entry.ratio, entry.low, entry.high))
         ratio = entry.mean / mean
-        always = typical >= _MUCH_SLOWER and low >= _NEARLY_ALL_SLOWER
-        in_bursts = not always and not facts.repeats and ratio >= _MUCH_SLOWER
-        in_bursts &= high - 1 >= _LOPSIDED * abs(1 - low) and high >= _MUCH_SLOWER
+        always = typical >= _SLOW_GPU_RATIO and low >= _SLOW_GPU_LOW_QUARTILE
+        in_bursts = not always and not facts.repeats and ratio >= _SLOW_GPU_RATIO
+        in_bursts &= high - 1 >= _BURST_SKEW * abs(1 - low) and high >= _SLOW_GPU_RATIO
         cost = round(entry.compared_ns * (1 - 1 / ratio))
         if (always or in_bursts) and cost >= MEDIUM * facts.mean_ns:
             slow.append(SlowGpu(entry.gpu, ratio, low, high, in_bursts, cost))
@@ -121,7 +122,7 @@ def slow_gpus(facts: Facts) -> list[SlowGpu]:
 
 def _slow_kernels(facts: Facts) -> Iterator[Finding]:
     """Yield findings about GPUs on which the same kernels take longer, whoever waits for them."""
-    reported = {late.lane.gpu for late in facts.late}
+    reported = {late.lane.gpu for late in facts.once(find_late)}
     for slow in slow_gpus(facts):
         gpu, share = slow.gpu, facts.share_of(slow.cost_ns)
         if gpu in reported:
@@ -156,8 +157,13 @@ def late_causes(facts: Facts) -> dict[int, str]:
         late.lane.gpu.rank: "straggler"
         if _works_longer(facts, late, _kernels(facts, late))
         else "late-host"
-        for late in facts.late
+        for late in facts.once(find_late)
     }
+
+
+_SLOWER_KERNELS_RATIO: Final = 1.03
+"""Ratio to the others' kernel times from which kernels are slower."""
+_IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
 
 
 def late_host(facts: Facts) -> Iterator[Finding]:
@@ -169,11 +175,11 @@ def late_host(facts: Facts) -> Iterator[Finding]:
     Wrong if: another process on the same cores is as late, or no process is late on an otherwise
     idle host.
     """
-    for late in facts.late:
+    for late in facts.once(find_late):
         kernels = _kernels(facts, late)
         if _works_longer(facts, late, kernels):
             continue
-        equal = kernels.ratio is not None and kernels.ratio < _SLOWER
+        equal = kernels.ratio is not None and kernels.ratio < _SLOWER_KERNELS_RATIO
         detail = "its kernels are as fast as theirs, and its GPU " if equal else "its GPU "
         detail += _more(late, _IDLE)
         advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
@@ -186,12 +192,6 @@ def late_host(facts: Facts) -> Iterator[Finding]:
         yield _finding(facts, "late-host", late, kernels, detail, advice, where)
 
 
-def _is_stage(facts: Facts, load: Load) -> bool:
-    """Return whether a rank is a stage of a pipeline, whose work is its own by design."""
-    stages = (stage.rank for pipeline in facts.pipelines for stage in pipeline.stages)
-    return load.rank in stages
-
-
 class _HiddenWork(NamedTuple):
     """GPU with kernels that the others do not run, whose slower hosts hide them."""
 
@@ -202,17 +202,23 @@ class _HiddenWork(NamedTuple):
 
 
 def _hiding_work(facts: Facts) -> list[_HiddenWork]:
-    if facts.lateness is None:
+    lateness = facts.once(measure_lateness)
+    if lateness is None:
         return []
-    late = {late.lane.gpu for late in facts.late}
-    beside = _beside(facts.ratios)
-    pairs = zip(facts.lateness.lanes, facts.lateness.caused, strict=True)
+    late = {late.lane.gpu for late in facts.once(find_late)}
+    beside = _beside(facts.kernel_ratios())
+    pairs = zip(lateness.lanes, lateness.caused, strict=True)
     hiding = [
         _HiddenWork(lane.gpu, beside.get(lane.gpu, _NOT_COMPARED).extra_ns, int(caused.mean()))
         for lane, caused in pairs
         if lane.gpu not in late
     ]
     return [each for each in hiding if each.extra_ns >= MEDIUM * facts.mean_ns]
+
+
+_SHARE_WORK: Final = (
+    "share the work equally: the same batch size and shapes on every rank, no work on one rank only"
+)
 
 
 def _hidden_work(facts: Facts) -> Iterator[Finding]:
@@ -235,10 +241,17 @@ def _hidden_work(facts: Facts) -> Iterator[Finding]:
         )
 
 
+_NAMED_PART: Final = 0.25
+"""Fraction of the largest excess from which another class is reported too."""
+_WORK: Final = {
+    row.id: row.longer for row in TIME_CLASSES if not row.is_idle and row.id != "communication"
+}
+
+
 def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     """Return the finding about a GPU whose kernels are slower, or that has more of them."""
-    slower = kernels.ratio is not None and kernels.ratio >= _SLOWER
-    extra = kernels.extra_ns > _PART * max(late.more["compute"], late.cost_ns)
+    slower = kernels.ratio is not None and kernels.ratio >= _SLOWER_KERNELS_RATIO
+    extra = kernels.extra_ns > _NAMED_PART * max(late.more["compute"], late.cost_ns)
     reasons = [f"its kernels take {kernels.ratio:.2f} times as long as theirs"] if slower else []
     if extra:
         reasons.append(f"it runs {format_ns(kernels.extra_ns)} of kernels a step that they do not")
@@ -253,13 +266,17 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     return _finding(facts, "straggler", late, kernels, ", and ".join(reasons), advice)
 
 
+_CONFIRMED_PART: Final = 0.5
+"""Part of the others' wait that a replay must gain to say why a rank is late."""
+
+
 def _works_longer(facts: Facts, late: Straggler, kernels: _Kernels) -> bool:
     """Return whether a GPU is late because of work, its own or more launches by its host: of the
     replays without each reason, the one without a work of its own gains most; else as the classes
     of its time differ from the others'.
     """
     gains = facts.late_gains.get(late.lane.gpu.rank)
-    if gains is not None and max(gains) >= _CONFIRMED * late.cost_ns:
+    if gains is not None and max(gains) >= _CONFIRMED_PART * late.cost_ns:
         return max(gains.extra_ns, gains.slower_ns) >= gains.host_ns
     return late.by_work or 2 * kernels.extra_ns > late.cost_ns
 
@@ -277,13 +294,13 @@ def _mixture(facts: Facts, late: Straggler) -> str:
         "with a host as quick as theirs": gains.host_ns,
     }
     most = max(gains)
-    reasons = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _PART * most]
-    worth = most >= _CONFIRMED * late.cost_ns and len(reasons) > 1
+    reasons = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _NAMED_PART * most]
+    worth = most >= _CONFIRMED_PART * late.cost_ns and len(reasons) > 1
     return f"; a step is shorter by {' and by '.join(reasons)}" if worth else ""
 
 
 def _kernels(facts: Facts, late: Straggler) -> _Kernels:
-    return _beside(facts.ratios_in(late.steps)).get(late.lane.gpu, _NOT_COMPARED)
+    return _beside(facts.kernel_ratios(late.steps)).get(late.lane.gpu, _NOT_COMPARED)
 
 
 def _beside(ratios: Sequence[KernelRatio]) -> dict[Gpu, _Kernels]:
@@ -301,7 +318,7 @@ def _more(late: Straggler, words: dict[str, str]) -> str:
     """Describe the classes that a GPU has more of than the others, the largest first."""
     most = max(late.more[name] for name in words)
     names = sorted(words, key=lambda name: -late.more[name])
-    clauses = [words[name] for name in names if late.more[name] >= max(_PART * most, 1)]
+    clauses = [words[name] for name in names if late.more[name] >= max(_NAMED_PART * most, 1)]
     lengths = [format_ns(late.more[name]) for name in names]
     return " and ".join(text.format(ns) for text, ns in zip(clauses, lengths, strict=False))
 
@@ -316,7 +333,8 @@ def _finding(
     more: Evidence | None = None,
 ) -> Finding:
     gpu, share = late.lane.gpu, facts.share_of(late.cost_ns)
-    several = facts.lateness is not None and len(facts.lateness.lanes) > 2
+    lateness = facts.once(measure_lateness)
+    several = lateness is not None and len(lateness.lanes) > 2
     evidence = {
         "pattern": late.pattern,
         "steps": len(late.steps),
@@ -363,32 +381,38 @@ def _where(facts: Facts, gpu: Gpu) -> str:
     return f", mostly of its {facts.roles[most]} group (ranks {format_ranges(ranks)})"
 
 
+_STEPS_NAMED: Final = 6
+"""Maximum number of steps named."""
+
+
 def _when(late: Straggler) -> str:
     """Name the steps concerned; empty where it is all of them."""
     if late.pattern == "constant":
         return ""
     if late.pattern == "one-step":
         return f" in step {late.steps[0]} alone"
-    shown = format_ranges(late.steps[:_SHOWN]) + (", …" if len(late.steps) > _SHOWN else "")
+    shown = format_ranges(late.steps[:_STEPS_NAMED]) + (
+        ", …" if len(late.steps) > _STEPS_NAMED else ""
+    )
     return f" in steps {shown}"
 
 
-_WAITED: Final = 0.01
+_WAITED_SHARE: Final = 0.01
 """Share of a step that the others must lose for a finding whatever the work is."""
-_OF_THE_WORK: Final = 0.05
-_OF_THE_STEP: Final = 0.0005
+_EXTRA_WORK_PART: Final = 0.05
+_EXTRA_STEP_SHARE: Final = 0.0005
 """Else the shares of the GPU's own work, and of a step, that the extra work must be."""
-_TOLD: Final = 0.1
+_NAMED_EXTRA_PART: Final = 0.1
 """Share of the extra work from which one kind of it is named."""
 
-_NAMES: Final = {
+_EXTRA_NAMES: Final = {
     "kernels": "kernels",
     "h2d": "input copies",
     "d2h": "copies to the host",
     "d2d": "copies within its memory",
     "peer": "copies from and to other GPUs",
 }
-_SEVERAL: Final = (
+_SPREAD_WORK: Final = (
     "spread what rank {rank} does alone over all ranks (metrics, validation, logging), or do it "
     "less often"
 )
@@ -403,25 +427,35 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: the other GPUs take as long per step without that work.
     """
-    loads = [load for load in facts.balance if sum(load.extra_ns.values())]
+    loads = [load for load in facts.once(find_balance) if sum(load.extra_ns.values())]
     if not loads or not facts.mean_ns:
         return
     load = max(loads, key=lambda load: (load.alone_ns, sum(load.extra_ns.values())))
     extra, cost = sum(load.extra_ns.values()) // load.turns, load.alone_ns // load.turns
     share = cost / facts.mean_ns
-    if share < _WAITED:
+    if share < _WAITED_SHARE:
         # Is it much of all that the GPU does, even if nobody waits yet?
         work = load.kernel_ns + load.h2d_ns + load.d2h_ns + load.d2d_ns + load.peer_ns
-        if extra * load.turns < _OF_THE_WORK * work or extra < _OF_THE_STEP * facts.mean_ns:
+        if (
+            extra * load.turns < _EXTRA_WORK_PART * work
+            or extra < _EXTRA_STEP_SHARE * facts.mean_ns
+        ):
             return
-    if _is_straggler(facts, load) or _is_stage(facts, load):
+    if not any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
+        hiding = {each.gpu.rank for each in _hiding_work(facts)}
+        if facts.late_causes.get(load.rank) == "straggler" or load.rank in hiding:
+            return
+    # The work of a pipeline's stage is its own by design.
+    if load.rank in (
+        stage.rank for each in facts.by_group(find_pipelines) for stage in each.stages
+    ):
         return
     known = {(row.gpu, row.rank): row.gpu_known for row in facts.breakdown}
     where = f"{'gpu' if known[load.gpu, load.rank] else 'device'} {load.gpu}"
     advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
-    if len({other.rank for other in facts.balance}) > 1:
+    if len({other.rank for other in facts.once(find_balance)}) > 1:
         where += f" (rank {load.rank})"
-        advice = _SEVERAL.format(rank=load.rank)
+        advice = _SPREAD_WORK.format(rank=load.rank)
     yield Finding(
         "gpu0-skew",
         severity_of(share) or "low",
@@ -432,16 +466,8 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
         f"{_parts(facts, load)}; the others wait {format_ns(cost)} "
         f"({format_share(cost, facts.mean_ns)}) meanwhile",
         advice,
-        _evidence(load, facts.balance, extra, share),
+        _evidence(load, facts.once(find_balance), extra, share),
     )
-
-
-def _is_straggler(facts: Facts, load: Load) -> bool:
-    """Return whether the extra work is kernels alone, and the rank is late for its work."""
-    if any(ns for name, ns in load.extra_ns.items() if name != "kernels"):
-        return False
-    hiding = {each.gpu.rank for each in _hiding_work(facts)}
-    return facts.late_causes.get(load.rank) == "straggler" or load.rank in hiding
 
 
 def _parts(facts: Facts, load: Load) -> str:
@@ -449,9 +475,9 @@ def _parts(facts: Facts, load: Load) -> str:
     (1.2 ms against 0 ns)``.
     """
     staged = facts.links is not None and len(facts.links.staged) > 0
-    names = _NAMES | ({"h2d": "copies from the host"} if staged else {})
-    loads = facts.balance
-    least = _TOLD * sum(load.extra_ns.values())
+    names = _EXTRA_NAMES | ({"h2d": "copies from the host"} if staged else {})
+    loads = facts.once(find_balance)
+    least = _NAMED_EXTRA_PART * sum(load.extra_ns.values())
     kinds = sorted(load.extra_ns.items(), key=lambda item: -item[1])
     return ", ".join(
         f"{names[name]} ({format_ns(_each(load, name))} against "

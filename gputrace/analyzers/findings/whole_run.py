@@ -9,25 +9,19 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.copies import weights_until
-from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger import lost_time
-from gputrace.analyzers.ledger.host import Host
+from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
-from gputrace.model.results import Finding, Phase
+from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.units import format_count, format_ids, format_ns, format_ranges
-
-_TOO_MANY: Final = 0.10
-"""Share of a rank's GPU operations whose lack leaves no figure right."""
-_PART_OF_WARMUP: Final = 0.1
-"""Share of warm-up's cost from which a cause is named."""
-_MOST_CAUSES: Final = 2
-"""Maximum number of causes named."""
 
 
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
@@ -63,6 +57,15 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def missing_rows(facts: Facts) -> tuple[Missing, ...]:
+    """Return the rows that the recording lacks, as its other rows show."""
+    return find_missing(facts.per_gpu, facts.all_steps, facts.collectives)
+
+
+_NO_VERDICT_SHARE: Final = 0.10
+"""Share of a rank's GPU operations whose lack leaves no figure right."""
+
+
 def lost_records(facts: Facts) -> Iterator[Finding]:
     """Rows or files were lost, the recorder warned of losses, or other rows show that 1 % of a
     rank's rows are missing (`low`; `high`, and no verdict, if 10 % of its GPU operations are
@@ -70,9 +73,9 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
     Wrong if: another recording of the program has the same number of rows.
     """
-    quality, missing = facts.trace.quality, facts.missing
+    quality, missing = facts.trace.quality, facts.once(missing_rows)
     of_gpus = [part for part in missing if part.rows in ("operations", "kernels")]
-    if of_gpus and of_gpus[0].share >= _TOO_MANY:
+    if of_gpus and of_gpus[0].share >= _NO_VERDICT_SHARE:
         yield facts.finding(
             "lost-records",
             "high",
@@ -171,10 +174,16 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     )
 
 
+_NAMED_CAUSE_PART: Final = 0.1
+"""Share of warm-up's cost from which a cause is named."""
+_CAUSES_NAMED: Final = 2
+"""Maximum number of causes named."""
+
+
 def _name_causes(causes: Mapping[str, int], whole: int, is_hip: bool) -> tuple[str, str]:
     """Return a clause on the largest causes of warm-up, and advice on the first of them."""
-    largest = sorted(causes, key=lambda cause: -causes[cause])[:_MOST_CAUSES]
-    shown = [cause for cause in largest if causes[cause] > _PART_OF_WARMUP * whole]
+    largest = sorted(causes, key=lambda cause: -causes[cause])[:_CAUSES_NAMED]
+    shown = [cause for cause in largest if causes[cause] > _NAMED_CAUSE_PART * whole]
     parts = [f"{format_ns(causes[cause])} of {WARMUP_CAUSES[cause].told}" for cause in shown]
     advice = "a long warm-up is autotuning, compilation or allocation"
     if shown:
@@ -184,7 +193,7 @@ def _name_causes(causes: Mapping[str, int], whole: int, is_hip: bool) -> tuple[s
     return f", with {' and '.join(parts)}" if parts else "", advice
 
 
-_HARDLY_ANY: Final = 10
+_FEWEST_KERNELS: Final = 10
 """Kernels below which a recording without steps shows next to nothing of a GPU."""
 
 
@@ -192,9 +201,9 @@ def runs_almost_nothing(facts: Facts) -> bool:
     """Return whether a recording without steps shows next to nothing of a GPU."""
     kernels = sum(lane.kernels for lane in facts.working)
     is_whole = facts.per_gpu.has_calls and not facts.trace.idle_unknown
-    if facts.repeats or not is_whole or kernels >= _HARDLY_ANY:
+    if facts.repeats or not is_whole or kernels >= _FEWEST_KERNELS:
         return False
-    recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
+    recorded = facts.once(_recorded_ns)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     return facts.mean_ns < MEDIUM * recorded or not (kernels or opaque)
 
@@ -210,7 +219,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     if not runs_almost_nothing(facts):
         return
     kernels = sum(lane.kernels for lane in facts.working)
-    recorded = max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
+    recorded = facts.once(_recorded_ns)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     if not kernels and not opaque and facts.mean_ns >= MEDIUM * recorded:
         copies = sum(lane.copies for lane in facts.working)
@@ -233,6 +242,11 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         "record while the GPUs work; with CUDA graphs, record their replay, not their capture",
         {"kernels": kernels, "recorded_ns": recorded},
     )
+
+
+def _recorded_ns(facts: Facts) -> int:
+    """Return the nanoseconds for which the host with most was recorded; 0 without calls."""
+    return max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
 
 
 def _recorded_of_host(gpu: GpuShardView) -> int:
@@ -264,9 +278,9 @@ def graph_opaque(facts: Facts) -> Iterator[Finding]:
     )
 
 
-_WORTH_PHASE: Final = 0.01
+_PHASE_SHARE: Final = 0.01
 """Share of the run after warm-up from which a phase is reported."""
-_WAITS: Final = 0.5
+_WAITING_PART: Final = 0.5
 """Share of another rank's phase that a rank must spend without work to count as waiting in it."""
 _NOT_WORK: Final = (CLASSES.index("communication"), *map(CLASSES.index, IDLE_CAUSES))
 
@@ -314,7 +328,7 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
     ranks = len(times.working) + len(times.waits)
     lost = times.total_ns * len(times.waits) // ranks if times.waits else times.idle_ns
     share = lost / run
-    if share < _WORTH_PHASE:
+    if share < _PHASE_SHARE:
         return
     advice = _VALIDATE_ON_ALL.get(facts.framework, "validate on all ranks, each on its part")
     if not times.waits:
@@ -340,7 +354,7 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
     Wrong if: the pause remains without the checkpoint.
     """
     times, run = _times(facts, "checkpoint"), _run_ns(facts)
-    if times is None or times.total_ns < _WORTH_PHASE * run:
+    if times is None or times.total_ns < _PHASE_SHARE * run:
         return
     yield facts.finding(
         "checkpoint-stall",
@@ -387,7 +401,9 @@ def _waits(facts: Facts, phases: Sequence[Phase], working: Sequence[int]) -> dic
     ends = np.array([phase.end_ns for phase in phases], np.int64)
     length = int((ends - starts).sum())
     waited = facts.per_gpu.each(_waited, lanes.values(), same=(starts, ends))
-    return {rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITS * length}
+    return {
+        rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITING_PART * length
+    }
 
 
 def _waited(gpu: GpuShardView, starts: Times, ends: Times) -> int:

@@ -22,7 +22,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, path_of
-from gputrace.analyzers.ledger.host import Host
+from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.python_samples import SampledLine, read_python_lines
 from gputrace.model.events import UNKNOWN, Kind, distinct_ids, number_ids
@@ -41,9 +41,9 @@ _OF: Final = dict.fromkeys(BUSY_CLASSES, "copy") | {
 AT_EDGES: Final = "before or after its work"
 """Evidence of time at the edges of steps that lies beyond all operations of the GPU."""
 _FEWEST_SAMPLES: Final = 5
-_DOMINATES: Final = 0.5
+_NAMED_LINE_SHARE: Final = 0.5
 """Minimum number of samples, and share that a line or its function must have to be named."""
-_WORTH_NAMING: Final = 0.05
+_NAMED_CALL_PART: Final = 0.05
 """Share of a row that a system call must last for to be named."""
 _ROLE_CAUSES: Final = {"pipeline": "pipeline-bubble", "expert": "expert-imbalance"}
 """Causes of waiting that lie in how work is divided, by the role of the group."""
@@ -122,7 +122,7 @@ def account(
     gpus: PerGpu,
     causes: Sequence[Cause],
     steps: Mapping[Gpu, Times],
-    listed: Sequence[Gpu],
+    lanes: Sequence[LaneSummary],
     rows: Sequence[Breakdown],
     collectives: Collectives,
     roles: Sequence[str],
@@ -137,28 +137,32 @@ def account(
         gpus: all GPUs.
         causes: in the order in which they are charged.
         steps: starts and ends of the measured steps of each GPU: shape (2, steps).
-        listed, rows: GPUs that the ledger is of, and the breakdown of each.
+        lanes, rows: those of the GPUs that the ledger is of, and the breakdown of each.
         collectives: of all GPUs.
         roles: of the groups of the collectives.
         late: cause to charge for waiting for a rank that comes late in a way that is no chance.
         is_loop: True if the steps are turns of a loop.
         repeats: True if what a process does once is before them.
     """
+    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
+    times = {lane.gpu: measured_time(lane, steps[lane.gpu]) for lane in lanes}
+    all_waits = _waits_by_culprit(collectives, roles)
+    waits = {
+        gpu: {
+            key: all_of.intersection(time)
+            for key, all_of in all_waits.get(index_of[gpu], {}).items()
+        }
+        for gpu, time in times.items()
+    }
     feeds = Counter(lane.gpu.process for lane in gpus.lanes)
     counts = [feeds[lane.gpu.process] for lane in gpus.lanes]
     edges = [steps[lane.gpu] if is_loop else np.empty((2, 0), np.int64) for lane in gpus.lanes]
-    gpus.each(_charge, gpus.lanes, counts, edges, same=(repeats, causes), keeps=True)
-    index_of = {summary.gpu: index for index, summary in enumerate(gpus.operations)}
-    lane_of = {lane.gpu: lane for lane in gpus.lanes}
-    lanes = [lane_of[gpu] for gpu in listed]
-    times = [measured_time(lane, steps[lane.gpu]) for lane in lanes]
-    all_waits = _waits_by_culprit(collectives, roles)
-    waits = [
-        {key: all_of.intersection(time) for key, all_of in all_waits.get(index, {}).items()}
-        for index, time in zip((index_of[lane.gpu] for lane in lanes), times, strict=True)
-    ]
-    sums = gpus.each(_sum, lanes, times, waits)
-    reasons = _find_reasons(gpus, waits)
+    counted = [(times.get(lane.gpu), waits.get(lane.gpu, {})) for lane in gpus.lanes]
+    charged = gpus.each(
+        _charge, gpus.lanes, counts, edges, counted, same=(repeats, causes), keeps=True
+    )
+    sums = [each for each in charged if each is not None]
+    reasons = _find_reasons(gpus, list(waits.values()))
     result: list[LedgerRow] = []
     for number, (lane, each, row) in enumerate(zip(lanes, sums, rows, strict=True)):
         parts = [(lane.gpu.rank, part) for part in each.parts]
@@ -181,8 +185,18 @@ def _parts_of_wait(
     why = max(at, key=lambda name: at[name])
     evidence = f"rank {rank} came last" + (f" ({why})" if why else "")
     by_cause: Counter[str] = Counter()
-    for reason, ns in _in_proportion(at, exposed_ns):
-        by_cause[_cause_of_wait(reason, role, rank, late)] += ns
+    whole, given, past = max(sum(at.values()), 1), 0, 0
+    for reason, share in at.items():
+        past += share
+        until = exposed_ns * past // whole
+        if role in _ROLE_CAUSES:
+            cause = _ROLE_CAUSES[role]
+        elif rank in late:
+            cause = late[rank]
+        else:
+            cause = "uneven-arrival" if reason in _ONLY_LATE else reason
+        by_cause[cause] += until - given
+        given = until
     for cause, ns in by_cause.items():
         if ns:
             yield _Part(cause, "communication", None, None, ns, evidence)
@@ -218,9 +232,16 @@ def measured_time(lane: LaneSummary, steps: Times) -> Intervals:
 
 
 def _charge(
-    view: GpuShardView, feeds: int, steps: Times, repeats: bool, causes: Sequence[Cause]
-) -> None:
-    """Charge the time of one GPU as far as its own host shows why, and keep that with its rows."""
+    view: GpuShardView,
+    feeds: int,
+    steps: Times,
+    counted: tuple[Intervals | None, Mapping[Any, Intervals]],
+    repeats: bool,
+    causes: Sequence[Cause],
+) -> _Sums | None:
+    """Charge the time of one GPU as far as its own host shows why, and keep that with its rows;
+    return the sums in its measured time, waits in collectives apart, if it has a row.
+    """
     lane = view.lane
     left = {
         name: lane.timeline.classes[OperationClass[name.upper()]].clip(*lane.window)
@@ -240,6 +261,8 @@ def _charge(
                 left[name] = left[name].difference(charged)
     charges |= {(DEFAULTS[name], name): times for name, times in left.items() if len(times)}
     view.keep(CHARGES, charges)
+    time, waits = counted
+    return None if time is None else _sum(view, time, waits)
 
 
 class HostTimes(Struct, frozen=True, dict=True):
@@ -249,6 +272,8 @@ class HostTimes(Struct, frozen=True, dict=True):
     """Within a window, by cause; disjoint."""
     spent: dict[str, int]
     """Nanoseconds in the measured time."""
+    data: dict[tuple[int, int], Intervals]
+    """Waits for data within the window, by process and thread."""
 
 
 def find_host_times(
@@ -265,7 +290,8 @@ def find_host_times(
             inside[cause.id] = active.clip(*window)
             spent[cause.id] = active.intersection(time).total
             known = merge_touching(known, active)
-    return HostTimes(inside, spent)
+    data = {thread: waits.clip(*window) for thread, waits in view.lane.data.items()}
+    return HostTimes(inside, spent, data)
 
 
 def charges_of(view: GpuShardView) -> Mapping[tuple[str, str], Intervals]:
@@ -342,9 +368,9 @@ def _line_of(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> Sa
     teller = None if lines is None else lines.teller(thread)
     if lines is None or teller is None:
         return None
-    place = lines.place({teller: lines.within(teller, time)}, _DOMINATES)
+    place = lines.place({teller: lines.within(teller, time)}, _NAMED_LINE_SHARE)
     enough = place is not None and place.samples >= _FEWEST_SAMPLES
-    return place if enough and place is not None and place.share >= _DOMINATES else None
+    return place if enough and place is not None and place.share >= _NAMED_LINE_SHARE else None
 
 
 def _system_call(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> str:
@@ -361,7 +387,7 @@ def _system_call(view: GpuShardView, thread: tuple[int, int], time: Intervals) -
     names, index = number_ids(events.name)
     spent = np.bincount(index, within)
     most = int(np.argmax(spent))
-    if spent[most] < _WORTH_NAMING * time.total:
+    if spent[most] < _NAMED_CALL_PART * time.total:
         return ""
     return f"{trace.names([int(names[most])])[int(names[most])]} {spent[most] / time.total:.0%}"
 
@@ -419,16 +445,6 @@ def _find_reasons(
     }
 
 
-def _in_proportion(shares: Mapping[str, int], whole: int) -> Iterable[tuple[str, int]]:
-    """Yield a whole number divided in proportion; the parts sum to it."""
-    total, given, past = sum(shares.values()), 0, 0
-    for name, share in shares.items():
-        past += share
-        until = whole * past // max(total, 1)
-        yield name, until - given
-        given = until
-
-
 def _reasons(view: GpuShardView, asked: Sequence[Intervals]) -> list[dict[str, int]]:
     """Return for each of some times the nanoseconds that a GPU spends by cause; ``work`` is when it
     computes, and an empty name what is not known.
@@ -443,15 +459,6 @@ def _reasons(view: GpuShardView, asked: Sequence[Intervals]) -> list[dict[str, i
         reasons[""] += time.total - reasons.total()
         answers.append({reason: ns for reason, ns in reasons.items() if ns})
     return answers
-
-
-def _cause_of_wait(reason: str, role: str, rank: int, late: Mapping[int, str]) -> str:
-    """Return the cause of waiting for a rank that is meanwhile held up for a reason."""
-    if role in _ROLE_CAUSES:
-        return _ROLE_CAUSES[role]
-    if rank in late:
-        return late[rank]
-    return "uneven-arrival" if reason in _ONLY_LATE else reason
 
 
 def move_amounts(

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from gputrace.analyzers.ledger.host import Host
+from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.errors import PluginError
 from gputrace.model.intervals import EMPTY, Intervals
 from gputrace.model.results import CauseNode

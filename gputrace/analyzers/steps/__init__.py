@@ -78,7 +78,10 @@ def steps_by_rank(
             windows = replace(windows, kind="rl", reason=f"{windows.reason}; ranges of rollouts")
         if windows is not None:
             whole = within(until_written(trace, windows, these[0].gpu.process), these[0].recorded)
-            whole = _without_nodes(nodes, whole, these[0].recorded) if stretches else whole
+            if stretches:  # Recording the nodes of CUDA graphs, on any rank, makes steps longer.
+                longer = nodes.within(whole.start, whole.end) > 0
+                kept = _select(whole, ~longer, these[0].recorded)
+                whole = replace(kept, with_nodes=int(np.count_nonzero(longer)))
             if len(whole):
                 by_rank[rank] = whole
     return by_rank
@@ -165,7 +168,7 @@ def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:
     return inputs_alone(operations).copies
 
 
-_COVERED: Final = 0.5
+_HELD_UP_PART: Final = 0.5
 """Part of another rank's interlude that lies in the step of a rank that is held up by it."""
 
 
@@ -197,7 +200,7 @@ def find_blocked_steps(by_rank: Mapping[int, StepWindows]) -> Iterator[BlockedSt
                     continue
                 start = max(interlude.start, int(theirs.start[step]))
                 end = min(interlude.end, int(theirs.end[step]))
-                if end - start >= _COVERED * (interlude.end - interlude.start):
+                if end - start >= _HELD_UP_PART * (interlude.end - interlude.start):
                     yield BlockedSteps(rank, step, by, interlude, start, end)
 
 
@@ -211,13 +214,6 @@ def within(windows: StepWindows, recorded: Intervals) -> StepWindows:
     place = np.maximum(np.searchsorted(recorded.start, windows.busy_from, "right") - 1, 0)
     whole = (windows.start >= recorded.start[place]) & (windows.end <= recorded.end[place])
     return _select(windows, whole, recorded)
-
-
-def _without_nodes(nodes: Intervals, windows: StepWindows, recorded: Intervals) -> StepWindows:
-    """Return the steps that no recording of the nodes of CUDA graphs made longer, on any rank."""
-    longer = nodes.within(windows.start, windows.end) > 0
-    kept = _select(windows, ~longer, recorded)
-    return replace(kept, with_nodes=int(np.count_nonzero(longer)))
 
 
 def _select(windows: StepWindows, kept: Mask, recorded: Intervals) -> StepWindows:

@@ -15,7 +15,7 @@ from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
-_LONG: Final = 0.5
+_APART_PART: Final = 0.5
 """Part of a usual step that what a program does before one lasts at least to be no part of it."""
 
 
@@ -54,7 +54,7 @@ class Between(Struct, frozen=True, dict=True):
             since = _within(self.passes, int(start[step]), int(begins[step])).end.max(initial=0)
             loads = _within(self.starts, max(int(start[step]), int(since)), int(begins[step]))
             begins[step] = loads.start.min(initial=begins[step])
-        return np.where(begins - start > _LONG * median(end - start), begins, start)
+        return np.where(begins - start > _APART_PART * median(end - start), begins, start)
 
     def interludes(self, step: int, start: int, end: int) -> Iterator[Interlude]:
         """Yield what lies between the end of a step and the begin of the next."""
@@ -99,7 +99,7 @@ def part_by_host(between: Between, marks: tuple[Times, Times], windows: StepWind
     """
     known = between.begins(*marks)
     begins = np.clip(known, windows.start, windows.busy_from)
-    moved = (known > marks[0]) & (begins - windows.start > _LONG * median(windows.lengths))
+    moved = (known > marks[0]) & (begins - windows.start > _APART_PART * median(windows.lengths))
     begins = np.where(moved, begins, windows.start)
     interludes = [
         interlude

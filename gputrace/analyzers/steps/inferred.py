@@ -23,13 +23,13 @@ from gputrace.model.trace import Trace
 _LEAST_STEPS: Final = 3
 _LEAST_KERNELS: Final = 5
 """Fewer kernels an iteration than this are no training and no loop worth cutting."""
-_WHOLE: Final = 0.95
+_WHOLE_STEP_PART: Final = 0.95
 """A first stretch with fewer operations than this part of a usual step is a step cut off."""
-_FAR_MORE: Final = 1.2
+_MORE_THAN_STEP_RATIO: Final = 1.2
 """A stretch with this many times the operations of a usual step holds more than the step."""
-_SCATTER: Final = 0.1
+_COPY_DISTANCE_SCATTER: Final = 0.1
 """Usual deviation of that distance, as a part of a step, from which the copies follow no step."""
-_SOON: Final = 0.5
+_NEXT_STEP_COPY_PART: Final = 0.5
 """An input copy later than this part of a step after the optimizer is for the step after next."""
 
 
@@ -131,12 +131,12 @@ def _of_usual_size(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
     names = operations.events.name
     model = names[first[middle] : last[middle] + 1]
     first = first.copy()
-    for step in np.flatnonzero(last - first > _FAR_MORE * usual).tolist():
+    for step in np.flatnonzero(last - first > _MORE_THAN_STEP_RATIO * usual).tolist():
         like = np.flatnonzero(names[first[step] : last[step]] == model[0]) + first[step]
         if not len(like):
             continue
         start = int(like[np.argmin(np.abs(last[step] - like - usual))])
-        if np.isin(names[first[step] : last[step] + 1], model).mean() >= _WHOLE:
+        if np.isin(names[first[step] : last[step] + 1], model).mean() >= _WHOLE_STEP_PART:
             first[step] = start
     return first
 
@@ -144,7 +144,7 @@ def _of_usual_size(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
 def _is_cut_off(cuts: Runs) -> bool:
     """Return whether the first step is cut off at its beginning."""
     sizes = cuts.last - cuts.first + 1
-    return len(cuts) > _LEAST_STEPS and bool(sizes[0] < _WHOLE * median(sizes[1:]))
+    return len(cuts) > _LEAST_STEPS and bool(sizes[0] < _WHOLE_STEP_PART * median(sizes[1:]))
 
 
 def _start_after_end(bursts: Runs, inputs: Rows) -> bool:
@@ -155,7 +155,7 @@ def _start_after_end(bursts: Runs, inputs: Rows) -> bool:
     waiting = inputs[np.minimum(place, len(inputs) - 1)] - bursts.last[:-1]
     usual, step = float(median(waiting)), float(median(np.diff(bursts.last)))
     scatter = float(median(np.abs(waiting - usual)))
-    return usual <= _SOON * step and scatter <= _SCATTER * step
+    return usual <= _NEXT_STEP_COPY_PART * step and scatter <= _COPY_DISTANCE_SCATTER * step
 
 
 def _first_after(operations: GpuOperations, last: Rows) -> Rows:
@@ -223,7 +223,7 @@ LEAST_INPUT_BYTES: Final = 1024
 _LEAST_APART: Final = 8
 """Operations from one optimizer kernel to the next that are more than one run's own."""
 
-_IRREGULAR: Final = 0.4
+_IRREGULAR_PART: Final = 0.4
 """Part of the distances between input copies that may be out of the ordinary."""
 
 _PARTS_MISSING: Final = 0.25
@@ -382,7 +382,7 @@ def _keeps_distance(between: NDArray[np.intp]) -> bool:
     for _ in range(2):
         usual = np.bincount(rest).argmax() if len(rest) else 0
         rest = rest[np.abs(rest - usual) > 0.1 * usual + 1]
-    return len(rest) <= _IRREGULAR * len(between)
+    return len(rest) <= _IRREGULAR_PART * len(between)
 
 
 def _first_of_batch(operations: GpuOperations, copies: Rows) -> Rows:
@@ -439,11 +439,11 @@ def _sorts_of_stretches(operations: GpuOperations, inputs: Rows) -> NDArray[np.i
 _LEAST_REPEATS: Final = 3
 _MOST_NAMES: Final = 200
 _MOST_TRIED: Final = 20
-_UNEVEN: Final = 0.25
+_UNEVEN_PART: Final = 0.25
 """Usual deviation of the distances from their median, as a part of it, that is no loop."""
-_ALIKE: Final = 0.95
+_ALIKE_COSINE: Final = 0.95
 """Cosine of the kernel counts of a stretch with those of the usual stretch."""
-_COVERED: Final = 0.6
+_LOOP_KERNELS_PART: Final = 0.6
 """Part of the kernels that the loop must contain."""
 
 
@@ -492,7 +492,7 @@ def _cut_evenly(names: Rows, tokens: Rows) -> tuple[Rows, float]:
         if tried > _MOST_TRIED:
             break
         likeness = _likeness(names, cuts, kinds)
-        if likeness >= _ALIKE:
+        if likeness >= _ALIKE_COSINE:
             return cuts, likeness
     return nowhere, 0.0
 
@@ -510,13 +510,13 @@ def _is_even(cuts: Rows) -> bool:
     """Return whether the distances are mostly alike: a cheap check before looking inside."""
     between = np.diff(cuts)
     usual = median(between)
-    return bool(usual > 1 and median(np.abs(between - usual)) <= _UNEVEN * usual)
+    return bool(usual > 1 and median(np.abs(between - usual)) <= _UNEVEN_PART * usual)
 
 
 def _likeness(names: NDArray[np.intp], cuts: Rows, kinds: int) -> float:
     """Return how alike the segments between the cuts are, 0 to 1; 0 if they cover too little."""
     inside = names[cuts[0] : cuts[-1]]
-    if len(inside) < _COVERED * len(names) or len(inside) < 2 * (len(cuts) - 1):
+    if len(inside) < _LOOP_KERNELS_PART * len(names) or len(inside) < 2 * (len(cuts) - 1):
         return 0.0
     stretch = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
     table = np.bincount(stretch * kinds + inside, minlength=(len(cuts) - 1) * kinds)
@@ -548,7 +548,7 @@ def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> S
         cuts, stop = cuts - lead, stop - lead
     starts = window_starts(operations, cuts)
     ends, last = starts[1:], tokens[cuts[-1] : stop]
-    if stop <= len(tokens) and _alike(tokens[cuts[-2] : cuts[-1]], last) >= _ALIKE:
+    if stop <= len(tokens) and _alike(tokens[cuts[-2] : cuts[-1]], last) >= _ALIKE_COSINE:
         ends = np.append(ends, operations.reach[cuts[-1] + len(last) - 1])
     count = len(ends)
     reason = "one kernel cuts the stream into stretches alike; no optimizer, no input copy shows"
@@ -570,7 +570,7 @@ _LONG_PART: Final = 0.5
 """or any that last longer than usual by this part of a step, belong to neither."""
 
 
-_FORWARD: Final = 0.2
+_FORWARD_KERNELS_SHARE: Final = 0.2
 """Share of a step's different kernels from which work between steps may be a forward pass."""
 
 _WRITES: Final = r"_*(f?write|pwrite|writev|pwritev|fsync|fdatasync|fflush|sync_file)"
@@ -608,7 +608,7 @@ def part_interludes(
         names = _computed(operations, rows)
         # A loader that works on the GPU launches many of a few kernels that steps have, too.
         loads = many[step] and not saved[step]
-        if loads and 0 < len(names) < _FORWARD * len(model) and names <= model:
+        if loads and 0 < len(names) < _FORWARD_KERNELS_SHARE * len(model) and names <= model:
             foreign[step] = False
             continue
         interludes += _split(operations, step, rows, int(ends[step]), int(starts[step + 1]))
@@ -635,12 +635,12 @@ def without_foreign(operations: GpuOperations, first: Rows, last: Rows) -> Rows:
     tokens = _tokens(operations)
     model = tokens[first[usual] : last[usual] + 1]
     first = first.copy()
-    for step in np.flatnonzero(last - first + 1 > _FAR_MORE * size).tolist():
+    for step in np.flatnonzero(last - first + 1 > _MORE_THAN_STEP_RATIO * size).tolist():
         begin = int(last[step]) + 1 - len(model)
         near = range(begin - int(_FOREIGN_PART * size), begin + int(_FOREIGN_PART * size) + 1)
         like = [row for row in near if row > first[step] and tokens[row] == model[0]]
         row = min(like, key=lambda row: abs(row - begin), default=-1)
-        if row >= 0 and _alike(model, tokens[row : last[step] + 1]) >= _ALIKE:
+        if row >= 0 and _alike(model, tokens[row : last[step] + 1]) >= _ALIKE_COSINE:
             first[step] = row
     return first
 

@@ -32,23 +32,23 @@ from gputrace.model.trace import Trace
 
 _FEWEST_NAMES: Final = 5
 """Fewer different kernels are no network."""
-_MOSTLY: Final = 0.9
+_SHOWING_PART: Final = 0.9
 """Part of the repetitions that must have what shows that they are no layers."""
-_COVERED: Final = 0.6
+_REPEATED_KERNELS_PART: Final = 0.6
 """Part of the kernels that repetitions must contain."""
 _MOST_INPUTS: Final = 4
 """Copies of a kilobyte and more before each repetition that may bring a batch; more are weights."""
 _MOST_LAYERS: Final = 200
 _GRAMS: Final = 8
 """Kernels in a row by which layers are found in which each kernel is met several times."""
-_ALIKE: Final = 0.95
-_HALF: Final = 0.45
-_TAIL: Final = 16
+_ALIKE_PASSES_PART: Final = 0.95
+_LATER_PASS_PART: Final = 0.45
+_COMMON_TAIL: Final = 16
 """Part of the kernels in which two passes must be alike, least part of a recording that the later
 one has, and kernels at its end that the earlier must have too."""
-_SAME: Final = 0.75
+_SAME_PASS_PART: Final = 0.75
 """Part of the kernels in which two windows are alike that hold the same pass."""
-_UPLOADS: Final = 5
+_WEIGHT_UPLOADS: Final = 5
 """Copies of a kilobyte and more before the first product from which they upload the weights."""
 _CACHES: Final = (
     r"(?i)kv_?cache|reshape_and_cache|paged_att|splitkv|batch_?decode|mmha|multihead_att"
@@ -114,8 +114,10 @@ def _passes_in_windows(operations: GpuOperations) -> StepWindows | None:
         Counter(names[begin:end][kernels[begin:end]].tolist()) for begin, end in place.T.tolist()
     ]
     middle = sorted(runs, key=Counter.total)[len(runs) // 2]
-    same = [(run & middle).total() >= _SAME * max(run.total(), middle.total()) for run in runs]
-    if not middle or np.mean(same) < _MOSTLY:
+    same = [
+        (run & middle).total() >= _SAME_PASS_PART * max(run.total(), middle.total()) for run in runs
+    ]
+    if not middle or np.mean(same) < _SHOWING_PART:
         return None
     return StepWindows(
         rank=operations.gpu.rank,
@@ -144,16 +146,16 @@ def _shown(
     turn = np.searchsorted(windows.start, operations.start, "right") - 1
     inside = (turn >= 0) & (operations.start < windows.end[np.maximum(turn, 0)])
     kernels = is_among(events.kind, (Kind.KERNEL, Kind.GRAPH))
-    if np.count_nonzero(inside & kernels) < _COVERED * np.count_nonzero(kernels):
+    if np.count_nonzero(inside & kernels) < _REPEATED_KERNELS_PART * np.count_nonzero(kernels):
         return None
 
     def each(rows: Mask) -> NDArray[np.intp]:
         return np.bincount(turn[rows & inside], minlength=count)
 
     inputs = each((events.kind == Kind.COPY_H2D) & (events.bytes >= LEAST_INPUT_BYTES))
-    if np.mean((inputs > 0) & (inputs <= _MOST_INPUTS)) >= _MOSTLY:
+    if np.mean((inputs > 0) & (inputs <= _MOST_INPUTS)) >= _SHOWING_PART:
         return "an input copy"
-    if np.mean(each(events.kind == Kind.GRAPH) > 0) >= _MOSTLY:
+    if np.mean(each(events.kind == Kind.GRAPH) > 0) >= _SHOWING_PART:
         return "a graph launch"
     middle = int(np.argsort(windows.lengths)[count // 2])
     names = events.name[kernels & inside & (turn == middle)]
@@ -164,7 +166,7 @@ def _shown(
     if calls is not None:
         waits = np.sort(calls.end[calls.sort == Call.SYNC])
         joined |= np.diff(np.searchsorted(waits, np.append(windows.start, windows.end[-1]))) > 0
-    if np.mean(joined) >= _MOSTLY:
+    if np.mean(joined) >= _SHOWING_PART:
         return "layers within, and a copy or wait of the host,"
     # or if nothing comes after the last, as a head does after the last layer.
     last = events.name[kernels & (operations.start >= windows.start[-1])]
@@ -196,9 +198,9 @@ def _are_layers(
     events = operations.events.select(slice(first, last))
     issued_by = calls.issued_by(events)
     by, counts = np.unique(issued_by[issued_by != NOBODY], return_counts=True)
-    if not len(by) or counts.max() >= _MOSTLY * counts.sum():
+    if not len(by) or counts.max() >= _SHOWING_PART * counts.sum():
         return bool(len(by))
-    if np.bincount(_calls_of_networks(trace, calls, by)).max(initial=0) >= _MOSTLY * len(by):
+    if np.bincount(_calls_of_networks(trace, calls, by)).max(initial=0) >= _SHOWING_PART * len(by):
         return True
     copies = np.count_nonzero(events.kind == Kind.COPY_H2D)
     if Kind.STEP not in trace.kinds or max(copies, counts.sum() - len(by)) >= len(windows):
@@ -207,7 +209,7 @@ def _are_layers(
     steps = steps.select(np.argsort(steps.start, kind="stable"))
     place = np.searchsorted(steps.start, calls.start[by], "right") - 1
     place = place[(place >= 0) & (calls.start[by] < steps.end[place])]
-    return bool(np.bincount(place, minlength=1).max() >= _MOSTLY * len(by))
+    return bool(np.bincount(place, minlength=1).max() >= _SHOWING_PART * len(by))
 
 
 def _calls_of_networks(
@@ -282,9 +284,12 @@ def _range_names(trace: Trace) -> NDArray[np.int64]:
 
 def _is_double(names: Column) -> bool:
     """Return whether the later of two passes has the kernels of the earlier, one by one."""
-    for length in range(max(int(_HALF * len(names)), _TAIL), len(names) // 2 + 1):
+    for length in range(max(int(_LATER_PASS_PART * len(names)), _COMMON_TAIL), len(names) // 2 + 1):
         earlier, later = names[-2 * length : -length], names[-length:]
-        if np.array_equal(earlier[-_TAIL:], later[-_TAIL:]) and np.mean(earlier == later) >= _ALIKE:
+        if (
+            np.array_equal(earlier[-_COMMON_TAIL:], later[-_COMMON_TAIL:])
+            and np.mean(earlier == later) >= _ALIKE_PASSES_PART
+        ):
             return True
     return False
 
@@ -298,4 +303,4 @@ def _after_uploads(trace: Trace, operations: GpuOperations) -> int:
     first = int(np.argmax(np.isin(events.name, products)))
     copies = (events.kind == Kind.COPY_H2D) & (events.bytes >= LEAST_INPUT_BYTES)
     rows = np.flatnonzero(copies[:first])
-    return int(rows[-1]) + 1 if len(rows) >= _UPLOADS else 0
+    return int(rows[-1]) + 1 if len(rows) >= _WEIGHT_UPLOADS else 0

@@ -182,9 +182,9 @@ def _by_thread(
             yield Marks(*who, family, source, start, end, numbers, marked, after, note)
 
 
-_TWICE: Final = 0.01
+_SAME_RANGE_PART: Final = 0.01
 """Part of a range by which both its ends may differ from another's that is the same."""
-_OVERLAPS: Final = 0.1
+_OVERLAPPING_PART: Final = 0.1
 _MOST_OVERLAPPING: Final = 0.1
 """Part of a range that lies in the one before it, and part of the ranges of which so much may, from
 which they are not steps one after another."""
@@ -207,7 +207,7 @@ def mend(start: Times, end: Times) -> tuple[NDArray[np.intp], Times, Times, str]
             count = int(np.count_nonzero(dropped))
             problems.append(f"{count:,} {what} {'is' if count == 1 else 'are'} left out")
 
-    same = _TWICE * (end - start)[rows][1:]
+    same = _SAME_RANGE_PART * (end - start)[rows][1:]
     twice = (np.diff(start[rows]) <= same) & (np.abs(np.diff(end[rows])) <= same)
     drop(np.append(False, twice), "that stand twice")
     reach = np.maximum.accumulate(end[rows])
@@ -217,7 +217,7 @@ def mend(start: Times, end: Times) -> tuple[NDArray[np.intp], Times, Times, str]
     drop(outer if more_inside else inner, "around others" if more_inside else "within others")
     begins, ends = start[rows], end[rows]
     over = np.maximum(ends[:-1] - begins[1:], 0)
-    deep = over > _OVERLAPS * np.minimum(ends - begins, np.roll(ends - begins, 1))[1:]
+    deep = over > _OVERLAPPING_PART * np.minimum(ends - begins, np.roll(ends - begins, 1))[1:]
     if np.count_nonzero(deep) > _MOST_OVERLAPPING * len(rows):
         return None
     if over.any():
@@ -257,7 +257,11 @@ def choose_marks(
             continue
         windows = replace(windows, marked=mark.in_control_of(trace))
         if mark.source != "nvtx":
-            return _part_by_host(trace, mark, windows)
+            rows = np.isin(mark.numbers, [] if windows.numbers is None else windows.numbers)
+            if mark.source != "markers" or np.count_nonzero(rows) != len(windows):
+                return windows
+            between = read_between(trace, mark.process, [mark.thread])
+            return part_by_host(between, (mark.start[rows], mark.end[rows]), windows)
         counts = re.search(_TURN, mark.name) is not None
         key = (share >= _MOSTLY_COVERED, counts, -len(windows))
         if best is None or key > best[0]:
@@ -268,8 +272,8 @@ def choose_marks(
 _UPDATE: Final = r"(?i)optimizer"
 """Marks that optimizers make, of which a turn of a loop may have several."""
 _MOST_UPDATES: Final = 4
-_MORE: Final = 1.5
-_LIKE: Final = 0.2
+_FIRST_UPDATE_RATIO: Final = 1.5
+_LIKE_UPDATES_PART: Final = 0.2
 """Maximum number of updates in a turn; ratio of the operations of the first of them to those of the
 others from which what comes before it is no part of an update; and part by which nine tenths of the
 updates at one place of a turn may differ from their median."""
@@ -287,8 +291,11 @@ def join_updates(marks: Marks, places: NDArray[np.intp], counts: NDArray[np.intp
             break
         usual = np.array([median(of_place) for of_place in turn])
         first = int(np.argmax(usual))
-        like = np.abs(counts - usual[places % each]) <= _LIKE * usual[places % each]
-        if usual[first] >= _MORE * np.delete(usual, first).max() and like.mean() >= _MOSTLY_COVERED:
+        like = np.abs(counts - usual[places % each]) <= _LIKE_UPDATES_PART * usual[places % each]
+        if (
+            usual[first] >= _FIRST_UPDATE_RATIO * np.delete(usual, first).max()
+            and like.mean() >= _MOSTLY_COVERED
+        ):
             start, end = marks.start[first::each], marks.end[first + each - 1 :: each]
             numbers = marks.numbers[first] // each + np.arange(len(end))
             name = f"{marks.name}, {each} a turn"
@@ -306,15 +313,6 @@ def _operations_of(
     windows = operations.coverage.windows
     places = np.flatnonzero(marks.lie_in(windows) if windows else np.ones(len(counts), np.bool_))
     return places, counts[places]
-
-
-def _part_by_host(trace: Trace, marks: Marks, windows: StepWindows) -> StepWindows:
-    """Return the windows of steps that a recorder marked without what the host does in between."""
-    rows = np.isin(marks.numbers, [] if windows.numbers is None else windows.numbers)
-    if marks.source != "markers" or np.count_nonzero(rows) != len(windows):
-        return windows
-    between = read_between(trace, marks.process, [marks.thread])
-    return part_by_host(between, (marks.start[rows], marks.end[rows]), windows)
 
 
 def project(
@@ -409,7 +407,7 @@ def _with_early_copies(operations: GpuOperations, first: Rows, last: Rows) -> Ro
     return np.minimum(first, early)
 
 
-_MOST: Final = 0.9
+_ALIKE_STEPS_PART: Final = 0.9
 """Part of the steps with calls that must begin alike, and hold what begins them equally often."""
 
 Numbers = NDArray[np.intp]
@@ -431,7 +429,11 @@ def fill_in(operations: GpuOperations, marks: Numbers, first: Rows, last: Rows) 
     alike = rows[np.minimum(place, len(rows) - 1)] == first
     counts = np.diff(place)[np.diff(marks) == 1]
     each = int(median(counts)) if len(counts) else 0
-    if not each or np.mean(counts == each) < _MOST or np.mean(alike) < _MOST:
+    if (
+        not each
+        or np.mean(counts == each) < _ALIKE_STEPS_PART
+        or np.mean(alike) < _ALIKE_STEPS_PART
+    ):
         return marks, first, last
     parts = [(marks, first, last)]
     for before in np.flatnonzero(np.diff(marks) > 1).tolist():

@@ -84,12 +84,17 @@ class StepWindows(Struct, frozen=True, dict=True):
         """Nanoseconds of each step."""
         return self.end - self.start
 
+    def at(self, moment: int) -> int | None:
+        """Return the step that contains a moment; None if none does."""
+        number = int(np.searchsorted(self.start, moment, "right")) - 1
+        return number if number >= 0 and moment < self.end[number] else None
 
-_SLOWER: Final = 0.15
+
+_WARMUP_SLOWER_PART: Final = 0.15
 """A step longer than the later ones by this part of them is not yet at speed,"""
-_NOISE: Final = 3 * 1.4826
+_WARMUP_DEVIATIONS: Final = 3 * 1.4826
 """unless they scatter so much: three standard deviations, from the median deviation."""
-_IN_A_ROW: Final = 3
+_STEPS_AT_SPEED: Final = 3
 """So many steps at speed end the warm-up: one slow step later on is a hiccup."""
 _FIRST_SLOWER: Final = 1.5
 _BEYOND_SPREAD: Final = 2
@@ -104,7 +109,7 @@ def count_warmup(lengths: ArrayLike) -> int:
     """
     lengths = np.asarray(lengths, np.int64)
     half = len(lengths) // 2
-    if len(lengths) < 2 * _IN_A_ROW:
+    if len(lengths) < 2 * _STEPS_AT_SPEED:
         for step in range(half):
             longest, spread = lengths[step + 1 :].max(), np.ptp(lengths[step + 1 :])
             beyond = longest + _BEYOND_SPREAD * spread
@@ -113,37 +118,38 @@ def count_warmup(lengths: ArrayLike) -> int:
         return half
     usual = median(lengths[half:])
     scatter = median(np.abs(lengths[half:] - usual))
-    fast = lengths <= usual + max(_SLOWER * usual, _NOISE * scatter)
+    fast = lengths <= usual + max(_WARMUP_SLOWER_PART * usual, _WARMUP_DEVIATIONS * scatter)
     for step in range(half):
-        if fast[step : step + _IN_A_ROW].all():
+        if fast[step : step + _STEPS_AT_SPEED].all():
             return step
     return half
 
 
-_SETTLES: Final = 3
+_SETTLING_STEPS: Final = 3
 """Steps after the recorder's return that are not compared: it takes time to begin."""
-_BESIDE: Final = 20
+_STEPS_EACH_SIDE: Final = 20
 """Most steps on either side of where recording begins or ends that are compared."""
-_FEWEST: Final = 8
+_FEWEST_COMPARED: Final = 8
 """Minimum number of control steps, and of recorded ones, to compare."""
-_SEVERAL: Final = 4
+_FEWEST_FOR_SCATTER: Final = 4
 """Comparisons from which on their scatter says something."""
-_SEEN: Final = 0.6
+_SEEN_COST_PART: Final = 0.6
 """Part of the cost of recording that steps with an idle CUPTI are without: the slope through
 thirteen comparisons with whole runs without a recorder (ResNet-18, ResNet-50 and GPT-2 on H100,
 CUPTI 13.0.1: docs/measurements/recording.md)."""
-_UNSURE: Final = 0.25
-"""Standard error of `_SEEN`, as a part of it."""
+_SEEN_COST_ERROR: Final = 0.25
+"""Standard error of `_SEEN_COST_PART`, as a part of it."""
 _MOST_COST: Final = 0.95
-"""Most of a recorded step that recording takes: a part divided by `_SEEN` may be more than all."""
-_SURE: Final = 2.0
+"""Most of a recorded step that recording takes: a part divided by `_SEEN_COST_PART` may be
+more than all."""
+_INTERVAL_ERRORS: Final = 2.0
 """Half-width of the interval, in standard errors."""
-_TRIMMED: Final = 0.1
+_TRIMMED_PART: Final = 0.1
 """Part of the steps that is left out of a mean at either end: a checkpoint, a batch that is late.
 A median would leap where others on the machine interrupt nearly half of the steps."""
-_ORDINARY: Final = 3.0
+_ORDINARY_MEDIANS: Final = 3.0
 """Most that an ordinary step takes, in medians; others are left out of the mean of all."""
-_SHARED: Final = 1.5
+_SHARED_CONTROL_VARIANCE: Final = 1.5
 """Factor of the variance of a mean of comparisons of which two share their control steps."""
 
 
@@ -156,22 +162,24 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
     pace of a host wanders; how much it wanders over so many steps is known from recorded steps that
     follow each other (the Allan variance: Allan, 1966). Costs are pooled by their variance, apart
     for the steps before CUPTI first left the process and those after it, which cost more, and taken
-    off their mean. Of the cost, a stretch in which CUPTI is idle shows the part `_SEEN`. The
-    interval covers two standard errors.
+    off their mean. Of the cost, a stretch in which CUPTI is idle shows the part `_SEEN_COST_PART`.
+    The interval covers two standard errors.
     """
     marked = [steps for steps in ranks if steps is not None and len(steps.number)]
     if not marked or len(marked) < len(ranks):
         return None
     steps = _together(marked)
     settled = _settled(steps)
-    runs = _runs(steps)
+    control = np.flatnonzero(steps.control)
+    runs = np.split(control, np.flatnonzero(np.diff(steps.number[control]) != 1) + 1)
+    runs = [run for run in runs if len(run)]
     compared = _compare(steps, settled, runs)
-    if min(sum(map(len, runs)), sum(len(beside) for _, beside in compared)) < _FEWEST:
+    if min(sum(map(len, runs)), sum(len(beside) for _, beside in compared)) < _FEWEST_COMPARED:
         return None
     if min(_mean(steps.length[rows])[0] for pair in compared for rows in pair) <= 0:
         return None
     rows = settled[count_warmup(steps.length[settled]) :]
-    rows = rows[steps.length[rows] <= _ORDINARY * median(steps.length[rows])]
+    rows = rows[steps.length[rows] <= _ORDINARY_MEDIANS * median(steps.length[rows])]
     lengths = steps.length[rows].astype(np.float64)
     if lengths.sum() <= 0:
         return None
@@ -185,7 +193,7 @@ def estimate_cost(ranks: Collection[MarkedSteps | None]) -> RecorderCost | None:
         part += share * cost
         scatter = np.hypot(scatter, share * error)
         unsure += share * by_idle
-    scatter = _SURE * float(np.hypot(scatter, _UNSURE * unsure))
+    scatter = _INTERVAL_ERRORS * float(np.hypot(scatter, _SEEN_COST_ERROR * unsure))
     mean = float(lengths.mean())
     return RecorderCost(
         step_ns=round(mean),
@@ -215,15 +223,8 @@ def _settled(steps: MarkedSteps) -> NDArray[np.int64]:
     rows = np.flatnonzero(steps.recorded)
     ends = np.flatnonzero(steps.control[:-1] & ~steps.control[1:]) + 1
     first = np.searchsorted(rows, ends)
-    anew = (first[:, None] + np.arange(_SETTLES)).ravel()
+    anew = (first[:, None] + np.arange(_SETTLING_STEPS)).ravel()
     return np.delete(rows, anew[anew < len(rows)])
-
-
-def _runs(steps: MarkedSteps) -> list[NDArray[np.int64]]:
-    """Return the rows of each control stretch."""
-    rows = np.flatnonzero(steps.control)
-    runs = np.split(rows, np.flatnonzero(np.diff(steps.number[rows]) != 1) + 1)
-    return [run for run in runs if len(run)]
 
 
 def _compare(
@@ -237,10 +238,13 @@ def _compare(
     compared = []
     for run, since, until in zip(runs, ends, begins, strict=False):
         first, begin, end, last = np.searchsorted(settled, [since, run[0], run[-1], until])
-        is_short = len(run) <= 2 * _BESIDE
+        is_short = len(run) <= 2 * _STEPS_EACH_SIDE
         for stretch, beside in (
-            (run if is_short else run[:_BESIDE], settled[max(first, begin - _BESIDE) : begin]),
-            (run if is_short else run[-_BESIDE:], settled[end:last][:_BESIDE]),
+            (
+                run if is_short else run[:_STEPS_EACH_SIDE],
+                settled[max(first, begin - _STEPS_EACH_SIDE) : begin],
+            ),
+            (run if is_short else run[-_STEPS_EACH_SIDE:], settled[end:last][:_STEPS_EACH_SIDE]),
         ):
             if len(beside):
                 compared.append((stretch, beside))
@@ -257,16 +261,18 @@ def _pool(
     """
     idle = np.array([steps.idle[stretch].any() for stretch, _ in pairs])
     costs = np.array([1 - _mean(steps.length[a])[0] / _mean(steps.length[b])[0] for a, b in pairs])
-    costs = np.minimum(np.where(idle, costs / _SEEN, costs), _MOST_COST)
+    costs = np.minimum(np.where(idle, costs / _SEEN_COST_PART, costs), _MOST_COST)
     counts = [min(len(stretch), len(beside)) for stretch, beside in pairs]
     wander = {count: _wander(steps.length[settled], count) for count in set(counts)}
-    variances = np.array([wander[count] for count in counts]) / np.where(idle, _SEEN**2, 1.0)
+    variances = np.array([wander[count] for count in counts]) / np.where(
+        idle, _SEEN_COST_PART**2, 1.0
+    )
     weights = 1 / np.maximum(variances, 1e-12)
     total = float(weights.sum())
     weights /= total
     cost = float(weights @ costs)
-    variance = _SHARED / total
-    if len(pairs) >= _SEVERAL:
+    variance = _SHARED_CONTROL_VARIANCE / total
+    if len(pairs) >= _FEWEST_FOR_SCATTER:
         scattered = float(weights**2 @ (costs - cost) ** 2)
         variance = max(variance, scattered * len(pairs) / (len(pairs) - 1))
     return cost, variance**0.5, float((weights * idle) @ costs)
@@ -277,9 +283,9 @@ def _wander(lengths: Times, count: int) -> float:
     mean, error = _mean(lengths)
     steady = 2 * (error / max(mean, 1.0)) ** 2 * len(lengths) / count
     blocks = len(lengths) // count
-    if blocks < _SEVERAL:
+    if blocks < _FEWEST_FOR_SCATTER:
         return steady
-    cut = int(_TRIMMED * count)
+    cut = int(_TRIMMED_PART * count)
     each = np.sort(lengths[: blocks * count].reshape(blocks, count), axis=1)
     means = np.maximum(each[:, cut : count - cut].mean(axis=1), 1.0)
     return max(steady, float(np.mean((means[1:] / means[:-1] - 1) ** 2)))
@@ -288,7 +294,7 @@ def _wander(lengths: Times, count: int) -> float:
 def _mean(values: NDArray[Any]) -> tuple[float, float]:
     """Return the trimmed mean and its standard error (Tukey and McLaughlin, 1963)."""
     values = np.sort(values.astype(np.float64))
-    cut = int(_TRIMMED * len(values))
+    cut = int(_TRIMMED_PART * len(values))
     inner = values[cut : len(values) - cut]
     spread = float(np.std(np.clip(values, inner[0], inner[-1]), ddof=1)) if len(values) > 1 else 0.0
     return float(inner.mean()), spread / (len(inner) / len(values)) / len(values) ** 0.5

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.findings.facts import Facts
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import Lane, build_timeline, find_host_lanes
 from gputrace.analyzers.ledger import lost_time

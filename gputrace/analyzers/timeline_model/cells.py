@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -281,7 +280,7 @@ def _packed(start: Times, kind: NDArray[np.uint8], end: int) -> Runs:
 CURVES: Final = ("utilization", "smClock", "power", "memoryUsed", "temperature")
 """Samples to draw, by their names there."""
 _BACKWARD: Final = ("utilization",)
-_HOTTEST: Final = 100.0
+_MOST_PERCENT_OR_CELSIUS: Final = 100.0
 """Upper bound of utilization in percent, and of temperature in degrees Celsius."""
 
 
@@ -298,17 +297,14 @@ class Curve:
     top: float
     """Upper bound of the value, where it is known; else the largest value."""
 
-    @cached_property
-    def _integral(self) -> NDArray[np.float64]:
-        return np.concatenate([[0.0], np.cumsum(self.value * np.diff(self.time))])
-
     def means(self, edges: Times) -> NDArray[np.float64]:
         """Return the mean between neighbouring edges; NaN where there is no sample."""
         inside = np.clip(edges, self.time[0], self.time[-1])
         # Relative to the first, since absolute nanoseconds exceed the precision of a float.
         since = (inside - self.time[0]).astype(np.float64)
         known = (self.time - self.time[0]).astype(np.float64)
-        sums, lengths = np.diff(np.interp(since, known, self._integral)), np.diff(since)
+        integral = np.concatenate([[0.0], np.cumsum(self.value * np.diff(self.time))])
+        sums, lengths = np.diff(np.interp(since, known, integral)), np.diff(since)
         return np.where(lengths > 0, sums / np.maximum(lengths, 1), np.nan)
 
 
@@ -334,7 +330,7 @@ def make_curve(
     if len(time) < 2:
         return None
     held = value[1:] if name in _BACKWARD else value[:-1]
-    tops = {"utilization": _HOTTEST, "temperature": _HOTTEST}
+    tops = {"utilization": _MOST_PERCENT_OR_CELSIUS, "temperature": _MOST_PERCENT_OR_CELSIUS}
     if card is not None:
         tops |= {
             "smClock": card.sm_clock_max or 0.0,

@@ -12,11 +12,12 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.findings.facts import Facts
+from gputrace.analyzers.findings.stragglers import find_late
 from gputrace.analyzers.grouping import median
+from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.ledger import find_host_times
 from gputrace.analyzers.operations import Gpu
-from gputrace.analyzers.stragglers import LateGains
 from gputrace.analyzers.whatif.build import build_graph
 from gputrace.analyzers.whatif.calibration import calibrate
 from gputrace.analyzers.whatif.graph import (
@@ -37,10 +38,9 @@ from gputrace.analyzers.whatif.optimizations import (
     longest_wait,
     runs,
 )
-from gputrace.analyzers.whatif.step_rows import choose_steps, data_within, read_rows, when_issued
+from gputrace.analyzers.whatif.step_rows import choose_steps, read_rows, when_issued
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Intervals
-from gputrace.model.options import Window
 from gputrace.model.results import Finding, WhatIf
 from gputrace.model.struct import Struct
 
@@ -61,7 +61,7 @@ class Replay(Struct, frozen=True, dict=True):
         """Return the findings whose cures are predicted wherever they gain anything: not those
         whose cause is mostly in other steps than the graph's.
         """
-        return CURABLE - {cause for cause, more in self.rarely.items() if more > _ELSEWHERE}
+        return CURABLE - {cause for cause, more in self.rarely.items() if more > _RARE_IN_REPLAY}
 
 
 def prepare_replay(facts: Facts) -> Replay | None:
@@ -77,8 +77,21 @@ def prepare_replay(facts: Facts) -> Replay | None:
     if window is None or calls is None:
         return None
     rows = read_rows(gpus, calls, all_steps, steps, facts.collectives, facts.roles)
-    host, rarely = _host_times(facts, window, steps)
-    graph = build_graph(facts.trace, rows, calls, data_within(gpus, window), host)
+    host: dict[str, dict[int, Intervals]] = {}
+    data: dict[tuple[int, int], Intervals] = {}
+    spent: dict[str, tuple[float, float]] = {}
+    causes = tuple(cause for cause in facts.causes if cause.in_all)
+    times = [facts.time_of(lane) for lane in gpus.lanes]
+    each = gpus.each(find_host_times, gpus.lanes, times, same=(causes, window))
+    for lane, found in zip(gpus.lanes, each, strict=True):
+        data |= found.data
+        count = max(len(facts.measured_of(lane.gpu)), 1)
+        for cause, here in found.inside.items():
+            host.setdefault(cause, {})[lane.gpu.process] = here
+            usual = found.spent[cause] / count, here.total / len(steps)
+            spent[cause] = max(spent.get(cause, (0.0, 0.0)), usual)
+    rarely = {cause: mean / max(now, 1.0) for cause, (mean, now) in spent.items() if mean}
+    graph = build_graph(facts.trace, rows, calls, data, host)
     waited = max(row.of("data_feeding") / max(row.steps, 1) for row in facts.rows)
     rarely["data-feeding"] = waited / max(longest_wait(graph), 1.0)
     lengths = {(s.rank, s.step): s.end_ns - s.start_ns for s in facts.measured}
@@ -87,30 +100,13 @@ def prepare_replay(facts: Facts) -> Replay | None:
     return Replay(graph, rows.gpus, mean, rarely)
 
 
-def _host_times(
-    facts: Facts, window: Window, steps: range
-) -> tuple[dict[str, dict[int, Intervals]], dict[str, float]]:
-    """Return what the hosts did in a window by cause and process, and how much more of that a mean
-    measured step has than one of the window's.
-    """
-    host: dict[str, dict[int, Intervals]] = {}
-    spent: dict[str, tuple[float, float]] = {}
-    lanes = facts.per_gpu.lanes
-    causes = tuple(cause for cause in facts.causes if cause.in_all)
-    times = [facts.time_of(lane) for lane in lanes]
-    each = facts.per_gpu.each(find_host_times, lanes, times, same=(causes, window))
-    for lane, found in zip(lanes, each, strict=True):
-        count = max(len(facts.measured_of(lane.gpu)), 1)
-        for cause, here in found.inside.items():
-            host.setdefault(cause, {})[lane.gpu.process] = here
-            more = found.spent[cause] / count, here.total / len(steps)
-            spent[cause] = max(spent.get(cause, (0.0, 0.0)), more)
-    return host, {cause: usual / max(now, 1.0) for cause, (usual, now) in spent.items() if usual}
-
-
 def late_gains(facts: Facts, run: Replay | None) -> dict[int, LateGains]:
     """Return, by rank that is late in all steps, what a step gains without each reason for it."""
-    late = {straggler.lane.gpu.rank for straggler in facts.late if straggler.pattern == "constant"}
+    late = {
+        straggler.lane.gpu.rank
+        for straggler in facts.once(find_late)
+        if straggler.pattern == "constant"
+    }
     if run is None or not late or replay_error(run.graph) > MOST_ERROR:
         return {}
     by_rank = {rank: attribute(run.graph, rank, run.mean_ns) for rank in sorted(late)}
@@ -140,7 +136,7 @@ def within_lost_time(cures: Sequence[WhatIf], run: Recorded) -> Iterator[WhatIf]
             before[cause] = left
         gain = min(cure.gain_ns, before[cause])
         left = min(left, before[cause] - gain)
-        if gain < WORTH * cure.now_ns:
+        if gain < WORTHWHILE_GAIN * cure.now_ns:
             continue
         step = cure.now_ns - gain
         low, high = max(cure.low_ns, step) if gain < cure.gain_ns else cure.low_ns, cure.high_ns
@@ -149,10 +145,10 @@ def within_lost_time(cures: Sequence[WhatIf], run: Recorded) -> Iterator[WhatIf]
         yield replace(cure, step_ns=step, gain_ns=gain, sure_ns=sure, **bounds)
 
 
-_ELSEWHERE: Final = 2.0
+_RARE_IN_REPLAY: Final = 2.0
 """Time of a mean step, as a multiple of that in the replayed steps, above which these do not stand
 for the others."""
-_TRIALS: Final = 6
+_RECORDER_TRIALS: Final = 6
 """Replays to find how much shorter calls are without the recorder."""
 
 
@@ -168,7 +164,7 @@ def without_recorder(graph: Graph, ratio: float) -> Graph:
         return graph
     threads = np.bincount(graph.thread[launches])
     low, high = 0.0, 4 * (1 - ratio) * recorded * graph.steps / float(threads.max())
-    for _ in range(_TRIALS):
+    for _ in range(_RECORDER_TRIALS):
         each = (low + high) / 2
         quick = _with_quick_calls(graph, launches, each)
         is_too_quick = measure(quick, quick.end).mean < ratio * recorded
@@ -190,11 +186,11 @@ def _with_quick_calls(graph: Graph, calls: Mask, saved: float) -> Graph:
     return quick.changed(end=replay(quick))
 
 
-WORTH: Final = 0.01
+WORTHWHILE_GAIN: Final = 0.01
 """Fraction of a step that an optimization must save to be listed."""
 MOST_ERROR: Final = 0.10
 """Maximum unexplained fraction of the step time; above it, nothing is predicted."""
-_SURE: Final = 2.0
+_RANGE_ERRORS: Final = 2.0
 """Half-width of the bounds of a mean, in standard errors."""
 
 
@@ -236,7 +232,7 @@ def predict(
         )
         low, step, high = (round(mean_ns * value / recorded.mean) for value in ranged)
         step = max(step, floors[0])
-        if mean_ns - step < WORTH * mean_ns:
+        if mean_ns - step < WORTHWHILE_GAIN * mean_ns:
             continue
         known = calibrate(cure.id)
         least = round(min(low * (1 - _RUN_TO_RUN), step * known.below))
@@ -297,7 +293,7 @@ def _edits(graph: Graph, cure: Cure, recorded: Measure) -> list[_Edit]:
         changed = cure.change(graph, effect)
         if changed is not None:
             edits.append(_Edit(changed, measure(changed, replay(changed))))
-        if not edits or recorded.mean - edits[0].steps.mean < WORTH * recorded.mean:
+        if not edits or recorded.mean - edits[0].steps.mean < WORTHWHILE_GAIN * recorded.mean:
             return []
     return edits
 
@@ -314,6 +310,6 @@ def _range(edits: Sequence[_Edit], recorded: Measure, error: float) -> tuple[flo
     bounds += [edit.steps.mean for edit in edits]
     # Estimate the step directly or as the recorded one minus the gain: take what scatters less.
     known = (recorded.lengths - middle.lengths, middle.lengths)
-    scatter = _SURE * min(standard_error(lengths) for lengths in known)
+    scatter = _RANGE_ERRORS * min(standard_error(lengths) for lengths in known)
     highest = max(middle.mean, min(max(bounds) + scatter, recorded.mean))
     return max(min(bounds) - scatter, 0.0), middle.mean, highest

@@ -168,15 +168,15 @@ def _durations(items: Items, group: Index) -> Index:
 USUAL_LATENCY_NS: Final = 6_000
 USUAL_SPACING_NS: Final = 1_500
 """Defaults for windows with too few samples: launch to start, and one kernel to the next."""
-_ENOUGH: Final = 20
+_FEWEST_SAMPLES: Final = 20
 """Minimum samples for a median."""
 SLACK_NS: Final = 15_000
 """Delay of an operation beyond the usual up to which it is noise; above, it has a cause."""
 QUEUE: Final = 1_000
 """Minimum depth of the launch queue of a GPU; 1,030 were measured on an H200."""
-_NEARLY: Final = 0.8
+_FULL_QUEUE_PART: Final = 0.8
 """Fraction of the depth from which the queue may have been full."""
-_BLOCKED_NS: Final = 50_000
+_FULL_QUEUE_NS: Final = 50_000
 """Minimum duration of a call or gap that a full queue explains."""
 
 
@@ -259,7 +259,7 @@ def start_times(items: Items, before: Index) -> StartTimes:
 
 
 def _usual(samples: Times, otherwise: int) -> int:
-    return int(median(samples)) if len(samples) >= _ENOUGH else otherwise
+    return int(median(samples)) if len(samples) >= _FEWEST_SAMPLES else otherwise
 
 
 class Queueing(Struct, frozen=True):
@@ -285,7 +285,7 @@ def find_slots(items: Items, gpu: Index, call_ns: Times, host: HostTimes) -> Que
     depth = max([QUEUE, *(int(lane.waiting(items.begin).max(initial=0)) for lane in lanes)])
     launches = (items.thread >= 0) & (items.stream >= 0)
     usual = int(median(call_ns[launches])) if launches.any() else 0
-    long = max(_BLOCKED_NS, 10 * usual)
+    long = max(_FULL_QUEUE_NS, 10 * usual)
     silent = np.where(host.hand < 0, host.gap - host.data, 0)
     for lane in lanes:
         rows = lane.rows
@@ -294,7 +294,7 @@ def find_slots(items: Items, gpu: Index, call_ns: Times, host: HostTimes) -> Que
             (silent, items.begin - host.gap, items.begin),
             (call_ns, items.begin, items.returned),
         ):
-            blocked, freed = lane.blocked(spent > long, since, until, _NEARLY * depth)
+            blocked, freed = lane.blocked(spent > long, since, until, _FULL_QUEUE_PART * depth)
             slots[blocked] = freed
             (gap if spent is silent else call_ns)[blocked] = usual
     return Queueing(slots, call_ns, gap)
@@ -472,7 +472,7 @@ class _Finder:
 
 _JUST_ENDED_NS: Final = 12_000
 """Maximum delay from the end of an operation to a start on another stream that waited for it."""
-_FARTHEST: Final = 64
+_MOST_CANDIDATES: Final = 64
 """Maximum number of candidates tried per operation."""
 
 After = dict[int, tuple[tuple[int, int], ...]]
@@ -492,7 +492,7 @@ def find_causes(items: Items, late: Times, bound: Times) -> tuple[After, Times]:
     for i in np.flatnonzero(late > 0).tolist():
         start = int(items.start[i])
         low, high = np.searchsorted(ends, (start - _JUST_ENDED_NS, start), "right").tolist()
-        low = max(low, high - _FARTHEST)
+        low = max(low, high - _MOST_CANDIDATES)
         for j in reversed(runs[low:high].tolist()):
             is_elsewhere = (
                 items.process[j] == items.process[i] and items.stream[j] != items.stream[i]

@@ -16,11 +16,11 @@ from gputrace.analyzers.grouping import quantile
 from gputrace.model.struct import Struct
 
 _PAIRS: Final = Path(__file__).parents[2] / "data" / "pairs.csv"
-_ENOUGH: Final = 3
+_FEWEST_OWN_PAIRS: Final = 3
 """Pairs of an optimization from which its range is made of them alone."""
-_MANY: Final = 10
+_FEWEST_TRIMMED_PAIRS: Final = 10
 """Pairs from which the tenth at each end is left out."""
-_TAIL: Final = 0.1
+_TRIMMED_PART: Final = 0.1
 
 
 class Pair(Struct, frozen=True):
@@ -92,10 +92,9 @@ class Calibration(Struct, frozen=True):
 
 
 def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
-    """Return how far measured steps lay from those predicted for an optimization.
+    """Return the range of measured over predicted steps of an optimization's pairs.
 
-    The factors are the range of measured over predicted steps of its pairs; with fewer than
-    `_ENOUGH`, widened to the 10th to 90th percentile of all optimizations. The range includes 1.
+    With few pairs, it is widened to the 10th to 90th percentile of all. It always includes 1.
 
     Args:
         cure: id of the optimization.
@@ -103,10 +102,10 @@ def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
     """
     counted = [pair for pair in (pairs() if known is None else known) if pair.counts]
     same = [pair.ratio for pair in counted if pair.cure == cure]
-    ratios = [*same] if len(same) >= _ENOUGH else [pair.ratio for pair in counted]
+    ratios = [*same] if len(same) >= _FEWEST_OWN_PAIRS else [pair.ratio for pair in counted]
     if not ratios:
         return Calibration(1.0, 1.0, 0)
-    tail = _TAIL if len(ratios) >= _MANY else 0.0
+    tail = _TRIMMED_PART if len(ratios) >= _FEWEST_TRIMMED_PAIRS else 0.0
     low, high = (quantile(ratios, part) for part in (tail, 1 - tail))
     gained = {
         pair: (pair.now_ms - pair.measured_ms) / (pair.now_ms - pair.predicted_ms)
@@ -114,6 +113,6 @@ def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
         if pair.now_ms is not None and pair.now_ms > pair.predicted_ms
     }
     own = [part for pair, part in gained.items() if pair.cure == cure]
-    parts = own if len(own) >= _ENOUGH else [*gained.values()]
-    sure = min(1.0, max(0.0, quantile(parts, _TAIL))) if parts else 1.0
+    parts = own if len(own) >= _FEWEST_OWN_PAIRS else [*gained.values()]
+    sure = min(1.0, max(0.0, quantile(parts, _TRIMMED_PART))) if parts else 1.0
     return Calibration(min(low, *same, 1.0), max(high, *same, 1.0), len(ratios), sure)

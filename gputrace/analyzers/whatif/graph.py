@@ -148,11 +148,11 @@ class Graph(Struct, frozen=True, dict=True):
         return self._flat[id(edges)][1]
 
 
-_FAR: Final = 1 << 40
+_THREADS_APART: Final = 1 << 40
 """Offset between threads, longer than any window, to take one running maximum over all."""
 HAND_OVER_NS: Final = 30_000
 """Silence after which a thread is taken to wait for another active thread of its process."""
-_FARTHEST_HAND: Final = 400
+_MOST_CALLS_BACK: Final = 400
 """Maximum number of calls searched backwards for the one that handed over."""
 
 
@@ -215,7 +215,7 @@ def _outermost(calls: CudaApiCalls, kept: Index, issued: Index) -> tuple[Index, 
     """Return the calls not nested in another, and the index among them for each operation."""
     if not len(kept):
         return kept, np.full(len(issued), NONE, np.int64)
-    apart = calls.thread[kept].astype(np.int64) * _FAR - int(calls.start[kept].min())
+    apart = calls.thread[kept].astype(np.int64) * _THREADS_APART - int(calls.start[kept].min())
     reach = np.maximum.accumulate(calls.end[kept] + apart)
     inside = np.concatenate([[False], (calls.start[kept] + apart)[1:] < reach[:-1]])
     index = np.cumsum(~inside) - 1
@@ -292,7 +292,7 @@ def find_hands(items: Items, previous: Index) -> Index:
     thread, process = items.thread.tolist(), items.process.tolist()
     for i in np.flatnonzero(waits).tolist():
         since = int(silent_from[i])
-        for j in range(i - 1, max(i - _FARTHEST_HAND, -1), -1):
+        for j in range(i - 1, max(i - _MOST_CALLS_BACK, -1), -1):
             if process[j] != process[i] or (thread[j] >= 0 and begin[j] < since):
                 break
             if thread[j] >= 0 and thread[j] != thread[i] and returned[j] <= begin[i]:

@@ -10,17 +10,17 @@ import numpy as np
 
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.host_calls import Call
+from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.operations import OperationClass
-from gputrace.analyzers.stragglers import LateGains
 from gputrace.analyzers.whatif.graph import Graph, Index, before_on, measure, replay
 from gputrace.model.events import Kind, Mask, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Times
 
-_LATER: Final = 1.02
+_LATER_HOST_RATIO: Final = 1.02
 """Ratio of host time to the median rank's above which a rank is later."""
 _SAME_CALLS: Final = 0.98
 """Part of the ranks' calls that must be of one sort, in order, to be compared one by one."""
-_ALIKE: Final = 0.5
+_COMPARED_CALLS_PART: Final = 0.5
 """Part of a rank's calls that must be between exchanges with as many calls on every rank."""
 
 
@@ -101,7 +101,7 @@ def with_quick_host(
     with_calls = graph.thread >= 0 if compared is None else compared & (graph.thread >= 0)
     calls = [np.flatnonzero((graph.rank == other) & with_calls) for other in ranks.tolist()]
     table = _alike(graph, calls)[:, 1:]
-    if table.shape[1] <= _ALIKE * max(map(len, calls)):
+    if table.shape[1] <= _COMPARED_CALLS_PART * max(map(len, calls)):
         return None
     same = (graph.sort[table] == graph.sort[table[0]]) & (graph.kind[table] == graph.kind[table[0]])
     if same.mean() <= _SAME_CALLS:
@@ -125,7 +125,7 @@ def _quicker(graph: Graph, table: Index, late: int) -> Graph | None:
     total = np.sort(times.sum(axis=1))[middle]
     wanted = times[late].sum() - total
     excess = np.maximum(times[late] - usual, 0)
-    if wanted <= (_LATER - 1) * total or not excess.any():
+    if wanted <= (_LATER_HOST_RATIO - 1) * total or not excess.any():
         return None
     rows = table[late]
     saved = (excess * min(wanted / excess.sum(), 1.0)).astype(np.int64)

@@ -151,7 +151,7 @@ def longest_wait(graph: Graph) -> float:
     return float(waits.max(initial=0.0)) / max(graph.steps, 1)
 
 
-_STAYS: Final = 0.01
+_HOST_TIME_STAYS: Final = 0.01
 """Part of a host's time that stays at the most, as its edges are known to so much."""
 
 
@@ -165,7 +165,11 @@ def without_host_time(
     if held is None:
         return None
     freed = without_waits(graph, held.inside)
-    gone = held.before if effect is Effect.LIKELY else (held.before * (1 - _STAYS)).astype(np.int64)
+    gone = (
+        held.before
+        if effect is Effect.LIKELY
+        else (held.before * (1 - _HOST_TIME_STAYS)).astype(np.int64)
+    )
     copied = issues(graph) & held.inside & np.isin(graph.kind, copies)
     return freed.changed(
         gap=freed.gap - np.where(graph.hand < 0, gone, 0),
@@ -228,7 +232,7 @@ def alloc(graph: Graph, _effect: Effect) -> Graph | None:
     return freed.changed(own=np.where(calls, 0, freed.own))
 
 
-_SLOWER: Final = 1.02
+_SLOWER_RANK_RATIO: Final = 1.02
 """Ratio of kernel time to the median rank's above which a rank is slower."""
 
 
@@ -241,7 +245,7 @@ def straggler(graph: Graph, _effect: Effect) -> Graph | None:
     computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
     row = np.searchsorted(ranks, graph.rank)
     totals = np.bincount(row[computes], graph.ns[computes], len(ranks))
-    slow = totals > _SLOWER * _median(totals)
+    slow = totals > _SLOWER_RANK_RATIO * _median(totals)
     if len(ranks) < 2 or not slow.any():
         return None
     names, name = np.unique(graph.name, return_inverse=True)
@@ -265,7 +269,7 @@ def even_stages(graph: Graph, effect: Effect) -> Graph | None:
     computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
     row = np.searchsorted(ranks, graph.rank)
     totals = np.bincount(row[computes], graph.ns[computes], len(ranks))
-    if len(ranks) < 2 or totals.max() <= _SLOWER * totals.mean():
+    if len(ranks) < 2 or totals.max() <= _SLOWER_RANK_RATIO * totals.mean():
         return None
     factor = (totals.mean() / np.maximum(totals, 1))[row]
     if effect is Effect.LEAST:
@@ -287,9 +291,9 @@ def late_host(graph: Graph, _effect: Effect) -> Graph | None:
     return with_quick_host(graph, distinct_ids(graph.rank[graph.rank >= 0]).tolist())
 
 
-_SHARE: Final = 0.2
+_TRAINING_GPU_PART: Final = 0.2
 """Minimum fraction of the busiest GPU's kernels on a GPU that trains."""
-_MANY_ALLOCS: Final = 20
+_SEARCH_ALLOCATIONS: Final = 20
 """Allocations per step and GPU above which they belong to a one-time algorithm search."""
 
 
@@ -299,11 +303,11 @@ def trained_together(graph: Graph) -> Index | None:
     if len(distinct_ids(graph.process[kernels])) != 1:
         return None
     counts = np.bincount(graph.gpu[kernels])
-    gpus = np.flatnonzero(counts >= _SHARE * counts.max())
+    gpus = np.flatnonzero(counts >= _TRAINING_GPU_PART * counts.max())
     launches = [np.bincount(graph.thread[kernels & (graph.gpu == gpu)]) for gpu in gpus]
     feeders = {int(np.argmax(by_thread)) for by_thread in launches}
     allocs = np.count_nonzero(graph.sort[graph.thread >= 0] == Call.ALLOC)
-    searches = allocs > _MANY_ALLOCS * graph.steps * len(gpus)
+    searches = allocs > _SEARCH_ALLOCATIONS * graph.steps * len(gpus)
     return gpus if len(gpus) > 1 and len(feeders) > 1 and not searches else None
 
 
@@ -355,16 +359,6 @@ def _one_process_each(
     )
 
 
-def _computing_evenly(graph: Graph, gpus: Index) -> Graph:
-    """Shorten the kernels of some GPUs to the total of the one that computes least."""
-    computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
-    totals = np.bincount(graph.gpu[computes], graph.ns[computes])
-    factor = np.ones(len(totals))
-    factor[gpus] = totals[gpus].min() / totals[gpus]
-    shorter = np.rint(graph.ns * factor[graph.gpu]).astype(np.int64)
-    return graph.changed(ns=np.where(computes, shorter, graph.ns))
-
-
 def ddp(graph: Graph, effect: Effect) -> Graph | None:
     """Use one process per GPU instead of one for all: no scatter, gather or replicas.
 
@@ -378,21 +372,27 @@ def ddp(graph: Graph, effect: Effect) -> Graph | None:
         return None
     part = 1 / len(gpus)
     if effect is Effect.MOST:
-        even = _computing_evenly(graph, gpus)
+        # The kernels of each GPU take no longer than those of the one that computes least.
+        computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
+        totals = np.bincount(graph.gpu[computes], graph.ns[computes])
+        factor = np.ones(len(totals))
+        factor[gpus] = totals[gpus].min() / totals[gpus]
+        shorter = np.rint(graph.ns * factor[graph.gpu]).astype(np.int64)
+        even = graph.changed(ns=np.where(computes, shorter, graph.ns))
         return _one_process_each(even, gpus, part, 0.0, talks=False, longest=1_000_000)
     if effect is Effect.LEAST:
         return _one_process_each(graph, gpus, 1.0, part, talks=True)
     return _one_process_each(graph, gpus, part, 0.0, talks=False)
 
 
-_OF_PEAKS: Final = 3 / 4
+_LIKELY_PART_OF_PEAKS: Final = 3 / 4
 _LEAST_OF_PEAKS: Final = 1 / 4
 """Part of the ratio of a card's peaks by which products get faster: an H100 has 7.4 and 14.8 times
 its FP32 in TF32 and bf16, large products of cuBLAS take a sixth and an eleventh of the time
 (docs/studies/cures.md). Small ones, and those bound by memory, gain less."""
-_LEAST_FASTER: Final = 2.0
+_LEAST_SPEED_UP: Final = 2.0
 """Ratio that the finding assumes; products that are bound by memory reach it with 16 bits."""
-_SHORTEST_NS: Final = 5_000
+_SHORTEST_PRODUCT_NS: Final = 5_000
 """Duration of a small product in any precision."""
 
 
@@ -404,11 +404,13 @@ def products(precision: str, graph: Graph, effect: Effect) -> Graph | None:
     """
     if not graph.single.any():
         return None
-    part = {Effect.MOST: 1.0, Effect.LIKELY: _OF_PEAKS, Effect.LEAST: _LEAST_OF_PEAKS}[effect]
+    part = {Effect.MOST: 1.0, Effect.LIKELY: _LIKELY_PART_OF_PEAKS, Effect.LEAST: _LEAST_OF_PEAKS}[
+        effect
+    ]
     peaks = [(peak_of(card, precision), peak_of(card, "fp32")) for card in graph.cards]
     ratios = np.array([part * new / old if new and old else 1.0 for new, old in peaks])
-    faster = np.clip(ratios, 1.0, _LEAST_FASTER if effect is Effect.LEAST else None)
-    quick = np.maximum(graph.ns / faster[graph.gpu], _SHORTEST_NS)
+    faster = np.clip(ratios, 1.0, _LEAST_SPEED_UP if effect is Effect.LEAST else None)
+    quick = np.maximum(graph.ns / faster[graph.gpu], _SHORTEST_PRODUCT_NS)
     ns = np.where(graph.single, np.minimum(quick.astype(np.int64), graph.ns), graph.ns)
     if precision == "bf16" and effect is Effect.MOST:
         others = runs(graph) & (graph.operation == OperationClass.COMPUTE) & ~graph.single

@@ -17,7 +17,6 @@ from gputrace.analyzers.parallelism import SHARDED
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import GPU_KINDS, Events, distinct_ids, is_among, number_ids
-from gputrace.model.intervals import Intervals
 from gputrace.model.options import Window
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
@@ -140,16 +139,6 @@ def _with_issuers(view: GpuShardView, span: Window) -> Window | None:
     if not len(issued):
         return None
     return Window(int(calls.start[issued].min()), int(calls.end[issued].max()))
-
-
-def data_within(gpus: PerGpu, window: Window) -> dict[tuple[int, int], Intervals]:
-    """Return when threads, by (process, thread), waited for data."""
-    by_gpu = gpus.each(_data_within, gpus.lanes, same=(window,))
-    return {thread: waits for waits_of in by_gpu for thread, waits in waits_of.items()}
-
-
-def _data_within(view: GpuShardView, window: Window) -> dict[tuple[int, int], Intervals]:
-    return {thread: waits.clip(*window) for thread, waits in view.lane.data.items()}
 
 
 def read_rows(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gputrace.api import Report
-from tests.analyzers.findings.test_host import COUNTERS, PID, counted, the, with_counters
+from tests.analyzers.findings.test_host_threads import COUNTERS, PID, counted, the, with_counters
 from tests.helpers.exports import Export, global_id
 from tests.helpers.handmade import ADAM, MS, US, Run, analyze
 

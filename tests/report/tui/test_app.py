@@ -19,7 +19,7 @@ import pytest
 from textual.pilot import Pilot
 
 from gputrace.analyzers import timeline_model
-from gputrace.analyzers.findings.context import Facts
+from gputrace.analyzers.findings.facts import Facts
 from gputrace.analyzers.timeline_model import Scene, full_scene
 from gputrace.errors import InputError
 from gputrace.model.results import Analysis

@@ -1,4 +1,4 @@
-"""Stragglers: GPUs that the others wait for, the cost of that, and the speed of their kernels."""
+"""Lateness at collectives: GPUs that the others wait for, and the cost of that."""
 
 from __future__ import annotations
 
@@ -11,46 +11,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
-from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard, same_names
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import (
-    StepsOf,
-    edges_of,
     median,
     median_of_known,
     median_of_others,
-    overlap,
     rows_by,
     steps_by_gpu,
 )
 from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
-from gputrace.model.events import (
-    UNKNOWN,
-    Kind,
-    Mask,
-    distinct_ids,
-    is_among,
-    number_ids,
-    sort_numbers,
-)
-from gputrace.model.intervals import Intervals, Times, number_windows, union
-from gputrace.model.options import Window
+from gputrace.analyzers.operations import GpuOperations, OperationClass
+from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among
+from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.results import Step
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES
 
-_FEWEST: Final = 4
+_FEWEST_STEPS: Final = 4
 """Minimum steps for statistical significance."""
-_SURE: Final = 4.0
+_CONSTANT_ERRORS: Final = 4.0
 """Minimum constant delay, in standard errors."""
-_CONSTANT: Final = 0.03
+_CONSTANT_DELAY: Final = 0.03
 """Minimum constant delay to be reported, as a fraction of a step."""
-_SPIKE: Final = 0.15
+_OUTLIER_DELAY: Final = 0.15
 """Minimum delay beyond the usual in an outlier step, as a fraction of a step."""
-_DEVIATIONS: Final = 5.0
+_OUTLIER_DEVIATIONS: Final = 5.0
 """Minimum delay beyond the usual in an outlier step, in robust standard deviations."""
-_WORTH: Final = 0.025
+_OUTLIERS_COST: Final = 0.025
 """Minimum cost of the outlier steps to be reported, as a fraction of the total time."""
 
 _OWN: Final = tuple(name for name in CLASSES if name != "communication")
@@ -126,16 +114,16 @@ def straggling_steps(excess: NDArray[np.float64], length_ns: float) -> Mask:
     ``excess`` is the nanoseconds that others wait for it beyond the median GPU, by step, and
     ``length_ns`` the mean length of a step.
     """
-    if len(excess) < _FEWEST:
+    if len(excess) < _FEWEST_STEPS:
         return np.zeros(len(excess), bool)
     middle = float(median(excess))
     scatter = 1.4826 * float(median(np.abs(excess - middle)))
-    spikes: Mask = excess > middle + max(_DEVIATIONS * scatter, _SPIKE * length_ns)
+    spikes: Mask = excess > middle + max(_OUTLIER_DEVIATIONS * scatter, _OUTLIER_DELAY * length_ns)
     usual = excess[~spikes]
     error = float(usual.std(ddof=1)) / len(usual) ** 0.5 if len(usual) > 1 else np.inf
-    if usual.mean() >= max(_CONSTANT * length_ns, _SURE * error):
+    if usual.mean() >= max(_CONSTANT_DELAY * length_ns, _CONSTANT_ERRORS * error):
         return np.ones(len(excess), bool)
-    worth = excess[spikes].sum() >= _WORTH * length_ns * len(excess)
+    worth = excess[spikes].sum() >= _OUTLIERS_COST * length_ns * len(excess)
     chosen: Mask = spikes & worth
     return chosen
 
@@ -223,15 +211,24 @@ def find_lateness(
     place[[index[lane.gpu] for lane in meeting]] = np.arange(len(meeting))
     waiter, last = place[collectives.lane[row]], place[collectives.last_lane[row]]
     numbers = np.array(sorted({step.step for step in measured}), np.int64)
-    lost_ns = np.where(waiter != last, _losses(gpus, meeting, waiter, collectives, row), 0)
     caused = np.zeros((len(meeting), len(numbers)), np.int64)
     steps, at = steps_by_gpu(measured), np.searchsorted(numbers, step[row])
     lane_steps = [steps.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in meeting]
-    slacks = gpus.each(find_slack, meeting, map(_edges, lane_steps))
-    rows = rows_by(waiter, len(meeting))
-    for mine, steps_run, slack_ns in zip(rows, lane_steps, slacks, strict=True):
+    edges = (
+        np.array([(s.step, s.start_ns, s.end_ns) for s in steps], np.int64).reshape(-1, 3)
+        for steps in lane_steps
+    )
+    rows = [
+        mine[np.argsort(collectives.start[row[mine]], kind="stable")]
+        for mine in rows_by(waiter, len(meeting))
+    ]
+    columns = (collectives.start, collectives.end, collectives.wait)
+    times = ([column[row[mine]] for mine in rows] for column in columns)
+    each = gpus.each(_lost_and_slack, meeting, *times, edges)
+    for mine, steps_run, (lost_ns, slack_ns) in zip(rows, lane_steps, each, strict=True):
         losses = np.zeros_like(caused)
-        np.add.at(losses, (last[mine], at[mine]), lost_ns[mine])
+        by_others = np.where(waiter[mine] != last[mine], lost_ns, 0)
+        np.add.at(losses, (last[mine], at[mine]), by_others)
         if slack_ns is not None:
             of_step = np.zeros(len(numbers), np.int64)
             of_step[np.searchsorted(numbers, [step.step for step in steps_run])] = slack_ns
@@ -248,12 +245,6 @@ def find_lateness(
     )
 
 
-def _edges(steps: Sequence[Step]) -> NDArray[np.int64]:
-    """Return number, start and end of each step, of shape (steps, 3)."""
-    rows = [(step.step, step.start_ns, step.end_ns) for step in steps]
-    return np.array(rows, np.int64).reshape(-1, 3)
-
-
 def _bound(losses: NDArray[np.int64], slack: NDArray[np.int64]) -> None:
     """Limit the losses of a GPU, in place, to what its host could have gained.
 
@@ -268,24 +259,11 @@ def _bound(losses: NDArray[np.int64], slack: NDArray[np.int64]) -> None:
     losses[:] = losses * (np.clip(slack.sum(), 0, total) / max(total, 1))
 
 
-def _losses(
-    gpus: PerGpu,
-    lanes: Sequence[LaneSummary],
-    lane_of_row: NDArray[np.int64],
-    collectives: Collectives,
-    row: NDArray[np.int64],
-) -> Times:
-    """Return the nanoseconds that each row of the collectives costs its GPU."""
-    lost = np.zeros(len(row), np.int64)
-    by_lane = [
-        mine[np.argsort(collectives.start[row[mine]], kind="stable")]
-        for mine in rows_by(lane_of_row, len(lanes))
-    ]
-    columns = (collectives.start, collectives.end, collectives.wait)
-    times = ([column[row[mine]] for mine in by_lane] for column in columns)
-    for mine, lost_ns in zip(by_lane, gpus.each(_lost, lanes, *times), strict=True):
-        lost[mine] = lost_ns
-    return lost
+def _lost_and_slack(
+    view: GpuShardView, start: Times, end: Times, wait: Times, steps: NDArray[np.int64]
+) -> tuple[Times, NDArray[np.int64] | None]:
+    """Return the nanoseconds that each of a GPU's collectives costs it, and its slack by step."""
+    return _lost(view, start, end, wait), find_slack(view, steps)
 
 
 def _lost(view: GpuShardView, start: Times, end: Times, wait: Times) -> Times:
@@ -307,7 +285,7 @@ def _lost(view: GpuShardView, start: Times, end: Times, wait: Times) -> Times:
     return lost
 
 
-_FULL: Final = 900
+_FULL_QUEUE: Final = 900
 """Queued operations above which a launch waits for a slot: CUDA queues about 1,000."""
 
 _FREE: Final = r"(cuda|cu|hip)(Mem)?(Host)?Free(?!\w*Async)"
@@ -385,222 +363,9 @@ def _held(
     called = calls.start[issue]
     done = is_among(kind, _WITH_HOST) & (calls.end[issue] >= end)
     order = np.argsort(called, kind="stable")
-    # The queue is full where, of the operations called before, the last `_FULL` had not started.
-    late = order[_FULL + 1 :]
+    # The queue is full where, of the operations called before,
+    # the last `_FULL_QUEUE` had not started.
+    late = order[_FULL_QUEUE + 1 :]
     held: Mask = done
     held[late] |= start[: len(late)] >= called[late]
     return held
-
-
-_MOST_KERNELS: Final = 40_000
-"""Maximum number of compared kernels of one GPU, which limits the number of compared steps."""
-_LEAST_SHARE: Final = 0.5
-"""Minimum fraction of a GPU's kernel time in kernels that others run too."""
-_ALONE: Final = 0.1
-"""Minimum fraction of the compared time in launches without concurrent communication, for the ratio
-to be based on these only."""
-_QUARTILES: Final = (0.25, 0.5, 0.75)
-
-Floats = NDArray[np.float64]
-
-
-class KernelRatio(Struct, frozen=True):
-    """Kernel time of one GPU relative to the fastest, without communication kernels, which wait."""
-
-    gpu: Gpu
-    ratio: float
-    """Median time ratio to the fastest GPU over equal launches, weighted by their time; 1.0 is the
-    fastest."""
-    low: float
-    high: float
-    """Quartiles of that ratio: a lower clock slows all kernels alike, larger batches only some."""
-    mean: float
-    """Ratio of the times of all equal launches; 1.0 is the fastest. Of a GPU that is slow in bursts
-    it is larger than the median."""
-    launches: int
-    """Number of compared launches per step."""
-    compared_ns: int
-    """Time of the compared launches per step."""
-    own_ns: int
-    """Time per step of kernels that no other GPU runs, or not as often."""
-
-
-class _Launches(Struct, frozen=True, dict=True):
-    """Launches of one GPU in a typical step, with median durations."""
-
-    keys: NDArray[np.int64]
-    """Number of the name (upper 32 bits), and of the launch of that name in the step (lower)."""
-    lengths: Floats
-    alone: Floats
-    """Median of the launches without concurrent communication; NaN where these are the minority."""
-
-
-def kernel_ratios(gpus: PerGpu, steps: Sequence[Step]) -> tuple[KernelRatio, ...]:
-    """Compare the kernel speed of the GPUs whose kernels mostly run on others; none of only one.
-
-    Without steps, the whole trace is compared.
-    """
-    operations = gpus.operations
-    if len(operations) < 2:
-        return ()
-    steps_of = StepsOf(steps)
-    together = overlap([summary.span for summary in operations])
-    edges = [
-        edges_of(steps_of(summary.gpu)) if steps else _compared_time(summary.span, together)
-        for summary in operations
-    ]
-    _, names = same_names(gpus, [summary.computing for summary in operations])
-    launches = gpus.each(_typical, operations, edges, names)
-    keys = distinct_ids(np.concatenate([typical.keys for typical in launches]))
-    table = _ratio_table(keys, [(typical.keys, typical.lengths) for typical in launches])
-    shared = _shared(table)
-    whole = np.nansum(table, axis=1)
-    compared = np.nansum(shared, axis=1)
-    alone = _shared(_ratio_table(keys, [(typical.keys, typical.alone) for typical in launches]))
-    enough = compared > _LEAST_SHARE * np.maximum(whole, 1)
-    if enough.sum() < 2:
-        return ()
-    often_alone = np.nansum(alone, axis=1) > _ALONE * compared
-    lengths = alone if often_alone[enough].all() else shared
-    rows, usual = lengths[enough], median_of_known(lengths)
-    quartiles = np.stack([_quartiles(row, usual) for row in rows])
-    fastest = quartiles[:, 1].min()
-    means = np.nansum(rows, axis=1) / np.where(np.isfinite(rows), usual, 0).sum(axis=1)
-    return tuple(
-        KernelRatio(
-            gpu=operations[index].gpu,
-            ratio=float(middle / fastest),
-            low=float(low / fastest),
-            high=float(high / fastest),
-            mean=float(mean / means.min()),
-            launches=int(np.isfinite(shared[index]).sum()),
-            compared_ns=round(float(compared[index])),
-            own_ns=round(float(whole[index] - compared[index])),
-        )
-        for index, (low, middle, high), mean in zip(
-            np.flatnonzero(enough).tolist(), quartiles.tolist(), means.tolist(), strict=True
-        )
-    )
-
-
-def _ratio_table(
-    keys: NDArray[np.int64], rows: Sequence[tuple[NDArray[np.int64], Floats]]
-) -> NDArray[np.float64]:
-    """Return durations of shape (GPUs, keys); NaN where the GPU has no such launch."""
-    table = np.full((len(rows), len(keys)), np.nan)
-    for row, (row_keys, lengths) in zip(table, rows, strict=True):
-        row[np.searchsorted(keys, row_keys)] = lengths
-    return table
-
-
-def _shared(table: Floats) -> Floats:
-    """Return the columns that several GPUs have."""
-    return table[:, np.isfinite(table).sum(axis=0) > 1]
-
-
-def _kernels(operations: GpuOperations) -> Mask:
-    """Return a mask of the compute kernels."""
-    compute = operations.classes == OperationClass.COMPUTE
-    kernels: Mask = compute & (operations.events.kind == Kind.KERNEL)
-    return kernels
-
-
-_UNEVEN: Final = 0.1
-"""Part by which a GPU's span must exceed the time that all have in common to be cut to it."""
-
-
-def _compared_time(span: Window, together: Window) -> NDArray[np.int64]:
-    """Return the time of a GPU that is compared without steps: shape (2, 1).
-
-    That is all of it, unless another GPU began much later or ended much earlier.
-    """
-    uneven = span.end - span.start > (1 + _UNEVEN) * (together.end - together.start)
-    return np.array([together if uneven else span], np.int64).T
-
-
-def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]) -> _Launches:
-    """Return the median duration of each launch that most steps have."""
-    operations = view.operations
-    rows = np.flatnonzero(_kernels(operations))
-    rows, step, count = _in_steps(operations, rows, *steps)
-    ids, where = number_ids(operations.events.name[rows])
-    texts = np.array([names[id] for id in ids.tolist()], np.int64).take(where)
-    order = np.argsort(step << 32 | texts, kind="stable")  # The rows are in order of start.
-    rows, step, texts = rows[order], step[order], texts[order]
-    places = _places(step, texts)
-    lengths = operations.end[rows] - operations.start[rows]
-    talks = operations.classes == OperationClass.COMMUNICATION
-    busy = union(operations.start[talks], operations.end[talks], is_sorted=True)
-    free = busy.within(operations.start[rows], operations.end[rows]) == 0
-    keys, lengths, free = _sorted(texts, places, lengths, free)
-    distinct, medians = _medians(keys, lengths, count)
-    some, unmixed = _medians(keys[free], lengths[free], count)
-    alone = np.full(len(distinct), np.nan)
-    alone[np.searchsorted(distinct, some)] = unmixed
-    return _Launches(distinct, medians, alone)
-
-
-def _sorted(
-    texts: NDArray[np.int64], places: NDArray[np.int64], lengths: Times, free: Mask
-) -> tuple[NDArray[np.int64], Times, Mask]:
-    """Return the keys of launches, their lengths, and which are free, in order of key and length.
-
-    Numbers that hold all three are sorted at once, which takes a tenth of sorting by two.
-    """
-    most, bits = int(places.max(initial=0)) + 1, int(lengths.max(initial=0)).bit_length() + 1
-    if (int(texts.max(initial=0)) + 1) * most << bits > np.iinfo(np.int64).max:
-        keys = texts << 32 | places
-        order = np.lexsort((lengths, keys))
-        return keys[order], lengths[order], free[order]
-    packed = (texts * most + places) << bits | lengths << 1 | free
-    sort_numbers(packed)
-    text, place = np.divmod(packed >> bits, most)
-    return text << 32 | place, packed >> 1 & (1 << bits - 1) - 1, packed & 1 == 1
-
-
-def _in_steps(
-    operations: GpuOperations, rows: NDArray[np.intp], start: Times, end: Times
-) -> tuple[NDArray[np.intp], NDArray[np.intp], int]:
-    """Sample rows in evenly spread steps; return them, their steps, and the number of steps."""
-    if not len(start):
-        return rows, np.zeros(len(rows), np.intp), 1
-    step = number_windows(operations.start, start, end)[rows]
-    inside = step >= 0
-    rows, step = rows[inside], step[inside]
-    stride = -(-len(rows) // _MOST_KERNELS)
-    if stride > 1:
-        chosen = step % stride == 0
-        rows, step = rows[chosen], step[chosen]
-    return rows, step, len(distinct_ids(step))
-
-
-def _places(step: NDArray[np.intp], texts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number the rows of equal step and text from 0; equal rows must be adjacent."""
-    count = len(step)
-    first = np.ones(count, bool)
-    first[1:] = (step[1:] != step[:-1]) | (texts[1:] != texts[:-1])
-    begins = np.maximum.accumulate(np.where(first, np.arange(count), 0))
-    return np.arange(count) - begins
-
-
-def _medians(
-    keys: NDArray[np.int64], lengths: Times, steps: int
-) -> tuple[NDArray[np.int64], Floats]:
-    """Return the keys that most steps have, and their median lengths; input sorted by both."""
-    first = np.flatnonzero(np.diff(keys, prepend=-1))
-    count = np.diff(first, append=len(keys))
-    low, high = first + (count - 1) // 2, first + count // 2
-    middle = lengths[low] / 2 + lengths[high] / 2
-    often = 2 * count > steps
-    return keys[first[often]], np.maximum(middle[often], 1.0)
-
-
-def _quartiles(lengths: Floats, usual: Floats) -> Floats:
-    """Return the quartiles of length by usual length, weighted by usual length."""
-    known = np.isfinite(lengths)
-    ratios, weights = lengths[known] / usual[known], usual[known]
-    order = np.argsort(ratios)
-    passed = np.cumsum(weights[order])
-    at = np.searchsorted(passed, np.array(_QUARTILES) * passed[-1])
-    quartiles: Floats = ratios[order][np.minimum(at, len(order) - 1)]
-    return quartiles

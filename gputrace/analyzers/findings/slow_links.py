@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.context import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_links import (
     Links,
     Slower,
@@ -26,12 +26,8 @@ from gputrace.model.results import Evidence, Finding
 from gputrace.model.struct import Struct
 from gputrace.units import format_number
 
-WORTH: Final = 0.01
+LINK_SHARE: Final = 0.01
 """Share of the time from which a slow link is reported."""
-_NEAR: Final = (
-    "let the GPUs that exchange most be neighbours, by their order in CUDA_VISIBLE_DEVICES; send "
-    "less over the slow links (all-reduce within each switch first, bf16 gradients, accumulation)"
-)
 
 
 def topology(facts: Facts) -> Iterator[Finding]:
@@ -53,7 +49,7 @@ def topology(facts: Facts) -> Iterator[Finding]:
         for slow in slower_links(facts.links)
     ]
     cost, slow = max(costs, key=lambda pair: pair[0], default=(0, None))
-    if slow is not None and cost >= WORTH * facts.mean_ns:
+    if slow is not None and cost >= LINK_SHARE * facts.mean_ns:
         yield _slower(facts, facts.links, slow, cost)
     else:
         yield from _could_be_better(facts, facts.links)
@@ -77,6 +73,12 @@ def _alone(gpu: GpuShardView, busy: Intervals, steps: Intervals) -> int:
     """Return the nanoseconds of transfers in the steps with no computation beside them."""
     idle = busy.difference(gpu.lane.timeline.of_class(OperationClass.COMPUTE))
     return idle.intersection(steps).total
+
+
+_MAKE_NEIGHBOURS: Final = (
+    "let the GPUs that exchange most be neighbours, by their order in CUDA_VISIBLE_DEVICES; send "
+    "less over the slow links (all-reduce within each switch first, bf16 gradients, accumulation)"
+)
 
 
 def _slower(facts: Facts, links: Links, slow: Slower, cost: int) -> Finding:
@@ -104,7 +106,7 @@ def _slower(facts: Facts, links: Links, slow: Slower, cost: int) -> Finding:
         f"{slow.what} between GPUs joined by {slow.link} take {slow.ratio:.2f} times as long as "
         f"between those joined by {slow.than}{rates}: crossing {slow.link} costs "
         f"{facts.of_step(cost)}",
-        f"{_choose(better)}; else {_NEAR}" if better is not None else _NEAR,
+        f"{_choose(better)}; else {_MAKE_NEIGHBOURS}" if better is not None else _MAKE_NEIGHBOURS,
         evidence,
     )
 
@@ -139,14 +141,14 @@ def _choose(cards: tuple[int, ...]) -> str:
     return f"run on GPUs that are joined better: CUDA_VISIBLE_DEVICES={chosen}"
 
 
-_FEWEST: Final = 5
-_MOSTLY: Final = 0.5
+_FEWEST_STAGED_COPIES: Final = 5
+_STEPS_WITH_COPIES: Final = 0.5
 """Minimum number of staged copies, and share of the steps with one, for significance."""
-_PCIE: Final = 64 * GB
-_OF_NVLINK: Final = 0.25
+_FASTEST_PCIE: Final = 64 * GB
+_SLOW_NVLINK_PART: Final = 0.25
 """Upper bound of PCIe 5 in bytes per second, and a fraction of NVLink's capacity: copies below both
 do not go over NVLink."""
-_SILENT: Final = 0.1
+_SILENT_NVLINK_PART: Final = 0.1
 """Ratio of NVLink to PCIe bytes below which the GPUs do not communicate over NVLink."""
 
 _REACH: Final = (
@@ -173,8 +175,6 @@ class _Proof(Struct, frozen=True, dict=True):
     message: str
     advice: str
     evidence: Evidence
-    copies: bool = False
-    """True if it is about copies to and from the host, which are of no communication class."""
 
 
 def amount_slow_links(facts: Facts) -> dict[int | None, int]:
@@ -228,14 +228,14 @@ def _proofs(facts: Facts) -> list[_Proof]:
         return []
     ways = (_staged_copies, _slow_peer_copies, _silent_nvlink, _no_access)
     proofs = [proof for way in ways for proof in way(facts, facts.links)]
-    worth = [proof for proof in proofs if proof.cost >= WORTH * facts.mean_ns]
+    worth = [proof for proof in proofs if proof.cost >= LINK_SHARE * facts.mean_ns]
     return sorted(worth, key=lambda proof: -proof.cost)
 
 
 def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
     """Yield a proof if copies to the host are each followed by one of its size to another GPU."""
     staged = links.staged
-    if len(staged) < _FEWEST or not _in_most_steps(facts, staged):
+    if len(staged) < _FEWEST_STAGED_COPIES or not _in_most_steps(facts, staged):
         return
     busy = {index: staged.on(index) for index in range(len(links.gpus))}
     speed = float(staged.bytes.sum()) / max(int((staged.end - staged.start).sum()), 1)
@@ -247,7 +247,6 @@ def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
         f"each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
         f"{straight}; {_REACH}",
         {"copies": len(staged), "bytes": int(staged.bytes.sum()), "bandwidth": round(speed * GB)},
-        copies=True,
     )
 
 
@@ -258,14 +257,21 @@ def _in_most_steps(facts: Facts, copies: Traffic) -> bool:
         return True
     starts = np.sort(copies.start)
     first, end = (np.searchsorted(starts, edges) for edges in zip(*steps, strict=True))
-    return bool(np.mean(end > first) >= _MOSTLY)
+    return bool(np.mean(end > first) >= _STEPS_WITH_COPIES)
 
 
 def _slow_peer_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
     """Yield a proof if copies between GPUs joined by NVLink are no faster than over PCIe."""
     pairs = sorted(set(zip(links.peer.source.tolist(), links.peer.target.tolist(), strict=True)))
     copies = {pair: links.peer.of_pair(*pair) for pair in pairs}
-    slow = {pair: copies[pair] for pair in pairs if _is_slow(links, pair, copies[pair])}
+    slow = {}
+    for pair in pairs:
+        one, other = (links.gpus[index] for index in pair)
+        speed, able = bandwidth(copies[pair]), links.topology.able(one, other)
+        if speed is None or able is None or not nvlinks(links.topology.name(one, other)):
+            continue
+        if speed < min(_SLOW_NVLINK_PART * able, _FASTEST_PCIE):
+            slow[pair] = copies[pair]
     if not slow:
         return
     first, second = next(iter(slow))
@@ -285,21 +291,17 @@ def _slow_peer_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
     )
 
 
-def _is_slow(links: Links, pair: tuple[int, int], copies: Traffic) -> bool:
-    first, second = (links.gpus[index] for index in pair)
-    speed, able = bandwidth(copies), links.topology.able(first, second)
-    if not nvlinks(links.topology.name(first, second)) or speed is None or able is None:
-        return False
-    return speed < min(_OF_NVLINK * able, _PCIE)
-
-
 def _silent_nvlink(facts: Facts, links: Links) -> Iterator[_Proof]:
     """Yield a proof for GPUs with NVLink whose counters show communication over PCIe."""
     for lanes in links.groups:
         gpus = [links.gpus[lane] for lane in lanes]
         counted = sent(links.topology.nvml, gpus)
         worst = links.topology.worst(gpus)
-        if counted is None or not nvlinks(worst) or counted.nvlink >= _SILENT * counted.pcie:
+        if (
+            counted is None
+            or not nvlinks(worst)
+            or counted.nvlink >= _SILENT_NVLINK_PART * counted.pcie
+        ):
             continue
         yield _Proof(
             gpus,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gputrace
 from benchmarks.diagnosis import NONE, diagnose, good, table
-from gputrace.analyzers.stragglers import straggling_steps
+from gputrace.analyzers.lateness import straggling_steps
 from gputrace.api import Report
 from gputrace.model.results import Finding
 from tests.helpers.recordings import DATA, packed, unpack

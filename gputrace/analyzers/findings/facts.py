@@ -7,95 +7,56 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, reduce
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from msgspec import field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.audit import find_missing
-from gputrace.analyzers.breakdown import find_gaps
-from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives
-from gputrace.analyzers.copies import Pageable, find_copies, find_pageable
-from gputrace.analyzers.device_metrics import add_use, find_cards, flop_of_step
+from gputrace.analyzers.copies import find_copies
 from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, edges_of, spans_by_rank, stretches
+from gputrace.analyzers.grouping import StepsOf, edges_of, stretches, time_of
 from gputrace.analyzers.host_calls import are_of_hip
-from gputrace.analyzers.host_state import (
-    measure_allocators,
-    measure_load,
-    measure_throughput,
-    read_counters,
-    read_work,
-)
+from gputrace.analyzers.host_state import measure_load, read_counters
+from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of
+from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.ledger import Ledger, account, charges_of, move_amounts
 from gputrace.analyzers.ledger.causes import Cause, path_of
-from gputrace.analyzers.load_balance import compare_loads, most_memory
-from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_experts, find_roles, find_sharded
-from gputrace.analyzers.pipelines import find_pipelines
+from gputrace.analyzers.parallelism import find_roles
 from gputrace.analyzers.python_samples import PythonLines
-from gputrace.analyzers.step_phases import (
-    ALL,
-    IdleOfRank,
-    idle_by_phase,
-    measure_phases,
-    read_phases,
-)
+from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
-from gputrace.analyzers.stragglers import (
-    KernelRatio,
-    LateGains,
-    Lateness,
-    Straggler,
-    find_lateness,
-    find_stragglers,
-    kernel_ratios,
-)
-from gputrace.model.communication import CollectiveTotals, Experts, Pipeline, ShardedData
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import (
-    DATA,
-    OTHER,
-    PHASES,
-    Allocator,
-    HostLoad,
-    InputPipeline,
-    Loader,
-    StepPhases,
-)
-from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
+from gputrace.model.host import DATA, OTHER, PHASES, HostLoad, StepPhases
+from gputrace.model.intervals import EMPTY, Intervals, merge_touching
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
     TURNS,
     Breakdown,
-    CardUse,
     CopyUse,
     Evidence,
     Finding,
-    Gaps,
     LedgerRow,
-    Load,
-    Missing,
     Phase,
     Step,
-    Throughput,
 )
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
 from gputrace.units import format_ids, format_ns
 
-_NEARLY_ALL: Final = 0.9
+_Fact = TypeVar("_Fact")
+
+_PINNED_PART: Final = 0.9
 """Part of the copies' time from which the memory of all of them is called pinned."""
 _FEWEST_TURNS: Final = 3
 """Fewer steps may all hold what a process does once: none shows how long they are without it."""
-_STRAY: Final = 0.01
+_STRAY_OPERATIONS: Final = 0.01
 """Fraction of the operations of its rank's busiest GPU below which a GPU does not count."""
 
 _FRAMEWORKS: Final = (
@@ -112,7 +73,7 @@ HIGH: Final = 0.20
 MEDIUM: Final = 0.05
 """Shares of the time from which a cost is high and medium: xprof's limits for input-bound."""
 
-_MOST: Final = 0.5
+_NAMED_PHASE: Final = 0.5
 """Share of the idle time that one phase must have for it to be named."""
 
 _DO: Final = r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b"
@@ -149,6 +110,27 @@ class Facts(Struct, frozen=True, dict=True):
     causes: Sequence[Cause] = ()
     """Causes of lost time, in the order in which they are charged."""
 
+    def once(self, work: Callable[[Facts], _Fact]) -> _Fact:
+        """Return a function's result for these facts, computed once."""
+        if work not in self._known:
+            self._known[work] = work(self)
+        fact: _Fact = self._known[work]
+        return fact
+
+    def by_group(
+        self, find: Callable[[PerGpu, Collectives, Sequence[str], Sequence[Step]], _Fact]
+    ) -> _Fact:
+        """Return what a function finds in the groups of communicating GPUs, computed once."""
+        if find not in self._known:
+            self._known[find] = find(self.per_gpu, self.collectives, self.roles, self.measured)
+        fact: _Fact = self._known[find]
+        return fact
+
+    @cached_property
+    def _known(self) -> dict[Any, Any]:
+        """What was computed, by the function, or by the steps compared."""
+        return {}
+
     @property
     def trace(self) -> Trace:
         """Trace of the run."""
@@ -178,14 +160,14 @@ class Facts(Struct, frozen=True, dict=True):
         """Lost time of the GPUs, each nanosecond charged to one cause."""
         if not self.per_gpu.operations:
             return Ledger((), 1)
-        lanes = self._lanes_of(self.listed)
+        lanes = self.lanes_of(self.listed)
         rows = {(row.gpu, row.rank): row for row in self.listed}
         in_order = [rows[lane.gpu.gpu, lane.gpu.rank] for lane in lanes]
         charged = account(
             self.per_gpu,
             self.causes,
             {lane.gpu: edges_of(self.measured_of(lane.gpu)) for lane in self.per_gpu.lanes},
-            [lane.gpu for lane in lanes],
+            lanes,
             in_order,
             self.collectives,
             self.roles,
@@ -216,127 +198,15 @@ class Facts(Struct, frozen=True, dict=True):
         return find_roles(self.per_gpu, self.collectives, self.measured)
 
     @cached_property
-    def collective_totals(self) -> tuple[CollectiveTotals, ...]:
-        """Collectives of the measured steps by operation and group."""
-        return total_collectives(self.per_gpu, self.collectives, self.measured, self.roles)
-
-    @cached_property
-    def pipelines(self) -> tuple[Pipeline, ...]:
-        """Pipelines of stages, with the time in which these do not work."""
-        return find_pipelines(self.per_gpu, self.collectives, self.roles, self.measured)
-
-    @cached_property
-    def experts(self) -> tuple[Experts, ...]:
-        """Load of the experts of each rank, by group."""
-        return find_experts(self.per_gpu, self.collectives, self.roles, self.measured)
-
-    @cached_property
-    def sharded(self) -> tuple[ShardedData, ...]:
-        """Gathering of sharded parameters, by group."""
-        return find_sharded(self.per_gpu, self.collectives, self.roles, self.measured)
-
-    @cached_property
-    def lateness(self) -> Lateness | None:
-        """Time that GPUs lose to each other at collectives; None where none meet."""
-        return find_lateness(self.per_gpu, self.collectives, self.measured)
-
-    @cached_property
-    def late(self) -> tuple[Straggler, ...]:
-        """GPUs for which others wait at collectives, the costliest first."""
-        return () if self.lateness is None else find_stragglers(self.lateness, self.measured)
-
-    @cached_property
-    def missing(self) -> tuple[Missing, ...]:
-        """Rows that the recording lacks, as its other rows show."""
-        if not self.per_gpu.operations:
-            return ()
-        return find_missing(self.per_gpu, self.all_steps, self.collectives)
-
-    @cached_property
     def host_load(self) -> tuple[HostLoad, ...]:
         """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
         counters = self.per_gpu.whole.once(read_counters)
         return measure_load(counters, self.processes, self.timed or self.steps)
 
-    @cached_property
-    def allocators(self) -> tuple[Allocator, ...]:
-        """Allocator of torch in the measured steps, by rank; empty where it was not read."""
-        shard = self.per_gpu.whole
-        counters, phases = shard.once(read_counters), shard.once(read_phases)
-        return measure_allocators(counters, self.processes, self.timed or self.steps, phases)
-
     @property
     def unrecorded(self) -> float:
         """Length of an unrecorded step as a fraction of a recorded one."""
         return 1.0 if self.all_steps.cost is None else self.all_steps.cost.ratio
-
-    @cached_property
-    def throughput(self) -> tuple[Throughput, ...]:
-        """Samples, tokens and FLOPs of each rank; empty where neither program nor shapes tell."""
-        work = self.per_gpu.whole.once(read_work)
-        flop = flop_of_step(self.kernels)
-        steps = self.timed or self.steps
-        rows = measure_throughput(work, flop, self.processes, steps, self.unrecorded)
-        return add_use(rows, self.per_gpu.lanes, self.kernels)
-
-    @cached_property
-    def loaders(self) -> tuple[Loader, ...]:
-        """Data loader of each rank in the measured steps; empty where none was recorded."""
-        events = self.per_gpu.whole.once(read_loaders)
-        return () if events is None else measure_loaders(events, self.processes, self._paces)
-
-    @cached_property
-    def input_pipelines(self) -> tuple[InputPipeline, ...]:
-        """Input pipeline of each rank that has one which is not torch's DataLoader."""
-        events = self.per_gpu.whole.once(read_loaders)
-        return () if events is None else measure_pipelines(events, self.processes, self._paces)
-
-    @cached_property
-    def _paces(self) -> dict[int, Pace]:
-        """Pace of each rank that has steps."""
-        loads = {load.rank: load for load in self.host_load}
-        spans_of = spans_by_rank(self.measured)
-        paces = {}
-        for rank in self.processes:
-            rows = [row for row in self.rows if row.rank == rank and row.steps]
-            if not rows:
-                continue
-            spans, load = spans_of.get(rank, {}).values(), loads.get(rank)
-            steps = sum(row.steps for row in rows)
-            step_ns = sum(row.total_ns for row in rows) / steps
-            waited_ns, train_ns, host_ns = self._host_times(rows)
-            paces[rank] = Pace(
-                union([start for start, _ in spans], [end for _, end in spans]),
-                np.array(sorted(start for start, _ in spans), np.int64),
-                step_ns,
-                waited_ns / steps,
-                train_ns / steps,
-                host_ns / steps,
-                sum(row.of("communication_wait") for row in rows) / steps,
-                load.process_cores * step_ns if load is not None else 0.0,
-                len(self.processes),
-                load is not None and load.others_queued >= MEDIUM,
-            )
-        return paces
-
-    def _host_times(self, rows: Sequence[Breakdown]) -> tuple[int, int, int]:
-        """Return the nanoseconds of a rank's waits for data, its training, and its host's work."""
-        total_ns = sum(row.total_ns for row in rows)
-        waited_ns = sum(row.of("host_data") for row in rows)
-        host_ns = total_ns - waited_ns
-        if not self.per_gpu.operations:
-            return waited_ns, host_ns, host_ns
-        # A GPU also waits for what the program itself does with a batch before its copy.
-        idle_ns = sum(row.of("data_feeding") for row in rows)
-        is_known = any(row.host_data_ns is not None for row in rows)
-        waited_ns = min(idle_ns, waited_ns) if is_known else idle_ns
-        train_ns = total_ns - waited_ns - sum(row.of("recorder") for row in rows)
-        host_ns = host_ns if is_known else train_ns
-        if self.is_pinned("h2d"):
-            # A host that no batch holds up has launched before its GPU gets there.
-            ahead_ns = train_ns - sum(row.of("launch") for row in rows)
-            train_ns = min(train_ns, max(ahead_ns, host_ns))
-        return waited_ns, train_ns, host_ns
 
     @cached_property
     def processes(self) -> dict[int, int]:
@@ -352,38 +222,7 @@ class Facts(Struct, frozen=True, dict=True):
     @cached_property
     def step_phases(self) -> tuple[StepPhases, ...]:
         """Measured steps of each rank by phase; empty where no phases were recorded."""
-        phases = self.per_gpu.whole.once(read_phases)
-        if not phases or not self.measured:
-            return ()
-        of_ranks, spans_of = [], spans_by_rank(self.measured)
-        for rank, process in sorted(self.processes.items()):
-            spans = spans_of.get(rank, {})
-            if process in phases and spans:
-                of_rank = measure_phases(
-                    phases[process], rank, list(spans.values()), self._idle_of_rank(rank)
-                )
-                of_ranks += [] if of_rank is None else [of_rank]
-        return tuple(of_ranks)
-
-    def _idle_of_rank(self, rank: int) -> IdleOfRank | None:
-        """Return the idle time of a rank's GPUs that count by phase; None where there is none."""
-        rows = [
-            (len(self.measured_of(lane.gpu)), idle)
-            for lane, idle in zip(self.working, self._idle_in_phases, strict=True)
-            if lane.gpu.rank == rank and idle
-        ]
-        steps = sum(count for count, _ in rows)
-        if not steps:
-            return None
-        idle, launch = (
-            np.sum([by_cause[n] for _, by_cause in rows], axis=0) for n in (ALL, "launch")
-        )
-        return IdleOfRank(steps, idle, launch if self.per_gpu.has_calls else None)
-
-    @cached_property
-    def _idle_in_phases(self) -> list[dict[str, NDArray[np.int64]]]:
-        """Idle time of each GPU that counts by phase of its host, in all and before launches."""
-        return idle_by_phase(self.per_gpu, self.working, self.working_times, (ALL, "launch"))
+        return measure_phases(self.per_gpu, self.working, self.processes, self.measured)
 
     @cached_property
     def framework(self) -> str:
@@ -402,28 +241,16 @@ class Facts(Struct, frozen=True, dict=True):
         calls = self.per_gpu.whole.calls
         return calls is not None and are_of_hip(self.trace, calls.name)
 
-    @cached_property
-    def cards(self) -> tuple[CardUse, ...]:
-        """Cards while they were busy, of those that were sampled."""
-        return find_cards(self.trace.nvml, self.per_gpu, self.measured)
-
-    @cached_property
-    def ratios(self) -> tuple[KernelRatio, ...]:
-        """Relative speeds of the GPUs on kernels that several run, in the measured steps."""
-        return self.ratios_in({step.step for step in self.measured})
-
-    def ratios_in(self, numbers: Collection[int]) -> tuple[KernelRatio, ...]:
-        """Return the relative speeds in some measured steps; each choice is compared once."""
-        wanted = set(numbers)
-        chosen = [step for step in self.measured if step.step in wanted]
+    def kernel_ratios(self, steps: Collection[int] | None = None) -> tuple[KernelRatio, ...]:
+        """Return the relative speeds of the GPUs on kernels that several run, in all measured steps
+        or some; each choice is compared once.
+        """
+        chosen = [step for step in self.measured if steps is None or step.step in steps]
         key = frozenset(step.step for step in chosen)
-        if key not in self._ratios:
-            self._ratios[key] = kernel_ratios(self.per_gpu, chosen)
-        return self._ratios[key]
-
-    @cached_property
-    def _ratios(self) -> dict[frozenset[int], tuple[KernelRatio, ...]]:
-        return {}
+        if key not in self._known:
+            self._known[key] = kernel_ratios(self.per_gpu, chosen)
+        ratios: tuple[KernelRatio, ...] = self._known[key]
+        return ratios
 
     @cached_property
     def listed(self) -> tuple[Breakdown, ...]:
@@ -438,14 +265,8 @@ class Facts(Struct, frozen=True, dict=True):
         rows = tuple(row for row in self.breakdown if (row.gpu, row.rank) not in ends)
         return rows or self.breakdown
 
-    def longest_gaps(self, most: int) -> Gaps:
-        """Return all gaps of the GPUs of `listed`, and the ``most`` longest with their evidence."""
-        is_python = bool(self.framework) and not self.is_hip
-        steps, measured, lines = self.all_steps, self.measured, self.lines
-        lanes = self._lanes_of(self.listed)
-        return find_gaps(self.per_gpu, lanes, steps, measured, most, lines, is_python=is_python)
-
-    def _lanes_of(self, rows: Sequence[Breakdown]) -> list[LaneSummary]:
+    def lanes_of(self, rows: Sequence[Breakdown]) -> list[LaneSummary]:
+        """Return the lanes of the GPUs of some rows."""
         gpus = {(row.gpu, row.rank) for row in rows}
         return [lane for lane in self.per_gpu.lanes if (lane.gpu.gpu, lane.gpu.rank) in gpus]
 
@@ -462,7 +283,7 @@ class Facts(Struct, frozen=True, dict=True):
         stray = {
             (lane.gpu.gpu, lane.gpu.rank)
             for lane in self.per_gpu.lanes
-            if lane.operations < _STRAY * busiest[lane.gpu.rank]
+            if lane.operations < _STRAY_OPERATIONS * busiest[lane.gpu.rank]
         }
         rows = [row for row in self.listed if (row.gpu, row.rank) not in stray]
         return tuple([row for row in rows if row.steps] or rows)
@@ -470,7 +291,7 @@ class Facts(Struct, frozen=True, dict=True):
     @cached_property
     def working(self) -> list[LaneSummary]:
         """Lanes of the GPUs that count."""
-        return self._lanes_of(self.rows) if self.per_gpu.operations else []
+        return self.lanes_of(self.rows) if self.per_gpu.operations else []
 
     @cached_property
     def copies(self) -> tuple[CopyUse, ...]:
@@ -481,29 +302,12 @@ class Facts(Struct, frozen=True, dict=True):
         """Return whether the host's memory is pinned in the copies of a kind of `CopyUse`."""
         rows = [row for row in self.copies if row.kind == kind]
         pinned = sum(row.total_ns for row in rows if row.memory == "pinned")
-        return pinned > _NEARLY_ALL * sum(row.total_ns for row in rows)
-
-    @cached_property
-    def pageable(self) -> Pageable:
-        """Input copies from pageable memory."""
-        return find_pageable(self.per_gpu, self.working, self.measured)
-
-    @cached_property
-    def balance(self) -> tuple[Load, ...]:
-        """Load of each GPU that counts, for comparison; empty where there is one."""
-        lanes = self.working
-        memory = most_memory(self.trace.nvml, lanes) if len(lanes) > 1 else {}
-        return compare_loads(self.per_gpu, lanes, self.measured, memory)
+        return pinned > _PINNED_PART * sum(row.total_ns for row in rows)
 
     @property
     def waits_known(self) -> bool:
         """Return whether it is known for how long each GPU waits for other ranks."""
         return all(row.communication_wait_ns is not None for row in self.rows)
-
-    @cached_property
-    def start_up_share(self) -> float:
-        """Share of the time that the GPUs idle for what a process does once."""
-        return 0.0 if self.repeats else self.share_of(self.ledger.mean("warmup"))
 
     @cached_property
     def links(self) -> Links | None:
@@ -561,17 +365,7 @@ class Facts(Struct, frozen=True, dict=True):
         """
         if not self.per_gpu.has_calls:
             return 0
-        if measure not in self._means:
-            times = self.working_times
-            self._means[measure] = (
-                sum(self.per_gpu.each(measure, self.working, times)) // self.turns
-            )
-        return self._means[measure]
-
-    @cached_property
-    def _means(self) -> dict[Callable[[GpuShardView, Intervals], int], int]:
-        """Answers of `mean_over_gpus`, for rules that ask again what others asked."""
-        return {}
+        return sum(self.per_gpu.each(measure, self.working, self.working_times)) // self.turns
 
     def share(self, *names: str) -> float:
         """Return the share of the time that some classes have, over all GPUs."""
@@ -652,20 +446,16 @@ class Facts(Struct, frozen=True, dict=True):
             if charged[0].line not in text:
                 text += f"; the host is at {charged[0].line} in {charged[0].evidence}"
             evidence |= {"line": charged[0].line}
+        ranks = sorted({row.rank for row in rows})
+        if 1 < len(rows) < len(self.rows):
+            text = text.replace("the GPUs", f"the GPUs of {format_ids('rank', ranks)}", 1)
+        elif len(rows) < len(self.rows):
+            text = re.sub(_DO, rf"the GPU of rank {ranks[0]} \1s", text, count=1)
         yield replace(
-            self.finding(id, severity, mean, self._said_of(text, rows), advice, evidence),
-            ranks=tuple(sorted({row.rank for row in rows})),
+            self.finding(id, severity, mean, text, advice, evidence),
+            ranks=tuple(ranks),
             gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
         )
-
-    def _said_of(self, text: str, rows: Sequence[Breakdown]) -> str:
-        """Return a message about the GPUs that is about some of them alone."""
-        if len(rows) == len(self.rows):
-            return text
-        ranks = sorted({row.rank for row in rows})
-        if len(rows) > 1:
-            return text.replace("the GPUs", f"the GPUs of {format_ids('rank', ranks)}", 1)
-        return re.sub(_DO, rf"the GPU of rank {ranks[0]} \1s", text, count=1)
 
     def _phase_of(
         self, causes: Sequence[str], rows: Sequence[Breakdown]
@@ -676,7 +466,7 @@ class Facts(Struct, frozen=True, dict=True):
         """
         if not self.step_phases:
             return None
-        lanes = self._lanes_of(rows)
+        lanes = self.lanes_of(rows)
         times = [self.time_of(lane) for lane in lanes]
         each = self.per_gpu.each(_charged_in_phases, lanes, times, same=(tuple(causes),))
         idle = [phases for phases in each if phases is not None]
@@ -686,9 +476,15 @@ class Facts(Struct, frozen=True, dict=True):
         total = sum(named.values())
         del named[OTHER]
         most = max(named, key=lambda name: named[name])
-        if most == DATA or named[most] <= _MOST * total:
+        if most == DATA or named[most] <= _NAMED_PHASE * total:
             return None
         return most, named[most], total
+
+    def host_cost(self, cause: str, host_ns: float) -> int:
+        """Return the cost of a cause of the host per step: the GPUs' idle time that is charged to
+        it, or without a GPU ``host_ns``.
+        """
+        return self.ledger.mean(cause) if self.per_gpu.operations else round(host_ns)
 
     @cached_property
     def measured_of(self) -> StepsOf:
@@ -700,11 +496,13 @@ class Facts(Struct, frozen=True, dict=True):
         """Measured time of each of the GPUs that count."""
         return [self.time_of(lane) for lane in self.working]
 
-    def time_of(self, lane: LaneSummary, steps: Sequence[int] | None = None) -> Intervals:
-        """Return the measured steps of a GPU, or some of them; its window where there are none."""
-        chosen = self.measured_of(lane.gpu)
-        chosen = chosen if steps is None else [step for step in chosen if step.step in steps]
-        return stretches(chosen, lane.window)
+    def time_of_rank(self, rank: int) -> Intervals:
+        """Return the measured steps of a rank."""
+        return time_of(step for step in self.measured if step.rank == rank)
+
+    def time_of(self, lane: LaneSummary) -> Intervals:
+        """Return the measured steps of a GPU; its window where there are none."""
+        return stretches(self.measured_of(lane.gpu), lane.window)
 
 
 def _charged_in_phases(

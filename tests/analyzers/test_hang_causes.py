@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gputrace.analyzers.hangs import Hang, find_cause
+from gputrace.analyzers.hang_causes import Hang, find_cause
 from gputrace.collectors.hang_watch import Hangs, read_ring
 from gputrace.errors import InputError
 from gputrace.readers.flight_recorder import Collective, RankState, plain_pickle, read_ranks

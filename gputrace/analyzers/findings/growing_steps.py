@@ -1,35 +1,117 @@
-"""Change of the length of steps over a run: growth, a jump, or two sizes."""
+"""Finding on steps that become longer over the run, and the change of their length: growth, a
+jump, or two sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
+from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.grouping import median
 from gputrace.model.events import Mask
+from gputrace.model.results import Finding, Step
 from gputrace.model.struct import Struct
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
+from gputrace.units import format_ns
 
-_FEWEST: Final = 40
+_DRIFT_ADVICE: Final = {
+    "grow": "look for what the program keeps from step to step: losses that hold their graph "
+    "(keep loss.item()), lists, hooks or callbacks added again, a history that is searched; "
+    "compare an early step with a late one (--steps)",
+    "jump": "check what changed at that step: longer inputs, a larger batch, clocks and heat, "
+    "another program on the machine, a cache that no longer fits; compare steps before and after "
+    "it (--steps)",
+}
+_ACTIVITIES: Final = {
+    **{row.id: row.activity for row in TIME_CLASSES},
+    "host_data": "waiting for data",
+    "host": "other host time",
+}
+
+
+def steps_grow(facts: Facts) -> Iterator[Finding]:
+    """Forty or more steps grow by 15 % over the run, or take so much longer from one step on, three
+    times as much as they scatter. The message names the class that grew most.
+
+    Cost: the time that they take longer than at the begin, or before that step, on average, less
+    the part in which their GPUs idle, which is charged to what keeps them idle.
+
+    Wrong if: steps recorded late in another run are as long as early ones.
+    """
+    found = {rank: drift for rank in facts.ranks if (drift := _drift_of(facts, rank)) is not None}
+    if not found:
+        return
+    rank, drift = max(found.items(), key=lambda item: item[1].to_ns - item[1].from_ns)
+    longer = min(facts.mean_ns, drift.to_ns) - drift.from_ns
+    severity = severity_of(facts.share_of(longer))
+    if severity is None:
+        return
+    # While its GPU idles, that is charged to what keeps it idle.
+    own = sum(ns for name, ns in drift.grew if name not in IDLE_CAUSES)
+    cost = round(longer * own / max(sum(ns for _, ns in drift.grew), 1))
+    severity = severity_of(facts.share_of(cost)) or "low"
+    start, end, count = format_ns(drift.from_ns), format_ns(drift.to_ns), len(_steps(facts, rank))
+    message = f"steps grow from {start} to {end} over {count} steps"
+    if drift.shape == "jump":
+        message = f"steps take {end} instead of {start} from step {drift.since} on"
+    if drift.grew:
+        name, longer = drift.grew[0]
+        message += f"; what grew most is {_ACTIVITIES[name]} ({format_ns(longer)})"
+    evidence = {"from_ns": drift.from_ns, "to_ns": drift.to_ns, "since": drift.since}
+    evidence |= {f"{name}_ns": ns for name, ns in drift.grew}
+    yield facts.finding("steps-grow", severity, cost, message, _DRIFT_ADVICE[drift.shape], evidence)
+
+
+def longer_ns(facts: Facts, rank: int) -> int:
+    """Return by how many nanoseconds the mean step of a rank is longer than its first ones."""
+    drift = _drift_of(facts, rank)
+    return 0 if drift is None else max(facts.mean_ns - drift.from_ns, 0)
+
+
+def _drift_of(facts: Facts, rank: int) -> Drift | None:
+    """Return how the steps of a rank become longer; None if they do not, or come in two sizes."""
+    steps = _steps(facts, rank)
+    parts = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
+    lengths = [step.end_ns - step.start_ns for step in steps]
+    waits = [step.host_data_ns or 0 for step in steps]
+    if steps and steps[0].gpu is None:
+        host = [length - wait for length, wait in zip(lengths, waits, strict=True)]
+        parts = {"host_data": waits, "host": host}
+    drift = find_drift(lengths, {name: ns for name, ns in parts.items() if None not in ns})
+    if drift is None or drift.shape not in _DRIFT_ADVICE:
+        return None
+    return drift if drift.shape == "grow" else replace(drift, since=steps[drift.since].step)
+
+
+def _steps(facts: Facts, rank: int) -> Sequence[Step]:
+    """Return the steady steps of a rank's first GPU, with calls or without."""
+    mine = [step for step in facts.timed if step.rank == rank]
+    return [step for step in mine if step.gpu == mine[0].gpu]
+
+
+_FEWEST_STEPS: Final = 40
 """Minimum number of steps."""
-_BLOCKS: Final = 40
-_IN_BLOCK: Final = 3
+_MOST_STRETCHES: Final = 40
+_STEPS_A_STRETCH: Final = 3
 """Stretches of which the medians are looked at, at most, and steps in each, at least: a few slow
 steps, and noise from step to step, are no change over the run."""
-_GROWS: Final = 0.15
+_LEAST_CHANGE: Final = 0.15
 """Minimum change, as a part of the length before it."""
-_CLEAR: Final = 3.0
+_CLEAR_CHANGE_RATIO: Final = 3.0
 """Minimum ratio of a change to the usual deviation of stretches from it."""
-_SURE: Final = 3.3
+_RISING_ERRORS: Final = 3.3
 """Minimum number of standard deviations by which more pairs of stretches rise than fall."""
-_EDGE: Final = 0.2
+_EACH_SIDE_PART: Final = 0.2
 """Part of the stretches that each side of a jump has at least: at the begin of a run, steps may be
 shorter until what was prefetched is used up."""
-_MOSTLY: Final = 0.9
+_BEYOND_MIDDLE_PART: Final = 0.9
 """Part of either side of a jump that is beyond the middle between both."""
-_RARE: Final = 0.2
+_EACH_SIZE_PART: Final = 0.2
 """Minimum part of the steps that each of two sizes has."""
 _DEVIATION: Final = 1.4826
 """Standard deviation of normal values, as a multiple of their median deviation."""
@@ -61,9 +143,9 @@ def find_drift(lengths: ArrayLike, parts: Mapping[str, ArrayLike]) -> Drift | No
     """
     lengths = np.asarray(lengths, np.float64)
     count = len(lengths)
-    if count < _FEWEST:
+    if count < _FEWEST_STEPS:
         return None
-    edges = np.linspace(0, count, min(_BLOCKS, count // _IN_BLOCK) + 1).astype(int)
+    edges = np.linspace(0, count, min(_MOST_STRETCHES, count // _STEPS_A_STRETCH) + 1).astype(int)
     blocks = np.array([median(part) for part in np.split(lengths, edges[1:-1])])
     growth, jump = _growth(blocks), _jump(blocks)
     since = 0
@@ -102,8 +184,10 @@ def _growth(blocks: NDArray[np.float64]) -> tuple[float, float, float] | None:
     line = slope * np.arange(count)
     start = float(median(blocks - line))
     deviation = np.abs(blocks - line - start)
-    surely = np.sign(rises).sum() > _SURE * (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
-    least = max(_GROWS * start, _CLEAR * _DEVIATION * float(median(deviation)))
+    surely = (
+        np.sign(rises).sum() > _RISING_ERRORS * (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
+    )
+    least = max(_LEAST_CHANGE * start, _CLEAR_CHANGE_RATIO * _DEVIATION * float(median(deviation)))
     if not surely or line[-1] < least:
         return None
     return float(deviation.mean()), start, start + float(line[-1])
@@ -113,7 +197,7 @@ def _jump(blocks: NDArray[np.float64]) -> tuple[float, float, float, int] | None
     """Return the mean deviation from two levels, these, and the first stretch of the higher one, if
     stretches clearly have them.
     """
-    edge = max(int(_EDGE * len(blocks)), 2)
+    edge = max(int(_EACH_SIDE_PART * len(blocks)), 2)
     best: tuple[float, float, float, int] | None = None
     for place in range(edge, len(blocks) - edge + 1):
         low, high = blocks[:place], blocks[place:]
@@ -126,8 +210,8 @@ def _jump(blocks: NDArray[np.float64]) -> tuple[float, float, float, int] | None
     deviation, before, after, place = best
     middle = (before + after) / 2
     apart = min(np.mean(blocks[:place] < middle), np.mean(blocks[place:] > middle))
-    least = max(_GROWS * before, _CLEAR * deviation)
-    return best if apart >= _MOSTLY and after - before >= least else None
+    least = max(_LEAST_CHANGE * before, _CLEAR_CHANGE_RATIO * deviation)
+    return best if apart >= _BEYOND_MIDDLE_PART and after - before >= least else None
 
 
 def _first_longer(lengths: NDArray[np.float64], first: int, end: int, middle: float) -> int:
@@ -142,7 +226,7 @@ def _two_sizes(lengths: NDArray[np.float64]) -> Mask:
     comes once only.
     """
     ordered = np.sort(lengths)
-    few = int(_RARE * len(ordered))
+    few = int(_EACH_SIZE_PART * len(ordered))
     if not 0 < ordered[few] < ordered[-few - 1]:
         return np.zeros(len(lengths), np.bool_)
     ratios = ordered[few + 1 : len(ordered) - few] / ordered[few : len(ordered) - few - 1]
@@ -152,5 +236,5 @@ def _two_sizes(lengths: NDArray[np.float64]) -> Mask:
     sizes = [lengths[~longer], lengths[longer]]
     low, high = (float(median(size)) for size in sizes)
     scatter = max(_DEVIATION * float(median(np.abs(size - median(size)))) for size in sizes)
-    apart = high - low >= max(_GROWS * low, 2 * _CLEAR * scatter)
+    apart = high - low >= max(_LEAST_CHANGE * low, 2 * _CLEAR_CHANGE_RATIO * scatter)
     return longer if in_turn and apart else np.zeros(len(lengths), np.bool_)

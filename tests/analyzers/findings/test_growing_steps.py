@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gputrace.analyzers.steps.drift import find_drift
+from gputrace.analyzers.findings.growing_steps import find_drift
 
 MS = 1e6
 

@@ -68,7 +68,14 @@ def find_cause(ranks: Sequence[RankState]) -> Hang:
     if hang is None:
         message = "no rank differs from the others in its collectives or in where it is"
         hang = _caused("unknown", (), "", "", message)
-    return replace(hang, states=tuple(map(_at_hang, states)))
+    at_hang = []
+    for state in states:
+        last = state.collectives[-1] if state.collectives else None
+        text = f"{last.operation} {last.number} of {last.group}" if last else ""
+        here = (state.rank, state.host, state.pid, state.is_alive, state.steps)
+        waits = last is not None and not last.is_done
+        at_hang.append(RankAtHang(*here, text, waits, _line(state)))
+    return replace(hang, states=tuple(at_hang))
 
 
 def _caused(cause: str, by: Sequence[RankState], operation: str, line: str, message: str) -> Hang:
@@ -78,13 +85,6 @@ def _caused(cause: str, by: Sequence[RankState], operation: str, line: str, mess
 def _find(ranks: Sequence[RankState]) -> Hang | None:
     ways = (_gone, _diverged, _absent, _behind, _elsewhere, _slowest)
     return next(filter(None, (way(ranks) for way in ways)), None)
-
-
-def _at_hang(state: RankState) -> RankAtHang:
-    last = state.collectives[-1] if state.collectives else None
-    text = f"{last.operation} {last.number} of {last.group}" if last else ""
-    here = (state.rank, state.host, state.pid, state.is_alive, state.steps)
-    return RankAtHang(*here, text, last is not None and not last.is_done, _line(state))
 
 
 def _line(state: RankState) -> str:

@@ -1,0 +1,436 @@
+"""Findings about threads of the host that lack a core, or wait for something other than data or a
+GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
+from gputrace.analyzers.findings.growing_steps import longer_ns
+from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.python_samples import SampledLine
+from gputrace.model.host import HostLoad
+from gputrace.model.intervals import EMPTY
+from gputrace.model.results import Finding
+from gputrace.units import format_count, format_ns
+
+THROTTLED_SHARE: Final = 0.02
+"""Share of the time for which a quota stops threads, from which it is reported."""
+_FAULT_NS: Final = 500
+"""Least time of a page fault: 0.5 to 1 µs to map and clear 4 KiB (Linux 6 on shared cores)."""
+CORES_ALONE: Final = (
+    "give the run's processes dedicated cores (taskset, numactl, one NUMA node each), or run less "
+    "beside it"
+)
+RAISE_QUOTA: Final = (
+    "raise the limit (docker --cpus, resources.limits.cpu of Kubernetes, --cpus-per-task of "
+    "Slurm), or start no more threads and workers than it allows (OMP_NUM_THREADS)"
+)
+_BLOCKED_SHARE: Final = 0.10
+"""Share of a step that must be blocked, beyond waits for data, to be reported."""
+
+
+def cpu_starved(facts: Facts) -> Iterator[Finding]:
+    """Training threads are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
+
+    If OpenMP threads spin instead of sleeping, they progress only while all of them have a core;
+    the step with fewer threads is computed from that.
+
+    Cost: time that the thread that marks the steps, or another busy thread of its process, is
+    queued, or the time that fewer spinning threads would save; with GPUs, at most their idle time
+    spent waiting for the host.
+
+    Wrong if: the step is as long with fewer threads, or with more cores.
+    """
+    loads = [load for load in facts.host_load if load.throttled < THROTTLED_SHARE]
+    worst = max(loads, key=_queued, default=None)
+    if worst is None:
+        return
+    queued = facts.host_cost("cpu-starved", _queued(worst) * facts.mean_ns)
+    severity = severity_of(facts.share_of(queued))
+    if severity is None:
+        return
+    cost = queued
+    wanting = max(worst.wanted_cores, worst.runnable or 0.0)
+    # Of a run of less than a second, they may not have been counted.
+    cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}" if worst.cores else "cores"
+    crowd = f"{_number(wanting)} threads want {cores}"
+    # The machine's threads are counted once a second at most: between that, others may come.
+    if not wanting > worst.cores > 0:
+        crowd = f"other threads on the machine occupy the {cores} meanwhile"
+    fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
+    advice = CORES_ALONE
+    if worst.threads > 1:
+        advice = (
+            f"use fewer compute threads: OMP_NUM_THREADS={fewer} "
+            f"(torch.set_num_threads({fewer})), fewer loader workers; or more cores for each "
+            "process"
+        )
+    then = f"with a core for each, a step may take {format_ns(facts.mean_ns - cost)}"
+    ratio = _with_fewer(worst, fewer)
+    if ratio is not None:
+        cost = facts.host_cost("cpu-starved", (1 - ratio) * facts.mean_ns)
+        crowd += (
+            f"; the {worst.spinning} OpenMP threads ({worst.openmp}) spin while any of them lacks "
+            f"a core, and all have one for about {worst.at_once:.1%} of the time"
+        )
+        advice += "; OMP_WAIT_POLICY=passive lets waiting threads sleep"
+        then = f"with {format_count(fewer, 'thread')}, a step may take about "
+        then += format_ns(facts.mean_ns - cost)
+    yield facts.finding(
+        "cpu-starved",
+        severity,
+        cost,
+        f"the training threads are queued for a core for {facts.of_step(queued)}: {crowd}; {then}",
+        advice,
+        _evidence(worst, facts.mean_ns),
+    )
+
+
+def _with_fewer(load: HostLoad, fewer: int) -> float | None:
+    """Return the step with fewer threads that spin, as a share of the step; None if it is longer.
+
+    A team gets on only while all its threads have a core, and so much then as it has threads; fewer
+    have a core for as long as all that is ready to run on the machine lets them, in turn.
+    """
+    if load.spinning <= fewer:
+        return None
+    runnable = max(load.runnable or 0.0, load.wanted_cores) - load.spinning + fewer
+    share = min(1.0, load.cores / max(runnable, fewer))
+    ratio = load.spinning * load.at_once / (fewer * share**fewer)
+    return ratio if ratio < 1 else None
+
+
+def amount_queued(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step for which each rank's training threads are queued for a core."""
+    loads = (load for load in facts.host_load if load.throttled < THROTTLED_SHARE)
+    return {load.rank: round(_queued(load) * facts.mean_ns) for load in loads}
+
+
+def amount_throttled(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step for which a quota stops each rank."""
+    loads = (load for load in facts.host_load if load.throttled >= THROTTLED_SHARE)
+    return {load.rank: round(_stopped(load) * facts.mean_ns) for load in loads}
+
+
+def _stopped(load: HostLoad) -> float:
+    """Return the share of the time for which a quota stops the thread that marks the steps."""
+    return min(1.0, max(_queued(load), load.throttled / max(load.wanted_cores, 1.0)))
+
+
+def amount_faults(facts: Facts) -> dict[int | None, int]:
+    """Return the least time of a step that each rank's training thread spends in page faults."""
+    return {load.rank: round(_faults(load) * _FAULT_NS * facts.mean_ns) for load in facts.host_load}
+
+
+def _faults(load: HostLoad) -> float:
+    """Return the page faults of a nanosecond."""
+    return (load.minor_faults + load.major_faults) / max(load.covered_ns, 1)
+
+
+def amount_slow_cores(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step that the fastest clock of the run would save each rank's host."""
+    return {
+        load.rank: round(load.of(load.on_core_ns, facts.mean_ns) * _slowed(load))
+        for load in facts.host_load
+    }
+
+
+_SLOW_CLOCK_PART: Final = 0.85
+"""Part of the fastest clock that was seen below which a core is slow."""
+
+
+def _slowed(load: HostLoad) -> float:
+    """Return the part of its time on a core that a host loses to a slow one; 0 if it is not."""
+    if (
+        not load.core_mhz
+        or not load.fastest_mhz
+        or load.core_mhz >= _SLOW_CLOCK_PART * load.fastest_mhz
+    ):
+        return 0.0
+    return 1 - load.core_mhz / load.fastest_mhz
+
+
+def _queued(load: HostLoad) -> float:
+    return max(load.queued_ns / max(load.covered_ns, 1), load.others_queued)
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _evidence(load: HostLoad, mean_ns: int) -> dict[str, float | int | str | None]:
+    return {
+        "rank": load.rank,
+        "on_core_ns": load.of(load.on_core_ns, mean_ns),
+        "queued_ns": load.of(load.queued_ns, mean_ns),
+        "blocked_ns": load.of(load.blocked_ns, mean_ns),
+        "threads": load.threads,
+        "wanted_cores": round(load.wanted_cores, 2),
+        "cores": load.cores,
+        "quota_cores": load.quota_cores,
+        "openmp": load.openmp,
+        "spinning": load.spinning,
+        "at_once": round(load.at_once, 4),
+        "runnable": None if load.runnable is None else round(load.runnable, 1),
+        "throttled": round(load.throttled, 4),
+    }
+
+
+def cpu_throttled(facts: Facts) -> Iterator[Finding]:
+    """The control group's CPU quota stops the process for 2 % of the time; `medium` from 5 %,
+    `high` from 20 %.
+
+    Cost: time that the thread that marks the steps is runnable but not on a core, at least the
+    group's throttled time divided by the cores that the process wants; with GPUs, at most their
+    idle time spent waiting for the host.
+
+    Wrong if: the step is as long with a larger quota.
+    """
+    worst = max(facts.host_load, key=lambda load: load.throttled, default=None)
+    if worst is None or worst.throttled < THROTTLED_SHARE:
+        return
+    cost = facts.host_cost("cpu-throttled", _stopped(worst) * facts.mean_ns)
+    quota = "its quota"
+    if worst.quota_cores is not None:
+        quota += f" of {_number(worst.quota_cores)} core{'s' * (worst.quota_cores != 1)}"
+    yield facts.finding(
+        "cpu-throttled",
+        severity_of(facts.share_of(cost)) or "low",
+        cost,
+        f"the container's limit on CPU time stops the host for {facts.of_step(cost)}: "
+        f"{worst.threads} threads use up {quota}",
+        RAISE_QUOTA,
+        _evidence(worst, facts.mean_ns),
+    )
+
+
+_LOW_SHARE: Final = 0.02
+"""Share of a step from which collections and compilations are reported."""
+
+
+def slow_cores(facts: Facts) -> Iterator[Finding]:
+    """The training thread's core runs below 85 % of the fastest clock seen in the run, and that
+    costs 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`).
+
+    Cost: the part of its time on a core that the fastest clock would save; with GPUs, at most their
+    idle time spent waiting for the host.
+
+    Wrong if: the step is as long at that clock, because it waits for memory.
+    """
+    worst = max(facts.host_load, key=_slowed, default=None)
+    if worst is None or not _slowed(worst) or not worst.core_mhz or not worst.fastest_mhz:
+        return
+    on_core = worst.of(worst.on_core_ns, facts.mean_ns)
+    cost = facts.host_cost("slow-cores", on_core * _slowed(worst))
+    share = facts.share_of(cost)
+    if share < _LOW_SHARE:
+        return
+    yield facts.finding(
+        "slow-cores",
+        severity_of(share) or "low",
+        cost,
+        f"the training thread's core runs at {worst.core_mhz / 1000:.1f} GHz, and cores at up to "
+        f"{worst.fastest_mhz / 1000:.1f} GHz in the same run: that costs {facts.of_step(cost)}",
+        "the `performance` governor (cpupower frequency-set -g performance), fewer busy cores "
+        "beside it, better cooling, no power limit on the machine",
+        _evidence(worst, facts.mean_ns)
+        | {"core_mhz": worst.core_mhz, "fastest_mhz": worst.fastest_mhz},
+    )
+
+
+def page_faults(facts: Facts) -> Iterator[Finding]:
+    """Page faults of the training thread take at least 5 % of a step (`medium`), or 20 % (`high`).
+
+    Cost: 0.5 µs per fault, the minimum.
+
+    Wrong if: the step is no shorter when memory is kept.
+    """
+    worst = max(facts.host_load, key=lambda load: load.minor_faults, default=None)
+    if worst is None or not facts.mean_ns:
+        return
+    faults = _faults(worst) * facts.mean_ns
+    cost = facts.host_cost("page-faults", faults * _FAULT_NS)
+    severity = severity_of(facts.share_of(cost))
+    if severity is None:
+        return
+    major = worst.major_faults / worst.covered_ns * facts.mean_ns
+    from_disk = f", {major:,.1f} of them from the disk" if major >= 1 else ""
+    yield facts.finding(
+        "page-faults",
+        severity,
+        cost,
+        f"{faults:,.0f} page faults a step{from_disk}, at least {facts.of_step(cost)}: memory is "
+        "released and allocated again",
+        "reuse large buffers across steps; MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or "
+        "another allocator (jemalloc, tcmalloc)",
+        {"minor_faults": round(faults - major), "major_faults": round(major, 1)},
+    )
+
+
+_MAKES_BATCHES: Final = r"(?i)__next__$|(next|get|fetch|load)_?(batch|data|item|sample)"
+"""Names of functions that give the next batch, whatever queue or pool they wait for."""
+_FILL_THE_QUEUE: Final = (
+    "make batches faster than the program takes them: more threads or processes that fill the "
+    "queue, which is empty when it asks; a deeper queue only evens out slow ones"
+)
+_WAITING_NS: Final = 2_000_000
+"""Time after a sample for which the thread must be at its line to be said to wait there."""
+
+
+def host_blocked(facts: Facts) -> Iterator[Finding]:
+    """In traces without GPU activity, the training thread is blocked, but not on data, a core or a
+    GPU, for 10 % of a step (`medium`; `low` if other threads of its process compute for as long) or
+    20 % (`high`).
+
+    Where the line at which it waits belongs to an iterator that makes batches, it is
+    `data-feeding`.
+
+    Cost: its blocked time, less its waits for data and for Python's lock, compilation, which
+    compiler threads may do while it waits, and what `steps-grow` costs.
+
+    Wrong if: the named line does not wait.
+    """
+    compiled, locked = facts.per_gpu.whole.once(read_host_state).compilations, _locked(facts)
+    for load in facts.host_load:
+        steps = [step for step in facts.measured if step.rank == load.rank]
+        if not steps:
+            continue
+        time = facts.time_of_rank(load.rank)
+        known = sum(step.host_data_ns or 0 for step in steps)
+        known += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
+        share = load.blocked_ns / load.covered_ns - known / time.total
+        share -= locked[load.rank].share if load.rank in locked else 0.0
+        if share < _BLOCKED_SHARE:
+            continue
+        cost = max(round(share * facts.mean_ns) - longer_ns(facts, load.rank), 0)
+        line, of_samples = _line_of(facts, load.rank)
+        at = f"; it is at {line} in {of_samples:.0%} of the samples" if line else ""
+        ask = "" if facts.lines is not None else "; record with --python to name the line"
+        severity, advice = "high" if share >= HIGH else "medium", f"check what it waits for{ask}"
+        rank = "another rank, " if len(facts.host_load) > 1 else ""
+        waits = "for something other than data or a core: "
+        waits += f"{rank}a lock, a disk, a pipe, a timer"
+        if load.process_cores - load.on_core_ns / load.covered_ns >= share:
+            severity, waits = "low", "while other threads of its process compute for as long"
+            advice = "nothing to do if it waits for their results: XLA's threads compute so "
+            advice += "without a GPU"
+        id = "host-blocked"
+        if re.search(_MAKES_BATCHES, line.partition(" ")[2]):
+            id, waits, advice = "data-feeding", "for its next batch", _FILL_THE_QUEUE
+        yield facts.finding(
+            id,
+            severity,
+            cost,
+            f"the training thread waits {facts.of_step(cost)} {waits}{at}",
+            advice,
+            _evidence(load, facts.mean_ns) | ({"line": line} if line else {}),
+        )
+        return
+
+
+_NAMED_LINE_SHARE: Final = 0.3
+"""Share of the samples that must be at one line for it to be named."""
+
+
+def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
+    """Return the line at which a rank's host waits most in the measured steps, and its share.
+
+    Of the samples, those count at whose line it still was some time later, if there are any.
+    """
+    lines = facts.lines
+    if lines is None:
+        return "", 0.0
+    time = facts.time_of_rank(rank)
+    samples = {thread: lines.within(thread, time) for thread in lines.times}
+    waiting = {
+        thread: mine[lines.waited[thread][mine] >= _WAITING_NS] for thread, mine in samples.items()
+    }
+    most_at = lines.place(waiting) or lines.place(samples)
+    if most_at is None or most_at.share < _NAMED_LINE_SHARE:
+        return "", 0.0
+    return most_at.line, most_at.share
+
+
+class _Locked(NamedTuple):
+    """Samples of a rank that met its main thread waiting for Python's lock in measured steps."""
+
+    waits: int
+    samples: int
+    place: SampledLine | None
+    """Where other threads had it."""
+    share: float
+    """Part of the time: of the samples, and no more than the thread was blocked."""
+
+
+def _locked(facts: Facts) -> dict[int, _Locked]:
+    lines, ranks = facts.lines, {step.rank for step in facts.measured}
+    blocked = {load.rank: load.blocked_ns / load.covered_ns for load in facts.host_load}
+    by_rank = {}
+    for rank, process in facts.processes.items():
+        if lines is not None and rank in ranks:
+            waits = lines.waits_for_lock(process, facts.time_of_rank(rank))
+            share = min(blocked.get(rank, 1.0), waits[0] / max(waits[1], 1))
+            by_rank[rank] = _Locked(*waits, share)
+    return by_rank
+
+
+_FEWEST_LOCK_WAITS: Final = 5
+"""Samples that must meet a wait for Python's lock."""
+
+
+def amount_locked(facts: Facts) -> dict[int | None, int]:
+    """Return the time of a step for which each rank's main thread waits for Python's lock."""
+    return {
+        rank: round(locked.share * facts.mean_ns)
+        for rank, locked in _locked(facts).items()
+        if locked.waits >= _FEWEST_LOCK_WAITS
+    }
+
+
+_LINE_SEPARATOR: Final = ":"
+"""Part of a line's name: without it, the thread is not known."""
+
+
+def gil_wait(facts: Facts) -> Iterator[Finding]:
+    """The training thread waits for Python's lock (GIL) while another thread runs Python code, in 5
+    % of the samples of `--python` (`medium`) or 20 % (`high`), and in at least five.
+
+    Cost: that share of a step, at most the thread's blocked time; with GPUs, at most their idle
+    time spent waiting for the host.
+
+    Wrong if: the step is as long without the other thread.
+    """
+    by_rank = _locked(facts)
+    rank = max(by_rank, key=lambda rank: by_rank[rank].share, default=None)
+    if rank is None or by_rank[rank].waits < _FEWEST_LOCK_WAITS:
+        return
+    waits, samples, holder, share = by_rank[rank]
+    cost = facts.host_cost("gil-wait", share * facts.mean_ns)
+    share = facts.share_of(cost)
+    severity = severity_of(share)
+    if severity is None or holder is None:
+        return
+    at = ""
+    if _LINE_SEPARATOR in holder.line:
+        at = f"; in {holder.share:.0%} of {waits:,} samples another thread holds it, "
+        at += f"at {holder.line}"
+    yield facts.finding(
+        "gil-wait",
+        severity,
+        cost,
+        f"the training thread waits for Python's lock (GIL) for {facts.of_step(cost)}{at}",
+        "move the other thread's work to a separate process, or into calls that release the lock "
+        "(NumPy, torch, I/O); sys.setswitchinterval(0.0005) shortens each wait",
+        {
+            "rank": rank,
+            "waits": waits,
+            "samples": samples,
+            "share": round(share, 4),
+            "line": holder.line if at else None,
+            "line_share": round(holder.share, 4),
+        },
+    )

@@ -1,0 +1,289 @@
+"""Causes of lost time in what the host does: garbage collection, compilation, the optimizer on the
+host, and other work than to launch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import reduce
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.model.events import Events, Kind, distinct_ids, is_among
+from gputrace.model.host import BACKWARD, DATA, FORWARD, OPTIMIZER
+from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
+from gputrace.model.results import Finding
+from gputrace.units import format_ns
+
+_LOW_SHARE: Final = 0.02
+"""Share of a step from which collections and compilations are reported."""
+COLLECT_BETWEEN: Final = (
+    "gc.freeze() after set-up, then gc.disable() with gc.collect() between some steps, the same "
+    "ones on all ranks"
+)
+_CALLED_SUFFIX: Final = ", called"
+"""Part of the name of a collection that the program asked for."""
+_CALL_LESS: Final = (
+    "no gc.collect() in the loop, and no torch.cuda.empty_cache() beside it: call it once before "
+    "the first step, or between some epochs"
+)
+COMPILE_ONCE: Final = (
+    "use few input shapes (pad, drop the last batch), or mark varying dimensions as dynamic "
+    "(torch.compile(dynamic=True), mark_dynamic), and pass no Python numbers that change"
+)
+_HOST_OPTIMIZERS: Final = r"(?i)cpu_?(adam|lion|adagrad|optim|offload)"
+"""Names of ranges in which an optimizer computes on the host, such as DeepSpeedCPUAdam.step."""
+_ON_THE_GPU: Final = (
+    "keep the optimizer's state and step on the GPU (optimizers with 8-bit states or sharded ones "
+    "where memory is short); else pin the host's copies, and let the step of some layers run "
+    "beside the backward pass of others"
+)
+_FEWEST_READS: Final = 10
+"""Values read back in a step from which the finding on the host's work says so."""
+
+
+def claim_collections(host: Host) -> Intervals:
+    """Prove garbage collections in any thread of the process: all others wait for Python's lock."""
+    return host.state.collections.get(host.process, EMPTY)
+
+
+def claim_compilations(host: Host) -> Intervals:
+    """Prove compilations of a part of the program: of a stretch without CUDA calls of which most is
+    recorded as such, all, as compilers trace and look up between their parts.
+    """
+    compiled = host.state.compilations.get(host.process, EMPTY)
+    within = compiled.within(host.pauses.start, host.pauses.end)
+    return merge_touching(compiled, host.pauses.select(2 * within > host.pauses.lengths))
+
+
+def claim_host_optimizer(host: Host) -> Intervals:
+    """Prove that the optimizer computes on the host: its steps launch nothing, or are ranges that
+    say so. All between the backward pass and the next forward pass then belongs to it, which
+    brings the gradients and returns the parameters, and so do the copies that are issued there.
+    """
+    phases, named = host.phases, host.in_ranges(_HOST_OPTIMIZERS)
+    updates = host.with_calls(EMPTY if phases is None else phases.of[OPTIMIZER])
+    if phases is None or not len(updates) or host.count_issues(updates) >= len(updates):
+        return named
+    passes = merge_touching(phases.of[FORWARD], phases.of[BACKWARD])
+    between = merge_touching(passes, phases.of[DATA]).complement(*host.window)
+    between = between.select(updates.within(between.start, between.end) > 0)
+    return merge_touching(merge_touching(named, between), host.copied_by_calls_in(between))
+
+
+def host_optimizer(facts: Facts) -> Iterator[Finding]:
+    """The optimizer computes on the host while the GPUs wait, for 5 % of the time (`medium`) or 20
+    % (`high`).
+
+    Cost: that time, and the copies of gradients and parameters with nothing beside them.
+
+    Wrong if: the step is as long with the optimizer on the GPU.
+    """
+    copied = sum(r.ns for r in facts.ledger.of("host-optimizer") if r.of == "copy")
+    beside = ""
+    if copied:
+        beside = f", {format_ns(copied // facts.turns)} of it in copies of gradients and parameters"
+    yield from facts.costly(
+        "host-optimizer",
+        "the GPUs wait {cost} while the optimizer runs on the host (CPU)" + beside,
+        _ON_THE_GPU,
+    )
+
+
+def claim_host_work(host: Host) -> Intervals:
+    """Prove that the host does other things than to issue a pass: no CUDA call for a millisecond
+    and more; or, where the phases of a step are recorded, it is in none of them.
+    """
+    phases, idle = host.phases, host.pauses.difference(host.view.lane.causes.in_mpi)
+    if phases is None:
+        return idle
+    known = reduce(merge_touching, phases.of.values(), EMPTY)
+    return merge_touching(idle, known.complement(*host.window))
+
+
+_LESS_HOST_WORK: Final = (
+    "do it less often than in every step, on the GPU, or in another thread or process; vectorize it"
+)
+_READ_LESS: Final = (
+    "read values less often: every 50 steps, or all of them at once (torch.stack, one .tolist()); "
+    "fuse the kernels that compute them (torch._foreach_norm)"
+)
+_LOG_LESS: Final = "log less often: fewer histograms and images, scalars every 50 steps"
+_NAME_THE_LINE: Final = "; record with --python to name the line"
+_LOGGERS: Final = (
+    r"(?i)tensorboard|wandb|mlflow|comet_ml|neptune|clearml|aim/|summary\.py|event_file_writer"
+    r"|(^|/)logging/|loguru|csv_logs"
+)
+"""Files of loggers and trackers."""
+
+
+def host_work(facts: Facts) -> Iterator[Finding]:
+    """The GPUs wait for the program's own work on the host: it makes no CUDA call for a millisecond
+    and more, or is neither in a forward pass, a backward pass, the optimizer nor the loader.
+
+    The message names the line of the program, and how often that work reads values back.
+
+    Cost: that time.
+
+    Wrong if: the step is no shorter without the work at that line.
+    """
+    rows = facts.ledger.of("host-work")
+    lines = [row.line for row in rows if row.line is not None]
+    reads = facts.mean_over_gpus(_reads_between_passes) if facts.trains else 0
+    clause, advice = "", _LESS_HOST_WORK
+    if reads >= _FEWEST_READS:
+        clause = f", which reads {reads:,} values back in each (.item(), .cpu(), print)"
+        advice = _READ_LESS
+    if any(row.frame is not None and re.search(_LOGGERS, row.frame) for row in rows):
+        clause, advice = ", which writes logs" + clause, _LOG_LESS
+    at = f" at {lines[0]}" if lines else ""
+    ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
+    yield from facts.costly(
+        "host-work",
+        f"the GPUs wait {{cost}} for other work of the host{at}{clause}",
+        advice + ask,
+    )
+
+
+def _reads_between_passes(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the copies to the host that a GPU makes in some time while its host does other work
+    than a pass.
+    """
+    events = gpu.operations.events
+    copies = np.flatnonzero(events.kind == Kind.COPY_D2H)
+    inside = copies[time.contains(events.start[copies])]
+    worked = claim_host_work(Host(gpu)).intersection(time)
+    return int(np.count_nonzero(worked.contains(events.start[inside])))
+
+
+def garbage_collection(facts: Facts) -> Iterator[Finding]:
+    """Python's garbage collections take 2 % of a step (`low`), 5 % (`medium`) or 20 % (`high`). The
+    message says whether the program calls them, and at which line.
+
+    Cost: the GPUs' idle time meanwhile; without GPUs, their time on the rank with the most.
+
+    Wrong if: the step is as long with `gc.disable()`.
+    """
+    worst = _in_steps(facts, Kind.COLLECTION, "garbage-collection")
+    if worst is None or worst.share < _LOW_SHARE:
+        return
+    collections, rank, steps, cost, share = worst
+    lengths = collections.end - collections.start
+    longest = int(lengths.max())
+    name = int(collections.name[int(np.argmax(lengths))])
+    texts = facts.trace.names(distinct_ids(collections.name))
+    called = is_among(
+        collections.name, [id for id, text in texts.items() if _CALLED_SUFFIX in text]
+    )
+    is_called = 2 * int(lengths[called].sum()) > int(lengths.sum())
+    who = "the program collects garbage" if is_called else "Python collects garbage"
+    rows = facts.ledger.of("garbage-collection")
+    at = f" at {rows[0].line}" if is_called and rows and rows[0].line else ""
+    each = f"{len(collections) / steps:.2g} a step"
+    yield facts.finding(
+        "garbage-collection",
+        severity_of(share) or "low",
+        cost,
+        f"{who}{at} for {facts.of_step(cost)}: {each}, the longest {format_ns(longest)} "
+        f"({texts[name]})",
+        _CALL_LESS if is_called else COLLECT_BETWEEN,
+        {
+            "called": is_called,
+            "rank": rank,
+            "collections": len(collections),
+            "steps": steps,
+            "longest_ns": longest,
+            "share": round(share, 4),
+        },
+    )
+
+
+_COMPILE_ONCE: Final = {
+    "Triton": "use few values for constexpr arguments and triton.autotune keys, and run each once "
+    "before the loop",
+    "tf.function": "pass a tf.function tensors of few shapes (pad, drop_remainder=True; "
+    "reduce_retracing=True), and tensors instead of Python numbers",
+    "jax": "pass jitted functions inputs of few shapes (pad, drop the last batch), create them "
+    "once outside the loop, and keep static arguments (static_argnums) constant",
+}
+"""By the first letters of what is compiled, or the framework; else COMPILE_ONCE."""
+
+
+def recompilation(facts: Facts) -> Iterator[Finding]:
+    """Parts of the program are compiled during measured steps, for 2 % of a step (`low`), 5 %
+    (`medium`) or 20 % (`high`).
+
+    Cost: the GPUs' idle time meanwhile; without GPUs, their time on the rank with the most.
+
+    Wrong if: the steps are as long with inputs of one shape.
+    """
+    worst = _in_steps(facts, Kind.COMPILATION, "recompilation")
+    if worst is None or worst.share < _LOW_SHARE:
+        return
+    compilations, rank, steps, cost, share = worst
+    texts = facts.trace.names(distinct_ids(compilations.name))
+    took: dict[str, int] = {}
+    for name, length in zip(
+        compilations.name.tolist(), (compilations.end - compilations.start).tolist(), strict=True
+    ):
+        what = texts[name].partition(": ")[0]
+        took[what] = took.get(what, 0) + length
+    most = max(took, key=lambda what: took[what])
+    reasons = [text for text in texts.values() if text.startswith(f"{most}: ")]
+    reason = reasons[-1].removeprefix(f"{most}: ") if reasons else None
+    cures = (_COMPILE_ONCE[who] for who in _COMPILE_ONCE if most.startswith(who))
+    advice = next(cures, _COMPILE_ONCE.get(facts.framework, COMPILE_ONCE))
+    yield facts.finding(
+        "recompilation",
+        severity_of(share) or "low",
+        cost,
+        f"parts of the program are recompiled for {facts.of_step(cost)}: {len(compilations):,} "
+        f"times in {steps:,} steps, mostly {most}" + (f", since {reason}" if reason else ""),
+        advice,
+        {
+            "rank": rank,
+            "compilations": len(compilations),
+            "steps": steps,
+            "what": most,
+            "reason": reason,
+            "share": round(share, 4),
+        },
+    )
+
+
+class _Found(NamedTuple):
+    """Events of a kind in the measured steps of the rank that has most of them."""
+
+    events: Events
+    rank: int
+    steps: int
+    cost_ns: int
+    """Time of a step that is charged to them."""
+    share: float
+    """Their share of a step."""
+
+
+def _in_steps(facts: Facts, kind: Kind, cause: str) -> _Found | None:
+    """Return the events of a kind of the host that lie in measured steps; None if none do."""
+    if kind not in facts.trace.kinds or not facts.measured:
+        return None
+    events = facts.trace.events([kind], ("start", "end", "name", "process"))
+    by_rank = {}
+    for rank, process in facts.processes.items():
+        mine = events.select(events.process == process)
+        time = facts.time_of_rank(rank)
+        inside = mine.select(time.contains(mine.start)) if len(mine) else mine
+        if len(inside):
+            by_rank[rank] = inside, union(inside.start, inside.end).total / time.total
+    if not by_rank:
+        return None
+    rank = max(by_rank, key=lambda rank: by_rank[rank][1])
+    inside, share = by_rank[rank]
+    steps = len({step.step for step in facts.measured if step.rank == rank})
+    cost = facts.host_cost(cause, share * facts.mean_ns)
+    return _Found(inside, rank, steps, cost, facts.share_of(cost))
