@@ -23,7 +23,8 @@ from tests.native.build import Machine, compile_once
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 
-settings.register_profile("gputrace", deadline=None)
+# The same examples in each run: make fuzz looks for others.
+settings.register_profile("gputrace", deadline=None, derandomize=True)
 settings.load_profile("gputrace")
 
 # Hundreds of tests start the command; without compiled files, each of them would compile it anew.
