@@ -443,12 +443,13 @@ def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
             trace.quality.notes.append(note)
         steps = steps.select(rows)
         threads = frozenset(steps.thread.tolist())
-        # Nothing marks the start of the first step: it begins with its first wait for data;
-        # without a wait its length is not known, and it is left out.
+        # Of marks at the ends of steps, nothing marks the start of the first one: it begins with
+        # its first wait for data; without a wait its length is not known, and it is left out.
         data, start = _waits_of(process, waits, threads), start.copy()
-        has_begun = bool(steps.correlation[0])
+        is_range = trace.source.startswith("kineto")
+        has_begun = is_range or bool(steps.correlation[0])
         if data is None or data.start[0] >= end[0]:
-            start, end = start[1:], end[1:]
+            start, end = start[not is_range :], end[not is_range :]
         else:
             start[0], has_begun = min(int(start[0]), int(data.start[0])), True
         if len(start):

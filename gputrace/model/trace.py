@@ -169,6 +169,10 @@ def moved(windows: Sequence[Window], shift: int) -> list[Window]:
     return [Window(start + shift, end + shift) for start, end in windows]
 
 
+GIVES_WORK: Final = "Launch|Memcpy|Memset"
+"""Names of CUDA calls that give a GPU something to run."""
+
+
 class NoGpu(NamedTuple):
     """Reason for the absence of GPU activity in a trace."""
 

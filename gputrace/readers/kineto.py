@@ -13,9 +13,27 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gputrace.errors import STOP, ErrorPolicy, UsageError
-from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, Mask, Memory, is_among
+from gputrace.model.events import (
+    GPU_KINDS,
+    UNKNOWN,
+    Column,
+    Events,
+    Kind,
+    Mask,
+    Memory,
+    distinct_ids,
+    is_among,
+)
 from gputrace.model.options import Window
-from gputrace.model.trace import Device, NoGpu, Process, Progress, Session, Trace
+from gputrace.model.trace import (
+    GIVES_WORK,
+    Device,
+    NoGpu,
+    Process,
+    Progress,
+    Session,
+    Trace,
+)
 from gputrace.readers.chrome_json import NOT_JSON, Document
 from gputrace.readers.gzip_io import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
@@ -490,11 +508,26 @@ BEFORE: Final = 1_000_000_000
 
 _WALL_CLOCK: Final = range(10**18, 4 * 10**18)
 """Nanoseconds since 1970, of the years 2001 to 2096."""
-_NO_GPU: Final = NoGpu(
-    "PyTorch's profiler recorded none",
-    "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a "
-    "GPU",
-)
+
+
+def _why_no_gpu(parts: Sequence[Events], texts: Sequence[str]) -> NoGpu:
+    """Return why there is no GPU activity, as the CUDA calls tell."""
+    why = "PyTorch's profiler recorded none"
+    ids = [distinct_ids(part.name[part.kind == Kind.API]) for part in parts]
+    calls = {texts[id] for of_part in ids for id in of_part.tolist()}
+    if any(re.search(GIVES_WORK, call) for call in calls):
+        return NoGpu(
+            f"{why}, though CUDA calls gave a GPU work",
+            "it received none of it from the driver: see the profiler's messages; virtual GPUs, "
+            "WSL and other profilers of the card can cause this",
+        )
+    if calls:
+        return NoGpu(f"{why}, and no CUDA call gives a GPU work", "record while the GPU works")
+    return NoGpu(
+        why,
+        "profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with "
+        "a GPU",
+    )
 
 
 def open_kineto(path: Path, breaks: ErrorPolicy = STOP) -> Trace:
@@ -554,7 +587,7 @@ def _trace(path: Path, rows: FileRows, about: Properties) -> MemoryTrace:
             world_size=size if size > 0 else None,
         ),
         # Steps and waits for data are worth reporting without a GPU, too.
-        no_gpu=None if has_gpu else _NO_GPU,
+        no_gpu=None if has_gpu else _why_no_gpu(parts, rows.names.texts),
     )
     trace.origin = BEFORE
     return trace

@@ -34,6 +34,7 @@ from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import (
+    GIVES_WORK,
     Device,
     NoGpu,
     Process,
@@ -71,8 +72,6 @@ def is_nsys(database: Database) -> bool:
     )
 
 
-_GIVES_WORK: Final = "Launch|Memcpy|Memset"
-"""Calls that give a GPU something to run."""
 _MOST_TEXTS: Final = 1 << 14
 """Texts that are kept; kernels and calls have thousands of names at most."""
 
@@ -120,7 +119,7 @@ class NsysTrace(SqliteTrace[schema.Table]):
         names = self.events([Kind.API], ["name"]).name if Kind.API in self.kinds else _NO_IDS
         what = "name LIKE '%COLLECT_CUDA_TRACE' AND value = 'true'"
         traced = self._database.select("META_DATA_CAPTURE", "name", "value", where=what)
-        if len(names) and self.search(distinct_ids(names), _GIVES_WORK):
+        if len(names) and self.search(distinct_ids(names), GIVES_WORK):
             problem += ", though CUDA calls gave a GPU work"
             remedy = "the recorder received none of it from the driver: see the messages in the "
             remedy += "report; virtual GPUs, WSL and other profilers of the card can cause this"
