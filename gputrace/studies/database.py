@@ -134,7 +134,7 @@ class Database:
         study, order = plan.study, {each.key: n for n, each in enumerate(plan.configurations)}
         runs = [
             self.convert(row | {"result": self._parse(row["result"])}, Run)
-            for row in self._rows("* FROM runs")
+            for row in self._rows("*, configuration, result FROM runs")
             if row["configuration"] in order
         ]
         shown = [

@@ -128,7 +128,7 @@ class Facts(Struct, frozen=True, dict=True):
 
     @cached_property
     def _known(self) -> dict[Any, Any]:
-        """What was computed, by the function, or by the steps compared."""
+        """Answers that rules share, by the function that gives them, or by the steps compared."""
         return {}
 
     @property
