@@ -126,7 +126,9 @@ class TestTheName:
     def test_keeps_any_other_percent_sign(self, text: str) -> None:
         assert str(name(text).path) == text
 
-    @pytest.mark.parametrize(("text", "word"), [("%q{NO}.x", "'NO' is not set"), ("", "does not name a file")])
+    @pytest.mark.parametrize(
+        ("text", "word"), [("%q{NO}.x", "'NO' is not set"), ("", "does not name a file")]
+    )
     def test_that_cannot_be_made_is_wrong_usage(self, text: str, word: str) -> None:
         with pytest.raises(UsageError, match=word):
             name(text)
