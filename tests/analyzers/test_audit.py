@@ -12,7 +12,6 @@ from typing import Final, cast
 import numpy as np
 import pytest
 
-from benchmarks.losses import LOSSES, Loss, lose
 from gputrace.analyzers.audit import _lone_collectives
 from gputrace.analyzers.collectives import Collectives, RankGroup
 from gputrace.analyzers.gpu_shards import PerGpu
@@ -21,6 +20,7 @@ from tests.helpers import lookups, recordings
 from tests.helpers.exports import Export
 from tests.helpers.handmade import Run, analyze, train
 from tests.synthetic import PLANTS, planted
+from tests.synthetic.lost_rows import LOSSES, Loss, lose
 
 RUNS: Final = (1, 6)
 """Seeds of generated runs."""

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gputrace
-from benchmarks.diagnosis import NONE, diagnose, good, table
 from gputrace.analyzers.lateness import straggling_steps
 from gputrace.api import Report
 from gputrace.model.results import Finding
 from tests.helpers.recordings import DATA, packed, unpack
-from tests.synthetic import PLANTS, Plan, Plant, simulate, write_nsys
+from tests.synthetic import Plan, simulate, write_nsys
 from tests.synthetic.plants import steady_ns
 
 MS = 1_000_000
@@ -166,27 +165,6 @@ def test_a_lag_that_is_always_there_is_found_from_3_percent_of_a_step(
 ) -> None:
     assert straggling_steps(np.full(steps, np.ceil(lag * MS)), MS).all()
     assert not straggling_steps(np.full(steps, 0.02 * MS), MS).any()
-
-
-@pytest.mark.parametrize("seed", range(9))
-def test_planted_causes_are_found_first(seed: int) -> None:
-    found = diagnose(seed)
-    assert found.wrong == ""
-    assert (found.found == NONE) == (not found.plant.expects)
-
-
-@pytest.mark.parametrize("plant", PLANTS[-8:], ids=lambda plant: plant.name)
-def test_causes_like_those_of_recordings_of_others_are_found_first(plant: Plant) -> None:
-    assert diagnose(1000, plant).wrong == ""
-
-
-def test_every_plant_has_a_row_in_the_table_of_confusions() -> None:
-    one = diagnose(0)
-    lines = table([one]).splitlines()
-    assert lines[2].startswith("| nothing | 1 | 1 | 1 |")
-    assert all(any(line.startswith(f"| {plant.name} |") for line in lines) for plant in PLANTS)
-    assert good([one])
-    assert not good([replace(one, wrong="late-host of rank 3")])
 
 
 def real(name: str, folder: Path) -> Report:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import gputrace
-from benchmarks.hosts import COMPUTE, PLANTS, Plant
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import counts
 from gputrace.model.results import Finding
@@ -21,6 +20,7 @@ from tests.helpers import command
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, US, Run, analyze, ids
 from tests.helpers.programs import Program
+from tests.synthetic.late_hosts import COMPUTE, PLANTS, Plant
 
 # ---- counters, made by hand ----
 
