@@ -197,20 +197,26 @@ _FEWEST_KERNELS: Final = 10
 """Kernels below which a recording without steps shows next to nothing of a GPU."""
 
 
+_PART_OF_PASS: Final = 0.01
+"""Part of the host's recorded time below which a single pass is next to nothing of it."""
+
+
 def runs_almost_nothing(facts: Facts) -> bool:
     """Return whether a recording without steps shows next to nothing of a GPU."""
     kernels = sum(lane.kernels for lane in facts.working)
     is_whole = facts.per_gpu.has_calls and not facts.trace.idle_unknown
-    if facts.repeats or not is_whole or kernels >= _FEWEST_KERNELS:
+    if facts.repeats or not is_whole:
         return False
     recorded = facts.once(_recorded_ns)
+    if kernels >= _FEWEST_KERNELS:
+        return facts.all_steps.kind == "pass" and facts.mean_ns < _PART_OF_PASS * recorded
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     return facts.mean_ns < MEDIUM * recorded or not (kernels or opaque)
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
     """A recording without steps has fewer than ten kernels, all within 5 % of the host's recorded
-    time, or only copies or memsets.
+    time, or only copies or memsets; or a single pass is within 1 % of it.
 
     Cost: the rest of that time; without kernels, all of it.
 

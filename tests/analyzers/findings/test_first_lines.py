@@ -555,3 +555,15 @@ def test_data_of_a_program_without_steps_are_no_batches(tmp_path: Path) -> None:
     found = finding_of(report, "data-feeding")
     assert "data from the host" in found.message
     assert "batch" not in found.advice
+
+
+@pytest.mark.parametrize(("setup_ms", "said"), [(200, False), (2000, True)])
+def test_a_pass_that_is_next_to_nothing_of_the_recording_is_told_as_that(
+    tmp_path: Path, setup_ms: int, said: bool
+) -> None:
+    run = Run()
+    run.allocate(setup_ms * MS, "cudaMalloc")
+    names = ("ampere_sgemm_128x64_tn", "void at::native::add", "void at::native::norm")
+    for index in range(30):
+        run.kernel(100 * US, f"{names[index % 3]}_{index}")
+    assert ("low-utilization" in ids(analyze(run, tmp_path))) == said
