@@ -310,10 +310,15 @@ def test_each_moment_of_a_step_that_any_wait_covers_counts_once(
         for start, length in waits:
             made.wait(start + 2, start + 2 + length)
         report = made.report()
+    steps = report.step_list
+    # The first step begins with the first wait; one may follow an epoch's end, and begin later.
+    assert [step.end_ns - steps[0].end_ns for step in steps] == [
+        (end - ends[1]) * MS for end in ends[1:]
+    ]
+    marked = [MS // 2, *(end * MS for end in ends[1:-1])]
+    assert all(step.start_ns >= mark for step, mark in zip(steps, marked, strict=True))
     # In half milliseconds, within the steps as they are reported.
     waited = {1, 2} | {half for s, n in waits for half in range(2 * s + 4, 2 * (s + n) + 4)}
-    steps = report.step_list
-    assert len(steps) == len(lengths)
     edges = [(2 * step.start_ns // MS, 2 * step.end_ns // MS) for step in steps]
     expected = [len(waited & set(range(*edge))) * MS // 2 for edge in edges]
     assert [step.host_data_ns for step in steps] == expected

@@ -240,7 +240,7 @@ def find_bursts(trace: Trace, operations: GpuOperations) -> Runs | None:
     between = np.diff(rows)
     cut = np.flatnonzero(between > _valley(between))
     # An optimizer goes on after it has cloned or filled its state, as in its first step.
-    others = np.cumsum(operations.events.kind == Kind.KERNEL)
+    others = np.cumsum(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
     cut = cut[others[rows[cut + 1]] - others[rows[cut]] > 1]
     bursts = Runs(np.concatenate([rows[:1], rows[cut + 1]]), np.concatenate([rows[cut], rows[-1:]]))
     return _one_a_batch(bursts, inputs_alone(operations).starts)

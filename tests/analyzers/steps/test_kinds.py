@@ -107,6 +107,27 @@ def test_passes_over_batches_are_an_evaluation(tmp_path: Path, seed: int) -> Non
     assert "input copy" in steps.reason
 
 
+@pytest.mark.parametrize("clones", [False, True])
+@pytest.mark.parametrize("as_graph", [False, True])
+def test_an_optimizer_ends_each_step_however_the_rest_of_it_is_launched(
+    tmp_path: Path, as_graph: bool, clones: bool
+) -> None:
+    """In its first step it may clone its state between two of its kernels: that is one update."""
+    run = Run()
+    for step in range(12):
+        for _ in range(20 * as_graph):
+            run.graph(250 * US)
+        if not as_graph:
+            run.model()
+        run.optimizer()
+        if clones and step == 0:
+            for _ in range(60):
+                run.copy(2 * US, to_host=False)
+            run.optimizer()
+    steps = analyze(run, tmp_path).steps
+    assert (steps.kind, steps.count) == ("training", 12)
+
+
 def test_winograd_is_no_backward_pass(tmp_path: Path) -> None:
     for name, kind in (("winograd_fwd_4x4", "evaluation"), ("winogradWgradData4x4", "training")):
         run, network = Run(), Network(1)
