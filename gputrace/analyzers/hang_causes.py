@@ -172,19 +172,22 @@ def _absent(ranks: Sequence[RankState]) -> Hang | None:
         for group, rows in _by_group(ranks).items()
     }
     waiting: dict[int, tuple[Collective, list[int]]] = {}
-    present: dict[int, list[int]] = {}  # Of large groups, which many ranks share, few may be here.
+    not_come: dict[
+        tuple[tuple[int, ...], str, int], list[int]
+    ] = {}  # Thousands may wait in one collective.
     for state in ranks:
         last = state.collectives[-1] if state.collectives else None
         if last is None or (last.is_done and not _is_in_library(state)):
             continue
-        shared = id(last.members)
-        if shared not in present:
+        key = last.members, last.group, last.number
+        if key not in not_come:
+            come = entered[last.group]
             members = dict.fromkeys(last.members or by_rank)
-            present[shared] = [rank for rank in members if rank in by_rank]
-        come = entered[last.group]
-        missing = [rank for rank in present[shared] if come.get(rank, 0) < last.number]
-        if missing:
-            waiting[state.rank] = last, missing
+            not_come[key] = [
+                rank for rank in members if rank in by_rank and come.get(rank, 0) < last.number
+            ]
+        if not_come[key]:
+            waiting[state.rank] = last, not_come[key]
     for first in waiting:
         at, seen = first, [first]
         while at in waiting and (following := waiting[at][1][0]) not in seen:
