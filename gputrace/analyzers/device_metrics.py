@@ -278,7 +278,15 @@ def _energy(
 
 
 PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
-    r"B200|GB200": {"fp8": 4500, "bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75, "fp64": 37},
+    r"GB300": {"fp4": 15000, "fp8": 5000, "bf16": 2500, "fp16": 2500, "tf32": 1250, "fp32": 80,
+               "fp64": 1.3},
+    r"B300": {"fp4": 14000, "fp8": 4500, "bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75,
+              "fp64": 1.2},
+    r"GB200": {"fp4": 10000, "fp8": 5000, "bf16": 2500, "fp16": 2500, "tf32": 1250, "fp32": 80,
+               "fp64": 40},
+    r"B200": {"fp4": 9000, "fp8": 4500, "bf16": 2250, "fp16": 2250, "tf32": 1125, "fp32": 75,
+              "fp64": 37},
+    r"(?i)rubin": {"fp4": 35000, "fp8": 16700},
     r"H[12]00 NVL":
         {"fp8": 1671, "bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60, "fp64": 60},
     r"H800.*PCIe": {"fp8": 1513, "bf16": 756, "fp16": 756, "tf32": 378, "fp32": 51, "fp64": 0.8},
@@ -296,11 +304,12 @@ PEAKS: Final[Mapping[str, Mapping[str, float]]] = {
     r"MI300X": {"fp8": 2614, "bf16": 1307, "fp16": 1307, "tf32": 653, "fp32": 163, "fp64": 163},
 }  # fmt: skip
 """Dense peak in TFLOP/s by card and precision, without sparsity, from the makers' data sheets of
-each card (NVIDIA; AMD of the MI300X); where a name does not say which form a card has, SXM's."""
+each card (NVIDIA; AMD of the MI300X); where a name does not say which form a card has, SXM's. Of
+Rubin, the maker has only given preliminary figures of training."""
 
 
 _MEMORY: Final[Mapping[str, int]] = {
-    r"B200|GB200": 8000, r"H200": 4800, r"H100 NVL": 3900, r"H[18]00.*PCIe": 2000,
+    r"(?i)rubin": 22000, r"B[23]00": 8000, r"H200": 4800, r"H100 NVL": 3900, r"H[18]00.*PCIe": 2000,
     r"H[18]00": 3350, r"H20(?!0)": 4000, r"A[18]00.*PCIe.*80": 1935, r"A[18]00.*80": 2039,
     r"A100": 1555, r"L40S": 864, r"L4(?!0)": 300, r"A40(?!0)": 696, r"A10(?![0G])": 600,
     r"V100": 900, r"MI300X": 5300,

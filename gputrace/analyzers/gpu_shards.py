@@ -43,6 +43,7 @@ from gputrace.analyzers.operations import (
     pair_keys,
     pair_of,
     read_operations,
+    with_unnamed_exchanges,
 )
 from gputrace.analyzers.steps import FoundSteps, agree, steps_by_rank
 from gputrace.analyzers.steps.windows import StepWindows
@@ -430,7 +431,8 @@ def spill_operations(
         spilled.append(scratch.keep(GpuOperations(gpu, events, classes, coverage)))
         aside.let_go()
         scratch.let_go()
-    return spilled
+    marked = with_unnamed_exchanges(trace, spilled)
+    return spilled if marked is spilled else [scratch.keep(each) for each in marked]
 
 
 def _holding(parts: Sequence[_Part]) -> dict[int, list[int]]:

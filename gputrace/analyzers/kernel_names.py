@@ -34,6 +34,8 @@ _COMMUNICATION: Final = re.compile(
       | cross_device_reduce\w*   # vLLM's own
       | k?userbuffers_\w+        # Transformer Engine, below tensor-parallel products
       | deep_ep\W*\d*(?:intranode|internode|legacy|elastic)\w*\W*\d*(?!clean|get_dispatch_layout)
+      | (?:intra|inter)node\w*\W*\d*(?:cached_notify|notify|dispatch|combine)  # its forks
+      | (?:moe)?a2a_?(?:dispatch|combine)\w*
       | hybrid_ep\W*\d*(?:dispatch|combine)
       | ep(?:dispatch|combine)\w*          # MoRI
     )
@@ -98,7 +100,7 @@ _RULES: Final = (
     ),
     (
         "quantisation",
-        r"quant(?!ile)|cast_transpose|amax|absmax|downcast|fp8\w*(cast|qparam|to_float)"
+        r"quant(?!ile)|cast_(and_)?transpose|amax|absmax|downcast|fp8\w*(cast|qparam|to_float)"
         r"|cast\w*fp[48]|to_fp[48]|nvfp4|mxfp8|block_scal|swizzle|scale_inv|compute_scale|partial_cast"
         r"|fp8_to|zero_scales|repack|reconstruct_(gptq|exllama)",
     ),
@@ -159,10 +161,13 @@ _MOST_NAMES: Final = 1 << 12
 def is_communication(kernel: str) -> bool:
     """Return whether a kernel's name, demangled or not, is that of a collective or a send/receive.
 
-    Only the function's own name counts, not the types among its template arguments.
+    Only the function's own name counts, not the types among its template arguments. A product that
+    gathers its operands or scatters what it makes computes.
     """
     base = (kernel.partition("<")[0] or kernel)[:_LONGEST_READ].lower()
-    return _COMMUNICATION.search(base) is not None and not _FUSED.match(base)
+    if _COMMUNICATION.search(base) is None or _FUSED.match(base):
+        return False
+    return "gemm" not in base and "matmul" not in base
 
 
 @lru_cache(_MOST_NAMES)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.kernel_names import is_communication
+from gputrace.analyzers.unnamed_exchanges import exchanging_names
 from gputrace.errors import InputError
 from gputrace.model.events import (
     GPU_KINDS,
@@ -142,12 +143,26 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
     gpus, gpu_index = find_gpus(trace, events)
     rows, edges = order_by_group(gpu_index, len(gpus), events.start)
     events, classes = events.having(*COLUMNS).take_away(rows), classes.take(rows)
-    return [
+    operations = [
         GpuOperations(
             gpu, events.select(slice(first, end)), classes[first:end], trace.coverage(gpu.process)
         )
         for gpu, (first, end) in zip(gpus, pairwise(edges.tolist()), strict=True)
     ]
+    return with_unnamed_exchanges(trace, operations)
+
+
+def with_unnamed_exchanges(trace: Trace, operations: list[GpuOperations]) -> list[GpuOperations]:
+    """Return the operations, with kernels of `exchanging_names` classified as communication."""
+    names = exchanging_names(trace, [each.events for each in operations])
+    if not names:
+        return operations
+    marked = []
+    for each in operations:
+        exchanges = is_among(each.events.name, names) & (each.events.kind == Kind.KERNEL)
+        classes = np.where(exchanges, np.int8(OperationClass.COMMUNICATION), each.classes)
+        marked.append(replace(each, classes=classes))
+    return marked
 
 
 class OperationClass(IntEnum):

@@ -146,6 +146,8 @@ class TestTheEnergy:
 @pytest.mark.parametrize(
     ("card", "precision", "tera"),
     [
+        ("NVIDIA GB300", "fp4", 15_000),
+        ("NVIDIA B200", "bf16", 2250),
         ("NVIDIA H200", "bf16", 989),
         ("NVIDIA H100 80GB HBM3", "fp8", 1979),
         ("NVIDIA H100 PCIe", "bf16", 756),
