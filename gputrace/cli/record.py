@@ -237,11 +237,13 @@ def _log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> N
     if merged.cut:
         lost = "what they had not written, a second at most where the disk took it, is missing"
         log(f"{merged.cut} ended without warning; {lost}")
+    if merged.unreached:
+        log(merged.unreached)
     if merged.kernels or merged.steps >= _LEAST_STEPS:
         log(f"next: gputrace analyze {traces}")
-    elif failed:
+    elif failed and not merged.unreached:
         log("the program failed before its second step: there is nothing to analyze yet")
-    else:
+    elif not merged.unreached:
         seen = "only one step was" if merged.steps else "no steps were"
         log(
             f"{seen} seen: call gputrace.step() at the end of each, or wrap each in "

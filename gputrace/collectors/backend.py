@@ -136,6 +136,8 @@ class Merged:
     """Notes for the user, a line each."""
     unread: bool = False
     """True if the folder has non-empty files that could not be read."""
+    unreached: str = ""
+    """Line on what the recording did not reach, if no step was seen and it is known."""
 
 
 def run_directly(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -15,11 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gputrace.collectors import job_tasks
+from gputrace.collectors import job_tasks, unreached
 from gputrace.collectors.backend import (
     HOW_TO_BUILD,
     Backend,
@@ -32,8 +30,7 @@ from gputrace.collectors.backend import (
 from gputrace.collectors.backends import HOST, backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
 from gputrace.collectors.hang_watch import Hangs
-from gputrace.collectors.launch import Launch, find_program, load_numpy, orphans_of
-from gputrace.collectors.launch.supervised import SUPERVISOR
+from gputrace.collectors.launch import Launch, find_program, load_numpy
 from gputrace.collectors.masking import masked
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.spool import CHUNK, HEADER
@@ -103,7 +100,8 @@ def _watched(
 ) -> Iterator[Callable[[], None]]:
     """Yield the function to call now and then while the program runs."""
     plan, folder = prepared.plan, prepared.folder
-    bounds, hooks = LimitWatch(folder, plan.limits, log), HookWatch(folder)
+    bounds = LimitWatch(folder, plan.limits, log)
+    reach = unreached.ReachWatch(folder, prepared.command)
     slow: list[SlowSteps] = []
     if plan.when_slow:
         load_numpy()
@@ -115,7 +113,7 @@ def _watched(
     def look() -> None:
         growth.look_now_and_then()
         bounds.look()
-        hooks.look_now_and_then()
+        reach.look_now_and_then()
         for steps in slow:
             steps.look()
         for watch in hangs:
@@ -124,8 +122,8 @@ def _watched(
     yield look
     for steps in slow:
         steps.finish()
-    if notice := hooks.notice():
-        log(notice)
+    if notice := reach.notice():
+        job_tasks.write_meta(folder, job_tasks.read_meta(folder) | {"unreached": notice})
 
 
 def conclude(prepared: Prepared, has_run: bool = True) -> Merged | None:
@@ -174,10 +172,11 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
         notes += ("only the host's signals were recorded: nothing of a GPU is in the trace",)
     if merged.unread:
         notes += (f"{folder} is kept, for what could not be read",)
-    return replace(merged, notes=notes)
+    why = "" if merged.steps else meta.get("unreached", "")
+    return replace(merged, notes=notes, unreached=why)
 
 
-HOOKS: Final = Path(__file__).parent / "hooks"
+HOOKS: Final = unreached.HOOKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,59 +315,6 @@ def keep_hooks(command: Sequence[str]) -> tuple[str, ...]:
                 given = word.removeprefix(name)
                 words[at] = name + os.pathsep.join(filter(None, [str(HOOKS), given]))
     return tuple(words)
-
-
-_IGNORES: Final = "EIS"
-"""Options of Python with which it runs no sitecustomize of PYTHONPATH."""
-
-
-class HookWatch:
-    """Watch for Pythons of the program that run without the hooks, and so mark no steps.
-
-    It looks less and less often, and no more once hooks have written or such a Python was seen.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._began = folder, time.monotonic()
-        self._next_s, self._seen = 0.0, ""
-
-    def look_now_and_then(self) -> None:
-        """Look if twice as much time has passed as at the last look."""
-        elapsed = time.monotonic() - self._began
-        if self._seen or elapsed < self._next_s:
-            return
-        self._next_s = math.inf if self._has_written() else 2 * elapsed
-        if self._next_s < math.inf:
-            pids = orphans_of(self._folder)
-            self._seen = next(filter(None, map(_why_unhooked, pids)), "")
-
-    def notice(self) -> str:
-        """Return a line on such a Python, unless hooks of another have written; else empty."""
-        return "" if self._has_written() else self._seen
-
-    def _has_written(self) -> bool:
-        return any(self._folder.glob("*.host"))
-
-
-def _why_unhooked(pid: int) -> str:
-    """Return why a process, if it is a Python, has no hooks; empty if it has, or is none."""
-    process = Path("/proc", str(pid))
-    try:
-        name = (process / "exe").readlink().name
-        words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
-        variables = os.fsdecode((process / "environ").read_bytes()).split("\0")
-    except OSError:
-        return ""
-    if not name.startswith("python") or str(SUPERVISOR) in words:
-        return ""
-    paths = next((v for v in variables if v.startswith("PYTHONPATH=")), "")
-    options = takewhile(lambda word: re.match("-[^cm-]", word), words[1:])
-    ignoring = next((word for word in options if set(word) & set(_IGNORES)), "")
-    unhooked = f"{name} (process {pid}) ran without the hooks, so no steps of it are known"
-    if str(HOOKS) not in paths.partition("=")[2].split(os.pathsep):
-        kept = "keep what is there, as PYTHONPATH=$PYTHONPATH:/more"
-        return f"{unhooked}: its PYTHONPATH was replaced; {kept}"
-    return f"{unhooked}: it was started with {ignoring}" if ignoring else ""
 
 
 _OF_A_PROCESS: Final = re.compile(r"\.(\d+)(?:[-.]\d+)?(?:~\d+)?\.(spool|host)")

@@ -122,6 +122,9 @@ class OwnTrace(NsysTrace):
     def _without_gpu(self) -> NoGpu:
         database = self._database
         meta = dict(database.query("SELECT name, value FROM GPUTRACE_META"))
+        if "unreached" in meta and "GPUTRACE_STEP" not in database.tables:
+            why, _, remedy = meta["unreached"].partition("; ")
+            return NoGpu(why, remedy)
         if "no_gpu" in meta and meta.get("driver") == "yes":
             why, _, remedy = meta["no_gpu"].partition("; ")
             return NoGpu(why, remedy or "see `gputrace doctor`")

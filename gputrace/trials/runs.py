@@ -22,7 +22,8 @@ from typing import Any, Final
 import msgspec
 
 from gputrace.collectors.launch import gputrace_command, orphans_of
-from gputrace.collectors.session import HOOKS, HookWatch, keep_hooks
+from gputrace.collectors.session import HOOKS, keep_hooks
+from gputrace.collectors.unreached import ReachWatch
 from gputrace.errors import UsageError
 from gputrace.studies.runner import MARK, Failed, end_all, why_failed
 from gputrace.trials.cures import Candidate, read_candidates
@@ -305,7 +306,7 @@ class Program:
                 )
 
             spool = record.with_name(f"{record.name}.spool") if record else folder / "spool"
-            watch = HookWatch(spool)
+            watch = ReachWatch(spool, self.command)
             looks = [self.tick, watch.look_now_and_then]
             if turns and going:
                 looks.append(_chooser(folder, lambda: going(read(None, "turns"))))
@@ -618,7 +619,7 @@ def _mean_loss(losses: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _why_unanswered(folder: Path, watch: HookWatch, warmup: int) -> Failed | Spent:
+def _why_unanswered(folder: Path, watch: ReachWatch, warmup: int) -> Failed | Spent:
     """Return the error of a run that timed out before it measured anything."""
     if why := watch.notice():
         return Failed(why)

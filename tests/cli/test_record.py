@@ -16,7 +16,7 @@ import pytest
 
 from gputrace.collectors.backend import has_driver
 from gputrace.collectors.launch import orphans_of
-from gputrace.collectors.session import HOOKS, HookWatch, keep_hooks
+from gputrace.collectors.session import HOOKS, keep_hooks
 from tests.helpers import command
 from tests.helpers.lookups import rows
 
@@ -63,37 +63,6 @@ def test_other_commands_are_run_as_they_are() -> None:
         ("env", "-u", "PYTHONPATH", "x"),
     ):
         assert keep_hooks(words) == words
-
-
-@pytest.mark.parametrize(
-    ("variables", "options", "said"),
-    [
-        ({"PYTHONPATH": "/mine"}, [], "its PYTHONPATH was replaced"),
-        ({}, [], "its PYTHONPATH was replaced"),
-        ({"PYTHONPATH": f"{HOOKS}:/mine"}, ["-u", "-I"], "it was started with -I"),
-        ({"PYTHONPATH": f"{HOOKS}:/mine"}, ["-u"], ""),
-    ],
-)
-def test_a_python_without_hooks_is_said_unless_another_had_them(
-    tmp_path: Path, variables: dict[str, str], options: list[str], said: str
-) -> None:
-    wait = "import sys; print(); sys.stdin.read()"
-    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    with subprocess.Popen(
-        [sys.executable, *options, "-c", wait, "-E"],
-        env={**inherited, **variables, "GPUTRACE_DIR": str(tmp_path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as python:
-        assert python.stdout is not None
-        python.stdout.readline()
-        watch = HookWatch(tmp_path)
-        watch.look_now_and_then()
-        python.communicate()
-    assert said in watch.notice()
-    assert bool(said) == bool(watch.notice())
-    (tmp_path / "host.1.host").touch()
-    assert not watch.notice()
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])

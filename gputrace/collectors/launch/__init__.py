@@ -23,6 +23,8 @@ NOT_FOUND: Final = 127
 NOT_RUNNABLE: Final = 126
 LOOK_S: Final = 5.0
 """Seconds between two calls of ``meanwhile``."""
+_FIRST_LOOK_S: Final = 0.125
+"""Seconds to the first call, from which on they double."""
 
 PYTHONS: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, but programs that it starts should not."""
@@ -77,7 +79,7 @@ def run(
     """Run the program to its end; return its exit code, -N if signal N ended it.
 
     Signals that were sent to this process alone are forwarded to it. ``meanwhile`` is called every
-    ``every_s`` seconds while it runs.
+    ``every_s`` seconds while it runs, and more often at its start.
     """
     program = find_program(command[0])
     wait_for_children()
@@ -91,7 +93,8 @@ def run(
                     if (came := wait_for([number], 0)) is not None:
                         child.send(came)
                 witness.forget()
-            look_at = time.monotonic() + every_s
+            pause_s = min(_FIRST_LOOK_S, every_s)
+            look_at = time.monotonic() + pause_s
             while (code := child.code()) is None:
                 came = wait_for(_WATCHED, max(look_at - time.monotonic(), 0))
                 if came is not None and came.number != signal.SIGCHLD:
@@ -99,7 +102,8 @@ def run(
                 elif time.monotonic() >= look_at:
                     witness.forget_old()
                     meanwhile()
-                    look_at = time.monotonic() + every_s
+                    pause_s = min(2 * pause_s, every_s)
+                    look_at = time.monotonic() + pause_s
             _discard_late(witness)
             return code
     finally:
