@@ -48,6 +48,7 @@ from gputrace.analyzers.step_phases import find_modules
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.whatif import late_gains, prepare_replay, what_if
 from gputrace.errors import InputError, PluginError, UsageError
+from gputrace.model.attempts import choose_attempt, describe_lives
 from gputrace.model.events import Mask
 from gputrace.model.intervals import Times
 from gputrace.model.options import Options, Window
@@ -92,13 +93,12 @@ def analyze(
     the steps asked for is there.
     """
     options = options or Options()
+    window = trace.cut
+    if options.window is not None:
+        window = Window(*(moment + trace.origin for moment in options.window))
+    trace.cover(choose_attempt(trace.lives, None if window is None else window.end))
     opened = _open_gpus(trace, progress, watcher, spread)
     with closing(opened):
-        window = options.window
-        if window is not None:
-            window = Window(window.start + trace.origin, window.end + trace.origin)
-        else:
-            window = trace.cut
         _put_on_one_clock(opened)
         if watcher is not None:
             watcher.operations_read(opened.whole.operations)
@@ -194,8 +194,10 @@ _OVERLAPPING_RATIO: Final = 1.05
 
 def _notes(facts: Facts, recorded_calls: RecordedCalls | None) -> Iterator[str]:
     """Yield what limits the figures: calls that were not recorded, shares of kernels that sum to
-    more than the time in which the GPUs are busy, and what recording cost if it added nothing.
+    more than the time in which the GPUs are busy, what recording cost if it added nothing, and
+    what lacks because processes ended early.
     """
+    yield from describe_lives(facts.trace.lives, facts.trace.attempt, facts.trace.origin)
     if recorded_calls is not None:
         yield str(recorded_calls)
     busy = sum(row.of("compute") + row.of("communication") for row in facts.rows)

@@ -12,6 +12,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.collectors.attempts import read_lives
 from gputrace.collectors.backend import Merged
 from gputrace.collectors.clock_correction import correct_clocks
 from gputrace.collectors.nvml.log import NvmlLog, make_steady, read_nvml, tables
@@ -25,6 +26,7 @@ from gputrace.collectors.spool.host_events import (
     take_backward_passes,
 )
 from gputrace.errors import InputError
+from gputrace.model.attempts import choose_attempt, describe_lives
 from gputrace.model.names import demangle, short
 from gputrace.store.writer import (
     DOMAIN,
@@ -61,7 +63,10 @@ def merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:
     with TraceWriter(output) as writer:
         processes = write_all(writer, spools, hosts, start, meta)
         steps = write_signals(writer, folder, hosts, start)
-        lost = write_unreadable(writer, problems)
+        lost = [
+            *write_lives(writer, folder, spools, hosts, start),
+            *write_unreadable(writer, problems),
+        ]
     return Merged(
         processes=processes,
         kernels=sum(len(spool.records[b"KERN"]) for spool in spools),
@@ -510,6 +515,32 @@ def write_process(
     columns = ["globalPid", "pid", "host", "rank", "worldSize", "localRank", "whole", "note"]
     row = (global_pid(pid, machine), pid, host, rank, size, local, int(whole), note)
     writer.add_rows("GPUTRACE_PROCESS", columns, [row])
+
+
+def write_lives(
+    writer: TraceWriter,
+    folder: Path,
+    spools: Sequence[activity.Spool],
+    hosts: Sequence[HostEvents],
+    start: int,
+    machine: int = THIS_MACHINE,
+) -> list[str]:
+    """Write when processes began and ended, how, and in which attempt; return lines for the user.
+
+    ``start`` is the session's on CLOCK_REALTIME, ``machine`` the upper 16 bits of global ids.
+    """
+    lives = list(read_lives(folder, spools, hosts, rank_of).values())
+    rows = [
+        (
+            *(global_pid(life.process, machine), life.attempt),
+            *(life.start - start, life.end - start, life.exit_code, life.steps),
+            *(moment - start if moment else None for moment in (life.first_step, life.last_step)),
+        )
+        for life in lives
+    ]
+    columns = "globalPid attempt startNs endNs exitCode steps firstStepNs lastStepNs"
+    writer.add_rows("GPUTRACE_LIFE", columns.split(), rows)
+    return list(describe_lives(lives, choose_attempt(lives), start))
 
 
 _RANKS: Final = (

@@ -29,6 +29,7 @@ from gputrace.collectors.backend import (
 )
 from gputrace.collectors.backends import HOST, backend_named, choose
 from gputrace.collectors.backends.cupti import CUPTI
+from gputrace.collectors.exit_watch import ExitWatch
 from gputrace.collectors.hang_watch import Hangs
 from gputrace.collectors.launch import Launch, find_program, load_numpy
 from gputrace.collectors.masking import masked
@@ -80,6 +81,8 @@ def record(
     if plan.nvml and has_driver() and (task is None or team.shares or task.local_rank == 0):
         sampler = Sampler()
         team.let_one("nvml", partial(sampler.start, prepared.folder, limits=plan.limits))
+    exits = ExitWatch(prepared.folder)
+    team.let_one("exits", exits.start)
     try:
         growth = GrowthWatch(prepared.folder, from_bytes, report_size)
         with _watched(prepared, log, growth, hangs) as meanwhile:
@@ -88,6 +91,7 @@ def record(
             watch.finish(code)
         return code
     finally:
+        exits.stop()
         if sampler is not None:
             sampler.stop()
             if sampler.notice:

@@ -113,6 +113,7 @@ def _write(
     finalize.write_meta(writer, start, meta)
     for host in hosts:
         finalize.write_process(writer, host.pid, host.host, host.info, host.whole, machine)
+    lines = finalize.write_lives(writer, folder, [], hosts, start, machine)
     kernels = 0
     if (table := "CUPTI_ACTIVITY_KIND_KERNEL") in tables:
         kernels = int(writer.query(f"SELECT count(*) FROM {table}")[0][0])
@@ -121,7 +122,7 @@ def _write(
         kernels=kernels,
         steps=finalize.write_signals(writer, folder, hosts, start, machine),
         cut=sum(not host.whole for host in hosts),
-        notes=_complaints(export, declared, "(3)" if kernels else "(2, 3)"),
+        notes=(*lines, *_complaints(export, declared, "(3)" if kernels else "(2, 3)")),
     )
 
 
@@ -263,6 +264,7 @@ def convert_nvprof(
         for file in files:
             notes += _write_process(writer, file, hosts, start)
         steps = finalize.write_signals(writer, folder, hosts, start)
+        notes += finalize.write_lives(writer, folder, [], hosts, start)
         notes += finalize.write_unreadable(writer, problems)
     if not starts:
         notes.append(why_none(bool(files)))

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from gputrace.collectors import exit_watch
 from gputrace.collectors.launch import gputrace_command, orphans_of
 from gputrace.collectors.launch.supervised import SUPERVISOR
 from gputrace.collectors.masking import masked
@@ -110,7 +111,7 @@ _ISOLATING: Final = "EIS"
 """Options with which Python ignores PYTHONPATH, or imports no sitecustomize."""
 _OURS: Final = (
     *("/dev/fd/3", str(SUPERVISOR), "gputrace.collectors.nvml.sampling"),
-    gputrace_command()[-1],
+    *(exit_watch.__file__, gputrace_command()[-1]),
 )
 """Words by which the recorder's own processes are known."""
 

@@ -24,6 +24,7 @@ from gputrace.distributed import worker
 from gputrace.distributed.scheduler import HINT, connected
 from gputrace.distributed.worker import Batch, Census, File, Reply, Request, RunNumbering
 from gputrace.errors import GputraceError, InputError, MissingError
+from gputrace.model.attempts import Life
 from gputrace.model.events import Column, Events, Kind, concatenate
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
@@ -266,7 +267,7 @@ class RemoteTrace(Trace):
         self._about: worker.About = reply.value
         self.source, self.origin = self._about.source, self._about.origin
         self.no_gpu, self.held = self._about.no_gpu, self._about.held
-        self.idle_unknown = self._about.idle_unknown
+        self.idle_unknown, self.attempt = self._about.idle_unknown, self._about.attempt
         self._names: dict[int, str] = {}
         self._devices: dict[tuple[int, int], Device] = {}
         self._coverage: dict[int, Coverage] = {}
@@ -291,6 +292,15 @@ class RemoteTrace(Trace):
     @property
     def kinds(self) -> frozenset[Kind]:
         return self._about.kinds
+
+    @property
+    def lives(self) -> Sequence[Life]:
+        return self._about.lives
+
+    def cover(self, attempt: int) -> None:
+        if attempt != self.attempt:
+            super().cover(attempt)
+            self.receive(self.send(worker.call, "cover", attempt))
 
     @property
     def cut_bytes(self) -> int:

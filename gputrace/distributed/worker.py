@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.operations import Gpu, GpuOperations, GpuSummary, pair_keys, pair_of
 from gputrace.errors import GputraceError
+from gputrace.model.attempts import Life
 from gputrace.model.events import UNKNOWN, Column, Events, Kind, distinct_ids, number_ids
 from gputrace.model.options import Window
 from gputrace.model.trace import Coverage, Device, NoGpu, Process, Progress, Quality, Session, Trace
@@ -75,6 +76,8 @@ class About:
     held: bool
     cut_bytes: int
     idle_unknown: str = ""
+    lives: Sequence[Life] = ()
+    attempt: int = 0
 
 
 @dataclass(slots=True)

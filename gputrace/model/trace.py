@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from gputrace.errors import InputError
+from gputrace.model.attempts import Life
 from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Column, Events, Kind, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
@@ -199,6 +200,7 @@ class Trace(ABC):
         is_host_timeline: whether ranges of the host are all that it has.
         idle_unknown: why idle time of the GPUs says nothing of the program, as if only some kernels
             were recorded; empty if it does.
+        attempt: number of the attempt whose rows are read; 0 if nothing was restarted.
         has_one_clock: whether times of all its files can be compared; of merged traces that do not
             say when they were recorded, only after `shift_clocks`.
     """
@@ -219,6 +221,7 @@ class Trace(ABC):
         self.logged = Nvml()
         self.cut: Window | None = None
         self.idle_unknown = ""
+        self.attempt = 0
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -289,6 +292,15 @@ class Trace(ABC):
     def coverage(self, process: int) -> Coverage:
         """Return when a process was recorded; of most formats it is not known."""
         return Coverage()
+
+    @property
+    def lives(self) -> Sequence[Life]:
+        """When its processes began and ended, and how, as far as that was recorded."""
+        return ()
+
+    def cover(self, attempt: int) -> None:
+        """Read the rows of one attempt of `lives` from now on."""
+        self.attempt = attempt
 
     def node_stretches(self) -> Sequence[Window]:
         """Return the ordered stretches in which any process had the nodes of CUDA graphs recorded.

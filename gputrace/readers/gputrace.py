@@ -9,6 +9,7 @@ from typing import Final, Self
 
 from msgspec.structs import replace
 
+from gputrace.model.attempts import Life, choose_attempt, of_other_attempts
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Events, Kind, is_among
 from gputrace.model.options import Window
 from gputrace.model.trace import FROM_THE_START, Coverage, NoGpu, Quality
@@ -44,6 +45,9 @@ class OwnTrace(NsysTrace):
         self.quality.notes += [
             f"the stretch around a slow step: {why}" for (why,) in database.query(sql)
         ]
+        self._lives = schema.read_lives(database)
+        self._left_out: list[int] = []
+        self.cover(choose_attempt(self._lives, None if self.cut is None else self.cut.end))
         self._graphs = graph_nodes.read_graph_nodes(
             database, self._process_index, schema.KIND_OF["CUPTI_ACTIVITY_KIND_MEMCPY"]
         )
@@ -74,12 +78,32 @@ class OwnTrace(NsysTrace):
         part._texts = self.names(names - {UNKNOWN})  # A slice may have no row of a node.
         return part
 
+    @property
+    def lives(self) -> Sequence[Life]:
+        return self._lives
+
+    def cover(self, attempt: int) -> None:
+        super().cover(attempt)
+        keys = sorted(of_other_attempts(self.lives, attempt))
+        self._left_out = [self._process_index(key) for key in keys]
+
     def _read_table(
         self,
         table: schema.Table,
         wanted: Selection,
         rows: Rows = None,
         quality: Quality | None = None,
+    ) -> Events:
+        """Read the rows of the attempt that is covered."""
+        if not self._left_out:
+            return self._read_every(table, wanted, rows, quality)
+        columns = list(dict.fromkeys([*wanted.columns, "process"]))
+        events = self._read_every(table, replace(wanted, columns=columns), rows, quality)
+        covered = ~is_among(events.process, self._left_out)
+        return events.select(covered).having(*wanted.columns)
+
+    def _read_every(
+        self, table: schema.Table, wanted: Selection, rows: Rows, quality: Quality | None
     ) -> Events:
         """Read rows; replays of graphs whose nodes are known elsewhere are rows of their nodes."""
         if table.name != graph_nodes.REPLAYS or not self._graphs:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
+from gputrace.model.attempts import Life
 from gputrace.model.events import COLUMN_TYPES, COPY_KINDS, GPU_KINDS, UNKNOWN, Events, Kind, Memory
 from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.options import Window
@@ -273,6 +274,23 @@ def read_members(database: Database) -> dict[int, Member]:
         id >> 24: Member(host or "", UNKNOWN if rank is None else rank, size or 0)
         for id, host, rank, size in database.query(sql)
     }
+
+
+def read_lives(database: Database) -> list[Life]:
+    """Return when gputrace's processes began and ended, by globalPid without the thread."""
+    columns = ("globalPid", "attempt", "startNs", "endNs", "steps")
+    if not database.has("GPUTRACE_LIFE", *columns, "firstStepNs", "lastStepNs", "exitCode"):
+        return []
+    members = read_members(database)
+    whole = " AND ".join(f"typeof({name}) = 'integer'" for name in columns)
+    return [
+        Life(pid >> 24, members.get(pid >> 24, NOBODY).rank, attempt, start, end, steps, *rest)
+        for pid, attempt, start, end, steps, *rest in database.query(
+            "SELECT globalPid, attempt, startNs, endNs, steps, CAST(IFNULL(firstStepNs, 0) AS "
+            "INTEGER), CAST(IFNULL(lastStepNs, 0) AS INTEGER), CAST(exitCode AS INTEGER) "
+            f"FROM GPUTRACE_LIFE WHERE {whole}"
+        )
+    ]
 
 
 def read_session(database: Database) -> Session:

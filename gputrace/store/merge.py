@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
+from gputrace.model.attempts import Life
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate, number_ids
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
@@ -76,6 +77,7 @@ class MergedTrace(Trace):
         self.idle_unknown = next(filter(None, (trace.idle_unknown for trace in traces)), "")
         reasons = [trace.no_gpu for trace in traces]
         self.no_gpu = None if None in reasons else reasons[0]
+        self.attempt = max(trace.attempt for trace in traces)
         self.take_over()
 
     @property
@@ -110,6 +112,19 @@ class MergedTrace(Trace):
     @property
     def paths(self) -> tuple[Path, ...]:
         return tuple(path for part in self._parts for path in part.trace.paths)
+
+    @property
+    def lives(self) -> Sequence[Life]:
+        return [
+            life.moved(part.shift, part.number << 48 | life.process)
+            for part in self._parts
+            for life in part.trace.lives
+        ]
+
+    def cover(self, attempt: int) -> None:
+        super().cover(attempt)
+        for part in self._parts:
+            part.trace.cover(attempt)
 
     @property
     def session(self) -> Session:

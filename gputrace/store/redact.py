@@ -169,7 +169,7 @@ _TAKEN: Final = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|CUDA_\w+_EVENTS|NVTX_\w+|OSRT_API|CUBLAS_EVENTS|CUDNN_EVENTS"
     r"|MPI_\w+|PROFILER_OVERHEAD|GPU_METRICS|ENUM_\w+|StringIds|StringTable|Version|PROCESSES|ThreadNames"
     r"|TARGET_INFO_(GPU|GPU_METRICS|CUDA_\w+|NVTX_\w+|SESSION_START_TIME)"
-    r"|GPUTRACE_(META|PROCESS|STEP|HOST_RANGE|MESSAGE|PYTHON_SAMPLE|CLOCK|(API_)?WINDOW|NOTE|LOSS|EXPORT|TOPOLOGY|NVML_\w+)"
+    r"|GPUTRACE_(META|PROCESS|LIFE|STEP|HOST_RANGE|MESSAGE|PYTHON_SAMPLE|CLOCK|(API_)?WINDOW|NOTE|LOSS|EXPORT|TOPOLOGY|NVML_\w+)"
 )
 """Tables exported with redacted texts; others hold the environment and program output."""
 _META_KEPT: Final = ("format", "version", "start_realtime_ns", "backend", "driver", "world_size",

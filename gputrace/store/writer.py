@@ -135,6 +135,7 @@ _COLUMNS: Final = {
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs utcTime:TEXT localTime:TEXT",
     "META_DATA_EXPORT": "name:TEXT! value:TEXT",
     "GPUTRACE_PROCESS": "globalPid! pid! host:TEXT rank worldSize localRank whole! note:TEXT",
+    "GPUTRACE_LIFE": "globalPid! attempt! startNs! endNs! exitCode steps! firstStepNs lastStepNs",
     "GPUTRACE_STEP": _SPAN + "globalTid! nameId! step",
     "GPUTRACE_HOST_RANGE": _SPAN + "globalTid! nameId! kind! number",
     "GPUTRACE_MESSAGE": _SPAN + "globalTid! nameId! communicator bytes peer ranks",

@@ -111,6 +111,7 @@ RULES: Final[tuple[Rule, ...]] = (
     growing_steps.steps_grow,
     whole_run.validation_downtime,
     whole_run.checkpoint_stall,
+    whole_run.restarts,
     whole_run.graph_opaque,
 )
 HOST_RULES: Final[tuple[Rule, ...]] = (
@@ -127,6 +128,7 @@ HOST_RULES: Final[tuple[Rule, ...]] = (
     whole_run.no_gpu_activity,
     slow_steps.slow_steps,
     growing_steps.steps_grow,
+    whole_run.restarts,
     whole_run.warmup,
 )
 """Rules that need no GPU activity, for traces that hold none."""

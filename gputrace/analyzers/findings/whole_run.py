@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
+from gputrace.model.attempts import attempts_of
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
@@ -303,6 +305,40 @@ _SAVE_ASIDE: Final = {
     "tensorflow": "save in the background: tf.train.CheckpointOptions(enable_async=True)",
     "jax": "save in the background: orbax's AsyncCheckpointer",
 }
+
+
+def restarts(facts: Facts) -> Iterator[Finding]:
+    """The run was restarted: an attempt before the one that is analyzed ended, which cost 1 % of
+    the run (`low`, `medium` from 5 %, `high` from 20 %).
+
+    Cost: the time from the last step of an attempt to the end of the next one's first step, spread
+    over all steps.
+
+    Wrong if: the processes are runs of their own, one after another.
+    """
+    trace = facts.trace
+    attempts = [each for each in attempts_of(trace.lives) if each.number <= trace.attempt]
+    lost = sum(max(later.resumed - each.stopped, 0) for each, later in pairwise(attempts))
+    run = attempts[-1].stopped - attempts[0].start if attempts else 0
+    if not lost or lost < _PHASE_SHARE * run:
+        return
+    before = attempts[-2]
+    again = format_count(len(attempts) - 1, "restart")
+    yield facts.finding(
+        "restarts",
+        severity_of(lost / run) or "low",
+        lost // max(attempts[-1].steps, 1),
+        f"{again} took {format_ns(lost)} ({lost / run:.0%} of the run) without a step; "
+        f"attempt {before.number} {before}; what it did after its last checkpoint is lost",
+        "find in the program's output why it ended; save checkpoints more often, in the background",
+        {
+            "restarts": len(attempts) - 1,
+            "lost_ns": lost,
+            "share_of_run": round(lost / run, 4),
+            "steps_before": sum(each.steps for each in attempts[:-1]),
+            "exit_code": before.exit_code,
+        },
+    )
 
 
 class _Times(Struct, frozen=True, dict=True):

@@ -65,7 +65,7 @@ static void write_process(void) {
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
         "SLURM_LOCALID", "PMIX_RANK", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_RANK",
-        "HOROVOD_SIZE", "CUDA_VISIBLE_DEVICES"};
+        "HOROVOD_SIZE", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RESTART_COUNT"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
         if (getenv(variables[i])) spool_write_info(variables[i], getenv(variables[i]));
     spool_write_info("program", program_invocation_short_name);

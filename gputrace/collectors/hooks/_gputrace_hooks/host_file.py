@@ -44,7 +44,8 @@ _HAS_REST = 4
 _VARIABLES = (
     "RANK WORLD_SIZE LOCAL_RANK OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE "
     "OMPI_COMM_WORLD_LOCAL_RANK PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS SLURM_LOCALID "
-    "PMIX_RANK PMI_LOCAL_RANK MPI_LOCALRANKID HOROVOD_RANK HOROVOD_SIZE CUDA_VISIBLE_DEVICES"
+    "PMIX_RANK PMI_LOCAL_RANK MPI_LOCALRANKID HOROVOD_RANK HOROVOD_SIZE CUDA_VISIBLE_DEVICES "
+    "TORCHELASTIC_RESTART_COUNT"
 )
 
 if sys.version_info >= (3, 7):
@@ -292,7 +293,8 @@ def both_clocks() -> "tuple[int, int]":
 def _beginning(pid: int, began: "tuple[int, int]", host: str) -> bytes:
     header = pack("<8sIIQQ", MAGIC, VERSION, pid, *began)
     known = [(name, os.environ[name]) for name in _VARIABLES.split() if name in os.environ]
-    said = [("host", host), ("python", sys.version.split()[0]), *known]
+    script = (getattr(sys, "argv", None) or [""])[0]
+    said = [("host", host), ("python", sys.version.split()[0]), ("script", script), *known]
     return b"".join([header, chunk(b"FULL", bytes(24)), *(info(*pair) for pair in said)])
 
 

@@ -1,0 +1,121 @@
+"""Lives of recorded processes, and the attempts that a launcher made of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from gputrace.collectors.exit_watch import read_exits
+from gputrace.collectors.spool.activity import Spool
+from gputrace.collectors.spool.host_events import HostEvents
+from gputrace.model.attempts import Life
+from gputrace.model.events import UNKNOWN
+
+_ON_GPU = (b"KERN", b"COPY", b"MSET", b"GRPH")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Life of a process, and what tells a restart from another program."""
+
+    host: str
+    life: Life
+    group: int | str
+    """Equal for the processes that do one rank's work, one after another."""
+    reach: int
+    """Its last record, which is not later than its end."""
+    restarts: int
+    """Number of restarts before it, as torchrun counts them; -1 if unknown."""
+    script: str
+    trains: bool
+
+
+def read_lives(
+    folder: Path,
+    spools: Sequence[Spool],
+    hosts: Sequence[HostEvents],
+    rank_of: Callable[[Mapping[str, str]], int | None],
+) -> dict[tuple[str, int], Life]:
+    """Return the lives of a recording's processes by host and pid; times are CLOCK_REALTIME.
+
+    A process begins another attempt if it works on the same rank as one that had ended before, and
+    torchrun counts a restart in between, or that one failed and was of the same script.
+    """
+    exits = read_exits(folder)
+    files: dict[tuple[str, int], list[HostEvents | Spool]] = {}
+    every: list[HostEvents | Spool] = [*hosts, *spools]
+    for file in every:
+        files.setdefault((file.host, file.pid), []).append(file)
+    groups: dict[tuple[str, int | str], list[_Known]] = {}
+    known = (_known(key, of, exits.get(key), rank_of) for key, of in files.items())
+    for each in sorted(known, key=lambda each: each.life.start):
+        groups.setdefault((each.host, each.group), []).append(each)
+    return {
+        (each.host, life.process): life
+        for group in groups.values()
+        for each, life in zip(group, _number(group), strict=True)
+    }
+
+
+def _known(
+    key: tuple[str, int],
+    files: Sequence[HostEvents | Spool],
+    ended: tuple[int, int] | None,
+    rank_of: Callable[[Mapping[str, str]], int | None],
+) -> _Known:
+    info: dict[str, str] = {}
+    for file in files:
+        info |= file.info
+    rank, count = rank_of(info), info.get("TORCHELASTIC_RESTART_COUNT", "")
+    hosts = [file for file in files if isinstance(file, HostEvents)]
+    steps: Any = max((host.records["step"] for host in hosts), key=len, default=())
+    events = [int(host.events["end"].max(initial=0)) for host in hosts]
+    latest = [file.latest for file in files if isinstance(file, Spool)]
+    starts = [file.started for file in files]
+    reach = max(*starts, *events, *latest, 0)
+    life = Life(
+        process=key[1],
+        rank=UNKNOWN if rank is None else rank,
+        attempt=0,
+        start=min(starts),
+        end=ended[0] if ended else reach,
+        steps=int(steps["number"][-1]) + 1 if len(steps) else 0,
+        first_step=int(steps["end"][0]) if len(steps) else 0,
+        last_step=int(steps["end"][-1]) if len(steps) else 0,
+        exit_code=ended[1] if ended else None,
+    )
+    script = info.get("script", info.get("program", ""))
+    on_gpu = any(len(f.records[tag]) for f in files if isinstance(f, Spool) for tag in _ON_GPU)
+    return _Known(
+        host=key[0],
+        life=life,
+        group=script if rank is None else rank,
+        reach=reach,
+        restarts=int(count) if count.isdecimal() else -1,
+        script=script,
+        trains=bool(life.steps or on_gpu),
+    )
+
+
+def _number(group: Sequence[_Known]) -> list[Life]:
+    """Return the lives of a group, in order of start, with the numbers of their attempts.
+
+    A process that does not train belongs to the attempt that had begun when it did.
+    """
+    number, reach, before, lives = 0, 0, list[_Known](), list[Life]()
+    for each in group:
+        if each.trains:
+            has_failed = any(b.life.exit_code and b.script == each.script for b in before)
+            counted = before and each.restarts > max(b.restarts for b in before)
+            if not before or counted or (has_failed and each.life.start >= reach):
+                # An end is seen a little late, maybe after the next start.
+                lives = [replace(life, end=min(life.end, each.life.start)) for life in lives]
+                number, before = max(number, each.restarts) + 1, []
+            before.append(each)
+            reach = max(reach, each.reach)
+        lives.append(replace(each.life, attempt=number))
+    return lives
