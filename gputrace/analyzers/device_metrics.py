@@ -417,8 +417,13 @@ _CURVES: Final = (
     ("sm_clock", "MHz", "smClock", 1.0),
     ("memory_clock", "MHz", "memoryClock", 1.0),
     ("temperature", "°C", "temperature", 1.0),
+    ("sm_active", "%", "smActive", 1.0),
+    ("tensor_active", "%", "tensorActive", 1.0),
+    ("dram_active", "%", "dramActive", 1.0),
+    ("nvlink_sent", "bytes/s", "nvlinkTxRate", 1.0),
+    ("pcie_received", "bytes/s", "pcieRxRate", 1.0),
 )
-"""Name, unit, column of the samples, and factor."""
+"""Name, unit, column of the samples or of the activity, and factor."""
 
 
 def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> Utilization | None:
@@ -436,6 +441,9 @@ def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> 
     if not moments:
         return None
     whole = Window(min(moments), max(moments))
+    activity = nvml.activity
+    inside = (activity.time >= whole.start) & (activity.time < whole.end)
+    activity = activity.select(inside)
     # Processes that see one card each call it by the same number: several lanes of one card.
     by_card: dict[tuple[int, int], list[tuple[Gpu | None, tuple[Curve, ...]]]] = {}
     for gpu, curves in _busy(gpus, whole):
@@ -443,7 +451,9 @@ def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> 
     sampled = set(zip(samples.host.tolist(), samples.gpu.tolist(), strict=True))
     rows = []
     for key in sorted(by_card.keys() | sampled):
-        card, of_samples = nvml.card(*key), tuple(_sampled(samples.of(*key), whole))
+        card = nvml.card(*key)
+        both = samples.of(*key), activity.of(*key)
+        of_samples = [curve for rows_of in both for curve in _sampled(rows_of, whole)]
         for gpu_or_none, curves in by_card.get(key, [(None, ())]):
             gpu_name = gpu_or_none.name if gpu_or_none else ""
             rows.append(

@@ -110,6 +110,12 @@ def _find_cards() -> tuple[list[Check], list[_Capability]]:
     ]
     counted = ", ".join(f"{shown.count(card)} x {card}" for card in dict.fromkeys(shown))
     checks = [Check("GPUs", "ok", counted)]
+    supports = [ask(nvml, "nvmlGpmQueryDeviceSupport", card) for card in cards]
+    if all(support is not None and support.isSupportedDevice for support in supports):
+        checks.append(Check("GPM", "ok", "what kernels do inside is sampled: SMs, memory, links"))
+    else:
+        advice = "Hopper and newer GPUs have it; the rest is recorded without"
+        checks.append(Check("GPM", "note", "not here: what kernels do inside is unknown", advice))
     if any((ask(nvml, "nvmlDeviceGetMigMode", card) or [0])[0] for card in cards):
         checks.append(Check("MIG", "note", "on", "NVML reports less on a partitioned GPU"))
     return checks, capabilities

@@ -311,9 +311,9 @@ class RecordingFollower:
         parts_of_hosts = (host.between(since, until, done) for host in self._hosts.values())
         hosts = [host for host in parts_of_hosts if host is not None]
         logs = [log for log in self.nvml() if log.devices]
-        for log in logs:
-            recent = log.samples["timeNs"] >= since
-            log.samples = {name: column[recent] for name, column in log.samples.items()}
+        for columns in (kept for log in logs for kept in (log.samples, log.activity)):
+            recent = columns["timeNs"] >= since
+            columns.update({name: column[recent] for name, column in columns.items()})
         start = since - LEAD_NS
         with TraceWriter(output) as writer:
             write_all(writer, spools, hosts, start, self.meta)

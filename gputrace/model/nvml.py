@@ -25,6 +25,14 @@ VALUES: Final = (
 """Columns of GPUTRACE_NVML_SAMPLE, whose meaning `collectors.nvml.queries.SAMPLE` has."""
 
 
+ACTIVITY: Final = (
+    "periodNs", "smActive", "smOccupancy", "integerActive", "tensorActive", "dramActive",
+    "fp64Active", "fp32Active", "fp16Active", "pcieTxRate", "pcieRxRate", "nvlinkRxRate",
+    "nvlinkTxRate",
+)  # fmt: skip
+"""Columns of GPUTRACE_NVML_ACTIVITY, whose meaning `collectors.nvml.activity.ACTIVITY` has."""
+
+
 class Card(Struct, frozen=True):
     """A card, as NVML describes it; None is what the driver or the log does not say."""
 
@@ -75,7 +83,8 @@ def _no_times() -> NDArray[np.int64]:
 class Samples(Struct, frozen=True, eq=False):
     """Rows of one card at one moment each, in order of time.
 
-    ``samples["smClock"]`` is a column of `VALUES`, float64, NaN where nothing was said.
+    ``samples["smClock"]`` is a column of `VALUES`, or of `ACTIVITY`; float64, NaN where nothing was
+    said.
     """
 
     time: NDArray[np.int64] = field(default_factory=_no_times)
@@ -89,8 +98,8 @@ class Samples(Struct, frozen=True, eq=False):
         return len(self.time)
 
     def __getitem__(self, name: str) -> Floats:
-        """Return a column; raise KeyError for a name that is not in `VALUES`."""
-        if name not in VALUES:
+        """Return a column; raise KeyError for a name that is in neither."""
+        if name not in VALUES and name not in ACTIVITY:
             raise KeyError(name)
         column = self.values.get(name)
         return np.full(len(self), np.nan) if column is None else column
@@ -99,6 +108,13 @@ class Samples(Struct, frozen=True, eq=False):
         """Return the rows selected by a mask or indices."""
         values = {name: column[rows] for name, column in self.values.items()}
         return Samples(self.time[rows], self.host[rows], self.gpu[rows], values)
+
+    def moved(self, shift: int, hosts: Mapping[int, int]) -> Samples:
+        """With nanoseconds added to all times, and hosts under other numbers."""
+        host = self.host.copy()
+        for old, new in hosts.items():
+            host[self.host == old] = new
+        return Samples(self.time + shift, host, self.gpu, self.values)
 
     def of(self, host: int, gpu: int) -> Samples:
         """Return the samples of one card."""
@@ -112,9 +128,11 @@ class Nvml(Struct, frozen=True, eq=False):
     links: tuple[Link, ...] = ()
     """Every ordered pair of cards of a host, a card with itself too."""
     samples: Samples = field(default_factory=Samples)
+    activity: Samples = field(default_factory=Samples)
+    """What the parts of the cards did, each row in the nanoseconds ``periodNs`` before its time."""
 
     def __bool__(self) -> bool:
-        return bool(self.cards or self.links or len(self.samples))
+        return bool(self.cards or self.links or len(self.samples) or len(self.activity))
 
     def card(self, host: int, gpu: int) -> Card | None:
         return next((card for card in self.cards if (card.host, card.gpu) == (host, gpu)), None)
@@ -128,10 +146,6 @@ class Nvml(Struct, frozen=True, eq=False):
 
     def moved(self, shift: int, hosts: Mapping[int, int]) -> Nvml:
         """With nanoseconds added to all times, and hosts under other numbers."""
-        samples = self.samples
-        host = samples.host.copy()
-        for old, new in hosts.items():
-            host[samples.host == old] = new
         return Nvml(
             tuple(
                 replace(
@@ -142,7 +156,8 @@ class Nvml(Struct, frozen=True, eq=False):
                 for card in self.cards
             ),
             tuple(replace(link, host=hosts.get(link.host, link.host)) for link in self.links),
-            Samples(samples.time + shift, host, samples.gpu, samples.values),
+            self.samples.moved(shift, hosts),
+            self.activity.moved(shift, hosts),
         )
 
 
@@ -166,17 +181,22 @@ def merge_nvml(parts: Sequence[Nvml]) -> Nvml:
         lacking = [name for name, value in asdict(card).items() if value in (None, "")]
         card = replace(card, **{name: getattr(other, name) for name in lacking})
         cards[other.host, other.gpu] = card
-    samples = [part.samples for part in parts]
-    names = [name for name in VALUES if any(name in part.values for part in samples)]
-    time = np.concatenate([part.time for part in samples])
-    order = np.argsort(time, kind="stable")
     return Nvml(
         tuple(cards[key] for key in sorted(cards)),
         tuple(links[key] for key in sorted(links)),
-        Samples(
-            time[order],
-            np.concatenate([part.host for part in samples])[order],
-            np.concatenate([part.gpu for part in samples])[order],
-            {name: np.concatenate([part[name] for part in samples])[order] for name in names},
-        ),
+        _merged([part.samples for part in parts]),
+        _merged([part.activity for part in parts]),
+    )
+
+
+def _merged(samples: Sequence[Samples]) -> Samples:
+    """Return the rows of several sources in order of time."""
+    names = dict.fromkeys(name for part in samples for name in part.values)
+    time = np.concatenate([part.time for part in samples])
+    order = np.argsort(time, kind="stable")
+    return Samples(
+        time[order],
+        np.concatenate([part.host for part in samples])[order],
+        np.concatenate([part.gpu for part in samples])[order],
+        {name: np.concatenate([part[name] for part in samples])[order] for name in names},
     )

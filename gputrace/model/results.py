@@ -568,8 +568,9 @@ class Curve(Struct, frozen=True):
     """Time series of one quantity; with more samples than points, a point covers several."""
 
     name: str
-    """``busy``, ``utilization``, ``memory``, ``power``, ``sm_clock``, ``memory_clock`` or
-    ``temperature``."""
+    """``busy``, ``utilization``, ``memory``, ``power``, ``sm_clock``, ``memory_clock``,
+    ``temperature``; of Hopper and newer cards ``sm_active``, ``tensor_active``, ``dram_active``,
+    ``nvlink_sent`` and ``pcie_received``."""
     unit: str
     """Unit of the values."""
     time_ns: tuple[int, ...]

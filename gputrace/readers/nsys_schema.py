@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gputrace.errors import InputError
 from gputrace.model.attempts import Life
 from gputrace.model.events import COLUMN_TYPES, COPY_KINDS, GPU_KINDS, UNKNOWN, Events, Kind, Memory
-from gputrace.model.nvml import VALUES, Card, Link, Nvml, Samples, plain_uuid
+from gputrace.model.nvml import ACTIVITY, VALUES, Card, Link, Nvml, Samples, plain_uuid
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Session
@@ -402,7 +402,9 @@ _TEXTS: Final = frozenset(
 _ANY_HOST: Final = ("GPUTRACE_PROCESS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")
 _LIMIT: Final = f"{2.0**62:.1f}"
 """Larger than any number of NVML."""
-_TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_NVML_SAMPLE", "GPUTRACE_TOPOLOGY")
+_SAMPLED: Final = {"GPUTRACE_NVML_SAMPLE": VALUES, "GPUTRACE_NVML_ACTIVITY": ACTIVITY}
+"""Tables with a row for a card and a moment, and their columns."""
+_TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_TOPOLOGY", *_SAMPLED)
 
 
 def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
@@ -414,7 +416,7 @@ def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
     return Nvml(
         read_cards(database, epoch_ns),
         tuple(Link(**row, host=host) for row in links),
-        _samples(database, host),
+        *(_samples(database, host, table, columns) for table, columns in _SAMPLED.items()),
     )
 
 
@@ -454,11 +456,10 @@ def _rows(
             yield row
 
 
-def _samples(database: Database, host: int) -> Samples:
-    table = "GPUTRACE_NVML_SAMPLE"
+def _samples(database: Database, host: int, table: str, columns: Sequence[str]) -> Samples:
     if not database.has(table, "gpu", "timeNs"):
         return Samples()
-    names = [name for name in VALUES if database.has(table, name)]
+    names = [name for name in columns if database.has(table, name)]
     # A value that is no sensible number is NULL.
     values = [
         f"CASE WHEN typeof({name}) IN ('integer', 'real') AND abs(CAST({name} AS REAL)) < {_LIMIT} "
@@ -470,13 +471,13 @@ def _samples(database: Database, host: int) -> Samples:
         f"SELECT {shown} FROM {quote_identifier(table)} WHERE abs(CAST(timeNs AS REAL)) < {_LIMIT} "
         f"AND abs(CAST(gpu AS REAL)) < {_LIMIT} ORDER BY timeNs"
     )
-    columns = list(zip(*database.query(sql), strict=True))
-    if not columns:
+    found = list(zip(*database.query(sql), strict=True))
+    if not found:
         return Samples()
-    time, gpu = (np.array(column, np.int64) for column in columns[:2])
+    time, gpu = (np.array(column, np.int64) for column in found[:2])
     floats = {
         name: np.array(column, np.float64)
-        for name, column in zip(names, columns[2:], strict=True)
+        for name, column in zip(names, found[2:], strict=True)
         if any(value is not None for value in column)
     }
     return Samples(time, np.full(len(time), host), gpu, floats)

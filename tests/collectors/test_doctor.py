@@ -79,6 +79,15 @@ def test_a_card_that_does_not_tell_is_there_all_the_same(library: Path, tmp_path
     assert line(ran, "MIG").startswith("note    MIG: on; ")
 
 
+def test_it_says_whether_the_cards_count_what_kernels_do_inside(
+    library: Path, tmp_path: Path
+) -> None:
+    ran = examine(with_cards(library, tmp_path, "gpus 2\ngpm 0 100\ngpm 1 100\n"))
+    assert line(ran, "GPM").startswith("ok      GPM: ")
+    ran = examine(with_cards(library, tmp_path, "gpus 2\ngpm 0 100\n"))
+    assert line(ran, "GPM").startswith("note    GPM: not here")
+
+
 def test_nvml_that_fails_is_a_note(library: Path, tmp_path: Path) -> None:
     ran = examine(with_cards(library, tmp_path, "init 9\n"))
     assert line(ran, "NVML").startswith("note    NVML: Driver Not Loaded; clocks and power")

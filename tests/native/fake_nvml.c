@@ -13,6 +13,10 @@
  *   perlink                           NVLink fields answer by link only, not for all links
  *   lost GPU TICK                     from the TICK-th nvmlDeviceGetMemoryInfo_v2 on
  *   slow FUNCTION MICROSECONDS        how long a call takes
+ *   gpm GPU MILLISECONDS              from one change of the counters of GpmMetricsGet to the next;
+ *                                     a GPU that has no such line does not support them
+ *   metric NUMBER VALUE…              percent or MiB/s, one value a change, the last one again and
+ *                                     again; metrics that have no line are not supported
  *
  * The file that FAKE_NVML_CALLS names gets a line for each call: FUNCTION GPU. Layouts and numbers are those of nvml.h.
  */
@@ -27,6 +31,7 @@
 #include <unistd.h>
 
 enum { GPUS = 16, RULES = 128, VALUES = 16, FUNCTIONS = 64, LINKS = 18, ANY = -1 };
+enum { METRICS = 512 };
 enum { INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, LOST = 15 };
 
 struct gpu { int unused; };
@@ -47,6 +52,15 @@ struct field_value {
     union value value;
 };
 
+struct gpm_support { unsigned version, supported; };
+struct gpm_sample { const struct gpu *card; long long change; };
+struct gpm_metric { unsigned number; int code; double value; const char *names[3]; };
+struct gpm_metrics {
+    unsigned version, count;
+    struct gpm_sample *first, *second;
+    struct gpm_metric metrics[];
+};
+
 static struct gpu gpus[GPUS];
 static struct fail fails[RULES];
 static struct say says[RULES];
@@ -55,6 +69,8 @@ static struct slow slows[RULES];
 static struct calls calls[FUNCTIONS];
 static int fail_count, say_count, counter_count, slow_count, function_count;
 static int gpu_count = 2, init_code, per_link, lost_at[GPUS];
+static int gpm_ms[GPUS];
+static struct { int count; double values[VALUES]; } gpm_values[METRICS];
 static int ancestors[GPUS][GPUS], link_ends[GPUS][LINKS];
 
 static int number_of(const char *text) { return strcmp(text, "*") ? atoi(text) : ANY; }
@@ -66,6 +82,13 @@ static void take_say(char *line) {
     rule->gpu = number_of(strtok_r(NULL, " \n", &save));
     while ((word = strtok_r(NULL, " \n", &save)) && rule->count < VALUES)
         rule->values[rule->count++] = atoll(word);
+}
+
+static void take_metric(char *line) {
+    char *save, *word = strtok_r(line, " \n", &save);
+    unsigned number = (unsigned)atoi(strtok_r(NULL, " \n", &save)) % METRICS;
+    while ((word = strtok_r(NULL, " \n", &save)) && gpm_values[number].count < VALUES)
+        gpm_values[number].values[gpm_values[number].count++] = atof(word);
 }
 
 static void take(char *line) {
@@ -90,6 +113,8 @@ static void take(char *line) {
         fails[fail_count++].from = from;
     } else if (!strncmp(line, "say ", 4)) take_say(line);
     else if (!strncmp(line, "perlink", 7)) per_link = 1;
+    else if (sscanf(line, "gpm %d %d", &a, &b) == 2) gpm_ms[a] = b;
+    else if (!strncmp(line, "metric ", 7)) take_metric(line);
 }
 
 static void read_script(void) {
@@ -109,11 +134,16 @@ static int calls_of(const char *function, int gpu) {
     return 0;
 }
 
+/* Threads of one process may call at a time. */
 static int count_call(const char *function, int gpu) {
+    static int taken;
     int at = 0;
+    while (__sync_lock_test_and_set(&taken, 1)) usleep(10);
     while (at < function_count && strcmp(calls[at].function, function)) at++;
     if (at == function_count) calls[function_count++].function = function;
-    return ++calls[at].count[gpu];
+    int count = ++calls[at].count[gpu];
+    __sync_lock_release(&taken);
+    return count;
 }
 
 /* One write, so that what is told is there however the process ends. */
@@ -342,5 +372,40 @@ static int read_field(const struct gpu *card, struct field_value *field) {
 int nvmlDeviceGetFieldValues(struct gpu *card, int count, struct field_value *fields) {
     int code = enter("DeviceGetFieldValues", card);
     for (int at = 0; !code && at < count; at++) fields[at].code = read_field(card, &fields[at]);
+    return code;
+}
+
+int nvmlGpmQueryDeviceSupport(struct gpu *card, struct gpm_support *support) {
+    int code = enter("GpmQueryDeviceSupport", card);
+    if (!code) support->supported = gpm_ms[card - gpus] > 0;
+    return code;
+}
+
+int nvmlGpmSampleAlloc(struct gpm_sample **sample) {
+    *sample = calloc(1, sizeof **sample);
+    return 0;
+}
+
+int nvmlGpmSampleGet(struct gpu *card, struct gpm_sample *sample) {
+    static unsigned long long began;
+    int code = enter("GpmSampleGet", card);
+    if (!began) began = now_us();
+    sample->card = card;
+    if (!code) sample->change = (now_us() - began) / 1000 / gpm_ms[card - gpus];
+    return code;
+}
+
+/* Between two samples without a change, the memory's metric (10) is not a number, others are 0. */
+int nvmlGpmMetricsGet(struct gpm_metrics *asked) {
+    int code = enter("GpmMetricsGet", asked->second->card);
+    int changed = asked->first->change < asked->second->change;
+    for (unsigned at = 0; !code && at < asked->count; at++) {
+        struct gpm_metric *metric = &asked->metrics[at];
+        int count = gpm_values[metric->number % METRICS].count;
+        long long turn = asked->second->change <= count ? asked->second->change : count;
+        metric->code = count ? 0 : NOT_SUPPORTED;
+        metric->value = metric->number == 10 ? 0.0 / 0.0 : 0.0;
+        if (changed && count) metric->value = gpm_values[metric->number % METRICS].values[turn - 1];
+    }
     return code;
 }

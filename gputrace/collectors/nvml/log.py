@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.collectors.nvml.activity import ACTIVITY, METRICS
 from gputrace.collectors.nvml.queries import COLUMNS, DEVICE, NULL, SAMPLE, TOPOLOGY, Row, ranges
 
 _STEADY_NS: Final = 100_000
@@ -30,6 +31,8 @@ class NvmlLog:
         topology: the columns of TOPOLOGY for each ordered pair of cards.
         samples: `gpu` and the columns of SAMPLE, a row for each card and tick, in the order of
             time; int64, `utilization` float64; NULL is -1.
+        activity: `gpu` and the columns of ACTIVITY, and `leadNs`, that of CLOCK_REALTIME over
+            CLOCK_MONOTONIC when the row was written; float64 but for the times; NULL is -1.
         clocks: (CLOCK_REALTIME, CLOCK_MONOTONIC) in ns at each tick.
         cpu_ns: processor time of the sampling; None if it was killed.
         skipped: number of invalid lines, including an incomplete last one.
@@ -41,6 +44,7 @@ class NvmlLog:
     devices: list[dict[str, Any]] = field(default_factory=list)
     topology: list[tuple[Any, ...]] = field(default_factory=list)
     samples: dict[str, NDArray[Any]] = field(default_factory=dict)
+    activity: dict[str, NDArray[Any]] = field(default_factory=dict)
     clocks: list[tuple[int, int]] = field(default_factory=list)
     cpu_ns: int | None = None
     skipped: int = 0
@@ -51,7 +55,8 @@ class NvmlLines:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self._log, self._columns = NvmlLog(), list(SAMPLE)
+        self._activity: list[Row] = []
+        self._log, self._columns, self._metrics = NvmlLog(), list(SAMPLE), list(METRICS)
 
     def take(self, line: bytes) -> None:
         """Parse one line, without its end."""
@@ -67,6 +72,7 @@ class NvmlLines:
                 log.host, log.driver = str(parsed["host"]), str(parsed["driver"] or "")
                 log.interval_ns = int(parsed["interval_ns"])
                 self._columns = [str(name) for name in parsed["columns"]]
+                self._metrics = [str(name) for name in parsed.get("metrics", ())]
             elif "gpus" in parsed:
                 self._take_tick(parsed)
             else:
@@ -81,24 +87,35 @@ class NvmlLines:
             row = {"timeNs": now} if values is None else zip(self._columns, values, strict=True)
             named = dict(row)
             rows.append([gpu, *(_checked(named.get(name)) for name in SAMPLE)])
+        active: list[Row] = []
+        for gpu, end, period, values in parsed.get("activity", ()):
+            named = dict(zip(self._metrics, values, strict=True))
+            times = gpu, end + now - monotonic, period
+            known = map(_checked, (*times, *(named.get(name) for name in METRICS)))
+            active.append([*known, now - monotonic])
         for gpu in parsed.get("lost", {}):
             self._log.devices[int(gpu)]["lostNs"] = now
         self._log.clocks.append((now, monotonic))
         self.rows += rows
+        self._activity += active
 
     def let_go(self, before: int) -> None:
         """Drop samples from before a moment of CLOCK_REALTIME."""
         time = COLUMNS.index("timeNs")
         self.rows = [row for row in self.rows if (row[time] or 0) >= before]
+        self._activity = [row for row in self._activity if (row[time] or 0) >= before]
         self._log.clocks = [clock for clock in self._log.clocks if clock[0] >= before]
 
     def log(self) -> NvmlLog:
         """Return everything that was parsed and kept."""
-        samples = {}
+        samples, activity = {}, {}
         for at, name in enumerate(COLUMNS):
             kind = float if name == "utilization" else np.int64
             samples[name] = np.array([row[at] for row in self.rows], kind)
-        return replace(self._log, samples=samples)
+        for at, name in enumerate(("gpu", *ACTIVITY, "leadNs")):
+            kind = float if name in METRICS else np.int64
+            activity[name] = np.array([row[at] for row in self._activity], kind)
+        return replace(self._log, samples=samples, activity=activity)
 
 
 def read_nvml(path: Path) -> NvmlLog:
@@ -117,6 +134,7 @@ def make_steady(log: NvmlLog, axis: int) -> None:
         return
     cards = len(log.samples["timeNs"]) // len(shift)
     log.samples["timeNs"] = log.samples["timeNs"] - np.repeat(shift, cards)
+    log.activity["timeNs"] = log.activity["timeNs"] - (log.activity["leadNs"] - axis)
     moved = dict(zip(realtime.tolist(), (realtime - shift).tolist(), strict=True))
     for device in log.devices:
         device["lostNs"] = moved.get(device["lostNs"])
@@ -134,10 +152,14 @@ def tables(log: NvmlLog) -> dict[str, Table]:
     """Return columns and rows by table of the trace file; NULL is None.
 
     GPUTRACE_NVML_DEVICE has the columns of DEVICE, driverVersion, and lostNs: CLOCK_REALTIME when
-    the card was lost. GPUTRACE_NVML_SAMPLE has gpu and the columns of SAMPLE, GPUTRACE_TOPOLOGY
-    those of TOPOLOGY.
+    the card was lost. GPUTRACE_NVML_SAMPLE has gpu and the columns of SAMPLE,
+    GPUTRACE_NVML_ACTIVITY gpu and those of ACTIVITY, GPUTRACE_TOPOLOGY those of TOPOLOGY.
     """
-    samples = [[None if v == NULL else v for v in log.samples[name].tolist()] for name in COLUMNS]
+    active = ["gpu", *ACTIVITY]
+    samples, activity = (
+        [[None if v == NULL else v for v in columns[name].tolist()] for name in names]
+        for columns, names in ((log.samples, COLUMNS), (log.activity, active))
+    )
     devices = []
     for device in log.devices:
         cpus = device["cpuAffinity"]
@@ -147,5 +169,6 @@ def tables(log: NvmlLog) -> dict[str, Table]:
     return {
         "GPUTRACE_NVML_DEVICE": ([*DEVICE, "driverVersion", "lostNs"], devices),
         "GPUTRACE_NVML_SAMPLE": (COLUMNS, list(zip(*samples, strict=True))),
+        "GPUTRACE_NVML_ACTIVITY": (active, list(zip(*activity, strict=True))),
         "GPUTRACE_TOPOLOGY": (list(TOPOLOGY), log.topology),
     }

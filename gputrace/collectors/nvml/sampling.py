@@ -9,6 +9,7 @@ last one the cost of the sampling. A line is one write, so a kill loses at most 
 ring (the last arguments are `Limits`), each `<hostname>~<number>…` has the first line. Unsupported
 values are null and are not queried again.
 
+A line also has what the threads of `activity` read since the last one, at the cards' own pace.
 nvmlDeviceGetPcieThroughput (21 ms a direction) is never called: its byte counters are read instead.
 The sample ring and the counters lose nothing by being read rarely; where that is slow (3 ms a card
 on an H200), they are read at every n-th tick only, for at most half a percent of a core.
@@ -30,8 +31,11 @@ from typing import Any, Final
 
 from gputrace.collectors.backend import NONE, Limits, bytes_in
 from gputrace.collectors.nvml import queries
+from gputrace.collectors.nvml.activity import METRICS, ActivityReader
 
 _SELDOM: Final = 8.0  # seconds; the ring holds 14 s and more
+_ACTIVITY_SHARE: Final = 0.01
+"""Maximum part of a core that reading the activity of all cards takes."""
 _NO_NVML: Final = {
     9: "the NVIDIA driver is not loaded",
     12: "libnvidia-ml.so.1 was not found; is the NVIDIA driver installed, and in this container?",
@@ -129,6 +133,7 @@ class _Ticks:
         self._nv, self._writer, self._interval = nv, writer, interval
         self._allowed = share * interval
         self._gpus: list[queries.CardQueries | None] = []
+        self._readers: dict[int, ActivityReader] = {}
         self._gone: dict[int, str] = {}
         self._lost: dict[int, str] = {}
         self._header: dict[str, Any] = {}
@@ -144,6 +149,9 @@ class _Ticks:
             wait_s = (start + tick * self._interval - time.monotonic_ns()) / 1e9
             # Standard input ends with the recording.
             last = bool(select.select([0], [], [], max(0.0, wait_s))[0])
+            if last:
+                for reader in self._readers.values():
+                    reader.ending.set()
             self._sample(tick, last)
         cost = {"time_ns": time.time_ns(), "ticks": self._ticks, "cpu_ns": time.process_time_ns()}
         self._writer.write({"end": cost})
@@ -163,6 +171,7 @@ class _Ticks:
             "interval_ns": self._interval,
             "driver": queries.ask(self._nv, "nvmlSystemGetDriverVersion"),
             "columns": list(queries.SAMPLE),
+            "metrics": list(METRICS),
             "devices": devices,
             "topology": queries.relate(
                 self._nv, handles, [device["pciBusId"] for device in devices]
@@ -175,6 +184,11 @@ class _Ticks:
             except queries.Lost as lost:
                 self._gone[gpu] = str(lost)
                 self._gpus.append(None)
+        for gpu, handle in enumerate(handles):
+            if self._gpus[gpu] is not None:
+                share = _ACTIVITY_SHARE / len(handles)
+                self._readers[gpu] = ActivityReader(self._nv, handle, share)
+                self._readers[gpu].start()
 
     def _sample(self, tick: int, last: bool) -> None:
         if self._writer.is_full:
@@ -189,6 +203,11 @@ class _Ticks:
         # Slow reads of different cards are spread over ticks.
         line["gpus"] = [
             self._ask(gpu, last or (tick + gpu) % every == 0) for gpu in range(len(self._gpus))
+        ]
+        line["activity"] = [
+            [gpu, *reader.rows.popleft()]
+            for gpu, reader in self._readers.items()
+            for _ in range(len(reader.rows))
         ]
         if self._gone:
             line["lost"], self._gone = self._gone, {}

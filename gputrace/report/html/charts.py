@@ -36,6 +36,11 @@ CURVES: Final = {
     "memory_clock": ("memory clock, MHz", 1.0),
     "power": ("power, W", 1.0),
     "temperature": ("temperature, °C", 1.0),
+    "sm_active": ("SMs active, %", 1.0),
+    "tensor_active": ("tensor cores active, %", 1.0),
+    "dram_active": ("memory bandwidth used, %", 1.0),
+    "nvlink_sent": ("sent over NVLink, GB/s", 1e-9),
+    "pcie_received": ("received over PCIe, GB/s", 1e-9),
 }
 """Curves of a run: label of the axis, and factor that scales the values to its unit."""
 

@@ -504,7 +504,10 @@ def test_a_line_that_means_nothing_is_skipped(record: Record, tmp_path: Path, li
 def test_the_tables_have_null_for_what_is_not_known(record: Record) -> None:
     log = record(NVLINKED + "lost 1 2\n")
     made = tables(log)
-    assert list(made) == ["GPUTRACE_NVML_DEVICE", "GPUTRACE_NVML_SAMPLE", "GPUTRACE_TOPOLOGY"]
+    assert list(made) == [
+        "GPUTRACE_NVML_DEVICE", "GPUTRACE_NVML_SAMPLE", "GPUTRACE_NVML_ACTIVITY",
+        "GPUTRACE_TOPOLOGY",
+    ]  # fmt: skip
     for columns, rows in made.values():
         assert {len(row) for row in rows} == {len(columns)}
     columns, rows = made["GPUTRACE_NVML_DEVICE"]
@@ -521,7 +524,7 @@ def test_the_tables_have_null_for_what_is_not_known(record: Record) -> None:
 def test_an_empty_file_makes_empty_tables(tmp_path: Path) -> None:
     path = tmp_path / "host.nvml.jsonl"
     path.touch()
-    assert [rows for _, rows in tables(read_nvml(path)).values()] == [[], [], []]
+    assert [rows for _, rows in tables(read_nvml(path)).values()] == [[], [], [], []]
 
 
 def test_nothing_of_the_environment_is_written(record: Record, tmp_path: Path) -> None:
