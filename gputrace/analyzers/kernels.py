@@ -17,6 +17,7 @@ from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, median, stretches
 from gputrace.analyzers.host_calls import NOBODY, are_of_hip, by_thread
+from gputrace.analyzers.kernel_activity import measure_activity, time_alone
 from gputrace.analyzers.kernel_names import (
     PRODUCTS,
     converts_layout,
@@ -47,6 +48,8 @@ from gputrace.model.trace import Progress, Trace
 
 _MOST_LISTED: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
+_MOST_EXPLAINED: Final = 24
+"""Maximum number of kernels whose activity is told apart."""
 _STRAY_KERNELS_PART: Final = 0.01
 """Minimum number of kernels of a GPU that counts, as a fraction of the busiest one's."""
 
@@ -90,6 +93,7 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
     """Return the kernels of some GPUs; ``names`` are by code."""
     span = sum(row.windows.total for row in rows)
     uses, flop = _add_work(gpus, _uses(gpus, rows, names, span), rows, names)
+    uses = _add_activity(gpus, uses, rows, names)
     top, longest = uses[:_MOST_LISTED], max(uses, key=lambda use: use.max_ns)
     if longest.max_ns > max(use.max_ns for use in top):
         top[-1] = longest
@@ -203,6 +207,29 @@ def _add_work(
         )
         for row, work in zip(rows, done, strict=True)
     )
+
+
+def _add_activity(
+    gpus: PerGpu, uses: list[KernelUse], rows: Sequence[_Measured], names: Sequence[str]
+) -> list[KernelUse]:
+    """Add what the card does during the kernels that take most time, where counters show it."""
+    lanes, _, windows, codes, _ = zip(*rows, strict=True)
+    code_of = {name: code for code, name in enumerate(names)}
+    chosen = [code_of[use.name] for use in uses[:_MOST_EXPLAINED]]
+    found = measure_activity(gpus, lanes, codes, chosen)
+    idle = [code for code, activity in found.items() if activity.does in ("waits", "few SMs")]
+    alone: dict[tuple[int, int, int], int] = {}
+    if idle:
+        times = gpus.each(time_alone, lanes, windows, codes, same=(idle,))
+        for lane, of_lane in zip(lanes, times, strict=True):
+            for code, ns in zip(idle, of_lane, strict=True):
+                alone[lane.gpu.gpu, lane.gpu.rank, code] = ns
+    added = []
+    for use in uses:
+        code = code_of[use.name]
+        by_gpu = (replace(on, alone_ns=alone.get((on.gpu, on.rank, code))) for on in use.by_gpu)
+        added.append(replace(use, by_gpu=tuple(by_gpu), activity=found.get(code)))
+    return added if found else uses
 
 
 class KernelWork(Struct, frozen=True):

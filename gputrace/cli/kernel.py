@@ -88,6 +88,8 @@ def _launches_text(launches: Launches) -> str:
     use = launches.kernel
     title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
     lines = [use.name] + ([_roofline(use.roofline)] if use.roofline is not None else [])
+    if use.activity is not None:
+        lines.append(f"While it runs: {use.activity.text}.")
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
     gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
     lines += [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]

@@ -23,6 +23,8 @@ class KernelOnGpu(Struct, frozen=True):
     """Floating-point operations of all launches, by the shapes of operators; None if unknown."""
     traffic_bytes: float | None = None
     """Least bytes that they move, likewise."""
+    alone_ns: int | None = None
+    """Time in which nothing else runs, of kernels that wait or leave most SMs without work."""
     COLUMNS: ClassVar[Columns] = (
         Column("", "gpu", "gpu {}"),
         Column("launches", "count"),
@@ -62,6 +64,36 @@ class Roofline(Struct, frozen=True):
         return "" if self.of_limit is None else f"{self.of_limit:.0%} {self.limit}"
 
 
+class KernelActivity(Struct, frozen=True):
+    """What the parts of a card do while a kernel runs, by counters that cover 100 ms at a time."""
+
+    readings: int
+    """Readings of the counters in which it runs."""
+    sms: float
+    """Part of the SMs' time with a warp of it."""
+    tensor_cores: float
+    """Part of the time that the tensor cores work."""
+    arithmetic: float
+    """The same of all pipes for floats together, the tensor cores among them."""
+    memory: float
+    """Bytes of the card's memory moved, as a fraction of its bandwidth."""
+    nvlink_bytes_per_s: float
+    """Both ways, as ``pcie_bytes_per_s``."""
+    pcie_bytes_per_s: float
+    error: float
+    """Largest standard error of the fractions."""
+    does: str | None
+    """``waits`` if it computes and moves next to nothing, ``few SMs`` if it leaves 95 % of the SMs
+    without work, ``exchanges`` if it moves 10 GB/s and more between cards or with the host; None
+    if that is not certain, as of other work."""
+
+    @property
+    def text(self) -> str:
+        """The fractions, such as ``SMs 98% active, arithmetic 0%, memory 0%``."""
+        sms = f"{self.sms:.0%}" if self.sms >= 0.01 else "under 1%"
+        return f"SMs {sms} active, arithmetic {self.arithmetic:.0%}, memory {self.memory:.0%}"
+
+
 class KernelUse(Struct, frozen=True):
     """All launches of one kernel in the measured steps, on all GPUs."""
 
@@ -87,6 +119,8 @@ class KernelUse(Struct, frozen=True):
     by_gpu: tuple[KernelOnGpu, ...]
     roofline: Roofline | None = None
     """None for kernels whose work is unknown."""
+    activity: KernelActivity | None = None
+    """None where the card has no counters, or they do not show what this kernel does."""
 
 
 class CountedFlop(Struct, frozen=True):

@@ -504,11 +504,17 @@ def kernels_table(
         Column("share", lambda use: format_share(use.total_ns, kernels.total_ns)),
         Column("achieved", lambda use: use.roofline and use.roofline.speed, unknown=""),
         Column("of limit", lambda use: use.roofline and use.roofline.reached, unknown=""),
+        Column("SMs", lambda use: use.activity and use.activity.sms, "{:.0%}", ""),
+        Column("math", lambda use: use.activity and use.activity.arithmetic, "{:.0%}", ""),
+        Column("memory", lambda use: use.activity and use.activity.memory, "{:.0%}", ""),
+        Column("does", lambda use: use.activity and use.activity.does, unknown=""),
     )
     where = loop_name(analysis)[1] if kernels.steps else "in all"
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {use.tensor_cores for use in shown} & {"yes", "no"}:
         of += "; tc: on tensor cores"
+    if any(use.activity for use in shown):
+        of += "; SMs, math, memory: how busy the card's parts are meanwhile"
     return tabulate(f"Kernels that take most time ({of})", columns, shown, names=tuple(names))
 
 

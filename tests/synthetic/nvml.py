@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
+from typing import Final
 
 from tests.synthetic.recording import Recording
 
@@ -123,3 +125,74 @@ def _fill(database: sqlite3.Connection, table: str, rows: Sequence[Mapping[str, 
     slots = ", ".join("?" * len(names))
     values = [[row.get(name) for name in names] for row in rows]
     database.executemany(f"INSERT INTO {table} VALUES ({slots})", values)
+
+
+ACTIVE: Final[Mapping[str, tuple[float, float, float, float]]] = {
+    "gemm": (94.8, 92.0, 0.0, 17.6),
+    "sgemm": (95.4, 0.0, 75.9, 3.1),
+    "elementwise": (98.1, 0.0, 1.6, 87.0),
+    "copy_kernel": (98.0, 0.0, 0.0, 87.9),
+    "void at::native::multi_tensor_apply_kernel": (97.0, 0.0, 1.0, 85.0),
+    "attention": (88.0, 40.1, 18.4, 7.3),
+    "embedding": (98.1, 0.0, 0.0, 77.5),
+    "sort": (86.3, 0.1, 0.0, 49.9),
+    "dropout": (97.3, 0.0, 3.3, 68.1),
+    "conv": (89.2, 17.7, 0.9, 49.7),
+    "lstm": (27.7, 0.25, 1.9, 0.08),
+    "scan": (46.0, 0.0, 1.1, 0.001),
+    "fma_one_block": (0.756, 0.0, 0.28, 0.0),
+    "spin_one_block": (0.755, 0.0, 0.0, 0.0),
+    "spin_clock": (99.7, 0.0, 0.0, 0.0),
+    "spin_sleeping": (99.7, 0.0, 0.0, 0.0),
+    "fused_exchange": (99.0, 45.0, 2.0, 10.0),
+    "ncclDevKernel_AllReduce": (18.0, 0.0, 0.1, 2.0),
+}
+"""What an H200 counted during kernels: SMs, tensor cores, fp32 and memory active, in percent."""
+SENT: Final = {"fused_exchange": 150e9, "ncclDevKernel_AllReduce": 100e9}
+"""Bytes a second over NVLink."""
+
+
+def write_activity(
+    path: str | Path, *, seed: int = 0, delay_ns: int = 60_000_000, jitter_ns: int = 5_000_000
+) -> None:
+    """Adds readings of the counters of activity for all kernels of an export, each of 100 ms.
+
+    A kernel does what the first name of `ACTIVE` does that its own begins with. The counters are
+    seen ``delay_ns`` after that time, give or take ``jitter_ns``.
+    """
+    random = Random(seed)
+    with closing(sqlite3.connect(path)) as database, database:
+        kernels = database.execute(
+            "SELECT deviceId, start, end, value FROM CUPTI_ACTIVITY_KIND_KERNEL "
+            "JOIN StringIds ON id = demangledName ORDER BY start"
+        ).fetchall()
+        rows: list[Row] = []
+        for gpu in sorted({row[0] for row in kernels}):
+            ran = [(row[1], row[2], _active(row[3])) for row in kernels if row[0] == gpu]
+            begin = ran[0][0] - random.randrange(50_000_000)
+            last = max(end for _, end, _ in ran) + 200_000_000
+            said, first = begin + delay_ns, 0
+            while (end := begin + 100_000_000) <= last:
+                while first < len(ran) and ran[first][1] <= begin:
+                    first += 1
+                sums = [0.0] * 5
+                for start, until, values in ran[first:]:
+                    if start >= end:
+                        break
+                    part = max(min(until, end) - max(start, begin), 0) / (end - begin)
+                    sums = [all + part * value for all, value in zip(sums, values, strict=True)]
+                written = end + delay_ns + random.randint(-jitter_ns, jitter_ns)
+                rows.append({
+                    "gpu": gpu, "timeNs": written, "periodNs": written - said,
+                    "smActive": sums[0], "smOccupancy": sums[0] / 2, "integerActive": 5.0,
+                    "tensorActive": sums[1], "dramActive": sums[3] + 0.0004, "fp64Active": 0.0,
+                    "fp32Active": sums[2], "fp16Active": 0.0, "pcieTxRate": 10e6,
+                    "pcieRxRate": 30e6, "nvlinkTxRate": sums[4], "nvlinkRxRate": sums[4],
+                })  # fmt: skip
+                begin, said = end, written
+        _fill(database, "GPUTRACE_NVML_ACTIVITY", rows)
+
+
+def _active(kernel: str) -> tuple[float, ...]:
+    name = next(name for name in ACTIVE if kernel.startswith(name))
+    return (*ACTIVE[name], SENT.get(name, 0.0))

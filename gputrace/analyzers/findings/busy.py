@@ -12,6 +12,7 @@ import numpy as np
 from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.copies import Pageable, find_pageable
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.waiting_kernels import work_waiting
 from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
@@ -400,21 +401,22 @@ _LATER_COMPUTE_SHARE: Final = 0.9
 
 
 def compute_bound(facts: Facts) -> Iterator[Finding]:
-    """The GPUs compute 70 % of the time or more (`info`); or, in a trace without steps, 90 % of its
-    later half, as idle time before that belongs to start-up.
+    """The GPUs compute 70 % of the time or more (`info`), without kernels that wait; or, in a trace
+    without steps, 90 % of its later half, as idle time before that belongs to start-up.
 
-    Cost: class `compute`.
+    Cost: class `compute`, less what `kernel-waits` costs.
 
     Wrong if: half the batch size takes as long.
     """
-    share, settled = facts.share("compute"), _settled_share(facts)
+    waits_ns = sum(work_waiting(facts).values()) // facts.turns
+    share, settled = facts.share("compute") - facts.share_of(waits_ns), _settled_share(facts)
     if max(share, settled) < _COMPUTE_SHARE or runs_almost_nothing(facts):
         return
     later = f", {settled:.0%} of its later half" if settled else ""
     yield facts.finding(
         "compute-bound",
         "info",
-        facts.mean("compute"),
+        facts.mean("compute") - waits_ns,
         f"the GPUs compute {share:.0%} of the time{later}: their speed is the limit",
         "make the kernels cheaper: " + _how_to_compute_less(facts),
         {"share": round(share, 4)} | ({"settled_share": round(settled, 4)} if settled else {}),

@@ -156,6 +156,7 @@ _RUN: Final = ("h-run", "See the curves")
 _LINKS: Final = ("h-links", "See the links")
 _STEPS: Final = ("steps", "See the steps")
 _PLACES: Final = {
+    "kernel-waits": _KERNELS,
     "layout-transposes": _KERNELS,
     "no-tensor-cores": _KERNELS,
     "compute-bound": _KERNELS,
