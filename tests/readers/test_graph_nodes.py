@@ -138,6 +138,29 @@ def test_a_node_without_an_end_of_its_own_lengthens_nothing() -> None:
     assert node_stretches_of(spool) == [(400, 4200)]
 
 
+def test_nodes_that_begin_after_a_later_replay_are_left_out() -> None:
+    """As CUPTI 13.0 gave nearly all of the last replay: the times of their delivery."""
+    spool = Spool(1, "host", 1, {tag: np.zeros(0, form) for tag, form in RECORDS.items()})
+    nodes = np.zeros(4, RECORDS[b"KERN"])
+    nodes["graph"], nodes["correlation"] = 7, np.repeat([1, 2], 2)
+    nodes["start"] = [1000, 1050, 900_000_000, 900_000_050]
+    nodes["end"] = nodes["start"] + 40
+    fills = np.zeros(1, RECORDS[b"MSET"])
+    fills["correlation"], fills["start"], fills["end"] = 2, 2000, 900_000_000
+    whole = np.zeros(2, RECORDS[b"GRPH"])
+    whole["graph"], whole["correlation"], whole["start"] = 7, [3, 4], [3000, 950_000_000]
+    whole["end"] = whole["start"] + 900
+    spool.records |= {b"KERN": nodes, b"MSET": fills, b"GRPH": whole}
+    assert drop_unsettled_nodes(spool) == 3
+    assert spool.records[b"KERN"]["end"].tolist() == [1040, 1090]
+    # The second launch has lost its nodes: what it ran has ended when the next replay begins.
+    calls = np.zeros(3, RECORDS[b"API "])
+    calls["correlation"], calls["start"], calls["name"] = [1, 2, 3], [500, 600, 900], 5
+    spool.records[b"API "], spool.names[5] = calls, b"cudaGraphLaunch_v10000"
+    spool.switches["nodes"] = [(400, True, 0), (800, False, 0)]
+    assert node_stretches_of(spool) == [(400, 3000)]
+
+
 def test_a_replay_that_is_many_times_as_long_counts_for_nothing() -> None:
     def replay(end: int) -> list[tuple[int, int, int, int, int, int, int]]:
         return [(Kind.KERNEL, 1, 0, 100, 0, 7, 0), (Kind.KERNEL, 2, 110, end, 0, 7, 0)]

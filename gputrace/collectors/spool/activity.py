@@ -255,8 +255,9 @@ def control_stretches_of(spool: Spool) -> tuple[list[tuple[int, int]], list[bool
 def drop_unsettled_nodes(spool: Spool) -> int:
     """Remove the nodes of CUDA graphs that CUPTI gave no end of their own; return their number.
 
-    A replay ends before the next one of its graph begins. Of what was recorded last with its nodes,
-    CUPTI 13.0 gives some no times, or an end of up to a second later, when it hands them over.
+    A replay ends before the next one of its graph that is launched begins. Of what was recorded
+    last with its nodes, CUPTI 13.0 gives some no times, or an end of up to a second later, when it
+    hands them over; of many the start is as late.
     """
     kernels, replays = spool.records[b"KERN"], spool.records[b"GRPH"]
     nodes = kernels[kernels["graph"] != 0]
@@ -267,10 +268,12 @@ def drop_unsettled_nodes(spool: Spool) -> int:
     begun, graphs = nodes["start"][first], nodes["graph"][first]
     until = np.full(len(calls), LATEST, np.uint64)
     for graph in np.unique(graphs):
-        mine = graphs == graph
-        starts = np.sort(np.append(begun[mine], replays["start"][replays["graph"] == graph]))
-        following = np.searchsorted(starts, begun[mine], side="right")
-        until[mine] = np.append(starts + _CLOCK_NOISE_NS, np.uint64(LATEST))[following]
+        mine, whole = graphs == graph, replays[replays["graph"] == graph]
+        launches = np.append(calls[mine], whole["correlation"])
+        order = np.argsort(launches)
+        starts = np.append(begun[mine], whole["start"])[order] + _CLOCK_NOISE_NS
+        following = np.searchsorted(launches[order], calls[mine], side="right")
+        until[mine] = np.append(starts, np.uint64(LATEST))[following]
     dropped = 0
     for tag in (b"KERN", b"COPY", b"MSET"):
         rows = spool.records[tag]
@@ -290,14 +293,21 @@ def drop_unsettled_nodes(spool: Spool) -> int:
 def node_stretches_of(spool: Spool) -> list[tuple[int, int]]:
     """Return the ordered stretches in which the nodes of CUDA graphs were recorded.
 
-    Each lasts until the GPU is done with the replays that were launched in it.
+    Each lasts until the GPU is done with the replays that were launched in it: of those whose nodes
+    were left out, until the next one begins.
     """
     calls, kernels = spool.records[b"API "], spool.records[b"KERN"]
-    nodes = kernels[kernels["graph"] != 0]
+    nodes, replays = kernels[kernels["graph"] != 0], spool.records[b"GRPH"]
+    launching = [id for id, name in spool.names.items() if b"GraphLaunch" in name]
     stretches = []
     for begin, end in _stretches(spool.switches["nodes"], spool.latest):
-        launches = calls["correlation"][(calls["start"] >= begin) & (calls["start"] < end)]
-        ends = nodes["end"][np.isin(nodes["correlation"], launches)]
+        inside = calls[(calls["start"] >= begin) & (calls["start"] < end)]
+        launches = inside["correlation"][np.isin(inside["name"], launching)]
+        ends = nodes["end"][np.isin(nodes["correlation"], inside["correlation"])]
+        lost = np.setdiff1d(launches, nodes["correlation"])
+        if len(lost):
+            following = replays["start"][replays["correlation"] > lost[-1]]
+            ends = np.append(ends, np.sort(following)[:1])
         stretches.append((begin, max(end, int(ends.max(initial=0)))))
     return stretches
 
