@@ -30,6 +30,7 @@ from gputrace.model.attempts import choose_attempt, describe_lives
 from gputrace.model.names import demangle, short
 from gputrace.store.writer import (
     DOMAIN,
+    GRAPH_NODE,
     MARK,
     OVERHEADS,
     PUSH_POP,
@@ -170,6 +171,15 @@ class _Activity:
             "overheadType": [number for number, _ in kinds],
         }
         self._writer.add("CUPTI_ACTIVITY_KIND_OVERHEAD", columns)
+        rows = self._spool.records[b"NODE"]
+        columns = self._span(rows) | {
+            "eventClass": [GRAPH_NODE] * len(rows),
+            "globalTid": self._threads(rows["thread"]),
+            "nameId": self._writer.strings(["Graph Node Creation"] * len(rows)),
+            "graphNodeId": rows["node"].astype(np.int64),
+            "originalGraphNodeId": _where(rows["original"] != 0, rows["original"].astype(np.int64)),
+        }
+        self._writer.add("CUDA_GRAPH_NODE_EVENTS", columns)
 
     def _write_process(self, cards: Mapping[bytes, int]) -> None:
         spool, add = self._spool, self._writer.add
@@ -219,6 +229,7 @@ class _Activity:
             "launchType": np.where(types < _LAUNCH_TYPES, types + 1, 0),
             "gridId": rows["grid_id"],
             "graphId": _where(rows["graph"] != 0, rows["graph"]),
+            "graphNodeId": _where(rows["node"] != 0, rows["node"].astype(np.int64)),
         }
         for i, axis in enumerate("XYZ"):
             columns |= {f"grid{axis}": rows["grid"][:, i], f"block{axis}": rows["block"][:, i]}

@@ -69,6 +69,8 @@ PUSH_POP: Final = 59
 START_END: Final = 60
 DOMAIN: Final = 75
 """NVTX entries of ENUM_NSYS_EVENT_TYPE."""
+GRAPH_NODE: Final = 77
+"""Making of a node of a CUDA graph, in ENUM_NSYS_EVENT_CLASS."""
 
 
 def _numbered(prefix: str, entries: Sequence[tuple[str, str]]) -> _Names:
@@ -85,6 +87,7 @@ ENUMS: Final[Mapping[str, _Names]] = {
     "ENUM_NSYS_EVENT_CLASS": {
         0: ("TRACE_PROCESS_EVENT_CUDA_RUNTIME", "CUDA runtime"),
         1: ("TRACE_PROCESS_EVENT_CUDA_DRIVER", "CUDA driver"),
+        GRAPH_NODE: ("TRACE_PROCESS_EVENT_CUDA_GRAPH_NODE_CREATION", "CUDA graph node creation"),
     },
     "ENUM_NSYS_EVENT_TYPE": {
         MARK: ("NvtxMark", "NvtxMark"),
@@ -119,6 +122,8 @@ _COLUMNS: Final = {
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": _ON_GPU + "graphId! graphExecId!",
     "CUPTI_ACTIVITY_KIND_RUNTIME": _SPAN + "eventClass! globalTid correlationId nameId! "
     "returnValue! callchainId",
+    "CUDA_GRAPH_NODE_EVENTS": _SPAN + "eventClass! globalTid nameId! graphNodeId! "
+    "originalGraphNodeId",
     "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": _ON_GPU + "syncType! eventId! deprecatedSyncType "
     "eventSyncId",
     "CUPTI_ACTIVITY_KIND_OVERHEAD": _SPAN + "eventClass! globalTid correlationId nameId! "

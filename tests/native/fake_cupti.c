@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 enum { INVALID = 1, NOT_SUPPORTED = 27, TAKEN = 39, NO_MORE = 12, KINDS = 64, CALLS = 2048, PARTS = 256 };
-enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, DRIVER = 4, RUNTIME = 5, KERNEL = 10,
-       GRAPH_TRACE = 51 };
+enum { DRIVER_DOMAIN = 1, RUNTIME_DOMAIN = 2, RESOURCE_DOMAIN = 3 };
+enum { DRIVER = 4, RUNTIME = 5, KERNEL = 10, NODE_CREATED = 13, NODE_CLONED = 20, GRAPH_TRACE = 51 };
 enum { CU_PROFILER_START = 308, CU_PROFILER_STOP = 309, CU_GRAPH_INSTANTIATE = 509 };
 
 typedef void (*requested_t)(uint8_t **, size_t *, size_t *);
@@ -53,7 +53,7 @@ static requested_t requested;
 static completed_t completed;
 static callback_t callback;
 static void *callback_user;
-static uint8_t on[KINDS], chosen[3][CALLS], profiler[CALLS];
+static uint8_t on[KINDS], chosen[3][CALLS], profiler[CALLS], resources[32];
 static part_t current, parts[PARTS];
 static unsigned first, last;
 static uint64_t dropped, late;
@@ -245,6 +245,14 @@ void fake_instantiate(int ms) {
     if (told && callback) callback(callback_user, DRIVER_DOMAIN, CU_GRAPH_INSTANTIATE, &data);
 }
 
+/* A node of a graph is made in this thread, or copied from another one; what it is called is its number. */
+void fake_node(uintptr_t node, uintptr_t original) {
+    uintptr_t graph[7] = {1, 0, node, original};
+    struct { const void *context, *stream, *descriptor; } data = {NULL, NULL, graph};
+    uint32_t id = original ? NODE_CLONED : NODE_CREATED;
+    if (callback && resources[id]) callback(callback_user, RESOURCE_DOMAIN, id, &data);
+}
+
 /* How many such calls were under way at once, at most. */
 int fake_at_once(void) { return at_once; }
 
@@ -284,8 +292,10 @@ int cuptiUnsubscribe(void *subscriber) {
 }
 
 int cuptiEnableCallback(uint32_t enable, void *subscriber, int domain, uint32_t id) {
-    check(subscriber == &callback && callback && domain == DRIVER_DOMAIN, "no such callback");
-    profiler[id % CALLS] = (uint8_t)enable;
+    check(subscriber == &callback && callback, "no such subscriber");
+    check(domain == DRIVER_DOMAIN || (domain == RESOURCE_DOMAIN && id < 32), "no such callback");
+    if (domain == RESOURCE_DOMAIN) resources[id] = (uint8_t)enable;
+    else profiler[id % CALLS] = (uint8_t)enable;
     return 0;
 }
 
@@ -295,6 +305,13 @@ int cuptiEnableDomain(uint32_t enable, void *subscriber, int domain) {
     if (domain == DRIVER_DOMAIN) memset(profiler, (int)enable, sizeof profiler);
     return 0;
 }
+
+#ifndef OLD
+int cuptiGetGraphNodeId(void *node, uint64_t *id) {
+    *id = (uintptr_t)node;
+    return node ? 0 : INVALID;
+}
+#endif
 
 /* CUPTI is as if it had never been used; what was not flushed is gone. */
 int cuptiFinalize(void) {

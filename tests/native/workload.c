@@ -72,7 +72,7 @@ static void (*fake_profiler)(int);
 static int (*fake_calls)(void), (*fake_choices)(void), (*fake_finalized)(void), (*fake_attended)(void);
 static int (*fake_registrations)(void), (*fake_at_once)(void), (*fake_taken)(void), (*fake_graphs)(void), (*gputrace_keep_cupti)(void);
 static int (*fake_hardware)(void);
-static void (*fake_instantiate)(int);
+static void (*fake_instantiate)(int), (*fake_node)(uintptr_t, uintptr_t);
 static void (*gputrace_capture)(int), (*gputrace_pause)(int), (*gputrace_step)(void), (*gputrace_write)(void);
 static int (*gputrace_begin_stretch)(uint64_t, int), (*gputrace_record_nodes)(int);
 static uint32_t correlations;
@@ -129,9 +129,10 @@ static void on_gpu(record_t *r, int at, uint32_t device, uint32_t context, uint3
     put32(r, at + 8, stream);
 }
 
-/* What the kernels that follow are called, and the graph that they are nodes of. */
+/* What the kernels that follow are called, and the graph and the node that they are runs of. */
 static const char *kernel_name;
 static uint32_t kernel_graph;
+static uint64_t kernel_node;
 
 static void kernel(uint64_t start, uint64_t end, uint32_t stream, uint32_t correlation, uint32_t x) {
     record_t r = record(KERNEL, 16, start, end);
@@ -150,6 +151,7 @@ static void kernel(uint64_t start, uint64_t end, uint32_t stream, uint32_t corre
     put32(&r, 92, correlation);
     const char *name = stream % 2 ? "_ZN3net5scaleIfEEvPT_f" : "sgemm_128x64";
     put64(&r, 104, (uint64_t)(uintptr_t)(kernel_name ? kernel_name : name));
+    put64(&r, 144, kernel_node);
     put32(&r, 156, kernel_graph);
     send(&r, end);
 }
@@ -252,16 +254,30 @@ static void nodes(uint64_t start, uint32_t correlation) {
     kernel_graph = 99;
     for (uint32_t i = 0; i < 3; i++) {
         kernel_name = names[i];
+        kernel_node = 2000 + i;
         kernel(start + 2000 + i * 2500, start + 3000 + i * 2500, 14, correlation, i);
     }
     kernel_graph = 0;
+    kernel_node = 0;
     kernel_name = NULL;
+}
+
+/* Three kernels are captured, and copied as the graph is instantiated: 1000 to 1002 as 2000 to 2002. */
+static void capture_nodes(void) {
+    for (uintptr_t i = 0; fake_node && i < 3; i++) fake_node(1000 + i, 0);
+    for (uintptr_t i = 0; fake_node && i < 3; i++) {
+        fake_node(2000 + i, 0);
+        fake_node(2000 + i, 1000 + i);
+    }
 }
 
 /* CUPTI has no record of the whole of a replay whose graph was instantiated while it recorded nodes. */
 static void replays(int count) {
     static int is_whole = -1;
-    if (is_whole < 0) is_whole = fake_graphs && fake_graphs();
+    if (is_whole < 0) {
+        is_whole = fake_graphs && fake_graphs();
+        capture_nodes();
+    }
     for (int i = 0; i < count; i++) {
         uint32_t correlation = __atomic_add_fetch(&correlations, 1, __ATOMIC_RELAXED);
         uint64_t start = now_ns();
@@ -526,6 +542,7 @@ static void find(void) {
         *(void **)&fake_taken = dlsym(cupti, "fake_taken");
         *(void **)&fake_graphs = dlsym(cupti, "fake_graphs");
         *(void **)&fake_hardware = dlsym(cupti, "fake_hardware");
+        *(void **)&fake_node = dlsym(cupti, "fake_node");
     }
     if (collector) {
         *(void **)&gputrace_capture = dlsym(collector, "gputrace_capture");

@@ -4,6 +4,7 @@
 #include "calls.h"
 #include "cupti.h"
 #include "decode.h"
+#include "graph_nodes.h"
 #include "graphs.h"
 #include "hazards.h"
 #include "sampling.h"
@@ -251,7 +252,10 @@ void capture_pause(int pause) {
     capture.paused = pause;
     if (pause) note_left();
     if (pause) stay();
-    if (is_ready && !pause) buffers_restart_numbering();
+    if (is_ready && !pause) {
+        buffers_restart_numbering();
+        subscriber_take_if_needed(0);
+    }
     settle();
     /* The other profiler would be handed what is left of ours, and may reset CUPTI. */
     if (begins && may_have_records()) flush_cupti(FLUSH_FORCED);
@@ -319,6 +323,7 @@ static void leave_when_due(void) {
 
 int capture_take_records(int flush) {
     if (flush) capture_flush(0);
+    graph_nodes_write();
     int status = buffers_decode();
     pthread_mutex_lock(&capture.lock);
     note_left();
@@ -408,7 +413,8 @@ static void examine_cupti(const char *path, const char *why) {
         spool_write_info("left_out",
                          "copies between GPUs: this CUPTI crashes programs of XLA that have them recorded");
     spool_unlock();
-    subscriber_find_calls(capture.hazards & HAZARD_GRAPHS_AT_ONCE);
+    int with_xla = capture.hazards & HAZARD_GRAPHS_AT_ONCE;
+    subscriber_find_calls(with_xla, !with_xla && environment_number("GPUTRACE_GRAPH_NODES"));
 }
 
 static void arm(void) {

@@ -15,7 +15,7 @@
  *     capture                     when CUPTI records: the state machine
  *     subscriber, buffers         who is told of calls; records on their way to the spool
  *     decode, graphs              a record of CUPTI's; calls that make graphs
- *     calls                       which API calls CUPTI records
+ *     calls, graph_nodes          which API calls CUPTI records; who captured the nodes of graphs
  *     cupti, sampling, threads    libcupti; which calls are kept; which thread a record is of
  *     hazards, devices, names     what CUPTI does not survive; GPUs; names in the spool
  *     spool                       the file
@@ -36,7 +36,8 @@
  *
  * Atomic, and so read without a lock: capture.state, wanted and paused (capture.c); whether the process is recorded
  * (collector.c) and the writer is to stop (writer.c); what buffers.c and decode.c have seen, and the numbering of
- * calls; counts of calls and steps (sampling.c); the thread that makes a graph (graphs.c).
+ * calls; counts of calls and steps (sampling.c); the thread that makes a graph (graphs.c); the list of nodes that
+ * were made (graph_nodes.c).
  *
  * A fork takes the locks of capture.c, buffers.c and spool.c, so that the child finds what they guard whole; the
  * others are made anew in the child, which uses nothing that they guard.
@@ -47,8 +48,8 @@
  * GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window (10 s by default);
  * GPUTRACE_SEGMENT_NS, how often to begin a new file, and GPUTRACE_SEGMENTS, how many older ones stay;
  * GPUTRACE_MAX_BYTES, what the folder may hold; GPUTRACE_API, which calls are kept, see sampling.h;
- * GPUTRACE_SERIAL_GRAPHS, see hazards.h; GPUTRACE_HW_TRACE, to use hardware events, see capture.c;
- * GPUTRACE_CUPTI and GPUTRACE_CUPTI_FOLDERS, see cupti.c.
+ * GPUTRACE_GRAPH_NODES, whether the nodes of graphs are noted; GPUTRACE_SERIAL_GRAPHS, see hazards.h;
+ * GPUTRACE_HW_TRACE, to use hardware events, see capture.c; GPUTRACE_CUPTI and GPUTRACE_CUPTI_FOLDERS, see cupti.c.
  */
 #pragma once
 

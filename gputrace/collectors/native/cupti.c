@@ -31,6 +31,7 @@ int cupti_load(void *library) {
         {&cupti.callback_name, "cuptiGetCallbackName"},
         {&cupti.finalize, "cuptiFinalize"},
         {&cupti.enable_hw_trace, "cuptiActivityEnableHWTrace"},
+        {&cupti.graph_node_id, "cuptiGetGraphNodeId"},
         {&cupti.result_string, "cuptiGetResultString"},
     };
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {

@@ -13,7 +13,8 @@ enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 3, KIND_DRIVER = 4, KIND_
        KIND_CONCURRENT_KERNEL = 10, KIND_OVERHEAD = 17, KIND_MEMCPY2 = 22,
        KIND_SYNCHRONIZATION = 38, KIND_GRAPH_TRACE = 51 };
 
-enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2 };
+enum { DOMAIN_DRIVER = 1, DOMAIN_RUNTIME = 2, DOMAIN_RESOURCE = 3 };
+enum { RESOURCE_NODE_CREATED = 13, RESOURCE_NODE_CLONED = 20 };
 enum { THREAD_ID_SELF = 0, THREAD_ID_SYSTEM = 1, FLUSH_FORCED = 1, SITE_EXIT = 1,
        MAX_LIMIT_REACHED = 12 };
 
@@ -65,6 +66,7 @@ struct cupti {
     int (*callback_name)(int, uint32_t, const char **);
     int (*finalize)(void);
     int (*enable_hw_trace)(uint8_t);
+    int (*graph_node_id)(void *, uint64_t *);
     int (*result_string)(int, const char **);
 };
 extern struct cupti cupti;

@@ -51,7 +51,7 @@ static void decode_kernel(const void *r) {
                   .graph = u32_at(r, 156), .registers = u16_at(r, 6),
                   .static_shared = (int32_t)u32_at(r, 76), .dynamic_shared = (int32_t)u32_at(r, 80),
                   .local_per_thread = u32_at(r, 84), .local_total = u32_at(r, 88),
-                  .launch_type = u8_at(r, 136), .grid_id = (int64_t)u64_at(r, 96)};
+                  .launch_type = u8_at(r, 136), .grid_id = (int64_t)u64_at(r, 96), .node = u64_at(r, 144)};
     const char *name = (const char *)(uintptr_t)u64_at(r, 104);
     for (size_t i = 0; i < 3; i++) {
         k.grid[i] = (int32_t)u32_at(r, 52 + 4 * i);

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SPOOL_VERSION 2u
+#define SPOOL_VERSION 3u
 
 #define TAG(a, b, c, d) \
     ((uint32_t)(a) | (uint32_t)(b) << 8 | (uint32_t)(c) << 16 | (uint32_t)(d) << 24)
@@ -23,6 +23,7 @@ enum {
     TAG_API = TAG('A', 'P', 'I', ' '),
     TAG_SYNC = TAG('S', 'Y', 'N', 'C'),
     TAG_GRAPH = TAG('G', 'R', 'P', 'H'),
+    TAG_NODE = TAG('N', 'O', 'D', 'E'),
     TAG_OVERHEAD = TAG('O', 'V', 'E', 'R'),
     TAG_NVTX = TAG('N', 'V', 'T', 'X'),
     TAG_MESSAGE = TAG('M', 'E', 'S', 'G'),
@@ -43,6 +44,7 @@ typedef struct {
     int32_t static_shared, dynamic_shared;
     uint32_t local_per_thread, local_total, launch_type;
     int64_t grid_id;
+    uint64_t node; /* of a graph; 0 if it is of none */
 } kernel_t;
 
 typedef struct {
@@ -73,6 +75,13 @@ typedef struct {
     uint64_t start, end;
     uint32_t device, context, stream, correlation, graph, reserved;
 } graph_t;
+
+/* A node of a graph: when it was made, by which thread, and the number of the node that it is a copy of, 0 if it is
+ * none. */
+typedef struct {
+    uint64_t start, end, node, original; /* start and end are one moment */
+    uint32_t thread, reserved;
+} node_t;
 
 typedef struct {
     uint64_t start, end;

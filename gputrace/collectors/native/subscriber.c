@@ -1,11 +1,12 @@
 #include "subscriber.h"
 #include "calls.h"
 #include "cupti.h"
+#include "graph_nodes.h"
 #include "graphs.h"
 
 /* All of this is guarded by the lock of capture.c, but for on_call, which reads what was set in cuInit. */
 static void *subscriber;
-static int by_profiler, serial;
+static int by_profiler, serial, notes_nodes;
 static uint32_t profiler_start_id, profiler_stop_id;
 static const struct subscriber_handlers *tell;
 
@@ -14,16 +15,21 @@ void subscriber_init(int heeds_profiler, const struct subscriber_handlers *handl
     tell = handlers;
 }
 
-void subscriber_find_calls(int serial_graphs) {
+void subscriber_find_calls(int serial_graphs, int nodes) {
     profiler_start_id = calls_find_id("cuProfilerStart");
     profiler_stop_id = calls_find_id("cuProfilerStop");
     serial = serial_graphs;
+    notes_nodes = nodes;
 }
 
 /* CUPTI calls it in the thread of the program that makes the call. */
 static void on_call(void *user, int domain, uint32_t id, const void *data) {
-    int ends = u32_at(data, 0) == SITE_EXIT;
     (void)user;
+    if (domain == DOMAIN_RESOURCE) {
+        graph_nodes_note(id, data);
+        return;
+    }
+    int ends = u32_at(data, 0) == SITE_EXIT;
     if (domain == DOMAIN_DRIVER) graphs_serialize_call(id, ends);
     if (!ends) return;
     if (by_profiler && domain == DOMAIN_DRIVER && id == profiler_start_id) tell->profiler(1);
@@ -37,6 +43,7 @@ static void watch_needed_calls(void) {
         cupti.enable_callback(1, subscriber, DOMAIN_DRIVER, profiler_stop_id);
     }
     if (serial) graphs_watch(subscriber);
+    if (notes_nodes) graph_nodes_watch(subscriber);
 }
 
 int subscriber_take(void) {
@@ -48,11 +55,11 @@ int subscriber_take(void) {
 }
 
 void subscriber_take_if_needed(int records) {
-    if (by_profiler || (serial && records)) subscriber_take();
+    if (by_profiler || notes_nodes || (serial && records)) subscriber_take();
 }
 
 void subscriber_release(int to_profiler) {
-    if (!subscriber || by_profiler || (serial && !to_profiler)) return;
+    if (!subscriber || by_profiler || ((serial || notes_nodes) && !to_profiler)) return;
     cupti.unsubscribe(subscriber);
     subscriber_forget();
 }

@@ -10,13 +10,13 @@ struct subscriber_handlers {
 void subscriber_init(int by_profiler, const struct subscriber_handlers *handlers);
 
 /* To be called in cuInit, before the functions below: finds the calls that have to be watched. SERIAL_GRAPHS:
- * whether calls that make graphs have to wait for each other. */
-void subscriber_find_calls(int serial_graphs);
+ * whether calls that make graphs have to wait for each other. NODES: whether the nodes of graphs are noted. */
+void subscriber_find_calls(int serial_graphs, int nodes);
 
 /* Takes the place; -1 where another tool has it. */
 int subscriber_take(void);
 
-/* Takes it where that is needed while CUPTI records, or before. */
+/* Takes it where that is needed: always, or with RECORDS while CUPTI records. */
 void subscriber_take_if_needed(int records);
 
 /* Leaves it to others unless it is needed; to another profiler unless cudaProfilerStart is heeded. */

@@ -22,7 +22,7 @@ from gputrace.collectors.spool import (
 )
 from gputrace.collectors.spool.host_events import CLOCKS, Records, read_records
 
-SPOOL: Final = Format(b"GPUTRSPL", 2, "a spool", "a spool file of gputrace")
+SPOOL: Final = Format(b"GPUTRSPL", 3, "a spool", "a spool file of gputrace")
 
 
 _Field = tuple[str, str] | tuple[str, str, tuple[int, ...]]
@@ -48,7 +48,7 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
         *(*_SPAN, *_ON_GPU, *_u4("name", "graph"), ("grid", "<i4", (3,)), ("block", "<i4", (3,))),
         *(("registers", "<u4"), ("static_shared", "<i4"), ("dynamic_shared", "<i4")),
         *_u4("local_per_thread", "local_total", "launch_type"),
-        ("grid_id", "<i8"),
+        *(("grid_id", "<i8"), ("node", "<u8")),
     ),
     b"COPY": _record(
         *(*_SPAN, ("bytes", "<u8"), *_ON_GPU, *_u4("source_device", "destination_device")),
@@ -62,6 +62,9 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
     ),
     b"SYNC": _record(*_SPAN, *_u4("type", "context", "stream", "correlation", "event", "reserved")),
     b"GRPH": _record(*_SPAN, *_ON_GPU, *_u4("graph", "reserved")),
+    b"NODE": _record(
+        *(*_SPAN, ("node", "<u8"), ("original", "<u8"), *_u4("thread", "reserved")),
+    ),
     b"OVER": _record(*_SPAN, *_u4("kind", "thread")),
     b"NVTX": _record(*_SPAN, *_u4("thread", "name", "domain", "kind", "end_thread", "range")),
     b"MESG": _record(

@@ -257,7 +257,7 @@ def test_no_spool_of_another_kind_or_version_is_taken(whole: bytes, tmp_path: Pa
     for raw, words in (
         (b"", "empty"),
         (b"SQLite format 3\0" + bytes(100), "not a spool"),
-        (whole[:8] + (3).to_bytes(4, "little") + whole[12:], "version 3"),
+        (whole[:8] + (4).to_bytes(4, "little") + whole[12:], "version 4"),
     ):
         path.write_bytes(raw)
         with pytest.raises(InputError, match=words):
