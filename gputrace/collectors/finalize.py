@@ -375,7 +375,10 @@ def global_tids(
     return threads.astype(np.int64) & 0xFFFFFF | global_pid(pid, machine)
 
 
-_RANGES: Final = {"data_wait": 1, "annotation": 2, "gc": 3, "phase": 4, "compilation": 6}
+_RANGES: Final = {
+    **{"data_wait": 1, "annotation": 2, "gc": 3, "phase": 4, "compilation": 6},
+    "source": 8,
+}
 _LOADER, _MODULE = 5, 7
 """Values of ``kind`` in GPUTRACE_HOST_RANGE."""
 

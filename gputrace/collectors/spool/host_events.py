@@ -27,7 +27,7 @@ def read_records(body: memoryview, kind: np.dtype[Any]) -> Records:
 HOST: Final = Format(b"GPUTRHST", 1, "a host file", "a file of gputrace's hooks")
 _KINDS: Final = (
     *("data_wait", "step", "annotation", "note", "sample", "gc", "phase", "loader"),
-    *("counter", "compilation", "module"),
+    *("counter", "compilation", "module", "source"),
 )
 KINDS: Final = {name: number for number, name in enumerate(_KINDS, 1)}
 """Number of each kind of event in its records."""
@@ -62,7 +62,7 @@ class HostEvents:
             innermost line. Garbage collections (``gc``): by generation. Compilations: of what, and
             why again. Phases: parts of a step, which may be nested. Counters: see ``counts``.
             Modules: stretches of a thread in one and none of its parts; rank is 1 in a backward
-            pass.
+            pass. Sources: of what, `AT`, and a line.
         events: all events, in the order written.
         names: text by id.
         info: key-value pairs that the process wrote.

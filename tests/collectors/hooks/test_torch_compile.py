@@ -30,6 +30,16 @@ class CompilationCallbackHandler:
     def run_start_callbacks(self, args): return "start"
     def run_end_callbacks(self, args): return "end"
 """,
+    "torch/_inductor/runtime/triton_heuristics.py": """
+def triton_poi_fused_0(): pass
+triton_poi_fused_0.starting_line_number = 17
+class CachingAutotuner:
+    fn = staticmethod(triton_poi_fused_0)
+    def __init__(self, filename): self.filename, self.launchers = filename, []
+    def precompile(self, warm_cache_only=False):
+        if not warm_cache_only: self.launchers.append(1)
+        return "done"
+""",
     "jax/_src/monitoring.py": """
 listeners = []
 def record_event_duration_secs(event, duration, **more):
@@ -82,3 +92,16 @@ def test_an_error_of_the_compiler_reaches_the_program(dynamo: Program) -> None:
     )
     assert out == "cannot be compiled\n"
     assert compilations(dynamo.events())[0].endswith(": fails")
+
+
+def test_where_inductor_wrote_the_kernels_that_it_launches_is_recorded(dynamo: Program) -> None:
+    """Not by the processes that only compile them."""
+    out = dynamo.quietly(
+        "from torch._inductor.runtime.triton_heuristics import CachingAutotuner\n"
+        "CachingAutotuner('/tmp/worker.py').precompile(warm_cache_only=True)\n"
+        "print(CachingAutotuner('/tmp/cabc.py').precompile())\n"
+        "print(CachingAutotuner(None).precompile())\n"
+    )
+    assert out == "done\ndone\n"
+    source = "triton_poi_fused_0 at /tmp/cabc.py:17 triton_poi_fused_0"
+    assert event_names(dynamo.events(), "source") == [source]

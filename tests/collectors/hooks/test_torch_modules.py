@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import pytest
@@ -244,5 +245,79 @@ def test_torch_compiles_as_often_as_without_modules(program: Program) -> None:
         for events in program.all_events()
     )
     assert not without
-    assert "Sequential_0/OptimizedModule_0" in recorded
-    assert not any("OptimizedModule_0/" in path for path in recorded)
+    # It has the name of the module that was compiled, whose parts are not called any more.
+    assert "Sequential_0/Sequential_2" in recorded
+    assert not any("Sequential_0/Sequential_2/" in path for path in recorded)
+
+
+# ---- captured into CUDA graphs ----
+
+CAPTURES: Final = """
+import torch.autograd, torch.cuda, torch.cuda.graphs, time
+from torch.autograd import Node
+from torch.cuda.graphs import CUDAGraph
+from torch.nn import Module
+from torch.optim import Optimizer
+class Linear(Module):
+    def forward(self, x):
+        time.sleep(0.001)
+        return torch.Tensor(Node(x.grad_fn, lambda: time.sleep(0.001)))
+class Net(Module):
+    def __init__(self): self.layers = [Linear(), Linear()]
+    def forward(self, x):
+        for layer in self.layers: x = layer(x)
+        return x
+net, optimizer, original = Net(), Optimizer(), Module.__call__
+def passes(capture):
+    graph = CUDAGraph()
+    if capture: graph.capture_begin()
+    loss = net(torch.Tensor())
+    if capture and apart: graph.capture_end(), graph.capture_begin(pool=1)
+    torch.autograd.backward(loss)
+    if capture: print(graph.capture_end(), Module.__call__ is original)
+    return loss
+for step in range(8):
+    loss = passes(capture=step == 4)
+    optimizer.step()
+    assert step < 4 or (Module.__call__ is original and not loss.grad_fn.hooks)
+"""
+PASSES: Final = [("Net_0/Linear_0", 0), ("Net_0/Linear_1", 0), ("Net_0/Linear_1", 1)]
+GRAPHS: Final = {
+    "torch/cuda/graphs.py": """
+class CUDAGraph:
+    def capture_begin(self, pool=None): pass
+    def capture_end(self): return "captured"
+"""
+}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_modules_are_recorded_while_they_are_captured(network: Program, apart: bool) -> None:
+    """The passes may be captured apart from each other, as by ``make_graphed_callables``."""
+    network.write(GRAPHS)
+    source = f"apart = {apart}\n{CAPTURES}"
+    assert network.quietly(source, GPUTRACE_GRAPH_NODES="4") == "captured True\n"
+    assert stretches_of(network.events()) == [*PASSES, ("Net_0/Linear_0", 1)]
+
+
+@pytest.mark.parametrize("window", [{}, {"GPUTRACE_GRAPH_NODES": "4", "GPUTRACE_MODULES": "0"}])
+def test_without_being_asked_they_are_not(network: Program, window: dict[str, str]) -> None:
+    network.write(GRAPHS)
+    assert network.quietly(f"apart = False\n{CAPTURES}", **window) == "captured True\n"
+    assert stretches_of(network.events()) == []
+
+
+def test_the_lines_that_call_modules_are_recorded(network: Program) -> None:
+    """Once each in a few steps, and not those of torch's own containers."""
+    network.quietly(TRAINING)
+    sources = set(event_names(network.events(), "source"))
+    main, lines = network.folder / "main.py", TRAINING.splitlines()
+    call, layer = (
+        next(n for n, line in enumerate(lines, 1) if text in line)
+        for text in ("loss = net(", "x = layer(x)")
+    )
+    forward = "Net.forward" if sys.version_info >= (3, 11) else "forward"
+    assert sources == {
+        f"Net_0 at {main}:{call} <module>",
+        *(f"Net_0/Linear_{n} at {main}:{layer} {forward}" for n in range(2)),
+    }

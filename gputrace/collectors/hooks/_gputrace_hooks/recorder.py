@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DATA_WAIT, STEP, ANNOTATION, NOTE, SAMPLE, GC, PHASE, COUNTER = 1, 2, 3, 4, 5, 6, 7, 9
-COMPILATION, MODULE = 10, 11
+COMPILATION, MODULE, SOURCE = 10, 11, 12
 
 _WITHIN_STEPS = (DATA_WAIT, PHASE)
 
@@ -166,6 +166,12 @@ def record_for_good(now: int, what: int, kind: int) -> None:
 def note(text: str) -> None:
     """Add a note for the reader of the trace."""
     record_for_good(time_ns(), word(text), NOTE)
+
+
+def note_source(of: str, file: str, line: int, function: str) -> None:
+    """Record where in the program's source something is."""
+    now = time_ns()
+    record(now, now, word(f"{of} at {file}:{line} {function}"), SOURCE)
 
 
 def note_failure(doing: str) -> None:

@@ -253,6 +253,22 @@ def _records_gpu(profile: Any) -> bool:
     return activities is None or any("CUDA" in str(activity) for activity in activities)
 
 
+def captures(module: Any) -> None:
+    """Record the modules of what is captured into CUDA graphs."""
+
+    @around(module.CUDAGraph, "capture_begin")
+    def begin(original: Any, *args: Any, **keywords: Any) -> Any:
+        modules.capture(True)
+        return original(*args, **keywords)
+
+    @around(module.CUDAGraph, "capture_end")
+    def end(original: Any, *args: Any, **keywords: Any) -> Any:
+        try:
+            return original(*args, **keywords)
+        finally:
+            modules.capture(False)
+
+
 def cupti_monitor(module: Any) -> None:
     """Make way for torch's own monitor, which would take over CUPTI's buffers and clock."""
     monitor = getattr(module, "CuptiMonitor", None)
@@ -270,6 +286,7 @@ PATCHES = [
     ("torch.autograd", phases("", backward="backward")),
     ("torch.autograd.profiler", profiler),
     ("torch.cuda.amp.grad_scaler", grad_scaler),
+    ("torch.cuda.graphs", captures),
     ("torch.distributed.distributed_c10d", collectives),
     # Passes of micro-batches through a stage, which waits for others between them.
     (

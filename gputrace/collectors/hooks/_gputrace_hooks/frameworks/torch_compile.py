@@ -1,15 +1,15 @@
 """torch.compile (from PyTorch 2.0 on): compilations, with the reasons for compiling again.
 
 Each costs some µs, and nothing is recorded where nothing is compiled. What Inductor has Triton
-compile is a part of it; ``triton`` has the rest.
+compile is a part of it, and said where it is; ``triton`` has the rest.
 """
 
 from typing import Any
 
 from ..compilation import keep, running
 from ..host_file import time_ns
-from ..recorder import thread_id
-from ..wrappers import around
+from ..recorder import note_ours, note_source, thread_id
+from ..wrappers import after, around, wrap
 from .torch_modules import modules
 
 _begun: "dict[int, int]" = {}
@@ -75,7 +75,24 @@ def callbacks(module: Any) -> None:
         return original(self, *args)
 
 
+def inductor_kernels(module: Any) -> None:
+    """Record where Inductor has written the Triton kernels that this process launches."""
+    wrap(module.CachingAutotuner, "precompile", lambda function: after(function, _is_loaded))
+
+
+def _is_loaded(kernel: Any) -> None:
+    try:
+        # In processes that only compile there are none.
+        if kernel.launchers and kernel.filename:
+            name = kernel.fn.__name__
+            line = getattr(kernel.fn, "starting_line_number", 0)
+            note_source(name, kernel.filename, line, name)
+    except Exception:
+        note_ours("naming a kernel's source")
+
+
 PATCHES = [
     ("torch._dynamo.callback", callbacks),
     ("torch._dynamo.convert_frame", frames),
+    ("torch._inductor.runtime.triton_heuristics", inductor_kernels),
 ]

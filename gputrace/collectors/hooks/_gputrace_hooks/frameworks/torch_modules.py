@@ -1,4 +1,5 @@
-"""Modules of a torch network that threads are in, forwards and backwards, in a few steps.
+"""Modules of a torch network that threads are in, forwards and backwards, in a few steps, and while
+they capture CUDA graphs whose nodes are recorded; and the lines that call them.
 
 GPUTRACE_MODULES says in how many steps at a time: 3 if it is not given, 0 for none.
 """
@@ -14,7 +15,17 @@ from weakref import ref
 
 from .. import steps
 from ..host_file import is_handlers, time_ns
-from ..recorder import MODULE, note, note_failure, on_fork, record_of, thread_id, too_deep, word
+from ..recorder import (
+    MODULE,
+    note,
+    note_failure,
+    note_source,
+    on_fork,
+    record_of,
+    thread_id,
+    too_deep,
+    word,
+)
 from ..wrappers import at_bounds, passed_over
 from . import torch_model_calls as model_calls
 
@@ -55,6 +66,8 @@ class _Modules:
         self.is_on = False
         # Only to see which are the outermost.
         self.is_brief = False
+        # Only until a capture ends.
+        self.is_capture = False
         self.is_too_deep = False
         self.until = 0
         # The limit of the program, and ours.
@@ -82,13 +95,15 @@ class _Modules:
         """Begin with the step that follows, or end."""
         count, length = steps.recorded()
         # Of nearly all steps this is all: a step calls much else, so each line costs.
-        if count > _FIRST and count % _AGAIN and not self.is_on and not self.limits[1]:
+        if count > _FIRST and count % _AGAIN and not self.walks and not self.limits[1]:
             return
         if self.is_on:
             self.backward_ended()
             if 0 <= count < self.until:
                 return
             self.end()
+        elif self.walks:
+            self._forget()
         self.put_back()
         if count == 1 and model_calls.IS_ASKED:
             self.until, self.is_brief = 2, True
@@ -100,6 +115,24 @@ class _Modules:
             self.is_brief = False
             if self.until > count:
                 self._begin()
+
+    def capture(self, begins: bool) -> None:
+        """Begin or end with a capture, unless a step is recorded anyway.
+
+        What was seen is kept until the step's end: the next capture may be of the backward pass.
+        """
+        try:
+            if begins and _NODES and _steps_of_modules():
+                self.is_brief = False
+                if not self.is_on:
+                    self.is_capture, self.until = True, 0
+                    self._begin()
+            elif self.is_capture:
+                self.outermost.clear()
+                self.end(forgets=False)
+                self.put_back()
+        except Exception as error:
+            self._failed(error)
 
     def _begin(self) -> None:
         cls: Any = getattr(sys.modules.get("torch.nn"), "Module", None)
@@ -152,12 +185,12 @@ class _Modules:
         self.compiles = getattr(native, "get_eval_frame_callback", None)
         return self.compiles is not None
 
-    def end(self) -> None:
-        """Put everything back as it was."""
+    def end(self, forgets: bool = True) -> None:
+        """Put everything back as it was; what ``forgets`` not is to go on with the step."""
         if not self.is_on:
             return
         self.backward_ended()
-        self.is_on = False
+        self.is_on = self.is_capture = False
         at_bounds.remove(self.at_bound)
         cls: Any = sys.modules["torch.nn"].Module
         if vars(cls).get("__call__") is _call:
@@ -168,7 +201,8 @@ class _Modules:
                 names[kept] = self.original
         for outermost in self.outermost:
             model_calls.time_calls(outermost)
-        self._forget()
+        if forgets:
+            self._forget()
 
     def enter(self, module: object, *values: object) -> int:
         """Begin a call of a module; return the number of modules around it."""
@@ -244,16 +278,19 @@ class _Modules:
             # Modules within others of their class would each take a frame of the stack.
             self.outermost.discard(type(module))
 
-    def _path(self, around: int, module: object) -> int:
+    def _path(self, around: int, module: Any) -> int:
+        # What torch.compile returns is called as the module that it has compiled.
+        kind = type(vars(module).get("_modules", {}).get("_orig_mod", module)).__name__
         known = self.known.get(id(module))
-        name, number = (known[0], 0) if known else self._new_name(type(module).__name__)
+        name, number = (known[0], 0) if known else self._new_name(kind)
         path = self.paths.get((around, name))
         if path is None:
             text = f"{self.texts[around]}/{name}" if around in self.texts else name
             path = self.paths[around, name] = word(text)
             self.texts[path] = text
+            note_source(text, *_calling_line())
         if known is None:
-            dies = self._forgets(id(module), type(module).__name__, number)
+            dies = self._forgets(id(module), kind, number)
             self.known[id(module)] = name, path, ref(module, dies)
         return path
 
@@ -323,9 +360,10 @@ class _Modules:
         return begins
 
 
-_FIRST, _AGAIN = 16, 84
+_NODES = os.environ.get("GPUTRACE_GRAPH_NODES")
+_FIRST, _AGAIN = 24 if _NODES else 16, 84
 """Steps after which modules are recorded, the second of them also after twice, four times as many:
-not while the cost of recording is measured, around powers of two."""
+not while the cost of recording is measured, nor nodes of CUDA graphs, around powers of two."""
 _MOST_PATHS = 4000
 _DEEP, _DEEPEST = 8, 64
 """Modules within each other: where there are more, they are timed no longer."""
@@ -339,6 +377,7 @@ _KEPT = (
 )
 """Modules of torch that keep ``Module.__call__`` as they find it when they are imported."""
 _ASKED = os.environ.get("GPUTRACE_MODULES", "")
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def _steps_of_modules() -> int:
@@ -361,6 +400,16 @@ def _tensors(values: object, cls: type, tensors: "list[Any]", depth: int = 4) ->
         for item in islice(items(values), 64):
             _tensors(item, cls, tensors, depth - 1)
     return tensors
+
+
+def _calling_line() -> "tuple[str, int, str]":
+    """Return the file, line and function that call a module, but for ours and torch's own."""
+    torch = os.path.dirname(sys.modules["torch"].__file__ or _OURS) + os.sep
+    frame: Any = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_OURS, torch)):
+        frame = frame.f_back
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name)
 
 
 modules = _Modules()

@@ -1,17 +1,33 @@
-"""Triton (tried with 3.x): compilations of kernels, and the search for their fastest configuration.
+"""Triton (tried with 3.x): compilations of kernels, and the search for their fastest configuration;
+where kernels are defined.
 
-Only those in steps are recorded: Inductor has processes that do nothing else. A compilation costs
-a few µs; a call of a compiled kernel costs nothing.
+Only compilations in steps are recorded: Inductor has processes that do nothing else. One costs a
+few µs; a call of a compiled kernel costs nothing.
 """
 
 from typing import Any
 
 from ..compilation import times_compilations
+from ..recorder import note_ours, note_source
+from ..wrappers import after, wrap
 
 
 def compilations(module: Any) -> None:
-    """Time the compiling of kernels."""
+    """Time the compiling of kernels, and record where those are defined that are loaded."""
     times_compilations(module, "compile", lambda source, *_: "Triton " + _name_of(source))
+    loaded = getattr(module, "CompiledKernel", None)
+    wrap(loaded, "__init__", lambda function: after(function, _is_loaded))
+
+
+def _is_loaded(kernel: Any) -> None:
+    """Record where a kernel is defined; Inductor's are compiled in other processes."""
+    try:
+        code = getattr(getattr(getattr(kernel.src, "fn", None), "fn", None), "__code__", None)
+        if code is not None and not kernel.src.fn.__module__.startswith("torch._inductor."):
+            name = kernel.metadata.name
+            note_source(name, code.co_filename, code.co_firstlineno, code.co_name)
+    except Exception:
+        note_ours("naming a kernel's source")
 
 
 def searches(module: Any) -> None:
