@@ -31,12 +31,12 @@ from gputrace.analyzers.lanes import (
     read_host_side,
 )
 from gputrace.analyzers.operations import (
-    COLUMNS,
     Gpu,
     GpuOperations,
     GpuSummary,
     OperationClass,
     classify,
+    columns_of,
     group_gpus,
     order_of,
     other_ends,
@@ -410,11 +410,12 @@ def spill_operations(
 ) -> Sequence[GpuOperations]:
     """Return the operations of each active GPU, in order of GPU, with columns in ``scratch``."""
     aside, parts, peers = SpillFile(), [], False
-    for events in trace.parts(GPU_KINDS, COLUMNS, progress):
+    columns = columns_of(trace)
+    for events in trace.parts(GPU_KINDS, columns, progress):
         peers = peers or bool((events.kind == Kind.COPY_PEER).any())
         parts.append(_part(events, number_ids(pair_keys(events)), aside))
     if peers:  # Peer copies are also rows of the GPU at their other end.
-        events = other_ends(trace, COLUMNS)
+        events = other_ends(trace, columns)
         parts.append(_part(events, number_ids(pair_keys(events)), aside))
     work: Counter[int] = Counter()
     for part in parts:
@@ -426,7 +427,7 @@ def spill_operations(
         mine = [keys[pair] for pair in gpu.pairs]
         at = [parts[index] for index in sorted({i for key in mine for i in holding[key]})]
         order = np.argsort(_column(at, mine, "start"), kind="stable")
-        events = Events({name: scratch.keep(_column(at, mine, name)[order]) for name in COLUMNS})
+        events = Events({name: scratch.keep(_column(at, mine, name)[order]) for name in columns})
         classes, coverage = classify(trace, events), trace.coverage(gpu.process)
         spilled.append(scratch.keep(GpuOperations(gpu, events, classes, coverage)))
         aside.let_go()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.model.events import (
+    UNKNOWN,
     Column,
     Events,
     IdLookup,
@@ -143,19 +144,9 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
             ranges: of host threads, in the order of `by_thread`; none within another.
         """
         around = np.full(len(rows), NOBODY, np.int64)
-        keys, known = thread_keys(ranges), np.flatnonzero(rows != NOBODY)
-        threads = self.thread[rows[known]]
-        for thread in distinct_ids(threads).tolist():
-            process, id = self.threads[thread]
-            key = process << 32 | id & 0xFFFFFFFF
-            low, high = np.searchsorted(keys, (key, key + 1)).tolist()
-            if low == high:
-                continue
-            mine = known[threads == thread]
-            start = self.start[rows[mine]]
-            at = low + np.searchsorted(ranges.start[low:high], start, "right") - 1
-            inside = (at >= low) & (start < ranges.end[np.maximum(at, low)])
-            around[mine] = np.where(inside, at, NOBODY)
+        known = np.flatnonzero(rows != NOBODY)
+        keys = np.array([process << 32 | id & 0xFFFFFFFF for process, id in self.threads], np.int64)
+        around[known] = ranges_at(keys[self.thread[rows[known]]], self.start[rows[known]], ranges)
         return around
 
     def overlapping(self, thread: int, start: int, end: int) -> NDArray[np.intp]:
@@ -172,6 +163,57 @@ class CudaApiCalls(Struct, frozen=True, dict=True):
     def _reach(self) -> dict[int, Times]:
         """Moments at which each call of a thread and all before it had ended, by thread."""
         return {}
+
+
+def ranges_at(threads: NDArray[np.int64], moments: Times, ranges: Events) -> NDArray[np.int64]:
+    """Return the range in which a thread was at each moment, or `NOBODY`.
+
+    Args:
+        threads: their `thread_keys`, one for each moment.
+        moments: nanoseconds.
+        ranges: of host threads, in the order of `by_thread`; none within another.
+    """
+    around, keys = np.full(len(moments), NOBODY, np.int64), thread_keys(ranges)
+    for key in distinct_ids(threads).tolist():
+        low, high = np.searchsorted(keys, (key, key + 1)).tolist()
+        if low == high:
+            continue
+        mine = np.flatnonzero(threads == key)
+        at = low + np.searchsorted(ranges.start[low:high], moments[mine], "right") - 1
+        inside = (at >= low) & (moments[mine] < ranges.end[np.maximum(at, low)])
+        around[mine] = np.where(inside, at, NOBODY)
+    return around
+
+
+_MOST_COPIES: Final = 8
+"""How often a node may be copied: a child graph's, when it is added and when it is instantiated."""
+
+
+def captured_in(operations: Events, made: Events, ranges: Events) -> NDArray[np.int64]:
+    """Return the range in which the node of a CUDA graph was captured, or `NOBODY`.
+
+    Args:
+        operations: with ``process`` and ``node``.
+        made: the rows of `Kind.GRAPH_NODE`.
+        ranges: as those of `ranges_at`.
+    """
+    around = np.full(len(operations), NOBODY, np.int64)
+    made = made.select(made.correlation != UNKNOWN)
+    # A copy is reported as a node that is made, too, by the thread that instantiates the graph.
+    made = made.select(np.argsort(made.bytes == UNKNOWN, kind="stable"))
+    for process in distinct_ids(operations.process).tolist():
+        rows = np.flatnonzero((operations.process == process) & (operations.node != UNKNOWN))
+        known = made.select(made.process == process)
+        if not len(rows) or not len(known):
+            continue
+        of_id = IdLookup(known.correlation, np.arange(len(known)))
+        at = of_id.rows(operations.node[rows])
+        rows, at = rows[at != UNKNOWN], at[at != UNKNOWN]
+        for _ in range(_MOST_COPIES):
+            original = of_id.rows(known.bytes[at])
+            at = np.where(original == UNKNOWN, at, original)
+        around[rows] = ranges_at(thread_keys(known)[at], known.start[at], ranges)
+    return around
 
 
 def are_of_hip(trace: Trace, names: Column) -> bool:

@@ -29,6 +29,7 @@ from gputrace.analyzers.kernel_names import (
 )
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import read_operations
+from gputrace.analyzers.python_samples import read_sources
 from gputrace.errors import InputError, UsageError
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, number_ids, sort_numbers
 from gputrace.model.intervals import Intervals, Times
@@ -139,6 +140,7 @@ def _uses(
 ) -> list[KernelUse]:
     """Return every kernel, most time first."""
     on_gpus: dict[int, list[KernelOnGpu]] = defaultdict(list)
+    sources = gpus.whole.once(read_sources)
     for row in rows:
         gpu, by = row.lane.gpu, row.counted
         columns = (by.code, by.count, by.total, by.median, by.longest)
@@ -162,6 +164,7 @@ def _uses(
                 max_ns=max(on.max_ns for on in by_gpu),
                 share=round(total / max(span, 1), 6),
                 by_gpu=tuple(by_gpu),
+                line=sources.get(name, ""),
             )
         )
     return sorted(uses, key=lambda use: (-use.total_ns, use.name))

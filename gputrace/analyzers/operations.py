@@ -37,12 +37,17 @@ COLUMNS: Final = ("start", "end", "kind", "name", "process", "device", "correlat
 """Columns of GPU operations that analyzers need."""
 
 
+def columns_of(trace: Trace) -> tuple[str, ...]:
+    """Return the `COLUMNS`, with ``node`` where it is known who captured nodes of CUDA graphs."""
+    return (*COLUMNS, "node") if Kind.GRAPH_NODE in trace.kinds else COLUMNS
+
+
 class GpuOperations(Struct, frozen=True, dict=True):
     """Operations of one GPU, in order of start; at least one."""
 
     gpu: Gpu
     events: Events
-    """Events with the `COLUMNS`."""
+    """Events with the columns of `columns_of`."""
     classes: NDArray[np.int8]
     """`OperationClass` of each."""
     coverage: Coverage = Coverage()
@@ -136,13 +141,14 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
 
     Peer copies are on both their GPUs.
     """
-    events = both_ends(trace, trace.events(GPU_KINDS, COLUMNS, progress=progress))
+    columns = columns_of(trace)
+    events = both_ends(trace, trace.events(GPU_KINDS, columns, progress=progress))
     if not len(events):
         return []
     classes = classify(trace, events)
     gpus, gpu_index = find_gpus(trace, events)
     rows, edges = order_by_group(gpu_index, len(gpus), events.start)
-    events, classes = events.having(*COLUMNS).take_away(rows), classes.take(rows)
+    events, classes = events.having(*columns).take_away(rows), classes.take(rows)
     operations = [
         GpuOperations(
             gpu, events.select(slice(first, end)), classes[first:end], trace.coverage(gpu.process)

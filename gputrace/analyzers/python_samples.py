@@ -1,4 +1,4 @@
-"""Python lines of the user's program, from samples of its stacks."""
+"""Python lines of the user's program, from samples of its stacks; where modules are called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.model.events import Events, Kind, distinct_ids, is_among
+from gputrace.model.events import AT, Events, Kind, distinct_ids, is_among
 from gputrace.model.intervals import Intervals, Times
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
@@ -142,6 +142,18 @@ def read_python_lines(shard: Shard) -> PythonLines | None:
     known = distinct_ids(np.concatenate([samples.name, inner[inner >= 0]]).astype(np.int64))
     text = _shortened({**trace.names(known), **held})
     return PythonLines(times, names, waited, frames, text, _stand_ins(trace, times), locks)
+
+
+def read_sources(shard: Shard) -> Mapping[str, str]:
+    """Read the lines at which modules are called, by path, and Triton's kernels are defined, by
+    name, with as much of their paths as makes them unique.
+    """
+    if Kind.SOURCE not in shard.trace.kinds:
+        return {}
+    ids = distinct_ids(shard.trace.events([Kind.SOURCE], ["name"]).name)
+    texts = (text.partition(AT) for text in shard.trace.names(ids).values())
+    lines = {what: line for what, _, line in texts if line}
+    return dict(zip(lines, _shortened(dict(enumerate(lines.values()))).values(), strict=True))
 
 
 def read_locks(trace: Trace) -> tuple[Events, Mapping[int, str]]:

@@ -9,6 +9,7 @@ of a backward pass.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
-from gputrace.analyzers.host_calls import NOBODY, by_thread
+from gputrace.analyzers.host_calls import NOBODY, by_thread, captured_in
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
+from gputrace.analyzers.python_samples import read_sources
 from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
 from gputrace.model.host import (
     BACKWARD,
@@ -227,10 +229,12 @@ def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...
         for lane in gpus.lanes
     ]
     launched = gpus.each(_launched_by, gpus.lanes, times)
+    sources = gpus.whole.once(read_sources)
     uses: list[ModuleUse] = []
     for rank in sorted({lane.gpu.rank for lane in gpus.lanes}):
         sums: dict[str, NDArray[np.int64]] = {}
         modules: dict[str, set[str]] = {}
+        lines: dict[str, Counter[str]] = {}
         parts = [n for n, lane in enumerate(gpus.lanes) if lane.gpu.rank == rank]
         for path, figures in (pair for n in parts for pair in launched[n][0].items()):
             places = re.sub(_INSTANCE, "", path).split("/") if path else [""]
@@ -239,6 +243,8 @@ def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...
                 key = "/".join(places[:depth])
                 sums[key] = sums.get(key, 0) + figures
                 modules.setdefault(key, set()).add("/".join(instances[:depth]))
+                line = _line_of(instances[:depth], sources)
+                lines.setdefault(key, Counter())[line] += int(figures[3]) * bool(line)
         count = max(sum(launched[n][1] for n in parts), 1)
         if sums.keys() - {""}:
             uses += [
@@ -250,10 +256,17 @@ def find_modules(gpus: PerGpu, measured: Sequence[Step]) -> tuple[ModuleUse, ...
                     backward_ns=int(figures[1]) // count,
                     exposed_communication_ns=int(figures[2]) // count,
                     launches=round(int(figures[3]) / count, 2),
+                    line=lines[path].most_common(1)[0][0],
                 )
                 for path, figures in sorted(sums.items(), key=lambda item: item[0].split("/"))
             ]
     return tuple(uses)
+
+
+def _line_of(path: Sequence[str], sources: Mapping[str, str]) -> str:
+    """Return the line that calls a module; in a graph's, its path begins where it was captured."""
+    parts = ("/".join(path[at:]) for at in range(len(path)))
+    return next((sources[part] for part in parts if part in sources), "")
 
 
 def _launched_by(
@@ -265,7 +278,7 @@ def _launched_by(
     exposed communication, and the number of kernels; under no path those of what no module
     launched. Steps count that have at least half as many launches by modules as any.
     """
-    ops, (ranges, paths) = view.operations, view.once(_read_modules)
+    ops, (ranges, paths, nodes) = view.operations, view.once(_read_modules)
     if view.calls is None or not len(ranges):
         return {}, 0
     starts, ends = np.array(sorted(steps), np.int64).reshape(-1, 2).T
@@ -274,13 +287,17 @@ def _launched_by(
     if not len(rows):
         return {}, 0
     issued_by = view.calls.issued_by(ops.events.having("process", "correlation").select(rows))
-    around = view.calls.ranges_around(issued_by, ranges)
-    launches = np.bincount(step[rows[around != NOBODY]], minlength=len(starts))
+    launched = view.calls.ranges_around(issued_by, ranges)
+    captured = np.full_like(launched, NOBODY)
+    if len(nodes):
+        captured = captured_in(ops.events.having("process", "node").select(rows), nodes, ranges)
+    # What a graph runs is known in all steps, but what launches it in few, as of other kernels.
+    known = launched if (launched != NOBODY).any() else captured
+    launches = np.bincount(step[rows[known != NOBODY]], minlength=len(starts))
     counted = launches >= max(launches.max() / 2, 1)
-    around, rows = around[counted[step[rows]]], rows[counted[step[rows]]]
-    in_one = around != NOBODY
-    name = np.where(in_one, ranges.name[np.maximum(around, 0)], UNKNOWN)
-    is_backward = in_one & (ranges.correlation[np.maximum(around, 0)] == 1)
+    rows, launched, captured = (each[counted[step[rows]]] for each in (rows, launched, captured))
+    around = np.where(captured != NOBODY, captured, launched)
+    is_backward = (around != NOBODY) & (ranges.correlation[np.maximum(around, 0)] == 1)
     start, end = ops.start[rows], ops.end[rows]
     communicates = ops.classes[rows] == OperationClass.COMMUNICATION
     exposed = np.zeros(len(rows), np.int64)
@@ -288,10 +305,23 @@ def _launched_by(
     exposed[communicates] = classes.within(start[communicates], end[communicates])
     lengths = np.where(communicates, 0, end - start)
     columns = (lengths * ~is_backward, lengths * is_backward, exposed, np.ones(len(rows), np.int64))
-    ids, index = np.unique(name, return_inverse=True)
-    figures = np.stack([np.bincount(index, column, len(ids)) for column in columns], axis=-1)
-    by_id = zip(ids.tolist(), figures.astype(np.int64), strict=True)
-    return {paths.get(id, ""): row for id, row in by_id}, int(counted.sum())
+    names = np.append(ranges.name, UNKNOWN).astype(np.int64)  # That of nobody comes last.
+    pairs, index = np.unique(names[launched] << 32 | names[captured] + 1, return_inverse=True)
+    figures = np.stack([np.bincount(index, column, len(pairs)) for column in columns], axis=-1)
+    sums: dict[str, NDArray[np.int64]] = {}
+    for pair, row in zip(pairs.tolist(), figures.astype(np.int64), strict=True):
+        outer, inner = (paths.get(id, "") for id in (pair >> 32, (pair & 0xFFFFFFFF) - 1))
+        path = _within(outer, inner)
+        sums[path] = sums.get(path, 0) + row
+    return sums, int(counted.sum())
+
+
+def _within(outer: str, inner: str) -> str:
+    """Return the path of a module that was captured into a graph, from that of what launches it."""
+    last, first = outer.rsplit("/", 1)[-1], inner.split("/", 1)[0]
+    if re.sub(_INSTANCE, "", last) == re.sub(_INSTANCE, "", first):
+        return outer + inner[len(first) :]
+    return "/".join(filter(None, (outer, inner)))
 
 
 _NAMED: Final = (
@@ -302,16 +332,20 @@ _REPEATED: Final = r"\.(\d+)(?=\.|$)"
 """Number of a layer in a module's name."""
 
 
-def _read_modules(shard: Shard) -> tuple[Events, dict[int, str]]:
-    """Read the stretches of host threads in each module, in order of thread and start, and paths.
+def _read_modules(shard: Shard) -> tuple[Events, dict[int, str], Events]:
+    """Read the stretches of host threads in each module, in order of thread and start; the paths;
+    and when which thread captured the nodes of CUDA graphs.
 
     Where none were recorded, ranges of NVTX are taken whose names are those of modules: dotted, of
     a network of which some have a number within (``model.layers.3.mlp``).
     """
     columns = ("start", "end", "name", "process", "thread", "correlation")
+    nodes = shard.trace.events(
+        [Kind.GRAPH_NODE], ("start", "process", "thread", "correlation", "bytes")
+    )
     ranges = by_thread(shard.trace.events([Kind.MODULE], columns))
     if len(ranges):
-        return ranges, shard.trace.names(distinct_ids(ranges.name))
+        return ranges, shard.trace.names(distinct_ids(ranges.name)), nodes
     ranges = shard.trace.events([Kind.RANGE], columns[:5])
     texts = shard.trace.search(distinct_ids(ranges.name), _NAMED)
     named = {id: match[1] for id, text in texts.items() if (match := re.match(_NAMED, text))}
@@ -328,4 +362,4 @@ def _read_modules(shard: Shard) -> tuple[Events, dict[int, str]]:
     parts = [(*at, int(name), 0) for at, name, _ in innermost(calls)]
     table = np.array(parts, np.int64).reshape(-1, len(order) + 1).T
     events = Events(dict(zip((*order, "correlation"), table, strict=True)))
-    return by_thread(events), paths
+    return by_thread(events), paths, nodes

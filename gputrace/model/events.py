@@ -81,7 +81,16 @@ class Kind(IntEnum):
     """A stretch of a host thread within a module of a network and none of its parts; the name has
     the modules around it, parted by slashes. 1 in ``correlation`` is a stretch of the backward
     pass."""
+    GRAPH_NODE = 36
+    """The moment at which a host thread captured or copied a node of a CUDA graph, whose id is in
+    ``correlation``; that of the node it copies in ``bytes``."""
+    SOURCE = 37
+    """A line of the program's source: the name says of what (the path of a module: where it is
+    called; a Triton kernel: where it is defined), `AT`, and the line as of a sample."""
 
+
+AT: Final = " at "
+"""What parts the name of a `Kind.SOURCE` from the line."""
 
 GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)
 COPY_KINDS: Final = (Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D, Kind.COPY_PEER, Kind.COPY_OTHER)
@@ -120,6 +129,7 @@ COLUMN_TYPES: Final[Mapping[str, type[np.signedinteger[Any]]]] = {
     "destination_memory": np.int8,
     "source_device": np.int16,
     "destination_device": np.int16,
+    "node": np.int64,
 }
 
 UNKNOWN: Final = -1
@@ -145,6 +155,7 @@ class Events:
         bytes: bytes copied or set.
         source_memory, destination_memory: a `Memory`, for copies.
         source_device, destination_device: CUDA ordinals, for peer copies.
+        node: id of the CUDA graph's node that a kernel is a run of, unique per process.
     """
 
     start: NDArray[np.int64]
@@ -163,6 +174,7 @@ class Events:
     destination_memory: NDArray[np.int8]
     source_device: NDArray[np.int16]
     destination_device: NDArray[np.int16]
+    node: NDArray[np.int64]
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         """Create from columns by name; raise ValueError on unknown names or unequal lengths."""

@@ -121,6 +121,9 @@ class KernelUse(Struct, frozen=True):
     """None for kernels whose work is unknown."""
     activity: KernelActivity | None = None
     """None where the card has no counters, or they do not show what this kernel does."""
+    line: str = ""
+    """Line at which Triton's function of that name is defined, such as ``ops.py:48 softmax``; empty
+    for other kernels, and if unknown."""
 
 
 class CountedFlop(Struct, frozen=True):

@@ -618,12 +618,15 @@ class ModuleUse(Struct, frozen=True):
     """Communication that they launched, while nothing else ran."""
     launches: float
     """Number of kernels."""
+    line: str = ""
+    """Line that calls most of them, such as ``model.py:48 Block.forward``; empty if unknown."""
     COLUMNS: ClassVar[Columns] = (
         Column("modules", lambda row: row.instances or None, "{}", ""),
         Column("launches", "launches", "{:,.0f}"),
         Column("forward", lambda row: row.forward_ns or None, format_ns, ""),
         Column("backward", lambda row: row.backward_ns or None, format_ns, ""),
         Column("exposed comm.", lambda row: row.exposed_communication_ns or None, format_ns, ""),
+        Column("called at", lambda row: row.line.partition(" ")[0], unknown=""),
     )
 
 

@@ -29,12 +29,14 @@ _MOST_NODES: Final = 1 << 25
 """Nodes of all replays together, which are held in memory."""
 _ORDINARY: Final = 2.0
 """Longest replay, in medians, of which the nodes count."""
-_NODE: Final = ("kind", "name", "device", "stream", "bytes")
+_NODE: Final = ("kind", "name", "node", "device", "stream", "bytes")
 """Columns of the nodes that all replays share."""
 
 
 class GraphNodes(Struct, frozen=True, dict=True):
-    """Nodes of a graph in a replay, in order of kind, name and start: medians of some replays."""
+    """Nodes of a graph in a replay, in order of kind, name and id, and where that is unknown of
+    start: medians of some replays.
+    """
 
     columns: Mapping[str, Column]
     """The `_NODE` columns."""
@@ -64,8 +66,8 @@ Graph = tuple[int, int]
 """Process and id of a graph."""
 _Call = tuple[int, int]
 """Process and correlation of a launch."""
-_Replay = list[tuple[int, int, int, int, int, int, int]]
-"""Kind, name, start, end, device, stream and bytes of each node."""
+_Replay = list[tuple[int, int, int, int, int, int, int, int]]
+"""Kind, name, id, start, end, device, stream and bytes of each node."""
 
 
 def read_graph_nodes(
@@ -85,11 +87,15 @@ def read_graph_nodes(
     known = f"start > 0 AND end >= start AND end < {_LATEST_NS} AND correlationId > 0"
     columns = ("globalPid", "correlationId", "graphId", "demangledName", "start", "end")
     where = f"{known} AND graphId > 0 LIMIT {_MOST_ROWS}"
-    rows = database.select(_KERNELS, *columns, "deviceId", "streamId", where=where)
-    for process, call, graph, *node in filter(_are_whole, rows):
+    # Some recordings have no ids of nodes.
+    has_id = database.has(_KERNELS, "graphNodeId")
+    more = ("deviceId", "streamId", "graphNodeId" if has_id else "deviceId")
+    rows = database.select(_KERNELS, *columns, *more, where=where)
+    known_ids = ((*row[:8], UNKNOWN if not has_id or row[8] is None else row[8]) for row in rows)
+    for process, call, graph, name, start, end, *place, node in filter(_are_whole, known_ids):
         key = process_index(process >> 24), call
         graphs[key].add(graph)
-        replays[key].append((Kind.KERNEL, *node, UNKNOWN))
+        replays[key].append((Kind.KERNEL, name, node, start, end, *place, UNKNOWN))
     launches = f"SELECT correlationId FROM {_KERNELS} WHERE graphId > 0"
     in_graphs = f"{known} AND correlationId IN ({launches})"
     copied = ("globalPid", "correlationId", "start", "end", "deviceId", "streamId", "bytes")
@@ -98,7 +104,7 @@ def read_graph_nodes(
         for process, call, *node in filter(_are_whole, rows):
             of = copy_kinds.get(node.pop(), Kind.COPY_OTHER) if kinds else Kind.MEMSET
             if (key := (process_index(process >> 24), call)) in replays:
-                replays[key].append((of, UNKNOWN, *node))
+                replays[key].append((of, UNKNOWN, UNKNOWN, *node))
     by_graph: dict[Graph, list[_Replay]] = defaultdict(list)
     for key, ids in graphs.items():
         for graph in ids:
@@ -117,9 +123,9 @@ def _medians(replays: Sequence[_Replay]) -> GraphNodes:
     alike = [replay for replay, shape in zip(replays, shapes, strict=True) if shape == usual]
     rows = np.array(alike, np.int64)
     # A node whose end CUPTI did not know makes its replay many times as long.
-    spans = rows[:, :, 3].max(axis=1) - rows[:, :, 2].min(axis=1)
+    spans = rows[:, :, 4].max(axis=1) - rows[:, :, 3].min(axis=1)
     alike = rows[spans <= _ORDINARY * np.median(spans)]
-    kind, name, start, end, device, stream, size = alike.transpose(2, 0, 1)
+    kind, name, node, start, end, device, stream, size = alike.transpose(2, 0, 1)
     work = np.maximum(end - start, 1)
     origin = start.min(axis=1, keepdims=True)
     times = np.stack([np.median(edge - origin, axis=0) for edge in (start, end)])
@@ -128,7 +134,8 @@ def _medians(replays: Sequence[_Replay]) -> GraphNodes:
     busy = runs.within(np.zeros_like(whole), whole).astype(np.float64)
     share = np.median(work, axis=0)
     differs = np.abs(work / work.sum(axis=1, keepdims=True) - share / share.sum()).sum(axis=1) / 2
-    columns = zip(_NODE, (kind[0], name[0], device[0], stream[0], size[0]), strict=True)
+    shared = (column[0] for column in (kind, name, node, device, stream, size))
+    columns = zip(_NODE, shared, strict=True)
     error = float(differs.max()) if len(alike) > 1 else None
     return GraphNodes(dict(columns), busy, whole - busy, len(alike), error)
 

@@ -50,7 +50,7 @@ RANGE_TYPES: Final = (59, 60, 70, 71)
 MARK_TYPES: Final = (34, 65)
 _HOST_RANGES: Final = (
     *(Kind.DATA_WAIT, Kind.RANGE, Kind.COLLECTION, Kind.PHASE, Kind.LOADER),
-    *(Kind.COMPILATION, Kind.MODULE),
+    *(Kind.COMPILATION, Kind.MODULE, Kind.SOURCE),
 )
 """Kinds by ``kind`` in GPUTRACE_HOST_RANGE, from 1."""
 
@@ -66,7 +66,12 @@ _of_gpu = partial(_table, _ON_GPU)
 _of_host = partial(_table, _ON_HOST)
 
 TABLES: Final = (
-    _of_gpu("CUPTI_ACTIVITY_KIND_KERNEL", Kind.KERNEL, name="demangledName shortName mangledName"),
+    _of_gpu(
+        "CUPTI_ACTIVITY_KIND_KERNEL",
+        Kind.KERNEL,
+        name="demangledName shortName mangledName",
+        node="graphNodeId",
+    ),
     _of_gpu("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", Kind.GRAPH, name="graphExecId graphId"),
     _of_gpu(
         "CUPTI_ACTIVITY_KIND_MEMCPY",
@@ -82,6 +87,12 @@ TABLES: Final = (
     _of_host("CUPTI_ACTIVITY_KIND_RUNTIME", Kind.API, correlation="correlationId"),
     _of_gpu("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", Kind.SYNC, name="syncType"),
     _of_host("OSRT_API", Kind.OS_RUNTIME),
+    _of_host(
+        "CUDA_GRAPH_NODE_EVENTS",
+        Kind.GRAPH_NODE,
+        correlation="graphNodeId",
+        bytes="originalGraphNodeId",
+    ),
     Table(
         "NVTX_EVENTS",
         (Kind.RANGE, Kind.MARK),
@@ -232,6 +243,8 @@ def _timed(database: Database, table: str, late: int) -> TimedTable | None:
     always = "0"
     if table == "GPUTRACE_API_WINDOW":
         always = "1"  # Without a row for a process, all of its calls were recorded.
+    elif table == "GPUTRACE_HOST_RANGE":
+        always = "kind = 8"  # Lines of the source are recorded when they are first met.
     elif table == "GPUTRACE_MESSAGE":
         always = "ranks IS NOT NULL"  # Communicators are made before any window.
     elif table == "NVTX_EVENTS" and "eventType" in columns:

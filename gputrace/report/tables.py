@@ -508,6 +508,7 @@ def kernels_table(
         Column("math", lambda use: use.activity and use.activity.arithmetic, "{:.0%}", ""),
         Column("memory", lambda use: use.activity and use.activity.memory, "{:.0%}", ""),
         Column("does", lambda use: use.activity and use.activity.does, unknown=""),
+        *([Column("defined at", "line", unknown="")] if longest_launches else []),
     )
     where = loop_name(analysis)[1] if kernels.steps else "in all"
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
@@ -541,12 +542,12 @@ def modules_table(analysis: Analysis) -> Table | None:
         last = row.path.rpartition("/")[2] or "outside of modules"
         return "· " * row.path.count("/") + last
 
-    *before, exposed = ModuleUse.COLUMNS
+    *before, exposed, line = ModuleUse.COLUMNS
     share = Column("share", lambda row: format_share(time[row], total[rank]))
     of = f" of rank {rank}" if len(total) > 1 else ""
     loop = "a step" if any(row.steps for row in analysis.breakdown) else "in all"
     title = f"Modules{of} by the kernels that they launch ({loop})"
-    columns = (Column("", label), *before, share, exposed)
+    columns = (Column("", label), *before, share, exposed, line)
     return tabulate(title, columns, [row for row in rows if row in shown])
 
 

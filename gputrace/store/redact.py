@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from gputrace.model.events import Column, Events, Kind
+from gputrace.model.events import AT, Column, Events, Kind
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
 from gputrace.model.trace import Coverage, Device, NoGpu, Progress, Session, Trace
@@ -229,8 +229,11 @@ class Redaction:
             return self.stand_in("text", text)
         if text in self._cache:
             return self._cache[text]
+        what, at, line = text.partition(AT)
         if text in self._modules:
             shown = "/".join(map(self._module, text.split("/")))
+        elif at and what in self._modules:
+            shown = f"{self.text(what)}{AT}{self.text(line)}"
         else:
             shown = _UUID.sub(lambda match: self._card(match[0]), text)
             shown = _PCI.sub(lambda match: self._address(match[0]), shown)

@@ -162,13 +162,35 @@ def test_nodes_that_begin_after_a_later_replay_are_left_out() -> None:
 
 
 def test_a_replay_that_is_many_times_as_long_counts_for_nothing() -> None:
-    def replay(end: int) -> list[tuple[int, int, int, int, int, int, int]]:
-        return [(Kind.KERNEL, 1, 0, 100, 0, 7, 0), (Kind.KERNEL, 2, 110, end, 0, 7, 0)]
+    def replay(end: int) -> list[tuple[int, int, int, int, int, int, int, int]]:
+        return [(Kind.KERNEL, 1, -1, 0, 100, 0, 7, 0), (Kind.KERNEL, 2, -1, 110, end, 0, 7, 0)]
 
     nodes = _medians([replay(200), replay(210), replay(700_000)])
     assert nodes.replays == 2
     assert nodes.error is not None
     assert nodes.error < 0.05
+
+
+def test_nodes_that_are_alike_are_told_apart_by_their_ids(tmp_path: Path) -> None:
+    """Two of one name on two streams, of which now one and now the other begins first."""
+    export = Export()
+    export.give("GPUTRACE_META", "name", "value").add("GPUTRACE_META", name="job", value="")
+    export.give("GPUTRACE_GRAPH_NODES", "start", "end", "globalPid")
+    export.give(KERNEL, "graphId", "graphNodeId")
+    for replay in range(5):
+        at, late = 10_000 * replay + 1, 100 * (replay % 2)
+        for node, begin, length, stream in ((7, late, 500, 1), (8, 100 - late, 50, 2)):
+            place = {"correlationId": replay + 1, "graphId": 1, "streamId": stream}
+            start = at + begin
+            export.kernel(start, start + length, "gemm", graphNodeId=node, **place)
+    export.graph(90_001, 90_501, correlationId=9)
+    export.add("GPUTRACE_GRAPH_NODES", globalPid=global_id(100), start=1, end=50_000)
+    with open_trace(export.write(tmp_path / "t.sqlite")) as trace:
+        rows = trace.events([Kind.KERNEL], ("start", "end", "stream", "node"))
+    rows = rows.select(rows.start > 90_000)
+    rows = rows.select(np.argsort(rows.node))
+    assert (rows.node.tolist(), rows.stream.tolist()) == ([7, 8], [1, 2])
+    assert (rows.end - rows.start).tolist() == [500, 50]
 
 
 # ---- when they are recorded ----

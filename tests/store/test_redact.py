@@ -143,6 +143,8 @@ def test_classes_of_modules_are_those_of_torch_or_get_numbers(tmp_path: Path) ->
     for at, path in enumerate(paths):
         who = {"globalTid": global_id(100, thread=100), "nameId": made.string(path)}
         made.add("GPUTRACE_HOST_RANGE", start=at, end=at + 1, **who, kind=7, number=0)
+    who["nameId"] = made.string("MammothNet_0 at /home/ada/train.py:9 main")
+    made.add("GPUTRACE_HOST_RANGE", start=9, end=9, **who, kind=8)
     whole, part = made.write(tmp_path / "whole.sqlite"), tmp_path / "part.sqlite"
     assert command.gputrace("export", whole, "--to", "trace", "--redact", "-o", part).code == 0
     with closing(sqlite3.connect(part)) as database:
@@ -152,6 +154,7 @@ def test_classes_of_modules_are_those_of_torch_or_get_numbers(tmp_path: Path) ->
         "module-1_0",
         "module-1_0/module-2_0/Linear_0",
         "module-1_0/module-2_1/Linear_1",
+        "module-1_0 at path-1:9 main",
     ]
 
 
