@@ -2,7 +2,8 @@
 
 The training counts its own tokens, FLOPs, energy and memory (`modules_train.py`). The forward time
 of each module is summed anew from a profile of PyTorch (with_stack) of the same training: each
-kernel belongs to the calls of modules in which it was launched.
+kernel belongs to the calls of modules in which it was launched. As one CUDA graph, a step has the
+kernels and the modules that it has without.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ OFF: Final = 0.05
 PROFILED: Final = 3
 """Steps of a profile."""
 WORTH: Final = 0.02
-"""A module is compared if it has this part of the forward pass."""
+"""A module is compared if it has this part of the forward pass, a family if of all kernels."""
+SAME: Final = 0.02
+"""By how much families of kernels of a graph may be off."""
 _MODULE: Final = re.compile(r"nn\.Module: (\w+?)(?:_\d+)?$")
 
 
@@ -49,7 +52,7 @@ def run(options: Options) -> int:
         print(f"modules: {why}")
         return 0
     journal = Journal("modules", options)
-    parts = {"counts": _counts, "tree": _tree}
+    parts = {"counts": _counts, "tree": _tree, "graphs": _graphs}
     return journal.each(parts, lambda part: parts[part](journal, options))
 
 
@@ -77,10 +80,10 @@ def _counts(journal: Journal, options: Options) -> None:
             journal.skip("counts", unknown)
 
 
-def _recorded(options: Options) -> dict[str, Any]:
+def _recorded(options: Options, *more: str, how: Sequence[str] = ()) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "t.sqlite")
-        line = printed_result(completed(recorded(trace, _train(options))))
+        line = printed_result(completed(recorded(trace, _train(options, *more), *how)))
         return line | {"report": analysis(trace)}
 
 
@@ -97,6 +100,50 @@ def _tree(journal: Journal, options: Options) -> None:
     for check in compare_trees([line["report"]["modules"] for line in found[""]], truth):
         journal.check("tree", check)
     return None
+
+
+def _graphs(journal: Journal, options: Options) -> None:
+    """Families of kernels and modules of a step as one CUDA graph, by the same step without."""
+    if options.cpu:
+        return journal.skip("graphs", "needs a GPU")
+    variants: dict[str, Callable[[], dict[str, Any]]] = {
+        "eager": lambda: _recorded(options),
+        "graph": lambda: _recorded(options, "--graph", how=("--graph-nodes", "--sample", "all")),
+    }
+    found = in_turn(journal, variants, options.runs_or(ROUNDS))
+    eager, graph = ([line["report"] for line in found[name]] for name in variants)
+    for check in compare_graphs(eager, graph):
+        journal.check("graphs", check)
+    return None
+
+
+def compare_graphs(
+    eager: Sequence[Mapping[str, Any]], graph: Sequence[Mapping[str, Any]]
+) -> list[Check]:
+    """Hold each family of kernels that counts against its time without a graph, in ms of a step,
+    and the launches of each module against those without.
+    """
+
+    def families(report: Mapping[str, Any]) -> dict[str, float]:
+        kernels = report["kernels"]
+        rows = ((row["family"], row["total_ns"]) for row in kernels["families"])
+        return {family: ns / 1e6 / kernels["steps"] for family, ns in rows}
+
+    truth, found = (list(map(families, reports)) for reports in (eager, graph))
+    checks = []
+    for family, time in truth[0].items():
+        if time >= WORTH * sum(truth[0].values()):
+            wanted = Figure(tuple(times.get(family, 0.0) for times in truth))
+            median = statistics.median(times.get(family, 0.0) for times in found)
+            checks.append(near(f"{family} in a graph, ms", median, wanted, SAME))
+    without, within = (
+        {row["path"]: row["launches"] for row in reports[0]["modules"]}
+        for reports in (eager, graph)
+    )
+    return checks + [
+        Check(f"launches by {path or 'no module'} in a graph", within.get(path, 0), count, 0.5)
+        for path, count in without.items()
+    ]
 
 
 def forward_times(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -3,7 +3,8 @@
 Prints one JSON line: what a step takes after the warm-up, tokens a second, FLOPs a second as
 PyTorch's FlopCounterMode counts them and their part of the card's peak by its data sheet, the
 energy that NVML's counter of the card grew by, and the most memory that tensors had. With
---profile, torch.profiler (with_stack) is on in three steps, and writes them into a file.
+--profile, torch.profiler (with_stack) is on in three steps, and writes them into a file; with
+--graph, a step is one CUDA graph.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--profile", metavar="FILE", help="three steps under torch.profiler")
+    parser.add_argument("--graph", action="store_true", help="a step as one CUDA graph")
     parser.add_argument("--cpu", action="store_true", help="a tiny model, to try the program")
     options = parser.parse_args()
     device = "cpu" if options.cpu else "cuda"
@@ -43,6 +45,8 @@ def main() -> None:
     with FlopCounterMode(display=False) as counter:
         step()
     flop = counter.get_total_flops()
+    if options.graph:
+        step = _captured(step)
     profiler = _profiler(options.profile)
     energy = _energy(device)
     began, before = 0.0, energy()
@@ -73,7 +77,8 @@ def main() -> None:
 
 
 def _step(model: Any, tokens: Any, device: str) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=device == "cuda")
+    on_gpu = device == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=on_gpu, capturable=on_gpu)
     wanted = tokens.roll(-1, 1).flatten()
 
     def step() -> None:
@@ -84,6 +89,20 @@ def _step(model: Any, tokens: Any, device: str) -> Callable[[], None]:
         optimizer.step()
 
     return step
+
+
+def _captured(step: Callable[[], None]) -> Callable[[], None]:
+    """Return what replays a step as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay  # type: ignore[no-any-return]
 
 
 def _profiler(wanted: str | None) -> Any:
