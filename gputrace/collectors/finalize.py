@@ -391,7 +391,8 @@ def write_signals(
     machine: int = THIS_MACHINE,
 ) -> int:
     """Write what every backend records of the host and the cards; return the number of steps."""
-    write_nvml(writer, sorted(folder.glob("*.nvml.jsonl")), start)
+    cores = folder.glob("*.cores.jsonl")
+    write_nvml(writer, [*sorted(folder.glob("*.nvml.jsonl")), *sorted(cores)], start)
     return sum(write_host(writer, host, start, machine) for host in hosts)
 
 

@@ -33,6 +33,7 @@ from gputrace.collectors.exit_watch import ExitWatch
 from gputrace.collectors.hang_watch import Hangs
 from gputrace.collectors.launch import Launch, find_program, load_numpy
 from gputrace.collectors.masking import masked
+from gputrace.collectors.neighbours import CoreNeighbours
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.spool import CHUNK, HEADER
 from gputrace.errors import GputraceError, MissingError, UsageError
@@ -107,6 +108,8 @@ def _watched(
     bounds = LimitWatch(folder, plan.limits, log)
     reach = unreached.ReachWatch(folder, prepared.command)
     slow: list[SlowSteps] = []
+    cores: list[CoreNeighbours] = []
+    prepared.team.let_one("cores", lambda: cores.append(CoreNeighbours(folder)))
     if plan.when_slow:
         load_numpy()
         from gputrace.collectors.slow_steps import SlowSteps
@@ -118,10 +121,12 @@ def _watched(
         growth.look_now_and_then()
         bounds.look()
         reach.look_now_and_then()
+        for watch in cores:
+            watch.look()
         for steps in slow:
             steps.look()
-        for watch in hangs:
-            watch.look()
+        for each in hangs:
+            each.look()
 
     yield look
     for steps in slow:

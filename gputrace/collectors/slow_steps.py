@@ -163,7 +163,7 @@ def copy_ring(source: Path, target: Path) -> None:
     target.mkdir(mode=0o700)
     growing = [source / "meta.json", source / "team.json"]
     complete: list[Path] = []
-    for pattern in ("*.spool", "*.host", "*.nvml.jsonl"):
+    for pattern in ("*.spool", "*.host", "*.nvml.jsonl", "*.cores.jsonl"):
         paths = in_order(source.glob(pattern))
         growing += {base_of(path): path for path in paths}.values()
         complete += [path for path in paths if path not in growing]

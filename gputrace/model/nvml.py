@@ -76,6 +76,29 @@ class Link(Struct, frozen=True):
     p2p_nvlink: str = ""
 
 
+class ProcessUse(Struct, frozen=True):
+    """Use of a card, or of the cores of a recording, by one process in a stretch of time."""
+
+    time_ns: int
+    """End of the stretch, on the trace's clock."""
+    duration_ns: int = 0
+    host: int = 0
+    gpu: int | None = None
+    """None: the cores."""
+    pid: int | None = None
+    """None of programs that cannot be seen; of a card, where no process is listed."""
+    name: str = ""
+    """Name of the command; empty for other users' processes."""
+    is_recorded: bool = False
+    use: float | None = None
+    """Part of the time in which its kernels ran; of the cores, how many it used."""
+    memory_bytes: int | None = None
+    sharing: str = ""
+    """``MPS``, ``MIG 1/0`` or ``SMT``; else it takes turns with others."""
+    cpus: str = ""
+    numa_node: int | None = None
+
+
 def _no_times() -> NDArray[np.int64]:
     return np.empty(0, np.int64)
 
@@ -130,9 +153,12 @@ class Nvml(Struct, frozen=True, eq=False):
     samples: Samples = field(default_factory=Samples)
     activity: Samples = field(default_factory=Samples)
     """What the parts of the cards did, each row in the nanoseconds ``periodNs`` before its time."""
+    processes: tuple[ProcessUse, ...] = ()
+    """In order of time."""
 
     def __bool__(self) -> bool:
-        return bool(self.cards or self.links or len(self.samples) or len(self.activity))
+        parts = self.cards, self.links, len(self.samples), len(self.activity), self.processes
+        return any(parts)
 
     def card(self, host: int, gpu: int) -> Card | None:
         return next((card for card in self.cards if (card.host, card.gpu) == (host, gpu)), None)
@@ -158,6 +184,10 @@ class Nvml(Struct, frozen=True, eq=False):
             tuple(replace(link, host=hosts.get(link.host, link.host)) for link in self.links),
             self.samples.moved(shift, hosts),
             self.activity.moved(shift, hosts),
+            tuple(
+                replace(use, time_ns=use.time_ns + shift, host=hosts.get(use.host, use.host))
+                for use in self.processes
+            ),
         )
 
 
@@ -186,6 +216,7 @@ def merge_nvml(parts: Sequence[Nvml]) -> Nvml:
         tuple(links[key] for key in sorted(links)),
         _merged([part.samples for part in parts]),
         _merged([part.activity for part in parts]),
+        tuple(sorted((use for part in parts for use in part.processes), key=lambda u: u.time_ns)),
     )
 
 

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from gputrace.errors import InputError
 from gputrace.model.attempts import Life
 from gputrace.model.events import COLUMN_TYPES, COPY_KINDS, GPU_KINDS, UNKNOWN, Events, Kind, Memory
-from gputrace.model.nvml import ACTIVITY, VALUES, Card, Link, Nvml, Samples, plain_uuid
+from gputrace.model.nvml import (
+    ACTIVITY,
+    VALUES,
+    Card,
+    Link,
+    Nvml,
+    ProcessUse,
+    Samples,
+    plain_uuid,
+)
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Session
@@ -409,15 +418,25 @@ _LINK: Final = {
     "gpu": "gpu", "peer": "peer", "link": "link", "ancestor": "ancestor", "nvlinks": "nvlinks",
     "p2p_read": "p2pRead", "p2p_write": "p2pWrite", "p2p_nvlink": "p2pNvlink",
 }  # fmt: skip
+_USE: Final = {
+    "time_ns": "timeNs", "duration_ns": "durationNs", "gpu": "gpu", "pid": "pid", "name": "name",
+    "is_recorded": "isRecorded", "use": "use", "memory_bytes": "memoryUsed", "sharing": "sharing",
+    "cpus": "cpus", "numa_node": "numaNode",
+}  # fmt: skip
 _TEXTS: Final = frozenset(
     {"uuid", "name", "bus", "pci", "link", "ancestor", "p2p_read", "p2p_write", "p2p_nvlink"}
+    | {"sharing", "cpus"}
 )
 _ANY_HOST: Final = ("GPUTRACE_PROCESS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY")
+_NUMBERS: Final[Mapping[str, Any]] = {"use": int | float}
+_MOST_USE: Final = 1e6
+_LONGEST_NS: Final = 1 << 60
+"""Larger than any number of cores, and any time of a trace."""
 _LIMIT: Final = f"{2.0**62:.1f}"
 """Larger than any number of NVML."""
 _SAMPLED: Final = {"GPUTRACE_NVML_SAMPLE": VALUES, "GPUTRACE_NVML_ACTIVITY": ACTIVITY}
 """Tables with a row for a card and a moment, and their columns."""
-_TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_TOPOLOGY", *_SAMPLED)
+_TABLES: Final = ("GPUTRACE_NVML_DEVICE", "GPUTRACE_TOPOLOGY", *_SAMPLED, "GPUTRACE_PROCESS_USE")
 
 
 def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
@@ -426,11 +445,23 @@ def read_nvml(database: Database, epoch_ns: int | None) -> Nvml:
         return Nvml()
     host = _host(database)
     links = _rows(database, "GPUTRACE_TOPOLOGY", _LINK, ["gpu", "peer"])
+    samples, activity = (_samples(database, host, *table) for table in _SAMPLED.items())
     return Nvml(
         read_cards(database, epoch_ns),
         tuple(Link(**row, host=host) for row in links),
-        *(_samples(database, host, table, columns) for table, columns in _SAMPLED.items()),
+        samples,
+        activity,
+        tuple(sorted(_process_uses(database, host), key=lambda use: use.time_ns)),
     )
+
+
+def _process_uses(database: Database, host: int) -> Iterator[ProcessUse]:
+    for row in _rows(database, "GPUTRACE_PROCESS_USE", _USE, []):
+        times, use = (row.get("time_ns"), row.get("duration_ns")), row.get("use")
+        if all(time is not None and abs(time) < _LONGEST_NS for time in times):
+            row["use"] = use if use is not None and 0 <= use < _MOST_USE else None
+            row["is_recorded"] = bool(row.get("is_recorded"))
+            yield ProcessUse(**row, host=host)
 
 
 def read_cards(database: Database, epoch_ns: int | None = None) -> tuple[Card, ...]:
@@ -463,7 +494,7 @@ def _rows(
     for values in database.select(table, *there.values()):
         row: dict[str, Any] = {}
         for ours, value in zip(there, values, strict=True):
-            kind, none = (str, "") if ours in _TEXTS else (int, None)
+            kind, none = (str, "") if ours in _TEXTS else (_NUMBERS.get(ours, int), None)
             row[ours] = value if isinstance(value, kind) else none
         if all(row[name] is not None for name in required):
             yield row

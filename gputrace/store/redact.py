@@ -94,7 +94,9 @@ class RedactedTrace(Trace):
         cards = (
             replace(card, uuid=redacted(card.uuid), pci=redacted(card.pci)) for card in nvml.cards
         )
-        return replace(nvml, cards=tuple(cards))
+        shown = self._redaction.stand_in
+        uses = (replace(use, name=shown("program", use.name)) for use in nvml.processes)
+        return replace(nvml, cards=tuple(cards), processes=tuple(uses))
 
     def read(
         self,
@@ -169,7 +171,7 @@ _TAKEN: Final = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|CUDA_\w+_EVENTS|NVTX_\w+|OSRT_API|CUBLAS_EVENTS|CUDNN_EVENTS"
     r"|MPI_\w+|PROFILER_OVERHEAD|GPU_METRICS|ENUM_\w+|StringIds|StringTable|Version|PROCESSES|ThreadNames"
     r"|TARGET_INFO_(GPU|GPU_METRICS|CUDA_\w+|NVTX_\w+|SESSION_START_TIME)"
-    r"|GPUTRACE_(META|PROCESS|LIFE|STEP|HOST_RANGE|MESSAGE|PYTHON_SAMPLE|CLOCK|(API_)?WINDOW|NOTE|LOSS|EXPORT|TOPOLOGY|NVML_\w+)"
+    r"|GPUTRACE_(META|PROCESS(_USE)?|LIFE|STEP|HOST_RANGE|MESSAGE|PYTHON_SAMPLE|CLOCK|(API_)?WINDOW|NOTE|LOSS|EXPORT|TOPOLOGY|NVML_\w+)"
 )
 """Tables exported with redacted texts; others hold the environment and program output."""
 _META_KEPT: Final = ("format", "version", "start_realtime_ns", "backend", "driver", "world_size",
@@ -283,7 +285,7 @@ class Redaction:
         if (table, column) == ("GPUTRACE_META", "value"):
             kept = ", ".join(f"'{key}'" for key in _META_KEPT)
             return f"CASE WHEN name IN ({kept}) THEN {name} ELSE 'redacted' END"
-        if (table, column) == ("PROCESSES", "name"):
+        if (table, column) in (("PROCESSES", "name"), ("GPUTRACE_PROCESS_USE", "name")):
             return f"stand_in('program', {name})"
         if (table, column) == ("GPUTRACE_PROCESS", "host"):
             return f"stand_in('host', {name})"

@@ -17,6 +17,8 @@
  *                                     a GPU that has no such line does not support them
  *   metric NUMBER VALUE…              percent or MiB/s, one value a change, the last one again and
  *                                     again; metrics that have no line are not supported
+ *   process GPU PID BYTES KIND        a process with a context: KIND is compute, mps or mig
+ *   use GPU PID PERCENT               how much it computes; no process does unless told
  *
  * The file that FAKE_NVML_CALLS names gets a line for each call: FUNCTION GPU. Layouts and numbers are those of nvml.h.
  */
@@ -32,9 +34,13 @@
 
 enum { GPUS = 16, RULES = 128, VALUES = 16, FUNCTIONS = 64, LINKS = 18, ANY = -1 };
 enum { METRICS = 512 };
-enum { INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, LOST = 15 };
+enum { INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, LOST = 15 };
 
 struct gpu { int unused; };
+struct process { int gpu, pid; long long bytes; char kind[16]; };
+struct process_info { unsigned pid; unsigned long long bytes; unsigned instance, compute_instance; };
+struct use { int gpu, pid, percent; };
+struct use_sample { unsigned pid; unsigned long long time; unsigned sm, memory, encoder, decoder; };
 struct fail { char function[64]; int gpu, code, from; };
 struct say { char function[64]; int gpu, count; long long values[VALUES]; };
 struct counter { unsigned number; int gpu; long long start, step; };
@@ -67,6 +73,9 @@ static struct say says[RULES];
 static struct counter counters[RULES];
 static struct slow slows[RULES];
 static struct calls calls[FUNCTIONS];
+static struct process processes[RULES];
+static struct use uses[RULES];
+static int process_count, use_count;
 static int fail_count, say_count, counter_count, slow_count, function_count;
 static int gpu_count = 2, init_code, per_link, lost_at[GPUS];
 static int gpm_ms[GPUS];
@@ -100,6 +109,11 @@ static void take(char *line) {
     else if (sscanf(line, "gpus %d", &a) == 1) gpu_count = a;
     else if (sscanf(line, "ancestor %d %d %d", &a, &b, &c) == 3) ancestors[a][b] = ancestors[b][a] = c;
     else if (sscanf(line, "link %d %d %d", &a, &b, &c) == 3) link_ends[a][b] = c;
+    else if (sscanf(line, "process %d %d %lld %15s", &a, &b, &start, gpu) == 4) {
+        processes[process_count] = (struct process){a, b, start, ""};
+        strcpy(processes[process_count++].kind, gpu);
+    } else if (sscanf(line, "use %d %d %d", &a, &b, &c) == 3)
+        uses[use_count++] = (struct use){a, b, c};
     else if (sscanf(line, "lost %d %d", &a, &b) == 2) lost_at[a] = b;
     else if (sscanf(line, "slow %63s %d", name, &a) == 2) {
         strcpy(slows[slow_count].function, name);
@@ -354,6 +368,44 @@ int nvmlDeviceGetSamples(struct gpu *card, int kind, unsigned long long last, in
     *count = 2;
     for (int at = 0; at < 2; at++) samples[at].time = now - 1 + at, samples[at].value.u = 40 + 20 * at;
     return 0;
+}
+
+/* As two calls: one for the room that is needed, and one for the processes. */
+static int list(const char *function, struct gpu *card, int mps, unsigned *count,
+                struct process_info *out) {
+    int code = enter(function, card), found = 0;
+    for (int at = 0; !code && at < process_count; at++) {
+        struct process *each = &processes[at];
+        int is_mps = !strcmp(each->kind, "mps"), in_mig = !strcmp(each->kind, "mig");
+        if (each->gpu != card - gpus || is_mps != mps) continue;
+        unsigned instance = in_mig ? 3 : ~0u;
+        if (out) out[found] = (struct process_info){each->pid, each->bytes, instance, instance};
+        found++;
+    }
+    *count = found;
+    return code ? code : !out && found ? INSUFFICIENT_SIZE : 0;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *card, unsigned *count,
+                                            struct process_info *out) {
+    return list("DeviceGetComputeRunningProcesses", card, 0, count, out);
+}
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(struct gpu *card, unsigned *count,
+                                               struct process_info *out) {
+    return list("DeviceGetMPSComputeRunningProcesses", card, 1, count, out);
+}
+
+int nvmlDeviceGetProcessUtilization(struct gpu *card, struct use_sample *out, unsigned *count,
+                                    unsigned long long last) {
+    int code = enter("DeviceGetProcessUtilization", card), found = 0;
+    for (int at = 0; !code && at < use_count; at++) {
+        if (uses[at].gpu != card - gpus) continue;
+        if (out) out[found] = (struct use_sample){uses[at].pid, last + 1, uses[at].percent, 0, 0, 0};
+        found++;
+    }
+    *count = found;
+    return code ? code : !found ? NOT_FOUND : out ? 0 : INSUFFICIENT_SIZE;
 }
 
 static int read_field(const struct gpu *card, struct field_value *field) {

@@ -21,7 +21,7 @@ from gputrace.collectors.launch.group_witness import GRACE_S, GroupWitness
 
 NOT_FOUND: Final = 127
 NOT_RUNNABLE: Final = 126
-LOOK_S: Final = 5.0
+LOOK_S: Final = 2.0
 """Seconds between two calls of ``meanwhile``."""
 _FIRST_LOOK_S: Final = 0.125
 """Seconds to the first call, from which on they double."""

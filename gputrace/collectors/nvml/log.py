@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.collectors.neighbours import PROCESS
 from gputrace.collectors.nvml.activity import ACTIVITY, METRICS
 from gputrace.collectors.nvml.queries import COLUMNS, DEVICE, NULL, SAMPLE, TOPOLOGY, Row, ranges
 
@@ -33,6 +34,7 @@ class NvmlLog:
             time; int64, `utilization` float64; NULL is -1.
         activity: `gpu` and the columns of ACTIVITY, and `leadNs`, that of CLOCK_REALTIME over
             CLOCK_MONOTONIC when the row was written; float64 but for the times; NULL is -1.
+        processes: the columns of PROCESS, of cards and of the cores.
         clocks: (CLOCK_REALTIME, CLOCK_MONOTONIC) in ns at each tick.
         cpu_ns: processor time of the sampling; None if it was killed.
         skipped: number of invalid lines, including an incomplete last one.
@@ -45,6 +47,7 @@ class NvmlLog:
     topology: list[tuple[Any, ...]] = field(default_factory=list)
     samples: dict[str, NDArray[Any]] = field(default_factory=dict)
     activity: dict[str, NDArray[Any]] = field(default_factory=dict)
+    processes: list[list[Any]] = field(default_factory=list)
     clocks: list[tuple[int, int]] = field(default_factory=list)
     cpu_ns: int | None = None
     skipped: int = 0
@@ -73,8 +76,10 @@ class NvmlLines:
                 log.interval_ns = int(parsed["interval_ns"])
                 self._columns = [str(name) for name in parsed["columns"]]
                 self._metrics = [str(name) for name in parsed.get("metrics", ())]
-            elif "gpus" in parsed:
-                self._take_tick(parsed)
+            elif "gpus" in parsed or "processes" in parsed:
+                if "gpus" in parsed:
+                    self._take_tick(parsed)
+                log.processes += filter(_is_process, parsed.get("processes", ()))
             else:
                 log.cpu_ns = int(parsed["end"]["cpu_ns"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -105,6 +110,7 @@ class NvmlLines:
         self.rows = [row for row in self.rows if (row[time] or 0) >= before]
         self._activity = [row for row in self._activity if (row[time] or 0) >= before]
         self._log.clocks = [clock for clock in self._log.clocks if clock[0] >= before]
+        self._log.processes = [row for row in self._log.processes if row[0] >= before]
 
     def log(self) -> NvmlLog:
         """Return everything that was parsed and kept."""
@@ -138,12 +144,27 @@ def make_steady(log: NvmlLog, axis: int) -> None:
     moved = dict(zip(realtime.tolist(), (realtime - shift).tolist(), strict=True))
     for device in log.devices:
         device["lostNs"] = moved.get(device["lostNs"])
+    for row in log.processes:
+        ticks = np.searchsorted(realtime, row[0])
+        row[0] -= int(shift[min(ticks, len(shift) - 1)])
+
+
+def _is_process(row: Any) -> bool:
+    """Return whether a row can be one of GPUTRACE_PROCESS_USE."""
+    if not isinstance(row, list) or len(row) != len(PROCESS):
+        return False
+    numbers = [value for value in row if value is not None and not isinstance(value, str)]
+    return isinstance(row[0], int) and all(map(_is_number, numbers))
+
+
+def _is_number(value: Any) -> TypeGuard[float | int]:
+    return isinstance(value, int | float) and abs(value) < 2**63
 
 
 def _checked(value: Any) -> float | int:
     if value is None:
         return NULL
-    if not isinstance(value, int | float) or not abs(value) < 2**63:
+    if not _is_number(value):
         raise ValueError(value)
     return value
 
@@ -153,7 +174,8 @@ def tables(log: NvmlLog) -> dict[str, Table]:
 
     GPUTRACE_NVML_DEVICE has the columns of DEVICE, driverVersion, and lostNs: CLOCK_REALTIME when
     the card was lost. GPUTRACE_NVML_SAMPLE has gpu and the columns of SAMPLE,
-    GPUTRACE_NVML_ACTIVITY gpu and those of ACTIVITY, GPUTRACE_TOPOLOGY those of TOPOLOGY.
+    GPUTRACE_NVML_ACTIVITY gpu and those of ACTIVITY, GPUTRACE_TOPOLOGY those of TOPOLOGY,
+    GPUTRACE_PROCESS_USE those of PROCESS.
     """
     active = ["gpu", *ACTIVITY]
     samples, activity = (
@@ -171,4 +193,5 @@ def tables(log: NvmlLog) -> dict[str, Table]:
         "GPUTRACE_NVML_SAMPLE": (COLUMNS, list(zip(*samples, strict=True))),
         "GPUTRACE_NVML_ACTIVITY": (active, list(zip(*activity, strict=True))),
         "GPUTRACE_TOPOLOGY": (list(TOPOLOGY), log.topology),
+        "GPUTRACE_PROCESS_USE": (list(PROCESS), [tuple(row) for row in log.processes]),
     }

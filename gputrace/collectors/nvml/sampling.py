@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.backend import NONE, Limits, bytes_in
+from gputrace.collectors.neighbours import CardProcesses, RunProcesses
 from gputrace.collectors.nvml import queries
 from gputrace.collectors.nvml.activity import METRICS, ActivityReader
 
@@ -51,7 +52,8 @@ def sample(folder: Path, hz: float, share: float, limits: Limits = NONE) -> str:
     except Exception as error:
         return f"no GPU sampling: {error}"
     try:
-        _Ticks(nv, writer, round(1e9 / min(max(hz, 0.1), 1000.0)), share).run()
+        run = RunProcesses(folder, os.getppid())
+        _Ticks(nv, writer, round(1e9 / min(max(hz, 0.1), 1000.0)), share, run).run()
     except Exception as error:
         return f"GPU sampling ended early: {error}"
     finally:
@@ -129,11 +131,14 @@ class _Writer:
 class _Ticks:
     """Cards of this machine, queried at regular ticks."""
 
-    def __init__(self, nv: Any, writer: _Writer, interval: int, share: float) -> None:
+    def __init__(
+        self, nv: Any, writer: _Writer, interval: int, share: float, run: RunProcesses
+    ) -> None:
         self._nv, self._writer, self._interval = nv, writer, interval
         self._allowed = share * interval
         self._gpus: list[queries.CardQueries | None] = []
         self._readers: dict[int, ActivityReader] = {}
+        self._run = run
         self._gone: dict[int, str] = {}
         self._lost: dict[int, str] = {}
         self._header: dict[str, Any] = {}
@@ -178,6 +183,7 @@ class _Ticks:
             ),
         }
         self._writer.write(self._header)
+        self._processes = CardProcesses(self._nv, handles, self._run)
         for gpu, handle in enumerate(handles):
             try:
                 self._gpus.append(None if handle is None else queries.CardQueries(self._nv, handle))
@@ -193,7 +199,8 @@ class _Ticks:
     def _sample(self, tick: int, last: bool) -> None:
         if self._writer.is_full:
             return
-        if self._writer.rotate(self._header | {"time_ns": time.time_ns()}):
+        is_new = self._writer.rotate(self._header | {"time_ns": time.time_ns()})
+        if is_new:
             self._gone |= self._lost
         line: dict[str, Any] = {"time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
         # Ticks from one slow read of a card to its next, by what they cost until now.
@@ -212,6 +219,8 @@ class _Ticks:
         if self._gone:
             line["lost"], self._gone = self._gone, {}
             self._lost |= line["lost"]
+        if rows := self._processes.look(anew=is_new, last=last):
+            line["processes"] = rows
         self._writer.write(line)
         self._ticks += 1
 
