@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,6 +19,7 @@ from gputrace.collectors.backend import HOW_TO_BUILD, has_driver
 from gputrace.collectors.backends.cupti import collector_library, cupti_folders, libcuptis
 from gputrace.collectors.backends.nvprof import find_nvprof
 from gputrace.collectors.ncu import find_ncu
+from gputrace.collectors.neighbours import PROCESS, CardProcesses, RunProcesses
 from gputrace.collectors.nvml.queries import ask
 from gputrace.collectors.session import HOOKS
 from gputrace.collectors.tool_traces import importer_obstacle
@@ -118,7 +119,29 @@ def _find_cards() -> tuple[list[Check], list[_Capability]]:
         checks.append(Check("GPM", "note", "not here: what kernels do inside is unknown", advice))
     if any((ask(nvml, "nvmlDeviceGetMigMode", card) or [0])[0] for card in cards):
         checks.append(Check("MIG", "note", "on", "NVML reports less on a partitioned GPU"))
+    computing = _computing(nvml, cards)
+    if computing:
+        said = "; ".join(computing)
+        checks.append(Check("in use", "note", said, "a program beside them takes turns with these"))
     return checks, capabilities
+
+
+_LAST_NS: Final = 1_000_000_000
+_COMPUTES: Final = 0.02
+"""Time for which the use of the cards is asked, and the least part of it that is worth a note."""
+
+
+def _computing(nvml: Any, cards: Sequence[Any]) -> list[str]:
+    """Describe the processes that compute on each card now."""
+    run = RunProcesses(Path(), os.getpid())
+    found = []
+    for row in CardProcesses(nvml, cards, run, _LAST_NS).look():
+        use = dict(zip(PROCESS, row, strict=True))
+        if use["pid"] is not None and (use["use"] is None or use["use"] >= _COMPUTES):
+            who = ", ".join(filter(None, [f"pid {use['pid']}", use["name"]]))
+            much = "" if use["use"] is None else f" {use['use']:.0%}"
+            found.append(f"GPU {use['gpu']}{much} ({who})")
+    return found
 
 
 def _collector() -> Iterator[Check]:

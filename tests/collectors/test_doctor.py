@@ -88,6 +88,13 @@ def test_it_says_whether_the_cards_count_what_kernels_do_inside(
     assert line(ran, "GPM").startswith("note    GPM: not here")
 
 
+def test_processes_that_compute_on_a_card_are_a_note(library: Path, tmp_path: Path) -> None:
+    script = "gpus 2\nprocess 1 4000001 5 compute\nprocess 0 4000002 5 compute\nuse 1 4000001 60\n"
+    ran = examine(with_cards(library, tmp_path, script))
+    assert line(ran, "in use").startswith("note    in use: GPU 1 60% (pid 4000001); ")
+    assert "in use" not in examine(with_cards(library, tmp_path, "gpus 2\n")).out
+
+
 def test_nvml_that_fails_is_a_note(library: Path, tmp_path: Path) -> None:
     ran = examine(with_cards(library, tmp_path, "init 9\n"))
     assert line(ran, "NVML").startswith("note    NVML: Driver Not Loaded; clocks and power")
