@@ -144,13 +144,8 @@ def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]
     rows, step, count = _in_steps(operations, rows, *steps)
     ids, where = number_ids(operations.events.name[rows])
     texts = np.array([names[id] for id in ids.tolist()], np.int64).take(where)
-    order = np.argsort(step << 32 | texts, kind="stable")  # The rows are in order of start.
-    rows, step, texts = rows[order], step[order], texts[order]
-    # Rows of equal step and text, which are adjacent, are numbered from 0.
-    first = np.ones(len(rows), np.bool_)
-    first[1:] = (step[1:] != step[:-1]) | (texts[1:] != texts[:-1])
-    number = np.arange(len(rows))
-    places = number - np.maximum.accumulate(np.where(first, number, 0))
+    order, places = number_launches(step, texts)
+    rows, texts = rows[order], texts[order]
     lengths = operations.end[rows] - operations.start[rows]
     talks = operations.classes == OperationClass.COMMUNICATION
     busy = union(operations.start[talks], operations.end[talks], is_sorted=True)
@@ -161,6 +156,20 @@ def _typical(view: GpuShardView, steps: NDArray[np.int64], names: dict[int, int]
     alone = np.full(len(distinct), np.nan)
     alone[np.searchsorted(distinct, some)] = unmixed
     return _Launches(distinct, medians, alone)
+
+
+def number_launches(
+    step: NDArray[np.intp], names: NDArray[np.int64]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the order of launches by step and name, and the number of each, in that order, among
+    those of its step and name, from 0; the rows are in order of start.
+    """
+    order = np.argsort(step << 32 | names, kind="stable")
+    step, names = step[order], names[order]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = (step[1:] != step[:-1]) | (names[1:] != names[:-1])
+    number = np.arange(len(order))
+    return order, number - np.maximum.accumulate(np.where(first, number, 0))
 
 
 def _sorted(

@@ -28,7 +28,7 @@ from gputrace.analyzers.device_metrics import (
 from gputrace.analyzers.findings import CAUSES, find, order
 from gputrace.analyzers.findings.data_feeding import find_input_pipelines, find_loaders
 from gputrace.analyzers.findings.facts import SEVERITIES, Facts
-from gputrace.analyzers.findings.hardware import find_card_use
+from gputrace.analyzers.findings.hardware import find_card_use, note_neighbours
 from gputrace.analyzers.findings.idle import find_allocators
 from gputrace.analyzers.findings.stragglers import find_balance, late_causes
 from gputrace.analyzers.findings.whole_run import missing_rows
@@ -194,8 +194,8 @@ _OVERLAPPING_RATIO: Final = 1.05
 
 def _notes(facts: Facts, recorded_calls: RecordedCalls | None) -> Iterator[str]:
     """Yield what limits the figures: calls that were not recorded, shares of kernels that sum to
-    more than the time in which the GPUs are busy, what recording cost if it added nothing, and
-    what lacks because processes ended early.
+    more than the time in which the GPUs are busy, what recording cost if it added nothing,
+    what lacks because processes ended early, and neighbours whose cost is small or not known.
     """
     yield from describe_lives(facts.trace.lives, facts.trace.attempt, facts.trace.origin)
     if recorded_calls is not None:
@@ -210,6 +210,7 @@ def _notes(facts: Facts, recorded_calls: RecordedCalls | None) -> Iterator[str]:
         )
     if cost is not None and not cost.added_ns:
         yield str(cost)
+    yield from note_neighbours(facts)
 
 
 def _span(trace: Trace, lanes: Sequence[AnyLaneSummary]) -> int:

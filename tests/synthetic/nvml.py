@@ -80,6 +80,35 @@ def write_nvml(
         _fill(database, "GPUTRACE_TOPOLOGY", [(link or nvlinks)(a, b) for a in busy for b in busy])
 
 
+NEIGHBOUR: Final = 4711
+"""Id of the other process."""
+
+
+def write_neighbour(recording: Recording, path: str | Path, *, every_ns: int = 5_000_000) -> None:
+    """Adds which processes use each card, with the plan's neighbour in the steps that have it.
+
+    Without a neighbour in the plan, a process with a context on each card computes nothing.
+    """
+    plan, busy = recording.plan, _busy(recording)
+    pids = {gpu: p.pid for p in recording.processes for _, gpu in p.devices}
+    ranks = {gpu: p.rank for p in recording.processes for _, gpu in p.devices}
+    times = [
+        (w.start, w.end)
+        for w in recording.truth.windows
+        if w.rank == plan.neighbour_rank and (w.step in plan.odd_steps or not plan.odd_steps)
+    ]
+    rows: list[Row] = []
+    for gpu, (start, end) in busy.items():
+        for time in range(start, end + every_ns, every_ns):
+            look: Row = {"timeNs": time, "durationNs": every_ns, "gpu": gpu, "memoryUsed": MIB}
+            held = sum(max(0, min(b, time) - max(a, time - every_ns)) for a, b in times)
+            use = plan.neighbour_use * held / every_ns if ranks[gpu] == plan.neighbour_rank else 0.0
+            rows.append(look | {"pid": pids[gpu], "isRecorded": 1, "use": 1 - use})
+            rows.append(look | {"pid": NEIGHBOUR, "name": "python", "isRecorded": 0, "use": use})
+    with closing(sqlite3.connect(path)) as database, database:
+        _fill(database, "GPUTRACE_PROCESS_USE", rows)
+
+
 def nvlinks(gpu: int, peer: int) -> Row:
     """Two cards of a machine with NVSwitch."""
     row: Row = {"gpu": gpu, "peer": peer, "link": "NV18", "ancestor": "PHB", "nvlinks": 18}

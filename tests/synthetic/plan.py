@@ -71,7 +71,10 @@ class Plan:
     late_in_loader: bool = False  # the late host spends it waiting for its data
     busy_rank: int = -1  # this rank launches `busy_share` more kernels in each forward pass
     busy_share: float = 0.0
-    odd_steps: tuple[int, ...] = ()  # only in these is a rank slow, late or busy; else in all
+    neighbour_rank: int = -1  # another process takes turns on this rank's card: it has the card
+    neighbour_use: float = 0.0  # for this share of the time, in turns of `turn_ns`
+    turn_ns: int = 2_000_000
+    odd_steps: tuple[int, ...] = ()  # only in these is a rank slow, late, busy or has a neighbour
     collective: str = "AllReduce"  # as the kernels' names say
     begins_late: int = -1  # the GPU of this rank is recorded from the middle of the run on
     group_size: int = 0  # so many ranks at a time have all-reduces of their own; 0: all together

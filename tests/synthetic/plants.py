@@ -13,6 +13,7 @@ import numpy as np
 
 from tests.synthetic import link_plants as links
 from tests.synthetic.nsys import write_nsys
+from tests.synthetic.nvml import write_neighbour, write_nvml
 from tests.synthetic.plan import Plan
 from tests.synthetic.recording import Recording
 from tests.synthetic.simulate import simulate
@@ -78,6 +79,27 @@ def _slow(pattern: str) -> Callable[[np.random.Generator, Plan], Plan]:
 
 def _clocked_lower(rng: np.random.Generator, plan: Plan) -> Plan:
     return replace(plan, slow_rank=_odd(rng, plan), slow_factor=float(rng.uniform(1.07, 1.15)))
+
+
+def _shared(pattern: str) -> Callable[[np.random.Generator, Plan], Plan]:
+    """Another process takes turns with one rank, for a third to two thirds of the time."""
+
+    def alter(rng: np.random.Generator, plan: Plan) -> Plan:
+        use = float(rng.uniform(0.3, 0.65))
+        odd = _steps(rng, plan, pattern)
+        return replace(plan, neighbour_rank=_odd(rng, plan), neighbour_use=use, odd_steps=odd)
+
+    return alter
+
+
+def _write_shared(recording: Recording, path: Path) -> None:
+    write_nsys(recording, path)
+    write_nvml(recording, path)
+    write_neighbour(recording, path)
+
+
+def _neighbour_rank(plan: Plan) -> int:
+    return plan.neighbour_rank
 
 
 def _busy(rng: np.random.Generator, plan: Plan) -> Plan:
@@ -169,6 +191,11 @@ PLANTS = (
     _late_host("late host, burst", "burst"),
     _late_host("late host, one step", "one-step"),
     _late_host("late loader, constant", "constant", in_loader=True),
+    Plant("neighbour on a card, constant", ("shared-gpu",), _shared("constant"), "",
+          _neighbour_rank, write=_write_shared),
+    Plant("neighbour on a card, burst", ("shared-gpu",), _shared("burst"), "", _neighbour_rank,
+          write=_write_shared),
+    Plant("idle neighbour on all cards", (), _nothing, write=_write_shared, lengthens=False),
     Plant("DataParallel", ("gpu0-skew",), links.as_it_is, base=links.parallel_plan,
           lengthens=False),
     Plant("server on GPU 0", ("gpu0-skew",), links.served, base=links.parallel_plan),

@@ -152,6 +152,10 @@ class Trainer:
         slow = self.plan.slow_factor if self.is_odd(self.plan.slow_rank) else 1.0
         slow *= dict(self.plan.slow_ranks).get(self.rank, 1.0)
         ns = self.around(work.ns * (slow * (1 + self.warming)))
+        if self.is_odd(self.plan.neighbour_rank):
+            use, turn = self.plan.neighbour_use, self.plan.turn_ns
+            turns = self.rng.poisson(ns * use / ((1 - use) * turn))
+            ns = ns + turns * self.around(np.full(len(ns), turn), 0.2)
         if self.plan.graph and self.units[-1].phase == "step" and not self.warming:
             self._launch_graph(work, ns, thread, gpu)
             return

@@ -28,6 +28,7 @@ from gputrace.analyzers.findings import (
 )
 from gputrace.analyzers.findings.facts import SEVERITIES, Facts, Rule, severity_of
 from gputrace.analyzers.ledger.causes import IDLE, WAITS, Cause
+from gputrace.analyzers.neighbours import claim_turns
 from gputrace.model.results import Finding, WhatIf
 
 __all__ = ["ALL_RULES", "CAUSES", "RULES", "Facts", "find", "order"]
@@ -46,6 +47,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("weights", "copies", "weights, once", ("h2d",), whole_run.claim_weights),
     Cause("loader-restart", "data", "loader starts its workers", WAITS,
           data_feeding.claim_restarts, rule=data_feeding.loader_restart, in_all=True),
+    Cause("shared-gpu", "neighbours", "another process on the card", ("launch", "other_idle"),
+          claim_turns, work=hardware.work_slowed, rule=hardware.shared_gpu),
     Cause("autotune-repeated", "host", "search for algorithms", IDLE, idle.claim_autotune,
           rule=idle.autotune_repeated),
     Cause("host-optimizer", "host", "optimizer on the host", _IDLE_AND_COPIES,
@@ -164,6 +167,8 @@ _UNCONFIRMED_SHARE: Final = 0.01
 """Share of a step that a cost counts whose cure is predicted to gain nothing worth listing."""
 _CHEAPER_KERNELS_SAVE: Final = 1 / 8
 """Part of the computation that cheaper kernels are taken to save, where nothing says how."""
+_OF_COMPUTATION: Final = {"compute-bound", *(c.id for c in CAUSES if c.work)} - {"shared-gpu"}
+"""Findings whose cures shorten kernels, which another process on the card makes longer."""
 _CERTAIN: Final = {cause.id: cause.certain for cause in CAUSES}
 
 
@@ -191,7 +196,13 @@ def order(
     for cure in predictions:
         gains[cure.finding] = max(gains.get(cure.finding, 0), cure.sure_ns)
 
+    shared = max((each.impact_ns for each in findings if each.id == "shared-gpu"), default=0)
+    alone = 1 - min(shared / max(mean_ns, 1), 1.0)
+
     def gain_of(finding: Finding) -> float:
+        return _gain_of(finding) * (alone if finding.id in _OF_COMPUTATION else 1)
+
+    def _gain_of(finding: Finding) -> float:
         if finding.id == "compute-bound":
             return _CHEAPER_KERNELS_SAVE * finding.impact_ns
         if finding.id in gains:

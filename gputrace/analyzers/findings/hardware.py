@@ -6,14 +6,24 @@ kernels take on the other cards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from gputrace.analyzers.device_metrics import find_cards
 from gputrace.analyzers.findings.facts import Facts, severity_of
-from gputrace.analyzers.grouping import median
+from gputrace.analyzers.grouping import median, median_of_others, time_of
+from gputrace.analyzers.neighbours import (
+    USE_MARGIN,
+    CardNeighbours,
+    find_card_neighbours,
+    hides_processes,
+    programs_on_cores,
+)
+from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.topology import GB, pcie_rate
 from gputrace.model.results import CardUse, Evidence, Finding
 from gputrace.units import format_ns, format_ranges
@@ -24,6 +34,145 @@ _COOLER: Final = "check the card's cooling and placement (nvidia-smi -q -d TEMPE
 def find_card_use(facts: Facts) -> tuple[CardUse, ...]:
     """Return the cards while they were busy, of those that were sampled."""
     return find_cards(facts.trace.nvml, facts.per_gpu, facts.measured)
+
+
+_SHARED_SHARE: Final = 0.02
+"""Share of a step that a neighbour on the card must cost to be reported."""
+_ALL_THE_TIME: Final = 0.8
+"""Part of the measured time from which there is no time without a neighbour to compare with."""
+_AFFECTED_STEP: Final = 0.05
+_ALL_STEPS: Final = 0.8
+"""Share of a step by which it must be longer to count as slowed, and part of the steps that are
+called all."""
+SHARE_NO_CARD: Final = (
+    "run it on another card or at another time; exclusive mode (nvidia-smi -c EXCLUSIVE_PROCESS) "
+    "keeps others off"
+)
+
+
+def find_neighbours(facts: Facts) -> tuple[CardNeighbours, ...]:
+    """Return the neighbours on the cards of the run, with what they cost.
+
+    One that computes all the time at the same time as the run, by MPS, slows all kernels alike: it
+    costs by how much they are slower than on the other cards, if no lower clock says why.
+    """
+    found = find_card_neighbours(facts.per_gpu, facts.measured)
+    if not found:
+        return ()
+    ratios = {entry.gpu: entry for entry in facts.kernel_ratios()}
+    usual = {}
+    if len(ratios) > 1:
+        middles = median_of_others(np.array([(each.ratio,) for each in ratios.values()]))
+        usual = dict(zip(ratios, middles[:, 0].tolist(), strict=True))
+    corrected = []
+    for each in found:
+        time = facts.time_of(next(x for x in facts.per_gpu.lanes if x.gpu == each.gpu))
+        always = each.times.intersection(time).total >= _ALL_THE_TIME * time.total
+        entry, ratio = ratios.get(each.gpu), 1.0
+        if always and entry and lower_clock(facts, each.gpu.gpu, each.gpu.rank) is None:
+            ratio = max(1.0, entry.ratio / usual[each.gpu])
+        slower = 0 if entry is None else round(entry.compared_ns * (1 - 1 / ratio))
+        slower = min(slower, round(USE_MARGIN * (each.use or 1.0) * facts.mean_ns))
+        is_more = ratio >= _SLOWER_KERNELS_RATIO and slower > each.cost_ns
+        by_step = np.full(len(each.by_step), slower) if is_more else each.by_step
+        corrected.append(replace(each, by_step=by_step))
+    return tuple(corrected)
+
+
+def neighbours_of(facts: Facts, gpu: Gpu) -> CardNeighbours | None:
+    """Return the neighbours on the card of a GPU; None if there are none."""
+    return next((each for each in facts.once(find_neighbours) if each.gpu == gpu), None)
+
+
+def work_slowed(facts: Facts) -> Mapping[tuple[int, int], int]:
+    """Return the nanoseconds by which neighbours slow the kernels of each GPU, with its rank."""
+    met = facts.once(find_neighbours)
+    return {(each.gpu.gpu, each.gpu.rank): int(each.by_step.sum()) for each in met}
+
+
+def unknown_neighbours(facts: Facts, gpu: Gpu) -> str:
+    """Return a clause if it cannot be known whether others compute on a card; else empty."""
+    hides = hides_processes(facts.trace, gpu) and neighbours_of(facts, gpu) is None
+    return (
+        "; whether another process computes on it is not known: the driver lists no process of "
+        "this run, as in a container"
+        if hides
+        else ""
+    )
+
+
+def shared_gpu(facts: Facts) -> Iterator[Finding]:
+    """Another process computes on a card of the run, by NVML, and that costs 2 % of a step (`low`),
+    5 % (`medium`) or 20 % (`high`). It is named by its pid, and if it is the same user's by its
+    command.
+
+    Cost: the time by which kernels are longer while it computes than the same launches without it,
+    or, where it never stops, than most of them; and the waits of launched work for its turn.
+
+    Wrong if: the kernels take as long when it does not run.
+    """
+    worst = max(facts.once(find_neighbours), key=partial(_cost_of, facts), default=None)
+    if worst is None or not _is_costly(facts, worst):
+        return
+    cost = _cost_of(facts, worst)
+    share = facts.share_of(cost)
+    slowed = int(np.count_nonzero(worst.by_step >= _AFFECTED_STEP * facts.mean_ns))
+    some = 0 < slowed < _ALL_STEPS * len(worst.by_step)
+    when = f", in {slowed} of {len(worst.by_step)} steps" if some else ""
+    first = worst.programs[0] if worst.programs else None
+    how = "at the same time (MPS)" if worst.is_mps else "in turns"
+    yield finding_of(
+        "shared-gpu",
+        severity_of(share) or "low",
+        [worst.gpu],
+        cost,
+        f"{worst}, {how} with the training: that costs {facts.of_step(cost)}{when}",
+        SHARE_NO_CARD
+        + ("; or limit it with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" if worst.is_mps else ""),
+        {
+            "pid": first.pid if first else None,
+            "name": first.name if first else None,
+            "use": None if worst.use is None else round(worst.use, 4),
+            "memory_bytes": first.memory_bytes if first else None,
+            "processes": len(worst.programs),
+            "sharing": first.sharing if first else None,
+            "kernels_ns": worst.cost_ns,
+            "waits_ns": cost - worst.cost_ns,
+            "slowed_steps": slowed,
+            "share": round(share, 4),
+        },
+    )
+
+
+def _cost_of(facts: Facts, met: CardNeighbours) -> int:
+    """Return the nanoseconds of a step that neighbours cost a GPU: longer kernels, and waits."""
+    waits = facts.ledger.of("shared-gpu")
+    mine = (row for row in waits if row.of == "idle" and row.paid_by == row.rank == met.gpu.rank)
+    idle = sum(row.ns for row in mine if row.gpu == met.gpu.gpu)
+    return met.cost_ns + idle // max(len(met.by_step), 1)
+
+
+def _is_costly(facts: Facts, met: CardNeighbours) -> bool:
+    return facts.share_of(_cost_of(facts, met)) >= _SHARED_SHARE
+
+
+def note_neighbours(facts: Facts) -> Iterator[str]:
+    """Yield a line for each card or host with other programs whose cost is small or unknown."""
+    for met in facts.once(find_neighbours):
+        if not _is_costly(facts, met):
+            cost = "no cost of that can be measured"
+            if met.is_mps:
+                cost = "at the same time (MPS): by how much that slows its kernels is not known"
+            yield f"{met}; {cost}"
+    time = time_of(facts.measured)
+    for host in sorted({process.host for process in facts.trace.processes}):
+        for program in programs_on_cores(facts.trace, host, time):
+            if program.sharing == "SMT":
+                yield (
+                    f"another program ({program}) uses {program.use or 0:.1f} of the other "
+                    "hardware threads (SMT) of the cores that the run uses: whether that slows it "
+                    "is not measured"
+                )
 
 
 def clock_mismatch(facts: Facts) -> Iterator[Finding]:
@@ -430,7 +579,7 @@ def named(cards: Sequence[CardUse]) -> str:
 def finding_of(
     id: str,
     severity: str,
-    cards: Sequence[CardUse],
+    cards: Sequence[CardUse | Gpu],
     impact_ns: int,
     message: str,
     advice: str,

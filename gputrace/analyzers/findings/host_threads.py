@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import longer_ns
 from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.neighbours import programs_on_cores
 from gputrace.analyzers.python_samples import SampledLine
 from gputrace.model.host import HostLoad
 from gputrace.model.intervals import EMPTY
@@ -36,12 +37,15 @@ _BLOCKED_SHARE: Final = 0.10
 def cpu_starved(facts: Facts) -> Iterator[Finding]:
     """Training threads are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
 
+    Other programs that use half as much of its cores as that are named: by pid, and if they are the
+    same user's by command.
+
     If OpenMP threads spin instead of sleeping, they progress only while all of them have a core;
     the step with fewer threads is computed from that.
 
     Cost: time that the thread that marks the steps, or another busy thread of its process, is
-    queued, or the time that fewer spinning threads would save; with GPUs, at most their idle time
-    spent waiting for the host.
+    queued (both, if they take turns), or the time that fewer spinning threads would save; with
+    GPUs, at most their idle time spent waiting for the host.
 
     Wrong if: the step is as long with fewer threads, or with more cores.
     """
@@ -61,9 +65,13 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     # The machine's threads are counted once a second at most: between that, others may come.
     if not wanting > worst.cores > 0:
         crowd = f"other threads on the machine occupy the {cores} meanwhile"
+    others = _others_on_cores(facts, worst)
+    if others:
+        own = f"{worst.threads} threads of its own want {cores}, and "
+        crowd = own * (worst.threads > worst.cores > 0) + others
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = CORES_ALONE
-    if worst.threads > 1:
+    if worst.threads > (worst.cores if others else 1):
         advice = (
             f"use fewer compute threads: OMP_NUM_THREADS={fewer} "
             f"(torch.set_num_threads({fewer})), fewer loader workers; or more cores for each "
@@ -87,6 +95,30 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         f"the training threads are queued for a core for {facts.of_step(queued)}: {crowd}; {then}",
         advice,
         _evidence(worst, facts.mean_ns),
+    )
+
+
+_OTHERS_PART: Final = 0.5
+"""Part of the time for which training threads are queued that others must use of their cores."""
+
+
+def _others_on_cores(facts: Facts, load: HostLoad) -> str:
+    """Return a clause on other programs that use the cores of a rank; empty if they use little."""
+    process = facts.trace.processes[facts.processes[load.rank]]
+    time = facts.time_of_rank(load.rank)
+    programs = programs_on_cores(facts.trace, process.host, time)
+    programs = tuple(program for program in programs if program.sharing != "SMT")
+    used = sum(program.use or 0.0 for program in programs)
+    if used < _OTHERS_PART * _queued(load):
+        return ""
+    who = "; ".join(filter(None, map(str, programs[:3])))
+    several = len(programs) > 1
+    nodes = {program.numa_node for program in programs}
+    node = f" (NUMA node {nodes.pop()})" if len(nodes) == 1 and None not in nodes else ""
+    where = f"of the {format_count(load.cores, 'core')}" if load.cores > 1 else "of its core"
+    return (
+        f"{'other programs' if several else 'another program'} {f'({who}) ' if who else ''}"
+        f"use{'s' * (not several)} {used:.1f} {where}{node}"
     )
 
 
@@ -154,8 +186,17 @@ def _slowed(load: HostLoad) -> float:
     return 1 - load.core_mhz / load.fastest_mhz
 
 
+_IN_TURN_CORES: Final = 1.1
+"""Cores that several threads want together, up to which they are taken to run one after another,
+as those of a forward and a backward pass do: they wait for all that any of them is queued."""
+
+
 def _queued(load: HostLoad) -> float:
-    return max(load.queued_ns / max(load.covered_ns, 1), load.others_queued)
+    """Return the share of the time for which threads that make a step are queued."""
+    queued = load.queued_ns / max(load.covered_ns, 1)
+    if load.threads > 1 and load.wanted_cores <= _IN_TURN_CORES:
+        return queued + load.others_queued
+    return max(queued, load.others_queued)
 
 
 def _number(value: float) -> str:

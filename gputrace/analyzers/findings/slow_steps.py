@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,11 +11,13 @@ from numpy.typing import ArrayLike
 
 from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
 from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
 from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
 from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN, COMPILE_ONCE
 from gputrace.analyzers.grouping import edges_of, median, time_of
 from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.loader import read_loaders
+from gputrace.analyzers.neighbours import CardNeighbours
 from gputrace.model.events import Mask
 from gputrace.model.host import DATA, FORWARD, PHASES
 from gputrace.model.intervals import EMPTY, union
@@ -27,10 +29,10 @@ from gputrace.units import format_ns
 def slow_steps(facts: Facts) -> Iterator[Finding]:
     """Steps that exceed the median by 30 % and four deviations add 2 % of the time. The message
     names the class that grew most, and whether these steps begin epochs, start a loader's workers,
-    collect garbage, compile or wait for a core.
+    collect garbage, compile or wait for a core, or another process computes on a card meanwhile.
 
     Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
-    charged to what keeps them idle.
+    charged to what keeps them idle, and less what other processes on the cards cost.
 
     Wrong if: another run of the program has no such steps.
     """
@@ -138,6 +140,10 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             if took[cause] >= _NAMED_REASON_SHARE * excess / len(numbers):
                 reason, advice = ": " + clause.format(format_ns(took[cause])), remedy
                 break
+    shared, met = _slowed_by_neighbours(facts, frozenset(numbers))
+    part *= 1 - min(shared / max(excess, 1), 1.0)
+    if met is not None and not reason and shared >= _NAMED_REASON_SHARE * excess:
+        reason, advice = f": {met} meanwhile", SHARE_NO_CARD
     stopped = any(
         load.rank == rank and load.throttled >= THROTTLED_SHARE for load in facts.host_load
     )
@@ -161,6 +167,20 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             **took,
         },
     )
+
+
+def _slowed_by_neighbours(
+    facts: Facts, numbers: Collection[int]
+) -> tuple[int, CardNeighbours | None]:
+    """Return the nanoseconds that other processes on a card cost in some steps, by the card where
+    that is most, and these processes.
+    """
+    most: tuple[int, CardNeighbours | None] = 0, None
+    for met in facts.once(find_neighbours):
+        costs = zip(met.steps, met.by_step.tolist(), strict=True)
+        cost = sum(ns for step, ns in costs if step in numbers)
+        most = (cost, met) if cost > most[0] else most
+    return most
 
 
 def _host_took(

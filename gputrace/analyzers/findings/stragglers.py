@@ -11,7 +11,12 @@ import numpy as np
 
 from gputrace.analyzers.findings.data_feeding import how_to_feed_faster
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.hardware import lower_clock
+from gputrace.analyzers.findings.hardware import (
+    SHARE_NO_CARD,
+    lower_clock,
+    neighbours_of,
+    unknown_neighbours,
+)
 from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
 from gputrace.analyzers.grouping import median, median_of_others
 from gputrace.analyzers.kernel_ratios import KernelRatio
@@ -65,13 +70,16 @@ def straggler(facts: Facts) -> Iterator[Finding]:
     do not run, slower kernels, its host) decide between this and `late-host`; with several reasons,
     the message gives the gain of each.
 
+    If another process on its card explains half of that, it is `shared-gpu`.
+
     Cost: the time that another GPU loses waiting for it; otherwise its kernels' extra time.
 
     Wrong if: another card in its place is as slow, or its kernels are as fast when it runs alone.
     """
     for late in facts.once(find_late):
         kernels = _kernels(facts, late)
-        if _works_longer(facts, late, kernels):
+        is_shared = _by_neighbours(facts, late.lane.gpu, late.cost_ns)
+        if _works_longer(facts, late, kernels) and not is_shared:
             yield _straggler(facts, late, kernels)
     yield from _slow_kernels(facts)
     yield from _hidden_work(facts)
@@ -125,7 +133,7 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
     reported = {late.lane.gpu for late in facts.once(find_late)}
     for slow in slow_gpus(facts):
         gpu, share = slow.gpu, facts.share_of(slow.cost_ns)
-        if gpu in reported:
+        if gpu in reported or _by_neighbours(facts, gpu, slow.cost_ns):
             continue
         reason = lower_clock(facts, gpu.gpu, gpu.rank)
         yield Finding(
@@ -137,7 +145,7 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
             f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as the same "
             f"kernels on the others{', in bursts' if slow.in_bursts else ''}, "
             f"{format_ns(slow.cost_ns)} more of {facts.per} ({share:.0%})"
-            f"{f': {reason}' if reason else ''}",
+            f"{f': {reason}' if reason else ''}{unknown_neighbours(facts, gpu)}",
             "look for another program on this card, a lower clock or power limit, heat, or larger "
             "inputs than the others' (nvidia-smi -q -d CLOCK,PERFORMANCE)",
             {
@@ -152,13 +160,21 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
 
 def late_causes(facts: Facts) -> dict[int, str]:
     """Return the cause to charge for waiting for each rank that is late by more than chance."""
-    slow = {slow.gpu.rank: "straggler" for slow in slow_gpus(facts)}
-    return slow | {
-        late.lane.gpu.rank: "straggler"
-        if _works_longer(facts, late, _kernels(facts, late))
-        else "late-host"
+    slow = {each.gpu: (each.cost_ns, True) for each in slow_gpus(facts)} | {
+        late.lane.gpu: (late.cost_ns, _works_longer(facts, late, _kernels(facts, late)))
         for late in facts.once(find_late)
     }
+    causes = {}
+    for gpu, (cost, works) in slow.items():
+        cause = "shared-gpu" if _by_neighbours(facts, gpu, cost) else "straggler"
+        causes[gpu.rank] = cause if works else "late-host"
+    return causes
+
+
+def _by_neighbours(facts: Facts, gpu: Gpu, cost_ns: int) -> bool:
+    """Return whether others on the card of a GPU explain why it costs so much of a step."""
+    met = neighbours_of(facts, gpu)
+    return met is not None and met.cost_ns >= _CONFIRMED_PART * cost_ns
 
 
 _SLOWER_KERNELS_RATIO: Final = 1.03
@@ -257,13 +273,16 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
         reasons.append(f"it runs {format_ns(kernels.extra_ns)} of kernels a step that they do not")
     why = lower_clock(facts, late.lane.gpu.gpu, late.lane.gpu.rank) if slower else None
     reasons += [why] if why else []
+    met = neighbours_of(facts, late.lane.gpu) if slower else None
+    reasons += [str(met)] if met is not None else []
     reasons += [] if reasons else ["it " + _more(late, _WORK)]
-    advice = (
-        "compare its clocks, temperature, power and other programs on it with the others'"
-        if slower and not extra
-        else _SHARE_WORK
-    )
-    return _finding(facts, "straggler", late, kernels, ", and ".join(reasons), advice)
+    advice = _SHARE_WORK
+    if slower and not extra:
+        advice = "compare its clocks, temperature, power and other programs on it with the others'"
+        advice = SHARE_NO_CARD if met is not None and not why else advice
+    detail = ", and ".join(reasons)
+    detail += unknown_neighbours(facts, late.lane.gpu) if slower else ""
+    return _finding(facts, "straggler", late, kernels, detail, advice)
 
 
 _CONFIRMED_PART: Final = 0.5

@@ -50,6 +50,7 @@ ROOTS: Final = (
     Cause("communication", "", "communication"),
     Cause("waiting", "communication", "waiting for another rank"),
     Cause("copies", "", "copies"),
+    Cause("neighbours", "", "other programs"),
     Cause("work", "", "work that need not be"),
     Cause("unexplained", "", "unexplained"),
 )

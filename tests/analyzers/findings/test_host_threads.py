@@ -147,6 +147,13 @@ def test_a_thread_that_spins_while_another_is_queued_lacks_a_core_too(tmp_path: 
     assert "OMP_NUM_THREADS=1" in found.advice
 
 
+def test_threads_that_take_turns_wait_for_all_that_each_is_queued(tmp_path: Path) -> None:
+    """As those of the forward and the backward pass beside a burner on their core."""
+    times = {"on core": 25 * MS // 10, "queued": 25 * MS // 10}
+    report = of_host(times, tmp_path, backward=(25 * MS // 10, 25 * MS // 10))
+    assert the(report, "cpu-starved").impact_ns == pytest.approx(5 * MS, rel=0.01)
+
+
 def test_threads_of_openmp_that_never_wait_spin_and_fewer_of_them_take_what_all_have_at_once(
     tmp_path: Path,
 ) -> None:
