@@ -49,8 +49,9 @@ class Cure:
         variables: environment that it sets.
         line: statement that does the same in the program; empty if arguments of a call do.
         advice: how to do the same by hand, if neither can.
-        needs: words for what it has no effect without: ``gpu``, several ``ranks``, loaders'
-            ``workers``.
+        needs: what it has no effect without, words of `LACKS`.
+        edit: what is done for good with the statement that makes each call: ``remove`` it, or have
+            it run ``every`` so many steps, which is the value.
         group: cures of one group exclude each other.
         switched: whether the hooks can switch it off and on within a run.
         alone: whether no other may be switched in that run, as it keeps what they change.
@@ -73,12 +74,42 @@ class Cure:
     line: str = ""
     advice: str = ""
     needs: str = ""
+    edit: str = ""
     group: str = ""
     switched: bool = False
     alone: bool = False
     ahead: bool = False
     slow: bool = False
     hook: Path | None = None
+
+
+LACKS: Final[Mapping[str, str]] = {
+    "gpu": "torch sees no GPU",
+    "ranks": "it has one rank",
+    "loader": "it makes no DataLoader",
+    "workers": "its loaders have no workers",
+    "new-workers": "no workers start anew with each epoch",
+    "unfused": "its optimizers are fused",
+    "one-by-one": "its optimizers take several tensors at a time",
+    "convolutions": "its models have no convolution in two dimensions",
+    "full-precision": "its models run in lower precision already",
+    "eager": "its models are compiled",
+    "blocks": "its models repeat no block",
+    "tf32-off": "TF32 is on",
+    "cudnn-benchmark-off": "torch.backends.cudnn.benchmark is True already",
+    "accumulates": "each step has one backward pass under DistributedDataParallel",
+    "compiled": "it does not call torch.compile",
+    "skip-empty-cache-calls": "it does not empty torch's cache in its loop",
+    "skip-gc-collect-calls": "it does not collect garbage in its loop",
+    "async-checkpoint-calls": "it does not save in its loop",
+    "jemalloc": "libjemalloc.so.2 is not installed",
+}
+"""Words for what the hooks see in a program, and what is said of one without."""
+
+
+def lacking(cure: Cure, there: Collection[str]) -> str:
+    """Return why a cure would change nothing; empty if all that it needs is there."""
+    return "; ".join(LACKS.get(word, word) for word in cure.needs.split() if word not in there)
 
 
 _TORCH: Final = ("torch",)
@@ -107,6 +138,7 @@ CURES: Final = (
         switched=True,
         alone=True,
         ahead=True,
+        needs="loader",
     ),
     Cure(
         "prefetch",
@@ -115,7 +147,7 @@ CURES: Final = (
         takes="N",
         value=4,
         findings=_FEEDING,
-        needs="workers",
+        needs="loader workers",
         switched=True,
         alone=True,
         ahead=True,
@@ -125,7 +157,10 @@ CURES: Final = (
         "set persistent_workers of DataLoaders",
         _TORCH,
         findings=_FEEDING,
-        needs="workers",
+        needs="loader workers new-workers",
+        switched=True,
+        alone=True,
+        ahead=True,
     ),
     Cure(
         "pinned",
@@ -133,7 +168,7 @@ CURES: Final = (
         _TORCH,
         findings=(*_FEEDING, *_COPIES),
         predictions=("pinned",),
-        needs="gpu",
+        needs="gpu loader",
         switched=True,
         alone=True,
         ahead=True,
@@ -145,7 +180,7 @@ CURES: Final = (
         findings=(*_FEEDING, "h2d-exposed", "h2d-pageable"),
         predictions=("pinned",),
         advice="copy the next batch on a second stream while the program trains",
-        needs="gpu",
+        needs="gpu loader",
         switched=True,
     ),
     Cure(
@@ -176,6 +211,7 @@ CURES: Final = (
         removes="layout-transposes",
         advice="model = model.to(memory_format=torch.channels_last), and its input",
         switched=True,
+        needs="convolutions",
     ),
     Cure(
         "tf32",
@@ -186,7 +222,7 @@ CURES: Final = (
         predictions=("tf32",),
         removes="no-tensor-cores",
         line="torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
-        needs="gpu",
+        needs="gpu tf32-off",
         switched=True,
     ),
     Cure(
@@ -199,6 +235,7 @@ CURES: Final = (
         removes="no-tensor-cores",
         advice="with torch.autocast(x.device.type, dtype=torch.bfloat16): around the forward pass",
         switched=True,
+        needs="full-precision",
     ),
     Cure(
         "graphs",
@@ -209,7 +246,7 @@ CURES: Final = (
         phases=("forward", "backward"),
         advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape; "
         "before DistributedDataParallel wraps it",
-        needs="gpu",
+        needs="gpu eager",
         group="forward",
         switched=True,
         alone=True,
@@ -222,6 +259,7 @@ CURES: Final = (
         phases=("optimizer",),
         group="optimizer",
         switched=True,
+        needs="unfused",
     ),
     Cure(
         "foreach",
@@ -231,6 +269,7 @@ CURES: Final = (
         phases=("optimizer",),
         group="optimizer",
         switched=True,
+        needs="one-by-one",
     ),
     Cure(
         "set-to-none",
@@ -267,7 +306,7 @@ CURES: Final = (
         "compile",
         "compile each trained model with torch.compile",
         _TORCH,
-        takes="default|reduce-overhead|max-autotune",
+        takes="default|reduce-overhead|max-autotune|regional",
         value="default",
         findings=("launch-bound", "compute-bound"),
         advice="model = torch.compile(model)",
@@ -275,6 +314,63 @@ CURES: Final = (
         slow=True,
         switched=True,
         alone=True,
+        needs="eager",
+    ),
+    Cure(
+        "dynamic",
+        "have torch.compile make code for all shapes at once",
+        _TORCH,
+        findings=("recompilation",),
+        needs="compiled",
+        slow=True,
+    ),
+    Cure(
+        "no-sync",
+        "send gradients with the last backward pass of a step alone",
+        _TORCH,
+        findings=(*_EXCHANGE, "launch-bound"),
+        advice="with model.no_sync(): around all but the last forward and backward pass of a step",
+        needs="ranks accumulates",
+        switched=True,
+    ),
+    Cure(
+        "skip-empty-cache",
+        "leave out the program's torch.cuda.empty_cache() in its loop",
+        _TORCH,
+        findings=("alloc-stall", "sync-bound", "host-work"),
+        advice="take torch.cuda.empty_cache() out of the loop",
+        needs="gpu skip-empty-cache-calls",
+        edit="remove",
+        switched=True,
+    ),
+    Cure(
+        "skip-gc-collect",
+        "leave out the program's gc.collect() in its loop",
+        findings=("garbage-collection",),
+        predictions=("gc",),
+        advice="take gc.collect() out of the loop",
+        needs="skip-gc-collect-calls",
+        edit="remove",
+        switched=True,
+    ),
+    Cure(
+        "log-every",
+        "log by writers, and read numbers that are only logged, every N steps",
+        takes="N",
+        value=50,
+        findings=("host-work", "sync-bound"),
+        advice="log every so many steps",
+        edit="every",
+        switched=True,
+    ),
+    Cure(
+        "async-checkpoint",
+        "have a thread write what torch.save saves in the loop",
+        _TORCH,
+        findings=("checkpoint-stall",),
+        advice="copy the state to pinned memory and save it in a thread, or call "
+        "torch.distributed.checkpoint.async_save",
+        needs="async-checkpoint-calls",
     ),
     Cure(
         "cudnn-benchmark",
@@ -284,7 +380,7 @@ CURES: Final = (
         value="on",
         findings=("compute-bound", "autotune-repeated"),
         line="torch.backends.cudnn.benchmark = {}",
-        needs="gpu",
+        needs="gpu cudnn-benchmark-off",
         switched=True,
     ),
     Cure(
@@ -302,6 +398,32 @@ CURES: Final = (
         value=1,
         findings=("cpu-starved", "cpu-throttled", "late-host"),
         variables=tuple(Variable(name, "{}") for name in _THREADS),
+    ),
+    Cure(
+        "pin-threads",
+        "keep each OpenMP thread on a core of its own",
+        findings=("slow-cores", "cpu-starved"),
+        variables=(Variable("OMP_PROC_BIND", "close"), Variable("OMP_PLACES", "cores")),
+    ),
+    Cure(
+        "malloc",
+        "have the host's allocator keep the memory that the program frees",
+        findings=("page-faults",),
+        variables=(
+            # Large blocks from the heap, of which nothing goes back to the system.
+            Variable("MALLOC_MMAP_MAX_", "0"),
+            Variable("MALLOC_TRIM_THRESHOLD_", "1000000000000"),
+            Variable("MALLOC_TOP_PAD_", "67108864"),
+        ),
+        group="malloc",
+    ),
+    Cure(
+        "jemalloc",
+        "allocate the host's memory by jemalloc",
+        findings=("page-faults",),
+        variables=(Variable("LD_PRELOAD", "libjemalloc.so.2", " "),),
+        needs="jemalloc",
+        group="malloc",
     ),
     Cure(
         "pin-cores",
@@ -537,7 +659,7 @@ def cures_for(
     Args:
         findings: ids, the most important first.
         frameworks: those that the program has loaded.
-        there: words of `Cure.needs` that are met.
+        there: what it has, as `Cure.needs` says it.
         cores: of this machine, which bound the workers to try.
         wanted_workers: number of workers that is enough, as predicted from the recording.
     """
@@ -546,7 +668,7 @@ def cures_for(
         cure
         for cure in all_cures().values()
         if (not cure.frameworks or loaded.intersection(cure.frameworks))
-        and (not cure.needs or cure.needs in there)
+        and not lacking(cure, there)
     ]
     for finding in findings:
         for cure in (cure for cure in able if finding in cure.findings):

@@ -20,6 +20,7 @@ from typing import Final
 
 from gputrace.trials.cures import Candidate, Setting
 from gputrace.trials.runs import Change
+from gputrace.trials.statements import Source, TextEdit, remove, run_every
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 
@@ -80,10 +81,13 @@ def make_patch(
     """
     by_file: dict[Path, list[Change]] = defaultdict(list)
     by_hand: list[str] = []
-    for change in (_handed_on(each) for each in changes if each.argument and each.call):
+    whole = {s.cure.id: s for s in candidate.settings if s.cure.edit}
+    for change in (_handed_on(each) for each in changes if each.call):
+        if not change.argument and change.cure not in whole:
+            continue
         if _is_program(Path(change.file)):
             by_file[Path(change.file)].append(change)
-        else:
+        elif change.argument:
             by_hand.append(_elsewhere(change))
     lines = [s.cure.line.format(s.for_hook) for s in candidate.settings if s.cure.line]
     if not _is_program(Path(main)):
@@ -91,20 +95,25 @@ def make_patch(
     elif lines:
         by_file.setdefault(Path(main), [])
     edits = []
+    edited: set[Change] = set()
     for path, calls in by_file.items():
         try:
             before = path.read_bytes().decode()
-            after, missed = _edit_calls(before, calls)
+            after, missed = _edit_calls(before, calls, whole)
             after = _insert(after, lines) if path == Path(main) else after
         except (OSError, ValueError, SyntaxError) as error:
-            by_hand += [f"{path} cannot be edited ({error})", *map(_elsewhere, calls)]
+            missed = [change for change in calls if change.argument]
+            by_hand += [f"{path} cannot be edited ({error})", *map(_elsewhere, missed)]
             by_hand += lines if path == Path(main) else []
             continue
-        by_hand += map(_elsewhere, missed)
+        edited.update(change for change in calls if change not in missed)
+        by_hand += [_elsewhere(change) for change in missed if change.argument]
         edits += [Edit(path, before, after)] * (after != before)
     for setting in candidate.settings:
-        calls = [change for change in changes if change.cure == setting.cure.id]
-        by_hand += [line] if (line := _by_hand(setting, command, calls)) else []
+        mine = {change for change in changes if change.cure == setting.cure.id}
+        left = [change for change in changes if change in mine - edited]
+        if left or not (setting.cure.edit and mine):
+            by_hand += [line] if (line := _by_hand(setting, command, left)) else []
     return Patch(tuple(edits), tuple(dict.fromkeys(by_hand)))
 
 
@@ -189,9 +198,15 @@ def _place(change: Change) -> str:
 _COMMENT: Final = re.compile(rb"#[^\r\n]*")
 
 
-def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Change]]:
-    """Return the source with the arguments changed, and the changes that fit no call."""
-    nodes, starts, data = list(ast.walk(ast.parse(source))), _line_starts(source), source.encode()
+def _edit_calls(
+    source: str, changes: Sequence[Change], whole: Mapping[str, Setting]
+) -> tuple[str, list[Change]]:
+    """Return the source with the arguments changed, and the changes that fit no call.
+
+    ``whole`` are the cures, by id, that change the statements which make the calls.
+    """
+    text = Source(source)
+    nodes, data = list(ast.walk(text.tree)), text.data
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     aliases = [node for node in nodes if isinstance(node, ast.alias)]
     names = {node.asname: node.name for node in aliases}
@@ -200,9 +215,14 @@ def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Chang
         auto = f"{module}.data.AUTOTUNE"
         changes = [replace(c, new=auto) if c.cure == "tf-parallel" else c for c in changes]
     missed: list[Change] = []
-    edits: set[tuple[int, int, str]] = set()
+    edits: set[TextEdit] = set()
     lacking: dict[ast.Call, list[Change]] = defaultdict(list)
     for change in changes:
+        if not change.argument:
+            new = _edit_statement(text, change, whole[change.cure])
+            edits |= new
+            missed += [] if new else [change]
+            continue
         there = [call for call in calls if _fits(call, change)]
         fitting = [call for call in there if _is_named(call.func, change.call, names)]
         # Of getattr(torch.optim, name)(...) no name is known.
@@ -210,23 +230,27 @@ def _edit_calls(source: str, changes: Sequence[Change]) -> tuple[str, list[Chang
         if len(fitting) != 1:
             missed.append(change)
         elif (value := _argument(fitting[0], change)) is not None:
-            edits.add((*_span(value, starts), change.new))
+            edits.add((*text.span(value), change.new))
         else:
             lacking[fitting[0]].append(change)
     for call, added in lacking.items():
-        new = _add(call, {change.argument: change.new for change in added}, starts, data)
+        new = _add(call, {change.argument: change.new for change in added}, text)
         edits |= new
         missed += [] if new else added
-    for start, end, text in sorted(edits, reverse=True):
-        data = data[:start] + text.encode() + data[end:]
+    for start, end, new_text in sorted(edits, reverse=True):
+        data = data[:start] + new_text.encode() + data[end:]
     changed = data.decode()
     ast.parse(changed)
     return changed, missed
 
 
-def _add(
-    call: ast.Call, arguments: Mapping[str, str], starts: Sequence[int], data: bytes
-) -> set[tuple[int, int, str]]:
+def _edit_statement(source: Source, change: Change, setting: Setting) -> set[TextEdit]:
+    if setting.cure.edit == "remove":
+        return remove(source, change.line, change.call)
+    return run_every(source, change.line, change.call, int(setting.value))
+
+
+def _add(call: ast.Call, arguments: Mapping[str, str], source: Source) -> set[TextEdit]:
     """Return what gives a call more arguments: offsets in bytes, and the text in their place.
 
     It is empty for a generator without brackets of its own.
@@ -234,12 +258,13 @@ def _add(
     unpacked = [keyword.value for keyword in call.keywords if keyword.arg is None]
     if unpacked:
         # It may have the argument, which must not come twice.
-        start, end = _span(unpacked[0], starts)
+        start, end = source.span(unpacked[0])
         new = "".join(f', "{name}": {value}' for name, value in arguments.items())
         return {(start, start, "{**"), (end, end, f"{new}}}")}
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    close = _span(call, starts)[1] - 1
-    end = max((_span(arg, starts)[1] for arg in given), default=close)
+    data = source.data
+    close = source.span(call)[1] - 1
+    end = max((source.span(arg)[1] for arg in given), default=close)
     # What is between may be brackets around the argument, a comma and comments.
     end += _COMMENT.sub(lambda match: b" " * len(match[0]), data[end:close]).rfind(b")") + 1
     if end > close:
@@ -286,20 +311,6 @@ def _argument(call: ast.Call, change: Change) -> ast.expr | None:
             return keyword.value
     place = change.position
     return call.args[place] if 0 <= place < len(call.args) else None
-
-
-def _line_starts(source: str) -> list[int]:
-    """Return the offset in bytes at which each line begins."""
-    starts = [0]
-    for line in source.encode().splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    return starts
-
-
-def _span(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
-    """Return the offsets in bytes of an expression."""
-    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
-    return starts[node.lineno - 1] + node.col_offset, starts[end_line - 1] + end_column
 
 
 def _insert(source: str, lines: Sequence[str]) -> str:

@@ -95,6 +95,7 @@ class _Left(msgspec.Struct):
     gpu: str
     buffered: int
     threads: int
+    has: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,8 @@ class Measured:
     """Seconds to the end of the first step."""
     threads: int = 0
     """Threads of torch for mathematics; 0 without torch."""
+    has: frozenset[str] = frozenset()
+    """What the program has that cures need, by the words of `Cure.needs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +434,7 @@ class Program:
             gpu=first.gpu,
             buffered=max(each.buffered for each in left),
             threads=first.threads,
+            has=frozenset(word for each in left for word in each.has),
             seconds=seconds,
             ended=code is not None,
             made=len(slowest.ends),

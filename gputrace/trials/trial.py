@@ -341,7 +341,7 @@ def _choose(pilot: Measured, analysis: Analysis) -> tuple[Candidate, ...]:
         cures_for(
             [finding.id for finding in analysis.findings],
             pilot.versions,
-            [word for word, is_so in there.items() if is_so],
+            pilot.has.union(word for word, is_so in there.items() if is_so),
             os.cpu_count() or 1,
             better.workers if better else None,
         )

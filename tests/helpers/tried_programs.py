@@ -17,7 +17,7 @@ import pytest
 from gputrace.cli import run as run_command
 from gputrace.studies.runner import Failed
 from gputrace.trials import ledger
-from gputrace.trials.cures import Candidate, Prediction, combine, read_candidates
+from gputrace.trials.cures import LACKS, Candidate, Prediction, combine, read_candidates
 from gputrace.trials.history import Row
 from gputrace.trials.runs import Change, Measured, Turn, Turns
 from gputrace.trials.runs import Program as ProgramToTry
@@ -83,12 +83,12 @@ class Real:
         monkeypatch.setenv("PYTHONPATH", paths)
         monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
 
-    def run(self, cures: str, program: str = PROGRAM, **how: Any) -> Measured:
+    def run(self, cures: str, program: str = PROGRAM, *, steps: int = 8, **how: Any) -> Measured:
         """Makes a run with all cures together."""
         self.script.write_text(program, encoding="utf-8")
         words = how.pop("command", (sys.executable, str(self.script)))
         candidate = combine(read_candidates(cures))
-        return ProgramToTry(tuple(words), **how).run(candidate, warmup=2, steps=8)
+        return ProgramToTry(tuple(words), **how).run(candidate, warmup=2, steps=steps)
 
 
 class InProgram:
@@ -170,6 +170,7 @@ class Simulated:
             ended=True,
             start_s=self.seconds,
             threads=1,
+            has=frozenset(LACKS) - {"gpu", "ranks", "workers"},
         )
         return run if turns is None or going is None else self.by_turns(run, turns, steps, going)
 

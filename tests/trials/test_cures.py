@@ -60,14 +60,21 @@ def test_variables_join_what_the_environment_has_where_they_should() -> None:
 @pytest.mark.parametrize(
     ("finding", "framework", "there", "cures"),
     [
-        ("data-feeding", "torch", [], "workers=6,workers=8,workers=16"),
+        ("data-feeding", "torch", ["loader"], "workers=6,workers=8,workers=16"),
+        ("data-feeding", "torch", [], ""),
         (
             "data-feeding",
             "torch",
-            ["workers"],
+            ["loader", "workers"],
+            "workers=6,workers=8,workers=16,prefetch=4",
+        ),
+        (
+            "loader-restart",
+            "torch",
+            ["loader", "workers", "new-workers"],
             "workers=6,workers=8,workers=16,prefetch=4,persistent",
         ),
-        ("h2d-pageable", "torch", ["gpu"], "pinned,staging,non-blocking"),
+        ("h2d-pageable", "torch", ["gpu", "loader"], "pinned,staging,non-blocking"),
         ("data-feeding", "tensorflow", ["gpu"], "tf-parallel,tf-prefetch"),
         ("communication-exposed", "jax", [], "xla-latency"),
         ("launch-bound", "jax", ["gpu"], "xla-graphs"),

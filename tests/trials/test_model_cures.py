@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,7 +107,7 @@ def test_what_the_program_sets_itself_stays_so_in_all_turns(
     monkeypatch.setattr(hooks.model, "sees_gpu", lambda _: True)
     hooks.state.asked.update(stretch=6)
     hooks.state.cures.update(tf32=True)
-    hooks.model.switches(SimpleNamespace(backends=backends))
+    hooks.model._set_switches(SimpleNamespace(backends=backends))
     matmul.allow_tf32 = True
     for call in hooks.state.between:
         call(1)
@@ -179,9 +180,14 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
 def fake_torch(tensor: type, capture: Any) -> Any:
     """Return what captures need of torch, with a function for ``make_graphed_callables``."""
     function = type("Function", (), {"apply": staticmethod(lambda value: value)})
-    autograd = SimpleNamespace(Function=function)
     return SimpleNamespace(
-        Tensor=tensor, autograd=autograd, cuda=SimpleNamespace(make_graphed_callables=capture)
+        Tensor=tensor,
+        autograd=SimpleNamespace(Function=function, grad=None),
+        cuda=SimpleNamespace(make_graphed_callables=capture),
+        autocast=lambda kind, **_: nullcontext(),
+        get_autocast_dtype=lambda kind: None,
+        is_autocast_enabled=lambda kind: False,
+        is_grad_enabled=lambda: False,
     )
 
 
@@ -213,10 +219,18 @@ def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
 ) -> None:
 
     class Tensor:
-        is_cuda = True
+        is_cuda, requires_grad, dtype = True, False, "float32"
 
         def __init__(self, *shape: int) -> None:
             self.shape = shape
+
+        def detach(self) -> Tensor:
+            return Tensor(*self.shape)
+
+        clone = detach
+
+        def requires_grad_(self, _: bool) -> Tensor:
+            return self
 
     def capture(model: Any, sample: tuple[Tensor, ...]) -> Any:
         made.append(model.forward(*sample))
@@ -227,16 +241,134 @@ def test_a_model_is_captured_before_its_first_call_and_other_shapes_go_without(
     monkeypatch.setitem(sys.modules, "torch", fake_torch(Tensor, capture))
     hooks.start("graphs")
     model, other = (SimpleNamespace(forward=lambda *_, **__: "as it is") for _ in range(2))
-    hooks.model._graph("graphs", model, (Tensor(8, 3),))
+    hooks.model._graph("graphs", model, (Tensor(8, 3),), {})
     assert model.forward(Tensor(8, 3)) == "captured"
     assert model.forward(Tensor(4, 3)) == "as it is", "the last batch is smaller"
     assert model.forward(Tensor(8, 3), mask=None) == "as it is"
     hooks.state._on.clear()
     assert model.forward(Tensor(8, 3)) == "as it is", "it is switched off"
     assert [change["cure"] for change in hooks.changes] == ["graphs"]
-    hooks.model._graph("graphs", other, ())
+    hooks.model._graph("graphs", other, (), {})
     assert other.forward() == "as it is"
     assert "other arguments than tensors" in hooks.state.trial.reasons["graphs"]
+
+
+GRAPHS = """
+import sys
+sys.path.insert(0, HOOKS)
+import torch
+from _gputrace_hooks.cures import model as ours
+from _gputrace_hooks.cures.trial import _on, between, cures
+from torch.autograd import Function, grad
+
+def capture(model, inputs, **options):
+    forward, weights, last = model.forward, tuple(model.parameters()), []
+    output = forward(*inputs)
+    written = torch.autograd.grad((output,), weights, (torch.ones_like(output),))
+    kept = output.detach().clone()
+
+    class Graphed(Function):
+        @staticmethod
+        def forward(ctx, *given):
+            for place, value in zip(inputs, given):
+                place.copy_(value)
+            with torch.enable_grad():
+                last[:] = [forward(*inputs)]
+            return kept.copy_(last[0].detach()).detach()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            for place, value in zip(written, grad(last[0], weights, gradient)):
+                place.copy_(value)
+            return (*[None] * len(inputs), *(place.detach() for place in written))
+
+    model.forward = lambda *given: Graphed.apply(*given, *weights)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+
+    def forward(self, x, scale=1):
+        return self.b(torch.tanh(self.a(x))) * scale
+
+def train(graphs, passes, calls, set_to_none):
+    torch.manual_seed(0)
+    net, data = Net(), torch.randn(40, 8, 4)
+    optimizer, batches, replayed = torch.optim.SGD(net.parameters(), 0.1), iter(data), []
+    if graphs:
+        given = {"x": data[0], "scale": 2}
+        net.forward = ours._Graphed(net, [data[0]], ours._described(torch, (), given), [*given])
+        net.forward.capture(torch, (), given)
+        captured = net.forward.captured
+        net.forward.captured = lambda *x: replayed.append(1) or captured(*x)
+    for step in range(4):
+        for _ in range(passes):
+            sum(net(x=next(batches), scale=2).pow(2).mean() for _ in range(calls)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        for call in between:
+            call(step)
+    assert len(replayed) == 4 * passes * graphs
+    return torch.cat([weight.detach().flatten() for weight in net.parameters()])
+
+torch.cuda.make_graphed_callables = capture
+cures["graphs"] = True
+_on.add("graphs")
+for how in [(1, 1, True), (1, 1, False), (3, 1, True), (3, 2, False)]:
+    assert torch.equal(train(False, *how), train(True, *how)), how
+"""
+
+
+def test_with_graphs_gradients_add_up_as_without(tmp_path: Path) -> None:
+    """What a graph reads and writes has one place, here as on a GPU: a pass overwrites the last
+    one's gradients, and the outputs of a call whose backward pass is still to come.
+    """
+    program = GRAPHS.replace("HOOKS", repr(str(HOOKS)))
+    ran = subprocess.run([torch_python(), "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+ACCUMULATING = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+torch.manual_seed(1 + dist.get_rank())
+for passes in (4, 4, 4, 2, 5, 4, 4, 4, 4, 4, 4, 4):
+    for _ in range(passes):
+        model(torch.randn(4, 8)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+torch.save(weights, f"{os.environ['WEIGHTS']}{dist.get_rank()}")
+dist.destroy_process_group()
+"""
+
+
+def test_gradients_are_sent_once_a_step_and_weights_are_those_of_the_program_as_it_is(
+    real: Real, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with fewer backward passes than the one before has its last gradients unsent."""
+    monkeypatch.delenv("PYTHONPATH")
+    python = torch_python()
+    launch = (python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    for cures in ("gc", "no-sync"):
+        monkeypatch.setenv("WEIGHTS", str(real.folder / cures))
+        run = real.run(cures, ACCUMULATING, command=(*launch, str(real.script)), steps=99)
+        assert {change.cure for change in run.changes} == {cures}
+    compared = (
+        "import sys, torch; a, *rest = map(torch.load, sys.argv[1:])\n"
+        "assert all(torch.allclose(a, b, atol=1e-6) for b in rest)"
+    )
+    files = [str(real.folder / f"{cures}{rank}") for cures in ("gc", "no-sync") for rank in (0, 1)]
+    subprocess.run([python, "-c", compared, *files], check=True)
 
 
 def test_of_distributed_data_parallel_the_model_within_is_captured(
@@ -255,11 +387,13 @@ def test_of_distributed_data_parallel_the_model_within_is_captured(
         model.forward(*sample)
         model.forward = lambda *_: "captured"
 
-    tensor = SimpleNamespace(is_cuda=True, shape=(8, 3))
+    tensor = SimpleNamespace(is_cuda=True, requires_grad=False, shape=(8, 3), dtype="float32")
+    tensor.detach = tensor.clone = lambda: tensor
+    tensor.requires_grad_ = lambda _: tensor
     monkeypatch.setitem(sys.modules, "torch", fake_torch(SimpleNamespace, capture))
     hooks.start("graphs")
     model = DistributedDataParallel(SimpleNamespace(forward=lambda *_: "as it is"))
-    hooks.model._graph("graphs", model, (tensor,))
+    hooks.model._graph("graphs", model, (tensor,), {})
     assert model.forward(tensor) == "reduced captured"
 
 

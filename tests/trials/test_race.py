@@ -27,7 +27,7 @@ def test_first_answers_come_first_and_then_what_could_still_be_the_best() -> Non
     compiled, foretold, other = (
         row_of("compile", hope=0.1),
         row_of("graphs", hope=0.3),
-        row_of("persistent"),
+        row_of("async-checkpoint"),
     )
     rows = [slower, unsure, best, compiled, other, foretold]
     assert lots(rows) == [[foretold], [other, unsure], [compiled], [best, slower]]
@@ -72,7 +72,7 @@ def started(*rows: Row) -> History:
 
 
 def test_without_any_round_so_far_the_first_row_has_a_run_however_short_the_time() -> None:
-    gc, persistent = row_of("gc", hope=0.5), row_of("persistent")
+    gc, persistent = row_of("gc", hope=0.5), row_of("async-checkpoint")
     history = started(gc, persistent)
     assert next_run(history, history.rows, 1.0) == [gc]
     gc.cured, gc.bare = [0.5], [1.0]

@@ -122,7 +122,7 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
 ) -> None:
     simulated.factors = {
         "workers=4": 0.8,
-        "persistent": 0.9,
+        "async-checkpoint": 0.9,
         "fused": 1.1,
         "pinned": 0,
         "foreach": 1.0,
@@ -131,21 +131,27 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
     simulated.changes["workers=4"] = Change(
         "", "DataLoader", "num_workers", -1, "1", "4", str(simulated.path), 6
     )
-    words = "workers=4,persistent,fused,foreach,pinned,compile", "--json", "--apply", "--", "true"
+    words = (
+        "workers=4,async-checkpoint,fused,foreach,pinned,compile",
+        "--json",
+        "--apply",
+        "--",
+        "true",
+    )
     ran = gputrace_try(capsys, *words)
     result = json.loads(ran.out)
     rows = {row["cure"]: row for row in result["rows"]}
     assert {cure: row["verdict"] for cure, row in rows.items()} == {
         "workers=4": "faster",
-        "persistent": "faster",
+        "async-checkpoint": "faster",
         "fused": "slower",
         "foreach": "no difference",
         "pinned": "changes nothing",
         "compile=default": "failed",
-        "workers=4+persistent": "faster",
+        "workers=4+async-checkpoint": "faster",
     }
-    assert rows["workers=4+persistent"]["ratio"] == pytest.approx(0.72, rel=0.01)
-    assert (ran.code, result["best"]) == (FASTER, "workers=4+persistent")
+    assert rows["workers=4+async-checkpoint"]["ratio"] == pytest.approx(0.72, rel=0.01)
+    assert (ran.code, result["best"]) == (FASTER, "workers=4+async-checkpoint")
     assert rows["compile=default"]["why"] == "exit code 1: no compiler"
     assert "+loader = DataLoader(range(500), num_workers=4)" in result["patch"]["diff"]
     assert simulated.path.read_text() == PROGRAM.replace("num_workers=1", "num_workers=4")
@@ -157,8 +163,8 @@ def test_each_cure_has_its_answer_and_the_best_go_together(
 def test_a_busy_machine_is_said_to_be_why_nothing_can_be_told(
     simulated: Simulated, noise: float, said: bool
 ) -> None:
-    simulated.factors, simulated.noise = {"persistent": 1.0}, noise
-    outcome = gputrace.try_cures(["x"], "persistent", budget="1min")
+    simulated.factors, simulated.noise = {"async-checkpoint": 1.0}, noise
+    outcome = gputrace.try_cures(["x"], "async-checkpoint", budget="1min")
     assert outcome.rows[0].verdict == "cannot tell yet"
     assert any("is the machine busy" in note for note in outcome.notes) == said
 
@@ -183,9 +189,9 @@ def test_a_program_that_fails_later_leaves_what_is_known_by_then(
 
     run = simulated.run
     monkeypatch.setattr(simulated, "run", fail_at_the_tenth_run)
-    simulated.factors, simulated.noise = {"persistent": 0.5}, 0.05
-    outcome = gputrace.try_cures(["x"], "persistent")
-    assert (outcome.best, outcome.rows[0].rounds) == ("persistent", 4)
+    simulated.factors, simulated.noise = {"async-checkpoint": 0.5}, 0.05
+    outcome = gputrace.try_cures(["x"], "async-checkpoint")
+    assert (outcome.best, outcome.rows[0].rounds) == ("async-checkpoint", 4)
     assert outcome.notes == ("no more rounds were made: x: exit code 1: no space left",)
 
 
@@ -231,10 +237,10 @@ def test_rounds_for_which_the_time_was_over_are_kept(
 
 
 def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -> None:
-    simulated.noise, simulated.factors = 0.03, {"persistent": 0.5}
-    outcome = gputrace.try_cures(["x"], "persistent,bucket-view")
-    persistent, other = outcome.rows
-    assert (persistent.verdict, persistent.rounds < other.rounds) == ("faster", True)
+    simulated.noise, simulated.factors = 0.03, {"async-checkpoint": 0.5}
+    outcome = gputrace.try_cures(["x"], "async-checkpoint,bucket-view")
+    faster, other = outcome.rows
+    assert (faster.verdict, faster.rounds < other.rounds) == ("faster", True)
 
 
 @pytest.mark.parametrize(
@@ -269,25 +275,27 @@ def test_a_run_as_a_whole_gains_less_for_its_start(
 
 
 def test_rounds_run_forwards_and_backwards_in_turn(simulated: Simulated) -> None:
-    simulated.factors = {"persistent": 0.5}
-    outcome = gputrace.try_cures(["x"], "persistent")
+    simulated.factors = {"async-checkpoint": 0.5}
+    outcome = gputrace.try_cures(["x"], "async-checkpoint")
     assert simulated.made == [
         "as it is",
-        *["as it is", "persistent", "persistent", "as it is"],
+        *["as it is", "async-checkpoint", "async-checkpoint", "as it is"],
         "as it is",
-        "persistent",
+        "async-checkpoint",
     ]
-    assert (outcome.runs, outcome.best) == (7, "persistent")
+    assert (outcome.runs, outcome.best) == (7, "async-checkpoint")
 
 
 def test_a_spent_budget_leaves_what_is_not_decided_open(
     simulated: Simulated, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulated.factors, simulated.seconds = {"persistent": 0.5}, 100.0
-    ran = gputrace_try(capsys, "persistent", "--budget", "2min", "--", "env", "python", "train.py")
+    simulated.factors, simulated.seconds = {"async-checkpoint": 0.5}, 100.0
+    ran = gputrace_try(
+        capsys, "async-checkpoint", "--budget", "2min", "--", "env", "python", "train.py"
+    )
     assert ran.code == NOT_FASTER
     said = " ".join(ran.out.split())
-    assert "before all was decided (persistent): a round takes 200 s; --budget 14min" in said
+    assert "before all was decided (async-checkpoint): a round takes 200 s; --budget 14min" in said
 
 
 def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
@@ -295,11 +303,11 @@ def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
 ) -> None:
     """A run takes 10 s here: three rounds of all cures would take 160 s."""
     simulated.factors, simulated.seconds = {"static-graph": 0.7}, 10.0
-    cures = "persistent,threads=2,static-graph,bucket-view"
+    cures = "async-checkpoint,threads=2,static-graph,bucket-view"
     outcome = gputrace.try_cures(["x"], cures, budget="110s")
     rounds = {row.cure: row.rounds for row in outcome.rows}
     assert outcome.best == "static-graph"
-    assert rounds == {"persistent": 1, "threads=2": 1, "static-graph": 3, "bucket-view": 1}
+    assert rounds == {"async-checkpoint": 1, "threads=2": 1, "static-graph": 3, "bucket-view": 1}
     assert simulated.spent <= 110
     simulated.spent = 0.0
     outcome = gputrace.try_cures(["x"], "static-graph," + cures, budget="70s")
@@ -319,7 +327,7 @@ def test_what_is_left_goes_to_one_answer_unless_it_is_clearly_too_little(
 
     simulated.before, simulated.factors = take, {"static-graph": 0.7}
     outcome = gputrace.try_cures(
-        ["x"], "static-graph,persistent,bucket-view", budget=f"{budget_s}s"
+        ["x"], "static-graph,async-checkpoint,bucket-view", budget=f"{budget_s}s"
     )
     assert [row.rounds for row in outcome.rows] == [rounds, 0, 0]
     assert (outcome.best == "static-graph", simulated.spent <= budget_s) == (rounds == 3, True)
@@ -333,7 +341,7 @@ def test_to_choose_by_the_first_round_makes_no_cure_faster_that_is_not(
     for _ in range(40):
         simulated.spent = 0.0
         outcome = gputrace.try_cures(
-            ["x"], "persistent,threads=2,static-graph,bucket-view", budget="110s"
+            ["x"], "async-checkpoint,threads=2,static-graph,bucket-view", budget="110s"
         )
         faster += outcome.best is not None
     assert faster <= 2
@@ -386,8 +394,8 @@ def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
 
 def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: Simulated) -> None:
     """Runs differ by a tenth here, which hides a gain of 4 % from whole runs."""
-    simulated.factors, simulated.noise = {"gc": 0.96, "persistent": 0.96}, 0.1
-    within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "persistent"))
+    simulated.factors, simulated.noise = {"gc": 0.96, "async-checkpoint": 0.96}, 0.1
+    within, whole = (gputrace.try_cures(["x"], cure) for cure in ("gc", "async-checkpoint"))
     assert (within.best, within.runs) == ("gc", 4), "and two other starts of the best"
     assert within.rows[0].rounds < MOST, "it ends as soon as it is decided"
     assert within.rows[0].ratio == pytest.approx(0.96, rel=0.02)

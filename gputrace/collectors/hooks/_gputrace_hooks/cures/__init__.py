@@ -24,7 +24,7 @@ import os
 from functools import partial
 from importlib import import_module
 
-from . import host
+from . import host, loop
 from .trial import asked, cures, guarded, start, trial
 
 TYPE_CHECKING = False
@@ -37,16 +37,20 @@ if TYPE_CHECKING:
 
 MODULES = {
     "jax": "cures.model.jitted",
+    "mlflow.tracking.fluent": "cures.loop.mlflow",
     "tensorboard.summary.writer.event_file_writer": "cures.trial.event_files",
     "tensorboardX.event_file_writer": "cures.trial.event_files",
+    "tensorboardX.writer": "cures.loop.tensorboard",
     "tensorflow.python.data.ops.dataset_ops": "cures.data.tf_datasets",
     "tensorflow.python.ops.summary_ops_v2": "cures.trial.tf_summaries",
-    "torch": "cures.model.switches cures.host.torch_calls",
+    "torch": "cures.model.torch_calls cures.host.torch_calls cures.loop.torch_calls",
     "torch.nn.modules.module": "cures.model.modules",
     "torch.nn.parallel.distributed": "cures.model.distributed",
     "torch.optim": "cures.model.optimizers",
     "torch.utils.data.dataloader": "cures.data.loaders",
+    "torch.utils.tensorboard.writer": "cures.loop.tensorboard",
     "transformers.training_args": "cures.data.trainer_arguments",
+    "wandb.sdk.wandb_run": "cures.loop.wandb",
 }
 """Functions of ours by the module that they change, loaded when the program imports that."""
 LOSSES = {
@@ -70,6 +74,7 @@ def install() -> None:
         guarded("pin-cores", host.pin_cores)
     if "gc" in cures:
         host.collect_between_steps()
+    loop.skip_collections()
 
 
 def change_hooks(module: str, hooks: "list[Hook]") -> "list[Hook]":

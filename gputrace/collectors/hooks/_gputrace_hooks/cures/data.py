@@ -34,6 +34,42 @@ def loaders(module: "Any") -> None:
         _have_twins(module, chosen)
     if "staging" in cures:
         guarded("staging", _stage, module)
+    guarded("persistent", _meet_epochs, module, iterable)
+
+
+_SHORT = 64
+"""Most batches of an epoch that a turn can hold whole."""
+
+
+def _meet_epochs(module: "Any", iterable: "Any") -> None:
+    """Say which workers start anew with each epoch, and by turns have them stay.
+
+    A turn has whole epochs: what is ready before it, as ``buffered`` says, is one.
+    """
+    cls, by_turns = module.DataLoader, bool(asked.get("stretch")) and "persistent" in cures
+    iterate = cls.__iter__
+
+    @wraps(iterate)
+    def begin_epoch(self: "Any") -> "Any":
+        held = vars(self)
+        trial.has.add("loader")
+        stays = held.get("persistent_workers")
+        if not held.get("num_workers") or stays or isinstance(self.dataset, iterable):
+            return iterate(self)
+        trial.has.add("new-workers")
+        length = guarded("", len, self) or 0
+        if length <= _SHORT:
+            trial.buffered = max(trial.buffered, length)
+        elif by_turns:
+            trial.reasons["persistent"] = f"{WHOLE}an epoch has {length} batches"
+        # Kept from change by the loader itself.
+        held["persistent_workers"] = by_turns and is_on("persistent")
+        try:
+            return iterate(self)
+        finally:
+            held["persistent_workers"] = stays
+
+    cls.__iter__ = ours(begin_epoch)
 
 
 def _in_worker(module: "Any") -> bool:

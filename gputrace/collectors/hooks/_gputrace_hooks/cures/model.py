@@ -15,7 +15,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def switches(torch: "Any") -> None:
+def torch_calls(torch: "Any") -> None:
+    """Set torch's switches, and change how it compiles."""
+    _set_switches(torch)
+    change_call(torch, "compile", _compile_arguments)
+
+
+def _compile_arguments(_: "Any") -> "dict[str, tuple[str, Any]]":
+    """Have torch.compile make code for all shapes, instead of one for each that comes."""
+    trial.has.add("compiled")
+    for end in _meeting if "compile" not in cures else ():
+        end(0)
+    return {"dynamic": ("dynamic", True)} if "dynamic" in cures else {}
+
+
+def _set_switches(torch: "Any") -> None:
     """Set torch's switches now, and again after the first step, should the program set them.
 
     By turns, they are as the program has them until then.
@@ -26,6 +40,8 @@ def switches(torch: "Any") -> None:
         for cure, paths in _SWITCHES.items():
             if cure in cures and count in moments:
                 guarded(cure, _switch, cure, torch, paths)
+            if count == 1:
+                guarded("", _tell_switch, cure, torch, paths)
 
     for cure in _SWITCHES:
         switched.append((cure, partial(_switch_settings, cure)))
@@ -43,10 +59,7 @@ def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
     if not sees_gpu(cure):
         return
     for path in paths:
-        *homes, name = path.split(".")
-        holder = torch
-        for home in homes:
-            holder = getattr(holder, home)
+        holder, name = _held(torch, path)
         old, new = getattr(holder, name), bool(cures[cure])
         if old != new:
             if is_on(cure):
@@ -55,6 +68,19 @@ def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
             trial.change(cure, "", f"torch.{path}", -1, old, new)
         elif not any(change["cure"] == cure for change in trial.changes):
             trial.skip(cure, f"torch.{path} is {new} already")
+
+
+def _tell_switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
+    if not all(getattr(*_held(torch, path)) for path in paths):
+        trial.has.add(f"{cure}-off")
+
+
+def _held(torch: "Any", path: str) -> "tuple[Any, str]":
+    """Return what holds a switch, and its name there."""
+    *homes, name = path.split(".")
+    for home in homes:
+        torch = getattr(torch, home)
+    return torch, name
 
 
 _set: "dict[str, tuple[str, Any, str, bool, bool]]" = {}
@@ -70,8 +96,8 @@ def _switch_settings(cure: str, on: bool) -> None:
 def optimizers(module: "Any") -> None:
     """Change how torch's optimizers are made, and how they forget gradients."""
     chosen = [cure for cure in ("fused", "foreach") if cure in cures]
-    if chosen or "channels-last" in cures:
-        _keep_optimizers(module.Optimizer)
+    _keep_optimizers(module.Optimizer)
+    between.append(partial(guarded, "", _tell_optimizers))
     for cls in list(vars(module).values()):
         begin = vars(cls).get("__init__") if isinstance(cls, type) else None
         if not chosen or not isinstance(begin, FunctionType):
@@ -85,6 +111,19 @@ def optimizers(module: "Any") -> None:
     if "set-to-none" in cures:
         forget = {"set_to_none": ("set-to-none", True)}
         change_call(module.Optimizer, "zero_grad", lambda _: forget if is_on("set-to-none") else {})
+
+
+def _tell_optimizers(count: int) -> None:
+    """Say after the first step which of its optimizers are neither fused nor of several tensors at
+    a time, as they are by themselves on a GPU.
+    """
+    for optimizer in _optimizers if count == 1 else ():
+        for group in optimizer.param_groups:
+            at_once = group.get("foreach")
+            if at_once is None:
+                at_once = any(getattr(each, "is_cuda", False) for each in group["params"])
+            if "fused" in group and not group["fused"]:
+                trial.has.update(("unfused", *["one-by-one"] * (not at_once)))
 
 
 def _faster(cure: str, present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
@@ -140,6 +179,64 @@ def distributed(module: "Any") -> None:
         change_call(module.DistributedDataParallel, "__init__", lambda _: wanted)
     if "graphs" in cures:
         _make_on_capture_stream(module.DistributedDataParallel)
+    if "no-sync" in cures or not cures:
+        _accumulate(module.DistributedDataParallel)
+
+
+def _accumulate(cls: "Any") -> None:
+    """Have gradients sent with the last backward pass of a step alone, as ``no_sync`` does.
+
+    The last is known by the passes of the step before. Where a step turns out to have fewer, its
+    gradients are averaged before the optimizer uses them; where it has more, those are sent too.
+    """
+    forward = cls.forward
+    passes: dict[int, int] = {}
+    usual: dict[int, int] = {}
+    unsent: dict[int, Any] = {}
+    optimizers: list[Any] = []
+
+    @wraps(forward)
+    def forward_kept(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        if not (self.training and self.require_backward_grad_sync and _differentiates()):
+            return forward(self, *args, **keywords)
+        number = passes[id(self)] = passes.get(id(self), 0) + 1
+        if not is_on("no-sync") or number >= usual.get(id(self), 1):
+            unsent.pop(id(self), None)
+            return forward(self, *args, **keywords)
+        unsent[id(self)] = self
+        if not optimizers:
+            optimizers.append(sys.modules["torch.optim.optimizer"])
+            optimizers[0].register_optimizer_step_pre_hook(send)
+            trial.change("no-sync", "forward", "", -1, "", "")
+        self.require_backward_grad_sync = False
+        try:
+            return forward(self, *args, **keywords)
+        finally:
+            self.require_backward_grad_sync = True
+
+    def send(*_: "Any") -> None:
+        distributed: Any = sys.modules["torch.distributed"]
+        for model in [unsent.pop(key) for key in list(unsent)]:
+            group = model.process_group
+            for gradient in (each.grad for each in model.parameters() if each.grad is not None):
+                distributed.all_reduce(gradient, group=group)
+                gradient.div_(distributed.get_world_size(group))
+
+    def end_step(count: int) -> None:
+        if max(passes.values(), default=0) > 1:
+            trial.has.add("accumulates")
+        elif passes and count > 1:
+            trial.skip("no-sync", "a step has one backward pass")
+        usual.clear()
+        usual.update(passes)
+        passes.clear()
+
+    cls.forward = ours(forward_kept)
+    between.append(end_step)
+
+
+def _differentiates() -> bool:
+    return sys.modules["torch"].is_grad_enabled()  # type: ignore[no-any-return]
 
 
 def _make_on_capture_stream(cls: "Any") -> None:
@@ -171,36 +268,91 @@ def _go_on_capture_stream(module: "Any") -> None:
 
 
 def modules(module: "Any") -> None:
-    """Meet each model at its first call in training, and change it."""
+    """Meet each model at its first call in training, say what it has, and change it.
+
+    It is met in the first step, by what is called in place of ``Module.__call__``.
+    """
     chosen = [cure for cure in _MODELS if cure in cures]
-    if not chosen:
-        return
-    parts: set[int] = set()
+    cls, parts, over = module.Module, set(), []  # type: ignore[var-annotated]
+    call = cls.__call__
 
-    def meet(model: "Any", inputs: "Any") -> "Any":
-        if id(model) in parts or not model.training:
-            return None
+    def meet(model: "Any", args: "Any", keywords: "Any") -> None:
+        parameters = [each for each in model.parameters() if each.requires_grad]
+        if not parameters or not _differentiates():
+            return
         parts.update(id(part) for part in model.modules())
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            return None
+        torch: Any = sys.modules["torch"]
+        kind = parameters[0].device.type
+        has = {
+            "convolutions": any(each.dim() == 4 for each in parameters),
+            "blocks": bool(_blocks(model)),
+            "full-precision": parameters[0].dtype == torch.float32 and not _cast_to(torch, kind),
+            "eager": type(model).__name__ != "OptimizedModule",
+        }
+        trial.has.update(word for word in has if has[word])
         for cure in chosen:
-            guarded(cure, _MODELS[cure], cure, model, inputs)
-        return None
+            guarded(cure, _MODELS[cure], cure, model, args, keywords)
 
-    handle = module.register_module_forward_pre_hook(meet)
-    between.append(lambda count: handle.remove() if count == 1 else None)
+    def call_met(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+        if not over and self.training and id(self) not in parts:
+            guarded("", meet, self, args, keywords)
+        return call(self, *args, **keywords)
+
+    def end(count: int) -> None:
+        over.append(count)
+        if cls.__call__ is call_met:
+            cls.__call__ = call
+
+    cls.__call__ = call_met
+    between.append(end)
+    _meeting.append(end)
 
 
-def _compile(cure: str, model: "Any", _: "Any") -> None:
-    """Compile it in its place, from the next call on."""
+_meeting: "list[Callable[[int], None]]" = []
+"""Ends of meetings: torch.compile must not find what is called in their place."""
+
+
+def _cast_to(torch: "Any", kind: str) -> "Any":
+    """Return the type to which autocast casts on a kind of device now; None where it is off."""
+    if not hasattr(torch, "get_autocast_dtype"):
+        # New in PyTorch 2.4.
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _blocks(model: "Any") -> "list[Any]":
+    """Return the blocks that a model repeats: several of one class, with parts of their own."""
+    blocks: list[Any] = []
+    within: set[int] = set()
+    for holder in model.modules():
+        each = list(holder.children())
+        alike = len(each) > 1 and len({type(part) for part in each}) == 1
+        if alike and id(holder) not in within and list(each[0].children()):
+            blocks += each
+            within.update(id(inner) for block in each for inner in block.modules())
+    return blocks
+
+
+def _compile(cure: str, model: "Any", *_: "Any") -> None:
+    """Compile it, or each of its repeated blocks, in place, from the next call on."""
     mode = cures[cure]
-    model.compile(**{} if mode is True else {"mode": mode})
-    call = model._compiled_call_impl
-    switched.append((cure, lambda on: setattr(model, "_compiled_call_impl", call if on else None)))
+    parts = _blocks(model) if mode == "regional" else [model]
+    if not parts:
+        trial.skip(cure, "the model repeats no block")
+        return
+    for part in parts:
+        part.compile(**{} if mode in (True, "regional") else {"mode": mode})
+    calls = [part._compiled_call_impl for part in parts]
+
+    def switch(on: bool) -> None:
+        for part, call in zip(parts, calls):
+            part._compiled_call_impl = call if on else None
+
+    switched.append((cure, switch))
     trial.change(cure, "forward", "", -1, "", "")
 
 
-def _channels_last(cure: str, model: "Any", _: "Any") -> None:
+def _channels_last(cure: str, model: "Any", *_: "Any") -> None:
     """Have weights and inputs of four dimensions in the memory format NHWC.
 
     Weights have a place for each format, which they keep: what was captured reads them there.
@@ -243,7 +395,7 @@ def _laid_out(value: "Any", as_nhwc: bool) -> "Any":
     return each_tensor(torch, value, laid)
 
 
-def _autocast(cure: str, model: "Any", _: "Any") -> None:
+def _autocast(cure: str, model: "Any", *_: "Any") -> None:
     """Run it under autocast to bfloat16; results are float32 again."""
     torch: Any = sys.modules["torch"]
     forward = model.forward
@@ -264,8 +416,8 @@ def _autocast(cure: str, model: "Any", _: "Any") -> None:
     trial.change(cure, "forward", "", -1, "", "")
 
 
-def _graph(cure: str, model: "Any", inputs: "Any") -> None:
-    """Capture its passes before its first call; a call with other shapes goes without the graphs.
+def _graph(cure: str, model: "Any", args: "Any", keywords: "Any") -> None:
+    """Capture its passes before its first call.
 
     Later, what autograd keeps of an earlier pass would tie the capture to that pass's stream. Of
     DistributedDataParallel it is the module within: what it does itself, before and after, no graph
@@ -275,40 +427,116 @@ def _graph(cure: str, model: "Any", inputs: "Any") -> None:
     torch: Any = sys.modules["torch"]
     if type(model).__name__ == "DistributedDataParallel":
         model = model.module
-    forward = model.forward
-
-    def shapes(args: "Any") -> "list[Any]":
-        return [isinstance(arg, torch.Tensor) and arg.is_cuda and arg.shape for arg in args]
-
-    sample = shapes(inputs)
-    if not sample or not all(sample):
-        trial.skip(cure, "the model takes other arguments than tensors on a GPU, by position")
+    inputs = _tensors(torch, (*args, *keywords.values()))
+    sample = _described(torch, args, keywords)
+    if sample is None or not inputs or not all(each.is_cuda for each in inputs):
+        trial.skip(cure, "the model takes other arguments than tensors on a GPU and constants")
         return
-    kept: list[Any] = []
-
-    @wraps(forward)
-    def apart(*args: "Any", **keywords: "Any") -> "Any":
-        kept[:] = [each_tensor(torch, forward(*args, **keywords), _detachable(torch))]
-        return kept[0]
-
-    model.forward = apart
-    capture = torch.cuda.make_graphed_callables
-    alone = {"capture_error_mode": "thread_local"}
-    try:
-        capture(
-            model, inputs, **(alone if set(alone) <= set(signature(capture).parameters) else {})
-        )
-    except BaseException:
-        model.forward = forward
-        raise
-    captured = model.forward
-    model.forward = lambda *now, **more: (
-        captured(*now)
-        if is_on(cure) and not more and shapes(now) == sample
-        else forward(*now, **more)
-    )
-    each_tensor(torch, kept[0], lambda output: output.detach_())
+    model.forward = _Graphed(model, inputs, sample, list(keywords))
+    model.forward.capture(torch, args, keywords)
     trial.change(cure, "forward", "", -1, "", "")
+
+
+class _Graphed:
+    """Forward pass of a model as a CUDA graph, with that of its backward pass.
+
+    Calls with other shapes or constants, under another autocast, or before the backward pass of the
+    last one, go without the graphs.
+    """
+
+    def __init__(self, model: "Any", inputs: "Any", sample: "Any", names: "list[str]") -> None:
+        self.model, self.forward, self.sample, self.names = model, model.forward, sample, names
+        # Graphs read and write where these are: the program may use its own batch again.
+        self.inputs = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        self.cast: Any = None
+        self.captured: Any = None
+        # Where the graph of the backward pass writes gradients.
+        self.written: set[int] = set()
+        self.waits = False
+
+    def capture(self, torch: "Any", args: "Any", keywords: "Any") -> None:
+        """Capture both passes; autocast is entered within, as its cache cannot be captured."""
+        self.cast, kept = _cast_to(torch, "cuda"), []  # type: ignore[var-annotated]
+        derive, gradients = torch.autograd.grad, []  # type: ignore[var-annotated]
+
+        def apart(*tensors: "Any") -> "Any":
+            left = iter(tensors)
+
+            def now(value: "Any") -> "Any":
+                return next(left) if isinstance(value, torch.Tensor) else value
+
+            given = [now(value) for value in args]
+            more = {name: now(value) for name, value in keywords.items()}
+            on = self.cast is not None
+            with torch.autocast("cuda", dtype=self.cast, enabled=on, cache_enabled=False):
+                result = self.forward(*given, **more)
+            kept[:] = [each_tensor(torch, result, _detachable(torch))]
+            return kept[0]
+
+        def derived(*now: "Any", **more: "Any") -> "Any":
+            gradients[:] = derive(*now, **more)
+            return tuple(gradients)
+
+        options = {"capture_error_mode": "thread_local", "allow_unused_input": True}
+        capture = torch.cuda.make_graphed_callables
+        known = set(options) & set(signature(capture).parameters)
+        self.model.forward, torch.autograd.grad = apart, derived
+        try:
+            with torch.autocast("cuda", enabled=False):
+                capture(self.model, tuple(self.inputs), **{name: options[name] for name in known})
+            self.captured = self.model.forward
+        finally:
+            torch.autograd.grad = derive
+            self.model.forward = self.forward if self.captured is None else self
+        self.written = {each.data_ptr() for each in gradients if each is not None}
+        each_tensor(torch, kept[0], lambda output: output.detach_())
+        between.append(self.end_step)
+
+    def __call__(self, *args: "Any", **keywords: "Any") -> "Any":
+        torch: Any = sys.modules["torch"]
+        alike = is_on("graphs") and not self.waits and _cast_to(torch, "cuda") == self.cast
+        if not alike or _described(torch, args, keywords) != self.sample:
+            return self.forward(*args, **keywords)
+        if _differentiates():
+            self.keep_gradients(torch)
+        given = _tensors(torch, (*args, *(keywords[name] for name in self.names)))
+        return each_tensor(torch, self.captured(*given), self.await_backward)
+
+    def keep_gradients(self, torch: "Any") -> None:
+        """Move gradients that are to be added to from where the graph writes the next ones."""
+        held = [each for each in self.model.parameters() if each.grad is not None]
+        held = [each for each in held if each.grad.data_ptr() in self.written]
+        if held:
+            moved = torch._foreach_mul([each.grad for each in held], 1.0)
+            for parameter, gradient in zip(held, moved):
+                parameter.grad = gradient
+
+    def await_backward(self, output: "Any") -> None:
+        """Use no graph before the backward pass from an output: it would overwrite that."""
+        if output.requires_grad:
+            self.waits = True
+            output.register_hook(self.end_step)
+
+    def end_step(self, _: "Any") -> None:
+        """Use graphs again."""
+        self.waits = False
+
+
+def _tensors(torch: "Any", values: "Any") -> "list[Any]":
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _described(torch: "Any", args: "Any", keywords: "Any") -> "Any":
+    """Return what two calls must have in common to share a graph; None if that is not known."""
+    described = []
+    for name, value in (*enumerate(args), *keywords.items()):
+        if isinstance(value, torch.Tensor):
+            described.append((name, value.shape, value.dtype))
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            described.append((name, type(value), value))
+        else:
+            return None
+    return sorted(described, key=str)
 
 
 def _detachable(torch: "Any") -> "Callable[[Any], Any]":

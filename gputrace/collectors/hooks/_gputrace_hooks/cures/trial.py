@@ -51,6 +51,8 @@ class Trial:
     def __init__(self) -> None:
         self.changes: list[dict[str, Any]] = []
         self.reasons: dict[str, str] = {}
+        # What the program has that cures need: words of `Cure.needs`.
+        self.has: set[str] = set()
         self.buffered = 0
         self.count_batches: Callable[[], list[int]] = list
         # Backward passes, which end the steps of a program that lacks an optimizer.
@@ -73,8 +75,9 @@ class Trial:
         """Leave who the process is, ``ends`` (of steps, nanoseconds), ``losses``, the turns of each
         of its ``rounds``, the loader's ``batches``, ready and taken so far, where the measuring of
         a turn begins and ends, whether it was ``stopped``, the ``changes``, ``reasons`` for which
-        cures change nothing where they do not, how many batches loaders may have had ready before
-        the first step (``buffered``), and torch's ``threads``.
+        cures change nothing where they do not, what the program ``has`` that cures need, how many
+        batches loaders may have had ready before the first step (``buffered``), and torch's
+        ``threads``.
         """
         host, cuda = os.uname().nodename, _initialized_cuda()
         path = os.path.join(asked["folder"], f"{host}.{self.pid}.{kind}")
@@ -92,6 +95,7 @@ class Trial:
             "stopped": bool(self.stops),
             "changes": self.changes,
             "reasons": self.reasons,
+            "has": sorted(self.has),
             "main": os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",
             "versions": _versions(),
             "gpu": "" if cuda is None else str(cuda.get_device_name()),
@@ -130,9 +134,9 @@ class Trial:
             "position": place,
             "old": repr(old)[:80],
             "new": repr(new)[:80],
-            "file": _file_of(frame),
+            "file": file_of(frame),
             "line": frame.f_lineno if frame is not None else 0,
-            "outer": [cls, _file_of(outer), outer.f_lineno] if cls and outer is not None else None,
+            "outer": [cls, file_of(outer), outer.f_lineno] if cls and outer is not None else None,
         }
         if entry not in self.changes and len(self.changes) < MOST_CALLS * len(cures):
             self.changes.append(entry)
@@ -306,7 +310,8 @@ def sees_gpu(cure: str) -> bool:
 
 
 def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "Any":
-    """Call a function; an error of it, or of what it calls, is the cure's, and goes no further.
+    """Call a function; an error of it, or of what it calls, is the cure's, if there is one, and goes
+    no further.
 
     What a signal handler of the program raises meanwhile does.
     """
@@ -319,7 +324,8 @@ def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "An
         first: BaseException = error
         while first.__context__ is not None:
             first = first.__context__
-        trial.skip(cure, f"failed: {first!r}"[:200])
+        if cure:
+            trial.skip(cure, f"failed: {first!r}"[:200])
         return None
 
 
@@ -332,13 +338,14 @@ def _program_frame(frame: "Any", beyond: "tuple[str, ...]") -> "Any":
             homes.append(os.path.dirname(os.path.abspath(file)))
     while frame is not None:
         made = frame.f_code.co_filename == "<string>"  # the constructor of a dataclass
-        if not made and not _file_of(frame).startswith(tuple(home + os.sep for home in homes)):
+        if not made and not file_of(frame).startswith(tuple(home + os.sep for home in homes)):
             break
         frame = frame.f_back
     return frame
 
 
-def _file_of(frame: "Any") -> str:
+def file_of(frame: "Any") -> str:
+    """Return the path of the file that a frame's code is in; empty without a frame."""
     return os.path.abspath(frame.f_code.co_filename) if frame is not None else ""
 
 

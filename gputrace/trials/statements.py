@@ -1,0 +1,180 @@
+"""Edits of whole statements of a training loop: one is left out, or runs every few steps."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Final
+
+TextEdit = tuple[int, int, str]
+"""Offsets in bytes of what is replaced, and the text in its place."""
+_STEPPING: Final = ("backward", "step", "train_step", "training_step")
+"""Names of functions by whose calls the loop over the steps is known."""
+_JUMPS: Final = (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.Await)
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+
+
+class Source:
+    """Text of a program, with its syntax tree; raises SyntaxError."""
+
+    def __init__(self, text: str) -> None:
+        self.data = text.encode()
+        self.tree = ast.parse(text)
+        self.starts = [0]
+        for line in self.data.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+
+    @cached_property
+    def above(self) -> Mapping[ast.AST, ast.AST]:
+        """Return the node that holds each node."""
+        nodes = ast.walk(self.tree)
+        return {below: node for node in nodes for below in ast.iter_child_nodes(node)}
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Return the offsets in bytes of a node."""
+        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+        begin = self.starts[node.lineno - 1] + node.col_offset
+        return begin, self.starts[end_line - 1] + end_column
+
+    def statements(self, line: int, call: str) -> list[ast.stmt]:
+        """Return the innermost statements whose calls of a function are at a line."""
+        found = dict[ast.stmt, None]()
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Call) or _called(node) != call:
+                continue
+            if node.lineno <= line <= (node.end_lineno or node.lineno):
+                found[next(each for each in self.around(node) if isinstance(each, ast.stmt))] = None
+        return list(found)
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes that hold a node, the innermost first."""
+        while node in self.above:
+            node = self.above[node]
+            yield node
+
+    def is_alone(self, statement: ast.stmt) -> bool:
+        """Return whether a statement has its lines for itself, with a comment at most."""
+        begin, end = self.span(statement)
+        before = self.data[self.starts[statement.lineno - 1] : begin]
+        after = self.data[end:].partition(b"\n")[0].strip()
+        is_branch = self.data[begin:].startswith(b"elif")
+        return not before.strip() and not is_branch and (not after or after.startswith(b"#"))
+
+
+def remove(source: Source, line: int, call: str) -> set[TextEdit]:
+    """Return the edits that leave out the calls of a function at a line; none where its value is
+    used.
+    """
+    edits: set[TextEdit] = set()
+    for statement in source.statements(line, call):
+        if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+            return set()
+        begin, end = source.span(statement)
+        block = [
+            body
+            for name in ("body", "orelse", "finalbody")
+            if isinstance(body := getattr(source.above[statement], name, None), list)
+            and statement in body
+        ]
+        if source.is_alone(statement) and len(block[0]) > 1:
+            last = statement.end_lineno or statement.lineno
+            edits.add((source.starts[statement.lineno - 1], source.starts[last], ""))
+        else:
+            edits.add((begin, end, "pass"))
+    return edits
+
+
+def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]:
+    """Return the edits that have the calls of a function at a line run every so many steps.
+
+    It takes a condition that is there already, or puts one around all that does nothing else for
+    the loop. There are none where the loop has no counter, or needs what is computed there.
+    """
+    for statement in source.statements(line, call)[:1]:
+        around = [*source.around(statement)]
+        scope = next(node for node in around if isinstance(node, _SCOPES))
+        around = around[: around.index(scope)]
+        loop = next((node for node in around if _is_step_loop(node)), None)
+        if loop is None or _steps(statement):
+            return set()
+        within = [statement, *around[: around.index(loop)]]
+        for node in within:
+            if isinstance(node, ast.If) and (every := _modulus(node.test)) is not None:
+                begin, end = source.span(every)
+                return {(begin, end, str(steps))} if every.value != steps else set()
+        steps_too = [node for node in within if _steps(node)]
+        top = within[(within.index(steps_too[0]) if steps_too else len(within)) - 1]
+        counter = _counter(loop)
+        if isinstance(top, ast.stmt) and counter and _can_be_left_out(source, top, scope):
+            return _under_condition(source, top, f"if {counter} % {steps} == 0:")
+    return set()
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def _steps(node: ast.AST) -> bool:
+    calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+    return any(_called(call) in _STEPPING for call in calls)
+
+
+def _is_step_loop(node: ast.AST) -> bool:
+    return isinstance(node, ast.For | ast.While) and _steps(node)
+
+
+def _modulus(test: ast.expr) -> ast.Constant | None:
+    """Return the number of ``step % 50`` in a condition."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+            number = node.right
+            if isinstance(number, ast.Constant) and isinstance(number.value, int):
+                return number
+    return None
+
+
+def _counter(loop: ast.AST) -> str:
+    """Return the variable that counts the rounds of a loop; empty without one."""
+    match loop:
+        case ast.For(
+            target=ast.Tuple(elts=[ast.Name(id=name), *_]),
+            iter=ast.Call(func=ast.Name(id="enumerate")),
+        ):
+            return name
+        case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"))):
+            return name
+    for node in ast.walk(loop):
+        match node:
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=ast.Constant(value=1)):
+                return name
+    return ""
+
+
+def _can_be_left_out(source: Source, statement: ast.stmt, scope: ast.AST) -> bool:
+    """Return whether the rest of a function goes on without a statement on lines of its own."""
+    mine = [*ast.walk(statement)]
+    texts = [node for node in mine if isinstance(node, ast.Constant | ast.JoinedStr)]
+    if not source.is_alone(statement) or any(isinstance(node, _JUMPS) for node in mine):
+        return False
+    if any(node.lineno != node.end_lineno for node in texts):
+        return False
+    names = [node for node in mine if isinstance(node, ast.Name)]
+    stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    others = {*ast.walk(scope)} - {*mine}
+    return not any(
+        isinstance(node, ast.Name) and node.id in stored and isinstance(node.ctx, ast.Load)
+        for node in others
+    )
+
+
+def _under_condition(source: Source, statement: ast.stmt, condition: str) -> set[TextEdit]:
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    starts = source.starts[first - 1 : last]
+    line = source.data[starts[0] : source.span(statement)[0]]
+    indent = line.decode()
+    step = "\t" if indent.startswith("\t") else "    "
+    end = "\r\n" if b"\r\n" in source.data else "\n"
+    head = (starts[0], starts[0], f"{indent}{condition}{end}{step}")
+    return {head, *((start, start, step) for start in starts[1:])}

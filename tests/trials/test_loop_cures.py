@@ -1,0 +1,124 @@
+"""Cures of what a program calls in its loop: collections, caches, logging, checkpoints."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.helpers.tried_programs import InProgram, Real
+
+
+@pytest.fixture
+def loop(hooks: InProgram) -> Any:
+    """What changes a loop, in a program whose first step has ended."""
+    hooks.state.trial.ends.append(0)
+    return importlib.import_module("_gputrace_hooks.cures.loop")
+
+
+def test_collections_and_emptied_caches_are_left_out_while_the_cure_is_on(
+    hooks: InProgram, loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda generation=2: called.append("collect") or 7)
+    cuda = SimpleNamespace(empty_cache=lambda: called.append("empty"))
+    hooks.start("skip-gc-collect", "skip-empty-cache")
+    loop.skip_collections()
+    loop.torch_calls(SimpleNamespace(cuda=cuda, save=None))
+    assert (gc.collect(), cuda.empty_cache(), called) == (0, None, [])
+    hooks.state._on.clear()
+    assert (gc.collect(), cuda.empty_cache(), called) == (7, None, ["collect", "empty"])
+    hooks.start("skip-gc-collect")
+    hooks.state.trial.ends.clear()
+    assert gc.collect() == 7, "before the loop"
+    assert {change["cure"] for change in hooks.changes} == {"skip-gc-collect", "skip-empty-cache"}
+    assert "skip-gc-collect-calls" in hooks.state.trial.has
+
+
+def test_a_writer_logs_in_one_of_so_many_steps_all_that_a_line_does(
+    hooks: InProgram, loop: Any
+) -> None:
+    class Writer:
+        def add_scalar(self, name: str) -> None:
+            logged.append(name)
+
+        def close(self) -> str:
+            return "closed"
+
+    logged: list[str] = []
+    hooks.state.cures["log-every"] = 3
+    hooks.state._on.add("log-every")
+    loop.tensorboard(SimpleNamespace(SummaryWriter=Writer))
+    for step in range(7):
+        for part in "ab":
+            Writer().add_scalar(f"{step}{part}")
+        hooks.state.trial.ends.append(step)
+    assert logged == ["0a", "0b", "3a", "3b", "6a", "6b"]
+    assert Writer().close() == "closed"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_logged"),
+    [
+        ("print(f'{x.item():.2f}')", True),
+        ("log.append((name, x.item()))", True),
+        ("total += x.item() / 9\nbar.set_postfix(loss=total)", True),
+        (
+            "mean = float(x.item())\nseen['loss'] = mean\nwriter.add_scalar('loss', seen['loss'])",
+            True,
+        ),
+        ("writer.log({'loss': x.item()})", True),
+        ("if x.item() > 3: stop()", False),
+        ("last = x.item()\nif last > 3: stop()", False),
+        ("log.append(x.item())\nif max(log) > 3: stop()", False),
+        ("scale(x.item())", False),
+        ("self.loss = x.item()", False),
+        ("def f():\n    return x.item()", False),
+    ],
+)
+def test_a_number_is_only_logged_where_nothing_else_is_done_with_it(
+    loop: Any, tmp_path: Path, lines: str, is_logged: bool
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(lines, encoding="utf-8")
+    line = 1 + next(at for at, text in enumerate(lines.splitlines()) if "item()" in text)
+    assert loop.only_logged(str(path), line) is is_logged
+
+
+def test_checkpoints_are_copied_and_written_by_a_thread(real: Real) -> None:
+    """What the loop changes meanwhile is not in the file; a module as a whole is saved at once."""
+    (real.folder / "modules" / "torch" / "__init__.py").write_text(
+        "import pickle, time\n"
+        "__version__ = '2.13.0'\n"
+        "class cuda: is_initialized = staticmethod(lambda: False)\n"
+        "class Tensor:\n"
+        "    is_cuda = False\n"
+        "    def __init__(self, value): self.value = value\n"
+        "    def detach(self): return self\n"
+        "    def copy_(self, other, non_blocking): self.value = other.value; return self\n"
+        "def empty_like(tensor, device, pin_memory): return Tensor(None)\n"
+        "def save(value, path):\n"
+        "    time.sleep(0.3)\n"
+        "    with open(path, 'wb') as file: pickle.dump(value, file)\n"
+    )
+    program = (
+        "import time, torch\n"
+        "from torch.optim import SGD\n"
+        "weight, optimizer = torch.Tensor(0), SGD([], 0.1)\n"
+        "for step in range(12):\n"
+        "    weight.value = step\n"
+        "    optimizer.step()\n"
+        "    if step == 5:\n"
+        "        began = time.time()\n"
+        "        torch.save({'model': {'weight': weight}, 'step': step}, 'PATH')\n"
+        "        assert time.time() - began < 0.2\n"
+    )
+    path = real.folder / "last.pt"
+    run = real.run("async-checkpoint", program.replace("PATH", str(path)), steps=99)
+    assert [change.call for change in run.changes] == ["save"]
+    assert b"\x05" in path.read_bytes()
+    assert "async-checkpoint-calls" in run.has
