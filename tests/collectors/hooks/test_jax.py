@@ -47,6 +47,41 @@ def test_compilations_have_the_name_and_length_that_jax_reports(program: Program
     assert row["end"] - row["start"] == 250 * MS
 
 
+def test_a_function_that_is_compiled_again_says_which_argument_changed(program: Program) -> None:
+    program.write({"jax/_src/monitoring.py": MONITORING})
+    program.quietly(
+        "from types import SimpleNamespace as Values\n"
+        "from jax._src import monitoring\n"
+        "def array(*shape): return Values(shape=shape, dtype='float32')\n"
+        "def step(weights, x, n): pass\n"
+        "def compiled(fun, *args, **kwargs):\n"
+        "    def cache_miss(fun, jit_info, args, kwargs):\n"
+        "        for part in 'jaxpr_trace', 'backend_compile':\n"
+        "            name = fun.__name__ if part == 'jaxpr_trace' else f'jit({fun.__name__})'\n"
+        "            monitoring.record_event_duration_secs(\n"
+        "                f'/jax/core/compile/{part}_duration', 0.25, fun_name=name)\n"
+        "    cache_miss(fun, Values(static_argnums=(2,), static_argnames=()), args, kwargs)\n"
+        "weights = {'w': array(8, 8)}\n"
+        "compiled(step, weights, array(4, 8), 3)\n"
+        "compiled(step, weights, array(4, 8), 4)\n"
+        "compiled(step, weights, array(4, 8), 5)\n"
+        "compiled(step, weights, array(6, 8), 5)\n"
+        "for each in range(2):\n    def made(x): pass\n    compiled(made, array(2))\n"
+    )
+    static, shape = (
+        "static argument n was 3, is 4",
+        "argument x was float32[4, 8], is float32[6, 8]",
+    )
+    anew = "it is another function each time"
+    reasons = ["", static, static, shape]
+    expected = [("step", reason) for reason in reasons] + [("made", ""), ("made", anew)]
+    assert event_names(program.events(), "compilation") == [
+        f"{name}: {reason}" if reason else name
+        for function, reason in expected
+        for name in (function, f"jit({function})")
+    ]
+
+
 def test_the_collector_makes_way_for_jaxs_profiler(
     program: Program, library: dict[str, str]
 ) -> None:

@@ -310,7 +310,7 @@ def sees_gpu(cure: str) -> bool:
 
 
 def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "Any":
-    """Call a function; an error of it, or of what it calls, is the cure's, if there is one, and goes
+    """Call a function; an error of it, or of what it calls, is the cure's if one is named, and goes
     no further.
 
     What a signal handler of the program raises meanwhile does.
