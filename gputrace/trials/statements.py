@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Final
 
@@ -37,15 +37,35 @@ class Source:
         begin = self.starts[node.lineno - 1] + node.col_offset
         return begin, self.starts[end_line - 1] + end_column
 
+    def edited(self, edits: Iterable[TextEdit]) -> str:
+        """Return the text with edits, none of which overlap; raises SyntaxError if it is none."""
+        data = self.data
+        for start, end, text in sorted(edits, reverse=True):
+            data = data[:start] + text.encode() + data[end:]
+        changed = data.decode()
+        ast.parse(changed)
+        return changed
+
+    def calls(self, name: str) -> list[int]:
+        """Return the lines at which a function is called, by its name."""
+        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return [call.lineno for call in calls if _called(call) == name]
+
     def statements(self, line: int, call: str) -> list[ast.stmt]:
-        """Return the innermost statements whose calls of a function are at a line."""
+        """Return the innermost statements whose calls of a function, or, without a name, which
+        themselves, are at a line.
+        """
         found = dict[ast.stmt, None]()
         for node in ast.walk(self.tree):
-            if not isinstance(node, ast.Call) or _called(node) != call:
+            is_wanted = isinstance(node, ast.stmt) if not call else isinstance(node, ast.Call)
+            if not is_wanted or (isinstance(node, ast.Call) and _called(node) != call):
                 continue
+            assert isinstance(node, ast.stmt | ast.Call)
             if node.lineno <= line <= (node.end_lineno or node.lineno):
-                found[next(each for each in self.around(node) if isinstance(each, ast.stmt))] = None
-        return list(found)
+                around = (node, *self.around(node))
+                found[next(each for each in around if isinstance(each, ast.stmt))] = None
+        # The innermost come last.
+        return list(found) if call else [*found][-1:]
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes that hold a node, the innermost first."""
@@ -163,6 +183,11 @@ def _can_be_left_out(source: Source, statement: ast.stmt, scope: ast.AST) -> boo
     names = [node for node in mine if isinstance(node, ast.Name)]
     stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
     others = {*ast.walk(scope)} - {*mine}
+    for function in ast.walk(scope):
+        # A parameter of a function within is another variable.
+        given = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+        if isinstance(function, ast.FunctionDef) and function is not scope and stored <= given:
+            others -= {*ast.walk(function)}
     return not any(
         isinstance(node, ast.Name) and node.id in stored and isinstance(node.ctx, ast.Load)
         for node in others

@@ -24,7 +24,12 @@ def test_collections_and_emptied_caches_are_left_out_while_the_cure_is_on(
     hooks: InProgram, loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
-    monkeypatch.setattr(gc, "collect", lambda generation=2: called.append("collect") or 7)
+
+    def collect(generation: int = 2) -> int:
+        called.append("collect")
+        return 7
+
+    monkeypatch.setattr(gc, "collect", collect)
     cuda = SimpleNamespace(empty_cache=lambda: called.append("empty"))
     hooks.start("skip-gc-collect", "skip-empty-cache")
     loop.skip_collections()

@@ -96,8 +96,7 @@ def _switch_settings(cure: str, on: bool) -> None:
 def optimizers(module: "Any") -> None:
     """Change how torch's optimizers are made, and how they forget gradients."""
     chosen = [cure for cure in ("fused", "foreach") if cure in cures]
-    _keep_optimizers(module.Optimizer)
-    between.append(partial(guarded, "", _tell_optimizers))
+    _meet_optimizers(module.Optimizer, bool(chosen) or "channels-last" in cures)
     for cls in list(vars(module).values()):
         begin = vars(cls).get("__init__") if isinstance(cls, type) else None
         if not chosen or not isinstance(begin, FunctionType):
@@ -113,17 +112,16 @@ def optimizers(module: "Any") -> None:
         change_call(module.Optimizer, "zero_grad", lambda _: forget if is_on("set-to-none") else {})
 
 
-def _tell_optimizers(count: int) -> None:
-    """Say after the first step which of its optimizers are neither fused nor of several tensors at
-    a time, as they are by themselves on a GPU.
+def _tell_optimizer(optimizer: "Any") -> None:
+    """Say if it is neither fused nor takes several tensors at a time, as it does on a GPU unless
+    the program says otherwise.
     """
-    for optimizer in _optimizers if count == 1 else ():
-        for group in optimizer.param_groups:
+    for group in optimizer.param_groups:
+        if "fused" in group and not group["fused"]:
+            trial.has.add("unfused")
             at_once = group.get("foreach")
-            if at_once is None:
-                at_once = any(getattr(each, "is_cuda", False) for each in group["params"])
-            if "fused" in group and not group["fused"]:
-                trial.has.update(("unfused", *["one-by-one"] * (not at_once)))
+            if not (any(each.is_cuda for each in group["params"]) if at_once is None else at_once):
+                trial.has.add("one-by-one")
 
 
 def _faster(cure: str, present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
@@ -139,7 +137,8 @@ _asked_before: "dict[str, Any]" = {}
 """Arguments of optimizers as the program gave them."""
 
 
-def _keep_optimizers(base: "Any") -> None:
+def _meet_optimizers(base: "Any", keeps: bool) -> None:
+    """Say what optimizers are, and keep them where a cure changes them later."""
     begin = vars(base).get("__init__")
     if not isinstance(begin, FunctionType):
         return
@@ -147,6 +146,9 @@ def _keep_optimizers(base: "Any") -> None:
     @wraps(begin)
     def begin_kept(self: "Any", *args: "Any", **keywords: "Any") -> None:
         begin(self, *args, **keywords)
+        guarded("", _tell_optimizer, self)
+        if not keeps:
+            return
         _optimizers.append(self)
         for cure in _asked_before if asked.get("stretch") else ():
             if is_on(cure):

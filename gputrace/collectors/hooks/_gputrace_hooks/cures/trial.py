@@ -320,13 +320,18 @@ def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "An
     except Exception as error:
         if is_handlers(error):
             raise
-        # What ends a capture is told as the context of the error that says that it has ended.
-        first: BaseException = error
-        while first.__context__ is not None:
-            first = first.__context__
         if cure:
-            trial.skip(cure, f"failed: {first!r}"[:200])
+            trial.skip(cure, f"failed: {_first_of(error)}"[:200])
         return None
+
+
+def _first_of(error: BaseException) -> str:
+    """Return the error from which others followed: what ends a capture is told as the context of
+    the error that says that it has ended. A frame that keeps one would keep the program's objects.
+    """
+    while error.__context__ is not None:
+        error = error.__context__
+    return repr(error)
 
 
 def _program_frame(frame: "Any", beyond: "tuple[str, ...]") -> "Any":
