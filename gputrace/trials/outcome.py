@@ -17,6 +17,7 @@ from gputrace.trials.history import History, Row
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
 from gputrace.trials.race import sharing
+from gputrace.trials.recipes import find_recipes
 from gputrace.trials.runs import Measured
 from gputrace.trials.statistics import (
     FEWEST,
@@ -79,6 +80,9 @@ def conclude(
         words = () if request.name else request.command
         patch = make_patch(best.candidate, best.changes, main, words)
         notes += describe_payoff(best, history.start_s)
+    if analysis is not None and pilot is not None:
+        cured = {id for row in winners for s in row.candidate.settings for id in s.cure.findings}
+        notes += map(str, find_recipes(analysis, pilot.main, cured))
     notes += [describe_starts(row) for row in history.rows if row.starts]
     has_begun = pilot is not None and not interrupted
     if not history.rows and has_begun:

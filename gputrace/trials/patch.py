@@ -206,7 +206,7 @@ def _edit_calls(
     ``whole`` are the cures, by id, that change the statements which make the calls.
     """
     text = Source(source)
-    nodes, data = list(ast.walk(text.tree)), text.data
+    nodes = list(ast.walk(text.tree))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     aliases = [node for node in nodes if isinstance(node, ast.alias)]
     names = {node.asname: node.name for node in aliases}
@@ -237,11 +237,7 @@ def _edit_calls(
         new = _add(call, {change.argument: change.new for change in added}, text)
         edits |= new
         missed += [] if new else added
-    for start, end, new_text in sorted(edits, reverse=True):
-        data = data[:start] + new_text.encode() + data[end:]
-    changed = data.decode()
-    ast.parse(changed)
-    return changed, missed
+    return text.edited(edits), missed
 
 
 def _edit_statement(source: Source, change: Change, setting: Setting) -> set[TextEdit]:

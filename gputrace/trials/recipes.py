@@ -1,0 +1,100 @@
+"""Recipes: changes of the source for causes of lost time that no cure takes away."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from gputrace.model.results import Analysis
+from gputrace.trials.cures import all_cures
+from gputrace.trials.patch import Edit
+from gputrace.trials.statements import Source, TextEdit, remove, run_every
+
+_LEAST: Final = 0.05
+"""Minimum part of a step that a cause takes for a recipe."""
+_MOST: Final = 3
+_STEPS: Final = 50
+"""Steps of which one does what need not be done in each."""
+_PLACE: Final = re.compile(r"(.*):(\d+) (\S+)")
+"""Line of a ledger's row: end of the file's path, number, function."""
+_THINNED: Final = ("host-work", "sync-bound")
+"""Causes whose work can be done in some steps only, at the line where most of it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Change for one cause, unproven."""
+
+    cause: str
+    share: float
+    """Part of a step that the cause takes."""
+    place: str
+    """Line of the program, as ``train.py:14``; empty if unknown."""
+    words: str
+    edit: Edit | None
+    """Change of the file, where it is mechanical."""
+
+    def __str__(self) -> str:
+        at = f" at {self.place}" if self.place else ""
+        lines = f" ({'; '.join(self.edit.lines)})" if self.edit else ""
+        return f"{self.cause} takes {self.share:.0%} of a step{at}: {self.words}{lines}"
+
+
+def find_recipes(analysis: Analysis, main: str, cured: Collection[str] = ()) -> list[Recipe]:
+    """Return what to change in the source for the causes that take most of a step.
+
+    These are the causes that no cure is for, and those whose line is known. The words are the
+    finding's advice.
+
+    Args:
+        analysis: of a recording of the program.
+        main: path of the program.
+        cured: causes that a cure has been proven to shorten.
+    """
+    return [*islice(_recipes(analysis, Path(main), cured), _MOST)]
+
+
+def _recipes(analysis: Analysis, main: Path, cured: Collection[str]) -> Iterator[Recipe]:
+    causes = {cause.id for cause in analysis.causes}
+    curable = {finding for cure in all_cures().values() for finding in cure.findings}
+    step_ns = analysis.steps.mean_ns or math.inf
+    for finding in sorted(analysis.findings, key=lambda each: -each.impact_ns):
+        lines = Counter[str]()
+        for row in analysis.ledger:
+            if row.cause == finding.id and row.line is not None:
+                lines[row.line] += row.ns
+        share, line = finding.impact_ns / step_ns, max(lines, key=lambda at: lines[at], default="")
+        wanted = finding.id in causes and finding.id not in cured and share >= _LEAST
+        if wanted and finding.advice and (line or finding.id not in curable):
+            place = line.rpartition(" ")[0]
+            yield Recipe(finding.id, share, place, finding.advice, _edit(finding.id, line, main))
+
+
+def _edit(cause: str, line: str, main: Path) -> Edit | None:
+    """Return the change of the file that a line is in; None if it is not mechanical."""
+    match = _PLACE.fullmatch(line)
+    if match is None or cause not in (*_THINNED, "garbage-collection"):
+        return None
+    folders = (main.parents[len(Path(match[1]).parts) - 1 :][:1], [main.parent, Path.cwd()])
+    paths = (folder / match[1] for some in folders for folder in some)
+    path = next((path for path in paths if path.is_file()), None)
+    try:
+        before = path.read_bytes().decode() if path else ""
+        source, number = Source(before), int(match[2])
+    except (OSError, ValueError, SyntaxError):
+        return None
+    edits: set[TextEdit]
+    if cause == "garbage-collection":
+        edits = remove(source, number, "collect")
+    else:
+        edits = run_every(source, number, "", _STEPS)
+        # In a function, the calls of which can be fewer.
+        for at in source.calls(match[3].rpartition(".")[2]) if not edits else ():
+            edits = edits or run_every(source, at, match[3].rpartition(".")[2], _STEPS)
+    return Edit(path, before, source.edited(edits)) if path and edits else None
