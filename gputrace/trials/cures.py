@@ -244,8 +244,9 @@ CURES: Final = (
         findings=("launch-bound",),
         predictions=("graphs",),
         phases=("forward", "backward"),
-        advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape; "
-        "before DistributedDataParallel wraps it",
+        advice="model = torch.cuda.make_graphed_callables(model, (inputs,)), of one shape; under "
+        "autocast of the program, with cache_enabled=False; before DistributedDataParallel wraps "
+        "it; gradients that accumulate have to be moved out of the graph's memory after each pass",
         needs="gpu eager",
         group="forward",
         switched=True,

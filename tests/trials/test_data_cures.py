@@ -7,7 +7,7 @@ import itertools
 import signal
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
@@ -281,3 +281,37 @@ def test_what_cannot_be_switched_within_a_run_has_whole_ones(real: Real) -> None
     real.script.write_text(PROGRAM)
     outcome = gputrace.try_cures([sys.executable, str(real.script)], "workers=4", budget="2min")
     assert [(row.verdict, row.rounds >= 3) for row in outcome.rows] == [("faster", True)]
+
+
+def test_workers_stay_from_epoch_to_epoch_in_the_turns_of_the_cure(hooks: InProgram) -> None:
+    class DataLoader:
+        def __init__(self, length: int, num_workers: int = 2, stays: bool = False) -> None:
+            self.dataset, self.num_workers = range(length), num_workers
+            self.persistent_workers = stays
+
+        def __len__(self) -> int:
+            return len(self.dataset)
+
+        def __iter__(self) -> Iterator[int]:
+            stayed.append(self.persistent_workers)
+            return iter(self.dataset)
+
+    stayed: list[bool] = []
+    trial, loader = hooks.state.trial, DataLoader(16)
+    hooks.state.asked["stretch"] = 8
+    hooks.start("persistent")
+    data = importlib.import_module("_gputrace_hooks.cures.data")
+    data._meet_epochs(SimpleNamespace(DataLoader=DataLoader), ())
+    for turn in ({"persistent"}, set(), {"persistent"}):
+        hooks.state._switch_to(turn)
+        assert list(loader) == list(range(16))
+    assert stayed == [True, False, True]
+    assert not loader.persistent_workers, "the program may ask"
+    # A turn has whole epochs.
+    assert (trial.buffered, trial.reasons) == (16, {})
+    assert trial.has == {"loader", "new-workers"}
+    for alone in (DataLoader(16, num_workers=0), DataLoader(16, stays=True)):
+        list(alone)
+    assert stayed[3:] == [False, True]
+    list(DataLoader(65))
+    assert trial.reasons == {"persistent": "not by turns: an epoch has 65 batches"}

@@ -118,6 +118,54 @@ def test_what_the_program_sets_itself_stays_so_in_all_turns(
     assert (hooks.state.trial.reasons, hooks.changes) == (said, [])
 
 
+def test_compiled_code_is_for_all_shapes_and_is_known_to_be_compiled(hooks: InProgram) -> None:
+    def compile(model: Any = None, *, dynamic: bool | None = None) -> bool | None:
+        return dynamic
+
+    torch: Any = SimpleNamespace(compile=compile, backends=None)
+    hooks.model.torch_calls(torch)
+    assert (torch.compile("model"), hooks.state.trial.has) == (None, {"compiled"})
+    hooks.start("dynamic")
+    assert torch.compile("model", dynamic=False) is True
+    [change] = hooks.changes
+    assert (change["cure"], change["argument"], change["new"]) == ("dynamic", "dynamic", "True")
+
+
+def test_each_block_that_a_model_repeats_is_compiled_and_switched(hooks: InProgram) -> None:
+    class Part:
+        def __init__(self, *children: Part) -> None:
+            self.within = children
+            self._compiled_call_impl: str | None = None
+
+        def children(self) -> Sequence[Part]:
+            return self.within
+
+        def modules(self) -> list[Part]:
+            return [self, *(part for child in self.within for part in child.modules())]
+
+        def compile(self) -> None:
+            self._compiled_call_impl = "compiled"
+
+    class Block(Part):
+        pass
+
+    def block() -> Block:
+        # Its own parts are alike, too.
+        return Block(Part(Part()), Part(Part()))
+
+    blocks = [block() for _ in range(3)]
+    model = Part(Part(), Part(*blocks))
+    hooks.state.cures["compile"] = "regional"
+    hooks.model._compile("compile", model)
+    assert [part for part in model.modules() if part._compiled_call_impl] == blocks
+    hooks.state._on.add("compile")
+    hooks.state._switch_to(set())
+    assert not any(part._compiled_call_impl for part in model.modules())
+    hooks.state.trial.changes.clear()
+    hooks.model._compile("compile", Part(Part()))
+    assert hooks.state.trial.reasons["compile"] == "the model repeats no block"
+
+
 def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None:
     path = real.folder / "modules" / "torch" / "optim" / "optimizer.py"
     path.write_text(

@@ -61,7 +61,8 @@ def skip_collections() -> None:
 
 def torch_calls(torch: "Any") -> None:
     """Have torch's caches stay, checkpoints written by a thread, and numbers read now and then."""
-    for holder in (torch.cuda, getattr(torch.cuda, "memory", None)):
+    cuda = getattr(torch, "cuda", None)
+    for holder in (cuda, getattr(cuda, "memory", None)):
         in_place_of("skip-empty-cache", holder, "empty_cache", lambda *_, **__: None)
     in_place_of("async-checkpoint", torch, "save", partial(_save_aside, torch))
     if "log-every" in cures:
