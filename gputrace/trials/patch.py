@@ -35,11 +35,20 @@ class Edit:
 
     @property
     def lines(self) -> list[str]:
-        """Return the new lines as ``12: loader = DataLoader(data, num_workers=8)``."""
+        """Return the new lines as ``12: loader = DataLoader(data, num_workers=8)``, and what is
+        taken out, by its number before, as ``12: without gc.collect()``.
+        """
         before, after = (text.splitlines() for text in (self.before, self.after))
         changes = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
-        numbers = [n for kind, _, _, *new in changes if kind != "equal" for n in range(*new)]
-        return [f"{n + 1}: {after[n].strip()}" for n in numbers if after[n].strip()]
+        lines = []
+        for kind, start, end, new_start, new_end in changes:
+            if kind == "delete":
+                gone = ((n, before[n]) for n in range(start, end))
+                lines += [f"{n + 1}: without {text.strip()}" for n, text in gone if text.strip()]
+            elif kind != "equal":
+                new = ((n, after[n]) for n in range(new_start, new_end))
+                lines += [f"{n + 1}: {text.strip()}" for n, text in new if text.strip()]
+        return lines
 
     @property
     def diff(self) -> str:

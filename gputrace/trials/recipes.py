@@ -23,6 +23,8 @@ _STEPS: Final = 50
 """Steps of which one does what need not be done in each."""
 _PLACE: Final = re.compile(r"(.*):(\d+) (\S+)")
 """Line of a ledger's row: end of the file's path, number, function."""
+_UNCHANGEABLE: Final = ("warmup", "recorder-overhead", "idle-unexplained")
+"""Causes that are once, ours or unknown: a change of the source does not help the steps."""
 _THINNED: Final = ("host-work", "sync-bound")
 """Causes whose work can be done in some steps only, at the line where most of it is."""
 
@@ -61,7 +63,7 @@ def find_recipes(analysis: Analysis, main: str, cured: Collection[str] = ()) -> 
 
 
 def _recipes(analysis: Analysis, main: Path, cured: Collection[str]) -> Iterator[Recipe]:
-    causes = {cause.id for cause in analysis.causes}
+    causes = {cause.id for cause in analysis.causes}.difference(cured, _UNCHANGEABLE)
     curable = {finding for cure in all_cures().values() for finding in cure.findings}
     step_ns = analysis.steps.mean_ns or math.inf
     for finding in sorted(analysis.findings, key=lambda each: -each.impact_ns):
@@ -70,8 +72,8 @@ def _recipes(analysis: Analysis, main: Path, cured: Collection[str]) -> Iterator
             if row.cause == finding.id and row.line is not None:
                 lines[row.line] += row.ns
         share, line = finding.impact_ns / step_ns, max(lines, key=lambda at: lines[at], default="")
-        wanted = finding.id in causes and finding.id not in cured and share >= _LEAST
-        if wanted and finding.advice and (line or finding.id not in curable):
+        wanted = finding.id in causes and finding.advice and share >= _LEAST
+        if wanted and (line or finding.id not in curable):
             place = line.rpartition(" ")[0]
             yield Recipe(finding.id, share, place, finding.advice, _edit(finding.id, line, main))
 
