@@ -236,7 +236,7 @@ _SHARD_WITHIN_HOST: Final = (
 
 _SEND_LESS: Final = (
     "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
-    "accumulation)"
+    "accumulation with no_sync)"
 )
 
 
