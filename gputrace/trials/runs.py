@@ -144,7 +144,7 @@ class Measured:
     threads: int = 0
     """Threads of torch for mathematics; 0 without torch."""
     has: frozenset[str] = frozenset()
-    """What the program has that cures need, by the words of `Cure.needs`."""
+    """Words of `Cure.needs` for all that the program has."""
 
 
 @dataclass(frozen=True, slots=True)
