@@ -5,7 +5,7 @@ from functools import partial, wraps
 from inspect import signature
 from types import FunctionType
 
-from ..wrappers import ours
+from ..wrappers import is_compiling, ours
 from .data import each_tensor
 from .trial import asked, between, change_call, cures, guarded, is_on, sees_gpu, switched, trial
 
@@ -24,8 +24,6 @@ def torch_calls(torch: "Any") -> None:
 def _compile_arguments(_: "Any") -> "dict[str, tuple[str, Any]]":
     """Have torch.compile make code for all shapes, instead of one for each that comes."""
     trial.has.add("compiled")
-    for end in _meeting if "compile" not in cures else ():
-        end(0)
     return {"dynamic": ("dynamic", True)} if "dynamic" in cures else {}
 
 
@@ -289,14 +287,14 @@ def modules(module: "Any") -> None:
             "convolutions": any(each.dim() == 4 for each in parameters),
             "blocks": bool(_blocks(model)),
             "full-precision": parameters[0].dtype == torch.float32 and not _cast_to(torch, kind),
-            "eager": type(model).__name__ != "OptimizedModule",
+            "eager": not hasattr(model, "_orig_mod") and not model._compiled_call_impl,
         }
         trial.has.update(word for word in has if has[word])
         for cure in chosen:
             guarded(cure, _MODELS[cure], cure, model, args, keywords)
 
     def call_met(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
-        if not over and self.training and id(self) not in parts:
+        if not over and not is_compiling() and self.training and id(self) not in parts:
             guarded("", meet, self, args, keywords)
         return call(self, *args, **keywords)
 
@@ -307,11 +305,6 @@ def modules(module: "Any") -> None:
 
     cls.__call__ = call_met
     between.append(end)
-    _meeting.append(end)
-
-
-_meeting: "list[Callable[[int], None]]" = []
-"""Ends of meetings: torch.compile must not find what is called in their place."""
 
 
 def _cast_to(torch: "Any", kind: str) -> "Any":
