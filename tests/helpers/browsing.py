@@ -50,6 +50,15 @@ async def until(pilot: Pilot[None], true: Callable[[], object]) -> None:
     await pilot.pause()
 
 
+async def settled(pilot: Pilot[None], app: BrowseApp) -> list[str]:
+    """The lines of the screen, once they stay as they are."""
+    before: list[str] = []
+    while (now := screen(app)) != before:
+        before = now
+        await pilot.pause(0.08)
+    return now
+
+
 async def press(pilot: Pilot[None], *keys: str) -> None:
     await pilot.press(*keys)
     await pilot.pause()

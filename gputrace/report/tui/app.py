@@ -29,6 +29,7 @@ from gputrace.report.palette import Palette
 from gputrace.report.tui.panes import (
     PANES,
     GapList,
+    Pane,
     gap_text,
     legend_text,
     operation_text,
@@ -86,7 +87,7 @@ class BrowseApp(TerminalApp[None]):
     Timeline { height: 1; }
     #legend { height: auto; max-height: 2; padding: 0 1; }
     #tabs { height: 1; padding: 0 1; }
-    #pane { height: 1fr; padding: 0 1; display: none; }
+    #pane { height: 1fr; padding: 0 1; display: none; scrollbar-gutter: stable; }
     #pane-text { height: auto; }
     #status { height: 1; padding: 0 1; color: $text-muted; background: $panel; }
     #below { height: 1fr; layout: horizontal; }
@@ -135,8 +136,7 @@ class BrowseApp(TerminalApp[None]):
         yield Static(id="legend", markup=False)
         yield Static(id="status", markup=False)
         yield Static(id="tabs", markup=False)
-        with VerticalScroll(id="pane", can_focus=False):
-            yield Static(id="pane-text", markup=False)
+        yield Pane(self._draw_pane, id="pane", can_focus=False)
         with Container(id="below"):
             yield self.gap_list
             with VerticalScroll(id="detail-box", can_focus=False):
@@ -162,6 +162,11 @@ class BrowseApp(TerminalApp[None]):
             source.stop()
 
     def on_resize(self) -> None:
+        # This is called before the handler that sets ``size``.
+        self.call_later(self.lay_out)
+
+    def lay_out(self) -> None:
+        """Divide the screen between lanes and gaps by its size, and redraw everything."""
         is_narrow, is_short = self.size.width < _NARROW, self.size.height < _SHORT
         self.set_class(is_narrow, "narrow")
         self.set_class(is_short, "short")
@@ -170,7 +175,7 @@ class BrowseApp(TerminalApp[None]):
         room = self.size.height - around
         # The other rows are for the gaps.
         self.timeline.most_rows = max(room if self.enlarged else room * 3 // 5, 1)
-        self.timeline.show_board()
+        self.show()
 
     def use_palette(self, palette: Palette) -> None:
         for widget in (self.timeline, self.ruler, self.gap_list):
@@ -270,7 +275,7 @@ class BrowseApp(TerminalApp[None]):
     def action_pane(self, name: str) -> None:
         """Show the gaps, or another of the panes in their place."""
         self.pane = name
-        self.query_one("#pane").scroll_home(animate=False)
+        self.query_one(Pane).scroll_home(animate=False)
         self.show()
 
     def _show_pane(self) -> None:
@@ -279,22 +284,23 @@ class BrowseApp(TerminalApp[None]):
             for number, name in enumerate((_GAPS, *PANES), 1)
         ]
         self.update_text("#tabs", Text(" ").join(tabs))
-        box = self.query_one("#pane")
-        has_gaps = self.pane == _GAPS
-        box.display = not has_gaps and not self.enlarged
+        pane, has_gaps = self.query_one(Pane), self.pane == _GAPS
+        pane.display = not has_gaps and not self.enlarged
         self.query_one("#below").display = has_gaps and not self.enlarged
+        pane.show_board()
+
+    def _draw_pane(self, height: int) -> Text:
         shown = self.board.lane_at_cursor
         trace = shown.trace if shown else 0
         scene = self.board.scenes[trace]
-        if not has_gaps and scene is not None and scene.analysis is not None:
-            head = Text()
-            if len(self.board.scenes) > 1:
-                name = clean(self.sources[trace].paths[0].name, 60)
-                head = Text(f"{'AB'[trace]} {name}, the trace at the cursor\n", "bold")
-            width = self.size.width - 4
-            height = max(box.size.height or self.query_one("#below").size.height, 6) - bool(head)
-            text = PANES[self.pane](scene.analysis, width, height, self.palette)
-            self.update_text("#pane-text", head + text)
+        if self.pane == _GAPS or scene is None or scene.analysis is None:
+            return Text()
+        head = Text()
+        if len(self.board.scenes) > 1:
+            name = clean(self.sources[trace].paths[0].name, 60)
+            head = Text(f"{'AB'[trace]} {name}, the trace at the cursor\n", "bold")
+        height = max(height, 6) - bool(head)
+        return head + PANES[self.pane](scene.analysis, self.size.width - 4, height, self.palette)
 
     # Window, cursor and selection:
 
@@ -307,6 +313,10 @@ class BrowseApp(TerminalApp[None]):
         if message.zoom != 1.0:
             view = view.zoom(message.zoom, message.anchor)
         self.show_window(view.pan(message.pan) if message.pan else view)
+
+    def on_timeline_resized(self) -> None:
+        self.timeline.reveal_cursor()
+        self.show()
 
     def on_timeline_clicked(self, message: Timeline.Clicked) -> None:
         self.board.cursor_lane, self.board.cursor = message.lane, message.moment
@@ -677,8 +687,7 @@ class BrowseApp(TerminalApp[None]):
     def action_enlarge(self) -> None:
         """Toggle between lanes alone and lanes with list and details."""
         self.enlarged = not self.enlarged
-        self._show_pane()
-        self.on_resize()
+        self.lay_out()
 
     def action_scroll_detail(self, by: int) -> None:
         box = self.query_one("#detail-box" if self.pane == _GAPS else "#pane")

@@ -6,17 +6,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual import events
+from textual.app import ComposeResult
+from textual.containers import VerticalScroll
 from textual.geometry import Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.widgets import Static
 
 from gputrace.analyzers.timeline_model import NO_STEP, Scene
 from gputrace.analyzers.timeline_model.cells import stack
@@ -111,6 +114,23 @@ class GapList(ScrollView, can_focus=False):
         index = event.y - 1 + self.scroll_offset.y
         if event.y > 0 and index < len(self.board.rows):
             self.post_message(self.Chosen(index))
+
+
+class Pane(VerticalScroll):
+    """Text in place of the gaps, drawn anew by ``draw`` when the height for it changes."""
+
+    def __init__(self, draw: Callable[[int], Text], **named: Any) -> None:
+        super().__init__(**named)
+        self._draw = draw
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="pane-text", markup=False)
+
+    def show_board(self) -> None:
+        self.query_one(Static).update(self._draw(self.size.height))
+
+    def on_resize(self) -> None:
+        self.show_board()
 
 
 def verdict_text(scenes: Sequence[Scene | None]) -> Text:

@@ -170,7 +170,7 @@ _ZOOM: Final = 1.25
 class Timeline(ScrollView, can_focus=False):
     """Lanes of a board in its window."""
 
-    DEFAULT_CSS: ClassVar[str] = "Timeline { scrollbar-size-horizontal: 0; }"
+    DEFAULT_CSS: ClassVar[str] = "Timeline { scrollbar-size: 0 1; scrollbar-gutter: stable; }"
 
     @dataclass
     class Clicked(Message):
@@ -186,6 +186,9 @@ class Timeline(ScrollView, can_focus=False):
         zoom: float = 1.0
         anchor: int | None = None
         pan: float = 0.0
+
+    class Resized(Message):
+        """Change of the room for lanes."""
 
     def __init__(self, board: Board, palette: Palette) -> None:
         super().__init__(id="timeline")
@@ -225,14 +228,18 @@ class Timeline(ScrollView, can_focus=False):
 
     def reveal_cursor(self) -> None:
         """Scroll to the lane with the cursor."""
+        self.show_board()
         top = self.board.cursor_lane * self.lane_height
-        if top < self.scroll_offset.y:
-            self.scroll_to(y=top, animate=False)
-        elif top + self.lane_height > self.scroll_offset.y + self.size.height:
-            self.scroll_to(y=top + self.lane_height - self.size.height, animate=False)
+        lowest = max(top + self.lane_height - self.size.height, 0)
+        y = min(max(self.scroll_offset.y, lowest), top)
+        self.scroll_to(y=y, animate=False)
 
     def on_resize(self) -> None:
-        self.show_board()
+        self.post_message(self.Resized())
+
+    def watch_show_vertical_scrollbar(self) -> None:
+        """Redraw beside the scroll bar, which only now can be moved."""
+        self.post_message(self.Resized())
 
     def render_line(self, y: int) -> Strip:
         """Render one line of a lane: its label, its cells, its busy share."""

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import permutations
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ from gputrace.report.palette import Palette
 from gputrace.report.tui.app import BrowseApp
 from gputrace.report.tui.screen import KEYS, Help, Prompt, picture
 from tests.helpers import command
-from tests.helpers.browsing import answer, browse, loaded, press, screen, until
+from tests.helpers.browsing import answer, browse, loaded, press, screen, settled, until
 from tests.helpers.command import assert_refused
 from tests.helpers.exports import Export
 from tests.helpers.rank_files import Node, write_parts
@@ -86,16 +87,31 @@ def test_the_gap_that_the_sleep_makes_is_seen_and_named_at_first_glance(starved:
     browse([starved], drive, size=(160, 45))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 50), (40, 12)])
-def test_it_fits_any_screen(starved: Path, size: tuple[int, int]) -> None:
-    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
-        lines = screen(app)
-        assert any(line.startswith(("gpu 0", " gpu 0", "▸gpu 0")) for line in lines)
-        await pilot.resize_terminal(100, 30)
-        await pilot.pause()
-        assert len(screen(app)) == 30
+SIZES: Final = ((60, 20), (40, 12), (80, 24), (120, 40), (200, 60))
 
-    browse([starved], drive, size=size)
+
+@pytest.mark.parametrize("pane", ["1", "4"])
+def test_a_screen_of_any_size_is_the_same_after_a_resize_from_any_other(
+    starved: Path, pane: str
+) -> None:
+    fresh = {}
+
+    async def keep(app: BrowseApp, pilot: Pilot[None]) -> None:
+        await press(pilot, pane)
+        fresh[app.size] = await settled(pilot, app)
+
+    async def resize(app: BrowseApp, pilot: Pilot[None]) -> None:
+        await press(pilot, pane)
+        for pair in permutations(SIZES, 2):
+            for size in pair:
+                await pilot.resize_terminal(*size)
+                assert await settled(pilot, app) == fresh[size], pair
+
+    for size in SIZES:
+        browse([starved], keep, size=size)
+    for lines in fresh.values():
+        assert any(line.startswith("▸gpu 3") for line in lines)
+    browse([starved], resize, size=SIZES[0])
 
 
 def test_sixty_columns_have_the_verdict_the_legend_and_the_way_out(starved: Path) -> None:
