@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from gputrace.analyzers.compare.runs import Run
     from gputrace.analyzers.kernels import Launches
+    from gputrace.analyzers.timeline_model import Scene
+    from gputrace.model.step import StepExplanation
     from gputrace.model.trace import Progress, Trace
     from gputrace.report.html.timeline import Material
 
@@ -245,6 +247,28 @@ class OpenTrace:
             analysis = self._read(work, options, progress, caches=True)
         return as_subclass(analysis, Report)
 
+    def explain_step(
+        self,
+        number: int,
+        *,
+        steps: str | tuple[int, int] | None = None,
+        time: str | tuple[int, int] | None = None,
+        progress: Progress | None = None,
+    ) -> StepExplanation:
+        """Say why a step took as long as it did: its causes against those of the median step.
+
+        Args:
+            number: of the step, counted from 0.
+            steps, time, progress: see `analyze`.
+
+        Raises what `analyze` raises, UsageError if there is no such step.
+        """
+        from gputrace.analyzers.timeline_model.step_causes import explain_step
+
+        options = read_options(steps, time, 50)
+        scene = self._scene(options, progress)
+        return self._read(partial(explain_step, scene, number), options, None)
+
     def report(
         self,
         target: str | PathLike[str],
@@ -288,18 +312,23 @@ class OpenTrace:
         Takes ``steps``, ``time``, ``gaps`` and ``progress`` like `analyze`, and raises what it
         raises. The result is for gputrace's own pages, and may change.
         """
-        from gputrace.analyzers.timeline_model import Scene, read_scene
         from gputrace.report.html.timeline import PackedRows, gather, read_rows
 
         options = read_options(steps, time, gaps)
-        scene = self._cached(Scene, options)
-        if scene is None:
-            work = partial(read_scene, options=options, progress=progress)
-            scene = self._read(work, options, progress, caches=True)
+        scene = self._scene(options, progress)
         rows = self._cached(PackedRows, options)
         if rows is None:
             rows = self._read(partial(read_rows, scene=scene), options, None, caches=True)
         return gather(scene, rows=rows.text)
+
+    def _scene(self, options: Options, progress: Progress | None) -> Scene:
+        from gputrace.analyzers.timeline_model import Scene, read_scene
+
+        scene = self._cached(Scene, options)
+        if scene is None:
+            work = partial(read_scene, options=options, progress=progress)
+            scene = self._read(work, options, progress, caches=True)
+        return scene
 
     def launches(self, kernel: str, *, progress: Progress | None = None) -> Launches:
         """Find a kernel, and the launches of it that a kernel profiler should capture.

@@ -17,10 +17,12 @@ from gputrace.analyzers.ci_gates import Check
 from gputrace.model.columns import Columns
 from gputrace.model.comparison import Comparison
 from gputrace.model.results import Analysis, GpuTotals
+from gputrace.model.step import StepExplanation
 from gputrace.studies.results import Summary
 
 ROOTS: Final[dict[str, type]] = {
     "analysis": Analysis,
+    "step": StepExplanation,
     "comparison": Comparison,
     "check": Check,
     "study": Summary,

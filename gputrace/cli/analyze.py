@@ -27,6 +27,12 @@ def _named(traces: tuple[Path, ...]) -> str:
 @options.window
 @options.steps
 @options.most_gaps
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Say only why step N took as long as it did: its causes against the median step.",
+)
 @options.report_format
 @options.keep_going
 @click.option(
@@ -41,6 +47,7 @@ def analyze(
     steps: str | None,
     time: str | None,
     gaps: int,
+    step: int | None,
     keep_going: bool,
     scheduler: str | None,
 ) -> int:
@@ -57,6 +64,7 @@ def analyze(
     import gputrace
     from gputrace.native import keep_freed_memory
     from gputrace.readers.flight_recorder import is_hang_report
+    from gputrace.report import render_as
 
     if all(map(is_hang_report, traces)):
         click.echo(_hang(traces, form), nl=False)
@@ -72,9 +80,16 @@ def analyze(
             progress=progress,
         ) as opened,
     ):
-        report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
+        if step is not None:
+            part = opened.explain_step(step, steps=steps, time=time, progress=progress)
+        else:
+            report = opened.analyze(steps=steps, time=time, gaps=gaps, progress=progress)
         code = options.log_left_out(opened)
-    options.show(report, form)
+    if step is None:
+        options.show(report, form)
+    else:
+        shown = render_as(part, form, "gputrace.report.step", options.width(), options.use_color())
+        click.echo(shown, nl=False, color=True)
     return code
 
 

@@ -227,7 +227,13 @@ def test_every_option_for_slurm_is_documented() -> None:
 
 PUBLIC: Final = (
     *(gputrace.open, gputrace.compare, gputrace.step, gputrace.annotate, gputrace.try_cures),
-    *(OpenTrace.analyze, OpenTrace.report, OpenTrace.material, OpenTrace.launches),
+    *(
+        OpenTrace.analyze,
+        OpenTrace.explain_step,
+        OpenTrace.report,
+        OpenTrace.material,
+        OpenTrace.launches,
+    ),
     *(OpenTrace.export, OpenTrace.close),
     *(Report.render, Report.to_pandas, Report.to_polars, Report.to_arrow),
     *(ComparisonReport.render, ComparisonReport.save),

@@ -23,7 +23,7 @@ from gputrace.model.host import DATA, FORWARD, PHASES
 from gputrace.model.intervals import EMPTY, union
 from gputrace.model.results import Finding, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_ranges
 
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
@@ -150,6 +150,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
     take = "take" if len(numbers) > 1 else "takes"
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
+    worst = longest[int(np.argmax(lengths))].step
     return facts.finding(
         "slow-steps",
         severity_of(part * excess / float(lengths.sum())) or "low",
@@ -157,9 +158,10 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         f"{len(numbers)} of {len(longest)} steps ({shown}) {take} "
         f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what grew "
         f"most is {_NAMES[name]} ({format_ns(more)}){reason}",
-        advice,
+        f"{advice} (gputrace analyze TRACE --step {worst} says what that step has more of)",
         {
             "slow_steps": len(numbers),
+            "steps": format_ranges(numbers),
             "rank": rank,
             "class": name,
             "more_ns": more,

@@ -24,6 +24,7 @@ from gputrace.analyzers.timeline_model.gaps import (
     describe_gap,
     operation_at,
 )
+from gputrace.analyzers.timeline_model.step_causes import explain_step
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.report.palette import Palette
 from gputrace.report.tui.panes import (
@@ -34,6 +35,7 @@ from gputrace.report.tui.panes import (
     legend_text,
     operation_text,
     status_text,
+    step_text,
     verdict_text,
 )
 from gputrace.report.tui.screen import (
@@ -345,6 +347,25 @@ class BrowseApp(TerminalApp[None]):
             start, end = self.board.gap_span(self.board.selected)
             around = round((end - start) * _AROUND)
             self.show_window(self.board.view.show(start - around, end + around))
+
+    def action_explain_step(self) -> None:
+        """Describe the step under the cursor against the median step."""
+        shown = self.board.lane_at_cursor
+        steps = self.board.steps_at(shown)
+        if shown is None or steps is None:
+            self.notify("no steps were found", markup=False)
+            return
+        at = int(np.searchsorted(steps.end, self.board.cursor, "right"))
+        number, scene = min(at, len(steps) - 1), self.board.scenes[shown.trace]
+        source = self.sources[shown.trace]
+
+        def read() -> None:
+            if scene is not None and scene.analysis is not None:
+                found = explain_step(scene, number, source.trace)
+                self.later(lambda: self._set_detail(step_text(found)))
+
+        self.action_pane(_GAPS)
+        source.ask(read)
 
     def action_step(self, by: int) -> None:
         if self.board.go_to_step(by):

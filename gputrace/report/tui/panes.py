@@ -26,6 +26,7 @@ from gputrace.analyzers.timeline_model.cells import stack
 from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, IssuingCall, Operation
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Gap, Step
+from gputrace.model.step import StepExplanation
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.document import room_for_names
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
@@ -35,7 +36,7 @@ from gputrace.report.tui.state import Board, ShownLane
 from gputrace.report.tui.timeline import bar_rows, class_words
 from gputrace.report.wording import capital, finding_text, label, moment, verdict
 from gputrace.sanitize import clean, sentence
-from gputrace.units import format_count, format_ns, format_ranges, format_share
+from gputrace.units import format_change, format_count, format_ns, format_ranges, format_share
 
 _COLUMNS: Final = {
     "lane": ("gpu", "<9.9"),
@@ -230,6 +231,24 @@ def gap_text(
         text.append(f"- {labels[lane]}: {_shares(shares, gap.length_ns)}\n")
     if len(detail.others) > _MOST_OTHERS:
         text.append(f"- and {len(detail.others) - _MOST_OTHERS} more\n")
+    return text
+
+
+def step_text(found: StepExplanation) -> Text:
+    """Describe a step against the median step, on the GPU where it grew most."""
+    first, text = found.gpus[0], Text()
+    text.append(f"{clean(capital(found.message))}\n", "bold")
+    for part in first.parts:
+        usual = f"{format_ns(part.ns)}, usually {format_ns(part.usual_ns)}"
+        text.append(f"- {clean(part.label)} {format_change(part.more_ns)} ({usual})\n")
+    if (gap := first.longest_gap) is not None:
+        text.append("longest gap\n", "bold")
+        text.append(f"- {format_ns(gap.length_ns)}: {clean(gap.evidence)}\n")
+    if first.kernels:
+        text.append("kernels that differ\n", "bold")
+    for kernel in first.kernels:
+        count = f"{kernel.launches} launches, usually {kernel.usual_launches}"
+        text.append(f"- {label(kernel.name)} {format_change(kernel.more_ns)} ({count})\n")
     return text
 
 

@@ -87,6 +87,7 @@ GROUPS: Final[dict[str, tuple[Key, ...]]] = {
         Key("right_square_bracket", "step(1)", "next step", "step", "]"),
         Key("left_square_bracket", "step(-1)", "previous step", "", "["),
         Key("f", "fit_step", "fit the step", "fit"),
+        Key("W", "explain_step", "why the step under the cursor took as long as it did"),
         Key("0,r", "fit_run", "fit the whole run", "run", "0 r"),
         Key("t", "jump", "jump to a time (28.6s, +5ms) or a step (#17)"),
         Key("full_stop", "cursor(1)", "cursor a cell to the right", "", "."),

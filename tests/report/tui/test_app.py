@@ -94,7 +94,7 @@ SIZES: Final = ((60, 20), (40, 12), (80, 24), (120, 40), (200, 60))
 def test_a_screen_of_any_size_is_the_same_after_a_resize_from_any_other(
     starved: Path, pane: str
 ) -> None:
-    fresh = {}
+    fresh: dict[tuple[int, int], list[str]] = {}
 
     async def keep(app: BrowseApp, pilot: Pilot[None]) -> None:
         await press(pilot, pane)
@@ -682,3 +682,14 @@ def test_without_textual_it_says_what_to_install(starved: Path) -> None:
     code, drawn = on_a_terminal("-c", program, str(starved))
     assert code == MISSING
     assert "pip install textual" in drawn
+
+
+def test_a_key_says_why_the_step_under_the_cursor_was_slow(starved: Path) -> None:
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        await press(pilot, "2", "W")
+        await until(pilot, lambda: app.detail_text.plain.startswith("Step 3 took"))
+        assert app.pane == "gaps"
+        assert "- input: waiting for the next batch" in app.detail_text.plain
+        assert "\nlongest gap\n- 25." in app.detail_text.plain
+
+    browse([starved], drive)

@@ -1,0 +1,48 @@
+"""Report of one step against the median step, for every format."""
+
+from __future__ import annotations
+
+from gputrace.model.columns import Column
+from gputrace.model.step import StepExplanation, StepOnGpu
+from gputrace.report.document import Document, Limits, Line, Records, attributes, declared, present
+from gputrace.report.wording import capital, gpu_name, kernel_labels
+from gputrace.units import format_ns, format_share
+
+
+def _name(row: StepOnGpu) -> str:
+    return gpu_name(row.gpu, row.rank, known=True, ranked=row.gpu not in (None, row.rank))
+
+
+def document(result: StepExplanation, limits: Limits) -> Document:
+    """Return the answer, what the step has more of than the median step, and the other GPUs."""
+    first, notes = result.gpus[0], []
+    if (gap := first.longest_gap) is not None:
+        share = format_share(gap.length_ns, first.total_ns)
+        evidence = f": {gap.evidence}" if gap.evidence else ""
+        notes.append(f"The longest gap in it takes {format_ns(gap.length_ns)} ({share}){evidence}.")
+    elif first.line is not None:
+        notes.append(f"Most samples of it are at {first.line}.")
+    names = [kernel.name for kernel in first.kernels]
+    labels = dict(zip(names, kernel_labels(names, limits.width or 80), strict=True))
+    gpus = result.gpus if len(result.gpus) > 1 else ()
+    tables = (
+        declared(f"What step {result.step} has more of than step {first.usual_step}", first.parts),
+        declared("Kernels that differ", first.kernels, Column("", lambda each: labels[each.name])),
+        declared("On each GPU", gpus, Column("", _name)),
+    )
+    return Document(
+        head=(Line(f"{capital(result.message)}."),),
+        tables=present(tables),
+        notes=tuple(Line(note) for note in notes),
+    )
+
+
+def records(result: StepExplanation) -> Records:
+    """Return a row for each GPU and cause."""
+    names = ("cause", "ns", "usual_ns", "more_ns")
+    rows = (
+        (result.step, row.gpu, row.rank, *part)
+        for row in result.gpus
+        for part in attributes(row.parts, names)
+    )
+    return ("step", "gpu", "rank", *names), rows

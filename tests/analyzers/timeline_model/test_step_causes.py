@@ -1,0 +1,105 @@
+"""One step against the median step, on generated runs and on the host alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import gputrace
+from gputrace.errors import UsageError
+from tests.helpers import command
+from tests.synthetic import Plan, simulate, write_nsys
+
+MS = 1_000_000
+SLOW, LATE_NS = 9, 30 * MS
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks; the host of rank 1 is 30 ms late in one step, and rank 0 waits for it."""
+    path = tmp_path_factory.mktemp("steps") / "late.sqlite"
+    plan = Plan(ranks=2, steps=16, allreduces=2, sync_every_step=True, jitter=0.0)
+    plan = replace(plan, late_host_rank=1, late_host_ns=LATE_NS, odd_steps=(SLOW,))
+    write_nsys(simulate(plan), path)
+    return path
+
+
+def test_the_parts_of_a_step_sum_to_its_length_and_first_comes_the_gpu_that_was_late(
+    late: Path,
+) -> None:
+    with gputrace.open(late) as trace:
+        report, found = trace.analyze(), trace.explain_step(SLOW)
+    lengths = {(s.gpu, s.step): s.end_ns - s.start_ns for s in report.step_list}
+    assert [row.rank for row in found.gpus] == [1, 0]
+    for row in found.gpus:
+        assert sum(part.ns for part in row.parts) == lengths[row.gpu, SLOW]
+        assert sum(part.usual_ns for part in row.parts) == lengths[row.gpu, row.usual_step]
+        assert sum(part.more_ns for part in row.parts) == row.more_ns
+        steady = {s.step for s in report.step_list if s.phase == "steady"} - {SLOW}
+        ordered = sorted(lengths[row.gpu, step] for step in steady)
+        assert row.usual_ns == ordered[(len(ordered) - 1) // 2]
+    first, waits = found.gpus
+    # The GPU still runs for a while what was launched before.
+    assert LATE_NS - MS < first.parts[0].more_ns <= LATE_NS
+    assert first.parts[0].cause != "communication-exposed"
+    assert waits.parts[0].cause == "communication-exposed"
+    assert first.longest_gap is not None
+    assert first.longest_gap.length_ns >= LATE_NS
+    assert found.message.startswith(f"step {SLOW} took ")
+    assert f"{first.parts[0].label} +" in found.message
+
+
+def test_a_step_that_is_not_there_is_refused(late: Path) -> None:
+    with gputrace.open(late) as trace, pytest.raises(UsageError, match="it has steps 0 to "):
+        trace.explain_step(99)
+
+
+def test_the_command_says_it_in_every_format(late: Path) -> None:
+    ran = command.gputrace("analyze", late, "--step", str(SLOW))
+    assert ran.code == 0
+    assert ran.out.startswith(f"Step {SLOW} took ")
+    assert f"What step {SLOW} has more of than step " in ran.out
+    assert "The longest gap in it takes " in ran.out
+    as_json = command.gputrace("analyze", late, "--step", str(SLOW), "--json")
+    found = json.loads(as_json.out)
+    assert (found["step"], found["phase"], len(found["gpus"])) == (SLOW, "steady", 2)
+    csv = command.gputrace("analyze", late, "--step", str(SLOW), "--format", "csv").out.splitlines()
+    assert csv[0] == "step,gpu,rank,cause,ns,usual_ns,more_ns"
+    assert len(csv) == 1 + sum(len(row["parts"]) for row in found["gpus"])
+
+
+def test_the_finding_of_slow_steps_lists_them_all_and_names_the_command(late: Path) -> None:
+    with gputrace.open(late) as trace:
+        finding = next(f for f in trace.analyze().findings if f.id == "slow-steps")
+    assert finding.evidence["steps"] == str(SLOW)
+    assert f"gputrace analyze TRACE --step {SLOW}" in finding.advice
+
+
+PROGRAM = """
+import gputrace, time
+def load(i):
+    time.sleep(0.3 if i == 20 else 0.005)
+for i in range(30):
+    load(i)
+    gputrace.step()
+"""
+
+
+def test_without_a_gpu_the_line_that_slept_is_named(tmp_path: Path) -> None:
+    program, trace = tmp_path / "train.py", tmp_path / "t.sqlite"
+    program.write_text(PROGRAM)
+    given = ("record", "--backend", "host", "--python", "-o", trace, "--", sys.executable, program)
+    assert command.gputrace(*given).code == 0
+    with gputrace.open(trace) as opened:
+        lengths = [step.end_ns - step.start_ns for step in opened.analyze().step_list]
+        found = opened.explain_step(lengths.index(max(lengths)))
+    (row,) = found.gpus
+    assert row.gpu is None
+    assert row.more_ns > 250 * MS
+    assert row.line is not None
+    assert row.line.startswith("train.py:4 load")
+    assert "train.py:4 load" in found.message
