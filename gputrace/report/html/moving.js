@@ -170,6 +170,20 @@ const Moving = (() => {
         const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY / 400))), middle = from + share * (to - from);
         move(middle - (middle - from) * factor, middle + (to - middle) * factor);
       }, { passive: false });
+      // Two fingers: what is below each stays there.
+      host.addEventListener("touchstart", event => {
+        if (event.touches.length !== 2) return;
+        const { x, width } = inner(), edge = host.getBoundingClientRect().x + x, [from, to] = view || now();
+        const shares = touches => [...touches].map(one => (one.clientX - edge) / width).sort((a, b) => a - b);
+        const held = shares(event.touches).map(share => from + share * (to - from)), over = new AbortController();
+        host.addEventListener("touchmove", moved => {
+          if (moved.touches.length !== 2) return;
+          moved.preventDefault();
+          const [low, high] = shares(moved.touches), length = (held[1] - held[0]) / Math.max(high - low, 0.02);
+          move(held[0] - low * length, held[0] - low * length + length);
+        }, { passive: false, signal: over.signal });
+        for (const name of ["touchend", "touchcancel"]) host.addEventListener(name, () => over.abort(), { signal: over.signal });
+      });
       host.addEventListener("pointerdown", event => {
         const { x, y, width, height } = inner(), box = host.getBoundingClientRect();
         const [left, top] = [event.clientX - box.x - x, event.clientY - box.y + host.scrollTop - y];

@@ -114,10 +114,13 @@
       button.addEventListener("click", () => act(button.dataset.do, show));
     document.addEventListener("keydown", key);
     addEventListener("resize", later);
-    Object.assign(board, { fold: yes => fold(found, yes), later, hits: markHits, short: text => text.length > labelSize() ? text.slice(0, labelSize() - 1) + "…" : text });
+    board.first = [board.range.start * 1e9, board.range.end * 1e9];
+    Object.assign(board, { toStep, stepOf, fold: yes => fold(found, yes), later, hits: markHits, short: text => text.length > labelSize() ? text.slice(0, labelSize() - 1) + "…" : text });
     draw();
+    addEventListener("popstate", recall);
+    chooseSteps(found);
     board.glide = Moving.setUp(found, board, facts, { now: visible, show: put, describe, tell });
-    if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; draw(); nameKernels(); document.body.dataset.rows = "yes"; });
+    if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; if (location.hash) recall(); draw(); nameKernels(); document.body.dataset.rows = "yes"; });
   }
 
   // A click on a kernel's name goes to its longest launch.
@@ -161,6 +164,62 @@
   function settle() {
     board.moving = false;
     if (board.coarse > 1) draw();
+    remember();
+  }
+
+  // Window, selection and search are in the address, so that a link opens here and Back goes back.
+  function remember() {
+    const how = board.recalled ? "replaceState" : "pushState";
+    board.recalled = false;
+    const [from, to] = visible(), parts = new URLSearchParams(), seconds = ns => Number((ns / 1e9).toFixed(9));
+    const { sel, q } = board.rows ? board.rows.state() : { sel: "", q: "" };
+    if (from !== board.first[0] || to !== board.first[1]) parts.set("t", `${seconds(from)}-${seconds(to)}`);
+    if (sel || chosen >= 0) parts.set("sel", sel || `gap.${chosen}`);
+    if (q) parts.set("q", q);
+    const address = String(parts) ? `#${parts}` : location.pathname + location.search;
+    if (address === location.hash || (address[0] !== "#" && !location.hash.includes("="))) return;
+    history[how](null, "", address);
+  }
+
+  function recall() {
+    const parts = new URLSearchParams(location.hash.slice(1)), [, from, to] = /^([\d.]+)-([\d.]+)$/.exec(parts.get("t")) || [];
+    if (location.hash && !location.hash.includes("=")) return;
+    const sel = parts.get("sel") || "", gap = /^gap\.(\d+)$/.exec(sel);
+    chosen = -1;
+    board.detail("chosen").data = { left: [], right: [], bottom: [], top: [], color: [] };
+    if (gap) choose(Number(gap[1]));
+    board.recalled = true;
+    if (board.rows) board.rows.restore({ sel, q: parts.get("q") || "" });
+    if (to !== undefined || !location.hash) show(...(to === undefined ? board.first : [from * 1e9, to * 1e9]));
+  }
+
+  // The place of a step in the list of steps; -1 for what is no step.
+  const stepOf = text => /^\d+$/.test(text) ? [...board.steps.data.number].indexOf(Number(text)) : -1;
+
+  // Shows a step and why it took as long as it did.
+  function toStep(text) {
+    const at = stepOf(text), { left, right } = board.steps.data;
+    if (at < 0) return false;
+    const [from, to] = [left[at] * 1e9, right[at] * 1e9];
+    show(from - (to - from) * 0.05, to + (to - from) * 0.05);
+    document.getElementById("why").textContent = facts.why[text]
+      || `Step ${text} took ${Lanes.told(to - from)}: gputrace analyze TRACE --step ${text} says what it has more of than the median step.`;
+    toLanes();
+    return true;
+  }
+
+  // A click on the chart of steps shows the longest step near it.
+  function chooseSteps(found) {
+    const plot = found.get_model_by_name("steps"), host = document.getElementById("steps");
+    if (!plot) return;
+    host.addEventListener("click", event => {
+      const view = Bokeh.index.get(plot), { x, y, width, height } = view.frame.bbox, own = view.el.getBoundingClientRect();
+      const [across, down] = [event.clientX - own.x - x, event.clientY - own.y - y], scale = (plot.x_range.end - plot.x_range.start) / width;
+      if (across < 0 || across > width || down < 0 || down > height) return;
+      const { left, right, number } = board.steps.data, middle = plot.x_range.start + across * scale, most = Math.max(0.5, 4 * scale);
+      const near = [...number.keys()].filter(at => number[at] >= 0 && Math.abs(number[at] - middle) <= most);
+      if (near.length) toStep(String(number[near.reduce((one, at) => right[at] - left[at] > right[one] - left[one] ? at : one)]));
+    });
   }
 
   const narrow = () => innerWidth < 600;
@@ -341,6 +400,7 @@
       left: () => show(from - width / 4, to - width / 4),
       right: () => show(from + width / 4, to + width / 4),
       previous: () => choose(chosen - 1), next: () => choose(chosen + 1),
+      fit: () => (board.rows && board.rows.fit()) || choose(chosen), keys: () => document.getElementById("keys").showModal(),
     };
     does[what]();
   }
@@ -350,10 +410,11 @@
     if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select")) return;
     if (event.key.startsWith("Arrow") && event.target.closest(".scroll")) return;
     if (event.key === "/" && facts.rows) { event.preventDefault(); document.getElementById("search").focus(); return; }
-    const what = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "run", m: "measured", n: "next", p: "previous" }[event.key];
+    const what = { "+": "in", "=": "in", "-": "out", w: "in", s: "out", ArrowLeft: "left", a: "left", ArrowRight: "right", d: "right", 0: "run", f: "fit", m: "measured", n: "next", p: "previous", "?": "keys" }[event.key];
     if (!what) return;
     event.preventDefault();
     act(what, event.repeat ? board.glide.move : show);
+    if (what === "keys") return;
     const { top, bottom } = document.getElementById("timeline").getBoundingClientRect();
     if (bottom < 0 || top > innerHeight) toLanes();
   }

@@ -97,7 +97,8 @@ def find_charts(material: Material) -> dict[str, figure]:
 
 def page_variables(material: Material, charts: dict[str, figure]) -> dict[str, Any]:
     """Return the variables of a report's template, apart from those that Bokeh sets."""
-    return common_variables(charts) | {"content": _content(material), "facts": facts(material)}
+    more = {"content": _content(material), "facts": facts(material), "keys": _KEYS}
+    return common_variables(charts) | more
 
 
 def common_variables(charts: dict[str, figure]) -> dict[str, Any]:
@@ -150,6 +151,17 @@ def _file(name: str) -> str:
 
 
 _LIMITS: Final = Limits(links=16, kernels=25, parallel=None)
+_KEYS: Final = (
+    ("W S or + −", "zoom in, zoom out"),
+    ("A D or ← →", "to the left, to the right"),
+    ("f", "fit the selection"),
+    ("0", "the whole run"),
+    ("m", "the measured steps"),
+    ("n p", "the next and the previous gap of the list"),
+    ("/", "search a name, or the number of a step"),
+    ("Enter", "the next hit; with Shift, the previous one"),
+    ("?", "these keys"),
+)
 _MOST_NOTES: Final = 50
 _KERNELS: Final = ("h-kernels", "See the kernels")
 _RUN: Final = ("h-run", "See the curves")

@@ -26,6 +26,18 @@ const Rows = (() => {
     return Object.assign(row, { start, end, depth });
   }
 
+  function hatch(context, left, right, height) {
+    context.save();
+    context.beginPath();
+    context.rect(left, 0, right - left, height);
+    context.clip();
+    context.beginPath();
+    for (let x = left - left % 12 - height; x < right; x += 12) { context.moveTo(x, height); context.lineTo(x + height, 0); }
+    context.strokeStyle = "#5a5a66";
+    context.stroke();
+    context.restore();
+  }
+
   async function setUp(found, board, facts, show, onto) {
     const packed = await unpack(facts.rows);
     const plot = found.get_model_by_name("rows"), source = name => found.get_model_by_name(`rows-${name}`);
@@ -75,6 +87,48 @@ const Rows = (() => {
       return { height, places, heads };
     }
 
+    // The boxes of a row in a window. Those too narrow to tell apart are one, which looks `like` the
+    // sort of operation that has most of its time.
+    function boxes(row, from, to, scale) {
+      const found = [], last = Array(row.height).fill(null);
+      for (let at = 0; at < row.start.length && row.start[at] < to; at++) {
+        if (row.end[at] <= from && row.end[at] !== row.start[at]) continue;
+        const left = row.start[at], right = Math.max(row.end[at], left + scale * leastPx / 2), before = last[row.depth[at]];
+        const narrow = right - left < leastPx * scale, hit = hits.has(row.name[at]);
+        if (before && narrow && before.narrow && left - before.right < scale) {
+          const sort = one => row.track < 0 ? row.kind[one] : 0, spent = before.spent ||= { [sort(before.at)]: row.end[before.at] - before.left };
+          spent[sort(at)] = (spent[sort(at)] || 0) + row.end[at] - left;
+          if (spent[sort(at)] > spent[sort(before.like)]) before.like = at;
+          before.right = Math.max(before.right, right);
+          before.count++;
+          before.hit ||= hit;
+          continue;
+        }
+        found.push(last[row.depth[at]] = { row, at, like: at, left, right, count: 1, narrow, hit });
+      }
+      return found;
+    }
+
+    // The parts of a window of which the page has no names.
+    function absent(from, to) {
+      const parts = [];
+      let at = from;
+      for (const [start, end] of packed.within || [[from, to]]) {
+        if (Math.min(start, to) > at) parts.push([at, Math.min(start, to)]);
+        at = Math.max(at, end);
+      }
+      if (at < to) parts.push([at, to]);
+      return parts;
+    }
+
+    // How much of the trace the page has names of.
+    function extent() {
+      const { left, right, number } = board.steps.data, steps = [...number.keys()].filter(at => number[at] >= 0);
+      const has = steps.filter(at => packed.within.some(([start, end]) => start <= left[at] * 1e9 + 1 && right[at] * 1e9 - 1 <= end));
+      const spent = packed.within.reduce((sum, [start, end]) => sum + end - start, 0);
+      return steps.length ? `${has.length} of ${steps.length} steps` : Lanes.told(spent);
+    }
+
     function draw(from, to, px) {
       const { height, places, heads } = arrange(), scale = (to - from) / px;
       const out = { left: [], right: [], bottom: [], top: [], color: [], name: [], row: [], length: [], step: [], launch: [] };
@@ -87,27 +141,15 @@ const Rows = (() => {
       for (const [row, lowest] of places) {
         const middle = lowest + row.height - 0.5;
         ticks.push(middle); labels[middle] = board.short(row.label);
-        const last = Array(row.height).fill(-1);
-        for (let at = 0; at < row.start.length && row.start[at] < to; at++) {
-          if (row.end[at] <= from && row.end[at] !== row.start[at]) continue;
-          const depth = row.depth[at], before = last[depth], bottom = lowest + row.height - 1 - depth + 0.06;
-          const hit = hits.has(row.name[at]), left = row.start[at], right = Math.max(row.end[at], left + scale * leastPx / 2);
-          // Boxes too narrow to tell apart become one.
-          if (before >= 0 && (right - left) < leastPx * scale && left - out.right[before] * 1e9 < scale
-              && (drawn[before].count > 1 || drawn[before].narrow)) {
-            out.right[before] = Math.max(out.right[before], right / 1e9);
-            drawn[before].count++;
-            drawn[before].hit ||= hit;
-            continue;
-          }
-          last[depth] = drawn.length;
-          drawn.push({ row, at, count: 1, narrow: right - left < leastPx * scale, hit });
-          out.left.push(left / 1e9); out.right.push(right / 1e9);
-          out.bottom.push(bottom); out.top.push(bottom + 0.88); out.color.push(colorOf(row, at));
+        for (const box of boxes(row, from, to, scale)) {
+          const bottom = lowest + row.height - 1 - row.depth[box.at] + 0.06;
+          drawn.push(box);
+          out.left.push(box.left / 1e9); out.right.push(box.right / 1e9);
+          out.bottom.push(bottom); out.top.push(bottom + 0.88); out.color.push(colorOf(row, box.like));
         }
       }
-      drawn.forEach(({ row, at, count, hit }, box) => {
-        out.name.push(count > 1 ? `${count} of them: zoom in` : nameOf(row, at));
+      drawn.forEach(({ row, at, like, count, hit }, box) => {
+        out.name.push(count > 1 ? `${count} of them, mostly ${unnamed(row, like)}: zoom in` : nameOf(row, at));
         out.row.push(placeOf(row));
         out.length.push(Lanes.told(count > 1 ? (out.right[box] - out.left[box]) * 1e9 : row.end[at] - row.start[at]));
         out.step.push(stepAt(row.start[at]));
@@ -130,9 +172,12 @@ const Rows = (() => {
       source("boxes").selected.indices = [];
       busy = false;
       drawChosen(places);
-      const outside = packed.within && !packed.within.some(([start, end]) => start < to && end > from);
-      document.getElementById("named").textContent = outside
-        ? "The page holds no names here, only around the listed gaps; gputrace browse has all." : "";
+      const parts = absent(from, to);
+      source("absent").data = {
+        left: parts.map(([start]) => start / 1e9), right: parts.map(([, end]) => end / 1e9), bottom: parts.map(() => 0), top: parts.map(() => tall),
+      };
+      document.getElementById("named").textContent = parts.length
+        ? `Hatched: not in this file, which has the names of ${extent()}; gputrace browse has all.` : "";
     }
 
     // The same boxes onto a canvas, while they move.
@@ -142,19 +187,16 @@ const Rows = (() => {
       context.fillRect(0, 0, width, height);
       for (const [group, bottom] of heads) words.push([3, height - (bottom + 0.5) * unit, `${facts.lanes[group.lane]}: ${group.name}`, "#c8c8d0"]);
       for (const [row, lowest] of places) {
-        const drawn = Array(row.height).fill(-1);
-        for (let at = 0; at < row.start.length && row.start[at] < to; at++) {
-          const depth = row.depth[at], end = (row.end[at] - from) / scale;
-          if (end < 0 || end < drawn[depth]) continue;
-          const left = Math.max((row.start[at] - from) / scale, 0), room = Math.max(Math.min(end, width) - left, leastPx / 2);
-          const top = height - (lowest + row.height - depth) * unit, color = colorOf(row, at);
-          drawn[depth] = Math.ceil(left + room);
+        for (const box of boxes(row, from, to, scale)) {
+          const left = Math.max((box.left - from) / scale, 0), room = Math.max(Math.min((box.right - from) / scale, width) - left, leastPx / 2);
+          const top = height - (lowest + row.height - row.depth[box.at]) * unit, color = colorOf(row, box.like);
           context.fillStyle = color;
           context.fillRect(left, top, room > 2 * leastPx ? room - 0.6 : room, 0.88 * unit);
-          const most = Math.floor((room - 6) / letterPx), text = most >= 4 ? packed.short[row.name[at]] || unnamed(row, at) : "";
+          const most = Math.floor((room - 6) / letterPx), text = most >= 4 && box.count === 1 ? packed.short[row.name[box.at]] || unnamed(row, box.at) : "";
           if (text) words.push([left + 3, top + unit / 2, text.length <= most ? text : text.slice(0, most - 1) + "…", onto(color)]);
         }
       }
+      for (const [start, end] of absent(from, to)) hatch(context, (start - from) / scale, (end - from) / scale, height);
       Object.assign(context, { font: "11px helvetica, sans-serif", textAlign: "left", textBaseline: "middle" });
       for (const [x, y, text, color] of words) { context.fillStyle = color; context.fillText(text, x, y); }
     }
@@ -244,12 +286,12 @@ const Rows = (() => {
       list = [];
       if (hits.size) for (const row of rows) row.name.forEach((name, at) => hits.has(name) && list.push([row, at]));
       list.sort(([a, i], [b, j]) => a.start[i] - b.start[j]);
-      told.textContent = text ? `${list.length.toLocaleString("en")} found` : "";
+      told.textContent = board.stepOf(text) >= 0 ? `Enter shows step ${text}` : text ? `${list.length.toLocaleString("en")} found` : "";
       board.hits(list.map(([row, at]) => [row.start[at], row.end[at]]));
       board.later();
     }
     function step(by) {
-      if (!list.length) return;
+      if (board.toStep(input.value.trim()) || !list.length) return;
       const current = selected ? list.findIndex(([row, at]) => row === selected[0] && at === selected[1]) : -1;
       const middle = (board.range.start + board.range.end) / 2 * 1e9;
       const near = list.findIndex(([row, at]) => row.start[at] >= middle);
@@ -274,7 +316,21 @@ const Rows = (() => {
       const most = (measured.length ? measured : list).reduce((one, other) => length(other) > length(one) ? other : one, list[0]);
       if (most) select(...most, true);
     }
-    return { draw, paint, longest, whole: !packed.within };
+    // Of the address: the selected box, and what is searched for.
+    const state = () => ({ sel: selected ? `box.${rows.indexOf(selected[0])}.${selected[1]}` : "", q: input.value.trim() });
+    function restore({ sel, q }) {
+      input.value = q;
+      search();
+      const [row, at] = (/^box\.(\d+)\.(\d+)$/.exec(sel) || []).slice(1).map(Number);
+      if (rows[row] && at < rows[row].start.length) { rows[row].group.open = true; buttons(); select(rows[row], at, false); } else clear();
+    }
+    function clear() {
+      selected = null;
+      document.getElementById("detail").replaceChildren();
+      for (const name of ["to-selected", "to-launch"]) document.getElementById(name).hidden = true;
+      board.later();
+    }
+    return { draw, paint, longest, state, restore, fit: () => selected && (fit(selected), true), whole: !packed.within };
   }
 
   // The rows in the Trace Event Format, in microseconds.

@@ -20,11 +20,13 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.operations import classify
 from gputrace.analyzers.timeline_model import Scene, SceneLane
 from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
 from gputrace.analyzers.timeline_model.gaps import GapDetail, worst_gaps
+from gputrace.analyzers.timeline_model.step_causes import explain_step
 from gputrace.analyzers.timeline_model.trace_rows import HOST_TRACKS, TrackRow, read_track_rows
 from gputrace.errors import InputError
 from gputrace.model.events import UNKNOWN, Kind
@@ -43,7 +45,7 @@ from gputrace.report.html.charts import (
     plain_text,
 )
 from gputrace.report.palette import LOOKS
-from gputrace.report.wording import gpu_name, needs_ranks
+from gputrace.report.wording import capital, gpu_name, needs_ranks
 
 _SHOWN_STEPS: Final = 3
 """Number of steps in the initial view, around the worst gap."""
@@ -63,6 +65,9 @@ _TRACK_LOOKS: Final = {
     Kind.MARK: "host_alloc",
     Kind.SAMPLE: "host_call",
 }
+_SLOW_RATIO: Final = 1.1
+"""Ratio to the median from which the page says why a step is longer, of at most so many steps."""
+_MOST_EXPLAINED: Final = 20
 _SIDES: Final = ("left", "right", "top", "bottom")
 _QUAD: Final = (*_SIDES, "color", "what", "share")
 
@@ -141,6 +146,9 @@ def _row_figure(shown: Range1d) -> figure:
     tips.append(("from", "@left{0.000000000} s"))
     add_tips(plot, boxes, tips, attachment="below")
     plot.add_tools(TapTool(renderers=[boxes], visible=False))
+    look = {"hatch_pattern": "right_diagonal_line", "hatch_color": "#5a5a66", "fill_alpha": 0}
+    look |= {"hatch_scale": 12, "hatch_weight": 1, "line_color": None}
+    plot.quad(*_SIDES, source=_empty("rows-absent", _SIDES), **look)
     for kind, color in (("hits", "#ffff00"), ("chosen", "#ffffff")):
         look = {"fill_alpha": 0, "line_color": color, "line_width": 2}
         plot.quad(*_SIDES, source=_empty(f"rows-{kind}", _SIDES), **look)
@@ -207,7 +215,23 @@ def facts(material: Material) -> dict[str, Any]:
             {"name": name, "color": LOOKS[_TRACK_LOOKS[kind]].color} for kind, name in HOST_TRACKS
         ],
         "rows": material.rows,
+        "why": _slow_steps(scene, material.analysis),
         "first_lane": next((worst.lane for worst in material.gaps), 0),
+    }
+
+
+def _slow_steps(scene: Scene, analysis: Analysis) -> dict[int, str]:
+    """Return why the slowest of the measured steps took as long as they did, by number."""
+    longest: dict[int, int] = {}
+    for step in analysis.step_list:
+        if step.phase == "steady":
+            longest[step.step] = max(longest.get(step.step, 0), step.end_ns - step.start_ns)
+    least = _SLOW_RATIO * median([*longest.values()]) if len(longest) > 1 else 0
+    slow = sorted(longest, key=lambda number: -longest[number])[:_MOST_EXPLAINED]
+    return {
+        number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
+        for number in slow
+        if longest[number] >= least > 0
     }
 
 

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Queue
@@ -24,13 +25,15 @@ from gputrace.analyzers.timeline_model import read_scene
 from gputrace.model.options import Options
 from gputrace.readers.open import open_traces
 from gputrace.report.html.page import render
-from gputrace.report.html.timeline import gather
+from gputrace.report.html.timeline import gather, read_rows
+from gputrace.report.palette import LOOKS
 from gputrace.units import parse_duration
 from tests.helpers import command
 from tests.helpers.chromium import Browser, chromium, needs_chromium
 from tests.helpers.command import ROOT, assert_refused, environment
 from tests.helpers.recordings import DATA, SMALL
 from tests.report.html.test_page import HOSTILE, STARVED, USAGE, hostile
+from tests.synthetic import Plan, simulate, write_nsys
 
 __all__ = ["hostile"]
 
@@ -554,6 +557,119 @@ def test_what_is_drawn_is_exact_at_every_zoom(
         expected = int(lane.layers.split(edges)[0, 0])
         close = 1e-3 if material.whole else 0.03
         assert drawn_compute(browser, (start, start + width)) == pytest.approx(expected, rel=close)
+    assert_nothing_wrong(browser)
+
+
+HASH: Final = "location.hash"
+NAME: Final = "(document.querySelector('#detail dd') || {}).innerText"
+WHY: Final = "document.getElementById('why').textContent"
+
+
+def test_a_link_opens_where_it_was_copied_and_back_goes_back(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    address = write(recording(STARVED), tmp_path / "page.html")
+    browser.open(address)
+    browser.until("document.body.dataset.rows")
+    first = shown(browser)
+    browser.key("w")
+    browser.until(f"{HASH}.startsWith('#t=')")
+    zoomed, link = shown(browser), browser.run(HASH)
+    browser.run("document.getElementById('search').value = 'nccl'")
+    browser.run("document.getElementById('search').dispatchEvent(new Event('input'))")
+    browser.run("document.getElementById('hit-next').click()")
+    browser.until(f"{HASH}.includes('sel=box.') && {HASH}.includes('q=nccl')")
+    selected, name = (
+        browser.run(HASH),
+        browser.run(NAME),
+    )
+    browser.run("history.back()")
+    browser.until(f"{HASH} === '{link}'")
+    browser.until(f"Math.abs({SHOWN}[0] - {zoomed[0]}) < 2")
+    assert browser.run("document.getElementById('search').value") == ""
+    browser.run("history.back()")
+    browser.until(f"{HASH} === '' && Math.abs({SHOWN}[0] - {first[0]}) < 2")
+    browser.open(f"{address}{selected}")
+    browser.until(f"({NAME}) !== undefined")
+    assert browser.run(NAME) == name
+    assert browser.run("document.getElementById('search').value") == "nccl"
+    browser.open(f"{address}{link}")
+    browser.until(f"Math.abs({SHOWN}[0] - {zoomed[0]}) < 2")
+    assert_nothing_wrong(browser)
+
+
+def test_a_step_is_shown_by_its_number_and_by_a_click_on_its_spike(
+    browser: Browser, tmp_path: Path
+) -> None:
+    plan = Plan(ranks=2, steps=16, allreduces=2, sync_every_step=True)
+    plan = replace(plan, late_host_rank=1, late_host_ns=30_000_000, odd_steps=(9,))
+    write_nsys(simulate(plan), tmp_path / "late.sqlite")
+    browser.open(write(tmp_path / "late.sqlite", tmp_path / "page.html"))
+    browser.until("document.body.dataset.rows")
+    browser.run("document.getElementById('search').value = '9'")
+    browser.run("document.getElementById('search').focus()")
+    browser.run("document.getElementById('search').dispatchEvent(new Event('input'))")
+    assert browser.run("document.getElementById('hits').textContent") == "Enter shows step 9"
+    browser.key("Enter")
+    why = browser.run(WHY)
+    assert re.match(r"Step 9 took [\d.]+ ms on gpu 1, [\d.]+ ms longer than the median step", why)
+    there = shown(browser)
+    browser.run("document.querySelector('[data-do=run]').click()")
+    x, y = browser.run(
+        "(view => [view.el.getBoundingClientRect().x + view.frame.bbox.x"
+        " + (9 - view.model.x_range.start) / (view.model.x_range.end - view.model.x_range.start)"
+        " * view.frame.bbox.width, view.el.getBoundingClientRect().y + view.frame.bbox.y + 20])"
+        "(Bokeh.index.get(Bokeh.documents[0].get_model_by_name('steps')))"
+    )
+    browser.run(
+        "document.getElementById('steps').firstElementChild.dispatchEvent("
+        f"new MouseEvent('click', {{ clientX: {x}, clientY: {y}, bubbles: true }}))"
+    )
+    assert shown(browser) == pytest.approx(there)
+    assert browser.run(WHY) == why
+    assert_nothing_wrong(browser)
+
+
+def test_a_merged_box_has_the_colour_of_most_of_its_time_and_what_is_absent_is_hatched(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with open_traces([recording(STARVED)]) as trace:
+        scene = read_scene(trace, Options())
+        packed = read_rows(trace, scene, most=6_000)
+    (tmp_path / "page.html").write_text(render(gather(scene, rows=packed.text)))
+    browser.open((tmp_path / "page.html").as_uri())
+    browser.until("document.body.dataset.rows")
+    browser.run("document.querySelector('[data-do=run]').click()")
+    shown(browser)
+    boxes, absent = (
+        browser.run(f"Bokeh.documents[0].get_model_by_name('rows-{name}').data")
+        for name in ("boxes", "absent")
+    )
+    compute = next(look.color for name, look in LOOKS.items() if name == "compute")
+    merged = [row for row, name in enumerate(boxes["name"]) if "mostly compute" in name]
+    assert merged
+    assert {boxes["color"][row] for row in merged} == {compute}
+    assert absent["left"]
+    named = browser.run("document.getElementById('named').textContent")
+    assert re.match(r"Hatched: not in this file, which has the names of \d of 7 steps;", named)
+    assert_nothing_wrong(browser)
+
+
+def test_two_fingers_zoom_the_lanes(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.run("document.getElementById('timeline').scrollIntoView({ block: 'center' })")
+    start, end = shown(browser)
+    y = browser.run(
+        "(box => box.y + box.height / 2)"
+        "(document.getElementById('timeline').getBoundingClientRect())"
+    )
+    for kind, apart in (("touchStart", 100), ("touchMove", 150), ("touchMove", 200)):
+        points = [{"x": 700 - apart, "y": y, "id": 0}, {"x": 700 + apart, "y": y, "id": 1}]
+        browser.ask("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+    browser.ask("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    browser.until(f"Math.abs({SHOWN}[1] - {SHOWN}[0] - {(end - start) / 2}) < {(end - start) / 50}")
     assert_nothing_wrong(browser)
 
 
