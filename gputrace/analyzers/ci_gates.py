@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.compare import compare
-from gputrace.analyzers.compare.runs import Run, lost_ns
+from gputrace.analyzers.compare.runs import SLOW_RATIO, Run, lost_ns
 from gputrace.analyzers.findings import ALL_RULES, CAUSES
 from gputrace.analyzers.findings.facts import SEVERITIES
 from gputrace.analyzers.ledger.causes import tree_of
@@ -65,7 +65,9 @@ def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
     )
 
 
-FIGURES: Final = (*CLASSES, "idle", "step_time", "step_time_p95", "throughput")
+FIGURES: Final = (
+    *(*CLASSES, "idle", "data_wait", "slow_steps", "step_time", "step_time_p95", "throughput"),
+)
 OF_CAUSE: Final = "cause "
 """Beginning of the figures of causes, before the id."""
 
@@ -81,6 +83,12 @@ def gate(run: Run, limit: Limit) -> Gate:
     length = loop.length.value
     if figure == "throughput":
         value, subject, object = (run.samples or 0) / length * 1e9, "the throughput is", ""
+    elif figure == "slow_steps":
+        value, object = loop.slow_share, " of the steps"
+        subject = f"slow ones (over {SLOW_RATIO} times the median) are"
+    elif figure == "data_wait":
+        value, subject = loop.classes["host_data"].value, "the host waits for data for"
+        value, object = value / length if unit == "share" else value, " of a step"
     elif figure == "step_time":
         value, subject, object = length, "a step takes", ""
     elif figure == "step_time_p95":
@@ -119,9 +127,14 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
         )
     if figure == "throughput":
         return "" if run.samples else "the batch size is not given (--batch)"
+    if figure in ("data_wait", "slow_steps"):
+        is_known = figure == "slow_steps" or "host_data" in run.loop.classes
+        return "" if is_known else "no waits for data were recorded"
     needed = ("compute",) if figure.startswith(OF_CAUSE) else parts
     known = figure.startswith("step_time") or all(name in run.loop.classes for name in needed)
-    return "" if known else "no GPU activity was recorded"
+    instead = "host_data" in run.loop.classes and figure == "data_feeding"
+    hint = "; --max-data-wait limits what the host waits" if instead else ""
+    return "" if known else f"no GPU activity was recorded{hint}"
 
 
 def _formatted(value: float, unit: str) -> str:
@@ -186,8 +199,8 @@ class Limit:
     """Upper or lower limit of a figure."""
 
     figure: str
-    """Class of ``breakdown``, ``idle``, ``step_time``, ``step_time_p95``, ``throughput``, or
-    ``cause`` and the id of one."""
+    """Class of ``breakdown``, ``idle``, ``data_wait``, ``slow_steps``, ``step_time``,
+    ``step_time_p95``, ``throughput``, or ``cause`` and the id of one."""
     value: float
     """Share (0 to 1), nanoseconds, or samples per second."""
     unit: str

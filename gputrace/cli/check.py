@@ -31,6 +31,12 @@ def _limits(function: _F) -> _F:
         ("--min-throughput", "RATE", "Minimum samples per second; needs --batch."),
         ("--max-step-time-p95", "TIME", "Maximum 95th percentile of the step times."),
         ("--max-step-time", "TIME", "Maximum mean step, e.g. 65ms."),
+        (
+            "--max-slow-steps",
+            "SHARE",
+            "Maximum share of steps over 1.3 times the median, also on a CPU.",
+        ),
+        ("--max-data-wait", "SHARE", "Maximum time that the host waits for data; on CPUs, too."),
         ("--min-compute", "SHARE", "Minimum compute."),
     ]
     rows += [(f"--max-{name}", "SHARE", f"Maximum {name}.") for name in reversed(_SHARES)]
@@ -132,6 +138,8 @@ def _limit(name: str, text: str) -> Limit:
     option = f"--{name.replace('_', '-')}"
     if figure == "throughput":
         return Limit(figure, _number(option, text), "samples_per_s", False)
+    if figure == "slow_steps":
+        return Limit(figure, _share(option, text), "share")
     if text.endswith("%") and not figure.startswith("step_time"):
         return Limit(figure, _share(option, text), "share", bound == "max")
     what = "a time, 65ms" if figure.startswith("step_time") else "10% of a step, or a time, 5ms"

@@ -83,6 +83,51 @@ def test_the_share_of_a_cause_is_limited(waiting: Path) -> None:
     assert (launch["passed"], launch["unit"]) == (True, "ns")
 
 
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """Steps of 20 ms without a GPU, 12 of them waiting for data."""
+    made = Made(tmp_path / "host.sqlite")
+    made.process(1, 0)
+    host_steps(made)
+    made.report()
+    return made.path
+
+
+@pytest.mark.parametrize(
+    ("limits", "code", "messages"),
+    [
+        (
+            ("--max-data-wait", "50%"),
+            NOT_MET,
+            ["the host waits for data for 60% of a step; at most 50% asked for"],
+        ),
+        (
+            ("--max-data-wait", "12ms", "--max-slow-steps", "0%", "--max-step-time", "20ms"),
+            0,
+            [
+                "a step takes 20.0 ms; at most 20.0 ms asked for",
+                "slow ones (over 1.3 times the median) are 0% of the steps; at most 0% asked for",
+                "the host waits for data for 12.0 ms of a step; at most 12.0 ms asked for",
+            ],
+        ),
+        (
+            ("--max-data-feeding", "5%"),
+            NOT_MET,
+            ["unknown: no GPU activity was recorded; --max-data-wait limits what the host waits"],
+        ),
+    ],
+)
+def test_a_machine_without_a_gpu_can_hold_gates(
+    host: Path, limits: tuple[str, ...], code: int, messages: list[str]
+) -> None:
+    assert sorted(gate["message"] for gate in gates(host, *limits, code=code)) == sorted(messages)
+
+
+def test_a_baseline_holds_without_a_gpu(host: Path) -> None:
+    (gate,) = gates(host, "--baseline", host, code=0)
+    assert gate["evaluated"]
+
+
 def test_a_cause_without_a_gpu_is_unknown(tmp_path: Path) -> None:
     host = Made(tmp_path / "host.sqlite")
     host.process(1, 0)

@@ -26,6 +26,8 @@ from gputrace.model.trace import Progress, Trace
 CONFIDENCE: Final = 0.95
 """Confidence level of bounds; those of the rows of one table hold jointly."""
 
+SLOW_RATIO: Final = 1.3
+"""Ratio to the median step from which a step is slow."""
 FEWEST: Final = 3
 """Minimum number of steps for bounds."""
 
@@ -164,6 +166,8 @@ class Loop:
     """Means of those of `NAMES` that are known."""
     of_gpu: Mapping[Key, Mapping[str, float]]
     """Means of each GPU."""
+    slow_share: float = 0.0
+    """Share of the steps that are longer than `SLOW_RATIO` times the median."""
 
 
 def working_gpus(analysis: Analysis) -> list[Key]:
@@ -209,7 +213,8 @@ def measure_loop(steps: Sequence[Step], cost: RecorderCost | None = None) -> Loo
     table = np.column_stack([lengths, *(np.array(columns[name], float) for name in known)])
     total = np.zeros((len(numbers), table.shape[1]))
     np.add.at(total, group, table)
-    length, *classes = means_of(total / np.bincount(group)[:, None])
+    per_step = total / np.bincount(group)[:, None]
+    length, *classes = means_of(per_step)
     rows: dict[Key, list[int]] = {}
     for row, step in enumerate(steps):
         rows.setdefault((step.gpu, step.rank), []).append(row)
@@ -222,6 +227,7 @@ def measure_loop(steps: Sequence[Step], cost: RecorderCost | None = None) -> Loo
             key: dict(zip(names, table[of_gpu].mean(axis=0).tolist(), strict=True))
             for key, of_gpu in rows.items()
         },
+        slow_share=float((per_step[:, 0] > SLOW_RATIO * median(per_step[:, 0])).mean()),
     )
 
 
