@@ -67,6 +67,17 @@
     });
   }
 
+  // Rows whose name has all of some words are shown, the others are not.
+  function filtered(input) {
+    const rows = [...input.closest("details").querySelectorAll("tbody tr")], told = input.closest("p").querySelector("output");
+    const names = rows.map(row => (row.cells[0].title || row.cells[0].textContent).toLowerCase());
+    input.addEventListener("input", () => {
+      const words = input.value.toLowerCase().split(/\s+/);
+      rows.forEach((row, at) => { row.hidden = !words.every(word => names[at].includes(word)); });
+      told.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length}`;
+    });
+  }
+
   // A tooltip that hangs over a chart would be printed.
   function hideTips(root, hide) {
     for (const one of root.querySelectorAll("*")) {
@@ -78,6 +89,7 @@
   function open(found) {
     contents();
     document.querySelectorAll("table").forEach(sortable);
+    document.querySelectorAll("[data-filter]").forEach(filtered);
     for (const button of document.querySelectorAll("[data-finding]"))
       button.addEventListener("click", () => choose(rows.findIndex(row => row.dataset.of === button.dataset.finding), true));
     theme(found);
@@ -125,7 +137,7 @@
 
   // A click on a kernel's name goes to its longest launch.
   function nameKernels() {
-    for (const cell of document.querySelectorAll("#kernels tbody th[title]")) {
+    for (const cell of document.querySelectorAll(":is(#kernels, .kernels) tbody th[title]")) {
       const button = document.createElement("button");
       button.type = "button";
       button.className = "named";

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 from bokeh.document import Document as Charts
 from bokeh.embed import file_html
 from bokeh.models import ColumnDataSource, Spacer
@@ -23,9 +24,12 @@ from jinja2 import Environment, FunctionLoader, Template, select_autoescape
 from markupsafe import Markup, escape
 
 from gputrace.analyzers.compare import UNITS, Comparison
+from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.kernel_names import short_name
-from gputrace.analyzers.timeline_model.gaps import GapDetail, Operation
+from gputrace.analyzers.timeline_model import Scene
+from gputrace.analyzers.timeline_model.gaps import GapDetail, Operation, operation_name
 from gputrace.model.columns import Column
+from gputrace.model.events import Kind, number_ids
 from gputrace.model.results import Analysis, Gaps
 from gputrace.model.time_class import CLASSES
 from gputrace.report.comparison import document as comparison_document
@@ -49,7 +53,7 @@ from gputrace.report.html.charts import (
 )
 from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
 from gputrace.report.tables import document
-from gputrace.report.wording import card_name, finding_text, gpu_label, savings
+from gputrace.report.wording import card_name, finding_text, gpu_label, kernel_labels, savings
 from gputrace.units import format_ns, format_number, format_share
 from gputrace.version import __version__
 
@@ -188,6 +192,8 @@ _PLACES: Final = {
     "warmup": _STEPS,
 }
 """Where the page has the evidence of a finding that owns no gap: id of the element, and link."""
+_MOST_KERNELS: Final = 1_000
+"""Kernels of the whole list."""
 _LEAST_CHARGE: Final = 0.005
 """Share of a gap from which a cause is listed."""
 _NAME: Final = 60
@@ -226,6 +232,7 @@ def _content(material: Material) -> SimpleNamespace:
             (f, plain_text(finding_text(analysis, f), 1500)) for f in analysis.findings[1:]
         ),
         has_gpus=bool(analysis.gpus),
+        curves=analysis.utilization,
         has_steps=measured_window(analysis) is not None,
         **_gap_list(material),
         gap_findings={worst.finding.id if worst.finding else "" for worst in material.gaps},
@@ -234,11 +241,50 @@ def _content(material: Material) -> SimpleNamespace:
         tables=report.tables,
         phases=_phases(analysis),
         sections={**report.sections, "links": links},
+        all_kernels=_all_kernels(material.scene),
         more_kernels=_more_kernels(analysis, report.sections["kernels"]),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
         source=analysis.source,
         summary=_summary(material),
     )
+
+
+def _all_kernels(scene: Scene) -> Table:
+    """Tabulate every kernel that begins in the measured steps, or in the span without steps."""
+    assert scene.analysis is not None
+    steps_of = StepsOf(step for step in scene.analysis.step_list if step.phase == "steady")
+    found: dict[int, list[int]] = {}
+    for lane in scene.lanes:
+        if (known := lane.operations) is None:
+            continue
+        inside = stretches(steps_of(lane), lane.window).contains(known.start)
+        rows = np.flatnonzero(inside & (known.events.kind == Kind.KERNEL))
+        ids, index = number_ids(known.events.name[rows])
+        lengths = known.end[rows] - known.start[rows]
+        longest = np.zeros(len(ids), np.int64)
+        np.maximum.at(longest, index, lengths)
+        total = np.zeros(len(ids), np.int64)
+        np.add.at(total, index, lengths)
+        counts = np.bincount(index, minlength=len(ids))
+        figures = (each.tolist() for each in (ids, counts, total, longest))
+        for id, *row in zip(*figures, strict=True):
+            count, ns, most = found.get(id, (0, 0, 0))
+            found[id] = [count + row[0], ns + row[1], max(most, row[2])]
+    rows_of = sorted(found.items(), key=lambda item: -item[1][1])[:_MOST_KERNELS]
+    names = [operation_name(scene.names, id, Kind.KERNEL) for id, _ in rows_of]
+    labels = kernel_labels(names, _NAME)
+    columns = (
+        Column("", lambda row: row[0]),
+        Column("launches", lambda row: row[1][0], "{:,}"),
+        Column("total", lambda row: row[1][1], format_ns),
+        Column("mean", lambda row: row[1][1] / row[1][0], format_ns),
+        Column("longest", lambda row: row[1][2], format_ns),
+    )
+    rows_shown = [(name, each) for name, (_, each) in zip(labels, rows_of, strict=True)]
+    title = f"All {len(found):,} kernels of the measured steps, on all GPUs"
+    if len(found) > len(rows_of):
+        title = f"{len(rows_of):,} of {title[4:]}"
+    return tabulate(title, columns, rows_shown, names=tuple(names))
 
 
 def _more_kernels(analysis: Analysis, tables: Sequence[Table]) -> str:

@@ -277,13 +277,21 @@ class BrowseApp(TerminalApp[None]):
     def action_pane(self, name: str) -> None:
         """Show the gaps, or another of the panes in their place."""
         self.pane = name
+        if name == _GAPS and not self.gap_list.display and not self.detail_text:
+            self.action_explain_step()
         self.query_one(Pane).scroll_home(animate=False)
         self.show()
 
     def _show_pane(self) -> None:
+        names = {name: name for name in (_GAPS, *PANES)}
+        self.gap_list.display = bool(len(self.board.table)) or not self._opened
+        if not self.gap_list.display:
+            # Of the host alone, there are steps to explain in place of gaps, and no kernels.
+            names |= {_GAPS: "step", "kernels": ""}
         tabs = [
-            Text(f" {number} {name} ", "reverse" if name == self.pane else "dim")
-            for number, name in enumerate((_GAPS, *PANES), 1)
+            Text(f" {number} {name} ", "reverse" if pane == self.pane else "dim")
+            for number, (pane, name) in enumerate(names.items(), 1)
+            if name
         ]
         self.update_text("#tabs", Text(" ").join(tabs))
         pane, has_gaps = self.query_one(Pane), self.pane == _GAPS
@@ -364,8 +372,9 @@ class BrowseApp(TerminalApp[None]):
                 found = explain_step(scene, number, source.trace)
                 self.later(lambda: self._set_detail(step_text(found)))
 
-        self.action_pane(_GAPS)
         source.ask(read)
+        self.pane = _GAPS
+        self.show()
 
     def action_step(self, by: int) -> None:
         if self.board.go_to_step(by):
@@ -580,7 +589,9 @@ class BrowseApp(TerminalApp[None]):
         self._opened = True
         board = self.board
         worst = board.begin(self.timeline.most_rows >= _ROWS_WITH_CURVE * len(board.gpus))
-        if worst is not None:
+        if worst is None:
+            self.pane = "findings"
+        else:
             self.select_gap(worst)
             self.timeline.reveal_cursor()
             board.view = board.view_around(worst)

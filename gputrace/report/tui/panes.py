@@ -172,7 +172,8 @@ def status_text(board: Board, index: int, width: int) -> Text:
         parts.insert(0, f"a to b {format_ns(abs(board.marks[1] - board.marks[0]))}")
     number = index + 1 if len(board.rows) else 0
     which = "of steady steps" if board.gap_filter.steady else ""
-    parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
+    if len(board.table):
+        parts.append(f"gap {number:,} of {len(board.rows):,} {which}".rstrip())
     while len(parts) > 1 and len(" · ".join(parts)) > width:
         del parts[0]
     return Text(" · ".join(parts), no_wrap=True, overflow="ellipsis")

@@ -769,3 +769,26 @@ class TestServe:
         assert process.wait(timeout=60) == 130
         assert process.stderr is not None
         assert process.stderr.read().lstrip() == "gputrace: interrupted\n"
+
+
+def test_all_kernels_are_in_a_table_that_filters(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.until("document.body.dataset.rows")
+    rows = "[...document.querySelectorAll('details.kernels tbody tr')]"
+    count = browser.run(f"{rows}.length")
+    assert count == int(
+        browser.run("document.querySelector('details.kernels summary').innerText").split()[1]
+    )
+    browser.run("document.querySelector('details.kernels').open = true")
+    browser.run("document.querySelector('[data-filter]').value = 'vectorized Add'")
+    browser.run("document.querySelector('[data-filter]').dispatchEvent(new Event('input'))")
+    left = browser.run(
+        f"{rows}.filter(row => !row.hidden).map(row => row.cells[0].title.toLowerCase())"
+    )
+    assert 0 < len(left) < count
+    assert all("vectorized" in name and "add" in name for name in left)
+    browser.run(f"{rows}.find(row => !row.hidden).querySelector('button.named').click()")
+    assert browser.run(NAME).lower()[:200] == left[0][:200]
+    assert_nothing_wrong(browser)

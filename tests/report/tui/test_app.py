@@ -27,6 +27,8 @@ from gputrace.model.results import Analysis
 from gputrace.report.palette import Palette
 from gputrace.report.tui.app import BrowseApp
 from gputrace.report.tui.screen import KEYS, Help, Prompt, picture
+from tests.analyzers.test_host_only_traces import Made
+from tests.analyzers.test_host_only_traces import train as host_steps
 from tests.helpers import command
 from tests.helpers.browsing import answer, browse, loaded, press, screen, settled, until
 from tests.helpers.command import assert_refused
@@ -693,3 +695,22 @@ def test_a_key_says_why_the_step_under_the_cursor_was_slow(starved: Path) -> Non
         assert "\nlongest gap\n- 25." in app.detail_text.plain
 
     browse([starved], drive)
+
+
+def test_without_a_gpu_no_list_is_empty_and_steps_are_explained(tmp_path: Path) -> None:
+    made = Made(tmp_path / "host.sqlite")
+    made.process(1, 0)
+    host_steps(made)
+    made.report()
+
+    async def drive(app: BrowseApp, pilot: Pilot[None]) -> None:
+        text = "\n".join(screen(app))
+        assert app.pane == "findings"
+        assert "data-feeding" in text
+        assert " 1 step   2 findings   4 steps" in text
+        assert not re.search(r"gap \d|3 kernels", text)
+        await press(pilot, "1")
+        await until(pilot, lambda: "Step 0 took 20.0 ms" in "\n".join(screen(app)))
+        assert "length" not in "\n".join(screen(app))
+
+    browse([made.path], drive)
