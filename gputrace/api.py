@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -312,14 +313,15 @@ class OpenTrace:
         Takes ``steps``, ``time``, ``gaps`` and ``progress`` like `analyze`, and raises what it
         raises. The result is for gputrace's own pages, and may change.
         """
-        from gputrace.report.html.timeline import PackedRows, gather, read_rows
+        from gputrace.report.html.timeline import PackedRows, gather, read_rows, read_window
 
         options = read_options(steps, time, gaps)
         scene = self._scene(options, progress)
         rows = self._cached(PackedRows, options)
         if rows is None:
             rows = self._read(partial(read_rows, scene=scene), options, None, caches=True)
-        return gather(scene, rows=rows.text)
+        material = gather(scene, rows=rows.text)
+        return replace(material, window_rows=lambda window: read_window(self._trace, scene, window))
 
     def _scene(self, options: Options, progress: Progress | None) -> Scene:
         from gputrace.analyzers.timeline_model import Scene, read_scene

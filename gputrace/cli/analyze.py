@@ -216,9 +216,9 @@ def report(
             else:
                 opened.report(target, **part, force=force, progress=progress)
         code = options.log_left_out(opened)
-    if show is not None:
-        show(material, port, lambda at: console.log(f"the page is at {at}"))
-    else:
+        if show is not None:
+            show(material, port, lambda at: console.log(f"the page is at {at}"))
+    if show is None:
         console.log(f"wrote {target}")
     return code
 

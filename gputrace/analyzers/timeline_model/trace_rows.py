@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -165,6 +165,8 @@ class TrackRow:
     on_gpu: bool
     process: int
     """Tells processes apart; a GPU operation and its call have the same one."""
+    counts: NDArray[np.int64] | None = None
+    """How many slices each slice stands for; None if one each."""
 
 
 def read_track_rows(
@@ -178,6 +180,23 @@ def read_track_rows(
     threads, tracks that would take more than twice as many slices are left out.
     """
     within = _windows_that_fit(scene, windows, most)
+    return _rows_within(trace, scene, within, 2 * most), within
+
+
+def read_window_rows(trace: Trace, scene: Scene, window: Window, most: int) -> list[TrackRow]:
+    """Return the rows of a window; with more than ``most`` slices, narrow ones are merged."""
+    rows = _rows_within(trace, scene, union([window.start], [window.end]), 1 << 62)
+    if sum(len(row.track.events) for row in rows) > most:
+        rows = [merge_narrow(trace, row, window, _CELLS) for row in rows]
+    return rows
+
+
+_CELLS: Final = 3_000
+"""Cells of a window in which narrow slices are merged."""
+
+
+def _rows_within(trace: Trace, scene: Scene, within: Intervals | None, left: int) -> list[TrackRow]:
+    """Return all rows that touch some intervals, of the host those with at most ``left`` slices."""
     lanes = {(lane.gpu, lane.rank, lane.host): n for n, lane in enumerate(scene.lanes)}
     rows, of_process = [], {}
     for gpu, tracks in read_gpu_tracks(trace, within=within):
@@ -190,7 +209,6 @@ def read_track_rows(
             ]
     of_rank = {lane.rank: n for n, lane in enumerate(scene.lanes)}
     hull = Window(int(within.start[0]), int(within.end[-1])) if within else None
-    left = 2 * most
     threads = []
     for process, thread, track in read_host_tracks(trace, hull, within):
         number = of_process.get(process, of_rank.get(trace.processes[process].rank, 0))
@@ -205,7 +223,29 @@ def read_track_rows(
         if row.track.kind_index != _SYSTEM_CALLS:
             busy[row.process, row.group] += len(row.track.events)
     threads.sort(key=lambda row: (-busy[row.process, row.group], row.group, row.track.kind_index))
-    return sorted([*rows, *threads], key=lambda row: row.lane), within
+    return sorted([*rows, *threads], key=lambda row: row.lane)
+
+
+def merge_narrow(trace: Trace, row: TrackRow, window: Window, cells: int) -> TrackRow:
+    """Return a row of which slices too narrow to tell apart are one, in each of some cells.
+
+    It begins and ends with them, and is like the longest of the sort that has most of their time.
+    """
+    events = row.track.events
+    lengths, size = events.end - events.start, max((window.end - window.start) // cells, 1)
+    cell = (events.start - window.start) // size
+    alone = lengths >= size
+    begins = np.ones(len(events), bool)
+    begins[1:] = (cell[1:] != cell[:-1]) | alone[1:] | alone[:-1]
+    firsts, group = np.flatnonzero(begins), np.cumsum(begins) - 1
+    sorts = classify(trace, events).astype(np.int64) if row.on_gpu else np.zeros(len(events), int)
+    spent = np.bincount(group * 64 + sorts, lengths, minlength=64 * len(firsts))
+    of_most = sorts == spent.reshape(-1, 64).argmax(axis=1)[group]
+    order = np.lexsort((-lengths, ~of_most, group))
+    merged = events.select(order[np.searchsorted(group[order], np.arange(len(firsts)))])
+    merged.start, merged.end = events.start[firsts], np.maximum.reduceat(events.end, firsts)
+    counts = np.diff(firsts, append=len(events))
+    return replace(row, track=replace(row.track, events=merged), counts=counts)
 
 
 def _windows_that_fit(scene: Scene, windows: Sequence[Window], most: int) -> Intervals | None:

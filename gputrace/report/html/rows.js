@@ -39,21 +39,40 @@ const Rows = (() => {
   }
 
   async function setUp(found, board, facts, show, onto) {
-    const packed = await unpack(facts.rows);
     const plot = found.get_model_by_name("rows"), source = name => found.get_model_by_name(`rows-${name}`);
-    const rows = packed.rows.map(load), groups = [], calls = new Map();
-    rows.forEach((row, at) => {
-      let group = groups.find(one => one.lane === row.lane && one.name === row.group && one.process === row.process);
-      if (!group) groups.push(group = { lane: row.lane, name: row.group, process: row.process, rows: [], open: false });
-      group.rows.push(row);
-      row.group = group;
-      if (row.track >= 0 && facts.tracks[row.track].name === "CUDA calls")
-        row.link.forEach((link, slice) => link > 0 && calls.set(`${row.process}:${link}`, [row, slice]));
-    });
+    let packed = await unpack(facts.rows), rows = [], groups = [], calls = new Map();
+    let drawn = [], selected = null, hits = new Set(), list = [], busy = false;
+    group();
     const first = groups.filter(group => group.lane === facts.first_lane);
     const threads = first.filter(one => one.name !== "streams").slice(0, 2);
     for (const group of [...first.filter(one => one.name === "streams"), ...threads]) group.open = true;
-    let drawn = [], selected = null, hits = new Set(), list = [], busy = false;
+
+    function group() {
+      const before = groups;
+      [rows, groups, calls] = [packed.rows.map(load), [], new Map()];
+      const same = row => one => one.lane === row.lane && one.name === row.group && one.process === row.process;
+      for (const row of rows) {
+        let group = groups.find(same(row));
+        if (!group) groups.push(group = { lane: row.lane, name: row.group, process: row.process, rows: [], open: Boolean((before.find(same(row)) || {}).open) });
+        group.rows.push(row);
+        row.group = group;
+        if (row.track >= 0 && facts.tracks[row.track].name === "CUDA calls")
+          row.link.forEach((link, slice) => link > 0 && calls.set(`${row.process}:${link}`, [row, slice]));
+      }
+    }
+
+    // A server sends what it reads of a window in place of what the page has.
+    const served = plot.tags[0];
+    served.properties.data.change.connect(async () => {
+      const chosen = selected && { at: selected[0].start[selected[1]], name: nameOf(...selected), row: selected[0] };
+      packed = await unpack(served.data.text[0]);
+      group();
+      hang();
+      const again = chosen && rows.find(row => row.lane === chosen.row.lane && row.label === chosen.row.label && row.group.name === chosen.row.group.name);
+      const slice = again ? again.start.findIndex((start, at) => start === chosen.at && nameOf(again, at) === chosen.name) : -1;
+      selected = slice < 0 ? null : [again, slice];
+      search();
+    });
 
     const launchOf = (row, at) => row.track < 0 && row.link[at] > 0 ? calls.get(`${row.process}:${row.link[at]}`) : undefined;
     const stepAt = moment => {
@@ -94,13 +113,13 @@ const Rows = (() => {
       for (let at = 0; at < row.start.length && row.start[at] < to; at++) {
         if (row.end[at] <= from && row.end[at] !== row.start[at]) continue;
         const left = row.start[at], right = Math.max(row.end[at], left + scale * leastPx / 2), before = last[row.depth[at]];
-        const narrow = right - left < leastPx * scale, hit = hits.has(row.name[at]);
+        const of = row.count.length ? row.count[at] : 1, narrow = right - left < leastPx * scale, hit = hits.has(row.name[at]);
         if (before && narrow && before.narrow && left - before.right < scale) {
           const sort = one => row.track < 0 ? row.kind[one] : 0, spent = before.spent ||= { [sort(before.at)]: row.end[before.at] - before.left };
           spent[sort(at)] = (spent[sort(at)] || 0) + row.end[at] - left;
           if (spent[sort(at)] > spent[sort(before.like)]) before.like = at;
           before.right = Math.max(before.right, right);
-          before.count++;
+          before.count += of;
           before.hit ||= hit;
           continue;
         }
@@ -177,7 +196,7 @@ const Rows = (() => {
         left: parts.map(([start]) => start / 1e9), right: parts.map(([, end]) => end / 1e9), bottom: parts.map(() => 0), top: parts.map(() => tall),
       };
       document.getElementById("named").textContent = parts.length
-        ? `Hatched: not in this file, which has the names of ${extent()}; gputrace browse has all.` : "";
+        ? served.data.text.length ? "Hatched: still being read." : `Hatched: not in this file, which has the names of ${extent()}; gputrace browse and report --serve have all.` : "";
     }
 
     // The same boxes onto a canvas, while they move.
@@ -269,15 +288,19 @@ const Rows = (() => {
       document.getElementById("open").textContent = `Streams and threads: ${open} of ${groups.length} open`;
       groups.forEach(group => group.button.setAttribute("aria-pressed", String(group.open)));
     }
-    const box = document.getElementById("groups");
-    for (const group of groups) {
-      group.button = document.createElement("button");
-      group.button.type = "button";
-      group.button.textContent = `${facts.lanes[group.lane]} ${group.name}`;
-      group.button.addEventListener("click", () => { group.open = !group.open; buttons(); board.later(); });
-      box.append(group.button);
+    function hang() {
+      const box = document.getElementById("groups");
+      box.replaceChildren();
+      for (const group of groups) {
+        group.button = document.createElement("button");
+        group.button.type = "button";
+        group.button.textContent = `${facts.lanes[group.lane]} ${group.name}`;
+        group.button.addEventListener("click", () => { group.open = !group.open; buttons(); board.later(); });
+        box.append(group.button);
+      }
+      buttons();
     }
-    buttons();
+    hang();
 
     const input = document.getElementById("search"), told = document.getElementById("hits");
     function search() {

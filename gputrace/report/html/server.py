@@ -25,6 +25,7 @@ from tornado.ioloop import IOLoop
 from tornado.web import ErrorHandler
 
 from gputrace.errors import UsageError
+from gputrace.model.options import Window
 from gputrace.report.html.page import add_charts, find_charts, page_template, page_variables
 from gputrace.report.html.timeline import Material, file_name
 
@@ -105,6 +106,8 @@ class _Follower:
         self._document, self._material = document, material
         timeline: Any = document.get_model_by_name("timeline")
         self._range = timeline.x_range
+        named: Any = document.get_model_by_name("rows")
+        self._names = None if named is None or material.has_names else named.tags[0]
         self._sources = [tag for tag in timeline.tags if tag.name.startswith("lane-")]
         self._waiting: Any = None
         for end in ("start", "end"):
@@ -124,3 +127,6 @@ class _Follower:
         runs = self._material.runs_around(start - width, end + width, _MOST_SENT)
         for source, lane_runs in zip(self._sources, runs, strict=True):
             source.data = {"length": lane_runs.length, "kind": lane_runs.kind}
+        if self._names is not None:
+            text = self._material.window_rows(Window(start - width, end + width))
+            self._names.data = {"text": [text or self._material.rows]}

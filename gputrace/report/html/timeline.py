@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,10 +27,15 @@ from gputrace.analyzers.timeline_model import Scene, SceneLane
 from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
 from gputrace.analyzers.timeline_model.gaps import GapDetail, worst_gaps
 from gputrace.analyzers.timeline_model.step_causes import explain_step
-from gputrace.analyzers.timeline_model.trace_rows import HOST_TRACKS, TrackRow, read_track_rows
+from gputrace.analyzers.timeline_model.trace_rows import (
+    HOST_TRACKS,
+    TrackRow,
+    read_track_rows,
+    read_window_rows,
+)
 from gputrace.errors import InputError
 from gputrace.model.events import UNKNOWN, Kind
-from gputrace.model.intervals import Intervals
+from gputrace.model.intervals import Intervals, union
 from gputrace.model.options import Window
 from gputrace.model.results import Analysis
 from gputrace.model.trace import Trace
@@ -146,6 +151,8 @@ def _row_figure(shown: Range1d) -> figure:
     tips.append(("from", "@left{0.000000000} s"))
     add_tips(plot, boxes, tips, attachment="below")
     plot.add_tools(TapTool(renderers=[boxes], visible=False))
+    # What a server sends in place of what the page has.
+    plot.tags = [_empty("rows-served", ("text",))]
     look = {"hatch_pattern": "right_diagonal_line", "hatch_color": "#5a5a66", "fill_alpha": 0}
     look |= {"hatch_scale": 12, "hatch_weight": 1, "line_color": None}
     plot.quad(*_SIDES, source=_empty("rows-absent", _SIDES), **look)
@@ -314,11 +321,18 @@ class Material:
     """Runs of ``lanes``, reduced to what fits into a file."""
     rows: str = ""
     """Streams and threads, as `PackedRows` has them; empty without any."""
+    window_rows: Callable[[Window], str] = field(default=lambda _window: "", repr=False)
+    """Reads those of a window while the trace is open."""
 
     @property
     def whole(self) -> bool:
         """True if nothing had to be reduced."""
-        return all(lane_runs.whole for lane_runs in self.runs)
+        return all(lane_runs.whole for lane_runs in self.runs) and self.has_names
+
+    @property
+    def has_names(self) -> bool:
+        """True if ``rows`` have all operations."""
+        return sum(len(lane.operations or ()) for lane in self.scene.lanes) <= MOST_OPERATIONS
 
     def runs_around(self, start: int, end: int, most: int) -> tuple[Runs, ...]:
         """Reduce the lanes, with full detail in a window, or exact shares where that is too much.
@@ -369,6 +383,13 @@ def read_rows(trace: Trace, scene: Scene, most: int = MOST_OPERATIONS) -> Packed
     windows += [worst.around for worst in gaps]
     rows, within = read_track_rows(trace, scene, windows, most)
     return PackedRows(_packed(trace, scene, rows, within) if rows else "")
+
+
+def read_window(trace: Trace, scene: Scene, window: Window) -> str:
+    """Return the text of `PackedRows` of all streams and threads in a window."""
+    window = Window(max(window.start, scene.span.start), min(window.end, scene.span.end))
+    rows = read_window_rows(trace, scene, window, 2 * MOST_OPERATIONS)
+    return _packed(trace, scene, rows, union([window.start], [window.end])) if rows else ""
 
 
 def _longest_kernel(scene: Scene, analysis: Analysis) -> list[Window]:
@@ -422,6 +443,7 @@ def _packed(trace: Trace, scene: Scene, rows: Sequence[TrackRow], within: Interv
                 "length": (row.track.events.end - row.track.events.start).tolist(),
                 "name": places[first:end].tolist(),
                 "link": row.track.events.correlation.tolist(),
+                "count": [] if row.counts is None else row.counts.tolist(),
             }
             for row, first, end in zip(rows, edges[:-1], edges[1:], strict=True)
         ],

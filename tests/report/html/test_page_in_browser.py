@@ -22,10 +22,11 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.timeline_model import read_scene
+from gputrace.analyzers.timeline_model.trace_rows import merge_narrow, read_window_rows
 from gputrace.model.options import Options
 from gputrace.readers.open import open_traces
 from gputrace.report.html.page import render
-from gputrace.report.html.timeline import gather, read_rows
+from gputrace.report.html.timeline import gather, read_rows, read_window
 from gputrace.report.palette import LOOKS
 from gputrace.units import parse_duration
 from tests.helpers import command
@@ -791,4 +792,36 @@ def test_all_kernels_are_in_a_table_that_filters(
     assert all("vectorized" in name and "add" in name for name in left)
     browser.run(f"{rows}.find(row => !row.hidden).querySelector('button.named').click()")
     assert browser.run(NAME).lower()[:200] == left[0][:200]
+    assert_nothing_wrong(browser)
+
+
+def test_a_server_sends_every_stream_of_a_window_and_the_page_draws_it(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with open_traces([recording(STARVED)]) as trace:
+        scene = read_scene(trace, Options())
+        packed = read_rows(trace, scene, most=6_000)
+        whole = read_window(trace, scene, scene.span)
+        merged = [
+            merge_narrow(trace, row, scene.span, 100)
+            for row in read_window_rows(trace, scene, scene.span, 1 << 40)
+        ]
+    for row in merged:
+        assert row.counts is not None
+        assert len(row.counts) == len(row.track.events)
+    (tmp_path / "page.html").write_text(render(gather(scene, rows=packed.text)))
+    browser.open((tmp_path / "page.html").as_uri())
+    browser.until("document.body.dataset.rows")
+    browser.run("document.querySelector('[data-do=run]').click()")
+    shown(browser)
+    absent = "Bokeh.documents[0].get_model_by_name('rows-absent').data.left.length"
+    boxes = "Bokeh.documents[0].get_model_by_name('rows-boxes').data.left.length"
+    assert browser.run(absent)
+    before = browser.run(boxes)
+    served = "Bokeh.documents[0].get_model_by_name('rows').tags[0]"
+    browser.run(f"void ({served}.data = {{ text: ['{whole}'] }})")
+    browser.until(f"{absent} === 0")
+    assert browser.run(boxes) > before
+    assert browser.run("document.getElementById('named').textContent") == ""
+    assert browser.run("document.getElementById('open').textContent").endswith("3 of 54 open")
     assert_nothing_wrong(browser)
