@@ -192,6 +192,7 @@ _PLACES: Final = {
     "warmup": _STEPS,
 }
 """Where the page has the evidence of a finding that owns no gap: id of the element, and link."""
+_COVERED: Final = "Lines may cover each other; a click on a name hides or shows one."
 _MOST_KERNELS: Final = 1_000
 """Kernels of the whole list."""
 _LEAST_CHARGE: Final = 0.005
@@ -395,6 +396,15 @@ def _summary(material: Material) -> dict[str, str]:
             f" Half of the measured steps take less than {format_ns(steps.p50_ns)}, "
             f"19 of 20 less than {format_ns(steps.p95_ns)}."
         )
+    lengths: dict[int, list[int]] = {}
+    for step in analysis.step_list:
+        if step.phase == "steady":
+            lengths.setdefault(step.step, []).append(step.end_ns - step.start_ns)
+    if len({step.rank for step in analysis.step_list}) > 1 and lengths:
+        apart = max(max(known) - min(known) for known in lengths.values())
+        captions["steps"] += (
+            f" In a step the ranks differ by at most {format_ns(apart)}. {_COVERED}"
+        )
     return captions | _curve_summaries(analysis)
 
 
@@ -419,7 +429,9 @@ def _curve_summaries(analysis: Analysis) -> dict[str, str]:
                 captions[curve.name].append(f"{card_name(gpu.gpu, analysis)} {text}")
     part = "run" if window is None else "measured steps"
     return {
-        name: f"Mean over the {part}: {'; '.join(parts)}." if parts else f"No sample in the {part}."
+        name: f"Mean over the {part}: {'; '.join(parts)}.{f' {_COVERED}' * (len(parts) > 1)}"
+        if parts
+        else f"No sample in the {part}."
         for name, parts in captions.items()
     }
 

@@ -33,6 +33,8 @@ from gputrace.report.html import timeline
 from gputrace.report.html.charts import step_chart
 from gputrace.report.html.page import hashes
 from gputrace.units import format_ns
+from tests.analyzers.test_host_only_traces import Made
+from tests.analyzers.test_host_only_traces import train as host_steps
 from tests.helpers import command
 from tests.helpers.cache_writing import wait_until_kept
 from tests.helpers.command import assert_refused
@@ -525,3 +527,29 @@ def test_a_window_and_steps_may_be_asked_for(
             trace.report(target)
     rows = [row for row in Page(target.read_text(encoding="utf-8")).of("tr") if "data-start" in row]
     assert 3 <= len(rows) <= 6
+
+
+def test_a_chart_of_several_ranks_says_how_far_apart_they_are(tmp_path: Path) -> None:
+    write_nsys(simulate(Plan(ranks=8, steps=8, allreduces=2)), tmp_path / "eight.sqlite")
+    with gputrace.open(tmp_path / "eight.sqlite") as trace:
+        trace.report(tmp_path / "page.html")
+        steps = [step for step in trace.analyze().step_list if step.phase == "steady"]
+    lengths: dict[int, list[int]] = {}
+    for step in steps:
+        lengths.setdefault(step.step, []).append(step.end_ns - step.start_ns)
+    apart = format_ns(max(max(known) - min(known) for known in lengths.values()))
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"In a step the ranks differ by at most {apart}. Lines may cover each other" in text
+
+
+def test_a_page_without_a_gpu_has_no_section_without_content(tmp_path: Path) -> None:
+    made = Made(tmp_path / "host.sqlite")
+    made.process(1, 0)
+    host_steps(made)
+    made.report()
+    with gputrace.open(made.path) as trace:
+        trace.report(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert 'id="h-run"' not in text
+    assert "Shorter gap" not in text
+    assert text.count("<section") == text.count("</section>")
