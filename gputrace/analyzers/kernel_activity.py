@@ -1,4 +1,4 @@
-"""What the parts of a card do while each kernel runs, from counters that cover many at once.
+"""Activity of the parts of a card while each kernel runs, from counters that cover many at once.
 
 A reading of the counters (`Nvml.activity`) is the mean of 100 ms, in which a long kernel may be
 alone, and short ones alternate. The activity of each kernel is that which explains all readings
@@ -54,7 +54,7 @@ _CELL_NS: Final = 100_000_000
 _PHASES: Final = np.arange(0, 100, 2) * 1_000_000
 """When a card may take stock, within that time."""
 _FINER: Final = (np.arange(-3, 4) * 500_000, np.arange(-4, 5) * 100_000)
-"""What is tried around the likely phases, and then around the likely ones of these."""
+"""Distances tried around the likely phases, and then around the likely ones of these."""
 _LEAST_DELAYS: Final = (0, 50_000_000)
 """Least time from stocktaking to a change that is seen; it varies by less than 100 ms."""
 _CHUNK_NS: Final = 60_000_000_000
@@ -104,7 +104,7 @@ def _card(lane: LaneSummary) -> tuple[int, int]:
 
 
 class Explained(NamedTuple):
-    """What the readings of one GPU say of each chosen kernel: shape (figures, chosen)."""
+    """Activity of each chosen kernel by the readings of one GPU: shape (figures, chosen)."""
 
     values: Floats
     errors: Floats

@@ -71,7 +71,7 @@ class ExitWatch:
 
 
 class _Watcher:
-    """What the process of an `ExitWatch` does, until its input ends."""
+    """Watch, as the process of an `ExitWatch`, until the input ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._host = folder, os.uname().nodename

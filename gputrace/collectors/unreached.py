@@ -102,7 +102,7 @@ _WRAPPERS: Final = (
 _TRANSPARENT: Final = re.compile(
     r"(nohup|time|nice|ionice|timeout|stdbuf|setsid|numactl|taskset)( -\S+| [\d.]+[smhd]?)* "
 )
-"""What may stand before a wrapper, and starts it in its own environment."""
+"""Commands that may stand before a wrapper and start it in their own environment."""
 _PROGRAM: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec")
 """Names of programs before which a recorder belongs."""
 _LONGEST: Final = 200
@@ -117,7 +117,7 @@ _OURS: Final = (
 
 
 class _Process(NamedTuple):
-    """What /proc shows of a process."""
+    """A process, as /proc shows it."""
 
     pid: int
     parent: int

@@ -90,7 +90,7 @@ class Kind(IntEnum):
 
 
 AT: Final = " at "
-"""What parts the name of a `Kind.SOURCE` from the line."""
+"""Separator of the name of a `Kind.SOURCE` and the line."""
 
 GPU_KINDS: Final = tuple(kind for kind in Kind if kind < Kind.API)
 COPY_KINDS: Final = (Kind.COPY_H2D, Kind.COPY_D2H, Kind.COPY_D2D, Kind.COPY_PEER, Kind.COPY_OTHER)

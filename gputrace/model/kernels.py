@@ -65,7 +65,7 @@ class Roofline(Struct, frozen=True):
 
 
 class KernelActivity(Struct, frozen=True):
-    """What the parts of a card do while a kernel runs, by counters that cover 100 ms at a time."""
+    """Activity of a card while a kernel runs, by counters that cover 100 ms at a time."""
 
     readings: int
     """Readings of the counters in which it runs."""
@@ -74,7 +74,7 @@ class KernelActivity(Struct, frozen=True):
     tensor_cores: float
     """Part of the time that the tensor cores work."""
     arithmetic: float
-    """The same of all pipes for floats together, the tensor cores among them."""
+    """Part of the time that pipes for floats work, the tensor cores among them."""
     memory: float
     """Bytes of the card's memory moved, as a fraction of its bandwidth."""
     nvlink_bytes_per_s: float

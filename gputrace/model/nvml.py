@@ -152,7 +152,7 @@ class Nvml(Struct, frozen=True, eq=False):
     """Every ordered pair of cards of a host, a card with itself too."""
     samples: Samples = field(default_factory=Samples)
     activity: Samples = field(default_factory=Samples)
-    """What the parts of the cards did, each row in the nanoseconds ``periodNs`` before its time."""
+    """Activity of cards, each row in the nanoseconds ``periodNs`` before its time."""
     processes: tuple[ProcessUse, ...] = ()
     """In order of time."""
 

@@ -21,7 +21,7 @@ _MEANING: Final = {
     "caches alone",
     "few SMs": "in which most of the GPU is without work ({}): a wait, or too few blocks",
 }
-"""What is seen of kernels, and what they then do, by `KernelActivity.does`."""
+"""Descriptions of kernels by `KernelActivity.does`: what is seen, and what it means."""
 
 
 def work_waiting(facts: Facts) -> Mapping[tuple[int, int], int]:
