@@ -127,7 +127,7 @@ def _finds(plant: Plant) -> Outcome:
     if not report.findings:
         return Outcome("nothing", queued)
     first = report.findings[0]
-    if first.id == plant.finding and plant.says in first.message:
+    if first.id == plant.finding and plant.says in "; ".join((first.message, *first.details)):
         return Outcome(queued=queued)
     return Outcome(first.id if first.id != plant.finding else first.message, queued)
 

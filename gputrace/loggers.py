@@ -32,7 +32,7 @@ from gputrace.api import OpenTrace, open
 from gputrace.errors import GputraceError, MissingError, UsageError
 from gputrace.marks import recording_folder
 from gputrace.model.time_class import CLASSES
-from gputrace.report.wording import advice, verdict
+from gputrace.report.wording import finding_text, verdict
 from gputrace.sanitize import sentence
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def _figures_of(trace: OpenTrace) -> Iterator[Figures]:
         page = Path(folder) / _PAGE
         trace.report(page)
         yield Figures(
-            sentence(" ".join([verdict(analysis), *advice(analysis)])),
+            sentence(" ".join(finding_text(analysis, each) for each in analysis.findings[:1]))
+            or verdict(analysis),
             analysis.render("markdown"),
             _steps(analysis),
             _means(analysis),

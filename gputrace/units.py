@@ -87,6 +87,13 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def format_pair(first_ns: float, word: str, second_ns: float) -> str:
+    """Format two durations as ``25.3 of 63.4 ms``, with the unit once where both have it."""
+    first, second = format_ns(first_ns), format_ns(second_ns)
+    number, _, unit = first.rpartition(" ")
+    return f"{number if second.endswith(f' {unit}') else first} {word} {second}"
+
+
 def format_share(part: float, whole: float) -> str:
     """Format as ``40.1%``; a dash for nothing, ``<0.1%`` for very little."""
     if not part or not whole:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -12,13 +12,17 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
+from gputrace.analyzers import findings, pipeline
+from gputrace.analyzers.findings import Facts
 from gputrace.model import events, intervals
+from gputrace.model.results import Finding
 from gputrace.model.trace import Trace
 from gputrace.native import library
 from gputrace.readers.registry import open_trace
 from tests.helpers import command
 from tests.helpers.exports import Export, Opened
 from tests.helpers.recordings import unpack
+from tests.helpers.sentences import check_sentences
 from tests.native.build import Machine, compile_once
 
 GOLDEN: Final = Path(__file__).parent / "golden"
@@ -49,6 +53,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         patch.setenv("GPUTRACE_CACHE", "off")
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sentences() -> Iterator[None]:
+    """Checks the sentences of all findings that the tests' traces have, plugins' left aside."""
+
+    def find(facts: Facts, plugged: Sequence[Finding] = ()) -> tuple[Finding, ...]:
+        return (*map(check_sentences, findings.find(facts)), *plugged)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "find", find)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

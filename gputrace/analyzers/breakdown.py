@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, edges_of, quantile, time_of
-from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, are_of_hip
+from gputrace.analyzers.host_calls import (
+    NOBODY,
+    CudaApiCalls,
+    are_of_hip,
+    describe_os_call,
+    longest_os_call,
+    read_host,
+)
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
 from gputrace.analyzers.ledger import charges_within
@@ -271,7 +278,9 @@ def find_gaps(
     by_cause = {cause: sum(gaps.by_cause[cause] for gaps in by_gpu) for cause in IDLE_CAUSES}
     total, count = sum(gaps.total for gaps in by_gpu), sum(gaps.count for gaps in by_gpu)
     listed = in_steps or anywhere
-    could_name = is_python and lines is None and any(_OUTSIDE in gap.evidence for gap in listed)
+    texts = [gap.evidence for gap in listed]
+    outside = any(_OUTSIDE in text or text.startswith("thread ") for text in texts)
+    could_name = is_python and lines is None and outside
     return Gaps(count, total, by_cause, anywhere, in_steps, _NAME_LINES if could_name else "")
 
 
@@ -340,7 +349,7 @@ def _explain(
     lane, calls = view.lane, view.calls
     edges = [edge for gap in gaps for edge in gap]
     around = Window(min(edges), max(edges))
-    ranges: dict[int, Events | None] = {}
+    read: dict[tuple[int, Kind], Events] = {}
     causes = lane.causes.within(edges[::2], edges[1::2]).argmax(1).tolist()
     charges = charges_within(view, edges[::2], edges[1::2])
     explained = []
@@ -349,10 +358,11 @@ def _explain(
         pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
         evidence = NO_ISSUER if has_calls else ""
         if calls is not None and pair is not None:
-            if pair[0] not in ranges:
-                ranges[pair[0]] = read_ranges(view.trace, pair[0], around)
-            evidence = evidence_of(view.trace, calls, feeder, start, end)
-            evidence += range_of(view.trace, ranges[pair[0]], pair, start, end)
+            os_calls, ranges = (pair[0], Kind.OS_RUNTIME), (pair[0], Kind.RANGE)
+            for key in {os_calls, ranges} - read.keys():
+                read[key] = read_host(view.trace, *key, around)
+            evidence = evidence_of(view.trace, calls, read[os_calls], feeder, start, end)
+            evidence += range_of(view.trace, read[ranges], pair, start, end)
         if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
             evidence = "CUDA calls were not recorded at that time"
         if has_waits and lane.host_data is not None:
@@ -366,8 +376,12 @@ def _explain(
     return explained
 
 
-def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end: int) -> str:
-    """Return the evidence that the feeding thread's rows hold for a gap."""
+def evidence_of(
+    trace: Trace, calls: CudaApiCalls, os_calls: Events, feeder: int, start: int, end: int
+) -> str:
+    """Return what the feeding thread did in a gap: in no CUDA call, or in which; or what the
+    operating system did for it.
+    """
     rows = calls.overlapping(feeder, start, end)
     ids, begins, ends = (column[rows].tolist() for column in (calls.name, calls.start, calls.end))
     text = trace.names(set(ids))
@@ -379,29 +393,22 @@ def evidence_of(trace: Trace, calls: CudaApiCalls, feeder: int, start: int, end:
     named = sorted((name for name in spent if spent[name] >= worth), key=lambda n: -spent[n])
     parts = [f"{name} {format_ns(spent[name])}" for name in named[:_CALLS_NAMED]]
     inside_calls = union(calls.start[rows], calls.end[rows]).clip(start, end)
-    outside = end - start - inside_calls.total
-    process = calls.threads[feeder][0]
-    if outside >= worth and calls.all_recorded(process, np.array([start]), np.array([end]))[0]:
-        no_call = "no HIP call" if are_of_hip(trace, calls.name[:1]) else _OUTSIDE
-        parts.insert(0, f"{no_call} {format_ns(outside)}")
+    outside = inside_calls.complement(start, end)
+    process, number = calls.threads[feeder]
     # Ids past 31 bits are negative in their column.
-    return f"{', '.join(parts)} (thread {calls.threads[feeder][1] & 0xFFFFFFFF})"
+    thread = f"thread {number & 0xFFFFFFFF}"
+    name, took = longest_os_call(trace, os_calls, (process, number), outside)
+    if 2 * took > outside.total:
+        return ", ".join([f"{thread} {describe_os_call(name, took)}", *parts])
+    is_known = calls.all_recorded(process, np.array([start]), np.array([end]))[0]
+    if outside.total >= worth and is_known:
+        no_call = "no HIP call" if are_of_hip(trace, calls.name[:1]) else _OUTSIDE
+        parts.insert(0, f"{no_call} {format_ns(outside.total)}")
+    return f"{', '.join(parts)} ({thread})"
 
 
-def read_ranges(trace: Trace, process: int, window: Window) -> Events | None:
-    """Read the named ranges of a process, such as NVTX's; None where none were recorded."""
-    if Kind.RANGE not in trace.kinds:
-        return None
-    columns = "start", "end", "name", "process", "thread"
-    return trace.events_of(process, [Kind.RANGE], columns, window)
-
-
-def range_of(
-    trace: Trace, ranges: Events | None, feeder: tuple[int, int], start: int, end: int
-) -> str:
+def range_of(trace: Trace, ranges: Events, feeder: tuple[int, int], start: int, end: int) -> str:
     """Return the innermost range that the feeding thread was in for most of a gap."""
-    if ranges is None:
-        return ""
     inside = np.minimum(ranges.end, end) - np.maximum(ranges.start, start)
     mine = (ranges.process == feeder[0]) & (ranges.thread == feeder[1])
     rows = np.flatnonzero(mine & (2 * inside > end - start))

@@ -28,6 +28,7 @@ from gputrace.model.intervals import Intervals, Times, lie_in, union
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
+from gputrace.units import format_ns
 
 
 class Call(IntEnum):
@@ -70,6 +71,47 @@ _PATTERNS: Final = (
         ),
     ),
 )
+
+_OS_CALLS: Final = (
+    (r"sleep", "slept"),
+    (r"poll|select|wait|futex|lock|join|^sem_|pause", "waited"),
+    (r"read|recv|^fgets|getline", "read"),
+    (r"write|send|sync|flush", "wrote"),
+)
+"""What a thread did in an operating system's call, by parts of the call's name."""
+_NAMED_OS_PART: Final = 0.05
+"""Part of some time that a system call must last for to be named."""
+
+
+def read_host(trace: Trace, process: int, kind: Kind, window: Window) -> Events:
+    """Read what a process did of a kind; nothing where that was not recorded."""
+    columns = ("start", "end", "name", "process", "thread")
+    return trace.events_of(process, {kind} & trace.kinds, columns, window)
+
+
+def longest_os_call(
+    trace: Trace, calls: Events, thread: tuple[int, int], time: Intervals
+) -> tuple[str, int]:
+    """Return the system call that a thread was in for longest within some time, and for how many
+    nanoseconds; nothing where that is less than 5 % of the time.
+    """
+    calls = calls.select((calls.process == thread[0]) & (calls.thread == thread[1]))
+    within = time.within(calls.start, calls.end)
+    if not within.any():
+        return "", 0
+    names, index = number_ids(calls.name)
+    spent = np.bincount(index, within)
+    most = int(np.argmax(spent))
+    if spent[most] < _NAMED_OS_PART * time.total:
+        return "", 0
+    return trace.names([int(names[most])])[int(names[most])], int(spent[most])
+
+
+def describe_os_call(name: str, ns: float) -> str:
+    """Return what a thread did in a system call, as ``slept 25.4 ms (clock_nanosleep)``."""
+    did = next((did for pattern, did in _OS_CALLS if re.search(pattern, name)), "")
+    return f"{did} {format_ns(ns)} ({name})" if did else f"spent {format_ns(ns)} in {name}"
+
 
 CALL_COLUMNS: Final = ("start", "end", "name", "process", "thread", "correlation")
 """Columns of calls."""

@@ -209,7 +209,7 @@ def _notes(facts: Facts, recorded_calls: RecordedCalls | None) -> Iterator[str]:
             f"{spent / busy:.0%} of the time in which any of them runs"
         )
     if cost is not None and not cost.added_ns:
-        yield str(cost)
+        yield f"{cost} ({cost.basis})"
     yield from note_neighbours(facts)
 
 

@@ -277,12 +277,12 @@ WARMUP_CAUSES: Final = {
         "an allocator's pool fills once; an algorithm search allocates its own workspaces",
     ),
     "autotuning": WarmupCause(
-        "trying algorithms that later steps do not use",
+        "trying algorithms",
         "fewer input shapes; in short runs, no search (cudnn.benchmark = False)",
     ),
     "data_feeding": WarmupCause("waiting for data", "start the loader before building the model"),
     "host": WarmupCause(
-        "host work outside CUDA calls",
+        "host work",
         "the host loads libraries, compiles and plans convolutions in the first steps",
     ),
 }

@@ -24,7 +24,7 @@ from gputrace.model.host import Allocator, HostLoad, InputPipeline, Loader, Step
 from gputrace.model.kernels import Kernels
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_pair
 
 Evidence = Mapping[str, float | int | bool | str | None]
 
@@ -181,7 +181,7 @@ class Missing(Struct, frozen=True):
     """System id of the thread whose launches alone lack them."""
 
     def __str__(self) -> str:
-        return f"{self.share:.1%} of the {self.rows} of rank {self.rank} ({self.evidence})"
+        return f"{self.share:.1%} of the {self.rows} of rank {self.rank}"
 
 
 class RecorderCost(Struct, frozen=True):
@@ -209,18 +209,20 @@ class RecorderCost(Struct, frozen=True):
         return 1 - self.added_ns / self.step_ns if self.step_ns else 1.0
 
     def __str__(self) -> str:
-        by = f"by {self.steps:,} steps without the recorder"
         if not self.added_ns:
-            most = max(0.0, self.step_ns / max(self.low_ns, 1) - 1)
-            return f"recording lengthens no step measurably ({by}; by {most:.1%} at most)"
-        more, least, most = (
-            self.step_ns / max(step, 1) - 1
-            for step in (self.unrecorded_step_ns, self.high_ns, self.low_ns)
+            return "recording lengthens no step measurably"
+        more = self.step_ns / max(self.unrecorded_step_ns, 1) - 1
+        lengths = format_pair(self.unrecorded_step_ns, "to", self.step_ns)
+        return f"recording lengthens each step by {more:.0%} (from {lengths})"
+
+    @property
+    def basis(self) -> str:
+        """Bounds, and what they follow from, as a clause."""
+        least, most = (
+            max(self.step_ns / max(step, 1) - 1, 0.0) for step in (self.high_ns, self.low_ns)
         )
-        return (
-            f"recording lengthens a step from {format_ns(self.unrecorded_step_ns)} to "
-            f"{format_ns(self.step_ns)} ({more:.0%}, {least:.0%} to {most:.0%}; {by})"
-        )
+        between = f"{least:.0%} to {most:.0%}" if self.added_ns else f"at most {most:.1%}"
+        return f"{between}, by {self.steps:,} steps without the recorder"
 
 
 class Breakdown(_ClassTimes, frozen=True):
@@ -359,11 +361,13 @@ class Finding(Struct, frozen=True):
     impact_ns: int
     """Cost per step, or over the whole span where there are no steps."""
     message: str
-    """Cause and cost, in a sentence without its full stop."""
+    """Cause and its share of the time: one sentence of at most 25 words, without its full stop."""
     advice: str
-    """Remedy, likewise; empty without one."""
+    """Remedy, without its full stop; empty without one."""
     evidence: Evidence = field(default_factory=dict)
-    """Figures of the message, by name."""
+    """Figures of the message and its details, by name."""
+    details: tuple[str, ...] = ()
+    """What the trace shows of the cause, in sentences without their full stops."""
 
 
 class CauseNode(Struct, frozen=True):
@@ -406,6 +410,8 @@ class LedgerRow(Struct, frozen=True):
     """Innermost frame that most of the samples at the line met, in a library mostly."""
     paid_by: int
     """Rank of the GPU that loses the time."""
+    call: str | None = None
+    """System call that the thread was in for most of it."""
 
     @property
     def waits(self) -> bool:
@@ -690,7 +696,7 @@ class WhatIf(Struct, frozen=True):
     assumption: str
     """Assumed effect of the optimization, and what bounds it."""
     beyond: str
-    """Reason why it may gain more than the finding costs; empty if it cannot."""
+    """What it may gain beyond the finding's cost; empty if it cannot."""
     replay_error: float
     """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
     steps: int

@@ -81,7 +81,14 @@ class Line(Struct, frozen=True):
     style: str = ""
     """Style in a terminal, in rich's words."""
     name: str = ""
-    """Its beginning: the id of a finding, ``note``, the label of a run."""
+    """Its beginning: the id of a finding, ``What to do``, ``note``, the label of a run."""
+    below: tuple[Line, ...] = ()
+    """What stands below it: the evidence of a finding, the gain to expect, and advice."""
+
+    @property
+    def sentence(self) -> str:
+        """Return the name and the text."""
+        return f"{self.name}: {self.text}" if self.name else self.text
 
 
 class Document(Struct, frozen=True):
@@ -90,7 +97,7 @@ class Document(Struct, frozen=True):
     head: tuple[Line, ...]
     """Verdict, and what else is known at once."""
     lead: tuple[Line, ...] = ()
-    """Advice on it; the compared runs."""
+    """The compared runs."""
     tables: tuple[Table, ...] = ()
     findings: tuple[Line, ...] = ()
     sections: Mapping[str, tuple[Table, ...]] = {}

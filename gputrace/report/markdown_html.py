@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Final
 
 from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Line, Table
-from gputrace.report.wording import capital
 from gputrace.sanitize import sentence
 
 _MARKUP: Final = re.compile(r"[\\`*_<>|\[\]~$&#]")
@@ -23,19 +22,21 @@ NOTEBOOK: Final = Limits(gaps=5)
 def render_markdown(document: Document) -> str:
     """Render a report as GitHub Markdown; names from the trace are escaped."""
     verdict, *head = document.head
-    parts = [f"**{escape(verdict.text)}**"]
-    parts += [escape(line.text) for line in (*head, *document.lead) if not line.name]
-    parts.append("\n".join(map(_item, (line for line in document.lead if line.name))))
+    parts = [f"**{escape(verdict.text)}**", "\n".join(map(_item, verdict.below))]
+    parts += [escape(line.text) for line in head]
+    parts.append("\n".join(map(_item, document.lead)))
     parts += map(render_table, document.tables)
-    findings = (f"- `{line.name}`: {escape(capital(line.text))}" for line in document.findings)
+    findings: list[str] = []
+    for line in document.findings:
+        findings.append(f"- `{line.name}`: {escape(line.text)}")
+        findings += [f"  {_item(each)}" for each in line.below]
     parts.append("\n".join([*findings, *map(_item, document.notes)]))
     parts += map(render_table, chain.from_iterable(document.sections.values()))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _item(line: Line) -> str:
-    name = "" if line.name in ("", "note") else f"{escape(line.name)}: "
-    return f"- {name}{escape(line.text)}"
+    return f"- {escape(line.text if line.name == 'note' else line.sentence)}"
 
 
 def render_table(table: Table) -> str:
@@ -55,19 +56,26 @@ def escape(text: str) -> str:
 
 def render_html(document: Document) -> str:
     """Render a ``div`` without scripts or styles; everything from the trace is escaped."""
-    (verdict, *head), lead = document.head, document.lead
-    findings = (f"{line.name}: {capital(line.text)}" for line in document.findings)
+    verdict, *head = document.head
     return "".join(
         (
-            f"<div><p><b>{escape_html(verdict.text)}</b></p>",
-            *(f"<p>{escape_html(line.text)}</p>" for line in (*head, *lead)),
+            f"<div><p><b>{escape_html(verdict.text)}</b></p>{_html_list(verdict)}",
+            *(f"<p>{escape_html(line.text)}</p>" for line in (*head, *document.lead)),
             *map(_html_table, document.tables),
-            *(f"<p>{escape_html(finding)}</p>" for finding in findings),
+            *(
+                f"<p>{escape_html(line.sentence)}</p>{_html_list(line)}"
+                for line in document.findings
+            ),
             *map(_html_table, chain.from_iterable(document.sections.values())),
             *(f"<p><small>{escape_html(note.text)}</small></p>" for note in document.notes),
             "</div>",
         )
     )
+
+
+def _html_list(line: Line) -> str:
+    items = "".join(f"<li>{escape_html(each.sentence)}</li>" for each in line.below)
+    return f"<ul>{items}</ul>" if items else ""
 
 
 def escape_html(text: str) -> str:

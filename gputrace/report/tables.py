@@ -7,6 +7,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from gputrace.model.columns import UNKNOWN, Column
 from gputrace.model.communication import CollectiveTotals, GpuLink
 from gputrace.model.host import PHASES, LoaderChoice
@@ -17,6 +19,7 @@ from gputrace.model.results import (
     CopyUse,
     Energy,
     ExtraTable,
+    Gap,
     LedgerRow,
     ModuleUse,
 )
@@ -35,13 +38,15 @@ from gputrace.report.document import (
     tabulate,
 )
 from gputrace.report.wording import (
-    advice,
+    capital,
     cut_middle,
+    explain,
     gpu_label,
     kernel_labels,
     loop_name,
     notes,
-    savings,
+    shown_findings,
+    too_short,
     verdict,
 )
 from gputrace.units import (
@@ -209,16 +214,26 @@ def _ns(rows: Iterable[LedgerRow]) -> int:
 
 _LEAST_GAP: Final = 0.005
 """Share of a step from which a gap is listed."""
+_ALIKE: Final = 0.9
+"""Ratio to the length of a listed gap from which one of the same cause is not listed again."""
 
 
 def gaps_table(analysis: Analysis, most: int) -> Table:
-    """List the largest gaps; only those in measured steps where steps were found."""
+    """List the largest gaps; only those in measured steps where steps were found. Gaps of one cause
+    and similar length have one row, that of the largest, with their number.
+    """
     gaps, turn = analysis.gaps, loop_name(analysis)[0]
     least = _LEAST_GAP * (analysis.steps.mean_ns or 0)
-    shown = [gap for gap in gaps.largest_in_steps or gaps.largest if gap.length_ns >= least]
+    alike: dict[Gap, int] = {}
+    for gap in gaps.largest_in_steps or gaps.largest:
+        if gap.length_ns >= least:
+            same = (g for g in alike if g.cause == gap.cause)
+            first = next((g for g in same if gap.length_ns >= _ALIKE * g.length_ns), gap)
+            alike[first] = alike.get(first, 0) + 1
     columns = (
         Column("", lambda gap: gpu_label(gap, analysis)),
         Column("length", "length_ns"),
+        Column("alike", lambda gap: alike[gap] if alike[gap] > 1 else None, unknown=""),
         Column("from", lambda gap: f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s"),
         Column("step", "step", "{}", ""),
         Column("cause", lambda gap: CLASS_NAMES[gap.cause].removeprefix("idle: ")),
@@ -228,7 +243,7 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
     where *= bool(gaps.largest_in_steps)
     on = " on all GPUs" if len(analysis.breakdown) > 1 else ""
     every = f"the whole trace has {gaps.count:,}, {format_ns(gaps.total_ns)}{on}"
-    return tabulate(f"Largest gaps{where} ({every})", columns, shown[:most])
+    return tabulate(f"Largest gaps{where} ({every})", columns, list(alike)[:most])
 
 
 def phases_table(analysis: Analysis) -> Table | None:
@@ -320,9 +335,9 @@ def collectives_table(analysis: Analysis) -> Table | None:
         role = f"{total.role}{name}, " if total.role or name else ""
         return f"{total.operation}, {role}{who}"
 
-    unit = "a GPU and step" if shown[0].steps else "a GPU"
+    unit = "per GPU and step" if shown[0].steps else "per GPU"
     where = " within one process" if all(total.one_process for total in shown) else ""
-    title = f"Communication{where} ({unit}; exposed: with no computation beside it)"
+    title = f"Communication{where} {unit} (exposed = not hidden by compute)"
     return declared(title, shown, Column("", members))
 
 
@@ -589,16 +604,22 @@ def document(analysis: Analysis, limits: Limits) -> Document:
         first.append(main_table(analysis, limits.gpus_across))
         first.append(causes_table(analysis, limits.gpus_across, limits.causes))
         first.append(gaps_table(analysis, limits.gaps))
-    findings = analysis.findings
-    style = STYLES[findings[0].severity] if findings else "green"
+    findings = [
+        Line(
+            f"{capital(each.message)}.",
+            STYLES[each.severity],
+            each.id,
+            tuple(Line(text, name=name) for name, text in explain(analysis, each)),
+        )
+        for each in shown_findings(analysis)
+    ]
+    head = Line(verdict(analysis), "" if too_short(analysis) else "green")
+    if findings and not too_short(analysis):
+        head = replace(findings.pop(0), name="")
     return Document(
-        head=(Line(verdict(analysis), style),),
-        lead=tuple(Line(text) for text in advice(analysis)),
+        head=(head,),
         tables=present(first),
-        findings=tuple(
-            Line(f"{each.message}.{savings(analysis, each)}", STYLES[each.severity], each.id)
-            for each in findings[1:]
-        ),
+        findings=tuple(findings),
         sections={name: present(tables) for name, tables in sections.items()},
         notes=tuple(Line(note, "dim", "note") for note in notes(analysis)),
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table
+from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Line, Table
 from gputrace.sanitize import sentence
 
 
@@ -26,19 +26,17 @@ def render(document: Document, width: int = 80, color: bool = False) -> str:
     """Render a report at most ``width`` columns wide; with ANSI escape sequences if ``color``."""
     console = open_console(width, color)
     for line in document.head:
-        console.print(said(line.text, line.style))
+        console.print(said(line.text, line.style), *_below(line), sep="\n")
     for line in document.lead:
-        if line.name:
-            # Paths are for copying: they stay in one piece.
-            console.print(said(f"  {line.name}: {line.text}", line.style), soft_wrap=True)
-        else:
-            console.print(Padding(said(line.text, line.style), (0, 0, 0, 2)))
+        # Paths are for copying: they stay in one piece.
+        console.print(said(f"  {line.sentence}", line.style), soft_wrap=True)
     if document.head:
         console.print()
     for table in document.tables:
         print_table(console, table)
     for line in document.findings:
-        console.print(Text.assemble((f"{line.name}: ", line.style), said(line.text)))
+        sentence = Text.assemble((f"{line.name}: ", line.style), said(line.text))
+        console.print(sentence, *_below(line), sep="\n")
     sections = list(chain.from_iterable(document.sections.values()))
     if sections and document.findings:
         console.print()
@@ -51,6 +49,10 @@ def render(document: Document, width: int = 80, color: bool = False) -> str:
             name = f"{line.name}: " if line.name else ""
             console.print(Text.assemble((name, line.style), said(line.text)))
     return without_blanks(console).rstrip("\n") + "\n"
+
+
+def _below(line: Line) -> list[Padding]:
+    return [Padding(said(each.sentence), (0, 0, 0, 2)) for each in line.below]
 
 
 def open_console(width: int, color: bool) -> Console:

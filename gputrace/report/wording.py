@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gputrace.model.names import short
 from gputrace.model.results import TURNS, Analysis, Breakdown, Finding, Gap, GpuTotals, Step
 from gputrace.sanitize import LONGEST, clean, cut
-from gputrace.units import format_count, format_ids, format_ns
+from gputrace.units import format_count, format_ids, format_ns, format_pair
 
 if TYPE_CHECKING:
     from gputrace.analyzers.timeline_model import SceneLane
@@ -21,8 +21,31 @@ _HIDDEN_SHARE: Final = 0.01
 """Share of the time above which hidden data loading is mentioned."""
 
 
+_FEWEST_KERNELS: Final = 10
+_SHORTEST_NS: Final = 1_000_000
+"""Kernels, and nanoseconds, below both of which a recording without steps is too short to judge."""
+
+
+def too_short(analysis: Analysis) -> str:
+    """Return how little was recorded, ``one kernel, 50.0 µs``; empty if it is enough to judge."""
+    kernels = sum(gpu.kernels for gpu in analysis.gpus)
+    is_little = 0 < kernels < _FEWEST_KERNELS and analysis.span_ns < _SHORTEST_NS
+    if not is_little or any(row.steps for row in analysis.breakdown):
+        return ""
+    count = "one kernel" if kernels == 1 else f"{kernels} kernels"
+    return f"{count}, {format_ns(analysis.span_ns)}"
+
+
+def shown_findings(analysis: Analysis) -> tuple[Finding, ...]:
+    """Return the findings to show: of a recording too short to judge, those without a cost."""
+    is_short = bool(too_short(analysis))
+    return tuple(each for each in analysis.findings if not (is_short and each.impact_ns))
+
+
 def verdict(analysis: Analysis) -> str:
     """Return the first finding's message as a sentence."""
+    if little := too_short(analysis):
+        return f"Too short to judge: {little}."
     if analysis.findings:
         return f"{capital(analysis.findings[0].message)}."
     if not analysis.breakdown:
@@ -30,20 +53,27 @@ def verdict(analysis: Analysis) -> str:
     return "Nothing stands out: no class of time is worth a change."
 
 
-def advice(analysis: Analysis) -> Iterator[str]:
-    """Yield what to do about the first finding, if there is any."""
-    for first in analysis.findings[:1]:
-        yield f"What to do: {first.advice}.{savings(analysis, first)}"
+def explain(analysis: Analysis, finding: Finding) -> Iterator[tuple[str, str]]:
+    """Yield what stands below a finding's sentence, each with its label: what the trace shows, the
+    gain to expect from a cure, and what to do.
+    """
+    for detail in finding.details:
+        yield "", f"{capital(detail)}."
+    if gain := expected_gain(analysis, finding):
+        yield "Expected gain", f"{gain}."
+    if finding.advice:
+        yield "What to do", f"{finding.advice}."
 
 
 def finding_text(analysis: Analysis, finding: Finding) -> str:
-    """Return a finding's message as sentences, with the predicted gain of a fix."""
-    return f"{capital(finding.message)}.{savings(analysis, finding)}"
+    """Return a finding as sentences: its message, what the trace shows, gain and advice."""
+    below = (f"{name}: {text}" if name else text for name, text in explain(analysis, finding))
+    return " ".join([f"{capital(finding.message)}.", *below])
 
 
 def capital(text: str) -> str:
     """Return a text with the capital letter of a sentence's beginning, unless a name begins it."""
-    return re.sub(r"^(gpu(?= \d)|[a-z](?=[a-z']* ))", lambda begin: begin[0].upper(), text)
+    return re.sub(r"^(gpu(?= \d)|[a-z](?=[a-z'-]* ))", lambda begin: begin[0].upper(), text)
 
 
 def gpu_name(gpu: int | None, rank: int, known: bool, ranked: bool) -> str:
@@ -175,31 +205,26 @@ _MORE: Final = 1.1
 """Ratio to a finding's cost from which a predicted gain says why it is larger."""
 
 
-def savings(analysis: Analysis, finding: Finding) -> str:
-    """Return a sentence, after a space, on the predicted gain of a fix; empty if unknown.
+def expected_gain(analysis: Analysis, finding: Finding) -> str:
+    """Return what a cure is predicted to gain, ``25.1 ms a step, likely 17.0 to 32.0 ms``; empty if
+    unknown.
 
     Among findings with the same id only the first gets it: the prediction covers all of them.
     """
-    cure = next((cure for cure in analysis.what_if if cure.finding == finding.id), None)
+    cures = [cure for cure in analysis.what_if if cure.finding == finding.id]
     first = next(known for known in analysis.findings if known.id == finding.id)
-    if cure is None or first is not finding:
+    if not cures or first is not finding:
         return ""
-    now, gain = f"{format_ns(cure.now_ns)} {loop_name(analysis)[1]}", format_ns(cure.gain_ns)
-    least, most = (format_ns(cure.now_ns - bound) for bound in (cure.high_ns, cure.low_ns))
-    why = ""
+    cure, turn = cures[0], loop_name(analysis)[1]
+    least, most = (cure.now_ns - bound for bound in (cure.high_ns, cure.low_ns))
+    text = f"{format_ns(cure.gain_ns)} {turn}"
+    if least <= 0:
+        text = f"up to {format_ns(most)} {turn}"
+    elif format_ns(least) != format_ns(most):
+        text += f", likely {format_pair(least, 'to', most)}"
     if cure.beyond and cure.gain_ns > _MORE * finding.impact_ns:
-        why = f"; more than {format_ns(finding.impact_ns)} because {cure.beyond}"
-    basis = f", from {cure.pairs} measured pairs" if cure.pairs else ""
-    if cure.high_ns >= cure.now_ns:
-        return f" {cure.what} might save up to {most} of {now}{basis}{why}."
-    between = "" if least == most else f" ({format_range(least, most)}{basis})"
-    return f" {cure.what} would save about {gain} of {now}{between}{why}."
-
-
-def format_range(least: str, most: str) -> str:
-    """Format two quantities as ``1.2 to 1.4 ms``, with the unit once where both have it."""
-    number, _, unit = least.rpartition(" ")
-    return f"{number if most.endswith(f' {unit}') else least} to {most}"
+        text += f" (includes {cure.beyond})"
+    return f"{text}, with {cure.what}" if len(cures) > 1 else text
 
 
 @lru_cache(maxsize=4096)

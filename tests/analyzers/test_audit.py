@@ -19,6 +19,7 @@ from gputrace.model.intervals import union
 from tests.helpers import lookups, recordings
 from tests.helpers.exports import Export
 from tests.helpers.handmade import Run, analyze, train
+from tests.helpers.sentences import words_of
 from tests.synthetic import PLANTS, planted
 from tests.synthetic.lost_rows import LOSSES, Loss, lose
 
@@ -64,7 +65,7 @@ def test_two_per_cent_of_the_rows_are_missed(
     assert report.missing[0].gpu is not None
     (finding,) = (finding for finding in report.findings if finding.id == "lost-records")
     assert finding.severity == "low"
-    assert str(report.missing[0]) in finding.message
+    assert str(report.missing[0]) in words_of(finding)
 
 
 def test_without_a_fifth_of_the_operations_no_verdict_is_given(

@@ -18,6 +18,7 @@ from gputrace.api import Report
 from gputrace.model.kernels import Product
 from gputrace.model.results import Finding, Throughput
 from tests.helpers import command
+from tests.helpers.sentences import words_of
 from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml
 from tests.synthetic.nvml import MIB
 
@@ -280,7 +281,7 @@ class TestThrottling:
         finding = only(analyzed(path, BALANCED, {1: hot}))
         assert (finding.id, finding.severity, finding.gpus) == ("throttling", "medium", (1,))
         assert (finding.evidence["reason"], finding.evidence["share"]) == ("software thermal", 1.0)
-        assert "91 °C" in finding.message
+        assert "91 °C" in words_of(finding)
 
     def test_is_told_by_the_counters_where_no_sample_shows_it(self, path: Path) -> None:
         """A quarter of the time, in stretches that fall between the samples."""
@@ -304,7 +305,7 @@ class TestPcieDegraded:
     def test_is_a_busy_link_below_what_card_and_slot_can(self, path: Path) -> None:
         finding = only(analyzed(path, BALANCED, {3: busy(pcieGen=3, pcieWidth=8)}))
         assert (finding.id, finding.gpus) == ("pcie-degraded", (3,))
-        assert "generation 3 with 8 lanes" in finding.message
+        assert "generation 3 with 8 lanes" in words_of(finding)
         assert (finding.evidence["gb_s"], finding.evidence["best_gb_s"]) == (7.9, 63.0)
 
     def test_costs_what_exposed_copies_take_longer(self, path: Path) -> None:

@@ -15,6 +15,7 @@ from gputrace.api import Report
 from gputrace.model.results import Gap
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, Run, analyze
+from tests.helpers.sentences import words_of
 
 PID: Final = 100
 STEPS: Final = 20
@@ -103,8 +104,8 @@ def test_steps_that_are_slow_for_collections_say_so_and_so_do_their_gaps(tmp_pat
     report = host.analyze(tmp_path)
     assert ", garbage collection 12.0 ms" in longest(report).evidence
     (slow,) = (finding for finding in report.findings if finding.id == "slow-steps")
-    assert "2 of " in slow.message
-    assert "Python collects garbage for 12.0 ms of each" in slow.message
+    assert "2 of " in words_of(slow)
+    assert "in each, Python collects garbage for 12.0 ms" in words_of(slow)
     assert slow.advice.startswith("gc.freeze()")
 
 
@@ -124,7 +125,7 @@ def test_steps_that_are_slow_for_a_loader_s_workers_say_so(tmp_path: Path) -> No
     host = Restarting()
     host.more_ms = {7: 12, 12: 12}
     (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
-    assert "a loader starts its workers for 12.0 ms of each" in slow.message
+    assert "in each, a loader starts its workers for 12.0 ms" in words_of(slow)
     assert "persistent_workers=True" in slow.advice
 
 
@@ -200,13 +201,13 @@ def test_a_slow_step_says_that_its_thread_was_queued_as_far_as_looks_tell(
     """
     host = Looked(usual, of, apart_ms)
     (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
-    assert "1 of " in slow.message
+    assert "1 of " in words_of(slow)
     said_ns = slow.evidence["queued_ns"]
     assert isinstance(said_ns, int)
     assert said_ns <= queued_ms * MS
     is_said = queued_ms > 0 and not (usual is IDLE and apart_ms == 65)
     expected = f"queued for a core for at least {said_ns / MS:.1f} ms longer than usual"
-    assert (expected in slow.message) is is_said
+    assert (expected in words_of(slow)) is is_said
     assert ("taskset" in slow.advice) is is_said
     if is_said and usual is BUSY:
         assert said_ns >= 0.98 * queued_ms * MS
@@ -217,13 +218,13 @@ def test_a_slow_step_in_which_the_gpu_works_is_not_put_down_to_the_host(tmp_path
     host.computes = True
     (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
     assert slow.evidence["class"] == "compute"
-    assert "queued" not in slow.message
+    assert "queued" not in words_of(slow)
 
 
 def test_steps_that_are_slow_for_something_else_do_not(tmp_path: Path) -> None:
     host = Host()
     host.more_ms = {7: 12, 14: 12}
     (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
-    assert "garbage for" not in slow.message
+    assert "garbage for" not in words_of(slow)
     assert slow.evidence["class"] == "launch"
     assert "batch" not in slow.advice, "they wait for no data"

@@ -13,6 +13,7 @@ from gputrace.api import Report
 from gputrace.model.kernels import KernelActivity
 from tests.helpers.handmade import MS, Run, analyze, ids
 from tests.helpers.lookups import finding_of
+from tests.helpers.sentences import words_of
 from tests.synthetic.nvml import ACTIVE, write_activity
 
 Kernels = tuple[tuple[str, int, int], ...]
@@ -55,7 +56,7 @@ def test_a_planted_spin_is_named_and_the_work_beside_it_is_not(
 ) -> None:
     report = analyzed(steps_of((*WORK, (name, length, 1)), 150), tmp_path)
     found = finding_of(report, "kernel-waits")
-    assert f" go to {name} alone" in found.message
+    assert f" goes to {name} alone" in words_of(found)
     assert found.impact_ns == pytest.approx(length * MS, rel=0.02)
     for work, _, _ in WORK:
         known = activity_of(report, work)
@@ -105,7 +106,7 @@ def test_one_block_is_said_to_use_few_sms_though_it_works(tmp_path: Path) -> Non
     assert known is not None
     assert known.does == "few SMs"
     assert known.sms == pytest.approx(0.0076, abs=0.002)
-    assert "a wait, or too few blocks" in finding_of(report, "kernel-waits").message
+    assert "a wait, or too few blocks" in words_of(finding_of(report, "kernel-waits"))
 
 
 def test_a_fused_exchange_and_collectives_are_no_waits(tmp_path: Path) -> None:

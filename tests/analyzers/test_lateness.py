@@ -18,6 +18,7 @@ from gputrace.analyzers.lateness import straggling_steps
 from gputrace.api import Report
 from gputrace.model.results import Finding
 from tests.helpers.recordings import DATA, packed, unpack
+from tests.helpers.sentences import words_of
 from tests.synthetic import Plan, simulate, write_nsys
 from tests.synthetic.plants import steady_ns
 
@@ -60,11 +61,11 @@ def test_each_reason_of_a_late_rank_is_said_with_what_it_gains_alone(tmp_path: P
         assert found.id == "straggler"
         assert max(gains) == found.evidence[reason] == pytest.approx(lengthened(plan), rel=0.1)
         assert sum(gains) == pytest.approx(max(gains), rel=0.05)
-        assert "a step is shorter by" not in found.message
+        assert "a step is shorter by" not in words_of(found)
     whole, host = lengthened(both), lengthened(replace(both, slow_rank=-1))
     assert of_both.evidence["slower_ns"] == pytest.approx(whole - host, rel=0.15)
     assert of_both.evidence["host_ns"] == pytest.approx(whole - lengthened(slow), rel=0.15)
-    assert "with kernels as quick as theirs and by" in of_both.message
+    assert "with kernels as quick as theirs and by" in words_of(of_both)
 
 
 def test_a_host_that_comes_late_is_named_with_what_it_costs(tmp_path: Path) -> None:
@@ -77,8 +78,8 @@ def test_a_host_that_comes_late_is_named_with_what_it_costs(tmp_path: Path) -> N
     assert found.evidence["last_share"] == 1
     assert found.evidence["kernel_ratio"] == pytest.approx(1, abs=0.02)
     assert found.evidence["cause"] == "launch"
-    assert "rank 1" in found.message
-    assert "its kernels are as fast as theirs" in found.message
+    assert "rank 1" in words_of(found)
+    assert "its kernels are as fast as theirs" in words_of(found)
 
 
 def test_a_loader_that_is_slow_on_one_rank_is_told_by_its_cause(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_slower_kernels_are_told_with_how_much_slower(tmp_path: Path) -> None:
     (found,) = late(report)
     assert (found.id, found.ranks, found.evidence["pattern"]) == ("straggler", (0,), "constant")
     assert found.evidence["kernel_ratio"] == pytest.approx(1.3, rel=0.02)
-    assert "1.30 times as long" in found.message
+    assert "1.30 times as long" in words_of(found)
     assert found.impact_ns == pytest.approx(lengthened(plan), rel=0.1)
     assert "communication-exposed" not in [finding.id for finding in report.findings]
 
@@ -105,8 +106,8 @@ def test_more_kernels_are_told_apart_from_slower_ones(tmp_path: Path) -> None:
     assert (found.id, found.ranks) == ("straggler", (2,))
     assert found.evidence["kernel_ratio"] == pytest.approx(1, abs=0.03)
     assert found.impact_ns == pytest.approx(lengthened(plan), rel=0.15)
-    assert "of kernels a step that they do not" in found.message
-    assert "times as long" not in found.message
+    assert "of kernels a step that they do not" in words_of(found)
+    assert "times as long" not in words_of(found)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_one_bad_step_and_a_burst_are_told_apart(
     plan = replace(SYNCED, late_host_rank=1, late_host_ns=6 * MS, odd_steps=steps)
     (found,) = late(analyze(plan, tmp_path))
     assert (found.evidence["pattern"], found.evidence["first_step"]) == (pattern, steps[0])
-    assert told in found.message
+    assert told in words_of(found)
     assert found.impact_ns == pytest.approx(lengthened(plan), rel=0.15)
 
 

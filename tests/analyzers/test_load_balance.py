@@ -12,6 +12,7 @@ from gputrace.model.results import Load
 from tests.helpers.handmade import MS, US, Run, analyze, ids
 from tests.helpers.lookups import finding_of
 from tests.helpers.recordings import packed, unpack
+from tests.helpers.sentences import words_of
 from tests.synthetic import Kind, Plan, Recording, simulate, write_nsys, write_nvml
 
 PARALLEL = Plan(steps=12, warmup_steps=0, kernels_per_step=60, gpus_per_process=4, seed=3)
@@ -51,7 +52,7 @@ class TestOneProcessWithSeveralGpus:
         assert (found.gpus, found.ranks) == ((0,), (0,))
         assert 0 < found.impact_ns <= found.evidence["extra_ns"]  # type: ignore[operator]
         assert "DistributedDataParallel" in found.advice
-        assert "input copies" in found.message
+        assert "input copies" in words_of(found)
 
     def test_a_server_on_the_gpu_is_skewed_and_one_on_the_cpu_is_not(self, tmp_path: Path) -> None:
         plan = {**PARALLEL.__dict__, "exchange": "gpu-server", "seed": 7}

@@ -18,6 +18,7 @@ from gputrace.model.intervals import union
 from gputrace.model.results import Finding
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, US, Run, analyze
+from tests.helpers.sentences import words_of
 
 # ---- the queue ----
 
@@ -220,8 +221,10 @@ def test_a_batch_is_divided_into_its_parts(loading: Loading, tmp_path: Path) -> 
 def test_the_report_says_how_many_workers_would_keep_up(loading: Loading, tmp_path: Path) -> None:
     report = loading.report(tmp_path)
     found = feeding(report)
-    assert "8 workers would keep up; with 2 the program still waits 20.0 ms a step" in found.message
-    assert "Decode is 67% of the workers' time" in found.message
+    assert "8 workers would keep up, while with 2 the program still waits 20.0 ms" in words_of(
+        found
+    )
+    assert "Decode is 67% of the workers' time" in words_of(found)
     assert found.advice.startswith("num_workers=8 (now 2); make Decode cheaper")
     shown = report.render()
     assert "A batch in the data loader (2 workers, " in shown
@@ -257,7 +260,7 @@ def test_a_disk_and_a_cache_are_predicted(loading: Loading, tmp_path: Path) -> N
     # Training outlasts 16 ms, and 4 to collate, of two workers.
     assert loader.no_disk_step_ns == pytest.approx(11 * MS, rel=0.03)
     assert loader.cached_step_ns == pytest.approx(11 * MS, rel=0.03)
-    assert "100% of what it reads comes from a disk" in found.message
+    assert "100% of what it reads comes from a disk" in words_of(found)
     assert "(a step of 11.0 ms without waiting for the disk, of 11.0 ms with" in found.advice
 
 
@@ -269,8 +272,8 @@ def test_samples_that_are_computed_are_no_matter_of_a_disk(
     loading.parts["processor time"] = 58
     loading.parts["KiB read"] = loading.parts["KiB read from disk"] = 0
     found = feeding(loading.report(tmp_path))
-    assert "reading samples is 83% of the workers' time, and computes" in found.message
-    assert "disk" not in found.message + found.advice
+    assert "reading samples is 83% of the workers' time, and computes" in words_of(found)
+    assert "disk" not in words_of(found) + found.advice
     assert "make the dataset's computation per sample cheaper" in found.advice
 
 
@@ -304,11 +307,11 @@ def test_nothing_is_predicted_where_threads_are_queued_for_cores(
     report = loading.report(tmp_path)
     loader = the(report)
     assert (loader.predictions, loader.half_step_ns) == ((), None)
-    assert "would" not in feeding(report).message
-    assert "num_workers" not in feeding(report).message
+    assert "workers would" not in words_of(feeding(report))
+    assert "num_workers" not in words_of(feeding(report))
     assert "Predicted with" not in report.render()
     (crowded,) = (found for found in report.findings if found.id == "cpu-starved")
-    assert "with a core for each, a step may take 15.0 ms" in crowded.message
+    assert "which costs 50% of each step (15.0 of 30.0 ms)" in crowded.message
 
 
 @pytest.mark.parametrize("crowded", [False, True])
@@ -319,16 +322,16 @@ def test_a_process_that_loads_by_itself_is_told_its_setting(
     if crowded:
         loading.crowd()
     found = feeding(loading.report(tmp_path))
-    assert "the training process loads batches itself (num_workers=0)" in found.message
+    assert "the training process loads batches itself (num_workers=0)" in words_of(found)
     assert re.match(r"num_workers=\d+ .*\(now 0\)", found.advice)
-    assert ("workers would" in found.message) is not crowded
+    assert ("workers would" in words_of(found)) is not crowded
 
 
 def test_a_worker_that_takes_longer_than_the_others_is_named(
     loading: Loading, tmp_path: Path
 ) -> None:
     loading.workers, loading.times_as_long = 4, [1.0, 1.0, 3.0, 1.0]
-    message = feeding(loading.report(tmp_path)).message
+    message = words_of(feeding(loading.report(tmp_path)))
     assert "one worker of 4 (worker 2) takes 3.0 times as long as the others" in message
 
 
@@ -349,15 +352,15 @@ def test_the_part_that_takes_most_is_named(
 ) -> None:
     loading.parts = parts
     found = feeding(loading.report(tmp_path))
-    assert message in found.message
+    assert message in words_of(found)
     assert advice in found.advice
 
 
 def test_receiving_is_named_where_it_is_the_wait(loading: Loading, tmp_path: Path) -> None:
     loading.parts, loading.receive = {"fetch": 5}, 18 * MS
     found = feeding(loading.report(tmp_path))
-    assert "receiving a batch takes 18.0 ms a step" in found.message
-    assert "workers would keep up" not in found.message
+    assert "receiving a batch takes 18.0 ms a step" in words_of(found)
+    assert "workers would keep up" not in words_of(found)
 
 
 def test_the_thread_that_pins_limits_any_number_of_workers(
@@ -395,8 +398,8 @@ def test_with_a_gpu_its_waits_count(loading: Loading, tmp_path: Path) -> None:
     for step in range(STEPS):
         run.now = (step * 30 + 20) * MS
         run.kernel(9 * MS, "gemm")
-    message = feeding(loading.report(tmp_path)).message
-    assert "8 workers would keep up; with 2 the GPU still waits" in message
+    said = words_of(feeding(loading.report(tmp_path)))
+    assert "8 workers would keep up, while with 2 the GPU still waits" in said
 
 
 @pytest.mark.parametrize(("pageable", "trains"), [(False, 6.3), (True, 7.6)])
@@ -426,7 +429,7 @@ def test_a_loop_that_keeps_a_batch_to_itself_is_told_so(loading: Loading, tmp_pa
         run.input_copy(MS)
         run.kernel(9 * MS, "gemm")
     found = feeding(loading.report(tmp_path, wait=1))
-    assert "the loader accounts for" in found.message
+    assert "the loader accounts for" in words_of(found)
     assert "between taking a batch and copying it" in found.advice
     assert "num_workers" not in found.advice
 
@@ -492,7 +495,7 @@ def test_the_setting_that_makes_batches_late_is_named(
 ) -> None:
     report = described(tmp_path, library, *settings)
     finding = feeding(report)
-    assert says in finding.message
+    assert says in words_of(finding)
     assert cure in finding.advice
     (pipeline,) = report.input_pipelines
     values = [row.value for row in pipeline.settings]

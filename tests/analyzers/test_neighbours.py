@@ -16,6 +16,7 @@ from gputrace.api import Report
 from gputrace.model.results import Finding
 from tests.analyzers.findings.test_host_threads import counted, the, with_counters
 from tests.helpers.handmade import MS, analyze
+from tests.helpers.sentences import words_of
 from tests.synthetic import Plan, Recording, simulate, write_nsys
 from tests.synthetic.nvml import NEIGHBOUR, write_neighbour, write_nvml
 from tests.synthetic.plants import steady_ns
@@ -46,7 +47,7 @@ def shared(report: Report) -> Finding | None:
 
 def blamed(report: Report) -> list[Finding]:
     """Return what speaks of another process."""
-    return [found for found in report.findings if "another process (" in found.message]
+    return [found for found in report.findings if "another process (" in words_of(found)]
 
 
 def small(seed: int) -> Plan:
@@ -66,7 +67,7 @@ def test_of_ten_neighbours_on_a_card_nine_are_named(tmp_path: Path, odd: tuple[i
         found = shared(report_of(recording, tmp_path / "t.sqlite"))
         gpu = recording.processes[rank].devices[0][1]
         if found is not None and found.gpus == (gpu,) and found.severity != "info":
-            named += f"another process (pid {NEIGHBOUR}, python) uses" in found.message
+            named += f"another process (pid {NEIGHBOUR}, python) uses" in words_of(found)
     assert named >= 9
 
 
@@ -93,7 +94,7 @@ def test_a_neighbour_is_charged_what_the_run_is_longer_by(
     assert found is not None
     assert found.impact_ns == pytest.approx((steady_ns(recording) - alone) / steps, rel=0.15)
     assert found.evidence["use"] == pytest.approx(use, rel=0.1)
-    assert ("of 38 steps" in found.message) == bool(odd)
+    assert ("of 38 steps" in words_of(found)) == bool(odd)
 
 
 def test_the_ledger_charges_it_as_computation(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_slow_steps_name_the_process_that_computes_meanwhile(tmp_path: Path) -> 
     assert report.findings[0].id == "shared-gpu"
     slow = [found for found in report.findings if found.id == "slow-steps"]
     for found in slow:
-        assert f"another process (pid {NEIGHBOUR}, python) uses" in found.message
+        assert f"another process (pid {NEIGHBOUR}, python) uses" in words_of(found)
         assert "exclusive mode" in found.advice
         assert found.impact_ns < 0.2 * report.findings[0].impact_ns
 
@@ -153,7 +154,7 @@ def test_under_mps_all_kernels_are_slower_and_other_cards_tell_by_how_much(
     report = report_of(recording, path, mps, uses.replace("gpu = 2", f"gpu = {gpu}"))
     found = report.findings[0]
     assert (found.id, found.gpus) == ("shared-gpu", (gpu,))
-    assert "at the same time (MPS)" in found.message
+    assert "at the same time (MPS)" in words_of(found)
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in found.advice
 
 
@@ -184,7 +185,7 @@ def test_where_the_ids_are_of_another_namespace_more_processes_than_the_runs_are
 ) -> None:
     found = shared(report_of(simulate(ONE), tmp_path / "t.sqlite", HIDDEN))
     assert found is not None
-    assert found.message.startswith("another process computes on GPU 0, in turns")
+    assert "another process computes on GPU 0, in turns" in words_of(found)
     assert found.evidence["pid"] is None
 
 
@@ -193,10 +194,10 @@ def test_where_no_process_is_listed_it_is_said_that_neighbours_are_unknown(tmp_p
     none = f"DELETE FROM {USES} WHERE isRecorded = 0", f"UPDATE {USES} SET pid=NULL, isRecorded=0"
     found = report_of(simulate(plan), path, *none).findings[0]
     assert found.id == "straggler"
-    assert "whether another process computes on it is not known" in found.message
+    assert "whether another process computes on it is not known" in words_of(found)
     # Of an older trace nothing is known at all.
     found = report_of(simulate(plan), path, f"DROP TABLE {USES}").findings[0]
-    assert "not known" not in found.message
+    assert "not known" not in words_of(found)
 
 
 def test_a_process_that_another_file_recorded_is_no_neighbour(tmp_path: Path) -> None:
@@ -227,13 +228,13 @@ def on_cores(tmp_path: Path, use: float, queued: int, **more: Value) -> Report:
 def test_a_program_on_the_cores_for_which_training_threads_queue_is_named(tmp_path: Path) -> None:
     found = the(on_cores(tmp_path, 2.9, 4 * MS), "cpu-starved")
     says = "another program (pid 4711, stress) uses 2.9 of the 8 cores (NUMA node 1)"
-    assert says in found.message
+    assert says in words_of(found)
     assert "dedicated cores" in found.advice
 
 
 def test_programs_that_cannot_be_seen_are_named_as_that(tmp_path: Path) -> None:
     hidden = on_cores(tmp_path, 2.9, 4 * MS, pid=None, name=None)
-    assert "another program uses 2.9 of the 8 cores" in the(hidden, "cpu-starved").message
+    assert "another program uses 2.9 of the 8 cores" in words_of(the(hidden, "cpu-starved"))
 
 
 @pytest.mark.parametrize(
@@ -243,12 +244,12 @@ def test_a_program_that_does_not_explain_the_queue_is_not_named(
     tmp_path: Path, use: float, change: dict[str, Value]
 ) -> None:
     found = the(on_cores(tmp_path, use, 4 * MS, **change), "cpu-starved")
-    assert "4711" not in found.message
+    assert "4711" not in words_of(found)
 
 
 def test_a_program_for_which_nobody_queues_is_not_blamed(tmp_path: Path) -> None:
     report = on_cores(tmp_path, 2.9, MS // 10)
-    assert not [found for found in report.findings if "4711" in found.message]
+    assert not [found for found in report.findings if "4711" in words_of(found)]
 
 
 def test_a_program_on_the_other_threads_of_the_cores_is_noted(tmp_path: Path) -> None:

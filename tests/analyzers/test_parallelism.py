@@ -24,6 +24,7 @@ from gputrace.readers.registry import open_trace
 from tests.helpers.exports import NVTX, Value
 from tests.helpers.kineto import kernel, write
 from tests.helpers.per_gpu import gpus_with_lanes
+from tests.helpers.sentences import words_of
 from tests.synthetic.nvml import pcie
 from tests.synthetic.parallel import (
     STATIC,
@@ -354,7 +355,7 @@ def test_the_bubble_is_split_as_it_was_planted(
 
 
 def ids(report: Report) -> dict[str, str]:
-    return {finding.id: finding.message for finding in report.findings}
+    return {finding.id: words_of(finding) for finding in report.findings}
 
 
 def test_a_pipelines_finding_says_which_stage_to_lighten_by_how_much(tmp_path: Path) -> None:
@@ -383,7 +384,7 @@ def test_a_balanced_pipeline_accuses_nobody(tmp_path: Path) -> None:
     report = analyzed(trained(world, lambda _: stages.run(world, group)), tmp_path)
     found = next(each for each in report.findings if each.id == "pipeline-bubble")
     assert found.severity == "low"
-    assert "stage" not in found.message.partition("micro-batches")[2]
+    assert "stage" not in words_of(found).partition("micro-batches")[2]
     assert not {"straggler", "late-host", "communication-exposed"} & set(ids(report))
 
 
@@ -431,7 +432,7 @@ def test_exposed_communication_names_the_groups_that_have_most_of_it(tmp_path: P
     groups = [world.group(range(4))]
     report = analyzed(trained(world, lambda _: sharded_step(world, groups)), tmp_path)
     found = next(each for each in report.findings if each.id == "communication-exposed")
-    assert "gathering parameters" in found.message
+    assert "gathering parameters" in words_of(found)
     assert found.evidence["role"] == "sharded data"
     assert "set_modules_to_forward_prefetch" in found.advice
     assert "the backward pass gathers 4 times again, which would take 268 MB" in found.advice
@@ -524,7 +525,7 @@ def test_a_rank_with_busy_experts_is_named(tmp_path: Path) -> None:
     assert [rank.rank for rank in experts.ranks if rank.busiest == 1] == [5]
     assert experts.ranks[5].ratio == pytest.approx(150 / 106.25, abs=1e-4)
     message = ids(report)["expert-imbalance"]
-    assert "those of rank 5 work 1.41 times as long as the mean" in message
+    assert "the experts of rank 5 work 1.41 times as long as the mean" in message
     assert "rank 5" in report.render("text").partition("Experts (a step")[2]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from gputrace.api import Report
 from tests.helpers.exports import STEP, global_id
 from tests.helpers.handmade import MS, Run, analyze, train
+from tests.helpers.sentences import words_of
 
 LOAD = "/home/me/train.py:48 load_batch"
 DECODE = "/home/me/train.py:52 decode"
@@ -24,7 +25,7 @@ def evidence(report: Report) -> list[str]:
 
 
 def message(report: Report, id: str = "data-feeding") -> str:
-    [found] = [finding.message for finding in report.findings if finding.id == id]
+    [found] = [words_of(finding) for finding in report.findings if finding.id == id]
     return found
 
 

@@ -16,6 +16,7 @@ from gputrace.model.results import Phase
 from tests.analyzers.test_generated_training import run
 from tests.helpers.handmade import MS, US, Run, analyze, assert_training, ids
 from tests.helpers.lookups import finding_of
+from tests.helpers.sentences import words_of
 from tests.synthetic import Plan, Recording
 
 PHASES = {"validation-downtime", "checkpoint-stall"}
@@ -69,7 +70,7 @@ class TestValidation:
         assert (told.evidence["working_ranks"], told.evidence["waiting_ranks"]) == ("0", "1-2")
         assert told.evidence["wait_ns"] == pytest.approx(total, rel=0.05)
         assert told.impact_ns == pytest.approx(total * 2 / 3 / steps_of(report), rel=0.02)
-        assert "ranks 1-2 wait" in told.message
+        assert "ranks 1-2 wait" in words_of(told)
         assert "validate on all ranks" in told.advice
 
     def test_each_lies_within_one_step_of_where_it_was(self, tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ class TestValidation:
         told = finding_of(report, "validation-downtime")
         assert told.evidence["waiting_ranks"] == ""
         assert told.evidence["lost_ns"] == pytest.approx(2 * 12 * 3 * MS, rel=0.15)
-        assert "the GPUs run nothing for" in told.message
+        assert "run nothing for" in words_of(told)
 
     def test_of_a_single_one_it_is_not_known_how_often_it_comes(self, tmp_path: Path) -> None:
         plan = replace(self.plan, validation_after=(7,), validation_batches=100)
@@ -217,7 +218,7 @@ class TestEpochs:
             assert length(phase) == pytest.approx(61 * MS, rel=0.05)
         slow = finding_of(report, "slow-steps")
         assert (slow.evidence["class"], slow.evidence["epoch_steps"]) == ("data_feeding", 10)
-        assert "epochs of 10 steps" in slow.message
+        assert "epochs of 10 steps" in words_of(slow)
         assert "persistent_workers=True" in slow.advice
 
     def test_two_of_them_are_enough_after_validations(self, tmp_path: Path) -> None:
@@ -268,8 +269,8 @@ class TestWarmup:
             assert "compilation" not in phase.causes
             assert sum(phase.causes.values()) <= length(phase)
         told = finding_of(report, "warmup")
-        assert "of allocating memory and" in told.message
-        assert "of trying algorithms" in told.message
+        assert "is allocating memory and" in words_of(told)
+        assert "is trying algorithms" in words_of(told)
         assert told.evidence["module_loading_ns"] == phases[0].causes["module_loading"]
 
     def test_only_the_first_launch_of_a_kernel_loads_its_code(self, tmp_path: Path) -> None:
@@ -325,7 +326,7 @@ class TestWarmup:
         [phase] = of(report, "warmup")
         assert phase.causes["compilation"] == pytest.approx(50 * MS, rel=0.02)
         assert phase.cost_ns == pytest.approx(50 * MS, rel=0.05)
-        assert "of compilation" in finding_of(report, "warmup").message
+        assert "is compilation" in words_of(finding_of(report, "warmup"))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

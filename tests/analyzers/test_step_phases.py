@@ -14,6 +14,7 @@ from gputrace.model.results import Finding
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, Run, analyze
 from tests.helpers.programs import recorded_with_torch
+from tests.helpers.sentences import words_of
 
 PID: Final = 100
 STEPS: Final = 20
@@ -188,7 +189,7 @@ def test_idle_time_is_given_to_the_phase_that_the_host_is_in(slow_backward: Repo
 
 def test_a_finding_names_the_phase_that_has_most_of_it(slow_backward: Report) -> None:
     found = host_work(slow_backward)
-    assert "; most of it in the backward pass, 2.50 ms of " in found.message
+    assert "most of it is in the backward pass (2.50 of " in words_of(found)
     assert found.evidence["phase"] == "backward"
     # A launch takes some microseconds of it.
     assert found.evidence["phase_ns"] == pytest.approx(2.5 * MS, rel=0.01)
@@ -197,7 +198,7 @@ def test_a_finding_names_the_phase_that_has_most_of_it(slow_backward: Report) ->
 def test_no_phase_is_named_where_none_has_most(tmp_path: Path) -> None:
     report = analyze(Host().trains(*PLAIN).computes((3, 5), (6, 8), (9, 10)), tmp_path)
     found = host_work(report)
-    assert "most of it" not in found.message
+    assert "most of it" not in words_of(found)
     assert "phase" not in found.evidence
 
 
@@ -232,7 +233,7 @@ def test_waits_for_data_alone_are_no_phases(tmp_path: Path) -> None:
     report = analyze(Host().trains((WAIT, 1, 2)).computes((2, 4), (8, 10)), tmp_path)
     assert report.step_phases == ()
     assert "What the host does" not in report.render()
-    assert "most of it" not in host_work(report).message
+    assert "most of it" not in words_of(host_work(report))
 
 
 def test_what_a_phase_takes_before_an_input_copy_is_no_loading(tmp_path: Path) -> None:

@@ -48,13 +48,11 @@ def demo(tmp_path: Path) -> Demo:
 def test_it_analyzes_the_bundled_recording_and_one_made_here_and_shows_how(demo: Demo) -> None:
     ran = demo()
     assert ran.code == DONE
-    bundled = "The GPUs wait 25.1 ms of a step of 49.0 ms (51%) for the next batch"
+    bundled = "The GPUs wait for data 51% of each step (25.1 of 49.0 ms)."
     assert ran.out.startswith(bundled)
     recorded = " ".join(ran.out.split())
     # Not first on a machine whose cores others want.
-    assert re.search(
-        r"[Tt]he program waits [\d.]+ m?s of a step of .* for the next batch", recorded
-    )
+    assert re.search(r"[Tt]he program waits for data \d+% of each step", recorded)
     assert re.search(r"rank 0 +[\d.]+ m?s +[\d.]+ m?s", recorded)
     assert max(map(len, ran.out.splitlines())) <= 80
     told = ran.err

@@ -111,7 +111,7 @@ def test_each_row_is_that_of_the_json(tool: str, ask: Ask, folder: Path) -> None
 
 def test_the_verdict_comes_with_the_rows_it_rests_on(ask: Ask) -> None:
     verdict, *_ = called(ask, "verdict", trace="waiting.sqlite")
-    assert "for the next batch" in verdict["text"]
+    assert " for data " in verdict["text"]
     assert "What to do:" in verdict["text"]
     finding, breakdown, *_ = verdict["rows"]
     assert (finding["row"], finding["id"]) == ("findings[0]", "data-feeding")

@@ -253,7 +253,7 @@ def test_the_installed_demo_works(installed: Installed) -> None:
     assert ran.out.startswith("The GPUs wait 25.1 ms of a step")
     recorded = " ".join(ran.out.split())
     # Not first on a machine whose cores others want.
-    waits = r"[Tt]he program waits [\d.]+ m?s of a step of [\d.]+ m?s \(\d+%\) for the next batch"
+    waits = r"[Tt]he program waits for data \d+% of each step \([\d.]+ (ms )?of [\d.]+ m?s\)"
     assert re.search(waits, recorded)
     assert "note: Steps are from mark to mark of 'gputrace.step'" in recorded
 
@@ -268,7 +268,7 @@ def test_the_installed_doctor_finds_the_collector(installed: Installed) -> None:
 def test_the_installed_browser_shows_the_demo(installed: Installed) -> None:
     gputrace = [sys.executable, str(installed.prefix / "bin" / "gputrace")]
     terminal = OnTerminal("browse", "--demo", env=installed.env, program=gputrace)
-    terminal.until("for the next batch")
+    terminal.until("wait for data")
     terminal.type("q")
     assert terminal.end() == 0
 

@@ -120,7 +120,7 @@ def test_it_leads_from_the_installation_to_the_cause_and_its_cure(
 
     cause = " ".join(run(analyze, python, tmp_path).split())
     assert cause.startswith("The program waits "), cause
-    assert "for the next batch" in cause
+    assert " for data " in cause
     assert "What to do: load and decode batches in parallel" in cause
 
     script.write_text(OWN_TRAINING.replace(*CURE), encoding="utf-8")

@@ -21,6 +21,7 @@ from gputrace.model.nvml import Nvml
 from gputrace.readers.open import open_traces
 from tests.helpers import command
 from tests.helpers.rank_files import Node, write_parts
+from tests.helpers.sentences import words_of
 from tests.synthetic import Plan, simulate, write_kineto, write_nsys
 from tests.synthetic.nsys_info import UTC_EPOCH_NS
 from tests.synthetic.nvml import MIB
@@ -422,7 +423,7 @@ def log_of(path: Path, rows: Callable[[int, int], tuple[int, int, int]]) -> Path
 
 def findings_of(path: Path) -> dict[str, str]:
     with gputrace.open(path) as trace:
-        return {finding.id: finding.message for finding in trace.analyze().findings}
+        return {finding.id: words_of(finding) for finding in trace.analyze().findings}
 
 
 def test_alone_it_says_how_much_the_cards_are_used_and_when_they_stand_still(

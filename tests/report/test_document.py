@@ -13,10 +13,13 @@ from gputrace.report.document import Document, Line, Table, present, tabulate
 FIRST: Final = Table("First", ("", "time"), (("gpu 0", "1 ms"),))
 LATER: Final = Table("Later", ("", "size"), (("gpu 1", "2 MB"),))
 REPORT: Final = Document(
-    head=(Line("It is slow.", "bold red"), Line("Two runs.")),
-    lead=(Line("/tmp/a.sqlite", "dim", "A"), Line("What to do: less.")),
+    head=(
+        Line("It is slow.", "bold red", below=(Line("less.", name="What to do"),)),
+        Line("Two runs."),
+    ),
+    lead=(Line("/tmp/a.sqlite", "dim", "A"),),
     tables=(FIRST,),
-    findings=(Line("the host is late.", "yellow", "late-host"),),
+    findings=(Line("The host is late.", "yellow", "late-host", (Line("Rank 1 is last."),)),),
     sections={"links": (LATER,)},
     notes=(Line("One file.", "dim", "note"), Line("gone.", "green", "appeared")),
 )
@@ -24,9 +27,9 @@ REPORT: Final = Document(
 
 def test_text_has_a_document_in_the_order_in_which_it_is_read() -> None:
     assert text.render(REPORT).splitlines() == [
-        *("It is slow.", "Two runs.", "  A: /tmp/a.sqlite", "  What to do: less.", ""),
+        *("It is slow.", "  What to do: less.", "Two runs.", "  A: /tmp/a.sqlite", ""),
         *("First", "        time", "  gpu 0 1 ms", ""),
-        *("late-host: the host is late.", ""),
+        *("late-host: The host is late.", "  Rank 1 is last.", ""),
         *("Later", "        size", "  gpu 1 2 MB", ""),
         *("note: One file.", "appeared: gone."),
     ]
@@ -34,14 +37,17 @@ def test_text_has_a_document_in_the_order_in_which_it_is_read() -> None:
 
 def test_markdown_has_findings_as_a_list_of_sentences() -> None:
     assert markdown_html.render_markdown(REPORT).split("\n\n") == [
-        *("**It is slow.**", "Two runs.", "What to do: less.", "- A: /tmp/a.sqlite"),
+        *("**It is slow.**", "- What to do: less.", "Two runs.", "- A: /tmp/a.sqlite"),
         *("#### First", "|  | time |\n| :-- | --: |\n| gpu 0 | 1 ms |"),
-        "- `late-host`: The host is late.\n- One file.\n- appeared: gone.",
+        "- `late-host`: The host is late.\n  - Rank 1 is last.\n- One file.\n- appeared: gone.",
         *("#### Later", "|  | size |\n| :-- | --: |\n| gpu 1 | 2 MB |\n"),
     ]
 
 
-@pytest.mark.parametrize("said", ["It is slow.", "late-host: The host is late.", "2 MB", "gone."])
+@pytest.mark.parametrize(
+    "said",
+    ["It is slow.", "What to do: less.", "late-host: The host is late.", "Rank 1", "2 MB", "gone."],
+)
 def test_a_notebook_has_all_of_a_document(said: str) -> None:
     assert said in markdown_html.render_html(REPORT)
 

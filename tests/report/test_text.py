@@ -207,26 +207,21 @@ def predicted(report: Report, low_ns: int, high_ns: int, cost_ns: int = 1_000_00
     first = replace(report.findings[0], impact_ns=cost_ns)
     cure = WhatIf(
         "pinned", first.id, "Pinned memory", 10_000_000, 9_000_000, low_ns, high_ns, 1_000_000,
-        500_000, "", "launches come sooner", 0.0, 8, 4,
+        500_000, "", "launches that come sooner", 0.0, 8, 4,
     )  # fmt: skip
     return replace(report, findings=(first, *report.findings[1:]), what_if=(cure,))
 
 
-def test_a_saving_larger_than_the_cost_says_why(report: Report) -> None:
+def test_a_gain_larger_than_the_cost_says_what_it_includes(report: Report) -> None:
     more = predicted(report, 8_000_000, 9_500_000, cost_ns=500_000)
-    assert wording.savings(more, more.findings[0]) == (
-        " Pinned memory would save about 1.00 ms of 10.0 ms a pass (500 µs to 2.00 ms, "
-        "from 4 measured pairs); more than 500 µs because launches come sooner."
+    assert wording.expected_gain(more, more.findings[0]) == (
+        "1.00 ms a pass, likely 500 µs to 2.00 ms (includes launches that come sooner)"
     )
     wide = predicted(report, 8_000_000, 10_000_000)
-    assert wording.savings(wide, wide.findings[0]) == (
-        " Pinned memory might save up to 2.00 ms of 10.0 ms a pass, from 4 measured pairs."
-    )
+    assert wording.expected_gain(wide, wide.findings[0]) == "up to 2.00 ms a pass"
     less = predicted(report, 9_000_000, 9_000_000)
     less = replace(less, steps=replace(less.steps, kind="training"))
-    assert wording.savings(less, less.findings[0]) == (
-        " Pinned memory would save about 1.00 ms of 10.0 ms a step."
-    )
+    assert wording.expected_gain(less, less.findings[0]) == "1.00 ms a step"
 
 
 @pytest.mark.parametrize(
@@ -251,10 +246,11 @@ def test_sentences_of_markdown_and_html_are_parted_and_begin_with_capitals(repor
     )
     markdown = render(both, "markdown")
     assert "**GPU 0 waits.**" in markdown
-    assert "What to do: wait less. Pinned memory would save" in markdown
-    assert "- `other`: GPU 0 waits.\n" in markdown
+    below = "- Expected gain: 1.00 ms a pass.\n- What to do: wait less.\n"
+    assert f"**GPU 0 waits.**\n\n{below}" in markdown
+    assert "- `other`: GPU 0 waits.\n  - What to do: wait less.\n" in markdown
     assert "<p>other: GPU 0 waits.</p>" in both._repr_html_()
-    assert "wait less. Pinned memory would save" in both._repr_html_()
+    assert "<li>What to do: wait less.</li>" in both._repr_html_()
 
 
 def test_numbers_of_three_digits_are_never_powers_of_ten() -> None:

@@ -22,7 +22,7 @@ from gputrace.model.events import Kind
 from gputrace.model.kernels import Kernels, KernelUse
 from gputrace.model.results import Finding
 from gputrace.model.time_class import CLASSES
-from gputrace.units import format_bytes, format_ns
+from gputrace.units import format_bytes, format_ns, format_pair
 
 _OVERLAP_COPIES: Final = {
     "pytorch": "copy the next batch while this one computes: {pin}"
@@ -53,7 +53,7 @@ def h2d_exposed(facts: Facts) -> Iterator[Finding]:
         how += " (its memory is pinned already)"
     yield from facts.costly(
         "h2d-exposed",
-        "{cost} go to host-to-device copies with nothing running beside them",
+        "host-to-device copies not hidden by other work take {cost}",
         f"{how}; {_COPY_LESS}",
     )
 
@@ -79,9 +79,8 @@ def copies_exposed(facts: Facts) -> Iterator[Finding]:
     to_host = bool(spent[0] >= spent[1])
     yield from facts.costly(
         "copies-exposed",
-        "{cost} go to copies "
-        + ("to the host" if to_host else "within the GPUs' memory")
-        + " with nothing running beside them",
+        f"copies {'to the host' if to_host else 'within GPU memory'} not hidden by other work take "
+        "{cost}",
         _READ_LESS.format(pinned="" if facts.is_pinned("d2h") else ", into pinned memory")
         if to_host
         else _MOVE_LESS,
@@ -131,18 +130,12 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
     count, share = facts.turns, saving / total
     rate = pageable.bytes / max(pageable.copy_ns, 1)
     pinned = pageable.pinned_rate
-    spent = f"{format_ns(saving // count)} of {facts.per} ({share:.0%})"
-    message = (
-        f"copies from pageable memory, at {rate:.1f} GB/s, take {spent} with nothing beside them"
-    )
-    if pinned:
-        message = f"copies from pageable memory run at {rate:.1f} GB/s instead of "
-        message += f"{pinned / 1e9:.1f} GB/s from pinned memory: that costs {spent}"
+    instead = f" instead of {pinned / 1e9:.1f} GB/s from pinned memory" if pinned else ""
     yield facts.finding(
         "h2d-pageable",
         severity_of(share) or "low",
         saving // count,
-        message,
+        f"copies from pageable instead of pinned memory cost {facts.of_step(saving // count)}",
         f"copy from pinned memory ({_PINNED.get(facts.framework, 'cudaHostAlloc')}): it is faster, "
         "the host need not wait, and copies can run beside kernels",
         {
@@ -153,6 +146,7 @@ def h2d_pageable(facts: Facts) -> Iterator[Finding]:
             "pinned_bandwidth": None if pinned is None else round(pinned),
             "share": round(share, 4),
         },
+        [f"they run at {rate:.1f} GB/s{instead}"],
     )
 
 
@@ -177,17 +171,18 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
     severity = severity_of(share)
     if severity is None:
         return
-    waiting = f", including {f'{format_ns(wait)} of ' if known else ''}waiting for other ranks"
-    if known and not wait:
-        waiting = ""
     unseen = "" if known else "record all ranks, which shows how much of it is waiting; then "
     role, part = _costliest_role(facts)
-    where = f", most of it in {_ROLE_NAMES[role]}" if role else ""
+    waiting = ""
+    if not known:
+        waiting = "waiting for other ranks is included, as not all ranks were recorded"
+    elif wait >= MEDIUM * cost:
+        waiting = f"{format_ns(wait)} of it is waiting for other ranks"
     yield facts.finding(
         "communication-exposed",
         severity,
         cost,
-        f"{facts.of_step(cost)} go to communication with no computation beside it{where}{waiting}",
+        f"communication not hidden by compute takes {facts.of_step(cost)}",
         _WAIT_LESS if known and 2 * wait > cost else unseen + _less(facts, role),
         {
             "share": round(share, 4),
@@ -197,6 +192,7 @@ def communication_exposed(facts: Facts) -> Iterator[Finding]:
             "role": role or None,
             "role_share": round(part, 4) if role else None,
         },
+        [f"most of it is in {_ROLE_NAMES[role]}" if role else "", waiting],
     )
 
 
@@ -307,23 +303,21 @@ def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
             for name in largest
             if causes[name] >= _NAMED_BUBBLE_PART * pipeline.bubble_ns
         ]
-        schedule = "" if pipeline.schedule == "unknown" else f" ({pipeline.schedule})"
-        slowest = ""
+        schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
+        details = [f"{schedule}{pipeline.micro_batches} micro-batches: {', '.join(parts)}"]
         if pipeline.imbalance_ns >= _NAMED_BUBBLE_PART * pipeline.bubble_ns:
-            slowest = (
-                f"; stage {slow.stage} (rank {slow.rank}) works {format_ns(pipeline.excess_ns)} "
-                "longer than the mean"
+            longer = format_ns(pipeline.excess_ns)
+            details.append(
+                f"stage {slow.stage} (rank {slow.rank}) works {longer} longer than the mean"
             )
+        idle = format_pair(pipeline.bubble_ns, "of", pipeline.step_ns)
         yield Finding(
             "pipeline-bubble",
             severity_of(avoidable) or "low",
             tuple(stage.gpu for stage in pipeline.stages),
             tuple(stage.rank for stage in pipeline.stages),
             pipeline.bubble_ns,
-            f"the {count} stages of the pipeline{schedule} idle for "
-            f"{format_ns(pipeline.bubble_ns)} of a step of {format_ns(pipeline.step_ns)} "
-            f"({share:.0%}) with {pipeline.micro_batches} micro-batches: "
-            f"{', '.join(parts)}{slowest}",
+            f"the {count} stages of the pipeline idle {share:.0%} of each step ({idle})",
             "; ".join(_FILL_IT[name] for name in largest[:2] if causes[name] > 0),
             {
                 "share": round(share, 4),
@@ -334,6 +328,7 @@ def pipeline_bubble(facts: Facts) -> Iterator[Finding]:
                 "slowest_rank": slow.rank,
                 "excess_ns": pipeline.excess_ns,
             },
+            tuple(details),
         )
 
 
@@ -370,7 +365,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
         most = max(experts.ranks, key=lambda rank: rank.work_ns)
         always = most.busiest >= _ALWAYS_BUSIEST_SHARE
         who = (
-            f"those of rank {most.rank} work {most.ratio:.2f} times as long as the mean"
+            f"the experts of rank {most.rank} work {most.ratio:.2f} times as long as the mean"
             if always
             else "which rank has them varies from layer to layer"
         )
@@ -380,7 +375,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
             (most.gpu,) if always else tuple(rank.gpu for rank in experts.ranks),
             (most.rank,) if always else tuple(rank.rank for rank in experts.ranks),
             experts.imbalance_ns,
-            f"ranks wait {facts.of_step(experts.imbalance_ns)} for the busiest experts: {who}",
+            f"ranks wait {facts.of_step(experts.imbalance_ns)} for the busiest experts",
             "balance the routing (auxiliary loss, router bias, capacity factor), or spread busy "
             "experts over the ranks (redundant experts)",
             {
@@ -391,6 +386,7 @@ def expert_imbalance(facts: Facts) -> Iterator[Finding]:
                 "busiest_share": most.busiest,
                 "wait_ns": experts.wait_ns,
             },
+            (who,),
         )
 
 
@@ -412,14 +408,15 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
     share, settled = facts.share("compute") - facts.share_of(waits_ns), _settled_share(facts)
     if max(share, settled) < _COMPUTE_SHARE or runs_almost_nothing(facts):
         return
-    later = f", {settled:.0%} of its later half" if settled else ""
+    whose = "its" if len(facts.rows) == 1 else "their"
     yield facts.finding(
         "compute-bound",
         "info",
         facts.mean("compute") - waits_ns,
-        f"the GPUs compute {share:.0%} of the time{later}: their speed is the limit",
+        f"{facts.do('compute')} {share:.0%} of the time: {whose} speed is the limit",
         "make the kernels cheaper: " + _how_to_compute_less(facts),
         {"share": round(share, 4)} | ({"settled_share": round(settled, 4)} if settled else {}),
+        [f"in the later half, it is {settled:.0%}" if settled else ""],
     )
 
 
@@ -557,10 +554,10 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
         "layout-transposes",
         severity_of(share) or "low",
         spent // steps,
-        f"{format_ns(spent // steps)} of {facts.per} ({share:.0%}) go to {count // steps:,} "
-        f"kernels that convert between layouts ({names})",
+        f"converting between layouts takes {facts.of_step(spent // steps)}",
         advice,
         {"share": round(share, 4), "layout_ns": spent // steps, "kernels": count // steps},
+        [f"{count // steps:,} kernels do nothing else ({names})"],
     )
 
 
@@ -586,8 +583,8 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
         "no-tensor-cores",
         severity_of(share * (_TENSOR_CORES_SPEED_UP - 1) / _TENSOR_CORES_SPEED_UP) or "low",
         touched // steps * (_TENSOR_CORES_SPEED_UP - 1) // _TENSOR_CORES_SPEED_UP,
-        f"{format_ns(touched // steps)} of {facts.per} ({share:.0%}) go to {what} matrix products "
-        f"and convolutions that do not use the tensor cores ({_names(kernels)})",
+        f"{what} products and convolutions without tensor cores take "
+        f"{facts.of_step(touched // steps)}",
         _how_to_use_them(facts, kernels, what),
         {
             "share": round(share, 4),
@@ -597,6 +594,7 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
             "on_tensor_cores_ns": _of_sort(kernels, "yes") // steps,
             "unknown_ns": _of_sort(kernels, "unknown") // steps,
         },
+        [f"they are {_names(kernels)}"],
     )
 
 
@@ -613,7 +611,7 @@ def _of_sort(kernels: Kernels, sort: str) -> int:
 def _names(kernels: Kernels) -> str:
     beside = [use.short for use in kernels.top if use.tensor_cores == "no"]
     shown = list(dict.fromkeys(beside))[:_KERNELS_NAMED]
-    return ", ".join(shown) or "none of them among the longest kernels"
+    return f"in {', '.join(shown)}" if shown else "not among the longest kernels"
 
 
 def _how_to_use_them(facts: Facts, kernels: Kernels, what: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -10,10 +12,11 @@ from msgspec.structs import replace
 
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.grouping import spans_by_rank
+from gputrace.analyzers.idle_causes import read_evidence
 from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
 from gputrace.model.host import COLLATING, READING, SENDING, InputPipeline, Loader
-from gputrace.model.intervals import EMPTY, Intervals, search, union
+from gputrace.model.intervals import EMPTY, Intervals, merge_touching, search, union
 from gputrace.model.results import Breakdown, Evidence, Finding
 from gputrace.units import format_count, format_ns
 
@@ -31,7 +34,7 @@ _LOADER_WAIT_PART: Final = 0.2
 def data_feeding(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the next batch; in traces without GPU activity, the program does.
 
-    If the loader's workers were recorded, the message says how many would keep up (from a
+    If the loader's workers were recorded, the details say how many would keep up (from a
     simulation of the loader's queue). It also names a worker that takes 1.5 times as long as the
     others, and a stage of loading that takes 40 % of the workers' time. For tf.data, Grain, DALI
     and torchdata's nodes, it names the setting that limits the pipeline, and predicts the step with
@@ -44,22 +47,18 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter when one batch is reused.
     """
     if facts.per_gpu.operations:
-        what = "the next batch" if facts.trains else "data from the host"
-        text = f"the GPUs wait {{cost}} for {what}"
+        what = "data" if facts.trains else "data from the host"
+        text = f"{{gpus}} for {what} {{cost}}"
         findings = facts.costly("data-feeding", text, how_to_feed_faster(facts))
     else:
         findings = _without_gpu(facts)
     for finding in findings:
-        why = _why_late(facts)
-        if why is None:
-            yield finding
-            continue
-        clause, cure, evidence = why
+        details, cures, evidence = _why_late(facts)
         yield replace(
             finding,
-            message=f"{finding.message}; {clause}",
-            advice=cure or finding.advice,
+            advice="; ".join(cures) or finding.advice,
             evidence={**finding.evidence, **evidence},
+            details=(*details, *finding.details),
         )
 
 
@@ -76,11 +75,22 @@ def _without_gpu(facts: Facts) -> Iterator[Finding]:
         "data-feeding",
         severity,
         cost,
-        f"the program waits {facts.of_step(cost)} for the next batch; no GPU was recorded, so this "
-        "is an upper bound on a GPU's idle time",
+        f"the program waits for data {facts.of_step(cost)}",
         how_to_feed_faster(facts),
         {"share": round(facts.share_of(cost), 4), "host_data_ns": cost, "total_ns": facts.mean_ns},
+        [*_sampled(facts, loader), "no GPU was recorded: it would wait at most this long"],
     )
+
+
+def _sampled(facts: Facts, loader: Loader | None) -> Iterator[str]:
+    """Say at which line the program itself makes batches, where its stacks were sampled."""
+    if facts.lines is None or (loader is not None and loader.workers):
+        return
+    waits = reduce(merge_touching, read_evidence(facts.trace).data.values(), EMPTY)
+    steps = reduce(merge_touching, map(facts.time_of_rank, facts.ranks), EMPTY)
+    place = facts.line_in(waits.intersection(steps))
+    if place is not None:
+        yield f"the host is at {place.line} in {place.count} of {place.samples} samples"
 
 
 _FEED_FASTER: Final = {
@@ -123,14 +133,19 @@ def loader_restart(facts: Facts) -> Iterator[Finding]:
     """
     yield from facts.costly(
         "loader-restart",
-        "the GPUs wait {cost} for the loader to start its workers anew, as each epoch does",
+        "{gpus} {cost} for the loader to start its workers anew",
         KEEP_LOADER.get(facts.framework, KEEP_LOADER[""]),
+        ["each epoch does that"],
     )
 
 
 _COPY_SOONER: Final = (
     "check what the loop does between taking a batch and copying it: move changes to samples into "
     "the loader's workers, and everything else after the copy"
+)
+_SLEEPS: Final = (
+    "a sleep in the loop, which can go, or one between two looks for the next batch; if batches "
+    "are late, load them in parallel, ahead of time"
 )
 _LOAD_SOONER: Final = "load and decode batches in parallel, ahead of time"
 _MAKE_SOONER: Final = (
@@ -140,9 +155,11 @@ _MAKE_SOONER: Final = (
 
 def how_to_feed_faster(facts: Facts) -> str:
     """Return advice on the input pipeline that fits the framework and the loader's settings."""
-    loader = _slowest_loader(facts)
+    loader, charged = _slowest_loader(facts), facts.ledger.of("data-feeding")
     if loader is not None and _is_ready(facts, loader):
         return _COPY_SOONER
+    if charged and re.search("sleep", charged[0].call or ""):
+        return f"find out why thread {charged[0].thread} sleeps: {_SLEEPS}"
     is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
     has_batches = facts.trains or not facts.per_gpu.operations
     return _FEED_FASTER.get(facts.framework, _LOAD_SOONER if has_batches else _MAKE_SOONER).format(
@@ -179,19 +196,19 @@ _CHEAPER_BATCHES: Final = {
 }
 
 
-def _why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
-    """Return a clause on what makes batches late, advice, and evidence; None where unknown."""
+def _why_late(facts: Facts) -> tuple[Sequence[str], Sequence[str], Evidence]:
+    """Return what makes batches late, advice, and evidence; nothing where that is unknown."""
     loader = _slowest_loader(facts)
     if loader is None:
         return _why_pipeline_late(facts)
     if _is_ready(facts, loader):
         wait = format_ns(loader.wait_ns)
-        clause = f"the loader accounts for {wait} a step, the loop itself for the rest"
-        return clause, _COPY_SOONER, {"loader_wait_ns": loader.wait_ns}
+        detail = f"the loader accounts for {wait} a step, the loop itself for the rest"
+        return [detail], [_COPY_SOONER], {"loader_wait_ns": loader.wait_ns}
     reasons = list(_reasons(loader, "the GPU" if facts.per_gpu.operations else "the program"))
     if not reasons:
-        return None
-    clauses, cures = zip(*reasons, strict=True)
+        return [], [], {}
+    details, cures = zip(*reasons, strict=True)
     evidence: dict[str, float | int | str | None] = {
         "workers": loader.workers,
         "batch_ns": loader.batch_ns,
@@ -203,7 +220,7 @@ def _why_late(facts: Facts) -> tuple[str, str, Evidence] | None:
     if loader.slow is not None:
         worker, ratio = loader.slow
         evidence |= {"slow_worker": worker.worker, "slow_ratio": round(ratio, 2)}
-    return "; ".join(clauses), "; ".join(cure for cure in cures if cure), evidence
+    return details, [cure for cure in cures if cure], evidence
 
 
 def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
@@ -269,7 +286,7 @@ def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
         if not loader.keeps_up(choice):
             would = f"leave a wait of {format_ns(choice.wait_ns)} a step"
         yield (
-            f"{workers} would {would}; {now}",
+            f"{workers} would {would}, while {now}",
             f"num_workers={choice.workers} (now {loader.workers})",
         )
     elif present is not None and not loader.keeps_up(present):
@@ -302,41 +319,40 @@ _RAISE_GAINS: Final = 0.02
 _MAKE_CHEAPER: Final = "cache decoded samples, or do less for each"
 
 
-def _why_pipeline_late(facts: Facts) -> tuple[str, str, Evidence] | None:
-    """Return a clause on the setting by which an input pipeline, not torch's DataLoader, is late,
-    its cure, and evidence; None where no settings were recorded.
+def _why_pipeline_late(facts: Facts) -> tuple[Sequence[str], Sequence[str], Evidence]:
+    """Return the setting by which an input pipeline, not torch's DataLoader, is late, its cure, and
+    evidence; nothing where no settings were recorded.
     """
     pipeline = max(
         facts.once(find_input_pipelines), key=lambda pipeline: pipeline.wait_ns, default=None
     )
     if pipeline is None:
-        return None
+        return [], [], {}
     narrowest, library = pipeline.narrowest, pipeline.library
-    clauses, cures = [], []
+    details, cures = [], []
     if narrowest is None:
-        clauses.append(f"{library} tunes its settings itself")
+        details.append(f"{library} tunes its settings itself")
     else:
         count = pipeline.enough
         step = pipeline.step_with(count)
         value = narrowest.value or 0
-        clause = f"{narrowest.stage} of {library} has {narrowest.name}={value} on "
-        clause += format_count(pipeline.cores, "core")
+        cores = format_count(pipeline.cores, "core")
+        details.append(f"{narrowest.stage} of {library} has {narrowest.name}={value} on {cores}")
         if count > value and step < pipeline.step_ns - _RAISE_GAINS * pipeline.step_ns:
-            clause += f"; with {count}, a step may take {format_ns(step)}"
+            details.append(f"with {count}, a step may take {format_ns(step)}")
             cures.append(_RAISE[library].format(count=count, stage=narrowest.stage))
-        clauses.append(clause)
     if not pipeline.is_ahead:
-        clauses.append("no batch is prefetched")
+        details.append("no batch is prefetched")
         cures += [_MAKE_AHEAD[library]] if library in _MAKE_AHEAD else []
     if pipeline.queue_median is not None:
-        clauses.append(f"{pipeline.queue_median:g} ready when one is asked for")
+        details.append(f"{pipeline.queue_median:g} ready when one is asked for")
     evidence = {
         "library": library,
         "setting": None if narrowest is None else narrowest.name,
         "value": None if narrowest is None else narrowest.value,
         "cores": pipeline.cores,
     }
-    return "; ".join(clauses), "; ".join(cures) or _MAKE_CHEAPER, evidence
+    return details, cures or [_MAKE_CHEAPER], evidence
 
 
 def find_loaders(facts: Facts) -> tuple[Loader, ...]:

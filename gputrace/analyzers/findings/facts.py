@@ -4,7 +4,6 @@ findings of them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property, reduce
 from typing import Any, Final, TypeVar
@@ -28,7 +27,7 @@ from gputrace.analyzers.ledger import Ledger, account, charges_of, move_amounts
 from gputrace.analyzers.ledger.causes import Cause, path_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import find_roles
-from gputrace.analyzers.python_samples import PythonLines
+from gputrace.analyzers.python_samples import PythonLines, SampledLine
 from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.events import Kind, distinct_ids
@@ -48,7 +47,7 @@ from gputrace.model.results import (
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
-from gputrace.units import format_ids, format_ns
+from gputrace.units import format_ids, format_pair
 
 _Fact = TypeVar("_Fact")
 
@@ -73,10 +72,15 @@ HIGH: Final = 0.20
 MEDIUM: Final = 0.05
 """Shares of the time from which a cost is high and medium: xprof's limits for input-bound."""
 
+_WHOLE_PERCENT: Final = 0.01
+"""Share from which a percentage has no decimals."""
+_NAMED_LINE_SHARE: Final = 0.3
+"""Share of the samples that must be at one line for it to be named."""
 _NAMED_PHASE: Final = 0.5
 """Share of the idle time that one phase must have for it to be named."""
 
-_DO: Final = r"(?<!keeps )\bthe GPUs (wait|idle|run|compute)\b"
+_RANKS_NAMED: Final = 3
+"""Runs of ranks up to which a sentence names them."""
 
 
 class Facts(Struct, frozen=True, dict=True):
@@ -341,11 +345,11 @@ class Facts(Struct, frozen=True, dict=True):
 
     @property
     def per(self) -> str:
-        """Unit of costs: ``a step of 62.8 ms``, or ``969 ms`` where there are no steps."""
+        """Unit of shares: ``each step``, ``the pass``; ``the time`` where there are no steps."""
+        kind = self.all_steps.kind
         if not self.measured:
-            return format_ns(self.mean_ns)
-        turn = TURNS.get(self.all_steps.kind, "iteration")
-        return f"{'an' if turn[0] == 'i' else 'a'} {turn} of {format_ns(self.mean_ns)}"
+            return "the time"
+        return "the pass" if kind == "pass" else f"each {TURNS.get(kind, 'iteration')}"
 
     @cached_property
     def mean_ns(self) -> int:
@@ -382,8 +386,21 @@ class Facts(Struct, frozen=True, dict=True):
         return max(1, sum(max(row.steps, 1) for row in self.rows))
 
     def of_step(self, cost_ns: float) -> str:
-        """Return a cost and its share: ``25.1 ms of a step of 62.8 ms (40%)``."""
-        return f"{format_ns(cost_ns)} of {self.per} ({self.share_of(cost_ns):.0%})"
+        """Return a share, and what it is of: ``40% of each step (25.1 of 62.8 ms)``."""
+        share = self.share_of(cost_ns)
+        percent = f"{share:.0%}" if share >= _WHOLE_PERCENT else f"{share:.1%}"
+        return f"{percent} of {self.per} ({format_pair(cost_ns, 'of', self.mean_ns)})"
+
+    def do(self, verb: str, ranks: Sequence[int] = ()) -> str:
+        """Return a subject and its verb: ``the GPUs wait``, ``the GPU of rank 3 waits``; the GPUs
+        of some ranks, or without ``ranks`` all that count.
+        """
+        rows = [row for row in self.rows if row.rank in ranks] or self.rows
+        of = ""
+        if ranks:
+            of = f" of {format_ids('rank', ranks)}"
+            of = of if of.count(",") < _RANKS_NAMED else f" of {len(ranks)} ranks"
+        return f"the GPU{of} {verb}s" if len(rows) == 1 else f"the GPUs{of} {verb}"
 
     def finding(
         self,
@@ -393,13 +410,12 @@ class Facts(Struct, frozen=True, dict=True):
         message: str,
         advice: str,
         evidence: Evidence | None = None,
+        details: Sequence[str] = (),
     ) -> Finding:
-        """Return a finding about all GPUs and ranks that count."""
-        if len(self.rows) == 1:
-            message = re.sub(_DO, r"the GPU \1s", message).replace(": their speed", ": its speed")
-            message = message.replace("the GPUs'", "the GPU's").replace("the GPUs", "the GPU")
+        """Return a finding about all GPUs and ranks that count; empty details are left out."""
+        known, shown = evidence or {}, tuple(filter(None, details))
         return Finding(
-            id, severity, self.gpus, self.ranks, impact_ns, message, advice, evidence or {}
+            id, severity, self.gpus, self.ranks, impact_ns, message, advice, known, shown
         )
 
     def costly(
@@ -407,7 +423,9 @@ class Facts(Struct, frozen=True, dict=True):
         id: str,
         message: str,
         advice: str,
+        details: Sequence[str] = (),
         *,
+        verb: str = "wait",
         medium: float = MEDIUM,
         high: float = HIGH,
         beside: Sequence[str] = (),
@@ -415,13 +433,15 @@ class Facts(Struct, frozen=True, dict=True):
         """Yield a finding if the share of the time that is charged to a cause is at least
         ``medium``.
 
-        In the message, ``{cost}`` stands for the cost per step: ``25.1 ms of a step of 62.8 ms
-        (40%)``; where most is on some ranks, for that of their GPUs. ``beside`` are causes that the
-        finding is about, too.
+        In the message, ``{cost}`` stands for the cost, ``40% of each step (25.1 of 62.8 ms)``;
+        ``{gpus}`` for the GPUs and the verb, ``the GPUs wait``; ``{at}`` for the host's line, `` at
+        train.py:48 load``. Where most is on some ranks, cost and GPUs are those of these ranks.
+        ``beside`` are causes that the finding is about, too. The phase of the step, the line and
+        the system call that the host is in then become further details.
         """
         causes = id, *beside
-        most = self.ledger.ranks(*causes)
-        rows = [row for row in self.rows if row.rank in most] or list(self.rows)
+        where_most = self.ledger.ranks(*causes)
+        rows = [row for row in self.rows if row.rank in where_most] or list(self.rows)
         mean = cost = self.ledger.mean(*causes)
         if len(rows) < len(self.rows):
             cost = self.ledger.mean_on(rows, *causes)
@@ -431,28 +451,29 @@ class Facts(Struct, frozen=True, dict=True):
         is_unknown = self.trace.idle_unknown and {row.of for row in charged} == {"idle"}
         if severity is None or is_unknown:
             return
-        text = message.format(cost=f"{format_ns(cost)} of {self.per} ({share:.0%})")
         evidence: dict[str, float | int | str | None] = {
             "share": round(share, 4),
             "cost_ns": cost,
             "total_ns": self.mean_ns,
         }
+        shown, at = list(details), ""
         phase = self._phase_of(causes, rows)
         if phase is not None:
-            where, spent, total = phase
-            text += f"; most of it in {PHASES[where]}, {format_ns(spent)} of {format_ns(total)}"
-            evidence |= {"phase": where, "phase_ns": spent}
-        if charged and charged[0].line is not None:
-            if charged[0].line not in text:
-                text += f"; the host is at {charged[0].line} in {charged[0].evidence}"
-            evidence |= {"line": charged[0].line}
+            name, spent, total = phase
+            shown.append(f"most of it is in {PHASES[name]} ({format_pair(spent, 'of', total)})")
+            evidence |= {"phase": name, "phase_ns": spent}
+        most = [row for row in charged if row.ns >= _NAMED_PHASE * charged[0].ns]
+        if (sampled := next((row for row in most if row.line is not None), None)) is not None:
+            at = f" at {sampled.line}"
+            shown.append(f"the host is{at} in {sampled.evidence}")
+            evidence |= {"line": sampled.line}
+        elif charged and charged[0].thread is not None and charged[0].evidence:
+            shown.append(f"thread {charged[0].thread} {charged[0].evidence}")
         ranks = sorted({row.rank for row in rows})
-        if 1 < len(rows) < len(self.rows):
-            text = text.replace("the GPUs", f"the GPUs of {format_ids('rank', ranks)}", 1)
-        elif len(rows) < len(self.rows):
-            text = re.sub(_DO, rf"the GPU of rank {ranks[0]} \1s", text, count=1)
+        gpus = self.do(verb, ranks if len(rows) < len(self.rows) else ())
+        text = message.format(gpus=gpus, cost=self.of_step(cost), at=at)
         yield replace(
-            self.finding(id, severity, mean, text, advice, evidence),
+            self.finding(id, severity, mean, text, advice, evidence, shown),
             ranks=tuple(ranks),
             gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
         )
@@ -495,6 +516,23 @@ class Facts(Struct, frozen=True, dict=True):
     def working_times(self) -> list[Intervals]:
         """Measured time of each of the GPUs that count."""
         return [self.time_of(lane) for lane in self.working]
+
+    def line_in(self, time: Intervals, stayed_ns: int = 0) -> SampledLine | None:
+        """Return the line at which most samples met the host in some time; None if none has 30 %
+        of them.
+
+        If there are any, only samples count at whose line the thread stayed for some time.
+        """
+        lines = self.lines
+        if lines is None:
+            return None
+        samples = {thread: lines.within(thread, time) for thread in lines.times}
+        stayed = {
+            thread: mine[lines.waited[thread][mine] >= stayed_ns]
+            for thread, mine in samples.items()
+        }
+        place = lines.place(stayed) or lines.place(samples)
+        return place if place is not None and place.share >= _NAMED_LINE_SHARE else None
 
     def time_of_rank(self, rank: int) -> Intervals:
         """Return the measured steps of a rank."""

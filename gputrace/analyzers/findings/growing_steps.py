@@ -17,7 +17,7 @@ from gputrace.model.events import Mask
 from gputrace.model.results import Finding, Step
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_pair
 
 _DRIFT_ADVICE: Final = {
     "grow": "look for what the program keeps from step to step: losses that hold their graph "
@@ -36,7 +36,7 @@ _ACTIVITIES: Final = {
 
 def steps_grow(facts: Facts) -> Iterator[Finding]:
     """Forty or more steps grow by 15 % over the run, or take so much longer from one step on, three
-    times as much as they scatter. The message names the class that grew most.
+    times as much as they scatter. A detail names the class that grew most.
 
     Cost: the time that they take longer than at the begin, or before that step, on average, less
     the part in which their GPUs idle, which is charged to what keeps them idle.
@@ -55,16 +55,18 @@ def steps_grow(facts: Facts) -> Iterator[Finding]:
     own = sum(ns for name, ns in drift.grew if name not in IDLE_CAUSES)
     cost = round(longer * own / max(sum(ns for _, ns in drift.grew), 1))
     severity = severity_of(facts.share_of(cost)) or "low"
-    start, end, count = format_ns(drift.from_ns), format_ns(drift.to_ns), len(_steps(facts, rank))
-    message = f"steps grow from {start} to {end} over {count} steps"
+    count, lengths = len(_steps(facts, rank)), format_pair(drift.from_ns, "to", drift.to_ns)
+    message = f"steps grow from {lengths} over {count} steps"
     if drift.shape == "jump":
-        message = f"steps take {end} instead of {start} from step {drift.since} on"
-    if drift.grew:
-        name, longer = drift.grew[0]
-        message += f"; what grew most is {_ACTIVITIES[name]} ({format_ns(longer)})"
+        message = f"steps grow from {lengths} at step {drift.since}"
+    details = [
+        f"what grew most is {_ACTIVITIES[name]} ({format_ns(longer)})"
+        for name, longer in drift.grew[:1]
+    ]
     evidence = {"from_ns": drift.from_ns, "to_ns": drift.to_ns, "since": drift.since}
     evidence |= {f"{name}_ns": ns for name, ns in drift.grew}
-    yield facts.finding("steps-grow", severity, cost, message, _DRIFT_ADVICE[drift.shape], evidence)
+    advice = _DRIFT_ADVICE[drift.shape]
+    yield facts.finding("steps-grow", severity, cost, message, advice, evidence, details)
 
 
 def longer_ns(facts: Facts, rank: int) -> int:

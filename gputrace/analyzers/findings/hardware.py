@@ -91,10 +91,10 @@ def work_slowed(facts: Facts) -> Mapping[tuple[int, int], int]:
 
 
 def unknown_neighbours(facts: Facts, gpu: Gpu) -> str:
-    """Return a clause if it cannot be known whether others compute on a card; else empty."""
+    """Return a detail if it cannot be known whether others compute on a card; else empty."""
     hides = hides_processes(facts.trace, gpu) and neighbours_of(facts, gpu) is None
     return (
-        "; whether another process computes on it is not known: the driver lists no process of "
+        "whether another process computes on it is not known: the driver lists no process of "
         "this run, as in a container"
         if hides
         else ""
@@ -118,7 +118,7 @@ def shared_gpu(facts: Facts) -> Iterator[Finding]:
     share = facts.share_of(cost)
     slowed = int(np.count_nonzero(worst.by_step >= _AFFECTED_STEP * facts.mean_ns))
     some = 0 < slowed < _ALL_STEPS * len(worst.by_step)
-    when = f", in {slowed} of {len(worst.by_step)} steps" if some else ""
+    when = f"it slows {slowed} of {len(worst.by_step)} steps" if some else ""
     first = worst.programs[0] if worst.programs else None
     how = "at the same time (MPS)" if worst.is_mps else "in turns"
     yield finding_of(
@@ -126,7 +126,7 @@ def shared_gpu(facts: Facts) -> Iterator[Finding]:
         severity_of(share) or "low",
         [worst.gpu],
         cost,
-        f"{worst}, {how} with the training: that costs {facts.of_step(cost)}{when}",
+        f"another process on {named([worst.gpu])} costs {facts.of_step(cost)}",
         SHARE_NO_CARD
         + ("; or limit it with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" if worst.is_mps else ""),
         {
@@ -141,6 +141,7 @@ def shared_gpu(facts: Facts) -> Iterator[Finding]:
             "slowed_steps": slowed,
             "share": round(share, 4),
         },
+        [f"{worst}, {how} with the training", when],
     )
 
 
@@ -211,14 +212,14 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
         return None
     name = "memory" if which == "memory" else "SM"
     slowest = min(clocks[card] for card in low)
-    cost = ""
+    longer = ""
     if ratio:
-        cost = f"; the same kernels take up to {ratio - 1:.1%} longer at the lower clock"
+        longer = f"the same kernels take up to {ratio - 1:.1%} longer at the lower clock"
         explained = reference / slowest
         if ratio > _BEYOND_CLOCK_RATIO * explained:
-            cost += f", of which it explains {explained - 1:.1%}"
+            longer += f", of which it explains {explained - 1:.1%}"
         excess = _by_clock(excess, ratio, explained)
-    cost += f", {format_ns(excess)} of {facts.per}" if excess else ""
+    details = [longer, f"that costs {facts.of_step(excess)}" if excess else ""]
     evidence: Evidence = {
         "clock": which,
         "clock_mhz": slowest,
@@ -232,9 +233,10 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
         low,
         excess,
         f"{named(low)} {'run' if len(low) > 1 else 'runs'} at a {name} clock of {slowest:,.0f} "
-        f"MHz, the others at {reference:,.0f} MHz{cost}",
+        f"MHz, the others at {reference:,.0f} MHz",
         _clock_advice(low, which),
         evidence,
+        details,
     )
 
 
@@ -362,8 +364,11 @@ def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
     least = "medium" if reason in _UNCHOSEN_REASONS else "low"
     clock = f" at {worst.sm_clock_mhz:,.0f} MHz" if worst.sm_clock_mhz else ""
     clock += f" of {worst.sm_clock_max_mhz:,}" if clock and worst.sm_clock_max_mhz else ""
-    heat = f", {worst.temperature_c:.0f} °C" if worst.temperature_c is not None else ""
-    cost = f"; the others' speed would save {format_ns(excess)} of {facts.per}" if excess else ""
+    heat = worst.temperature_c
+    details = (
+        "" if heat is None else f"its temperature is {heat:.0f} °C",
+        f"the others' speed would save {facts.of_step(excess)}" if excess else "",
+    )
     evidence: Evidence = {
         "reason": reason,
         "share": share,
@@ -379,9 +384,10 @@ def _throttled(facts: Facts, reason: str, cards: Sequence[CardUse]) -> Finding:
         cards,
         excess,
         f"{named(cards)} {'are' if len(cards) > 1 else 'is'} throttled ({reason}) up to "
-        f"{share:.0%} of the time{clock}{heat}{cost}",
+        f"{share:.0%} of the time{clock}",
         _THROTTLING_ADVICE[reason],
         evidence,
+        details,
     )
 
 
@@ -427,7 +433,7 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
     excess = max(
         round(copied.get((card.gpu, card.rank), 0) * (1 - rates[card] / best)) for card in slow
     )
-    cost = f"; its exposed copies cost {format_ns(excess)} of {facts.per} more" if excess else ""
+    details = [f"its exposed copies cost {facts.of_step(excess)} more" if excess else ""]
     evidence: Evidence = {
         "pcie_gen": worst.pcie_gen,
         "pcie_gen_max": worst.pcie_gen_max,
@@ -443,10 +449,11 @@ def pcie_degraded(facts: Facts) -> Iterator[Finding]:
         excess,
         f"{named(slow)} {'have' if len(slow) > 1 else 'has'} a PCIe link of generation "
         f"{worst.pcie_gen} with {worst.pcie_width} lanes under load, {now / GB:.0f} of "
-        f"{best / GB:.0f} GB/s{cost}",
+        f"{best / GB:.0f} GB/s",
         "check the card's slot, its riser and the link setting in the firmware; until then, keep "
         "copy-heavy work off it",
         evidence,
+        details,
     )
 
 
@@ -503,17 +510,17 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     times, still = _stands_still(facts)
     text = f"{named(list(used))} {'run' if len(used) > 1 else 'runs'} a kernel {percent:.0f}% of "
     text += f"{format_ns(span)}, by the driver's figure"
-    if still:
-        often = f"{times:,} times" if times > 1 else "once"
-        text += f"; they stand still {often} for 2 s or more, {format_ns(still)} in all"
+    often = f"{times:,} times" if times > 1 else "once"
+    stand = f"they stand still {often} for 2 s or more, {format_ns(still)} in all"
     yield finding_of(
         "low-utilization",
         severity_of(idle / max(span, 1)) or "info",
         list(used),
         idle,
-        f"{text}. A log does not say what they wait for, nor how well they compute",
+        text,
         "record some steps of the run (gputrace record -- COMMAND) to see what they wait for",
         {"utilization_percent": round(percent, 1), "still": times, "still_ns": still},
+        [stand if still else "", "a log does not say what they wait for, or how well they compute"],
     )
 
 
@@ -561,14 +568,15 @@ def uneven_utilization(facts: Facts) -> Iterator[Finding]:
         [most],
         round((used[most] - others) / 100 * span),
         f"{named([most])} runs kernels {used[most]:.0f}% of the time, the others {others:.0f}%, "
-        "by the driver's figure: they wait for it, or have less to do",
+        "by the driver's figure",
         "DistributedDataParallel instead of DataParallel, or equal shares of work; gputrace "
         "record shows its extra work",
         {"utilization_percent": used[most], "others_percent": round(others, 1)},
+        ["the others wait for it, or have less to do"],
     )
 
 
-def named(cards: Sequence[CardUse]) -> str:
+def named(cards: Sequence[CardUse | Gpu]) -> str:
     """Name cards: ``GPUs 0-2``; by rank where cards of several hosts have equal indices."""
     word, numbers = "GPU", sorted({card.gpu for card in cards})
     if len(numbers) < len(cards):
@@ -584,8 +592,10 @@ def finding_of(
     message: str,
     advice: str,
     evidence: Evidence,
+    details: Sequence[str] = (),
 ) -> Finding:
     """Return a finding about some cards alone."""
     gpus = tuple(sorted({card.gpu for card in cards}))
     ranks = tuple(sorted({card.rank for card in cards}))
-    return Finding(id, severity, gpus, ranks, impact_ns, message, advice, evidence)
+    shown = tuple(filter(None, details))
+    return Finding(id, severity, gpus, ranks, impact_ns, message, advice, evidence, shown)

@@ -61,14 +61,14 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     wanting = max(worst.wanted_cores, worst.runnable or 0.0)
     # Of a run of less than a second, they may not have been counted.
     cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}" if worst.cores else "cores"
-    crowd = f"{_number(wanting)} threads want {cores}"
+    crowd = f"{_number(wanting)} threads share {cores}"
     # The machine's threads are counted once a second at most: between that, others may come.
     if not wanting > worst.cores > 0:
-        crowd = f"other threads on the machine occupy the {cores} meanwhile"
+        crowd = f"other threads occupy the {cores}"
     others = _others_on_cores(facts, worst)
     if others:
-        own = f"{worst.threads} threads of its own want {cores}, and "
-        crowd = own * (worst.threads > worst.cores > 0) + others
+        own = f"{worst.threads} threads of its own share {cores}, and "
+        crowd = own * (worst.threads > worst.cores > 0) + "other programs use them"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = CORES_ALONE
     if worst.threads > (worst.cores if others else 1):
@@ -77,24 +77,25 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
             f"(torch.set_num_threads({fewer})), fewer loader workers; or more cores for each "
             "process"
         )
-    then = f"with a core for each, a step may take {format_ns(facts.mean_ns - cost)}"
+    details = [others]
     ratio = _with_fewer(worst, fewer)
     if ratio is not None:
         cost = facts.host_cost("cpu-starved", (1 - ratio) * facts.mean_ns)
-        crowd += (
-            f"; the {worst.spinning} OpenMP threads ({worst.openmp}) spin while any of them lacks "
-            f"a core, and all have one for about {worst.at_once:.1%} of the time"
-        )
+        details += [
+            f"the {worst.spinning} OpenMP threads ({worst.openmp}) spin while any of them lacks "
+            f"a core, and all have one for about {worst.at_once:.1%} of the time",
+            f"with {format_count(fewer, 'thread')}, a step may take about "
+            f"{format_ns(facts.mean_ns - cost)}",
+        ]
         advice += "; OMP_WAIT_POLICY=passive lets waiting threads sleep"
-        then = f"with {format_count(fewer, 'thread')}, a step may take about "
-        then += format_ns(facts.mean_ns - cost)
     yield facts.finding(
         "cpu-starved",
         severity,
         cost,
-        f"the training threads are queued for a core for {facts.of_step(queued)}: {crowd}; {then}",
+        f"too few cores: {crowd}, which costs {facts.of_step(queued)}",
         advice,
         _evidence(worst, facts.mean_ns),
+        details,
     )
 
 
@@ -242,10 +243,10 @@ def cpu_throttled(facts: Facts) -> Iterator[Finding]:
         "cpu-throttled",
         severity_of(facts.share_of(cost)) or "low",
         cost,
-        f"the container's limit on CPU time stops the host for {facts.of_step(cost)}: "
-        f"{worst.threads} threads use up {quota}",
+        f"the container's limit on CPU time stops the host {facts.of_step(cost)}",
         RAISE_QUOTA,
         _evidence(worst, facts.mean_ns),
+        [f"{worst.threads} threads use up {quota}"],
     )
 
 
@@ -274,12 +275,15 @@ def slow_cores(facts: Facts) -> Iterator[Finding]:
         "slow-cores",
         severity_of(share) or "low",
         cost,
-        f"the training thread's core runs at {worst.core_mhz / 1000:.1f} GHz, and cores at up to "
-        f"{worst.fastest_mhz / 1000:.1f} GHz in the same run: that costs {facts.of_step(cost)}",
+        f"a slow core under the training thread costs {facts.of_step(cost)}",
         "the `performance` governor (cpupower frequency-set -g performance), fewer busy cores "
         "beside it, better cooling, no power limit on the machine",
         _evidence(worst, facts.mean_ns)
         | {"core_mhz": worst.core_mhz, "fastest_mhz": worst.fastest_mhz},
+        [
+            f"it runs at {worst.core_mhz / 1000:.1f} GHz, other cores at up to "
+            f"{worst.fastest_mhz / 1000:.1f} GHz in the same run"
+        ],
     )
 
 
@@ -304,11 +308,11 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
         "page-faults",
         severity,
         cost,
-        f"{faults:,.0f} page faults a step{from_disk}, at least {facts.of_step(cost)}: memory is "
-        "released and allocated again",
+        f"page faults take at least {facts.of_step(cost)}",
         "reuse large buffers across steps; MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_, or "
         "another allocator (jemalloc, tcmalloc)",
         {"minor_faults": round(faults - major), "major_faults": round(major, 1)},
+        [f"{faults:,.0f} a step{from_disk}: memory is released and allocated again"],
     )
 
 
@@ -348,13 +352,17 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         if share < _BLOCKED_SHARE:
             continue
         cost = max(round(share * facts.mean_ns) - longer_ns(facts, load.rank), 0)
-        line, of_samples = _line_of(facts, load.rank)
-        at = f"; it is at {line} in {of_samples:.0%} of the samples" if line else ""
+        place, details = facts.line_in(time, _WAITING_NS), []
         ask = "" if facts.lines is not None else "; record with --python to name the line"
         severity, advice = "high" if share >= HIGH else "medium", f"check what it waits for{ask}"
-        rank = "another rank, " if len(facts.host_load) > 1 else ""
-        waits = "for something other than data or a core: "
-        waits += f"{rank}a lock, a disk, a pipe, a timer"
+        line, waits = "", "for something other than data or a core"
+        if place is not None:
+            line, advice = place.line, f"look at {place.line}"
+            sits = format_ns(place.share * cost)
+            details.append(f"it sits at {line} for {sits} ({place.share:.0%} of the samples)")
+        else:
+            rank = "another rank, " if len(facts.host_load) > 1 else ""
+            details.append(f"that may be {rank}a lock, a disk, a pipe or a timer")
         if load.process_cores - load.on_core_ns / load.covered_ns >= share:
             severity, waits = "low", "while other threads of its process compute for as long"
             advice = "nothing to do if it waits for their results: XLA's threads compute so "
@@ -366,34 +374,12 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
             id,
             severity,
             cost,
-            f"the training thread waits {facts.of_step(cost)} {waits}{at}",
+            f"the training thread waits {facts.of_step(cost)} {waits}",
             advice,
             _evidence(load, facts.mean_ns) | ({"line": line} if line else {}),
+            details,
         )
         return
-
-
-_NAMED_LINE_SHARE: Final = 0.3
-"""Share of the samples that must be at one line for it to be named."""
-
-
-def _line_of(facts: Facts, rank: int) -> tuple[str, float]:
-    """Return the line at which a rank's host waits most in the measured steps, and its share.
-
-    Of the samples, those count at whose line it still was some time later, if there are any.
-    """
-    lines = facts.lines
-    if lines is None:
-        return "", 0.0
-    time = facts.time_of_rank(rank)
-    samples = {thread: lines.within(thread, time) for thread in lines.times}
-    waiting = {
-        thread: mine[lines.waited[thread][mine] >= _WAITING_NS] for thread, mine in samples.items()
-    }
-    most_at = lines.place(waiting) or lines.place(samples)
-    if most_at is None or most_at.share < _NAMED_LINE_SHARE:
-        return "", 0.0
-    return most_at.line, most_at.share
 
 
 class _Locked(NamedTuple):
@@ -457,13 +443,12 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
         return
     at = ""
     if _LINE_SEPARATOR in holder.line:
-        at = f"; in {holder.share:.0%} of {waits:,} samples another thread holds it, "
-        at += f"at {holder.line}"
+        at = f"another thread holds it, at {holder.line} in {holder.share:.0%} of {waits:,} samples"
     yield facts.finding(
         "gil-wait",
         severity,
         cost,
-        f"the training thread waits for Python's lock (GIL) for {facts.of_step(cost)}{at}",
+        f"the training thread waits for Python's lock (GIL) {facts.of_step(cost)}",
         "move the other thread's work to a separate process, or into calls that release the lock "
         "(NumPy, torch, I/O); sys.setswitchinterval(0.0005) shortens each wait",
         {
@@ -474,4 +459,5 @@ def gil_wait(facts: Facts) -> Iterator[Finding]:
             "line": holder.line if at else None,
             "line_share": round(holder.share, 4),
         },
+        [at],
     )

@@ -18,7 +18,7 @@ from gputrace.model.events import Events, Kind, distinct_ids, is_among
 from gputrace.model.host import BACKWARD, DATA, FORWARD, OPTIMIZER
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Finding
-from gputrace.units import format_ns
+from gputrace.units import format_ns, format_number
 
 _LOW_SHARE: Final = 0.02
 """Share of a step from which collections and compilations are reported."""
@@ -85,13 +85,12 @@ def host_optimizer(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is as long with the optimizer on the GPU.
     """
     copied = sum(r.ns for r in facts.ledger.of("host-optimizer") if r.of == "copy")
-    beside = ""
-    if copied:
-        beside = f", {format_ns(copied // facts.turns)} of it in copies of gradients and parameters"
+    spent = format_ns(copied // facts.turns)
     yield from facts.costly(
         "host-optimizer",
-        "the GPUs wait {cost} while the optimizer runs on the host (CPU)" + beside,
+        "{gpus} {cost} for the optimizer on the host (CPU)",
         _ON_THE_GPU,
+        [f"{spent} of it is in copies of gradients and parameters" if copied else ""],
     )
 
 
@@ -135,18 +134,19 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     rows = facts.ledger.of("host-work")
     lines = [row.line for row in rows if row.line is not None]
     reads = facts.mean_over_gpus(_reads_between_passes) if facts.trains else 0
-    clause, advice = "", _LESS_HOST_WORK
+    details, advice = [], _LESS_HOST_WORK
     if reads >= _FEWEST_READS:
-        clause = f", which reads {reads:,} values back in each (.item(), .cpu(), print)"
+        details.append(f"it reads {reads:,} values back in each step (.item(), .cpu(), print)")
         advice = _READ_LESS
     if any(row.frame is not None and re.search(_LOGGERS, row.frame) for row in rows):
-        clause, advice = ", which writes logs" + clause, _LOG_LESS
-    at = f" at {lines[0]}" if lines else ""
+        details.insert(0, "it writes logs")
+        advice = _LOG_LESS
     ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
     yield from facts.costly(
         "host-work",
-        f"the GPUs wait {{cost}} for other work of the host{at}{clause}",
+        "{gpus} {cost} for other work of the host{at}",
         advice + ask,
+        details,
     )
 
 
@@ -184,13 +184,12 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     who = "the program collects garbage" if is_called else "Python collects garbage"
     rows = facts.ledger.of("garbage-collection")
     at = f" at {rows[0].line}" if is_called and rows and rows[0].line else ""
-    each = f"{len(collections) / steps:.2g} a step"
+    each = format_number(len(collections) / steps)
     yield facts.finding(
         "garbage-collection",
         severity_of(share) or "low",
         cost,
-        f"{who}{at} for {facts.of_step(cost)}: {each}, the longest {format_ns(longest)} "
-        f"({texts[name]})",
+        f"{who}{at} {facts.of_step(cost)}",
         _CALL_LESS if is_called else COLLECT_BETWEEN,
         {
             "called": is_called,
@@ -200,6 +199,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
             "longest_ns": longest,
             "share": round(share, 4),
         },
+        [f"{each} collections a step, the longest {format_ns(longest)} ({texts[name]})"],
     )
 
 
@@ -242,8 +242,7 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
         "recompilation",
         severity_of(share) or "low",
         cost,
-        f"parts of the program are recompiled for {facts.of_step(cost)}: {len(compilations):,} "
-        f"times in {steps:,} steps, mostly {most}" + (f", since {reason}" if reason else ""),
+        f"recompilation takes {facts.of_step(cost)}",
         advice,
         {
             "rank": rank,
@@ -253,6 +252,10 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
             "reason": reason,
             "share": round(share, 4),
         },
+        [
+            f"{len(compilations):,} compilations in {steps:,} steps, mostly {most}",
+            f"reason: {reason}" if reason else "",
+        ],
     )
 
 

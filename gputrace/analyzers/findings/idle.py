@@ -22,7 +22,7 @@ from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.events import Events, Kind, Memory, distinct_ids, is_among
 from gputrace.model.host import Allocator
 from gputrace.model.intervals import EMPTY, Intervals, search, union
-from gputrace.model.results import Finding
+from gputrace.model.results import Evidence, Finding
 from gputrace.units import format_bytes, format_count, format_ns
 
 _LAUNCH_LESS: Final = {
@@ -112,11 +112,11 @@ def autotune_repeated(facts: Facts) -> Iterator[Finding]:
         "autotune-repeated",
         severity_of(share) or "low",
         cost,
-        f"cuDNN's algorithm search runs in every step: {allocs:,} allocations and {syncs:,} "
-        f"synchronisations a GPU, while the GPUs idle {facts.of_step(cost)}",
+        f"{facts.do('wait')} {facts.of_step(cost)} for cuDNN's algorithm search",
         "turn the search off (torch.backends.cudnn.benchmark = False), or keep the threads that "
         "it ran in: DistributedDataParallel instead of DataParallel, constant input shapes",
         {"allocations": allocs, "synchronisations": syncs, "share": round(share, 4)},
+        [f"it makes {allocs:,} allocations and {syncs:,} synchronisations in each step of a GPU"],
     )
 
 
@@ -143,7 +143,7 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     """Memory is allocated, pinned or freed (cudaMalloc, cudaHostRegister, cudaFree) while the GPU
     waits; `medium` from 2 %.
 
-    The message names the calls that take most of that time. If torch's allocator was recorded, it
+    The calls that take most of that time are named. If torch's allocator was recorded, it
     also says whether memory ran out, the program emptied the cache, or steady steps need new
     segments: of which size, and for tensors of which sizes.
 
@@ -163,33 +163,32 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
         advice = "pin host memory once, before the loop, and reuse it"
     elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
-    findings = facts.costly(
-        "alloc-stall",
-        f"the GPUs wait {{cost}} in {' and '.join(calls) or 'allocations'}",
-        advice,
-        medium=_ALLOC_MEDIUM_SHARE,
-    )
     worst = max(
         facts.once(find_allocators), key=lambda use: use.segments + use.segments_freed, default=None
     )
     reason = None if worst is None else _why_allocating(worst)
-    if worst is None or reason is None:
-        yield from findings
-        return
-    clause, advice = reason
-    if worst.request_bytes:
-        sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_NAMED]))
-        more = len(worst.request_bytes) - _SIZES_NAMED
-        others = f" (and {more} more sizes)" if more > 0 else ""
-        clause += f"; segments are allocated for tensors of {sizes}{others}"
-    for finding in findings:
-        evidence = {
-            **finding.evidence,
+    details: list[str] = []
+    more: Evidence = {}
+    if worst is not None and reason is not None:
+        clause, advice = reason
+        details.append(clause)
+        if worst.request_bytes:
+            sizes = " and ".join(map(format_bytes, worst.request_bytes[:_SIZES_NAMED]))
+            left = len(worst.request_bytes) - _SIZES_NAMED
+            others = f" (and {left} more sizes)" if left > 0 else ""
+            details.append(f"segments are allocated for tensors of {sizes}{others}")
+        more = {
             **{name: getattr(worst, name) for name in _ALLOCATOR_EVIDENCE},
             "request_bytes": max(worst.request_bytes, default=None),
         }
-        message = f"{finding.message}; {clause}"
-        yield replace(finding, message=message, advice=advice, evidence=evidence)
+    for finding in facts.costly(
+        "alloc-stall",
+        f"{{gpus}} in {' and '.join(calls) or 'allocations'} {{cost}}",
+        advice,
+        details,
+        medium=_ALLOC_MEDIUM_SHARE,
+    ):
+        yield replace(finding, evidence={**finding.evidence, **more})
 
 
 def find_allocators(facts: Facts) -> tuple[Allocator, ...]:
@@ -308,8 +307,8 @@ _EXCHANGE_MEANWHILE: Final = (
     "overlap the exchange with GPU work: MPI_Isend and MPI_Irecv before kernels that do not need "
     "the data; NCCL or a CUDA-aware MPI between GPUs; check all ranks for the last to arrive"
 )
-_CLAUSE_PART: Final = 0.05
-"""Share of a cost from which a clause says it."""
+_NAMED_PART: Final = 0.05
+"""Share of a cost from which a detail names it."""
 
 
 def sync_bound(facts: Facts) -> Iterator[Finding]:
@@ -323,21 +322,23 @@ def sync_bound(facts: Facts) -> Iterator[Finding]:
     Wrong if: the step is no shorter without the synchronising call.
     """
     cost, in_call = facts.ledger.mean("sync-bound"), facts.mean("sync")
-    clause, late = "", max(cost - in_call, 0)
-    if late >= _CLAUSE_PART * cost:
-        clause = f", {format_ns(late)} of it before launches that the call delayed"
+    details, late = [], max(cost - in_call, 0)
+    if late >= _NAMED_PART * cost:
+        details.append(f"{format_ns(late)} of it is before launches that the call delayed")
     advice = _RUN_AHEAD.get(facts.framework or "training" * facts.trains, _RUN_AHEAD["training"])
     is_pinned = facts.is_pinned("h2d") and facts.is_pinned("d2h")
     advice = advice.format(pinned="" if is_pinned else " to and from pinned memory")
     in_mpi = facts.mean_over_gpus(_in_mpi)
-    if in_mpi >= _CLAUSE_PART * cost:
-        clause += f", {format_ns(in_mpi)} of it in MPI, for other ranks"
+    if in_mpi >= _NAMED_PART * cost:
+        details.append(f"{format_ns(in_mpi)} of it is in MPI, for other ranks")
     if 2 * in_mpi > cost:
         advice = _EXCHANGE_MEANWHILE
     yield from facts.costly(
         "sync-bound",
-        "the GPUs idle {cost} because the host waits in a synchronising call" + clause,
+        "{gpus} {cost}: the host waits in a synchronising call",
         advice,
+        details,
+        verb="idle",
     )
 
 
@@ -384,12 +385,11 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     """
     between = facts.ledger.mean("kernel-gaps")
     between = between if between >= MEDIUM * facts.mean_ns else 0
-    clause, kernels = "", facts.kernels
+    kernels = facts.kernels
+    details = [f"{format_ns(between)} of it is between consecutive kernels"] if between else []
     if kernels and kernels.launches.tiny_count >= _TINY_KERNELS_SHARE * kernels.count:
         share, limit = kernels.launches.tiny_count / kernels.count, kernels.launches.tiny_limit_ns
-        clause = f"; {share:.0%} of the kernels are shorter than {format_ns(limit)}"
-    if between:
-        clause = f", {format_ns(between)} of it between consecutive kernels" + clause
+        details.append(f"{share:.0%} of the kernels are shorter than {format_ns(limit)}")
     advice = _LAUNCH_LESS.get(
         facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
     )
@@ -400,8 +400,9 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         advice = ONE_PROCESS.get(facts.framework, ONE_PROCESS_ELSE)
     yield from facts.costly(
         "launch-bound",
-        "the GPUs wait {cost} for the host to launch work" + clause,
+        "{gpus} {cost} for the host to launch work",
         advice,
+        details,
         beside=("kernel-gaps",) if between else (),
     )
 
@@ -415,8 +416,9 @@ def graph_gaps(facts: Facts) -> Iterator[Finding]:
     """
     yield from facts.costly(
         "graph-gaps",
-        "the GPUs run nothing for {cost} between the nodes of CUDA graphs",
+        "{gpus} nothing {cost} between the nodes of CUDA graphs",
         "fewer and larger nodes: fused kernels (torch.compile, Triton), larger batches",
+        verb="run",
     )
 
 
@@ -429,28 +431,30 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     Wrong if: a more detailed recording (`--python`, all calls) shows another cause, or the step is
     no shorter with managed memory prefetched.
     """
-    why, charged = ", and the trace does not show why: ", facts.ledger.of("idle-unexplained")
+    message, charged = "{gpus} nothing {cost}", facts.ledger.of("idle-unexplained")
+    message += ", and the trace does not show why"
     each = facts.per_gpu.each(_unexplained_before, facts.working, facts.working_times)
     before_pages, before_unknown = np.reshape(each, (-1, 2)).sum(axis=0).tolist()
     if 2 * before_pages > sum(row.of("other_idle") for row in facts.rows):
-        why = " before page migrations of managed memory, one after another as pages are accessed"
+        message = "{gpus} nothing {cost} before page migrations of managed memory"
+        why = "pages migrate one after another as they are accessed"
         advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
         advice += "the GPU; or cudaMalloc and copies"
     elif not facts.per_gpu.has_calls:
-        why += "its CUDA API calls were not recorded"
+        why = "its CUDA API calls were not recorded"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
     elif 2 * (before_unknown // facts.turns) > facts.mean("other_idle"):
-        why += "the calls that issued the next operations were not recorded"
+        why = "the calls that issued the next operations were not recorded"
         advice = "record CUDA API calls from the start (gputrace record, or nsys -t cuda)"
     elif 2 * sum(row.ns for row in charged if row.evidence == AT_EDGES) > sum(
         row.ns for row in charged
     ):
-        why += "the recording begins before the GPUs' work, or ends after it"
+        why = "the recording begins before the GPUs' work, or ends after it"
         advice = "record some steps more (a profiler's schedule with more active steps)"
     else:
-        why += "work had been issued and was waiting"
+        why = "work had been issued and was waiting"
         advice = "check which events and streams the work waits for, and the other GPUs"
-    yield from facts.costly("idle-unexplained", "the GPUs run nothing for {cost}" + why, advice)
+    yield from facts.costly("idle-unexplained", message, advice, [why], verb="run")
 
 
 def _unexplained_before(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:

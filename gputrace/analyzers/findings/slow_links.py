@@ -83,9 +83,11 @@ _MAKE_NEIGHBOURS: Final = (
 
 def _slower(facts: Facts, links: Links, slow: Slower, cost: int) -> Finding:
     share = cost / facts.mean_ns
-    rates = ""
+    details = [
+        f"{slow.what} over {slow.link} take {slow.ratio:.2f} times as long as over {slow.than}"
+    ]
     if slow.bandwidth and slow.than_bandwidth:
-        rates = f" ({slow.bandwidth / 1e9:.1f} against {slow.than_bandwidth / 1e9:.1f} GB/s)"
+        details[0] += f" ({slow.bandwidth / 1e9:.1f} against {slow.than_bandwidth / 1e9:.1f} GB/s)"
     better = links.topology.better_choice(links.gpus)
     gpus = [links.gpus[index] for index, busy in sorted(slow.busy.items()) if len(busy)]
     evidence: dict[str, float | int | str | None] = {
@@ -103,11 +105,10 @@ def _slower(facts: Facts, links: Links, slow: Slower, cost: int) -> Finding:
         tuple(gpu.gpu for gpu in gpus),
         tuple(sorted({gpu.rank for gpu in gpus})),
         cost,
-        f"{slow.what} between GPUs joined by {slow.link} take {slow.ratio:.2f} times as long as "
-        f"between those joined by {slow.than}{rates}: crossing {slow.link} costs "
-        f"{facts.of_step(cost)}",
+        f"{slow.link} between GPUs instead of {slow.than} costs {facts.of_step(cost)}",
         f"{_choose(better)}; else {_MAKE_NEIGHBOURS}" if better is not None else _MAKE_NEIGHBOURS,
         evidence,
+        tuple(details),
     )
 
 
@@ -129,10 +130,10 @@ def _could_be_better(facts: Facts, links: Links) -> Iterator[Finding]:
         "topology",
         "low",
         0,
-        f"GPUs of this run are joined by {worst}, and {share:.0%} of the time goes to "
-        f"communication; GPUs {', '.join(map(str, better))} of this machine are joined by {best}",
+        f"communication takes {share:.0%} of the time over {worst}, and other GPUs have {best}",
         _choose(better),
         evidence,
+        [f"GPUs {', '.join(map(str, better))} of this machine are joined by {best}"],
     )
 
 
@@ -172,7 +173,7 @@ class _Proof(Struct, frozen=True, dict=True):
     gpus: list[Gpu]
     cost: int
     """Nanoseconds per step."""
-    message: str
+    detail: str
     advice: str
     evidence: Evidence
 
@@ -216,9 +217,10 @@ def host_staged_comm(facts: Facts) -> Iterator[Finding]:
             tuple(gpu.gpu for gpu in best.gpus),
             tuple(sorted({gpu.rank for gpu in best.gpus})),
             best.cost,
-            f"{best.message}; it takes {facts.of_step(best.cost)}",
+            f"exchange between GPUs through the host's memory takes {facts.of_step(best.cost)}",
             best.advice,
             {"share": round(share, 4), "peer_access": _access(links, best.gpus), **best.evidence},
+            (best.detail,),
         )
 
 
@@ -243,8 +245,8 @@ def _staged_copies(facts: Facts, links: Links) -> Iterator[_Proof]:
     yield _Proof(
         [gpu for index, gpu in enumerate(links.gpus) if len(busy[index])],
         exposed(facts, links, busy),
-        f"GPUs exchange data through the host's memory ({len(staged):,} copies to the host are "
-        f"each followed by one of the same size to another GPU, together at {speed:.1f} GB/s)",
+        f"{len(staged):,} copies to the host are each followed by one of the same size to another "
+        f"GPU, together at {speed:.1f} GB/s",
         f"{straight}; {_REACH}",
         {"copies": len(staged), "bytes": int(staged.bytes.sum()), "bandwidth": round(speed * GB)},
     )
@@ -306,9 +308,8 @@ def _silent_nvlink(facts: Facts, links: Links) -> Iterator[_Proof]:
         yield _Proof(
             gpus,
             _transfer(facts),
-            f"GPUs joined by {worst} communicate through the host's memory (while recorded they "
-            f"sent {format_number(counted.nvlink / GB)} GB over NVLink, "
-            f"{format_number(counted.pcie / GB)} GB over PCIe)",
+            f"GPUs joined by {worst} sent {format_number(counted.nvlink / GB)} GB over NVLink and "
+            f"{format_number(counted.pcie / GB)} GB over PCIe",
             _REACH,
             {"link": worst, "nvlink_bytes": counted.nvlink, "pcie_bytes": counted.pcie},
         )
@@ -325,8 +326,7 @@ def _no_access(facts: Facts, links: Links) -> Iterator[_Proof]:
         yield _Proof(
             gpus,
             _transfer(facts),
-            "GPUs communicate through the host's memory: the driver gives them no access to each "
-            f"other's ({_access(links, gpus)})",
+            f"the driver gives the GPUs no access to each other's memory ({_access(links, gpus)})",
             _REACH,
             {"link": links.topology.worst(gpus)},
         )

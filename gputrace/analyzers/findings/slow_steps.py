@@ -27,8 +27,8 @@ from gputrace.units import format_ns, format_ranges
 
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
-    """Steps that exceed the median by 30 % and four deviations add 2 % of the time. The message
-    names the class that grew most, and whether these steps begin epochs, start a loader's workers,
+    """Steps that exceed the median by 30 % and four deviations add 2 % of the time. Details
+    name the class that grew most, and whether these steps begin epochs, start a loader's workers,
     collect garbage, compile or wait for a core, or another process computes on a card meanwhile.
 
     Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
@@ -46,13 +46,15 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
     if findings:
         worst = max(findings, key=lambda finding: finding.impact_ns)
         if len(findings) == 1 < len(facts.ranks):
-            of_one = f" steps of rank {worst.evidence['rank']} ("
-            worst = replace(worst, message=worst.message.replace(" steps (", of_one, 1))
+            of_one = (f"they are of rank {worst.evidence['rank']} alone", *worst.details)
+            worst = replace(worst, details=of_one)
         yield worst
 
 
 _SLOW_STEP_RATIO: Final = 1.3
 """Ratio to the median from which a step is slow, if it is past the usual scatter too."""
+_FEWEST_SAMPLES: Final = 3
+"""Samples that the host's line must have in the longest step to be named."""
 _ADDED_SHARE: Final = 0.02
 """Share of the steady time that slow steps must add to be reported."""
 _EPOCH_BEGINS_SHARE: Final = 0.75
@@ -67,15 +69,15 @@ _NAMES: Final = {
     "host": "other host time",
 }
 _HOST_TOOK: Final = {
-    "starting_workers_ns": ("a loader starts its workers for {} of each", KEEP_LOADER["pytorch"]),
-    "collecting_ns": ("Python collects garbage for {} of each", COLLECT_BETWEEN),
-    "compiling_ns": ("parts of the program are compiled for {} of each", COMPILE_ONCE),
+    "starting_workers_ns": ("in each, a loader starts its workers for {}", KEEP_LOADER["pytorch"]),
+    "collecting_ns": ("in each, Python collects garbage for {}", COLLECT_BETWEEN),
+    "compiling_ns": ("in each, parts of the program are compiled for {}", COMPILE_ONCE),
     "queued_ns": (
         "in each, the training thread is queued for a core for at least {} longer than usual",
         CORES_ALONE,
     ),
 }
-"""Clause of the message and advice, by what takes the host in slow steps, as in the evidence."""
+"""Detail and advice, by what takes the host in slow steps, as in the evidence."""
 _HOST_THEN: Final = (
     "check what the program does only in these steps: garbage collection, logging, a periodic "
     "checkpoint or evaluation, other programs on its cores"
@@ -125,11 +127,12 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     epoch_begins = sorted(step for step in begins if step is not None)
     begun = len(set(epoch_begins) & set(numbers)) >= _EPOCH_BEGINS_SHARE * len(numbers)
     epochs = epoch_begins[1] - epoch_begins[0] if len(epoch_begins) > 1 and begun else None
-    reason, advice = "", _IN_SLOW_STEPS.get(name, _HOST_THEN)
+    details = [f"what grew most is {_NAMES[name]} ({format_ns(more)})"]
+    advice = _IN_SLOW_STEPS.get(name, _HOST_THEN)
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
     if epochs:
-        reason = f": they begin epochs of {epochs} steps, where the loader restarts"
+        details.append(f"they begin epochs of {epochs} steps, where the loader restarts")
         advice = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
     else:
         # A GPU that works for longer does not wait for a thread that waits for a core.
@@ -138,26 +141,33 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             if works and cause == "queued_ns":
                 continue
             if took[cause] >= _NAMED_REASON_SHARE * excess / len(numbers):
-                reason, advice = ": " + clause.format(format_ns(took[cause])), remedy
+                details.append(clause.format(format_ns(took[cause])))
+                advice = remedy
                 break
+        slowest = longest[int(np.argmax(lengths))]
+        place = facts.line_in(time_of([slowest]))
+        if place is not None and place.count >= _FEWEST_SAMPLES:
+            details.append(
+                f"in step {slowest.step}: {place.line} ({place.count} of {place.samples} samples)"
+            )
     shared, met = _slowed_by_neighbours(facts, frozenset(numbers))
     part *= 1 - min(shared / max(excess, 1), 1.0)
-    if met is not None and not reason and shared >= _NAMED_REASON_SHARE * excess:
-        reason, advice = f": {met} meanwhile", SHARE_NO_CARD
+    is_explained = epochs or advice in (remedy for _, remedy in _HOST_TOOK.values())
+    if met is not None and not is_explained and shared >= _NAMED_REASON_SHARE * excess:
+        details.append(f"{met} meanwhile")
+        advice = SHARE_NO_CARD
     stopped = any(
         load.rank == rank and load.throttled >= THROTTLED_SHARE for load in facts.host_load
     )
     advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
-    take = "take" if len(numbers) > 1 else "takes"
     shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     worst = longest[int(np.argmax(lengths))].step
     return facts.finding(
         "slow-steps",
         severity_of(part * excess / float(lengths.sum())) or "low",
         round(part * excess) // len(longest),
-        f"{len(numbers)} of {len(longest)} steps ({shown}) {take} "
-        f"{format_ns(float(np.mean(lengths[slow])))} instead of {format_ns(middle)}; what grew "
-        f"most is {_NAMES[name]} ({format_ns(more)}){reason}",
+        f"{len(numbers)} of {len(longest)} steps {'are' if len(numbers) > 1 else 'is'} slow "
+        f"({shown}): {format_ns(float(np.mean(lengths[slow])))}, normally {format_ns(middle)}",
         f"{advice} (gputrace analyze TRACE --step {worst} says what that step has more of)",
         {
             "slow_steps": len(numbers),
@@ -168,6 +178,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             "epoch_steps": epochs,
             **took,
         },
+        details,
     )
 
 

@@ -60,15 +60,15 @@ def find_balance(facts: Facts) -> tuple[Load, ...]:
 
 
 def straggler(facts: Facts) -> Iterator[Finding]:
-    """Others wait at collectives for a GPU that works longer: its kernels are slower (the message
-    gives the factor), or it has more of them; `low` if slower hosts hide extra work of 5 % of a
+    """Others wait at collectives for a GPU that works longer: its kernels are slower (the details
+    give the factor), or it has more of them; `low` if slower hosts hide extra work of 5 % of a
     step. Or the same kernels take 1.10 times as long on it as on the others (lower quartile: 1.05
     times), at a cost of 5 % of the time, whether or not others wait; in a trace without steps, also
     in bursts.
 
     If a GPU is late in all steps, replays that remove one reason at a time (kernels that the others
     do not run, slower kernels, its host) decide between this and `late-host`; with several reasons,
-    the message gives the gain of each.
+    the details give the gain of each.
 
     If another process on its card explains half of that, it is `shared-gpu`.
 
@@ -142,10 +142,8 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
             (gpu.gpu,),
             (gpu.rank,),
             slow.cost_ns,
-            f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as the same "
-            f"kernels on the others{', in bursts' if slow.in_bursts else ''}, "
-            f"{format_ns(slow.cost_ns)} more of {facts.per} ({share:.0%})"
-            f"{f': {reason}' if reason else ''}{unknown_neighbours(facts, gpu)}",
+            f"the kernels of {_who(facts, gpu)} take {slow.ratio:.2f} times as long as the "
+            f"others', {facts.of_step(slow.cost_ns)}",
             "look for another program on this card, a lower clock or power limit, heat, or larger "
             "inputs than the others' (nvidia-smi -q -d CLOCK,PERFORMANCE)",
             {
@@ -155,6 +153,10 @@ def _slow_kernels(facts: Facts) -> Iterator[Finding]:
                 "upper_quartile": round(slow.high, 4),
                 "share": round(share, 4),
             },
+            (
+                "the same kernels are compared" + (", slow in bursts" if slow.in_bursts else ""),
+                *filter(None, (reason, unknown_neighbours(facts, gpu))),
+            ),
         )
 
 
@@ -183,8 +185,8 @@ _IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
 
 
 def late_host(facts: Facts) -> Iterator[Finding]:
-    """Others wait for a GPU whose kernels are as fast as theirs: its host is late. The message
-    names the idle time that it has more of.
+    """Others wait for a GPU whose kernels are as fast as theirs: its host is late. Details
+    name the idle time that it has more of.
 
     Cost: the time that another GPU loses waiting for it.
 
@@ -196,16 +198,16 @@ def late_host(facts: Facts) -> Iterator[Finding]:
         if _works_longer(facts, late, kernels):
             continue
         equal = kernels.ratio is not None and kernels.ratio < _SLOWER_KERNELS_RATIO
-        detail = "its kernels are as fast as theirs, and its GPU " if equal else "its GPU "
-        detail += _more(late, _IDLE)
+        details = ["its kernels are as fast as theirs"] if equal else []
+        details.append(f"its GPU {_more(late, _IDLE)}")
         advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
         where: Evidence = {}
         mine = (row for row in facts.ledger.rows if row.paid_by == row.rank == late.lane.gpu.rank)
         lines = [row for row in mine if row.line is not None]
         if lines:
             where = {"line": lines[0].line}
-            detail += f"; its host is at {lines[0].line} in {lines[0].evidence}"
-        yield _finding(facts, "late-host", late, kernels, detail, advice, where)
+            details.append(f"its host is at {lines[0].line} in {lines[0].evidence}")
+        yield _finding(facts, "late-host", late, kernels, details, advice, where)
 
 
 class _HiddenWork(NamedTuple):
@@ -242,18 +244,20 @@ def _hidden_work(facts: Facts) -> Iterator[Finding]:
     slower.
     """
     for gpu, extra, lost in _hiding_work(facts):
-        share = facts.share_of(extra)
         yield Finding(
             "straggler",
             "low",
             (gpu.gpu,),
             (gpu.rank,),
             lost,
-            f"{_who(facts, gpu)} runs {format_ns(extra)} of kernels in {facts.per} "
-            f"({share:.0%}) that the others do not; slower hosts hide it: they lose "
-            f"{format_ns(lost)} to it",
+            f"{_who(facts, gpu)} runs kernels that the others do not, {facts.of_step(extra)}",
             _SHARE_WORK,
-            {"extra_kernels_ns": extra, "share": round(share, 4), "pattern": "constant"},
+            {
+                "extra_kernels_ns": extra,
+                "share": round(facts.share_of(extra), 4),
+                "pattern": "constant",
+            },
+            (f"the others' slower hosts hide it: they lose {format_ns(lost)} to it",),
         )
 
 
@@ -280,9 +284,8 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     if slower and not extra:
         advice = "compare its clocks, temperature, power and other programs on it with the others'"
         advice = SHARE_NO_CARD if met is not None and not why else advice
-    detail = ", and ".join(reasons)
-    detail += unknown_neighbours(facts, late.lane.gpu) if slower else ""
-    return _finding(facts, "straggler", late, kernels, detail, advice)
+    reasons += [unknown_neighbours(facts, late.lane.gpu)] if slower else []
+    return _finding(facts, "straggler", late, kernels, reasons, advice)
 
 
 _CONFIRMED_PART: Final = 0.5
@@ -300,13 +303,11 @@ def _works_longer(facts: Facts, late: Straggler, kernels: _Kernels) -> bool:
     return late.by_work or 2 * kernels.extra_ns > late.cost_ns
 
 
-def _mixture(facts: Facts, late: Straggler) -> str:
-    """Return a clause on what a step gains without each of several reasons; empty if there is one
-    alone.
-    """
+def _mixture(facts: Facts, late: Straggler) -> list[str]:
+    """Return what a step gains without each of several reasons; nothing if there is one alone."""
     gains = facts.late_gains.get(late.lane.gpu.rank)
     if gains is None or late.pattern != "constant":
-        return ""
+        return []
     without = {
         "without the kernels that the others do not run": gains.extra_ns,
         "with kernels as quick as theirs": gains.slower_ns,
@@ -315,7 +316,7 @@ def _mixture(facts: Facts, late: Straggler) -> str:
     most = max(gains)
     reasons = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _NAMED_PART * most]
     worth = most >= _CONFIRMED_PART * late.cost_ns and len(reasons) > 1
-    return f"; a step is shorter by {' and by '.join(reasons)}" if worth else ""
+    return [f"a step is shorter by {' and by '.join(reasons)}"] if worth else []
 
 
 def _kernels(facts: Facts, late: Straggler) -> _Kernels:
@@ -347,7 +348,7 @@ def _finding(
     id: str,
     late: Straggler,
     kernels: _Kernels,
-    detail: str,
+    details: Sequence[str],
     advice: str,
     more: Evidence | None = None,
 ) -> Finding:
@@ -367,13 +368,17 @@ def _finding(
         **{f"more_{name}_ns": ns for name, ns in late.more.items()},
         **(more or {}),
     }
-    message = (
-        f"the other {'GPUs lose' if several else 'GPU loses'} {facts.of_step(late.cost_ns)} to "
-        f"{_who(facts, gpu)}{_when(late)}, last at {late.last:.0%} of the "
-        f"collectives{_where(facts, gpu)}: {detail}{_mixture(facts, late)}"
+    message = f"the other {'GPUs lose' if several else 'GPU loses'} {facts.of_step(late.cost_ns)} "
+    message += f"to {_who(facts, gpu)}, which "
+    message += "works longer" if id == "straggler" else "has a late host"
+    shown = (
+        f"it is last at {late.last:.0%} of the collectives{_where(facts, gpu)}{_when(late)}",
+        *filter(None, details),
+        *_mixture(facts, late),
     )
     severity = severity_of(share) or "low"
-    return Finding(id, severity, (gpu.gpu,), (gpu.rank,), late.cost_ns, message, advice, evidence)
+    cost = late.cost_ns
+    return Finding(id, severity, (gpu.gpu,), (gpu.rank,), cost, message, advice, evidence, shown)
 
 
 def _who(facts: Facts, gpu: Gpu) -> str:
@@ -481,11 +486,13 @@ def gpu0_skew(facts: Facts) -> Iterator[Finding]:
         (load.gpu,),
         (load.rank,),
         cost,
-        f"{where} has work that no other GPU has, {format_ns(extra)} of {facts.per}: "
-        f"{_parts(facts, load)}; the others wait {format_ns(cost)} "
-        f"({format_share(cost, facts.mean_ns)}) meanwhile",
+        f"{where} has work that no other GPU has, {facts.of_step(extra)}",
         advice,
         _evidence(load, facts.once(find_balance), extra, share),
+        (
+            _parts(facts, load),
+            f"the others wait {format_ns(cost)} ({format_share(cost, facts.mean_ns)}) meanwhile",
+        ),
     )
 
 

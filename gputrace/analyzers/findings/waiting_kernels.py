@@ -64,20 +64,19 @@ def kernel_waits(facts: Facts) -> Iterator[Finding]:
     if kernels is None or not waiting or spent < _WAITING_SHARE * kernels.total_ns:
         return
     steps, share = kernels.steps or facts.turns, spent / max(kernels.total_ns, 1)
-    parts: list[str] = []
+    details: list[str] = []
     for does in dict.fromkeys(activity.does or "" for _, activity in waiting):
         alike = [(use, activity) for use, activity in waiting if activity.does == does]
         names = ", ".join(dict.fromkeys(use.short for use, _ in alike[:_MOST_NAMED]))
         time = format_ns(sum(_alone(use) for use, _ in alike) // steps)
-        whole = "" if parts else f"of {facts.per} go "
         meaning = _MEANING[does].format(alike[0][1].text)
-        parts.append(f"{time} {whole}to {names} alone, {meaning}")
+        details.append(f"{time} of it goes to {names} alone, {meaning}")
     activity = waiting[0][1]
     yield facts.finding(
         "kernel-waits",
         severity_of(share) or "low",
         spent // steps,
-        "; ".join(parts),
+        f"kernels that wait, or leave most of the GPU idle, take {facts.of_step(spent // steps)}",
         "find what it waits for: a flag of another kernel, rank or the host, or a delay; end the "
         "kernel instead, or let other work run beside it (streams); a single block: spread its "
         "work over more",
@@ -89,4 +88,5 @@ def kernel_waits(facts: Facts) -> Iterator[Finding]:
             "arithmetic": activity.arithmetic,
             "memory": activity.memory,
         },
+        details,
     )

@@ -23,7 +23,7 @@ from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, un
 from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
-from gputrace.units import format_count, format_ids, format_ns, format_ranges
+from gputrace.units import format_count, format_ids, format_ns, format_pair, format_ranges
 
 
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
@@ -37,7 +37,6 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
     cost = facts.all_steps.cost
     if cost is not None:
         if cost.added_ns:
-            text = f"{cost}; findings and predictions are for the program without it"
             evidence = {
                 "step_ns": cost.step_ns,
                 "unrecorded_step_ns": cost.unrecorded_step_ns,
@@ -46,14 +45,17 @@ def recorder_overhead(facts: Facts) -> Iterator[Finding]:
                 "control_steps": cost.steps,
             }
             advice = "nothing to do; to record less of it, use --every or --api none"
-            yield facts.finding("recorder-overhead", "info", cost.added_ns, text, advice, evidence)
+            details = [cost.basis, "all findings are about the program without it"]
+            yield facts.finding(
+                "recorder-overhead", "info", cost.added_ns, str(cost), advice, evidence, details
+            )
         return
     yield from facts.costly(
         "recorder-overhead",
-        "the recorder itself keeps the GPUs idle for {cost}: the run without it is faster than "
-        "these figures",
+        "{gpus} {cost} for the recorder itself",
         "record less: fewer kinds of events, a shorter window; compare step times with and "
         "without the recorder",
+        ["the run without it is faster than these figures"],
         medium=0.01,
         high=0.05,
     )
@@ -82,10 +84,10 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
             "lost-records",
             "high",
             0,
-            f"no verdict is possible: the recording lacks {of_gpus[0]}, so the shares of time "
-            "below are wrong",
+            f"no verdict is possible: the recording lacks {of_gpus[0]}",
             "record again, for a shorter time or with fewer kinds of events; cut traces at steps",
             {"missing": of_gpus[0].count, "share": round(of_gpus[0].share, 4)},
+            [of_gpus[0].evidence, "the shares of time below are wrong"],
         )
         return
     if not quality.dropped and not quality.warnings and not quality.left_out and not missing:
@@ -93,12 +95,14 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
     rows, files = sum(quality.dropped.values()), len(quality.left_out)
     losses = [f"{format_count(files, 'file')} left out or cut short"] if files else []
     losses += [f"rows that cannot be used ({rows:,})"] if rows else []
-    losses += quality.warnings[:1] or list(map(str, missing[:1]))
+    losses += quality.warnings[:1] or [
+        f"the recording lacks {part} ({part.evidence})" for part in missing[:1]
+    ]
     yield facts.finding(
         "lost-records",
         "low",
         0,
-        "the recording is incomplete: " + "; ".join(losses),
+        "the recording is incomplete",
         ("copy the files again; " if files else "")
         + "record again, for a shorter time or with fewer kinds of events, if the figures matter",
         {
@@ -107,6 +111,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
             "left_out": files,
             "missing": sum(part.count for part in missing),
         },
+        losses,
     )
 
 
@@ -149,11 +154,11 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             "warmup",
             severity,
             spent,
-            f"the GPUs idle {facts.of_step(spent)} during one-time start-up work{parts}: the "
-            "recording shows start-up, not training",
+            f"{facts.do('wait')} {facts.of_step(spent)} for start-up work, done once",
             f"record later steps (--steps 20:40; a profiler's warm-up); {advice}",
             {"warmup_ns": spent, "share": round(spent / facts.mean_ns, 4)}
             | {f"{name}_ns": ns for name, ns in once.items()},
+            [f"of it, {parts}" if parts else "", "this is start-up, not training"],
         )
     count, chosen = facts.all_steps.warmup, facts.all_steps.chosen
     if not count or (chosen is not None and chosen[0] < count):
@@ -168,8 +173,8 @@ def warmup(facts: Facts) -> Iterator[Finding]:
         "warmup",
         "info",
         more // max(len(windows), 1),
-        f"the first {f'{count} steps take' if count > 1 else 'step takes'} {format_ns(spent)}: "
-        f"left out as warm-up{parts}",
+        f"warm-up (excluded): {format_count(count, 'step')}, {format_ns(spent)}"
+        + (f", of which {parts}" if parts else ""),
         f"measure without them; {advice}",
         {"steps": count, "warmup_ns": spent, "beyond_ns": more}
         | {f"{name}_ns": ns for name, ns in causes.items()},
@@ -183,16 +188,16 @@ _CAUSES_NAMED: Final = 2
 
 
 def _name_causes(causes: Mapping[str, int], whole: int, is_hip: bool) -> tuple[str, str]:
-    """Return a clause on the largest causes of warm-up, and advice on the first of them."""
+    """Return the largest causes of warm-up, ``10.6 s is host work``, and advice on the first."""
     largest = sorted(causes, key=lambda cause: -causes[cause])[:_CAUSES_NAMED]
     shown = [cause for cause in largest if causes[cause] > _NAMED_CAUSE_PART * whole]
-    parts = [f"{format_ns(causes[cause])} of {WARMUP_CAUSES[cause].told}" for cause in shown]
+    parts = [f"{format_ns(causes[cause])} is {WARMUP_CAUSES[cause].told}" for cause in shown]
     advice = "a long warm-up is autotuning, compilation or allocation"
     if shown:
         advice = WARMUP_CAUSES[shown[0]].advice
     if is_hip:
         advice = advice.replace("CUDA_MODULE_LOADING=LAZY", "HIP_ENABLE_DEFERRED_LOADING=1")
-    return f", with {' and '.join(parts)}" if parts else "", advice
+    return " and ".join(parts), advice
 
 
 _FEWEST_KERNELS: Final = 10
@@ -279,10 +284,10 @@ def graph_opaque(facts: Facts) -> Iterator[Finding]:
         "graph-opaque",
         "info",
         0,
-        f"{graphs:,} CUDA graphs are recorded as a whole: everything in them counts as compute, "
-        "including copies and collectives",
+        f"{graphs:,} CUDA graphs are recorded as a whole: everything in them counts as compute",
         "record the nodes of graphs (gputrace record --graph-nodes, nsys --cuda-graph-trace=node)",
         {"graphs": graphs},
+        ["so do the copies and collectives in them"],
     )
 
 
@@ -328,8 +333,7 @@ def restarts(facts: Facts) -> Iterator[Finding]:
         "restarts",
         severity_of(lost / run) or "low",
         lost // max(attempts[-1].steps, 1),
-        f"{again} took {format_ns(lost)} ({lost / run:.0%} of the run) without a step; "
-        f"attempt {before.number} {before}; what it did after its last checkpoint is lost",
+        f"{again} took {lost / run:.0%} of the run ({format_pair(lost, 'of', run)}) without a step",
         "find in the program's output why it ended; save checkpoints more often, in the background",
         {
             "restarts": len(attempts) - 1,
@@ -338,6 +342,7 @@ def restarts(facts: Facts) -> Iterator[Finding]:
             "steps_before": sum(each.steps for each in attempts[:-1]),
             "exit_code": before.exit_code,
         },
+        [f"attempt {before.number} {before}", "what it did after its last checkpoint is lost"],
     )
 
 
@@ -380,10 +385,10 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
         "validation-downtime",
         _phase_severity(share, times),
         lost // _steps(facts),
-        f"validation {_when(times)} takes {format_ns(times.total_ns)} "
-        f"({times.total_ns / run:.0%} of the run after warm-up); {_meanwhile(times)}",
+        f"validation takes {_of_run(times, run)}",
         advice,
         _evidence(times, run, lost),
+        [_when(times), _meanwhile(facts, times)],
     )
 
 
@@ -402,13 +407,13 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
         "checkpoint-stall",
         _phase_severity(times.total_ns / run, times),
         times.total_ns // _steps(facts),
-        f"saving a checkpoint {_when(times)} takes {format_ns(times.total_ns)} "
-        f"({times.total_ns / run:.0%} of the run after warm-up); {_meanwhile(times)}",
+        f"saving checkpoints takes {_of_run(times, run)}",
         _SAVE_ASIDE.get(
             facts.framework, "save in the background: copy to pinned memory, write in a thread"
         )
         + "; or save less often",
         _evidence(times, run, times.total_ns),
+        [_when(times), _meanwhile(facts, times)],
     )
 
 
@@ -479,14 +484,20 @@ def _phase_severity(share: float, times: _Times) -> str:
     return "medium" if severity == "high" and len(times.steps) == 1 else severity
 
 
+def _of_run(times: _Times, run: int) -> str:
+    """Return ``54% of the run after warm-up (3.37 of 6.24 s)``."""
+    amounts = format_pair(times.total_ns, "of", run)
+    return f"{times.total_ns / run:.0%} of the run after warm-up ({amounts})"
+
+
 def _when(times: _Times) -> str:
     return f"after {format_ids('step', times.steps[:5])}{', …' if len(times.steps) > 5 else ''}"
 
 
-def _meanwhile(times: _Times) -> str:
+def _meanwhile(facts: Facts, times: _Times) -> str:
     """Say which ranks work and which wait, or how long the GPUs idle."""
     if not times.waits:
-        return f"the GPUs run nothing for {format_ns(times.idle_ns)} of it"
+        return f"{facts.do('run')} nothing for {format_ns(times.idle_ns)} of it"
     waiting, longest = sorted(times.waits), max(times.waits.values())
     verb = "waits" if len(waiting) == 1 else "wait"
     who = format_ids("rank", times.working)
@@ -508,7 +519,7 @@ def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
-    """The trace holds only host activity (`low`); the message gives the reason.
+    """The trace holds only host activity (`low`); the details give the reason.
 
     Wrong if: `nvidia-smi` shows the program on a GPU.
     """
@@ -519,8 +530,8 @@ def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
         "no-gpu-activity",
         "low",
         0,
-        f"no GPU activity was recorded ({why}): kernels, copies and idle time are unknown; "
-        f"{remedy}",
-        "`gputrace doctor` says what a machine lacks to record its GPUs",
+        "no GPU activity was recorded: kernels, copies and idle time are unknown",
+        f"{remedy}; `gputrace doctor` says what a machine lacks to record its GPUs",
         {"why": why},
+        [why],
     )

@@ -19,13 +19,18 @@ from numpy.typing import ArrayLike
 
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.host_calls import NOBODY
+from gputrace.analyzers.host_calls import (
+    NOBODY,
+    describe_os_call,
+    longest_os_call,
+    read_host,
+)
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, path_of
 from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.python_samples import SampledLine, read_python_lines
-from gputrace.model.events import UNKNOWN, Kind, distinct_ids, number_ids
+from gputrace.model.events import UNKNOWN, Kind, distinct_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.options import Window
 from gputrace.model.results import Breakdown, LedgerRow
@@ -43,8 +48,6 @@ AT_EDGES: Final = "before or after its work"
 _FEWEST_SAMPLES: Final = 5
 _NAMED_LINE_SHARE: Final = 0.5
 """Minimum number of samples, and share that a line or its function must have to be named."""
-_NAMED_CALL_PART: Final = 0.05
-"""Share of a row that a system call must last for to be named."""
 _ROLE_CAUSES: Final = {"pipeline": "pipeline-bubble", "expert": "expert-imbalance"}
 """Causes of waiting that lie in how work is divided, by the role of the group."""
 _ONLY_LATE: Final = (
@@ -107,6 +110,7 @@ class _Part(Struct, frozen=True):
     ns: int
     evidence: str = ""
     frame: str | None = None
+    call: str | None = None
 
 
 class _Sums(Struct, frozen=True, dict=True):
@@ -219,6 +223,7 @@ def _row(causes: Sequence[Cause], gpu: Gpu, rank: int, part: _Part) -> LedgerRow
         evidence=part.evidence,
         frame=part.frame,
         paid_by=gpu.rank,
+        call=part.call,
     )
 
 
@@ -262,7 +267,7 @@ def _charge(
     charges |= {(DEFAULTS[name], name): times for name, times in left.items() if len(times)}
     view.keep(CHARGES, charges)
     time, waits = counted
-    return None if time is None else _sum(view, time, waits)
+    return None if time is None else _sum(view, time, waits, max(steps.shape[1], 1))
 
 
 class HostTimes(Struct, frozen=True, dict=True):
@@ -319,8 +324,8 @@ def charges_within(view: GpuShardView, starts: ArrayLike, ends: ArrayLike) -> li
     return [{cause: ns for cause, ns in Counter(dict(row)).most_common() if ns} for row in rows]
 
 
-def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals]) -> _Sums:
-    """Sum the charges of one GPU in some time; waits in collectives apart."""
+def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals], turns: int) -> _Sums:
+    """Sum the charges of one GPU in some time, so many steps; waits in collectives apart."""
     parts: list[_Part] = []
     exposed: dict[tuple[int, str], int] = {}
     merged: dict[tuple[str, str], Intervals] = {}
@@ -336,16 +341,20 @@ def _sum(view: GpuShardView, time: Intervals, waits: Mapping[Any, Intervals]) ->
         merged[key_of] = merge_touching(merged.get(key_of, EMPTY), inside)
     for (cause, of), inside in merged.items():
         if len(inside):
-            parts += _by_thread(view, cause, of, inside)
+            parts += _by_thread(view, cause, of, inside, turns)
     return _Sums(parts, exposed)
 
 
-def _by_thread(view: GpuShardView, cause: str, of: str, time: Intervals) -> Iterable[_Part]:
-    """Yield the time of a cause by the thread that feeds the GPU, with the line it is at."""
+def _by_thread(
+    view: GpuShardView, cause: str, of: str, time: Intervals, turns: int
+) -> Iterable[_Part]:
+    """Yield the time of a cause by the thread that feeds the GPU, with the line it is at, and the
+    system call, by its time in each of so many steps.
+    """
     if of != "idle" or view.calls is None:
         yield _Part(cause, of, None, None, time.total)
         return
-    feeders = Host(view).feeders(time)
+    feeders, trace = Host(view).feeders(time), view.trace
     if (unknown := time.select(feeders == NOBODY)).total:
         yield _Part(cause, of, None, None, unknown.total)
     for feeder in distinct_ids(feeders[feeders != NOBODY]).tolist():
@@ -356,8 +365,11 @@ def _by_thread(view: GpuShardView, cause: str, of: str, time: Intervals) -> Iter
         if place is not None:
             line, frame = place.line, place.frame
             samples = f"{place.share:.0%} of {place.samples:,} samples"
-        text = ", ".join(filter(None, (samples, _system_call(view, pair, mine))))
-        yield _Part(cause, of, pair[1] & 0xFFFFFFFF, line, mine.total, text, frame)
+        called = read_host(trace, pair[0], Kind.OS_RUNTIME, view.lane.window)
+        name, spent = longest_os_call(trace, called, pair, mine)
+        call = name if 2 * spent > mine.total else None
+        text = ", ".join(filter(None, (samples, name and describe_os_call(name, spent / turns))))
+        yield _Part(cause, of, pair[1] & 0xFFFFFFFF, line, mine.total, text, frame, call)
 
 
 def _line_of(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> SampledLine | None:
@@ -371,25 +383,6 @@ def _line_of(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> Sa
     place = lines.place({teller: lines.within(teller, time)}, _NAMED_LINE_SHARE)
     enough = place is not None and place.samples >= _FEWEST_SAMPLES
     return place if enough and place is not None and place.share >= _NAMED_LINE_SHARE else None
-
-
-def _system_call(view: GpuShardView, thread: tuple[int, int], time: Intervals) -> str:
-    """Return the system call in which a thread was for most of some time; empty if in none."""
-    trace = view.trace
-    if Kind.OS_RUNTIME not in trace.kinds:
-        return ""
-    columns = ("start", "end", "name", "process", "thread")
-    events = trace.events_of(thread[0], [Kind.OS_RUNTIME], columns, view.lane.window)
-    events = events.select((events.process == thread[0]) & (events.thread == thread[1]))
-    within = time.within(events.start, events.end)
-    if not within.any():
-        return ""
-    names, index = number_ids(events.name)
-    spent = np.bincount(index, within)
-    most = int(np.argmax(spent))
-    if spent[most] < _NAMED_CALL_PART * time.total:
-        return ""
-    return f"{trace.names([int(names[most])])[int(names[most])]} {spent[most] / time.total:.0%}"
 
 
 def _waits_by_culprit(

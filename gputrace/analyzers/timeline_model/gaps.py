@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, line_of, range_of, read_ranges
+from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, line_of, range_of
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls
+from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls, read_host
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import read_python_lines
@@ -162,8 +162,11 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
     evidence = ""
     if issued is not None:
         thread = int(issued.calls.thread[issued.call])
-        evidence = evidence_of(trace, issued.calls, thread, start, end)
-        ranges = read_ranges(trace, issued.pair[0], Window(start, end))
+        os_calls, ranges = (
+            read_host(trace, issued.pair[0], kind, Window(start, end))
+            for kind in (Kind.OS_RUNTIME, Kind.RANGE)
+        )
+        evidence = evidence_of(trace, issued.calls, os_calls, thread, start, end)
         evidence += range_of(trace, ranges, issued.pair, start, end)
         shard = Shard(trace)
         state = read_host_state(shard).during(issued.pair, start, end)

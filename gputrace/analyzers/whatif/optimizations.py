@@ -513,7 +513,7 @@ class Cure(Struct, frozen=True):
     """Name of the optimization, as the subject of a sentence on what it would save."""
     assumption: str
     beyond: str
-    """Reason why it may gain more than the finding costs."""
+    """What it may gain beyond the finding's cost."""
     bounds: tuple[Effect, ...] = (Effect.MOST, Effect.LEAST)
     """Effects that bound the prediction; none where it is all or nothing."""
     only_as_cure: bool = False
@@ -528,7 +528,7 @@ _EXCHANGES: Final = (
     *("communication-exposed", "topology", "host-staged-comm", "copies-exposed", "h2d-exposed"),
     *("pipeline-bubble", "expert-imbalance"),
 )
-_ON_TIME: Final = "launches that came late after it are on time, too"
+_ON_TIME: Final = "later launches on time"
 
 
 CURES: Final = (
@@ -539,7 +539,7 @@ CURES: Final = (
         "DistributedDataParallel",
         "one process trains on each GPU (DistributedDataParallel), and loads and copies its own "
         "part of the batch; its threads wait for no others, and gradients are exchanged meanwhile",
-        "its exchanges and copies run beside the computation, too",
+        "exchanges and copies hidden by compute",
     ),
     Cure(
         "prefetch",
@@ -548,7 +548,7 @@ CURES: Final = (
         "A loader that keeps up",
         "every batch is ready when requested, at best already on the GPU; at the least, one batch "
         "at a time is loaded during training",
-        "the copy of the batch may go, too",
+        "the copy of the batch",
         takes=("data-feeding", "loader-restart", "h2d-exposed", "h2d-pageable"),
     ),
     Cure(
@@ -557,7 +557,7 @@ CURES: Final = (
         pinned,
         "Copying the input beside the computation",
         "input is copied from pinned memory on a separate stream, as early as the host asks",
-        "the host does not wait for the copy either, and launches sooner",
+        "launches that no longer wait for the copy",
         takes=("h2d-exposed", "h2d-pageable", "weights"),
     ),
     Cure(
@@ -566,7 +566,7 @@ CURES: Final = (
         straggler,
         "A rank as fast as the others",
         "every rank's kernels take as long as the median rank's",
-        "work that follows the wait starts sooner too",
+        "an earlier start of what follows",
         bounds=(),
         takes=("straggler", "uneven-arrival"),
     ),
@@ -577,7 +577,7 @@ CURES: Final = (
         "Stages of equal work",
         "every stage of the pipeline has the mean work, and launches it as quickly as now; at the "
         "least, half the difference stays",
-        "stages wait less for each other's messages",
+        "less waiting for messages between stages",
         bounds=(Effect.LEAST,),
         only_as_cure=True,
         takes=("pipeline-bubble", "communication-exposed"),
@@ -588,7 +588,7 @@ CURES: Final = (
         late_host,
         "A host as quick as on the other ranks",
         "every rank's host is as fast as the median rank's between the same calls",
-        "work that follows the wait starts sooner too",
+        "an earlier start of what follows",
         bounds=(),
     ),
     Cure(
@@ -598,7 +598,7 @@ CURES: Final = (
         "Exchange over the GPUs' own links",
         "an exchange takes a twentieth of what it takes through the host's memory, as over NVLink; "
         "over PCIe a third",
-        "work that follows the exchange starts sooner too",
+        "an earlier start of what follows",
         only_as_cure=True,
         takes=_EXCHANGES,
     ),
@@ -609,7 +609,7 @@ CURES: Final = (
         "Overlapping all communication",
         "nothing waits for communication but communication, and it slows nothing down; at the "
         "least, each step's last exchange stays exposed",
-        "work that follows the wait starts sooner too",
+        "an earlier start of what follows",
     ),
     Cure(
         "gathers",
@@ -619,7 +619,7 @@ CURES: Final = (
         "the parameters of a layer are gathered while the one before it computes, which slows "
         "nothing down and holds one layer more in memory; at the least, those of every second "
         "layer, at the most two layers ahead",
-        "later gathers no longer wait for the computation, either",
+        "less waiting of later gathers",
         takes=_EXCHANGES,
     ),
     Cure(
@@ -629,7 +629,7 @@ CURES: Final = (
         "CUDA graphs of whole steps",
         "consecutive launches become one, without host time between them; kernels take as long as "
         "before",
-        "synchronisation and time between kernels go, too",
+        "less synchronisation and less time between kernels",
         takes=("launch-bound", "kernel-gaps", "sync-bound", "alloc-stall"),
     ),
     Cure(
@@ -639,7 +639,7 @@ CURES: Final = (
         "TF32 for FP32 matrix products",
         "products get faster by three quarters of the ratio of the card's peaks in TF32 and FP32, "
         "at most by all of it, at least by a quarter, or twice; numbers change a little",
-        "tensor cores are more than twice as fast",
+        "a speed-up beyond two",
         only_as_cure=True,
     ),
     Cure(
@@ -650,7 +650,7 @@ CURES: Final = (
         "products get faster by three quarters of the ratio of the card's peaks in bf16 and FP32, "
         "at most by all of it, with half of the bytes to move elsewhere, at least by a quarter, or "
         "twice; numbers change",
-        "tensor cores are more than twice as fast, and other kernels move half of the bytes",
+        "a speed-up beyond two, and half the bytes in other kernels",
         only_as_cure=True,
     ),
     Cure(
@@ -659,7 +659,7 @@ CURES: Final = (
         sync,
         "A host that waits for no GPU",
         "the host never waits for a GPU, and runs ahead as far as launches can be queued",
-        "with the host ahead, later launches are on time, too",
+        "later launches on time",
         bounds=(),
     ),
     Cure(
@@ -668,7 +668,7 @@ CURES: Final = (
         alloc,
         "Keeping memory allocated",
         "no memory is allocated or released in a step",
-        "other calls no longer wait for these, and launches come sooner",
+        "calls and launches that no longer wait",
         bounds=(),
         takes=("alloc-stall", "autotune-repeated"),
     ),

@@ -22,18 +22,19 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 from jinja2 import Environment, FunctionLoader, Template, select_autoescape
 from markupsafe import Markup, escape
+from msgspec.structs import replace
 
 from gputrace.analyzers.compare import UNITS, Comparison
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.analyzers.timeline_model.gaps import GapDetail, Operation, operation_name
-from gputrace.model.columns import Column
+from gputrace.model.columns import UNKNOWN, Column
 from gputrace.model.events import Kind, number_ids
 from gputrace.model.results import Analysis, Gaps
 from gputrace.model.time_class import CLASSES
 from gputrace.report.comparison import document as comparison_document
-from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table, tabulate
+from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table, present, tabulate
 from gputrace.report.html.charts import (
     CURVES,
     DASHED,
@@ -53,7 +54,7 @@ from gputrace.report.html.charts import (
 )
 from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
 from gputrace.report.tables import document
-from gputrace.report.wording import card_name, finding_text, gpu_label, kernel_labels, savings
+from gputrace.report.wording import card_name, gpu_label, kernel_labels, shown_findings
 from gputrace.units import format_ns, format_number, format_share
 from gputrace.version import __version__
 
@@ -204,14 +205,16 @@ _NAME: Final = 60
 def _content(material: Material) -> SimpleNamespace:
     """Collect the texts and tables of a page.
 
-    ``severity`` and ``first`` are those of the first finding, empty where there is none; ``saved``
-    is the predicted gain of fixing it. ``summary`` has the text alternatives of the charts.
+    ``severity`` and ``first`` are those of the verdict's finding, empty where there is none;
+    ``below`` what stands below it. ``summary`` has the text alternatives of the charts.
     """
     analysis = material.analysis
     report = document(analysis, _LIMITS)
-    first = analysis.findings[0] if analysis.findings else None
+    (verdict,), shown = report.head, shown_findings(analysis)
+    first = shown[0] if len(shown) > len(report.findings) else None
     hosts = dict.fromkeys(link.host for link in analysis.links)
-    links = (*(_matrix(host, analysis) for host in hosts), *report.sections["links"])
+    matrices = present(_matrix(host, analysis) for host in hosts)
+    links = (*matrices, *report.sections["links"])
     shown_notes = [note.text for note in report.notes]
     if len(shown_notes) > _MOST_NOTES:
         more = "More notes are in the JSON (gputrace analyze --json)."
@@ -224,14 +227,11 @@ def _content(material: Material) -> SimpleNamespace:
     }
     return SimpleNamespace(
         title=plain_text(file_name(analysis)),
-        verdict=plain_text(report.head[0].text, 1000),
+        verdict=plain_text(verdict.text, 1000),
         severity=first.severity if first else "",
         first=first.id if first else "",
-        advice=plain_text(first.advice, 1000) if first else "",
-        saved=savings(analysis, first) if first else "",
-        findings=tuple(
-            (f, plain_text(finding_text(analysis, f), 1500)) for f in analysis.findings[1:]
-        ),
+        below=verdict.below,
+        findings=tuple(zip(shown[first is not None :], report.findings, strict=True)),
         has_gpus=bool(analysis.gpus),
         curves=analysis.utilization,
         has_steps=measured_window(analysis) is not None,
@@ -289,15 +289,11 @@ def _all_kernels(scene: Scene) -> Table:
 
 
 def _more_kernels(analysis: Analysis, tables: Sequence[Table]) -> str:
-    """Return how many kernels the table leaves out, and their time, in its unit."""
+    """Return how many of the kernels the table has."""
     kernels = analysis.kernels
     if kernels is None or not tables or len(tables[0].rows) == kernels.distinct:
         return ""
-    known = sum(use.total_ns for use in kernels.top if use.name in tables[0].names)
-    rest = sum(family.total_ns for family in kernels.families) - known
-    each = kernels.steps or max(len(analysis.breakdown), 1)
-    per = "a step on a GPU" if kernels.steps else "on a GPU"
-    return f"{kernels.distinct - len(tables[0].rows)} more take {format_ns(rest / each)} {per}."
+    return f"Top {len(tables[0].rows)} of {kernels.distinct} kernels."
 
 
 def _gap_list(material: Material) -> dict[str, Any]:
@@ -360,16 +356,19 @@ def _gap_summary(gaps: Gaps) -> str:
 
 
 def _phases(analysis: Analysis) -> Table:
+    """Tabulate the phases; the begins of epochs are one row, with the first of them."""
     columns = (
         Column("phase", "phase"),
         Column("rank", "rank", "{}"),
         Column("from", lambda phase: f"{(phase.start_ns - analysis.origin_ns) / 1e9:.3f} s"),
         Column("length", lambda phase: phase.end_ns - phase.start_ns, format_ns),
-        Column("idle in it", "idle_ns", unknown="unknown"),
+        Column("idle in it", "idle_ns"),
         Column("evidence", "evidence", unknown=""),
     )
-    shown = analysis.phases[:_MOST_NOTES]
-    return tabulate("Phases that are not steady training", columns, shown)
+    epochs = [phase for phase in analysis.phases if phase.phase == "epoch"]
+    shown = [phase for phase in analysis.phases if phase.phase != "epoch"]
+    shown += [replace(each, phase=f"epoch, first of {len(epochs)}") for each in epochs[:1]]
+    return tabulate("Phases that are not steady training", columns, shown[:_MOST_NOTES])
 
 
 def _summary(material: Material) -> dict[str, str]:
@@ -389,13 +388,10 @@ def _summary(material: Material) -> dict[str, str]:
         f"time.{shown} The list of gaps below has everything important in it.",
         "classes": "The same as the table, one bar a GPU.",
         "steps": f"{steps.count} steps, {steps.warmup_count} of them warm-up (hollow); "
-        "longer ones than the chart is high are triangles at its edge.",
+        "triangles: off the scale.",
     }
     if steps.p50_ns is not None and steps.p95_ns is not None:
-        captions["steps"] += (
-            f" Half of the measured steps take less than {format_ns(steps.p50_ns)}, "
-            f"19 of 20 less than {format_ns(steps.p95_ns)}."
-        )
+        captions["steps"] += f" p50 {format_ns(steps.p50_ns)}, p95 {format_ns(steps.p95_ns)}."
     lengths: dict[int, list[int]] = {}
     for step in analysis.step_list:
         if step.phase == "steady":
@@ -436,20 +432,22 @@ def _curve_summaries(analysis: Analysis) -> dict[str, str]:
     }
 
 
-def _matrix(host: str, analysis: Analysis) -> Table:
-    """Tabulate the links of a host, a row and a column for each GPU."""
+def _matrix(host: str, analysis: Analysis) -> Table | None:
+    """Tabulate the links of a host, a row and a column for each GPU; None where none is known."""
     links = [link for link in analysis.links if link.host == host]
+    if not any(link.link or link.bandwidth is not None or link.staged_copies for link in links):
+        return None
     gpus = sorted({link.from_ for link in links} | {link.to for link in links})[: _LIMITS.links]
     between = {(link.from_, link.to): link for link in links}
 
     def cell(row: int, column: int) -> str:
         if row == column:
-            return "–"
+            return UNKNOWN
         if (link := between.get((row, column))) is None:
-            return "unknown"
+            return UNKNOWN
         rate = "" if link.bandwidth is None else f" {format_number(link.bandwidth / 1e9)} GB/s"
         staged = " through the host" if link.staged_copies else ""
-        return f"{link.link or 'unknown'}{rate}{staged}"
+        return f"{link.link or ''}{rate}{staged}".strip() or UNKNOWN
 
     names = [card_name(gpu, analysis) for gpu in gpus]
     rows = tuple(

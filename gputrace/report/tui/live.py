@@ -25,7 +25,7 @@ from gputrace.model.time_class import CLASSES
 from gputrace.report.palette import LEVELS, SEVERITIES, Palette
 from gputrace.report.tui.screen import TerminalApp
 from gputrace.report.tui.state import CURVE_LOOKS
-from gputrace.report.wording import gpu_label, verdict
+from gputrace.report.wording import gpu_label, shown_findings, verdict
 from gputrace.sanitize import clean
 from gputrace.units import format_ns
 
@@ -189,7 +189,7 @@ def headline(now: Now) -> Text:
     """Return the verdict on the last steps, or the reason why there is none."""
     if now.analysis is None:
         return Text(clean(now.why_not) or "reading …", no_wrap=True, overflow="ellipsis")
-    findings = now.analysis.findings
+    findings = shown_findings(now.analysis)
     style = SEVERITIES[findings[0].severity if findings else "none"]
     return Text(clean(verdict(now.analysis)), style, no_wrap=True, overflow="ellipsis")
 

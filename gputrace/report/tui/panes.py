@@ -34,7 +34,7 @@ from gputrace.report.tables import BESIDE_KERNELS, kernels_table
 from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.report.tui.state import Board, ShownLane
 from gputrace.report.tui.timeline import bar_rows, class_words
-from gputrace.report.wording import capital, finding_text, label, moment, verdict
+from gputrace.report.wording import capital, explain, label, moment, shown_findings, verdict
 from gputrace.sanitize import clean, sentence
 from gputrace.units import format_change, format_count, format_ns, format_ranges, format_share
 
@@ -142,7 +142,7 @@ def verdict_text(scenes: Sequence[Scene | None]) -> Text:
             continue
         if len(scenes) > 1:
             text.append(f"{'AB'[trace]} ", "bold")
-        findings = scene.analysis.findings
+        findings = shown_findings(scene.analysis)
         style = SEVERITIES[findings[0].severity if findings else "none"]
         text.append(f"{clean(verdict(scene.analysis))}  ", style)
     return text
@@ -334,10 +334,12 @@ def findings_pane(analysis: Analysis, width: int, height: int, palette: Palette)
     """List all findings with their advice, the most important first."""
     del width, height, palette
     text = Text()
-    for finding in analysis.findings:
+    for finding in shown_findings(analysis):
         text.append(f"{finding.id} ", SEVERITIES[finding.severity] or "bold")
-        text.append(f"{sentence(finding_text(analysis, finding))}\n")
-        text.append(f"  {sentence(capital(finding.advice))}.\n", "dim")
+        text.append(f"{sentence(capital(finding.message))}.\n")
+        for name, line in explain(analysis, finding):
+            text.append(f"  {name}: " if name else "  ", "bold")
+            text.append(f"{sentence(line)}\n", "dim")
     return text or Text(verdict(analysis))
 
 

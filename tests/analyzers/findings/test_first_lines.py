@@ -11,12 +11,13 @@ from tests.helpers import kineto
 from tests.helpers.exports import MEMCPY, RUNTIME, UNIFIED_D2H, UNIFIED_H2D, global_id
 from tests.helpers.handmade import MS, US, Run, analyze, ids
 from tests.helpers.lookups import finding_of
+from tests.helpers.sentences import words_of
 
 
 def first(run: Run, folder: Path) -> tuple[str, str]:
     """The id and the message of the first finding."""
     finding = analyze(run, folder).findings[0]
-    return finding.id, finding.message
+    return finding.id, words_of(finding)
 
 
 def test_five_steps_of_which_the_first_loads_code_are_judged_by_the_others(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_recording_of_a_start_says_so(tmp_path: Path) -> None:
         run.kernel(50 * US, f"void at::native::op_{kernel}")
     report = analyze(run, tmp_path)
     assert ids(report)[0] == "warmup"
-    assert "loading modules" in report.findings[0].message
+    assert "loading modules" in words_of(report.findings[0])
     assert not {"alloc-stall", "launch-bound"} & set(ids(report))
 
 
@@ -70,7 +71,7 @@ def test_capturing_a_graph_is_a_start_and_no_loss_of_records(tmp_path: Path) -> 
         run.kernels(20, "after", 10 * US)
     report = analyze(run, tmp_path)
     assert not report.missing
-    assert "capturing CUDA graphs" in report.findings[0].message
+    assert "capturing CUDA graphs" in words_of(report.findings[0])
 
 
 def test_what_another_thread_launches_into_a_capture_is_no_loss_either(tmp_path: Path) -> None:
@@ -140,11 +141,11 @@ def test_a_run_that_has_settled_is_healthy_where_it_started_before(
         run.kernel(10 * US, f"void at::native::first_{index}")
     run.kernels(200, "rest", 40 * US)
     found = analyze(run, tmp_path).findings
-    said = [each.message for each in found if each.id == "compute-bound"]
-    assert ["of its later half" in message for message in said] == [True] * loads
+    said = [words_of(each) for each in found if each.id == "compute-bound"]
+    assert ["in the later half" in message for message in said] == [True] * loads
 
 
-@pytest.mark.parametrize(("to_host", "said"), [(True, "to the host"), (False, "within the GPU's")])
+@pytest.mark.parametrize(("to_host", "said"), [(True, "to the host"), (False, "within GPU memory")])
 def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, to_host: bool, said: str) -> None:
     run = Run()
     for _ in range(20):
@@ -154,7 +155,7 @@ def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, to_host: bool, 
         run.copy(MS, to_host=to_host)
     report = analyze(run, tmp_path)
     found = finding_of(report, "copies-exposed")
-    assert said in found.message
+    assert said in words_of(found)
     assert found.impact_ns == pytest.approx(MS, rel=0.06)
 
 
@@ -194,7 +195,7 @@ def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:
     run.export.rows[RUNTIME] = kept
     report = analyze(run, tmp_path)
     found = finding_of(report, "idle-unexplained")
-    assert "the calls that issued the next operations were not recorded" in found.message
+    assert "the calls that issued the next operations were not recorded" in words_of(found)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_a_host_that_waits_in_mpi_is_said_to(
     report = analyze(run, tmp_path)
     found, gap = report.findings[0], report.gaps.largest[0]
     assert found.id == id
-    assert ("of it in MPI, for other ranks" in found.message) == (cause == "sync")
+    assert ("of it is in MPI, for other ranks" in words_of(found)) == (cause == "sync")
     assert gap.cause == cause
     assert f"in the range {call}" in gap.evidence
 
@@ -258,7 +259,7 @@ def test_pages_of_managed_memory_are_named_where_they_end_gaps(tmp_path: Path, k
     run.export.rows[RUNTIME] = run.export.rows[RUNTIME][:1]
     found = analyze(run, tmp_path).findings[0]
     assert found.id == "idle-unexplained"
-    assert "before page migrations of managed memory" in found.message
+    assert "before page migrations of managed memory" in words_of(found)
     assert "cudaMemPrefetchAsync" in found.advice
 
 
@@ -418,7 +419,8 @@ def test_a_gpu_that_is_slow_in_bursts_is_a_finding_without_steps(tmp_path: Path)
         finding = trace.analyze().findings[0]
     assert (finding.id, finding.ranks) == ("straggler", (1,))
     assert finding.evidence["pattern"] == "burst"
-    assert "1.31 times as long as the same kernels on the others, in bursts" in finding.message
+    assert "1.31 times as long as the others', " in finding.message
+    assert "slow in bursts" in finding.details[0]
 
 
 def test_slow_kernels_cost_what_they_take_longer_in_all(tmp_path: Path) -> None:
@@ -436,7 +438,7 @@ def test_slow_kernels_cost_what_they_take_longer_in_all(tmp_path: Path) -> None:
         finding = trace.analyze().findings[0]
     assert (finding.id, finding.ranks) == ("straggler", (1,))
     assert finding.impact_ns == pytest.approx(30 * (3 * 100 + 2 * 20) * US, rel=0.001)
-    assert "1.68 times as long as the same kernels on the others, 10.2 ms more" in finding.message
+    assert "1.68 times as long as the others', 41% of the time (10.2 of " in finding.message
 
 
 def test_of_one_gpu_is_not_spoken_as_of_several(tmp_path: Path) -> None:
@@ -474,7 +476,7 @@ def test_the_calls_that_allocate_are_named(tmp_path: Path, call: str, advised: s
         run.allocate(5 * MS, call)
     finding = analyze(run, tmp_path).findings[0]
     assert finding.id == "alloc-stall"
-    assert finding.message.endswith(f"in {call.partition('_')[0]}")
+    assert f"waits in {call.partition('_')[0]} " in finding.message
     assert advised in finding.advice
 
 
@@ -536,7 +538,7 @@ def test_work_that_does_not_start_while_the_host_waits_for_it_is_no_late_launch(
     run.synchronize()
     name, message = first(run, tmp_path)
     assert name == "sync-bound"
-    assert "400 ms" in message
+    assert "(400 of " in message
 
 
 def test_data_of_a_program_without_steps_are_no_batches(tmp_path: Path) -> None:
@@ -553,7 +555,7 @@ def test_data_of_a_program_without_steps_are_no_batches(tmp_path: Path) -> None:
     report = analyze(run, tmp_path)
     assert report.steps.kind != "training"
     found = finding_of(report, "data-feeding")
-    assert "data from the host" in found.message
+    assert "data from the host" in words_of(found)
     assert "batch" not in found.advice
 
 

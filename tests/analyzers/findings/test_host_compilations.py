@@ -12,6 +12,7 @@ from gputrace.model.results import Finding
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, analyze
 from tests.helpers.programs import recorded_with_torch
+from tests.helpers.sentences import words_of
 
 PID: Final = 100
 STEPS: Final = 40
@@ -50,10 +51,12 @@ def test_compilations_in_measured_steps_are_named_with_their_reason(tmp_path: Pa
     assert report.findings[0] is finding
     assert finding.severity == "high"
     assert finding.impact_ns == pytest.approx(15 * MS, rel=0.05)
-    assert "(60%): 9 times in 36 steps, mostly f (t.py:1), since x == " in finding.message
+    assert "60% of each step (" in finding.message
+    assert "9 compilations in 36 steps, mostly f (t.py:1)" in finding.details
+    assert finding.details[1].startswith("reason: x == ")
     assert "torch.compile(dynamic=True)" in finding.advice
     (slow,) = found(report, "slow-steps")
-    assert "parts of the program are compiled for 60.0 ms of each" in slow.message
+    assert "in each, parts of the program are compiled for 60.0 ms" in slow.details
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,6 @@ for step in range(40):
 def test_batches_of_many_shapes_are_found_in_a_real_program(tmp_path: Path) -> None:
     _, report = recorded_with_torch(tmp_path, PLANTED)
     (finding,) = found(report, "recompilation")
-    assert "mostly loss_of (" in finding.message
-    assert "size mismatch at index 0" in finding.message
+    assert "mostly loss_of (" in words_of(finding)
+    assert "size mismatch at index 0" in words_of(finding)
     assert finding.evidence["compilations"] == 9

@@ -10,6 +10,7 @@ from gputrace.api import Report
 from tests.analyzers.findings.test_host_threads import COUNTERS, PID, counted, the, with_counters
 from tests.helpers.exports import Export, global_id
 from tests.helpers.handmade import ADAM, MS, US, Run, analyze
+from tests.helpers.sentences import words_of
 
 GB: Final = 10**9
 STEPS: Final = 40
@@ -47,8 +48,8 @@ HELD: Final = {"memory_reserved": 70 * GB, "memory_allocated": 50 * GB}
 def test_memory_that_runs_out_in_fragments_wants_segments_that_grow(tmp_path: Path) -> None:
     report = trained(tmp_path, allocation_retries=1, segments=1, memory_split=15 * GB, **HELD)
     found = the(report, "alloc-stall")
-    assert "torch ran out of memory" in found.message
-    assert "70 GB reserved, of which 15 GB are unused fragments" in found.message
+    assert "torch ran out of memory" in words_of(found)
+    assert "70 GB reserved, of which 15 GB are unused fragments" in words_of(found)
     assert found.advice.startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or max_split")
     (own,) = report.allocators
     assert (own.retries, own.segments) == (own.steps, own.steps)
@@ -65,29 +66,29 @@ def test_a_cache_that_is_emptied_is_named(tmp_path: Path) -> None:
         tmp_path, cache_emptied=1, segments=3, segments_freed=3, segment_bytes=600_000_000, **HELD
     )
     found = the(report, "alloc-stall")
-    assert "torch.cuda.empty_cache() is called" in found.message
-    assert "segments of 200 MB are allocated again" in found.message
+    assert "torch.cuda.empty_cache() is called" in words_of(found)
+    assert "segments of 200 MB are allocated again" in words_of(found)
     assert found.advice.startswith("no torch.cuda.empty_cache()")
 
 
 def test_segments_that_are_new_in_steady_steps_have_their_size(tmp_path: Path) -> None:
     found = the(trained(tmp_path, segments=2, segment_bytes=64_000_000, **HELD), "alloc-stall")
-    assert "new segments of 32 MB" in found.message
-    assert "tensors" not in found.message
+    assert "new segments of 32 MB" in words_of(found)
+    assert "tensors" not in words_of(found)
     assert "pad to the longest" in found.advice
 
 
 def test_segments_are_named_by_what_they_are_taken_for(tmp_path: Path) -> None:
     report = trained(tmp_path, segments=2, segment_request=21_000_000, **HELD)
     found = the(report, "alloc-stall")
-    assert found.message.endswith("; segments are allocated for tensors of 21 MB")
+    assert words_of(found).endswith("; segments are allocated for tensors of 21 MB")
     assert found.evidence["request_bytes"] == 21_000_000
 
 
 def test_without_counts_or_with_none_that_rise_no_reason_is_given(tmp_path: Path) -> None:
     for values in ({}, HELD):
         found = the(trained(tmp_path, **values), "alloc-stall")
-        assert "torch" not in found.message
+        assert "torch" not in words_of(found)
         assert found.advice.startswith("keep memory allocated")
 
 

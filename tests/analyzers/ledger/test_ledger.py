@@ -19,6 +19,7 @@ from gputrace.model.results import Analysis, Finding
 from tests.helpers import recordings
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, US, Run, analyze, ids
+from tests.helpers.sentences import words_of
 from tests.synthetic import Plan, random_plan, simulate, write_nsys
 
 PID: Final = 100
@@ -155,7 +156,7 @@ def test_an_optimizer_that_launches_nothing_runs_on_the_host(tmp_path: Path) -> 
         )
     report = analyze(loop.export, tmp_path)
     assert ids(report)[0] == "host-optimizer"
-    assert "optimizer runs on the host (CPU)" in report.findings[0].message
+    assert "for the optimizer on the host (CPU)" in report.findings[0].message
     (cure,) = (cure for cure in report.what_if if cure.id == "gpu-optimizer")
     assert cure.step_ns == pytest.approx(4 * MS, rel=0.05)
 
@@ -177,7 +178,7 @@ def test_work_outside_of_the_passes_is_the_programs_own(tmp_path: Path) -> None:
         loop.run.optimizer(1)
     report = analyze(loop.export, tmp_path)
     assert ids(report)[0] == "host-work"
-    assert "reads 20 values back in each" in report.findings[0].message
+    assert "reads 20 values back in each" in words_of(report.findings[0])
     assert "torch.stack" in report.findings[0].advice
 
 

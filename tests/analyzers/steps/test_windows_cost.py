@@ -94,8 +94,9 @@ def test_the_unrecorded_step_is_that_of_the_program(bound_by_host: Report) -> No
     assert (cost.step_ns, cost.unrecorded_step_ns) == pytest.approx((RECORDED, BARE), rel=0.01)
     assert cost.low_ns <= cost.unrecorded_step_ns <= cost.high_ns
     assert (cost.stretches, cost.steps) == (1, len(CONTROL))
-    said = "recording lengthens a step from 400 µs to 600 µs (50%, 50% to 50%; by 40 steps"
-    assert any(finding.message.startswith(said) for finding in bound_by_host.findings)
+    (found,) = (f for f in bound_by_host.findings if f.id == "recorder-overhead")
+    assert found.message == "recording lengthens each step by 50% (from 400 to 600 µs)"
+    assert found.details[0] == "50% to 50%, by 40 steps without the recorder"
     assert json.loads(bound_by_host.render("json"))["recorder"]["steps"] == len(CONTROL)
 
 
@@ -288,10 +289,8 @@ def test_charges_are_alike_and_sum_to_the_total_or_to_all(
 
 def test_a_cost_is_put_into_words() -> None:
     cost = RecorderCost(33_800_000, 25_600_000, 25_000_000, 26_200_000, 3, 120)
-    assert str(cost) == (
-        "recording lengthens a step from 25.6 ms to 33.8 ms (32%, 29% to 35%; by 120 steps "
-        "without the recorder)"
-    )
+    assert str(cost) == "recording lengthens each step by 32% (from 25.6 to 33.8 ms)"
+    assert cost.basis == "29% to 35%, by 120 steps without the recorder"
 
 
 # ---- a real process, with hooks, the collector, and a CUPTI of our own ----
