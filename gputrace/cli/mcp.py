@@ -331,8 +331,7 @@ def _verdict(report: Report) -> Iterator[Said]:
             for at, cure in enumerate(report.what_if)
             if cure.finding == finding.id
         ]
-        what_to_do = f" What to do: {finding.advice}." if finding.advice else ""
-        yield _said(f"{finding_text(report, finding)}{what_to_do}", *rows)
+        yield _said(finding_text(report, finding), *rows)
     for note in notes(report):
         yield _said(note)
 
@@ -417,7 +416,7 @@ def _what_if(report: Report) -> Iterator[Said]:
         now, then, low, high = map(
             format_ns, (cure.now_ns, cure.step_ns, cure.low_ns, cure.high_ns)
         )
-        beyond = f"; {cure.beyond}" if cure.beyond else ""
+        beyond = f"; that includes {cure.beyond}" if cure.beyond else ""
         yield _said(
             f"{cure.what}: a step of {now} would take {then} ({low} to {high}), if "
             f"{cure.assumption}{beyond}.",
@@ -450,7 +449,7 @@ def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
 
 def _changes(comparison: Comparison) -> Iterator[Said]:
     """Yield what changed beyond the noise: classes, kernels, findings."""
-    from gputrace.report.comparison import NAMES, growth
+    from gputrace.report.comparison import NAMES
     from gputrace.report.wording import capital
     from gputrace.sanitize import clean
     from gputrace.units import format_ns
@@ -471,8 +470,7 @@ def _changes(comparison: Comparison) -> Iterator[Said]:
                 _row(f"pair.{table}[{at}]", row),
             )
     for at, finding in enumerate(pair.findings):
-        change = finding.status + growth(finding, pair)
-        text = f"The finding {finding.id} has {change}: {finding.message}."
+        text = f"The finding {finding.id} has {finding.status}: {finding.message}."
         yield _said(text, _row(f"pair.findings[{at}]", finding))
 
 

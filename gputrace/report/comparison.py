@@ -77,8 +77,7 @@ def document(comparison: Comparison, limits: Limits) -> Document:
         lead=tuple(runs),
         tables=present(_tables(comparison, names)),
         notes=tuple(
-            Line(note, _STATES.get(heading.partition(",")[0], "dim"), heading)
-            for heading, note in notes(comparison)
+            Line(note, _STATES.get(heading, "dim"), heading) for heading, note in notes(comparison)
         ),
     )
 
@@ -355,7 +354,9 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield findings and caveats, each with its heading."""
     pair = comparison.pair if comparison.scaling is None else None
     for finding in pair.findings if pair is not None else ():
-        yield f"{finding.status}{growth(finding, pair)}", _finding(finding, pair)
+        if {finding.a_severity, finding.b_severity} == {"info"}:
+            continue
+        yield finding.status, _finding(finding, pair)
     kernels = pair.kernels if pair is not None and comparison.unit != "span" else ()
     if kernels and all(kernel.changed is None for kernel in kernels):
         yield "kernels", f"too few steps to tell which of {len(kernels)} differ."
@@ -365,23 +366,6 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
         yield "note", f"Iterations are compared: {comparison.unit_reason}."
     for warning in comparison.warnings:
         yield "note", f"{warning}."
-
-
-_ALIKE: Final = 1.1
-"""Ratio of the costs of a finding up to which it stayed as it was."""
-
-
-def growth(finding: FindingChange, pair: Pair | None) -> str:
-    """Return how a finding in both runs changed, as ``, twice as large``; empty if it did not."""
-    a, b = finding.a_impact_ns or 0, finding.b_impact_ns or 0
-    if pair is None or finding.status != "stayed" or not a or not b or len(set(_units(pair))) > 1:
-        return ""
-    if 1 / _ALIKE < b / a < _ALIKE:
-        return ""
-    if b < a:
-        return f", {1 - b / a:.0%} smaller"
-    times = f"{b / a:,.0f}" if b / a >= 9.95 else f"{b / a:.1f}"
-    return ", twice as large" if times == "2.0" else f", {times} times as large"
 
 
 def _units(pair: Pair) -> tuple[str, str]:

@@ -29,7 +29,7 @@ from gputrace.report.wording import card_name, gpu_label
 from gputrace.sanitize import clean
 
 CURVES: Final = {
-    "busy": ("runs anything, %", 1.0),
+    "busy": ("GPU busy, %", 1.0),
     "utilization": ("utilization, %", 1.0),
     "memory": ("memory in use, GiB", 2.0**-30),
     "sm_clock": ("SM clock, MHz", 1.0),

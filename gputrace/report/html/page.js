@@ -147,8 +147,8 @@
     }
     const all = document.getElementById("all-kernels");
     if (all) all.textContent = board.rows.whole
-      ? "A click on a name shows its longest launch. The search by name below the lanes (/) reaches every launch of every kernel, listed here or not."
-      : "A click on a name shows the longest of its launches that the page has: of a trace this large it holds names around the longest of all and the listed gaps; gputrace browse has every one.";
+      ? "A click on a name shows its longest launch; the search (/) finds every launch."
+      : "This file holds some steps in detail; gputrace browse has all.";
   }
 
   const toLanes = () => document.getElementById("lanes").scrollIntoView({ block: "start" });
