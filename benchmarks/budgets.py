@@ -33,6 +33,8 @@ CHANCE: Final = 30
 COVERED, WRONG = 0.95, 0.05
 MOST: Final = 0.8
 """Trials of at least a minute in which the best cure must be proven."""
+_ALL: Final = "compute-bound"
+"""Finding that no lost time is charged to."""
 _RECORDING_S: Final = 4.0
 """Seconds that recording and the analysis of the trace add to a run."""
 
@@ -100,6 +102,13 @@ class Planted:
             what_if=effects,
             loader=[loader],
             findings=[SimpleNamespace(id=i, impact_ns=p * now) for i, p in self.findings.items()],
+            causes=[],
+            breakdown=[SimpleNamespace(total_ns=now)],
+            ledger=[
+                SimpleNamespace(cause=id, ns=part * now, line=None)
+                for id, part in self.findings.items()
+                if id != _ALL
+            ],
             steps=SimpleNamespace(mean_ns=now),
         )
 
@@ -210,6 +219,8 @@ class World:
         turns: Turns | None,
         going: Callable[[Measured], Sequence[int]] | None,
         left_s: float,
+        sign_s: float,
+        enough_s: float,
     ) -> Measured:
         """Take the time that a run would, and return what it would measure."""
         planted, began, until = self.planted, self.now, self.now + left_s
@@ -223,8 +234,8 @@ class World:
         step_s *= 1 if turns else planted.factor(candidate)
         self.now += warmup * step_s + (0 if turns else steps * step_s)
         self.now += _RECORDING_S if record else 0
-        if self.now > until:
-            self.now = until
+        if self.now > min(until, began + sign_s):
+            self.now = min(until, began + sign_s)
             raise Spent
         run = Measured(
             step_ns=1e9 * step_s,

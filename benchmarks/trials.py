@@ -23,7 +23,7 @@ from gputrace.trials.runs import Turns
 from gputrace.trials.statistics import LOOKS, MOST, Ratio, Verdict, compare
 
 TRIALS: Final = 2_000
-EFFECTS: Final = (1.0, 0.95, 0.8)
+EFFECTS: Final = (1.0, 0.95, 0.8, 0.5)
 """Steps with a cure as parts of those without."""
 COVERED, WRONG = 0.95, 0.05
 _STEPS: Final = 20

@@ -64,6 +64,12 @@ def format_ns(nanoseconds: int | float) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def format_times(ratio: float) -> str:
+    """Format a ratio as ``1.31x``, ``9.8x``, ``120x``."""
+    digits = 0 if ratio >= 99.95 else 1 if ratio >= 1.995 else 2
+    return f"{ratio:,.{digits}f}x"
+
+
 def format_change(nanoseconds: int | float) -> str:
     """Format a difference as ``+1.20 ms``, ``-310 µs``, ``0``."""
     return f"{'+' * (nanoseconds > 0)}{format_ns(nanoseconds)}" if nanoseconds else "0"

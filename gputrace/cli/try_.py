@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,15 @@ class _WithProgram(click.Command):
 @click.option("--diff", is_flag=True, help="Print the best set as a unified diff of the program.")
 @click.option("--apply", "apply_", is_flag=True, help="Write the best set into the program.")
 @click.option("--list", "list_", is_flag=True, help="List what can be tried, and run nothing.")
-@click.option("--history", is_flag=True, help="Show the ledger, and run nothing.")
+@click.option(
+    "--history", is_flag=True, help="Show the ledger, of COMMAND if given, and run nothing."
+)
+@click.option(
+    "--export",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="CSV",
+    help="Write predicted and measured steps from the ledger, and run nothing.",
+)
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -76,6 +85,7 @@ def command(
     cures: tuple[str, ...],
     list_: bool,
     history: bool,
+    export: Path | None,
     diff: bool,
     apply_: bool,
     as_json: bool,
@@ -84,16 +94,16 @@ def command(
     """Apply cures to COMMAND, and measure what each gains.
 
     CURES are separated by commas or blanks; those joined by + are tried together:
-    workers=8,pinned+fused. COMMAND is recorded once; without CURES, those that its findings
-    suggest are tried. Each run is stopped after some steps. The program is not changed unless
-    --apply is given.
+    workers=8,pinned+fused. COMMAND is recorded once; without CURES, those of the causes that take
+    most of its steps are tried. Each run is stopped after some steps. The program is not changed
+    unless --apply is given.
 
     The exit code is 1 if nothing that was tried makes it faster.
     """
     if list_:
         return _list(as_json)
-    if history:
-        return _history(given["ledger"], as_json)
+    if history or export:
+        return _history(given["ledger"], ctx.meta[_PROGRAM], export, as_json)
     if not ctx.meta[_PROGRAM]:
         raise UsageError("name the program after --: gputrace try workers=8 -- python train.py")
     request = _request(cures, ctx.meta[_PROGRAM], given)
@@ -178,17 +188,20 @@ def _request(cures: Sequence[str], program: tuple[str, ...], given: dict[str, An
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Yield what shows the run and the time spent at a terminal, and else a line for each run."""
+    """Yield what shows the time spent, and the run or what cures gain so far, as a bar at a
+    terminal, and else as a line for each run.
+    """
     with progress_bar("trying") as bar:
         last = 0
 
-        def show(run: int, label: str, spent: float, budget: float) -> None:
+        def show(run: int, label: str, spent: float, budget: float, gains: str) -> None:
             nonlocal last
             if bar is not None:
-                what = shorten(f"run {run}, {label}", _LABEL, placeholder=" …")
+                what = shorten(gains or f"run {run}, {label}", _LABEL, placeholder=" …")
                 bar(round(spent), round(budget), what)
             elif run > last:
-                log(f"run {run}, {label}; {spent:.0f} of {budget:.0f} s")
+                so_far = f"; so far {gains}" if gains else ""
+                log(f"run {run}, {label}; {spent:.0f} of {budget:.0f} s{so_far}")
             last = run
 
         yield show
@@ -231,17 +244,33 @@ def _listed(cure: Any) -> dict[str, Any]:
     return {name: getattr(cure, name) for name in names} | {"how": how}
 
 
-def _history(path: Path | None, as_json: bool) -> int:
-    """Show the ledger, and how far predictions were off, by cure."""
+def _history(
+    path: Path | None, program: tuple[str, ...], export: Path | None, as_json: bool
+) -> int:
+    """Show the ledger, or its part on a program, and how far predictions were off, by cure; or
+    write what they are calibrated by.
+    """
+    from gputrace.collectors.masking import masked
     from gputrace.report import text, to_json
-    from gputrace.trials.ledger import default_ledger, read, records, shipped
+    from gputrace.trials import ledger
     from gputrace.trials.report import history
 
-    path = path or default_ledger()
-    entries = read(path)
+    path = path or ledger.default_ledger()
+    entries = ledger.read(path)
+    if program:
+        name = shlex.join(masked(program))
+        entries = [entry for entry in entries if entry.program == name]
+    if export is not None:
+        log(f"wrote {ledger.export(export, entries)} predictions to {export}")
+        return ExitCode.DONE
     if as_json:
-        by_cure, pairs = records(entries), shipped()
-        shown = {"ledger": str(path), "trials": entries, "cures": by_cure, "shipped": pairs}
+        shown = {
+            "ledger": str(path),
+            "trials": entries,
+            "programs": ledger.records(entries, by_program=True),
+            "cures": ledger.records(entries),
+            "shipped": ledger.shipped(),
+        }
         click.echo(to_json(shown), nl=False)
         return ExitCode.DONE
     if not entries:

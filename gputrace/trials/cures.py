@@ -6,8 +6,7 @@ To add one, give it an entry in `CURES`. What it does in the program is an entry
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -648,50 +647,6 @@ def _read_setting(word: str) -> Setting:
     return Setting(cure, text)
 
 
-def cures_for(
-    findings: Iterable[str],
-    frameworks: Iterable[str],
-    there: Collection[str],
-    cores: int,
-    wanted_workers: int | None,
-) -> list[Candidate]:
-    """Return the cures that belong to findings, in the order of the findings.
-
-    Args:
-        findings: ids, the most important first.
-        frameworks: those that the program has loaded.
-        there: what it has, as `Cure.needs` says it.
-        cores: of this machine, which bound the workers to try.
-        wanted_workers: number of workers that is enough, as predicted from the recording.
-    """
-    loaded, chosen = set(frameworks), dict[str, Candidate]()
-    able = [
-        cure
-        for cure in all_cures().values()
-        if (not cure.frameworks or loaded.intersection(cure.frameworks))
-        and not lacking(cure, there)
-    ]
-    for finding in findings:
-        for cure in (cure for cure in able if finding in cure.findings):
-            values: list[Value | None] = [cure.value]
-            if cure.id == "workers":
-                values = [*_numbers(cores, wanted_workers)]
-            for value in values:
-                if value is not None:
-                    candidate = Candidate((Setting(cure, value),))
-                    chosen.setdefault(str(candidate), candidate)
-    return list(chosen.values())
-
-
-_MOST_WORKERS: Final = 16
-
-
-def _numbers(cores: int, wanted: int | None) -> list[int]:
-    """Return the numbers of workers to try: one per core, half as many, and the predicted one."""
-    most = min(max(cores, 4), _MOST_WORKERS)
-    return sorted({most, max(most // 2, 2), wanted or most})
-
-
 def combine(candidates: Sequence[Candidate]) -> Candidate:
     """Return the cures of all candidates together; of those that exclude each other, the first."""
     chosen: dict[str, Setting] = {}
@@ -736,13 +691,6 @@ def _with_setting(loader: Loader, setting: Setting) -> int | None:
         return steps.get(int(setting.value))
     is_deeper = setting.cure.id == "prefetch" and int(setting.value) >= 2 * loader.prefetch_factor
     return loader.doubled_step_ns if is_deeper else None
-
-
-def cost_of(candidate: Candidate, analysis: Analysis) -> float:
-    """Return the cost of the costliest finding that a candidate may cure, as a part of a step."""
-    cured = {id for setting in candidate.settings for id in setting.cure.findings}
-    costs = [finding.impact_ns for finding in analysis.findings if finding.id in cured]
-    return min(max(costs, default=0) / (analysis.steps.mean_ns or math.inf), 1.0)
 
 
 def _predictions(cure: Cure, analysis: Analysis) -> Iterator[Prediction]:

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gputrace.analyzers.whatif.calibration import Pair
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
-from gputrace.trials.cures import Candidate, Prediction, cost_of, predict
+from gputrace.trials.choice import charge
+from gputrace.trials.cures import Candidate, Prediction, predict
+from gputrace.trials.ledger import learn
 from gputrace.trials.runs import FAILURE, WHOLE, Change, Measured, Turn, Turns, why_idle
-from gputrace.trials.statistics import FEWEST, LOOKS, Ratio, Verdict, across, compare
+from gputrace.trials.statistics import FEWEST, LOOKS, WORTH, Ratio, Verdict, across, compare
 
 WARMUP: Final = 10
 TURNS: Final = LOOKS[2]
@@ -41,7 +44,9 @@ _BATCHES: Final = 0.025
 """Part of a step by which the turn of a loader may be off, since only whole batches are counted: by
 simulation up to 2.3%, where the loader is a little slower than the training."""
 _PART: Final = 0.5
-"""Maximum part of a finding's cost that a cure is hoped to save: few remove all of it."""
+"""Part of the time of its causes that a cure without a prediction is hoped to save."""
+_TRIAL_PART: Final = 1 / 3
+"""Maximum part of the budget for a cure that has shown nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,9 @@ class Row:
     candidate: Candidate
     prediction: Prediction | None = None
     cost: float = 0.0
-    """Part of a step that its finding costs."""
+    """Part of a step that its causes take; 0 if unknown."""
+    joins: bool = True
+    """Whether it may be in the best set: what changes results only if it was asked for."""
     within: bool = field(init=False)
     """True if its cures are switched off and on within runs."""
     apart: bool = field(init=False)
@@ -89,6 +96,9 @@ class Row:
     """Ratios of several starts of the program; empty for an answer of one."""
     changes: tuple[Change, ...] = ()
     seconds: float = 0.0
+    """Of its last run."""
+    spent_s: float = 0.0
+    """Its share of all its runs."""
     why: str = ""
     verdict: Verdict = Verdict.OPEN
     ratio: Ratio | None = None
@@ -113,8 +123,20 @@ class Row:
         if self.ratio is not None:
             return self.ratio.low
         if self.cured:
-            return sum(self.cured) / sum(self.bare)
-        return self.prediction.middle if self.prediction else 1 - _PART * self.cost
+            return self.so_far
+        if self.prediction is None:
+            return 1 - _PART * self.cost
+        return max(self.prediction.middle, 1 - self.cost) if self.cost else self.prediction.middle
+
+    @property
+    def so_far(self) -> float:
+        """Return the ratio of all steps so far with the cures to those without."""
+        return self.ratio.ratio if self.ratio else sum(self.cured) / sum(self.bare)
+
+    @property
+    def promises(self) -> bool:
+        """Return whether steps so far gain what is worthwhile."""
+        return bool(self.cured) and self.so_far < 1 / WORTH
 
     def take(self, run: Measured, turns: Sequence[Turn]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
@@ -165,10 +187,6 @@ class Row:
         self.bare, self.cured, self.turn_losses = [], [], []
         self.verdict, self.ratio = Verdict.OPEN, None
 
-    def separate(self) -> None:
-        """Have its own runs of turns: with others in them, the program failed."""
-        self.apart = True
-
     def end(self, verdict: Verdict, why: str) -> None:
         """Record an answer without a ratio, and why."""
         self.verdict, self.why, self.over, self.ratio = verdict, why, True, None
@@ -188,6 +206,8 @@ class History:
     bare: list[Measured] = field(default_factory=list)
     """Runs without cures in rounds of whole runs."""
     notes: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why cures were not tried, or no longer, by name."""
     warmup: int = field(init=False)
     steps: int = field(init=False)
     """Steps to pass and to measure in each run without turns."""
@@ -200,14 +220,17 @@ class History:
         self.warmup = self.request.warmup or WARMUP
         self.steps = self.request.steps or _PILOT_STEPS
 
-    def may_join(self, row: Row) -> bool:
-        """Return whether a row's cures may be in the best set."""
-        return self.request.candidates is not None or not row.candidate.numerics
-
     def winners(self) -> list[Row]:
         """Return the rows that are faster and may be in the best set, the fastest first."""
-        faster = [row for row in self.rows if row.verdict == Verdict.FASTER and self.may_join(row)]
+        faster = [row for row in self.rows if row.verdict == Verdict.FASTER and row.joins]
         return sorted(faster, key=lambda row: row.ratio.ratio if row.ratio else 1.0)
+
+    def trial_s(self, lot: Sequence[Row]) -> float:
+        """Return the seconds that rows may share as long as none has shown anything."""
+        if len(self.rows) == 1 or any(row.promises for row in lot):
+            return math.inf
+        most_s = max(_TRIAL_PART, 1 / len(self.rows)) * self.request.budget_s
+        return sum(max(most_s - row.spent_s, 0.0) for row in lot)
 
     def turns(self, lot: Sequence[Row]) -> Turns:
         """Return the turns of a run in which cures are switched."""
@@ -238,9 +261,16 @@ class History:
             each.code == run.code and each.made <= _AS_FAR * run.made for each in self.unchanged
         )
 
-    def enter(self, candidates: Sequence[Candidate], analysis: Analysis | None) -> None:
+    def enter(
+        self,
+        candidates: Sequence[Candidate],
+        analysis: Analysis | None,
+        known: Sequence[Pair] = (),
+    ) -> None:
         """Let candidates into the race, and choose how many steps to pass and to measure, the same
         in all runs.
+
+        ``known`` are earlier predictions of cures, from which the ranges of these are learnt.
         """
         request, pilot = self.request, self.pilot
         assert pilot is not None
@@ -252,10 +282,13 @@ class History:
             most_s = min(pilot.start_s, _RUN_PART * request.budget_s)
             steps = round(min(max(1e9 * most_s, shortest), longest) / pilot.step_ns)
             self.steps = min(max(steps, least), most)
-        self.rows = [
-            Row(each, predict(each, analysis), cost_of(each, analysis)) if analysis else Row(each)
-            for each in candidates
-        ]
+        may_change = request.candidates is not None
+        self.rows = [Row(each, joins=may_change or not each.numerics) for each in candidates]
+        if analysis is not None:
+            charges = charge(analysis)
+            for row in self.rows:
+                row.cost, prediction = charges.of(row.candidate), predict(row.candidate, analysis)
+                row.prediction = prediction and learn(row.candidate, prediction, known)
         for row in self.rows:
             if str(row.candidate) == f"threads={pilot.threads}":
                 # No run with the cure would tell.

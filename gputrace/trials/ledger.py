@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import date
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from gputrace.analyzers.whatif.calibration import pairs
+from gputrace.analyzers.whatif.calibration import FEWEST_OWN_PAIRS, Pair, calibrate, pairs
 from gputrace.errors import InputError
 from gputrace.store import sqlite_security
+from gputrace.trials.cures import Candidate, Prediction, all_cures
+from gputrace.trials.statistics import WORTH
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
 VERSION: Final = 1
 _APPLICATION: Final = 0x6770746C  # "gptl", in the header of the file
-
-
-WORTH: Final = 1.05
-"""Minimum gain for which a cure is worthwhile, as the ratio of steps without it to with it."""
 
 
 _Ratio = Annotated[float, msgspec.Meta(gt=0)]
@@ -51,6 +52,7 @@ class Entry:
     why: str
     """Reason where the cure failed or changed nothing."""
     ratio: _Ratio | None
+    """Without bounds, of too few rounds for an answer."""
     low: _Ratio | None
     high: _Ratio | None
     rounds: int
@@ -69,7 +71,7 @@ class Entry:
     @property
     def error(self) -> float | None:
         """Return the predicted ratio less the measured one."""
-        known = self.predicted is not None and self.ratio is not None
+        known = self.predicted is not None and self.low is not None
         return self.predicted - self.ratio if known else None  # type: ignore[operator]
 
     @property
@@ -82,9 +84,9 @@ class Entry:
     @property
     def within(self) -> bool | None:
         """Return whether the measured ratio lies in the predicted range."""
-        if self.ratio is None or self.predicted_low is None or self.predicted_high is None:
+        if self.low is None or self.predicted_low is None or self.predicted_high is None:
             return None
-        return self.predicted_low <= self.ratio <= self.predicted_high
+        return self.predicted_low <= (self.ratio or 0.0) <= self.predicted_high
 
 
 def default_ledger() -> Path:
@@ -157,8 +159,10 @@ def _opened(path: Path, create: bool) -> Iterator[Database]:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Predictions of one cure, beside what was measured."""
+    """Trials of one cure, and its predictions beside what was measured."""
 
+    program: str
+    """Empty for all programs."""
     cure: str
     """Id, without a value."""
     trials: int
@@ -174,23 +178,80 @@ class Record:
     """Trials whose prediction has a range."""
     within: int
     """Trials in which the measured ratio lay in that range."""
+    ratio: float | None
+    """Median of the measured ratios that have an interval."""
 
 
-def records(entries: Sequence[Entry]) -> list[Record]:
-    """Return how well each cure was predicted, by name without values; sets by all their names."""
-    by_cure: dict[str, list[Entry]] = defaultdict(list)
+def _id(entry: Entry) -> str:
+    """Return the cure of an entry without values; of a set, all of them."""
+    return "+".join(word.partition("=")[0] for word in entry.cure.split("+"))
+
+
+def records(entries: Sequence[Entry], *, by_program: bool = False) -> list[Record]:
+    """Return how each cure did, and how well it was predicted, of all programs or of each."""
+    groups: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in entries:
-        words = (word.partition("=")[0] for word in entry.cure.split("+"))
-        by_cure["+".join(words)].append(entry)
+        groups[entry.program if by_program else "", _id(entry)].append(entry)
     return [
         _record(
-            cure,
-            [entry.verdict == "faster" for entry in by_cure[cure]],
-            [entry.error for entry in by_cure[cure]],
-            [entry.within for entry in by_cure[cure]],
+            *key,
+            [entry.verdict == "faster" for entry in group],
+            [entry.error for entry in group],
+            [entry.within for entry in group],
+            [entry.ratio for entry in group if entry.ratio is not None and entry.low is not None],
         )
-        for cure in sorted(by_cure)
+        for key, group in sorted(groups.items())
     ]
+
+
+def pairs_of(entries: Sequence[Entry]) -> list[Pair]:
+    """Return the predictions of single cures beside what was measured, each by the cure's id."""
+    return [
+        Pair(
+            cure=_id(entry),
+            program=f"{entry.gpu or entry.host}: {entry.program}",
+            now_ms=entry.bare_ns / 1e6,
+            predicted_ms=entry.bare_ns * entry.predicted / 1e6,
+            low_ms=entry.predicted_low and entry.bare_ns * entry.predicted_low / 1e6,
+            high_ms=entry.predicted_high and entry.bare_ns * entry.predicted_high / 1e6,
+            measured_ms=entry.bare_ns * entry.ratio / 1e6,
+            counts=True,
+            source=f"gputrace try {date.fromtimestamp(entry.time_ns / 1e9)}",
+        )
+        for entry in entries
+        if entry.predicted and entry.ratio and entry.low and entry.bare_ns and "+" not in entry.cure
+    ]
+
+
+def learn(candidate: Candidate, prediction: Prediction, known: Sequence[Pair]) -> Prediction:
+    """Return a prediction with the range in which this cure's earlier ones came true, if there are
+    enough of them.
+    """
+    same = [pair for pair in known if pair.cure == candidate.settings[0].cure.id]
+    if len(same) < FEWEST_OWN_PAIRS:
+        return prediction
+    factors = calibrate(same[0].cure, same)
+    ratio = prediction.ratio
+    return replace(prediction, low=ratio * factors.below, high=ratio * factors.above)
+
+
+def export(path: Path, entries: Sequence[Entry]) -> int:
+    """Write predicted and measured steps as CSV, by the ids of predictions, as those that ship with
+    gputrace; return how many. Raises InputError where the file cannot be written.
+    """
+    found = pairs_of(entries)
+    cures = {id: next(iter(cure.predictions), id) for id, cure in all_cures().items()}
+    rows = [
+        {**msgspec.structs.asdict(pair), "cure": cures.get(pair.cure, pair.cure)} for pair in found
+    ]
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, Pair.__struct_fields__, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({**row, "counts": "yes"} for row in rows)
+    except OSError as error:
+        raise InputError(path, f"cannot be written ({error.strerror})") from None
+    return len(rows)
 
 
 def shipped() -> list[Record]:
@@ -201,10 +262,12 @@ def shipped() -> list[Record]:
     counted = [pair for pair in pairs() if pair.counts and pair.cure and pair.now_ms]
     return [
         _record(
+            "",
             id,
             [pair.measured_ms < (pair.now_ms or 0.0) for pair in same],
             [(pair.predicted_ms - pair.measured_ms) / (pair.now_ms or 1.0) for pair in same],
             [pair.within for pair in same],
+            [pair.measured_ms / (pair.now_ms or 1.0) for pair in same],
         )
         for id in sorted({pair.cure for pair in counted})
         for same in ([pair for pair in counted if pair.cure == id],)
@@ -212,10 +275,16 @@ def shipped() -> list[Record]:
 
 
 def _record(
-    cure: str, faster: Sequence[bool], errors: Sequence[float | None], within: Sequence[bool | None]
+    program: str,
+    cure: str,
+    faster: Sequence[bool],
+    errors: Sequence[float | None],
+    within: Sequence[bool | None],
+    ratios: Sequence[float],
 ) -> Record:
     known = [error for error in errors if error is not None]
     return Record(
+        program,
         cure,
         len(faster),
         sum(faster),
@@ -224,4 +293,5 @@ def _record(
         sum(map(abs, known)) / len(known) if known else None,
         sum(each is not None for each in within),
         sum(each is True for each in within),
+        median(ratios) if ratios else None,
     )

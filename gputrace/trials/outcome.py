@@ -13,10 +13,11 @@ from typing import Final
 
 from gputrace.collectors.masking import masked
 from gputrace.model.results import Analysis
+from gputrace.trials.choice import describe
 from gputrace.trials.history import History, Row
 from gputrace.trials.ledger import Entry
 from gputrace.trials.patch import Patch, make_patch
-from gputrace.trials.race import sharing
+from gputrace.trials.race import settled, sharing, why_not_tried
 from gputrace.trials.recipes import find_recipes
 from gputrace.trials.runs import Measured
 from gputrace.trials.statistics import (
@@ -27,6 +28,7 @@ from gputrace.trials.statistics import (
     losses_differ,
     turn_losses_differ,
 )
+from gputrace.units import format_times
 
 _RESTLESS: Final = 0.1
 """Minimum scatter of steps without cures, from round to round, for a note."""
@@ -85,12 +87,17 @@ def conclude(
         notes += map(str, find_recipes(analysis, pilot.main, cured))
     notes += [describe_starts(row) for row in history.rows if row.starts]
     has_begun = pilot is not None and not interrupted
-    if not history.rows and has_begun:
-        notes.append("no cure fits the findings; `gputrace try --list` lists all")
-    elif not winners and has_begun and request.candidates is None:
+    waiting = [row for row in history.rows if pilot and not row.over and not row.cured]
+    whys = {str(row.candidate): why for row in waiting if (why := why_not_tried(history, row))}
+    notes += describe(history.left_out | whys)
+    if not history.rows and has_begun and not history.left_out:
+        notes.append("no cause that a cure takes away takes 1% of a step")
+    if not winners and has_begun and request.candidates is None:
         notes.append("more can be tried by name: `gputrace try --list` lists all")
     still_open = [row for row in history.rows if row.verdict == Verdict.OPEN]
-    left = [row for row in still_open if not row.over]
+    done = settled(history.rows)
+    left = [row for row in still_open if not row.over and row not in done]
+    left = [row for row in left if str(row.candidate) not in whys]
     if left and has_begun and not history.notes:
         notes.append(describe_rest(left, last, spent_s))
     notes += describe_scatter([row for row in still_open if row.ratio])
@@ -132,6 +139,7 @@ def answer(
         losses: losses of each run of the program as it is.
     """
     ratio, prediction = row.ratio, row.prediction
+    so_far = row.so_far if row.cured and row.bare and not row.why else None
     return Entry(
         time_ns=time.time_ns(),
         program=program,
@@ -142,7 +150,7 @@ def answer(
         cure=str(row.candidate),
         verdict=str(row.verdict),
         why=row.why or ("" if row.ratio else f"fewer than {FEWEST} rounds in the budget"),
-        ratio=ratio.ratio if ratio else None,
+        ratio=ratio.ratio if ratio else so_far,
         low=ratio.low if ratio else None,
         high=ratio.high if ratio else None,
         rounds=len(row.cured),
@@ -166,15 +174,13 @@ def describe_payoff(row: Row, start_s: float) -> list[str]:
     steps = 1e9 * _MOSTLY * start_s / ((1 - _MOSTLY) * cured_ns)
     if steps <= _SHORT:
         return []
-    return [
-        f"{row.candidate} shortens steps, not the start of {start_s:.1f} s; a whole run gains "
-        f"{100 * _MOSTLY:.0f}% of what its steps do from about {round(steps, -2):,.0f} steps on"
-    ]
+    least = f"{round(steps, -2):,.0f}"
+    return [f"The {start_s:.1f} s start-up matters only for runs under {least} steps."]
 
 
 def describe_starts(row: Row) -> str:
     """Return the gains of a cure in each start of the program."""
-    gains = [f"{100 * (1 / ratio - 1):.0f}%" for ratio in row.starts]
+    gains = [format_times(1 / ratio) for ratio in row.starts]
     return f"{row.candidate} gained {', '.join(gains)} in {len(gains)} starts of the program"
 
 
@@ -184,18 +190,15 @@ def describe_rest(rows: Sequence[Row], last: Measured | None, spent_s: float) ->
     runs = sharing([row for row in rows if row.within])
     within_s = sum(max(row.seconds or run_s for row in run) for run in runs)
     whole = [row for row in rows if not row.within]
-    each, more, what = within_s, 1, "run of turns"
+    each, more = within_s, 1
     if whole:
-        each, what = run_s + sum(row.seconds or run_s for row in whole), "round"
+        each = run_s + sum(row.seconds or run_s for row in whole)
         rounds = min(len(row.cured) for row in whole)
         more = next((look for look in LOOKS if look > rounds), MOST) - rounds
     more_s = each * more + (within_s if whole else 0.0)
     minutes = math.ceil((spent_s + more_s) / 60)
     names = ", ".join(str(row.candidate) for row in rows)
-    return (
-        f"the budget ended before all was decided ({names}): a {what} takes {each:.0f} s; "
-        f"--budget {minutes}min would give {more} more"
-    )
+    return f"undecided: {names}. One round takes {each:.0f} s; try --budget {minutes}min."
 
 
 def describe_scatter(rows: Sequence[Row]) -> list[str]:

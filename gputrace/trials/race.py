@@ -1,10 +1,11 @@
 """Race of cures for a budget: which one the next run is for, and when it is decided.
 
 Each cure gets a first answer before any gets a surer one, and the one that may bring most is the
-next: by the lower bound of its ratio; before there is one, by its prediction, or by what its
-finding costs. Rounds beyond the first answer go to the best, and to those that could still be
-better than it, as their intervals say: LUCB (Kalyanakrishnan, Tewari, Auer and Stone, "PAC subset
-selection in stochastic multi-armed bandits", ICML 2012), with several at a time, as runs are
+next: by the lower bound of its ratio; before there is one, by what its causes take of a step, as
+far as its prediction says that they go. What gains nothing worthwhile is over, as is all that
+cannot beat a clear winner. Rounds beyond the first answer go to the best, and to those that could
+still be better than it, as their intervals say: LUCB (Kalyanakrishnan, Tewari, Auer and Stone, "PAC
+subset selection in stochastic multi-armed bandits", ICML 2012), with several at a time, as runs are
 shared. The intervals hold whichever look is the last, so that a choice by them biases none.
 """
 
@@ -18,9 +19,8 @@ from typing import Final, TypeVar
 
 from gputrace.trials.cures import Value, combine
 from gputrace.trials.history import TURNS, History, Row
-from gputrace.trials.ledger import WORTH
 from gputrace.trials.runs import Measured
-from gputrace.trials.statistics import FEWEST, LOOKS, MOST, Verdict
+from gputrace.trials.statistics import CLEAR, FEWEST, LOOKS, MOST, WORTH, Verdict
 
 T = TypeVar("T")
 
@@ -28,6 +28,8 @@ _FEWEST_TURNS: Final = LOOKS[1]
 """Minimum rounds for which a run is worth its start."""
 _SLOW: Final = 3
 """Assumed length of the start with a slow cure, in starts without."""
+_WORTH_A_RUN: Final = 1 / 4
+"""Part of what a clear winner saves that another cure has to promise for a run of its own."""
 _VARIES: Final = 1.25
 """Ratio of the predicted length of a run to the shortest, as starts vary."""
 _TOGETHER: Final = 0.3
@@ -41,44 +43,54 @@ def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
     A round is a run without cures and one with each of its rows.
     """
     costs = costs_of(history)
-    lot = next_lot(rows, left_s, costs)
+    lot = next_lot(rows, left_s, costs, history.trial_s)
     if not lot and not any(row.over or row.ratio for row in history.rows):
         # A run that may be cut off is better than no answer at all.
-        lot = next_lot(rows, _VARIES * left_s, costs)[:1]
+        lot = next_lot(rows, _VARIES * left_s, costs, history.trial_s)[:1]
     if not lot and not any(row.cured for row in history.rows):
         # What a run takes is a guess as yet.
         lot = [row for first in lots(rows)[:1] for row in first[:1]]
     return lot
 
 
+def after(lot: Sequence[Row], run: Measured) -> list[Row]:
+    """Return copies of the rows of a run with what it measured so far."""
+    later = [copy(row) for row in lot]
+    for row, pairs in zip(later, run.turns, strict=True):
+        row.take(run, pairs)
+    return later
+
+
 def next_turns(
-    lot: Sequence[Row],
+    later: Sequence[Row],
     others: Sequence[Row],
-    run: Measured,
     left_s: float,
     kept_s: float,
+    trial_s: float,
     costs: Costs,
 ) -> list[int]:
     """Return which rows of a run have further turns in it, by their numbers from 1; none to end it.
 
     Decided cures get no more turns, nor do those that cannot be the best while others can; the run
-    ends when the time left is needed for the first answers of others.
+    ends when the time left is needed for the first answers of others, or, if nothing in it gains
+    anything so far, when others wait for theirs or its part of the budget is over.
 
     Args:
-        lot: rows of the run, without what it measured.
+        later: rows of the run, with what it measured so far.
         others: rows that have no turns in it.
-        run: the run so far.
         left_s: seconds left for all rows.
         kept_s: seconds of them to keep for others.
+        trial_s: seconds left for rows that have shown nothing.
         costs: durations of runs.
     """
-    later = [copy(row) for row in lot]
-    for row, pairs in zip(later, run.turns, strict=True):
-        row.take(run, pairs)
     further = contenders(later, others)
-    left_s -= (1 + len(further)) * costs.turn(lot)
+    turn_s = (1 + len(further)) * costs.turn(later)
     answered = all(row.over or len(row.cured) >= TURNS for row in later)
-    if left_s <= 0 or (answered and left_s <= kept_s):
+    if left_s <= turn_s or (answered and left_s - turn_s <= kept_s):
+        return []
+    # What shows nothing makes room for first answers of others.
+    promising = any(row.promises for row in further)
+    if not promising and (trial_s <= turn_s or (answered and kept_s > 0)):
         return []
     return [1 + later.index(row) for row in further]
 
@@ -91,7 +103,7 @@ def kept_for_best(history: History, left_s: float) -> float:
     costs = costs_of(history)
     fast = [row for row in history.rows if not row.slow]
     left_s -= kept(fast, (), math.inf, costs)
-    allowed = [row.candidate for row in history.rows if history.may_join(row)]
+    allowed = [row.candidate for row in history.rows if row.joins]
     for some in ([each for each in allowed if each.switched], allowed):
         together = combine(some)
         answer_s = costs.answer([Row(together)])
@@ -132,6 +144,11 @@ class Costs:
         start = self.start * (_SLOW if any(row.slow for row in lot) else 1)
         return start + max(_rounds(row, turns) for row in lot) * (len(lot) + 1) * self.turn(lot)
 
+    def glance(self, row: Row) -> float:
+        """Return the seconds to the first sign of what a row gains that has runs of its own."""
+        starts = _SLOW if row.slow else 1
+        return starts * self.start + 2 * self.turn([row]) if row.within else (1 + starts) * self.run
+
 
 def costs_of(history: History) -> Costs:
     """Return the durations of runs, by the last one."""
@@ -154,31 +171,51 @@ def _rounds(row: Row, fewest: int) -> int:
 
 def lots(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of each run of turns, and those of whole runs, in the order of the race."""
-    beaten = _beaten(rows)
+    beaten, done = _beaten(rows), settled(rows)
 
-    def place(row: Row) -> tuple[bool, bool, bool, float]:
-        return row in beaten, row.ratio is not None, row.slow, row.hope
+    def place(row: Row) -> tuple[bool, bool, bool, float, float]:
+        return row in beaten, row.ratio is not None, row.slow, row.hope, _predicted(row)
 
-    left = sorted((row for row in rows if not row.over), key=place)
+    left = sorted((row for row in rows if not row.over and row not in done), key=place)
     whole = [row for row in left if not row.within]
     each = [*sharing([row for row in left if row.within]), *([whole] if whole else [])]
     return sorted(each, key=lambda lot: left.index(lot[0]))
 
 
-def next_lot(rows: Sequence[Row], left_s: float, costs: Costs) -> list[Row]:
+def next_lot(
+    rows: Sequence[Row],
+    left_s: float,
+    costs: Costs,
+    trial_s: Callable[[Sequence[Row]], float] = lambda _: math.inf,
+) -> list[Row]:
     """Return the rows of the next run, or round; none if the time left is too short for an answer.
 
-    The first round of whole runs is for all rows, however long it takes.
+    The first round of whole runs is for all rows, however long it takes. Those that take more than
+    ``trial_s`` to the first sign of what they gain have none.
     """
     for lot in lots(rows):
+        is_shared = lot[0].within and len(lot) > 1
+        able = [row for row in lot if is_shared or costs.glance(row) <= trial_s([row])]
         chosen: list[Row] = []
-        for row in lot:
+        for row in able:
             if costs.answer([*chosen, row], _FEWEST_TURNS) <= left_s:
                 chosen.append(row)
-        screening = chosen and not any(row.cured or row.within for row in lot)
+        screening = not any(row.cured or row.within for row in lot)
         if chosen:
-            return lot if screening else chosen
+            return able if screening else chosen
     return []
+
+
+def why_not_tried(history: History, row: Row) -> str:
+    """Return why a row had no run; empty if only because the time was over."""
+    costs = costs_of(history)
+    winner = _clear_winner(history.rows)
+    if winner and row in settled(history.rows):
+        return f"little to gain next to {winner.candidate}"
+    start_s = costs.glance(row)
+    if start_s > history.trial_s([row]):
+        return f"a first sign takes {start_s:.0f} s; try --budget {math.ceil(start_s / 20)}min"
+    return ""
 
 
 def kept(rows: Sequence[Row], lot: Collection[Row], left_s: float, costs: Costs) -> float:
@@ -195,15 +232,53 @@ def kept(rows: Sequence[Row], lot: Collection[Row], left_s: float, costs: Costs)
 
 def contenders(rows: Collection[Row], others: Sequence[Row]) -> list[Row]:
     """Return the rows that go on in a run: those that could be the best of all, else all."""
-    beaten = _beaten([*rows, *others])
-    going = [row for row in rows if row.within and not row.over]
+    every = [*rows, *others]
+    beaten, done = _beaten(every), settled(every)
+    going = [row for row in rows if row.within and not row.over and row not in done]
     return [row for row in going if row not in beaten] or going
 
 
 def _beaten(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that are proven to be slower than the best, or to gain little."""
-    bounds = [row.ratio.high for row in rows if row.ratio and row.verdict == Verdict.FASTER]
+    bounds = [_high(row) for row in rows if row.verdict == Verdict.FASTER]
     return [row for row in rows if row.ratio and row.ratio.low >= min(bounds, default=1 / WORTH)]
+
+
+def settled(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that are not tried further: those proven to gain nothing worthwhile, and,
+    where another is a clear winner, those that cannot be better, and of those without a run what
+    it excludes and what promises far less.
+    """
+    winner = _clear_winner(rows)
+    if winner is None:
+        return [row for row in rows if row.ratio and row.ratio.low >= 1 / WORTH]
+    best = _high(winner)
+
+    def is_done(row: Row) -> bool:
+        if row.ratio or row.cured or not row.cost:
+            return row.ratio is not None and row.ratio.low >= best
+        both = combine([winner.candidate, row.candidate]).settings
+        is_other = len(both) < len(winner.candidate.settings) + len(row.candidate.settings)
+        if is_other:
+            return best < _predicted(row)
+        return 1 - row.hope < _WORTH_A_RUN * (1 - best)
+
+    return [row for row in rows if is_done(row)]
+
+
+def _clear_winner(rows: Sequence[Row]) -> Row | None:
+    """Return the best row that may be in the best set, if that is seen at a glance."""
+    faster = [row for row in rows if row.verdict == Verdict.FASTER and row.joins]
+    best = min(faster, key=_high, default=None)
+    return best if best and _high(best) <= 1 / CLEAR else None
+
+
+def _predicted(row: Row) -> float:
+    return row.prediction.middle if row.prediction else row.hope
+
+
+def _high(row: Row) -> float:
+    return row.ratio.high if row.ratio else 1.0
 
 
 def sharing(rows: Sequence[Row]) -> list[list[Row]]:

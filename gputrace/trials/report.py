@@ -12,13 +12,14 @@ from typing import Final
 from gputrace.model.columns import UNKNOWN, Column
 from gputrace.report import to_json
 from gputrace.report.document import Document, Limits, Line, Records, Table, attributes, tabulate
-from gputrace.trials.ledger import WORTH, Entry, Record, shipped
+from gputrace.trials.ledger import Entry, Record, shipped
 from gputrace.trials.ledger import records as predicted
 from gputrace.trials.outcome import Outcome
-from gputrace.units import format_ns
+from gputrace.trials.statistics import WORTH
+from gputrace.units import format_ns, format_number, format_times
 
-_WIDE: Final = 300
-"""Upper bound of an interval, in percent, beyond which an undecided one says nothing."""
+_WIDE: Final = 4
+"""Gain at the upper bound of an interval beyond which an undecided one says nothing."""
 
 
 def document(
@@ -33,10 +34,11 @@ def document(
     step = "" if outcome.bare_ns is None else f", unchanged step {format_ns(outcome.bare_ns)}"
     runs = f"{outcome.runs} run{'s' if outcome.runs != 1 else ''}"
     title = f"{runs} in {outcome.seconds:.0f} s{step}"
+    rows = _tried(outcome)
     notes = [*_remarks(outcome), *_changes(outcome, with_diff, applied)]
     return Document(
         head=(Line(_verdict(outcome), "bold green" if outcome.best else ""),),
-        tables=(tabulate(title, _ANSWERS, outcome.rows),) if outcome.rows else (),
+        tables=(tabulate(title, _ANSWERS, rows),) if rows else (),
         notes=tuple(notes),
     )
 
@@ -55,6 +57,11 @@ def render_json(outcome: Outcome) -> str:
     return to_json(shown)
 
 
+def _tried(outcome: Outcome) -> list[Entry]:
+    """Return the answers, but for cures that had no run: a note has their names."""
+    return [row for row in outcome.rows if row.rounds or row.verdict != "cannot tell yet"]
+
+
 def _verdict(outcome: Outcome) -> str:
     if outcome.best is not None:
         best = next(row for row in reversed(outcome.rows) if row.cure == outcome.best)
@@ -62,11 +69,15 @@ def _verdict(outcome: Outcome) -> str:
     fastest = _fastest(outcome)
     if fastest is not None:
         return f"{fastest.cure}: {format_answer(fastest)}, but it changes numerics"
-    if outcome.rows and all(row.verdict == "changes nothing" for row in outcome.rows):
+    tried = _tried(outcome)
+    if tried and all(row.verdict == "changes nothing" for row in tried):
         return "Nothing that was tried changes the program."
-    if outcome.rows and all(row.gains_little for row in outcome.rows):
-        return f"Nothing that was tried gains {100 * (WORTH - 1):.0f}%."
-    if outcome.rows:
+    if tried and all(row.gains_little for row in tried):
+        return f"Nothing to gain beyond {100 * (WORTH - 1):.0f}% by what was tried."
+    most = min(tried, key=lambda row: row.ratio or 1.0, default=None)
+    if most is not None and (most.ratio or 1.0) < 1 / WORTH:
+        return f"Nothing is proven yet; {most.cure}: {format_answer(most)}"
+    if tried:
         return "Nothing that was tried is proven to be faster."
     return "Nothing was tried."
 
@@ -90,6 +101,8 @@ def _remarks(outcome: Outcome) -> Iterator[Line]:
             yield Line(f"{row.verdict}: {row.why}", name=row.cure)
         if row.loss_differs:
             yield Line("its losses differ from those of the unchanged program", name=row.cure)
+    if changing := [row.cure for row in outcome.rows if row.numerics and row.low is not None]:
+        yield Line(", ".join(changing), name="change numerics")
     if outcome.findings:
         yield Line(", ".join(outcome.findings), name="findings of the recording")
     yield from (Line(note, "dim", "note") for note in outcome.notes)
@@ -109,23 +122,37 @@ def _changes(outcome: Outcome, with_diff: bool, applied: bool) -> Iterator[Line]
 
 
 def format_answer(row: Entry) -> str:
-    """Return an answer as ``faster by 31% (28% to 34%)``; the interval is one of 95%."""
-    if row.ratio is None or row.low is None or row.high is None:
+    """Return an answer as ``83.4 → 8.5 ms, 9.8x faster (8.8x to 10.9x)``; the interval is one of
+    95%.
+    """
+    if row.ratio is None:
         return row.verdict
-    middle, low, high = (100 * (1 / value - 1) for value in (row.ratio, row.high, row.low))
+    steps = "" if row.bare_ns is None else f"{_steps(row.bare_ns, row.bare_ns * row.ratio)}, "
+    gain = format_times(1 / row.ratio)
+    if row.low is None or row.high is None:
+        rounds = f"{row.rounds} round{'s' if row.rounds != 1 else ''}"
+        return f"{steps}{gain} in {rounds}, too few to tell"
+    low, high = 1 / row.high, 1 / row.low
     if row.verdict == "faster":
-        return f"faster by {middle:.0f}% ({low:.0f}% to {high:.0f}%)"
+        return f"{steps}{gain} faster ({format_times(low)} to {format_times(high)})"
     if row.verdict == "slower":
-        return f"slower by {-middle:.0f}% ({-high:.0f}% to {-low:.0f}%)"
+        slower = (format_times(ratio) for ratio in (row.ratio, row.low, row.high))
+        return f"{steps}{{}} slower ({{}} to {{}})".format(*slower)
+    interval = f"({100 * (low - 1):+.1f}% to {100 * (high - 1):+.1f}%)"
     if row.gains_little and row.verdict != "no difference":
-        return f"gains {max(high, 0.0):.1f}% at most ({low:+.1f}% to {high:+.1f}%)"
-    if high > _WIDE:
-        return f"{row.verdict} ({middle:+.0f}% so far)"
-    return f"{row.verdict} ({low:+.1f}% to {high:+.1f}%)"
+        return f"gains {100 * max(high - 1, 0.0):.1f}% at most {interval}"
+    return f"{row.verdict} {f'({gain} so far)' if high > _WIDE else interval}"
+
+
+def _steps(bare_ns: float, cured_ns: float) -> str:
+    """Return two durations as ``83.4 → 8.5 ms``, in the unit of the first."""
+    unit = format_ns(bare_ns).split()[1]
+    scale = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+    return f"{format_number(bare_ns / scale)} → {format_number(cured_ns / scale)} {unit}"
 
 
 def format_prediction(row: Entry) -> str:
-    """Return a prediction as ``+56% (+12% to +99%)``; a dash without one."""
+    """Return a prediction as ``1.56x (1.12x to 2.0x)``; a dash without one."""
     if row.predicted is None:
         return UNKNOWN
     if row.predicted_low is None or row.predicted_high is None:
@@ -134,15 +161,21 @@ def format_prediction(row: Entry) -> str:
 
 
 def _gain(ratio: float) -> str:
-    return f"{100 * (1 / max(ratio, 1e-3) - 1):+.0f}%"
+    return format_times(1 / max(ratio, 1e-3))
 
 
 _ANSWERS: Final = (
     Column("", "cure"),
     Column("measured", format_answer),
-    Column("predicted", format_prediction),
-    Column("numerics", lambda row: "changed" if row.numerics else ""),
+    Column("predicted", lambda row: UNKNOWN if row.predicted is None else _gain(row.predicted)),
     Column("rounds", "rounds"),
+)
+_GAINS: Final = (
+    Column("", "program"),
+    Column("cure", "cure"),
+    Column("trials", "trials"),
+    Column("faster", "faster"),
+    Column("median", "ratio", _gain),
 )
 _PREDICTIONS: Final = (
     Column("faster", "faster"),
@@ -154,7 +187,9 @@ _PREDICTIONS: Final = (
 
 
 def history(entries: Sequence[Entry]) -> Document:
-    """Return what a ledger holds: each trial, and how far predictions were off, by cure."""
+    """Return what a ledger holds: each trial, what cures gained by program, and how far predictions
+    were off, by cure.
+    """
 
     def trial(entry: Entry) -> str:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.time_ns / 1e9))
@@ -166,6 +201,8 @@ def history(entries: Sequence[Entry]) -> Document:
 
     tables = [tabulate(title, _ANSWERS[:3], rows) for title, rows in groupby(entries, trial)]
     if entries:
+        rows = predicted(entries, by_program=True)
+        tables.append(tabulate("What cures gained", _GAINS, rows))
         tables.append(predictions("Predictions", "trials", predicted(entries)))
     tables.append(predictions("Pairs that ship with gputrace, by prediction", "pairs", shipped()))
     return Document(head=(), tables=tuple(tables))

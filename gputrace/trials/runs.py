@@ -271,6 +271,8 @@ class Program:
         turns: Turns | None = None,
         going: Callable[[Measured], Sequence[int]] | None = None,
         left_s: float = math.inf,
+        sign_s: float = math.inf,
+        enough_s: float = math.inf,
     ) -> Measured:
         """Run it to the end of its last step to measure.
 
@@ -283,6 +285,9 @@ class Program:
             going: asked after each round of turns, with what is measured so far, which turns, from
                 1, those to come have; with none it ends. Of several ranks, all have them all.
             left_s: time after which it is ended.
+            sign_s: time after which it is ended if it has measured nothing by then.
+            enough_s: time after which it is ended once it has measured a few steps, if it is a
+                single process.
 
         Raises Failed where it fails, or measures no steps; Spent where the time is over before.
         """
@@ -295,6 +300,7 @@ class Program:
                 "folder": str(folder),
                 "recorded": record is not None,
                 "keep": self.keep_trackers,
+                **({"until": clock_ns + round(1e9 * enough_s)} if enough_s < math.inf else {}),
                 **(turns.asked if turns else {}),
             }
 
@@ -310,7 +316,13 @@ class Program:
 
             spool = record.with_name(f"{record.name}.spool") if record else folder / "spool"
             watch = ReachWatch(spool, self.command)
-            looks = [self.tick, watch.look_now_and_then]
+
+            def look_for_a_sign() -> None:
+                late = monotonic() > began + sign_s
+                if late and not any(any(folder.glob(f"*.{kind}")) for kind in ("turns", "try")):
+                    raise Spent
+
+            looks = [self.tick, watch.look_now_and_then, look_for_a_sign]
             if turns and going:
                 looks.append(_chooser(folder, lambda: going(read(None, "turns"))))
             try:

@@ -28,6 +28,18 @@ _TRIMMED: Final = 0.1
 _NARROW: Final = 0.03
 _NARROW_PART: Final = 0.15
 """Half-width at which the interval of a difference is narrow enough: of a step, of the gain."""
+WORTH: Final = 1.03
+"""Minimum gain for which a cure is worthwhile, as the ratio of steps without it to with it."""
+CLEAR: Final = 1.3
+"""Ratio of steps beyond which a difference is seen at a glance: noise that hides it from the plain
+interval of a few rounds would have to be as large."""
+_GLANCES: Final = 3
+"""Looks, of all, at which such a difference is mostly decided, if at all."""
+_CLEAR_NARROW: Final = 0.15
+_SEEN: Final = 6
+"""Half-width at which the interval of a clear difference is narrow enough, and rounds after which
+it is as wide as it may be.
+"""
 
 
 class Verdict(StrEnum):
@@ -78,14 +90,18 @@ def compare(bare: Sequence[float], cured: Sequence[float], *, least: float = 0.0
     # machine was busy with something else counts little.
     scatter = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
     middle, error = float(kept.mean()), scatter * math.sqrt(rounds) / len(kept)
-    half = error * student(_ALL / rounds, len(kept) - 1)
+    # The interval that holds whichever look is the last, and that of a single look.
+    half, plain = (error * student(looks, len(kept) - 1) for looks in (_ALL / rounds, _GLANCES))
     verdict = _verdict(middle - half, middle + half, math.log1p(least))
-    ratio = math.exp(middle)
-    width = max(_NARROW, _NARROW_PART * abs(1 - ratio))
+    width = max(_NARROW, _NARROW_PART * abs(math.expm1(middle)))
     narrow = verdict == Verdict.ALIKE or (verdict != Verdict.OPEN and half <= width)
+    if not narrow and abs(middle) - plain > math.log(CLEAR):
+        verdict = Verdict.FASTER if middle < 0 else Verdict.SLOWER
+        half = plain
+        narrow = rounds >= _SEEN or plain <= max(_CLEAR_NARROW, _NARROW_PART * abs(middle))
     low, high = math.exp(middle - half), math.exp(middle + half)
     enough = rounds >= MOST or (rounds in LOOKS and narrow)
-    return Ratio(ratio, low, high, error, rounds, verdict, enough)
+    return Ratio(math.exp(middle), low, high, error, rounds, verdict, enough)
 
 
 def across(starts: Sequence[Ratio], *, least: float = 0.0) -> Ratio:

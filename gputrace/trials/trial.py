@@ -7,23 +7,27 @@ round, by the logarithm of the ratio of their steps; rounds are the sample.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gputrace.analyzers.whatif.calibration import Pair
 from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
 from gputrace.trials import ledger
-from gputrace.trials.cures import Candidate, combine, cures_for, read_candidates
+from gputrace.trials.choice import choose
+from gputrace.trials.cures import Candidate, combine, read_candidates
 from gputrace.trials.history import TURNS, History, Request, Row
 from gputrace.trials.outcome import Outcome, conclude
-from gputrace.trials.race import costs_of, kept, kept_for_best, next_run, next_turns, order
+from gputrace.trials.race import after, costs_of, kept, kept_for_best, next_run, next_turns, order
 from gputrace.trials.runs import Measured, Program, Spent, Turn, Turns, call_command
 from gputrace.trials.statistics import FEWEST, MOST, Verdict
 from gputrace.units import parse_duration
@@ -31,12 +35,19 @@ from gputrace.units import parse_duration
 _LEAST_TIMEOUT_S: Final = 600.0
 _BEYOND_BUDGET: Final = 0.03
 """Part of the budget by which the last run may exceed it."""
+_PILOT_PART: Final = 0.25
+"""Part of the budget after which the first run ends with few steps."""
 _STARTS: Final = 3
 """Starts of the program in which the best is measured, if there is time for all of them."""
 
 
-Progress = Callable[[int, str, float, float], None]
-"""Callback during each run: its number, from 1, its label, the seconds spent, and the budget."""
+_SHOWN: Final = 3
+"""Most cures whose ratios so far are shown during a run."""
+
+Progress = Callable[[int, str, float, float, str], None]
+"""Callback during each run: its number, from 1, its label, the seconds spent, the budget, and what
+the best cures gain so far.
+"""
 
 
 def try_cures(
@@ -104,7 +115,7 @@ class Trial:
             self._show,
         )
         self._began = time.monotonic()
-        self._runs, self._label = 0, ""
+        self._runs, self._label, self._so_far = 0, "", ""
 
     def run(self) -> Outcome:
         """Record or run the program once, then try each cure, and the best together, until all is
@@ -115,16 +126,21 @@ class Trial:
         """
         history, request, interrupted = self._history, self._history.request, False
         analysis: Analysis | None = None
+        known: Sequence[Pair] = ()
+        path = request.ledger or ledger.default_ledger()
         if request.ledger is not None:
-            ledger.append(request.ledger, ())
+            ledger.append(path, ())
         try:
             analysis = self._begin()
             candidates = request.candidates
             if candidates is None:
                 assert analysis is not None
                 assert history.pilot is not None
-                candidates = _choose(history.pilot, analysis)
-            history.enter(candidates, analysis)
+                chosen, history.left_out = choose(analysis, history.pilot)
+                candidates = tuple(chosen)
+            with suppress(InputError):
+                known = ledger.pairs_of(ledger.read(path))
+            history.enter(candidates, analysis, known)
             kept_s = kept_for_best(history, request.budget_s - self._spent())
             self._race(history.rows, request.budget_s - kept_s)
             together = combine([row.candidate for row in history.winners()])
@@ -147,7 +163,7 @@ class Trial:
             interrupted = True
         outcome = conclude(history, analysis, self._runs, self._spent(), interrupted)
         try:
-            ledger.append(request.ledger or ledger.default_ledger(), outcome.rows)
+            ledger.append(path, outcome.rows)
         except InputError as error:
             notes = (*outcome.notes, f"the answers were not saved: {error}")
             outcome = replace(outcome, notes=notes)
@@ -211,21 +227,28 @@ class Trial:
         label = f"{', '.join(str(row.candidate) for row in lot)} by turns"
         others, costs = [row for row in rows if row not in lot], costs_of(history)
         kept_s = kept(others, (), until_s - self._spent() - costs.answer(lot), costs)
+        began_s, trial_s = self._spent(), history.trial_s(lot)
         so_far: list[Measured] = []
 
         def going(run: Measured) -> list[int]:
             so_far[:] = [run]
-            return next_turns(lot, others, run, until_s - self._spent(), kept_s, costs)
+            later, spent_s = after(lot, run), self._spent()
+            self._note([*later, *others])
+            trial_left_s = trial_s - (spent_s - began_s)
+            return next_turns(later, others, until_s - spent_s, kept_s, trial_left_s, costs)
 
         try:
-            run = self._go(Candidate(tuple(settings)), label, None, steps, turns, going)
+            candidate = Candidate(tuple(settings))
+            run = self._go(candidate, label, None, steps, turns, going, lot)
         except Failed as error:
+            if lot[0].over:
+                return
             if len(lot) == 1:
                 history.add_failure(lot[0], rows, error)
             else:
-                for row in lot:
-                    row.separate()
-                    self._switch([row], rows, until_s)
+                # Half of them may still share a run.
+                for half in (lot[: len(lot) // 2], lot[len(lot) // 2 :]):
+                    self._switch(half, rows, until_s)
         except KeyboardInterrupt:
             for each in so_far:
                 history.add_turns(lot, each, turns, others)
@@ -238,24 +261,29 @@ class Trial:
         history = self._history
         bare: Measured | None = None
         cured: list[tuple[Row, Measured]] = []
-        for row in order([None, *lot], len(history.bare)):
-            if row is None:
-                bare = self._go(Candidate(), "as it is")
-                history.bare.append(bare)
-                continue
-            if bare is not None and cured and not row.cured:
-                # A start with all would leave too little time for any answer, or for others.
-                left_s = until_s - self._spent() - (2 * FEWEST - 1) * bare.seconds
-                others = [other for other in rows if other.within]
-                if left_s < kept(others, (), max(left_s, 0.0), costs_of(history)):
+        try:
+            for row in order([None, *lot], len(history.bare)):
+                if row is None:
+                    bare = self._go(Candidate(), "as it is")
+                    history.bare.append(bare)
                     continue
-            try:
-                cured.append((row, self._go(row.candidate, str(row.candidate))))
-            except Failed as error:
-                row.end(Verdict.FAILED, str(error))
-        assert bare is not None
-        for row, run in cured:
-            row.take(run, [Turn(bare.step_ns, run.step_ns)])
+                if bare is not None and cured and not row.cured:
+                    # A start with all would leave too little time for any answer, or for others.
+                    left_s = until_s - self._spent() - (2 * FEWEST - 1) * bare.seconds
+                    others = [other for other in rows if other.within]
+                    if left_s < kept(others, (), max(left_s, 0.0), costs_of(history)):
+                        continue
+                try:
+                    cured.append((row, self._go(row.candidate, str(row.candidate), lot=[row])))
+                except Failed as error:
+                    if not row.over:
+                        row.end(Verdict.FAILED, str(error))
+        finally:
+            # Also of a round that is interrupted, as far as it came.
+            if bare is not None:
+                for row, run in cured:
+                    row.take(run, [Turn(bare.step_ns, run.step_ns)])
+            self._note(rows)
 
     def _start_anew(self) -> None:
         """Measure the best in other starts of the program, if its answer is from a single one and
@@ -292,24 +320,41 @@ class Trial:
         steps: int = 0,
         turns: Turns | None = None,
         going: Callable[[Measured], Sequence[int]] | None = None,
+        lot: Sequence[Row] = (),
     ) -> Measured:
-        """Make a run; raises InputError where the program as it is fails, Spent for no budget, and
-        Failed where it fails with cures but would not without them.
+        """Make a run, for the rows of a lot; raises InputError where the program as it is fails,
+        Spent for no budget, and Failed where it fails with cures but would not without them, or
+        takes all the time that they may without having shown anything.
         """
         history, request = self._history, self._history.request
         left_s = (1 + _BEYOND_BUDGET) * request.budget_s - self._spent()
         if left_s <= 0:
             raise Spent
+        trial_s = history.trial_s(lot) if lot else math.inf
         self._runs, self._label = self._runs + 1, label
         self._show()
         steps = steps or history.steps
         try:
-            run = self._program.run(candidate, history.warmup, steps, record, turns, going, left_s)
+            is_pilot = history.pilot is None and request.steps is None
+            enough_s = _PILOT_PART * request.budget_s if is_pilot else math.inf
+            run = self._program.run(
+                candidate, history.warmup, steps, record, turns, going, left_s, trial_s, enough_s
+            )
+        except Spent:
+            if trial_s > left_s:
+                raise
+            why = f"showed nothing in {trial_s:.0f} s, its part of the budget"
+            for row in lot:
+                row.end(Verdict.OPEN, why)
+                history.left_out[str(row.candidate)] = why
+            raise Failed(why) from None
         except Failed as error:
             if candidate.settings:
                 raise
             raise InputError(request.name or shlex.join(request.command), str(error)) from None
         history.add_run(candidate, run)
+        for row in lot:
+            row.spent_s += run.seconds / len(lot)
         if not candidate.settings or not run.failure:
             return run
         if history.ends_alike(run) is None:
@@ -322,30 +367,19 @@ class Trial:
             raise Failed(run.failure)
         return run
 
+    def _note(self, rows: Sequence[Row]) -> None:
+        """Keep for the progress what the best of some rows gain so far."""
+        measured = [row for row in rows if row.cured and not row.why]
+        measured.sort(key=lambda row: row.so_far)
+        best = measured[:_SHOWN]
+        self._so_far = ", ".join(f"{row.candidate} {1 / row.so_far:.2f}x" for row in best)
+
     def _show(self) -> None:
-        self._progress(self._runs, self._label, self._spent(), self._history.request.budget_s)
+        budget_s = self._history.request.budget_s
+        self._progress(self._runs, self._label, self._spent(), budget_s, self._so_far)
 
     def _spent(self) -> float:
         return time.monotonic() - self._began
-
-
-def _choose(pilot: Measured, analysis: Analysis) -> tuple[Candidate, ...]:
-    """Return the cures that the findings of a recording ask for."""
-    there = {
-        "gpu": bool(pilot.gpu),
-        "ranks": pilot.ranks > 1,
-        "workers": any(loader.workers for loader in analysis.loader),
-    }
-    better = next((loader.better for loader in analysis.loader if loader.better), None)
-    return tuple(
-        cures_for(
-            [finding.id for finding in analysis.findings],
-            pilot.versions,
-            pilot.has.union(word for word, is_so in there.items() if is_so),
-            os.cpu_count() or 1,
-            better.workers if better else None,
-        )
-    )
 
 
 def _analyze(trace: Path) -> Analysis:

@@ -138,6 +138,8 @@ class Simulated:
         turns: Turns | None = None,
         going: Callable[[Measured], Sequence[int]] | None = None,
         left_s: float = 0.0,
+        sign_s: float = 0.0,
+        enough_s: float = 0.0,
     ) -> Measured:
         names = [str(setting) for setting in candidate.settings]
         self.made.append(str(candidate))

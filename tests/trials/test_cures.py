@@ -11,7 +11,6 @@ from gputrace.trials.cures import (
     Prediction,
     all_cures,
     combine,
-    cures_for,
     predict,
     read_candidates,
 )
@@ -55,37 +54,6 @@ def test_variables_join_what_the_environment_has_where_they_should() -> None:
     assert changed["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
     assert changed["OMP_NUM_THREADS"] == "2"
     assert changed["XLA_FLAGS"] == "--xla_gpu_enable_latency_hiding_scheduler=true"
-
-
-@pytest.mark.parametrize(
-    ("finding", "framework", "there", "cures"),
-    [
-        ("data-feeding", "torch", ["loader"], "workers=6,workers=8,workers=16"),
-        ("data-feeding", "torch", [], ""),
-        (
-            "data-feeding",
-            "torch",
-            ["loader", "workers"],
-            "workers=6,workers=8,workers=16,prefetch=4",
-        ),
-        (
-            "loader-restart",
-            "torch",
-            ["loader", "workers", "new-workers"],
-            "workers=6,workers=8,workers=16,prefetch=4,persistent",
-        ),
-        ("h2d-pageable", "torch", ["gpu", "loader"], "pinned,staging,non-blocking"),
-        ("data-feeding", "tensorflow", ["gpu"], "tf-parallel,tf-prefetch"),
-        ("communication-exposed", "jax", [], "xla-latency"),
-        ("launch-bound", "jax", ["gpu"], "xla-graphs"),
-        ("compute-bound", "chainer", ["gpu"], ""),
-    ],
-)
-def test_findings_ask_for_cures_of_what_the_program_has(
-    finding: str, framework: str, there: list[str], cures: str
-) -> None:
-    chosen = cures_for([finding], [framework], there, cores=16, wanted_workers=6)
-    assert ",".join(map(str, chosen)) == cures
 
 
 def test_every_finding_and_prediction_that_a_cure_names_is_one() -> None:

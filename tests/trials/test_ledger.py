@@ -11,7 +11,7 @@ import pytest
 
 from gputrace.errors import InputError
 from gputrace.trials import ledger
-from gputrace.trials.cures import read_candidates
+from gputrace.trials.cures import Prediction, read_candidates
 from gputrace.trials.runs import Program as ProgramToTry
 from gputrace.trials.runs import Turns
 from tests.helpers.tried_programs import ENTRY, PROGRAM, Real
@@ -34,6 +34,47 @@ def test_the_ledger_says_how_far_predictions_were_off(tmp_path: Path) -> None:
     assert (workers.trials, workers.predicted, workers.ranged, workers.within) == (2, 2, 2, 1)
     assert workers.mean_error == pytest.approx(-0.05)
     assert workers.mean_size == pytest.approx(0.15)
+
+
+def test_the_history_has_what_a_cure_gained_by_program() -> None:
+    entries = [
+        ENTRY,
+        replace(ENTRY, cure="workers=4", ratio=0.7),
+        replace(ENTRY, program="python other.py", ratio=0.9, low=None, verdict="cannot tell yet"),
+    ]
+    other, train = ledger.records(entries, by_program=True)
+    assert (train.program, train.cure, train.trials) == ("python train.py", "workers", 2)
+    assert train.ratio == pytest.approx(0.6)
+    assert (other.faster, other.ratio) == (0, None), "of too few rounds"
+
+
+def test_predictions_and_what_came_are_written_as_those_that_ship_with_gputrace(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pairs.csv"
+    entries = [
+        replace(ENTRY, cure="defer-item", gpu="H100", bare_ns=4e6),
+        replace(ENTRY, cure="gc", predicted=None),
+        replace(ENTRY, cure="gc+fused"),
+        replace(ENTRY, cure="gc", low=None),
+    ]
+    assert ledger.export(path, entries) == 1
+    head, row = path.read_text().splitlines()
+    assert head == "cure,program,now_ms,predicted_ms,low_ms,high_ms,measured_ms,counts,source"
+    assert row == "sync,H100: python train.py,4.0,2.4,2.0,2.8,2.0,yes,gputrace try 1970-01-01"
+    with pytest.raises(InputError, match="cannot be written"):
+        ledger.export(tmp_path / "missing" / "pairs.csv", entries)
+
+
+def test_a_cure_of_which_three_predictions_came_true_has_their_range() -> None:
+    """Measured steps were 5/6, 1 and 7/6 of the predicted ones."""
+    known = ledger.pairs_of([replace(ENTRY, ratio=ratio) for ratio in (0.5, 0.6, 0.7)])
+    workers, other = read_candidates("workers=4,gc")
+    predicted = Prediction(0.3, 0.29, 0.31)
+    learned = ledger.learn(workers, predicted, known)
+    assert (learned.ratio, learned.low, learned.high) == pytest.approx((0.3, 0.25, 0.35))
+    assert ledger.learn(other, predicted, known) == predicted
+    assert ledger.learn(workers, predicted, known[:2]) == predicted
 
 
 @pytest.mark.parametrize("content", ["mine", "1"])

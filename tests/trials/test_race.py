@@ -8,6 +8,7 @@ from typing import Any
 from gputrace.trials.history import History, Request, Row
 from gputrace.trials.race import (
     Costs,
+    after,
     contenders,
     costs_of,
     kept,
@@ -30,21 +31,24 @@ def test_first_answers_come_first_and_then_what_could_still_be_the_best() -> Non
         row_of("async-checkpoint"),
     )
     rows = [slower, unsure, best, compiled, other, foretold]
-    assert lots(rows) == [[foretold], [other, unsure], [compiled], [best, slower]]
+    assert lots(rows) == [[foretold], [other, unsure], [compiled], [best]]
     assert contenders([slower, best], [other]) == [best]
     best.over = True
-    assert contenders([slower, best], []) == [slower]
+    assert contenders([slower, best], []) == [], "it cannot beat a clear winner"
+    little = row_of("gc", [0.9, 0.901, 0.9])
+    little.over = True
+    assert contenders([little, slower], []) == [slower]
 
 
 def test_what_may_bring_more_has_its_rounds_before_what_brings_little() -> None:
     little, more = (
-        row_of("gc", [1.01, 0.985, 1.015] * 2),
+        row_of("gc", [1.01, 0.99, 1.01] * 2),
         row_of("tf32", [1.0, 1.1, 0.9] * 2),
     )
     assert (little.verdict, more.verdict) == (Verdict.OPEN, Verdict.OPEN)
     assert contenders([little, more], []) == [more]
     more.over = True
-    assert contenders([little, more], []) == [little]
+    assert contenders([little, more], []) == [], "it gains nothing that is worthwhile"
 
 
 def test_the_time_goes_to_the_best_foretold_and_keeps_first_answers_of_others() -> None:
@@ -86,6 +90,7 @@ def test_what_goes_on_in_a_run_is_decided_without_a_trace_in_its_rows() -> None:
     pairs = [[Turn(1.0, cured) for cured in each] for each in (clear, noisy)]
     changes = [Change(cure, "f", "", -1, "", "", "", 0) for cure in ("gc", "tf32")]
     run: Any = SimpleNamespace(changes=changes, seconds=9.0, turns=pairs, reasons={})
-    assert next_turns([gc, tf32], [], run, 60.0, 0.0, costs) == [2]
-    assert next_turns([gc, tf32], [], run, 60.0, 60.0, costs) == [], "kept for others"
+    later = after([gc, tf32], run)
+    assert next_turns(later, [], 60.0, 0.0, 60.0, costs) == [2]
+    assert next_turns(later, [], 60.0, 60.0, 60.0, costs) == [], "kept for others"
     assert (gc.cured, gc.ratio, tf32.cured, tf32.ratio) == ([], None, [], None)

@@ -34,9 +34,9 @@ OUTCOME: Final = Outcome(
 
 def test_markdown_has_the_table_of_answers_and_the_remarks_as_a_list() -> None:
     shown = render_as(OUTCOME, "markdown", MODULE)
-    assert shown.startswith("**pinned: faster by 25% (18% to 33%)**\n\n")
+    assert shown.startswith("**pinned: 100 → 80 ms, 1.25x faster (1.18x to 1.33x)**\n\n")
     assert "#### 7 runs in 60 s, unchanged step 100 ms\n" in shown
-    assert "| pinned | faster by 25% (18% to 33%) | 4 |" in shown
+    assert "| pinned | 100 → 80 ms, 1.25x faster (1.18x to 1.33x) | 4 |" in shown
     assert "- x\\|y: failed: it ended\n- findings of the recording: data-feeding" in shown
     assert shown.endswith("- One note.\n")
 

@@ -159,6 +159,23 @@ def test_a_program_that_leaves_without_its_exit_handlers_is_measured(real: Real)
     assert outcome.rows[0].rounds >= 3
 
 
+@pytest.mark.parametrize(("ranks", "made"), [("1", 7), ("2", 22)])
+def test_a_run_that_takes_long_is_enough_after_few_steps_unless_other_ranks_wait(
+    real: Real, monkeypatch: pytest.MonkeyPatch, ranks: str, made: int
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    real.script.write_text(PROGRAM)
+    program = ProgramToTry((sys.executable, str(real.script)))
+    assert program.run(Candidate(), 2, 20, enough_s=0.0).made == made
+
+
+def test_a_run_that_has_measured_nothing_in_its_time_is_ended(real: Real) -> None:
+    real.script.write_text("import time\ntime.sleep(60)\n")
+    program = ProgramToTry((sys.executable, str(real.script)))
+    with pytest.raises(Spent):
+        program.run(Candidate(), 2, 20, sign_s=0.0)
+
+
 def test_a_run_is_ended_when_the_time_is_over(real: Real) -> None:
     real.script.write_text("import time\ntime.sleep(600)\n")
     trial = ProgramToTry((sys.executable, str(real.script)))

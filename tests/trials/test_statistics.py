@@ -81,6 +81,24 @@ def test_a_fifth_is_found_also_where_the_machine_slows_down(
     assert answers.count(verdict) > 0.95 * len(answers)
 
 
+@pytest.mark.parametrize(
+    ("steps", "verdict", "enough"),
+    [
+        ([0.0967, 0.0955, 0.098], Verdict.FASTER, True),
+        ([0.5, 0.51, 0.49], Verdict.FASTER, True),
+        ([1 / 0.5, 1 / 0.51, 1 / 0.49], Verdict.SLOWER, True),
+        ([0.5, 0.8, 0.6], Verdict.OPEN, False),
+        ([0.8, 0.81, 0.79], Verdict.FASTER, False),
+    ],
+)
+def test_what_is_seen_at_a_glance_is_said_after_three_rounds(
+    steps: Sequence[float], verdict: Verdict, enough: bool
+) -> None:
+    answer = compare([1.0] * 3, steps)
+    assert answer is not None
+    assert (answer.verdict, answer.enough) == (verdict, enough)
+
+
 def test_little_that_is_sure_is_no_difference_and_noise_ends_undecided() -> None:
     assert compare([1, 1, 1], [0.99, 0.99, 0.99]).verdict == Verdict.ALIKE  # type: ignore[union-attr]
     assert ALIKE == 0.02

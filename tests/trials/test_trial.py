@@ -19,11 +19,12 @@ import gputrace
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
 from gputrace.trials import ledger, runs
-from gputrace.trials.cures import Candidate, read_candidates
+from gputrace.trials.cures import Candidate, Prediction, read_candidates
 from gputrace.trials.history import History, Request, Row
-from gputrace.trials.runs import Change, Measured, Turns
+from gputrace.trials.runs import Change, Measured, Spent, Turns
 from gputrace.trials.runs import Program as ProgramToTry
 from gputrace.trials.statistics import MOST, Verdict
+from gputrace.trials.trial import Trial
 from tests.helpers.recordings import unpack
 from tests.helpers.tried_programs import (
     FASTER,
@@ -189,7 +190,7 @@ def test_a_program_that_fails_later_leaves_what_is_known_by_then(
 
     run = simulated.run
     monkeypatch.setattr(simulated, "run", fail_at_the_tenth_run)
-    simulated.factors, simulated.noise = {"async-checkpoint": 0.5}, 0.05
+    simulated.factors, simulated.noise = {"async-checkpoint": 0.8}, 0.01
     outcome = gputrace.try_cures(["x"], "async-checkpoint")
     assert (outcome.best, outcome.rows[0].rounds) == ("async-checkpoint", 4)
     assert outcome.notes == ("no more rounds were made: x: exit code 1: no space left",)
@@ -218,8 +219,102 @@ def test_an_interrupted_run_leaves_the_rounds_it_had(
         patched.setattr(simulated, "by_turns", by_turns)
         ran = gputrace_try(capsys, "pinned", "--", sys.executable, simulated.path)
     assert ran.code == INTERRUPTED
-    assert "pinned: faster by 100%" in ran.out
+    assert "pinned: 10 → 5 ms, 2.0x faster (2.0x to 2.0x)" in ran.out
     assert re.search(r"pinned .* 8$", ran.out, re.M)
+
+
+def test_an_interrupt_between_runs_shows_each_round_so_far(
+    simulated: Simulated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two cures have had a run in the first round, and a third one not yet."""
+
+    def interrupt() -> None:
+        if len(simulated.made) == 5:
+            raise KeyboardInterrupt
+
+    simulated.factors, simulated.before = {"static-graph": 0.1, "bucket-view": 0.8}, interrupt
+    cures = "static-graph,bucket-view,bucket-cap"
+    ran = gputrace_try(capsys, cures, "--", sys.executable, simulated.path)
+    assert ran.code == INTERRUPTED
+    assert re.search(r"static-graph .* → 1 ms, 10.0x in 1 round, too few", ran.out)
+    assert re.search(r"bucket-view .* 1\.2\dx in 1 round, too few to tell", ran.out)
+    assert ran.out.startswith("Nothing is proven yet; static-graph: ")
+
+
+def test_a_cure_that_shows_nothing_has_a_third_of_the_budget_at_most(simulated: Simulated) -> None:
+    """Compiling would take a minute of the 90 s; the others have their answers nevertheless."""
+    times: list[float] = []
+
+    def run(candidate: Candidate, *given: Any) -> Measured:
+        sign_s = given[6]
+        times.append(sign_s)
+        if str(candidate) == "compile=default":
+            simulated.spent += min(60.0, sign_s)
+            raise Spent
+        return plain(candidate, *given)
+
+    plain = simulated.run
+    simulated.seconds, simulated.factors = 1.0, {"gc": 0.97}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(simulated, "run", run)
+        outcome = gputrace.try_cures(["x"], "compile,gc,graphs", budget="90s")
+    rows = {row.cure: row for row in outcome.rows}
+    assert (rows["gc"].verdict, rows["graphs"].verdict) == ("faster", "no difference")
+    assert (rows["compile=default"].verdict, max(t for t in times if t < 90)) == (
+        "cannot tell yet",
+        30.0,
+    )
+    assert any(
+        "left out: compile=default (showed nothing in 30 s, its part of the budget)" in note
+        for note in outcome.notes
+    )
+    assert outcome.best == "gc"
+
+
+def test_the_price_of_a_start_is_known_beforehand(simulated: Simulated) -> None:
+    simulated.seconds = 12.0
+    outcome = gputrace.try_cures(["x"], "gc,compile,graphs", budget="90s")
+    assert "compile=default" not in simulated.made
+    assert any("compile=default (a first sign takes 3" in note for note in outcome.notes)
+
+
+def test_what_cures_gain_so_far_is_shown_while_it_works(simulated: Simulated) -> None:
+    simulated.factors = {"gc": 0.5, "static-graph": 0.8}
+    shown: list[str] = []
+    request = Request(("x",), tuple(read_candidates("gc,static-graph")))
+    Trial(request, lambda *given: shown.append(given[4])).run()
+    assert shown[0] == ""
+    assert shown[2] == "gc 2.00x"
+    assert "gc 2.00x, static-graph 1.25x" in shown
+
+
+def test_a_healthy_program_has_nothing_to_gain(
+    simulated: Simulated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated.seconds, simulated.noise = 4.0, 0.03
+    ran = gputrace_try(capsys, "gc,fused,tf32,graphs", "--budget", "60s", "--", "true")
+    assert (ran.code, ran.out.splitlines()[0]) == (
+        NOT_FASTER,
+        "Nothing to gain beyond 3% by what was tried.",
+    )
+    assert simulated.spent <= 60
+
+
+def test_a_workers_number_that_the_winner_excludes_has_no_run(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    simulated.factors = {"workers=8": 0.25, "workers=4": 0.5}
+    chosen = tuple(read_candidates("workers=4,workers=8"))
+    monkeypatch.setattr("gputrace.trials.trial.choose", lambda *_: (chosen, {}))
+    monkeypatch.setattr("gputrace.trials.history.predict", _predict)
+    recording = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
+    outcome = gputrace.try_cures(["x"], recording=recording)
+    assert (outcome.best, [row.rounds > 0 for row in outcome.rows]) == ("workers=8", [False, True])
+    assert "left out: workers=4 (little to gain next to workers=8)" in outcome.notes
+
+
+def _predict(candidate: Candidate, _: object) -> Prediction:
+    return Prediction({"workers=4": 0.5, "workers=8": 0.25}[str(candidate)])
 
 
 @pytest.mark.parametrize(("code", "kept"), [(None, (True, 2)), (0, (False, 0))])
@@ -236,17 +331,23 @@ def test_rounds_for_which_the_time_was_over_are_kept(
     assert (row.within, len(row.cured)) == kept
 
 
-def test_what_is_left_of_the_budget_goes_to_what_is_open(simulated: Simulated) -> None:
-    simulated.noise, simulated.factors = 0.03, {"async-checkpoint": 0.5}
+def test_a_clear_winner_ends_the_trial_of_what_cannot_be_better(simulated: Simulated) -> None:
+    """Three rounds, of three runs each, after the recorded one."""
+    simulated.noise, simulated.factors = 0.01, {"async-checkpoint": 0.1}
     outcome = gputrace.try_cures(["x"], "async-checkpoint,bucket-view")
-    faster, other = outcome.rows
-    assert (faster.verdict, faster.rounds < other.rounds) == ("faster", True)
+    best, other = outcome.rows
+    assert (best.verdict, best.rounds, other.rounds) == ("faster", 3, 3)
+    assert outcome.runs == 10
 
 
 @pytest.mark.parametrize(
     ("noise", "verdict", "words"),
     [
-        (0.3, "Nothing that was tried gains 5%.", r"gc +gains [0-4]\.\d% at most \(-\d\.\d% to"),
+        (
+            0.1,
+            "Nothing to gain beyond 3% by what was tried.",
+            r"gc +gains [0-2]\.\d% at most \(-\d\.\d% to",
+        ),
         (2.0, "Nothing that was tried is proven to be faster.", r"gc +cannot tell yet \(-"),
     ],
 )
@@ -270,8 +371,8 @@ def test_a_run_as_a_whole_gains_less_for_its_start(
     """A start of 1,400 steps of 5 ms: in nine times as many the gain is nine tenths."""
     simulated.seconds, simulated.noise, simulated.factors = start_s, 0.0, {"gc": 0.5}
     notes = " ".join(gputrace.try_cures(["x"], "gc").notes)
-    assert (f"90% of what its steps do from about {steps} steps on" in notes) == bool(steps)
-    assert ("not the start of 7.0 s" in notes) == bool(steps)
+    said = f"The 7.0 s start-up matters only for runs under {steps} steps."
+    assert (said in notes) == bool(steps)
 
 
 def test_rounds_run_forwards_and_backwards_in_turn(simulated: Simulated) -> None:
@@ -295,7 +396,7 @@ def test_a_spent_budget_leaves_what_is_not_decided_open(
     )
     assert ran.code == NOT_FASTER
     said = " ".join(ran.out.split())
-    assert "before all was decided (async-checkpoint): a round takes 200 s; --budget 14min" in said
+    assert "undecided: async-checkpoint. One round takes 200 s; try --budget 14min." in said
 
 
 def test_what_was_faster_so_far_has_its_answer_where_the_budget_is_short(
@@ -380,14 +481,14 @@ def test_what_changes_results_joins_the_best_only_where_it_was_asked_for(
     simulated.factors = {"tf32": 0.5}
     assert gputrace.try_cures(["x"], "tf32").best == "tf32"
     chosen = tuple(read_candidates("tf32"))
-    monkeypatch.setattr("gputrace.trials.trial.cures_for", lambda *_: chosen)
+    monkeypatch.setattr("gputrace.trials.trial.choose", lambda *_: (chosen, {}))
     recording = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
     outcome = gputrace.try_cures(["x"], recording=recording)
     assert [(row.verdict, row.numerics) for row in outcome.rows] == [("faster", True)]
     assert outcome.best is None
     ran = gputrace_try(capsys, "--recording", recording, "--", "true")
     assert ran.code == FASTER
-    assert "tf32: faster by 100% (" in ran.out
+    assert "tf32: 10 → 5 ms, 2.0x faster (" in ran.out
     assert "but it changes numerics" in ran.out
     assert "gputrace try tf32" in " ".join(ran.out.split())
 
@@ -405,8 +506,8 @@ def test_what_can_be_switched_within_a_run_is_decided_by_fewer_runs(simulated: S
 @pytest.mark.parametrize(
     ("ratios", "verdict", "said"),
     [
-        ((0.5, 0.4, 0.6), "faster", "graphs gained 100%, 150%, 67% in 3 starts of the program"),
-        ((0.5, 0.8, 1.25), "cannot tell yet", "graphs gained 100%, 25%, -20% in 3 starts"),
+        ((0.5, 0.4, 0.6), "faster", "graphs gained 2.0x, 2.5x, 1.67x in 3 starts of the program"),
+        ((0.5, 0.8, 1.25), "cannot tell yet", "graphs gained 2.0x, 1.25x, 0.80x in 3 starts"),
     ],
 )
 def test_the_best_is_measured_in_other_starts_of_the_program(

@@ -57,7 +57,7 @@ def test_the_bar_goes_on_within_a_run(real: Real, monkeypatch: pytest.MonkeyPatc
     [
         ("workers=4", "6: loader = DataLoader(range(500), num_workers=4)", "wrote {}"),
         ("threads=2", "threads=2: run it as OMP_NUM_THREADS=2", "wrote nothing: all of it is to"),
-        ("persistent", "Nothing that was tried gains 5%", "wrote nothing: nothing is proven"),
+        ("persistent", "Nothing to gain beyond 3%", "wrote nothing: nothing is proven"),
     ],
 )
 def test_what_is_to_be_changed_is_shown_and_whether_it_was_written(
@@ -146,9 +146,12 @@ def test_the_history_has_each_trial_with_its_program(
     shown = gputrace_try(capsys, "--history", "--ledger", path).out
     heads = re.findall(r"^[-0-9]+ [:0-9]+ on node: (.*)\n.*measured +predicted$", shown, re.M)
     assert heads == ["python train.py", "python other.py"]
-    first, second = shown.split("python other.py")
+    first, second, *_ = shown.split("python other.py")
     assert first.index("workers=8") < first.index("pinned")
-    assert "workers=8 faster by 100%" in second
+    assert "workers=8 1 → 0.5 ms, 2.0x faster" in second
+    assert re.search(r"^ *python train.py +pinned +1 +1 +2.0x$", shown, re.M)
+    shown = gputrace_try(capsys, "--history", "--ledger", path, "--", "python", "other.py").out
+    assert "python train.py" not in shown
 
 
 def test_a_ledger_that_cannot_be_kept_is_refused_before_any_run_and_costs_no_answer(
@@ -165,4 +168,4 @@ def test_a_ledger_that_cannot_be_kept_is_refused_before_any_run_and_costs_no_ans
     simulated.before = lambda: path.write_text("mine")
     ran = gputrace_try(capsys, *asked)
     assert (ran.code, "answers were not saved" in ran.out) == (FASTER, True)
-    assert "faster by 100%" in ran.out
+    assert "2.0x faster" in ran.out

@@ -31,7 +31,7 @@ from gputrace.analyzers.ledger.causes import IDLE, WAITS, Cause
 from gputrace.analyzers.neighbours import claim_turns
 from gputrace.model.results import Finding, WhatIf
 
-__all__ = ["ALL_RULES", "CAUSES", "RULES", "Facts", "find", "order"]
+__all__ = ["ALL_RULES", "CAUSES", "CHEAPER_KERNELS_SAVE", "RULES", "Facts", "find", "order"]
 
 _IDLE_AND_COPIES = (*IDLE, "h2d", "other_copy")
 _IDLING = ("launch-bound", "host-work", "sync-bound", "late-host", "idle-unexplained")
@@ -165,7 +165,7 @@ _DISTORTING: Final = ("recorder-overhead", "lost-records")
 """Findings by which no other figure can be trusted, if they are high."""
 _UNCONFIRMED_SHARE: Final = 0.01
 """Share of a step that a cost counts whose cure is predicted to gain nothing worth listing."""
-_CHEAPER_KERNELS_SAVE: Final = 1 / 8
+CHEAPER_KERNELS_SAVE: Final = 1 / 8
 """Part of the computation that cheaper kernels are taken to save, where nothing says how."""
 _OF_COMPUTATION: Final = {"compute-bound", *(c.id for c in CAUSES if c.work)} - {"shared-gpu"}
 """Findings whose cures shorten kernels, which another process on the card makes longer."""
@@ -204,7 +204,7 @@ def order(
 
     def _gain_of(finding: Finding) -> float:
         if finding.id == "compute-bound":
-            return _CHEAPER_KERNELS_SAVE * finding.impact_ns
+            return CHEAPER_KERNELS_SAVE * finding.impact_ns
         if finding.id in gains:
             return gains[finding.id]
         if predictions and finding.id in curable:

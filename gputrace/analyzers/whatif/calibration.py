@@ -16,7 +16,7 @@ from gputrace.analyzers.grouping import quantile
 from gputrace.model.struct import Struct
 
 _PAIRS: Final = Path(__file__).parents[2] / "data" / "pairs.csv"
-_FEWEST_OWN_PAIRS: Final = 3
+FEWEST_OWN_PAIRS: Final = 3
 """Pairs of an optimization from which its range is made of them alone."""
 _FEWEST_TRIMMED_PAIRS: Final = 10
 """Pairs from which the tenth at each end is left out."""
@@ -102,7 +102,7 @@ def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
     """
     counted = [pair for pair in (pairs() if known is None else known) if pair.counts]
     same = [pair.ratio for pair in counted if pair.cure == cure]
-    ratios = [*same] if len(same) >= _FEWEST_OWN_PAIRS else [pair.ratio for pair in counted]
+    ratios = [*same] if len(same) >= FEWEST_OWN_PAIRS else [pair.ratio for pair in counted]
     if not ratios:
         return Calibration(1.0, 1.0, 0)
     tail = _TRIMMED_PART if len(ratios) >= _FEWEST_TRIMMED_PAIRS else 0.0
@@ -113,6 +113,6 @@ def calibrate(cure: str, known: Sequence[Pair] | None = None) -> Calibration:
         if pair.now_ms is not None and pair.now_ms > pair.predicted_ms
     }
     own = [part for pair, part in gained.items() if pair.cure == cure]
-    parts = own if len(own) >= _FEWEST_OWN_PAIRS else [*gained.values()]
+    parts = own if len(own) >= FEWEST_OWN_PAIRS else [*gained.values()]
     sure = min(1.0, max(0.0, quantile(parts, _TRIMMED_PART))) if parts else 1.0
     return Calibration(min(low, *same, 1.0), max(high, *same, 1.0), len(ratios), sure)

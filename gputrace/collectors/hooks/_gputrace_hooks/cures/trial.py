@@ -38,8 +38,11 @@ _FRAMEWORKS = (
 )
 WHOLE = "not by turns: "
 """Beginning of the reason of a cure for which a run is to be made as a whole."""
+FEWEST_STEPS = 5
+"""Steps to measure at least."""
 MOST_CALLS = 20
 """Changes of a cure that are kept."""
+_WORLD = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _MOST_EXITS = 2
 _FOLDER = os.path.dirname(os.path.abspath(recorder.__file__))
 _SIGTERM = 15
@@ -85,9 +88,7 @@ class Trial:
             "pid": self.pid,
             "host": host,
             "rank": read_number("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"),
-            "world_size": read_number(
-                "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"
-            ),
+            "world_size": read_number(*_WORLD),
             "ends": self.ends,
             "losses": [_value(loss) for loss in self.losses if kind == "try"],
             "rounds": self.rounds,
@@ -162,7 +163,9 @@ class Trial:
         count = len(self.ends)
         past, stretch = count - asked["warmup"], asked.get("stretch", 0)
         in_vain = stretch and past <= 0 and any(r.startswith(WHOLE) for r in self.reasons.values())
-        if self.stops or in_vain or (asked["steps"] is not None and past >= asked["steps"]):
+        late = past >= FEWEST_STEPS and end > asked.get("until", end) and not _has_ranks()
+        enough = asked["steps"] is not None and past >= asked["steps"]
+        if self.stops or in_vain or late or enough:
             self._stop()
         for call in between:
             call(count)
@@ -279,6 +282,11 @@ def read_number(*names: str) -> "int | None":
         if text.isdigit():
             return int(text)
     return None
+
+
+def _has_ranks() -> bool:
+    """Return whether other ranks would wait in vain for a process that ends early."""
+    return (read_number(*_WORLD) or 1) > 1
 
 
 def _value(loss: "Any") -> "float | None":

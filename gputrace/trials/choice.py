@@ -1,0 +1,118 @@
+"""Choice of the cures to try: those of the causes that a recording charges with lost time."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gputrace.analyzers.findings import CHEAPER_KERNELS_SAVE
+from gputrace.model.results import Analysis
+from gputrace.trials.cures import Candidate, Cure, Setting, Value, all_cures, lacking
+from gputrace.trials.runs import Measured
+
+_LEAST: Final = 0.01
+"""Minimum part of a step that the causes of a cure take for it to be tried."""
+_MOST_WORKERS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Charges:
+    """Parts of a step that causes of lost time take, and phases of the host where it has no GPU."""
+
+    causes: Mapping[str, float]
+    phases: Mapping[str, float]
+
+    def of(self, candidate: Candidate) -> float:
+        """Return the part of a step that the causes take which a candidate may cure."""
+        cures = [setting.cure for setting in candidate.settings]
+        causes = {id: self.causes.get(id, 0.0) for cure in cures for id in cure.findings}
+        return min(sum(causes.values()) + sum(map(self._in_phases, cures)), 1.0)
+
+    def _in_phases(self, cure: Cure) -> float:
+        return sum(self.phases.get(name, 0.0) for name in cure.phases)
+
+
+def charge(analysis: Analysis) -> Charges:
+    """Return what the ledger of lost time charges, or else the costs of findings.
+
+    Of computation, an eighth: so much is taken to be saved by cheaper kernels. Where no GPU was
+    recorded, the host's phases are all of the step.
+    """
+    step_ns = analysis.steps.mean_ns or math.inf
+    causes = {finding.id: finding.impact_ns / step_ns for finding in analysis.findings}
+    causes["compute-bound"] = CHEAPER_KERNELS_SAVE * causes.get("compute-bound", 0.0)
+    if analysis.ledger:
+        total_ns = sum(row.total_ns for row in analysis.breakdown)
+        charged: dict[str, float] = defaultdict(float)
+        for row in analysis.ledger:
+            charged[row.cause] += row.ns / max(total_ns, 1)
+        return Charges(causes | charged, {})
+    rows = [(phase.name, phase.host_ns) for rank in analysis.step_phases for phase in rank.phases]
+    all_ns = sum(rank.step_ns for rank in analysis.step_phases)
+    phases = {name: ns / max(all_ns, 1) for name, ns in rows}
+    computing = phases.get("forward", 0.0) + phases.get("backward", 0.0)
+    return Charges(causes | {"compute-bound": CHEAPER_KERNELS_SAVE * computing}, phases)
+
+
+def choose(
+    analysis: Analysis, pilot: Measured, cores: int | None = None
+) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the cures of the causes that take most of a step, the largest first, and why others of
+    these causes are left out, by name.
+
+    Args:
+        analysis: of the recording.
+        pilot: the recorded run, which says what the program has.
+        cores: of this machine, which bound the workers to try; None to ask it.
+    """
+    charges, chosen, left_out = charge(analysis), list[Candidate](), dict[str, str]()
+    there = {
+        "gpu": bool(pilot.gpu),
+        "ranks": pilot.ranks > 1,
+        "workers": any(loader.workers for loader in analysis.loader),
+    }
+    has = pilot.has.union(word for word, is_so in there.items() if is_so)
+    better = next((loader.better for loader in analysis.loader if loader.better), None)
+    numbers = _numbers(cores or os.cpu_count() or 1, better.workers if better else None)
+    present = {
+        "workers": {loader.workers for loader in analysis.loader},
+        "threads": {pilot.threads},
+    }
+    for cure in all_cures().values():
+        if cure.frameworks and not set(cure.frameworks).intersection(pilot.versions):
+            continue
+        values: list[Value | None] = [cure.value]
+        if cure.id == "workers":
+            values = [*numbers]
+        candidates = [Candidate((Setting(cure, value),)) for value in values if value is not None]
+        part = max(map(charges.of, candidates), default=0.0)
+        if part < _LEAST:
+            continue
+        if why := lacking(cure, has):
+            left_out[cure.id] = why.partition("; ")[0]
+            continue
+        for candidate in candidates:
+            if candidate.settings[0].value in present.get(cure.id, ()):
+                left_out[str(candidate)] = "it has as many"
+            else:
+                chosen.append(candidate)
+    return sorted(chosen, key=charges.of, reverse=True), left_out
+
+
+def _numbers(cores: int, wanted: int | None) -> list[int]:
+    """Return the numbers of workers to try: one per core, half as many, and the predicted one."""
+    most = min(max(cores, 4), _MOST_WORKERS)
+    return sorted({most, max(most // 2, 2), wanted or most})
+
+
+def describe(left_out: Mapping[str, str]) -> list[str]:
+    """Return the line that says what is left out, and why; none if nothing is."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, why in left_out.items():
+        names[why].append(name)
+    whys = "; ".join(f"{', '.join(names[why])} ({why})" for why in names)
+    return [f"left out: {whys}"] if whys else []

@@ -1,0 +1,101 @@
+"""Choice of cures: by the time that their causes take, and by what the program has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gputrace.trials.choice import charge, choose, describe
+from gputrace.trials.cures import read_candidates
+
+STEP_NS = 1000
+
+
+def analysis(
+    findings: dict[str, int] | None = None,
+    ledger: dict[str, int] | None = None,
+    phases: dict[str, int] | None = None,
+    workers: int | None = None,
+) -> Any:
+    """A recording of steps of 1,000 ns: costs of findings, charges of causes, times of phases."""
+    better = SimpleNamespace(workers=6)
+    return SimpleNamespace(
+        steps=SimpleNamespace(mean_ns=STEP_NS),
+        findings=[SimpleNamespace(id=id, impact_ns=ns) for id, ns in (findings or {}).items()],
+        breakdown=[SimpleNamespace(total_ns=10 * STEP_NS)],
+        ledger=[SimpleNamespace(cause=id, ns=10 * ns) for id, ns in (ledger or {}).items()],
+        step_phases=[
+            SimpleNamespace(
+                step_ns=10 * STEP_NS,
+                phases=[SimpleNamespace(name=name, host_ns=10 * ns) for name, ns in phases.items()],
+            )
+        ]
+        if phases
+        else [],
+        loader=[] if workers is None else [SimpleNamespace(workers=workers, better=better)],
+    )
+
+
+def program(framework: str = "torch", gpu: str = "", ranks: int = 1, has: str = "") -> Any:
+    return SimpleNamespace(
+        versions={framework: "2"}, gpu=gpu, ranks=ranks, has=frozenset(has.split()), threads=1
+    )
+
+
+def chosen(analysis: Any, pilot: Any) -> str:
+    return ",".join(map(str, choose(analysis, pilot, cores=16)[0]))
+
+
+def test_cures_are_tried_in_the_order_of_the_time_charged_to_their_causes() -> None:
+    lost = {"launch-bound": 200, "garbage-collection": 300, "page-faults": 5}
+    order = chosen(analysis({"launch-bound": 900}, lost), program("jax", "H100"))
+    assert order == "gc,xla-graphs", "a ledger counts rather than what a finding may cost"
+    lost = {"garbage-collection": 100, "launch-bound": 700}
+    assert chosen(analysis({}, lost), program("jax", "H100")) == "xla-graphs,gc"
+
+
+@pytest.mark.parametrize(("part_ns", "tried"), [(9, ""), (11, "gc")])
+def test_what_takes_less_than_a_hundredth_of_a_step_has_no_cure_tried(
+    part_ns: int, tried: str
+) -> None:
+    assert chosen(analysis({"garbage-collection": part_ns}), program("jax")) == tried
+
+
+def test_without_a_gpu_the_phases_of_the_host_are_the_step() -> None:
+    phases = {"forward": 160, "backward": 240, "optimizer": 500}
+    charges = charge(analysis(phases=phases))
+    fused, compiled, collector = read_candidates("fused,compile,gc")
+    assert charges.of(fused) == pytest.approx(0.5)
+    assert charges.of(compiled) == pytest.approx(0.4 / 8), "cheaper kernels save an eighth"
+    assert charges.of(collector) == 0
+    assert charge(analysis({}, {"launch-bound": 10}, phases)).of(fused) == pytest.approx(0.01)
+
+
+def test_what_the_program_lacks_or_has_already_is_left_out_and_said_in_one_line() -> None:
+    starved = analysis({}, {"data-feeding": 400}, workers=8)
+    cures, left_out = choose(starved, program(has="loader workers"), cores=16)
+    assert [str(cure) for cure in cures if cure.settings[0].cure.id == "workers"] == [
+        "workers=6",
+        "workers=16",
+    ]
+    assert left_out["workers=8"] == "it has as many"
+    assert "pinned" in left_out, "there is no GPU"
+    [line] = describe({"a": "it has one rank", "b": "no GPU", "c": "it has one rank"})
+    assert line == "left out: a, c (it has one rank); b (no GPU)"
+    assert describe({}) == []
+
+
+@pytest.mark.parametrize(
+    ("finding", "framework", "cures"),
+    [
+        ("data-feeding", "tensorflow", "tf-parallel,tf-prefetch"),
+        ("communication-exposed", "jax", "xla-latency"),
+        ("compute-bound", "chainer", ""),
+    ],
+)
+def test_cures_are_for_the_frameworks_that_the_program_has(
+    finding: str, framework: str, cures: str
+) -> None:
+    assert chosen(analysis({finding: 800}), program(framework, "H100")) == cures
