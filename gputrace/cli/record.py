@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gputrace.collectors.session import Prepared, Size
 
 
+_OUTPUT: Final = Path("trace.sqlite")
 LARGE: Final = 10 * 10**9
 LARGE_AT_A_TERMINAL: Final = 10**9
 """Sizes in bytes at which a running recording is reported on stderr."""
@@ -34,9 +35,8 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    default=Path("trace.sqlite"),
-    show_default=True,
-    help="Trace to write; %h is the host, %p the process id, %q{VAR} an environment variable.",
+    help="Trace to write; %h is the host, %p the process id, %q{VAR} an environment variable. By "
+    "default trace.sqlite, or trace-2.sqlite and so on if that exists.",
 )
 @options.force
 @click.option(
@@ -122,9 +122,12 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
     127 if it is not found.
     """
     from gputrace.collectors.launch import CannotRun
-    from gputrace.collectors.session import prepare
+    from gputrace.collectors.session import prepare, unused
 
+    output = given["output"]
     try:
+        if output is None:
+            given["output"] = _OUTPUT if force else unused(_OUTPUT, command)
         plan = _plan(given)
         terminal = _terminal() if live else None
         prepared = prepare(plan, command, force)
@@ -135,6 +138,8 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
     except OSError as error:
         at = error.filename or given["output"]
         return _fail(f"{at}: {error.strerror}", ExitCode.RECORDING_FAILED)
+    if output is None and plan.output != _OUTPUT:
+        log(f"{_OUTPUT} exists: records into {plan.output}")
     if bound := _bound(plan.limits):
         log(bound)
     if terminal is None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from glob import glob
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -207,6 +209,24 @@ class Prepared:
     def folder(self) -> Path:
         """Folder that the processes write into; it exists."""
         return self.team.folder
+
+
+def unused(output: Path, command: Sequence[str]) -> Path:
+    """Return the output, numbered as in ``trace-2.sqlite`` where other jobs' traces have its name.
+
+    All machines of a job get the same number if they see the same files.
+    """
+    task = job_tasks.find_task(os.environ)
+    numbered = output
+    for number in count(2):
+        name = job_tasks.name_output(
+            str(numbered), task, command, os.environ, socket.gethostname(), os.getpid()
+        )
+        job = "" if task is None else task.job
+        if all(_is_of(Path(path), job) for path in glob(name.pattern)):
+            break
+        numbered = output.with_stem(f"{output.stem}-{number}")
+    return numbered
 
 
 def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:

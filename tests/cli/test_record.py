@@ -145,6 +145,25 @@ def test_an_output_that_exists_is_kept_unless_forced(tmp_path: Path) -> None:
     assert output.read_bytes().startswith(b"SQLite format 3")
 
 
+def test_without_o_a_second_trace_is_numbered(tmp_path: Path) -> None:
+    def run(*words: str) -> list[str]:
+        whole = [sys.executable, "-m", "gputrace", "record", "--no-nvml", *words, "--", "true"]
+        ran = subprocess.run(
+            whole, cwd=tmp_path, env=command.environment(), capture_output=True, check=True
+        )
+        return ran.stderr.decode().splitlines()
+
+    assert "records into" not in run()[0]
+    first = (tmp_path / "trace.sqlite").read_bytes()
+    assert run()[0] == "gputrace: trace.sqlite exists: records into trace-2.sqlite"
+    assert any(line.startswith("gputrace: trace-3.sqlite: ") for line in run())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("trace-2.sqlite", "trace-3.sqlite", "trace.sqlite")
+    ]
+    assert (tmp_path / "trace.sqlite").read_bytes() == first
+    assert "records into" not in run("--force")[0]
+
+
 def test_signals_go_on_to_the_program(tmp_path: Path) -> None:
     program = "import signal,sys,time\n"
     program += "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9))\nprint('ready', flush=True)\n"

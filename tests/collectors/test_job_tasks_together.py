@@ -21,6 +21,7 @@ from typing import Final
 import pytest
 
 from gputrace.collectors.job_tasks import Team, is_recording
+from gputrace.collectors.session import unused
 from gputrace.errors import UsageError
 from tests.helpers import command
 from tests.native.build import Machine
@@ -218,6 +219,19 @@ def test_the_trace_of_another_job_is_kept(tmp_path: Path) -> None:
     ended = ends([start(tmp_path, of_srun(rank, job=78), STEP) for rank in range(2)])
     assert [code for code, _ in ended] == [125, 125]
     assert all("--force" in said for _, said in ended)
+
+
+def test_tasks_of_a_job_agree_on_a_numbered_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in of_srun(0, job=78).items():
+        monkeypatch.setenv(name, value)
+    for name, job in (("trace", "slurm 77.0"), ("trace-2", "slurm 78.0")):
+        with closing(sqlite3.connect(f"{name}.{HOST}.sqlite")) as trace, trace:
+            trace.execute("CREATE TABLE GPUTRACE_META (name, value)")
+            trace.execute("INSERT INTO GPUTRACE_META VALUES ('job', ?)", [job])
+    assert unused(Path("trace.sqlite"), ["true"]) == Path("trace-2.sqlite")
 
 
 def test_a_folder_that_another_job_left_is_kept(tmp_path: Path) -> None:
