@@ -138,13 +138,11 @@ def command(study: Path, form: str, dry_run: bool, show: bool, **given: Any) -> 
 
 def _write_job(work: Work, given: Mapping[str, Any]) -> int:
     """Write the batch script into the current folder, and submit it with ``--submit``."""
-    from gputrace.report import check_target, unfinished_file
+    from gputrace.report import check_target, write_for_people
 
     study = work.request.study
     target = check_target(Path(f"{study.stem}.sbatch"), [study], given["force"])
-    text = _batch_script(work, given)
-    with unfinished_file(target) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
+    write_for_people(target, _batch_script(work, given))
     log(f"wrote {target}")
     if given["submit"]:
         click.echo(message(_submit(target.absolute())))

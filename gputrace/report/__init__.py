@@ -186,20 +186,26 @@ def check_target(target: Path, inputs: Sequence[Path], force: bool) -> Path:
 
 
 @contextmanager
-def unfinished_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces the target on success; readable by its owner only."""
+def unfinished_file(target: Path, mode: int = 0o600) -> Iterator[Path]:
+    """Yield a temporary file that replaces the target on success; by default its owner's alone."""
     if target.is_dir():
         raise UsageError(f"{target}: is a folder; name a file with -o")
     path = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with _named(target):
             path.unlink(missing_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             yield path
             path.replace(target)
     finally:
         with suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def write_for_people(target: Path, text: str) -> None:
+    """Write a file to be shown, such as a page, with the mode of the umask."""
+    with unfinished_file(target, 0o666) as path:
+        path.write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -185,12 +185,10 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
 
 def write_page(summary: Summary, page: Path) -> None:
     """Write the page of a study's results; raises OSError if that fails."""
-    from gputrace.report import unfinished_file
+    from gputrace.report import write_for_people
     from gputrace.studies.report import render_html
 
-    html = render_html(summary)
-    with unfinished_file(page) as unfinished:
-        unfinished.write_text(html, encoding="utf-8")
+    write_for_people(page, render_html(summary))
 
 
 _SIDE: Final = 264

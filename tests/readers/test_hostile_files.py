@@ -172,7 +172,9 @@ class TestWhatIsWritten:
         yield request.param
         os.umask(before)
 
-    def test_is_its_owner_s_alone(self, umask: object, trace: Path, tmp_path: Path) -> None:
+    def test_is_its_owner_s_alone_but_for_pages(
+        self, umask: int, trace: Path, tmp_path: Path
+    ) -> None:
         targets = {"trace": "part.sqlite", "perfetto": "p.json"}
         with gputrace.open(trace) as opened:
             for form, name in targets.items():
@@ -182,6 +184,7 @@ class TestWhatIsWritten:
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
         del modes[trace.name]
         assert modes.pop("csv") == 0o700
+        assert modes.pop("page.html") == 0o666 & ~umask
         assert set(modes.values()) == {0o600}
 
     def test_is_not_written_through_a_link(self, trace: Path, tmp_path: Path) -> None:

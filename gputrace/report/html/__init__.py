@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from gputrace.errors import MissingError
-from gputrace.report import check_target, unfinished_file
+from gputrace.report import check_target, write_for_people
 
 
 def load(name: str) -> ModuleType:
@@ -32,6 +32,4 @@ def write_page(
 ) -> None:
     """Write what ``render`` makes with the module of pages, once the target is known to be free."""
     path = check_target(Path(target), inputs, force)
-    text = render(load("page"))
-    with unfinished_file(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
+    write_for_people(path, render(load("page")))
