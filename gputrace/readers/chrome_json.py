@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from gputrace.errors import STOP, ErrorPolicy, InputError
-from gputrace.readers.gzip_io import Content, peek, read_content
+from gputrace.readers.compressed import Content, peek, read_content
 
 T = TypeVar("T")
 

@@ -35,7 +35,7 @@ from gputrace.model.trace import (
     Trace,
 )
 from gputrace.readers.chrome_json import NOT_JSON, Document
-from gputrace.readers.gzip_io import Content
+from gputrace.readers.compressed import Content
 from gputrace.readers.in_memory import MemoryTrace, Names
 from gputrace.readers.kineto_events import (
     HAS_ELEMENT,

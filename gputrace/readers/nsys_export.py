@@ -209,7 +209,7 @@ def _reader(table: Path) -> Any:
     """Read the columns of a file that SQLite can hold, as Arrow batches."""
     import pyarrow
 
-    from gputrace.readers.gzip_io import check_ratio
+    from gputrace.readers.compressed import check_ratio
 
     schema, batches = _batches(table)
     kept = [field for field in schema if not pyarrow.types.is_nested(field.type)]

@@ -19,7 +19,7 @@ from gputrace.model.events import GPU_KINDS, UNKNOWN, Kind
 from gputrace.model.nvml import VALUES, Card, Nvml, Samples, merge_nvml, plain_uuid
 from gputrace.model.struct import Struct
 from gputrace.model.trace import NoGpu, Process, Trace
-from gputrace.readers.gzip_io import read_content
+from gputrace.readers.compressed import read_content
 from gputrace.readers.in_memory import MemoryTrace
 from gputrace.units import format_ranges
 

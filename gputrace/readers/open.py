@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gputrace.errors import KEEP_GOING, GputraceError, InputError, MissingError, UsageError
 from gputrace.model.results import LeftOut
 from gputrace.model.trace import Trace
-from gputrace.readers.gzip_io import text_size
+from gputrace.readers.compressed import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
 from gputrace.store import LARGE, cache_folder
@@ -269,21 +269,21 @@ def _left_out(error: GputraceError) -> LeftOut:
     return LeftOut(path, problem)
 
 
+_PACKED: Final = ("", ".gz", ".xz", ".zst")
 _TWINS: Final = {
     ".nsys-rep": ".sqlite",
     ".qdrep": ".sqlite",
-    ".trace.json.gz": ".xplane.pb",
-    ".trace.json": ".xplane.pb",
+    **{f".trace.json{packed}": ".xplane.pb" for packed in _PACKED},
 }
 """Suffixes of files that duplicate a sibling with the second suffix, in whole or in part."""
 
 _COPY_OF_JAX: Final = "perfetto_trace.json"
 """Beginning of the name of the copy that JAX writes for Perfetto (``create_perfetto_trace``)."""
-_OF_JAX: Final = (".xplane.pb", ".trace.json.gz", ".trace.json")
+_OF_JAX: Final = (".xplane.pb", *(f".trace.json{packed}" for packed in _PACKED))
 
 _OF_TRACES: Final = (
-    *(".nvvp", ".nvprof", ".nsys-rep", ".qdrep", ".xplane.pb", ".xplane.pb.gz"),
-    *(".pt.trace.json", ".pt.trace.json.gz"),
+    *(".nvvp", ".nvprof", ".nsys-rep", ".qdrep"),
+    *(f"{end}{packed}" for end in (".xplane.pb", ".pt.trace.json") for packed in _PACKED),
 )
 """Suffixes of traces: a file with one that is not a trace is reported as broken."""
 _MAY_BE: Final = (*_OF_TRACES, ".sqlite")

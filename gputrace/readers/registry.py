@@ -21,9 +21,12 @@ from gputrace.model.results import LeftOut
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, warn
-from gputrace.readers.gzip_io import peek
+from gputrace.readers.compressed import can_unpack, compression, peek
 from gputrace.readers.nsys_export import is_report, is_table_folder
 from gputrace.store.sqlite_reader import MAGIC, Database, open_input
+
+_ZSTD_BLOCK: Final = 128 << 10
+"""Maximum bytes of a block, of which nothing can be read before its end."""
 
 
 class Candidate:
@@ -38,10 +41,12 @@ class Candidate:
         self.path, self.breaks, self.windows = path, breaks, windows
         self.is_folder = os.path.isdir(path) and is_table_folder(path)  # noqa: PTH112
         self.head = b""
-        """The first 4096 bytes; empty for a folder."""
+        """The first 4096 bytes, more where zstd has a block there; empty for a folder."""
         if not self.is_folder:
             with open_input(path) as file:
                 self.head = file.read(4096)
+                if compression(self.head) == "zstd":
+                    self.head += file.read(_ZSTD_BLOCK)
 
     @cached_property
     def content(self) -> bytes:
@@ -188,8 +193,11 @@ def _unknown(candidate: Candidate) -> str:
         return f"a program, not a trace; record it first: gputrace record -- {command}"
     readable = ", ".join(str(reader.files) for reader in all_readers())
     if candidate.database is None:
+        form = compression(candidate.head)
+        if form and not can_unpack(form):
+            return "compressed with zstd; to read it: pip install zstandard, or Python 3.14"
         if candidate.content.startswith(MAGIC):
-            return f"an SQLite file, packed; unpack it first: gunzip {path.name}"
+            return f"an SQLite file, packed; unpack it first: {_UNPACKS[form]} {path.name}"
         unknown = f"not a trace that gputrace knows; it reads {readable}"
         return next((why for known, why in _KNOWN if re.search(known, candidate.content)), unknown)
     if candidate.database.is_dlprof:
@@ -234,6 +242,7 @@ def _of_plugin(plugin: Plugin) -> Reader | None:
     return replace(reader, recognises=recognises, open=opens)
 
 
+_UNPACKS: Final = {"gzip": "gunzip", "xz": "unxz", "zstd": "unzstd"}
 _PROGRAMS: Final = {".py": "python ", ".sh": "sh "}
 """Suffixes of programs, with the interpreters that run them."""
 _RECORD: Final = "record the program with `gputrace record -- python train.py`"

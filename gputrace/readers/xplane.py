@@ -20,7 +20,7 @@ from gputrace.model.events import UNKNOWN, Column, Events, Kind, Mask, Memory
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Device, NoGpu, Process, Session
 from gputrace.readers import chrome_json as chrome
-from gputrace.readers.gzip_io import read_content
+from gputrace.readers.compressed import read_content
 from gputrace.readers.in_memory import MemoryTrace, Names
 from gputrace.readers.protobuf import BYTES, VARINT, Field, Positions, Wire, WireError
 

@@ -10,14 +10,14 @@ import pytest
 from gputrace import sanitize
 from gputrace.analyzers import operations
 from gputrace.model import names, trace
-from gputrace.readers import chrome_json, flight_recorder, gzip_io, xplane
+from gputrace.readers import chrome_json, compressed, flight_recorder, xplane
 from gputrace.store import cache, redact, sqlite_reader, sqlite_security
 from tests.helpers.command import ROOT
 
 MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(sanitize, cache, names, trace, sqlite_security, gzip_io, operations),
+        *(sanitize, cache, names, trace, sqlite_security, compressed, operations),
         *(redact, sqlite_reader, chrome_json, xplane, flight_recorder),
     )
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import os
 import sqlite3
 from contextlib import closing, suppress
@@ -64,6 +65,7 @@ def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path) -> None:
         (b"a line of text\n", "not a trace"),
         (b'{"traceEvents": [', "not a trace"),
         (gzip.compress(b"SQLite format 3\0"), "an SQLite file, packed; unpack it first: gunzip"),
+        (lzma.compress(b"SQLite format 3\0"), "an SQLite file, packed; unpack it first: unxz"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "not a trace"),
         (b"SQLite format 2\0" + bytes(200), "not a trace"),
         (bytes(5000), "not a trace"),
@@ -71,7 +73,19 @@ def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path) -> None:
         (b"SQLite format 3\0" + b"\xff" * 200, "trace.sqlite"),
         (b"SQLite format 3\0" + bytes(5000), "trace.sqlite"),
     ],
-    ids=["empty", "text", "json", "gzip", "png", "sqlite2", "zeros", "magic", "ones", "no header"],
+    ids=[
+        "empty",
+        "text",
+        "json",
+        "gzip",
+        "xz",
+        "png",
+        "sqlite2",
+        "zeros",
+        "magic",
+        "ones",
+        "no header",
+    ],
 )
 def test_a_file_of_another_kind(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.sqlite"

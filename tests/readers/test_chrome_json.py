@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
+import lzma
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,9 @@ from hypothesis import strategies as st
 from gputrace.errors import InputError
 from gputrace.model.events import Kind
 from gputrace.readers import chrome_json as documents
-from gputrace.readers import gzip_io
+from gputrace.readers import compressed
 from gputrace.readers.chrome_json import Document
-from gputrace.readers.gzip_io import Content
+from gputrace.readers.compressed import Content
 from gputrace.readers.kineto import BEFORE
 from gputrace.readers.kineto_events import DecodedEvents, tabulate
 from gputrace.readers.registry import open_trace
@@ -45,7 +48,7 @@ def read(path: Path) -> tuple[list[Any], Any]:
 @pytest.fixture
 def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that end anywhere in an event, as large ones do now and then."""
-    monkeypatch.setattr(gzip_io, "_BLOCK", 40)
+    monkeypatch.setattr(compressed, "_BLOCK", 40)
     monkeypatch.setattr(documents, "_CUT_RANGE", 64)
 
 
@@ -188,10 +191,21 @@ class TestBroken:
         path.write_bytes(b'{"schemaVersion": 1, "traceEvents": ' + b"[" * 100_000)
         command.assert_unreadable(path, "nested too deep")
 
-    def test_gzip_cut_off_says_after_how_much_text(self, path: Path) -> None:
-        packed = gzip.compress(path.read_bytes())
+    @pytest.mark.parametrize(("form", "compress"), [("gzip", gzip.compress), ("xz", lzma.compress)])
+    def test_packed_text_cut_off_says_after_how_much(
+        self, form: str, compress: Callable[[bytes], bytes], path: Path
+    ) -> None:
+        packed = compress(path.read_bytes())
         path.write_bytes(packed[: len(packed) // 2])
-        command.assert_unreadable(path, "cut off: its gzip data end after", "--keep-going")
+        command.assert_unreadable(path, f"cut off: its {form} data end after", "--keep-going")
+
+    def test_broken_xz_is_refused(self, path: Path) -> None:
+        names = (hashlib.sha256(bytes(at)).hexdigest() for at in range(5000))
+        write(path, *(kernel(at, 1, name) for at, name in enumerate(names)))
+        packed = bytearray(lzma.compress(path.read_bytes()))
+        packed[-3000:-2900] = bytes(100)
+        path.write_bytes(packed)
+        command.assert_unreadable(path, "broken xz data after", "copy it again")
 
     def test_gzip_with_a_wrong_sum_is_refused(self, path: Path) -> None:
         packed = bytearray(gzip.compress(path.read_bytes()))
@@ -203,7 +217,7 @@ class TestBroken:
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(documents, "LONGEST", 1 << 12)
-        monkeypatch.setattr(gzip_io, "_BLOCK", 1 << 10)
+        monkeypatch.setattr(compressed, "_BLOCK", 1 << 10)
         write(path, kernel(1, 1, "a" * (1 << 14)))
         with pytest.raises(InputError, match="without an end of an event"):
             open_trace(path)
@@ -211,11 +225,11 @@ class TestBroken:
     def test_a_file_that_unpacks_to_far_more_than_a_trace_does_is_not_read_on(
         self, path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(gzip_io, "FREE_BYTES", 1 << 20)
-        monkeypatch.setattr(gzip_io, "_BLOCK", 1 << 16)
+        monkeypatch.setattr(compressed, "FREE_BYTES", 1 << 20)
+        monkeypatch.setattr(compressed, "_BLOCK", 1 << 16)
         write(path, *([kernel(1, 1)] * 40_000))
         path.write_bytes(gzip.compress(path.read_bytes()))
-        monkeypatch.setattr(gzip_io, "MOST_RATIO", 20)
+        monkeypatch.setattr(compressed, "MOST_RATIO", 20)
         with pytest.raises(InputError, match="no trace compresses that well"):
             open_trace(path)
 

@@ -23,7 +23,7 @@ from gputrace.collectors import job_tasks
 from gputrace.errors import InputError, UsageError
 from gputrace.model import names
 from gputrace.model.names import demangle_all, short
-from gputrace.readers import gzip_io
+from gputrace.readers import compressed
 from gputrace.readers import nsys_export as table_folder
 from gputrace.store.cache import Kept, load, store
 from tests.helpers import command
@@ -85,7 +85,7 @@ def bomb(content: bytes, size: int) -> bytes:
 def test_a_gzip_bomb_is_not_unpacked(
     head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gzip_io, "FREE_BYTES", 8 << 20)
+    monkeypatch.setattr(compressed, "FREE_BYTES", 8 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(bomb(head, 64 << 20))
     assert path.stat().st_size < 100_000
@@ -96,7 +96,7 @@ def test_a_gzip_bomb_is_not_unpacked(
 def test_a_bomb_within_a_bomb_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gzip_io, "FREE_BYTES", 8 << 20)
+    monkeypatch.setattr(compressed, "FREE_BYTES", 8 << 20)
     path, text = tmp_path / "bomb.json.gz", b'{"schemaVersion": 1, "traceEvents": ['
     path.write_bytes(gzip.compress(bomb(text, 64 << 20)))
     refused(path, "no trace compresses that well")
@@ -126,7 +126,7 @@ def test_protobuf_whose_lengths_lie(content: bytes, tmp_path: Path) -> None:
 def test_a_table_that_comes_to_far_more_than_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gzip_io, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(compressed, "FREE_BYTES", 1 << 20)
     folder = tmp_path / "run_pqtdir"
     folder.mkdir()
     rows = pyarrow.table({"start": pyarrow.array([7] * 2_000_000, pyarrow.int64())})

@@ -5,15 +5,19 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import lzma
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
+import zstandard
 
 import gputrace
+from gputrace.errors import InputError
 from gputrace.model.events import Kind
 from gputrace.readers.registry import open_trace
 from tests.helpers.kineto import PID, event, kernel, write
@@ -35,8 +39,24 @@ def kernels(path: Path) -> int:
         lambda text: codecs.BOM_UTF16_BE + text.decode().encode("utf-16-be"),
         lambda text: gzip.compress(gzip.compress(text)),
         lambda text: gzip.compress(gzip.compress(text.decode().encode("utf-16"))),
+        lzma.compress,
+        lambda text: lzma.compress(text[:99]) + lzma.compress(text[99:]),
+        zstandard.compress,
+        lambda text: zstandard.compress(text[:99]) + zstandard.compress(text[99:]),
+        lambda text: gzip.compress(zstandard.compress(text)),
     ],
-    ids=["mark", "utf-16", "utf-16-be", "twice", "all"],
+    ids=[
+        "mark",
+        "utf-16",
+        "utf-16-be",
+        "twice",
+        "all",
+        "xz",
+        "xz-parts",
+        "zstd",
+        "zstd-parts",
+        "gzip-of-zstd",
+    ],
 )
 @pytest.mark.parametrize("count", [2, 40_000])
 def test_a_trace_is_read_in_any_encoding(
@@ -45,6 +65,18 @@ def test_a_trace_is_read_in_any_encoding(
     path = write(tmp_path / "run.json", *(kernel(at, 1, "gemmé") for at in range(count)))
     path.write_bytes(written(path.read_bytes()))
     assert kernels(path) == count
+
+
+def test_without_a_library_for_zstd_a_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.pt.trace.json.zst"
+    path.write_bytes(zstandard.compress(b'{"schemaVersion": 1, "traceEvents": []}'))
+    for name in ("compression.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for named in (path, tmp_path):
+        with pytest.raises(InputError, match="pip install zstandard"):
+            gputrace.open(named)
 
 
 def test_a_trace_with_a_pg_config_is_no_dump_of_a_flight_recorder(tmp_path: Path) -> None:

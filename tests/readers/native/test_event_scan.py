@@ -19,7 +19,7 @@ from gputrace.errors import InputError
 from gputrace.native import library
 from gputrace.readers import kineto_events
 from gputrace.readers.chrome_json import BadJson
-from gputrace.readers.gzip_io import Content
+from gputrace.readers.compressed import Content
 from gputrace.readers.kineto_events import (
     COLUMNS,
     DecodedEvents,

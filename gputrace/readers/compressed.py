@@ -1,4 +1,4 @@
-"""Reading of plain or gzip-compressed files: peeking, block by block, or completely.
+"""Reading of plain files, or compressed by gzip, xz or zstd: peeking, in blocks, or completely.
 
 Text comes as UTF-8 without a byte-order mark, whatever its encoding. Data compressed twice, as by
 ``gzip`` of a ``.json.gz`` or by a server, are unpacked twice.
@@ -10,23 +10,21 @@ import codecs
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from importlib import import_module
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any, Final, cast
 
 from gputrace.errors import STOP, ErrorPolicy, InputError
 from gputrace.store.sqlite_reader import open_input
 
-GZIP: Final = b"\x1f\x8b"
+_FORMS: Final = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC: Final = max(map(len, _FORMS))
 _LAYERS: Final = 2
-"""Layers of gzip that are unpacked."""
+"""Layers of compression that are unpacked."""
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _PACKED: Final = 15
 """Typical compression ratio of a trace."""
-_TRAILER: Final = 8
-"""Bytes of the checksum and length at the end of gzip data, which may be wrong."""
-
 _BLOCK: Final = 4 << 20
 """Bytes of content per block."""
 
@@ -38,21 +36,36 @@ Real traces have ratios of 15 to 60; the maximum of gzip is 1030.
 """
 
 
+def compression(head: bytes) -> str:
+    """Return how a file with these first bytes is compressed: gzip, xz, zstd; empty if not."""
+    return next((form for magic, form in _FORMS.items() if head.startswith(magic)), "")
+
+
+def can_unpack(form: str) -> bool:
+    """Return whether this Python has the library for a kind of compression."""
+    try:
+        _decompressor(BytesIO(), form)
+    except ImportError:
+        return False
+    return True
+
+
 def peek(head: bytes, limit: int = 1 << 20) -> bytes:
     """Return the beginning of the uncompressed content, given the first bytes of a file."""
     for _ in range(_LAYERS):
-        if head.startswith(GZIP):
-            head = _unpacked(head, limit)
+        if form := compression(head):
+            head = _unpacked(head, form, limit)
     return _Plain().text(head[:limit])
 
 
-def _unpacked(head: bytes, limit: int) -> bytes:
-    import zlib
-
-    for known in (head, head[:-_TRAILER]):
-        with suppress(zlib.error):
-            return zlib.decompressobj(wbits=31).decompress(known, limit)
-    return b""
+def _unpacked(head: bytes, form: str, limit: int) -> bytes:
+    """Decompress the beginning of a file as far as it goes."""
+    content = bytearray()
+    with suppress(Exception):  # Each library raises its own, if only since the rest is missing.
+        opened = _decompressor(BytesIO(head), form)
+        while len(content) < limit and (piece := opened.read1(limit)):
+            content += piece
+    return bytes(content)
 
 
 class _Plain:
@@ -79,17 +92,27 @@ def text_size(files: Iterable[Path]) -> int:
     size = 0
     for file in files:
         with file.open("rb") as opened:
-            packed = opened.read(len(GZIP)) == GZIP
+            packed = compression(opened.read(_MAGIC))
         size += file.stat().st_size * (_PACKED if packed else 1)
     return size
 
 
-def _quick_gzip() -> Any:
-    """Return isal's or zlib-ng's module in place of `gzip`, if installed: they take a fifth."""
-    for name in ("isal.igzip", "zlib_ng.gzip_ng"):
-        with suppress(ImportError):
-            return import_module(name)
-    return import_module("gzip")
+def _decompressor(file: Any, form: str, quick: bool = False) -> Any:
+    """Return a file of the content of a compressed one; raises ImportError without a library.
+
+    With ``quick``, gzip is read by isal or zlib-ng, if installed: they take a fifth.
+    """
+    if form == "gzip":
+        for name in ("isal.igzip", "zlib_ng.gzip_ng")[: 2 * quick]:
+            with suppress(ImportError):
+                return import_module(name).GzipFile(fileobj=file, mode="rb")
+        return import_module("gzip").GzipFile(fileobj=file, mode="rb")
+    if form == "xz":
+        return import_module("lzma").LZMAFile(file)
+    with suppress(ImportError):  # Python 3.14 has it.
+        return import_module("compression.zstd").ZstdFile(file)
+    decoder = import_module("zstandard").ZstdDecompressor()
+    return BufferedReader(decoder.stream_reader(file, read_across_frames=True, closefd=False))
 
 
 class Content(AbstractContextManager["Content"]):
@@ -98,23 +121,21 @@ class Content(AbstractContextManager["Content"]):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = open_input(path)
-        self._packed = self._file.read(2) == GZIP
-        self._file.seek(0)
-        gzip_ = _quick_gzip() if self._packed else None
-        self._is_quick = gzip_ is not None and gzip_.__name__ != "gzip"
-        self._unpacked = self._layers(gzip_) if gzip_ else cast(BufferedReader, self._file)
+        self._form = compression(self._file.peek(_MAGIC)[:_MAGIC])
+        self._is_quick = self._form == "gzip"
+        self._unpacked = self._layers()
         self._plain = _Plain()
         self._length = 0
         self._broken: InputError | None = None
 
-    def _layers(self, gzip_: Any) -> BufferedReader:
-        """Return the file, unpacked by a module like ``gzip``."""
-        unpacked = gzip_.GzipFile(fileobj=self._file)
+    def _layers(self) -> BufferedReader:
+        """Return the file, unpacked."""
+        unpacked: Any = self._file
         with suppress(Exception):  # Each library raises its own; reading meets it again.
-            for _ in range(_LAYERS - 1):
-                again = unpacked.read(len(GZIP)) == GZIP
-                unpacked.seek(0)
-                unpacked = gzip_.GzipFile(fileobj=unpacked, mode="rb") if again else unpacked
+            for _ in range(_LAYERS):
+                if not (form := compression(unpacked.peek(_MAGIC)[:_MAGIC])):
+                    break
+                unpacked = _decompressor(unpacked, form, self._is_quick)
         return cast(BufferedReader, unpacked)
 
     def read(self) -> bytes:
@@ -130,15 +151,14 @@ class Content(AbstractContextManager["Content"]):
         except Exception as error:  # Each library raises its own.
             if self._is_quick:
                 # `gzip` gives all that there is before a break.
-                import gzip
-
+                self._is_quick = False
                 self._file.seek(0)
-                self._unpacked = self._layers(gzip)
+                self._unpacked = self._layers()
                 self._unpacked.seek(start)
-                self._is_quick, self._length = False, start
+                self._length = start
                 return self.read()
             self._broken = self._broken_by(error)
-        if self._packed:
+        if self._form:
             check_ratio(self.path, self._length, self._file.tell())
         if self._broken is not None and not pieces:
             raise self._broken
@@ -147,12 +167,13 @@ class Content(AbstractContextManager["Content"]):
     def _broken_by(self, error: Exception) -> InputError:
         import zlib
 
-        if not isinstance(error, EOFError | OSError | zlib.error):
+        known = isinstance(error, EOFError | OSError | zlib.error)
+        if not known and type(error).__name__ not in ("LZMAError", "ZstdError"):
             raise error
         where = f"after {self._length:,} bytes of content"
-        problem = f"broken gzip data {where} ({error})"
+        problem = f"broken {self._form} data {where} ({error})"
         if isinstance(error, EOFError):
-            problem = f"cut off: its gzip data end {where}"
+            problem = f"cut off: its {self._form} data end {where}"
         return InputError(self.path, f"{problem}; copy it again")
 
     def __exit__(self, *_: object) -> None:
