@@ -147,7 +147,7 @@ def _classes_table(comparison: Comparison, pair: Pair) -> Table:
         return tabulate(title, columns, pair.classes)
     step = pair.step.a_ns if pair.step is not None else 0
     bounds = Column("95% bounds", _bounds, unknown="?")
-    outcome = Column("", lambda row: _outcome(row, step))
+    outcome = Column("outcome", lambda row: _outcome(row, step))
     rows = (*pair.classes, pair.step) if pair.step is not None else pair.classes
     unit = comparison.unit
     title = f"Where the time of {UNITS[unit]} goes (mean over {unit}s and GPUs)"
@@ -202,8 +202,8 @@ def _gpus_table(comparison: Comparison, pair: Pair) -> Table:
 
         worst_of = (
             Column("", lambda row: NAMES[row.name]),
-            *(Column(a, "a_worst", time), Column("on", "a_worst", where, "")),
-            *(Column(b, "b_worst", time), Column("on", "b_worst", where, "")),
+            *(Column(a, "a_worst", time), Column(f"{a} on", "a_worst", where, "")),
+            *(Column(b, "b_worst", time), Column(f"{b} on", "b_worst", where, "")),
         )
         title = f"The GPU that has most of a class ({UNITS[comparison.unit]})"
         return tabulate(title, worst_of, filter(_outstanding, pair.classes))

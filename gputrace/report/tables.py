@@ -39,10 +39,10 @@ from gputrace.report.document import (
 )
 from gputrace.report.wording import (
     capital,
-    cut_middle,
     explain,
     gpu_label,
     kernel_labels,
+    labels_of,
     loop_name,
     notes,
     shown_findings,
@@ -292,8 +292,9 @@ def loader_tables(analysis: Analysis) -> tuple[Table, ...]:
     if loader.queue_median is not None and loader.queue_empty is not None:
         queue = f"{loader.queue_median:g} ready when asked, none in {loader.queue_empty:.0%}"
     title = f"A batch in the data loader{of} ({workers}, {loader.batches:,} batches; {queue})"
+    labels = labels_of({part.name: part.name for part in loader.parts}, _LONGEST_PART)
     columns = (
-        Column("", lambda part: cut_middle(part.name, _LONGEST_PART)),
+        Column("", lambda part: labels[part.name]),
         Column("time", "batch_ns"),
         Column("share", "share", "{:.1%}"),
     )

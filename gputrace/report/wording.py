@@ -156,17 +156,22 @@ def loop_name(analysis: Analysis) -> tuple[str, str]:
 
 
 def kernel_labels(names: Sequence[str], longest: int) -> list[str]:
-    """Shorten names of kernels to what people call them; different names stay different.
-
-    Longer ones than ``longest`` are cut in the middle, as their ends distinguish kernels.
-    """
+    """Shorten names of kernels to what people call them; different names stay different."""
     # Its patterns take as long to compile as a cached answer to be shown.
     from gputrace.analyzers.kernel_names import short_name
 
-    shorts = {name: short_name(name) for name in names}
-    labels = {name: cut_middle(short, longest) for name, short in shorts.items()}
-    labels |= _distinct(labels, shorts, longest)
+    labels = labels_of({name: short_name(name) for name in names}, longest)
     return [labels[name] for name in names]
+
+
+def labels_of(shorts: Mapping[str, str], longest: int) -> dict[str, str]:
+    """Return labels of at most ``longest`` characters for names, given short ones.
+
+    Longer ones are cut in the middle, as their ends distinguish them; different names stay
+    different.
+    """
+    labels = {name: cut_middle(short, longest) for name, short in shorts.items()}
+    return labels | _distinct(labels, shorts, longest)
 
 
 def _distinct(labels: Mapping[str, str], short: Mapping[str, str], longest: int) -> dict[str, str]:

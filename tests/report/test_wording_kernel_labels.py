@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gputrace.report.wording import kernel_labels
+from gputrace.report.wording import kernel_labels, labels_of
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,10 @@ def test_many_names_alike_stay_different_at_any_width(longest: int) -> None:
     labels = kernel_labels(names, longest)
     assert len(set(labels)) == len(names)
     assert max(map(len, labels)) <= longest
+
+
+def test_parts_of_a_loader_that_differ_in_the_middle_stay_different() -> None:
+    names = [f"torchvision.transforms.{'v2.' * 9}{name}.{'forward' * 4}" for name in ("A", "Bc")]
+    labels = labels_of({name: name for name in names}, 40)
+    assert len(set(labels.values())) == 2
+    assert max(map(len, labels.values())) <= 40
