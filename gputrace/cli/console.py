@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -86,34 +85,56 @@ class _Update(Protocol):
 
 
 class _LateBar:
-    """Progress bar that appears, and imports rich, only when work takes long."""
+    """Progress bar that appears, and imports rich, only when work takes long.
+
+    A timer starts it, since much of an analysis reports nothing.
+    """
 
     def __init__(self, what: str, then: str = "") -> None:
-        self._what, self._then, self._began = what, then, time.monotonic()
+        from threading import Lock, Timer
+
+        self._what, self._then = what, then
+        self._state: tuple[str, int, int | None] = (what, 0, None)
         self._bar: Bar | None = None
+        self._lock, self._is_over = Lock(), False
+        self._timer = Timer(_PATIENCE_S, self._start)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _start(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with self._lock:
+            if not self._is_over:
+                self._bar = Progress(console=Console(stderr=True), transient=True)
+                self._bar.add_task("")
+                self._draw()
+                self._bar.start()
 
     def update(self, done: int, total: int, what: str = "") -> None:
-        if self._bar is None:
-            if time.monotonic() - self._began < _PATIENCE_S:
-                return
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._bar.add_task("")
-            self._bar.start()
-        from rich.markup import escape
-
-        is_over = bool(self._then) and done >= total
-        task = self._bar.tasks[0]
+        follows = bool(self._then) and done >= total
         # Without a total, the bar moves back and forth.
-        task.total = None if is_over else max(total, done)
-        shown = escape(clean(what or (self._then if is_over else self._what)))
-        self._bar.update(task.id, description=shown, completed=done)
+        amount = None if follows else max(total, done)
+        self._state = (what or (self._then if follows else self._what), done, amount)
+        with self._lock:
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._bar is not None:
+            from rich.markup import escape
+
+            what, done, total = self._state
+            task = self._bar.tasks[0]
+            task.total = total
+            self._bar.update(task.id, description=escape(clean(what)), completed=done)
 
     def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._timer.cancel()
+        with self._lock:
+            self._is_over = True
+            if self._bar is not None:
+                self._bar.stop()
 
 
 @contextmanager
