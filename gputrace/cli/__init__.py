@@ -24,7 +24,6 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "gputrace record --python -- torchrun --nproc-per-node 4 train.py",
             "gputrace record --steps 20:40 -- python train.py",
         ),
-        "recover": ("record.recover", "gputrace recover trace.sqlite.spool"),
     },
     "Look": {
         "demo": ("demo.command", "gputrace demo", "gputrace demo -o demo.sqlite"),
@@ -87,12 +86,15 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "Operate": {
         "mcp": ("mcp.command", "gputrace mcp", "gputrace mcp runs/"),
         "doctor": ("installation.doctor", "gputrace doctor"),
-        "plugins": ("installation.plugins", "gputrace plugins --check"),
+    },
+    "Rarely needed": {
+        "recover": ("record.recover", "gputrace recover trace.sqlite.spool"),
         "recipe": (
             "installation.recipe",
             "NSYS_RECIPE_PATH=$(gputrace recipe) nsys recipe gputrace_analyze --help",
         ),
         "completion": ("installation.completion", "gputrace completion bash"),
+        "plugins": ("installation.plugins", "gputrace plugins --check"),
     },
 }
 """Commands as help groups them: a click command in a module of this package, and examples."""

@@ -22,7 +22,11 @@ def _named(traces: tuple[Path, ...]) -> str:
     return traces[0].name if len(traces) == 1 else f"{len(traces)} traces"
 
 
-@click.command("analyze")
+@click.command(
+    "analyze",
+    cls=options.Grouped,
+    sections={"Part of the trace": "time steps", "Expert": "gaps keep_going scheduler"},
+)
 @options.traces
 @options.window
 @options.steps

@@ -102,6 +102,10 @@ _OPTIONS: Final[tuple[tuple[tuple[str, ...], Mapping[str, Any], str], ...]] = (
 
 @click.command(
     "bench",
+    cls=options.Grouped,
+    sections={
+        "Slurm": "slurm submit array partition time account nodes gpus_per_node mpi",
+    },
     params=[
         click.Argument(["study"], metavar="STUDY.toml", type=_STUDY),
         *(click.Option(names, help=text, **attributes) for names, attributes, text in _OPTIONS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -58,6 +58,26 @@ class OursOrPlugins(_Text):
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(name) for name in self._all_choices() if name.startswith(incomplete)]
+
+
+class Grouped(click.Command):
+    """Command whose help lists some options under titles, after the others."""
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self._titles = {name: title for title, names in sections.items() for name in names.split()}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in ("Options", *self._titles.values())
+        }
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and row is not None:
+                rows[self._titles.get(str(parameter.name), "Options")].append(row)
+        for title, listed in rows.items():
+            with formatter.section(title):
+                formatter.write_dl(listed)
 
 
 def _format(kind: Any) -> Callable[[_F], _F]:

@@ -30,7 +30,16 @@ LARGE_AT_A_TERMINAL: Final = 10**9
 """Sizes in bytes at which a running recording is reported on stderr."""
 
 
-@click.command("record", context_settings={"allow_interspersed_args": False})
+@click.command(
+    "record",
+    cls=options.Grouped,
+    sections={
+        "What to record of a long run": "steps delay duration every sample keep when_slow max_size "
+        "profiler_api",
+        "Expert": "backend api no_nvml no_control graph_nodes hw_trace",
+    },
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option(
     "-o",
     "--output",

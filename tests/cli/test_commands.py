@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 import gputrace
 from gputrace.cli import COMMANDS, GROUPS, cli
+from gputrace.cli.options import Grouped
 from tests.helpers import command
 from tests.helpers.command import assert_refused
 from tests.helpers.exports import Export
@@ -52,6 +54,20 @@ def test_help_has_the_commands_in_groups_and_no_text_is_cut() -> None:
     titles = [line[:-1] for line in shown.splitlines() if line.endswith(":")]
     assert titles == ["Options", *GROUPS]
     assert "..." not in shown.partition("\n")[2]
+
+
+@pytest.mark.parametrize("name", ["record", "analyze", "bench"])
+def test_help_lists_each_option_once_the_usual_ones_first(name: str) -> None:
+    shown = command.gputrace(name, "--help").out
+    parsed = cli.get_command(click.Context(cli), name)
+    assert isinstance(parsed, Grouped)
+    for option in parsed.params:
+        if isinstance(option, click.Option) and not option.hidden:
+            rows = re.findall(rf"^  (?:-\w, )?{option.opts[-1]}\b(?!-)", shown, re.M)
+            assert len(rows) == 1, option.name
+    titles = re.findall(r"^(\S.*):$", shown, re.M)
+    assert titles[0] == "Options"
+    assert len(titles) > 1
 
 
 @pytest.mark.parametrize("name", COMMANDS)
