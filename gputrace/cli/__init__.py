@@ -148,8 +148,16 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gputrace")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Show where each training step's time goes on NVIDIA GPUs, and what to change."""
+    from gputrace.cli import config
+
+    name = context.invoked_subcommand
+    command = cli.get_command(context, name) if name in config.COMMANDS else None
+    if name and command is not None:
+        asked = click.Context(command, context, name)
+        context.default_map = {name: config.read_defaults(command, asked)}
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
