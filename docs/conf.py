@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import gputrace  # noqa: E402
-from docs.site import commands, names, pairs  # noqa: E402
+from docs.site import commands, pairs  # noqa: E402
+from gputrace.cli import json_schema  # noqa: E402
 
 project = "gputrace"
 release = gputrace.__version__
@@ -72,8 +73,8 @@ def _write_schemas(app: Sphinx, error: Exception | None) -> None:
     """Write the JSON Schemas next to the pages."""
     folder = Path(app.outdir, "schema")
     folder.mkdir(exist_ok=True)
-    for name in names.ROOTS if error is None else ():
-        text = json.dumps(names.schema(name), indent=1, ensure_ascii=False)
+    for name in json_schema.ROOTS if error is None else ():
+        text = json.dumps(json_schema.schema(name), indent=1, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 

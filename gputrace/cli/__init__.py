@@ -94,6 +94,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "NSYS_RECIPE_PATH=$(gputrace recipe) nsys recipe gputrace_analyze --help",
         ),
         "completion": ("installation.completion", "gputrace completion bash"),
+        "schema": ("installation.schema", "gputrace schema analysis"),
         "plugins": ("installation.plugins", "gputrace plugins --check"),
     },
 }

@@ -1,5 +1,6 @@
-"""Commands about this installation: doctor, plugins, recipe, completion; also, as files beside the
-package, completions and manual pages.
+"""Commands about this installation: doctor, plugins, recipe, completion, schema.
+
+Also, as files beside the package, completions and manual pages.
 """
 
 from __future__ import annotations
@@ -29,6 +30,17 @@ _COLORS: Final = {"ok": "green", "missing": "red", "note": "yellow"}
 _USE: Final = (
     "NSYS_RECIPE_PATH=$(gputrace recipe) nsys recipe gputrace_analyze --input RUN.nsys-rep"
 )
+
+
+@click.command("schema")
+@click.argument("result", type=click.Choice(("analysis", "step", "comparison", "check", "study")))
+def schema(result: str) -> None:
+    """Print the JSON Schema of what analyze, compare, check or bench print with --json."""
+    import json
+
+    from gputrace.cli import json_schema
+
+    click.echo(json.dumps(json_schema.schema(result), indent=1, ensure_ascii=False))
 
 
 @click.command("doctor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import json
 import re
 import subprocess
 import tomllib
@@ -24,12 +25,14 @@ from gputrace.analyzers.findings.facts import Rule
 from gputrace.analyzers.whatif import calibration
 from gputrace.analyzers.whatif.optimizations import CURES
 from gputrace.api import ComparisonReport, OpenTrace, Report
-from gputrace.cli import COMMANDS
+from gputrace.cli import COMMANDS, json_schema
 from gputrace.studies.framework_environments import read_frameworks, read_needs
+from tests.helpers import command
 from tests.helpers.drawings import DRAWINGS, draw
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
-ROWS: Final = tuple({row: None for root in names.ROOTS.values() for row in names.rows(root)})
+ROOTS: Final = json_schema.ROOTS
+ROWS: Final = tuple({row: None for root in ROOTS.values() for row in json_schema.rows(root)})
 
 
 def test_columns_show_fields_that_are_there() -> None:
@@ -39,14 +42,16 @@ def test_columns_show_fields_that_are_there() -> None:
     assert [(row, of) for row, of in named if not hasattr(row, of)] == []
 
 
-@pytest.mark.parametrize("name", names.ROOTS)
+@pytest.mark.parametrize("name", ROOTS)
 def test_a_schema_has_every_name_of_its_result_and_what_is_said_of_it(name: str) -> None:
-    found = names.schema(name)["$defs"]
-    for row in names.rows(names.ROOTS[name]):
+    found = json_schema.schema(name)["$defs"]
+    for row in json_schema.rows(ROOTS[name]):
         properties = found[row.__name__]["properties"]
         assert list(properties) == [field.name.rstrip("_") for field in fields(row)]
-        for field, text in names.meanings(row).items():
+        for field, text in json_schema.meanings(row).items():
             assert properties[field.rstrip("_")]["description"] == text
+    printed = json.loads(command.gputrace("schema", name).out)
+    assert printed == json.loads(json.dumps(json_schema.schema(name)))
 
 
 def test_every_time_of_the_documentation_is_one_of_the_json() -> None:
@@ -61,7 +66,7 @@ def test_every_time_of_the_documentation_is_one_of_the_json() -> None:
     ("name", "make"),
     [
         ("findings", made_findings.markdown),
-        *((name, partial(names.markdown, name)) for name in names.ROOTS),
+        *((name, partial(names.markdown, name)) for name in ROOTS),
     ],
 )
 def test_a_table_that_is_made_from_the_code_is_what_the_code_says(
