@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final, NoReturn
 
 import click
 
+from gputrace.cli import console
 from gputrace.cli.console import log
 from gputrace.errors import ExitCode, GputraceError
 from gputrace.version import __version__
@@ -107,6 +109,22 @@ COMPLETES: Final = "_GPUTRACE_COMPLETE"
 _LONGEST_HELP: Final = 200
 
 
+_VERBOSITY: Final = [
+    click.Option(
+        [f"-{name[0]}", f"--{name}"],
+        is_flag=True,
+        expose_value=False,
+        callback=console.set_verbosity,
+        help=text,
+    )
+    for name, text in (
+        ("quiet", "Show results and errors only."),
+        ("verbose", "Also show time, memory and, of an error, where it arose."),
+    )
+]
+"""Options of every command."""
+
+
 class _Commands(click.Group):
     """Group that imports a subcommand when it is named."""
 
@@ -119,6 +137,8 @@ class _Commands(click.Group):
         target, *examples = COMMANDS[cmd_name]
         module, _, function = target.partition(".")
         command: click.Command = getattr(import_module(f"gputrace.cli.{module}"), function)
+        if not any(option is _VERBOSITY[0] for option in command.params):
+            command.params += _VERBOSITY
         command.epilog = "\n  ".join(["\b\nExamples:", *examples])
         return command
 
@@ -196,11 +216,15 @@ def run(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments
+    console.reset_verbosity()
+    began = time.monotonic()
     try:
         # Not by its `main`, which exits with 1 at a broken pipe: the code for an unmet gate.
         with cli.make_context("gputrace", arguments) as context:
             result = cli.invoke(context)
         sys.stdout.flush()
+        if console.is_verbose():
+            _log_cost(time.monotonic() - began)
         return result if isinstance(result, int) else ExitCode.DONE
     except click.exceptions.Exit as end:
         sys.stdout.flush()
@@ -218,7 +242,25 @@ def run(arguments: list[str] | None = None) -> int:
         if problem is None:
             raise
         log(problem[0])
+        if console.is_verbose():
+            _log_origin(error)
         return problem[1]
+
+
+def _log_origin(error: BaseException) -> None:
+    import traceback
+
+    from gputrace.sanitize import clean
+
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        click.echo(clean(line), err=True)
+
+
+def _log_cost(seconds: float) -> None:
+    import resource
+
+    most = max(resource.getrusage(who).ru_maxrss for who in (0, resource.RUSAGE_CHILDREN))
+    log(f"took {seconds:,.1f} s, and {most / 1000:,.0f} MB in its largest process")
 
 
 def explain(error: BaseException) -> tuple[str, ExitCode] | None:

@@ -205,7 +205,7 @@ def report(
 
         check_target(target, traces, force)
         _compared(traces, labels, part["steps"], batch, global_batch).save(target, force=force)
-        console.log(f"wrote {target}")
+        console.note(f"wrote {target}")
         return ExitCode.DONE
     if labels or batch or global_batch:
         raise UsageError("--label, --batch and --global-batch need --compare")
@@ -223,7 +223,7 @@ def report(
         if show is not None:
             show(material, port, lambda at: console.log(f"the page is at {at}"))
     if show is None:
-        console.log(f"wrote {target}")
+        console.note(f"wrote {target}")
     return code
 
 
@@ -267,7 +267,7 @@ def export(
     ):
         opened.export(form, target, time=time, redact=redact, force=force, progress=progress)
         code = options.log_left_out(opened)
-    console.log(f"wrote {target}")
+    console.note(f"wrote {target}")
     return code
 
 
@@ -370,5 +370,5 @@ def log(traces: tuple[Path, ...], trackers: tuple[str, ...], keep_going: bool) -
         loggers.log(opened, *trackers)
         code = options.log_left_out(opened)
     for tracker in trackers:
-        console.log(f"logged to {tracker}")
+        console.note(f"logged to {tracker}")
     return code

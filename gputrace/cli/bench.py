@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import log, progress_bar, signals_as_interrupt
+from gputrace.cli.console import log, note, progress_bar, signals_as_interrupt
 from gputrace.errors import ExitCode, MissingError, UsageError
 from gputrace.sanitize import clean, message
 from gputrace.units import format_ns
@@ -147,7 +147,7 @@ def _write_job(work: Work, given: Mapping[str, Any]) -> int:
     study = work.request.study
     target = check_target(Path(f"{study.stem}.sbatch"), [study], given["force"])
     write_for_people(target, _batch_script(work, given))
-    log(f"wrote {target}")
+    note(f"wrote {target}")
     if given["submit"]:
         click.echo(message(_submit(target.absolute())))
     return ExitCode.DONE

@@ -32,6 +32,32 @@ def log(text: str) -> None:
     click.echo(f"gputrace: {message(text)}", err=True)
 
 
+_said: list[str] = []
+"""``quiet`` or ``verbose``, where asked for."""
+
+
+def set_verbosity(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Obey ``--quiet`` or ``--verbose``; a callback of click."""
+    if value and parameter.name is not None:
+        _said.append(parameter.name)
+
+
+def reset_verbosity() -> None:
+    """Forget what an earlier command in this process was asked for."""
+    _said.clear()
+
+
+def is_verbose() -> bool:
+    """Return whether ``--verbose`` was given."""
+    return "verbose" in _said
+
+
+def note(text: str) -> None:
+    """Write a line as `log` does unless ``--quiet`` was given: for what is no error or result."""
+    if "quiet" not in _said:
+        log(text)
+
+
 def log_after_program() -> None:
     """Have the next message begin a line, where a program may have left one without an end."""
     _after_program[:] = [None]
@@ -65,7 +91,7 @@ def progress_bar(what: str, then: str = "") -> Iterator[_Update | None]:
 
     What follows work of which the amount is known, if anything, is shown by a bar that runs.
     """
-    if not sys.stderr.isatty():
+    if "quiet" in _said or not sys.stderr.isatty():
         yield None
         return
     bar = _LateBar(what, then)

@@ -86,7 +86,7 @@ def _write_demo(target: Path, force: bool) -> int:
     path = check_target(target, (), force)
     with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:
         shutil.copyfile(recording, unfinished)
-    console.log(f"wrote {target}")
+    console.note(f"wrote {target}")
     return ExitCode.DONE
 
 

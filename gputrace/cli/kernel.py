@@ -141,5 +141,5 @@ def _profile(chosen: LaunchFilter, output: Path, command: tuple[str, ...]) -> in
         click.echo(f"{kernel.name}: {kernel.verdict}")
         for label, (value, unit) in kernel.figures.items():
             click.echo(f"  {label:<{wide}}  {show.get(unit, '{:,.4g}'.format)(value)}")
-    console.log(f"wrote {output}")
+    console.note(f"wrote {output}")
     return ExitCode.DONE

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gputrace.cli import options
-from gputrace.cli.console import log, log_after_program, signals_as_interrupt
+from gputrace.cli.console import log, log_after_program, note, signals_as_interrupt
 from gputrace.errors import ExitCode, GputraceError, InputError, MissingError, UsageError
 from gputrace.units import format_bytes, format_count, format_ns, parse_duration
 
@@ -148,9 +148,9 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
         at = error.filename or given["output"]
         return _fail(f"{at}: {error.strerror}", ExitCode.RECORDING_FAILED)
     if output is None and plan.output != _OUTPUT:
-        log(f"{_OUTPUT} exists: records into {plan.output}")
+        note(f"{_OUTPUT} exists: records into {plan.output}")
     if bound := _bound(plan.limits):
-        log(bound)
+        note(bound)
     if terminal is None:
         return _record(prepared)
     from gputrace.cli.record_live import record_live
@@ -247,14 +247,14 @@ _LEAST_STEPS: Final = 2
 def _log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> None:
     size = output.stat().st_size / 1e6
     for line in (f"{output}: {_counts(merged)}, {size:,.1f} MB", *merged.notes):
-        log(line)
+        note(line)
     if merged.cut:
         lost = "what they had not written, a second at most where the disk took it, is missing"
         log(f"{merged.cut} ended without warning; {lost}")
     if merged.unreached:
         log(merged.unreached)
     if merged.kernels or merged.steps >= _LEAST_STEPS:
-        log(f"next: gputrace analyze {traces}")
+        note(f"next: gputrace analyze {traces}")
     elif failed and not merged.unreached:
         log("the program failed before its second step: there is nothing to analyze yet")
     elif not merged.unreached:
@@ -484,4 +484,4 @@ def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     except OSError as error:
         raise InputError(target, f"cannot be written ({error.strerror})") from error
     for line in (f"{target}: {_counts(merged)}", *merged.notes):
-        log(line)
+        note(line)

@@ -340,3 +340,16 @@ def test_what_cannot_be_written_at_the_end_is_told(h100: Path, tmp_path: Path) -
     unflushed = 120
     assert ran.code == unflushed
     assert ran.err.startswith("Exception ignored in: <_io.TextIOWrapper name='<stdout>'")
+
+
+def test_quiet_leaves_errors_and_verbose_adds_cost_and_origin(tmp_path: Path) -> None:
+    trace = Export().kernel(0, 10).kernel(20, 30).write(tmp_path / "trace.sqlite")
+    words = ("export", trace, "--to", "perfetto", "-o", tmp_path / "a.json")
+    assert command.gputrace(*words, "-q") == (DONE, "", "")
+    assert_refused(command.gputrace(*words, "-q"), USAGE, "exists")
+    took, wrote = command.gputrace(*words, "-v", "--force").err.splitlines()[::-1]
+    assert wrote.startswith("gputrace: wrote ")
+    assert re.fullmatch(r"gputrace: took [\d.]+ s, and \d+ MB in its largest process", took)
+    said = command.gputrace("analyze", "-v", f"{tmp_path}/\x1b[2J").err
+    assert "in open_input" in said
+    assert "\x1b" not in said
