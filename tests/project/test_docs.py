@@ -30,6 +30,8 @@ from gputrace.studies.framework_environments import read_frameworks, read_needs
 from tests.helpers import command
 from tests.helpers.drawings import DRAWINGS, draw
 
+OF_EVERY_COMMAND: Final = {"--quiet", "--verbose"}
+"""Options on the page of the command line alone."""
 DOCS: Final = Path(__file__).parents[2] / "docs"
 ROOTS: Final = json_schema.ROOTS
 ROWS: Final = tuple({row: None for root in ROOTS.values() for row in json_schema.rows(root)})
@@ -194,6 +196,7 @@ def test_every_option_of_the_page_is_documented() -> None:
 
     text = (DOCS / "report.md").read_text(encoding="utf-8")
     options = {name for one in report.params for name in one.opts if name.startswith("--")}
+    options -= OF_EVERY_COMMAND
     assert {name for name in options if name not in text} <= {"--keep-going", "--output"}
 
 
@@ -227,6 +230,7 @@ def test_every_option_for_slurm_is_documented() -> None:
     text = (DOCS / "bench.md").read_text(encoding="utf-8")
     shown = [one for one in study.params if not getattr(one, "hidden", False)]
     options = {name for one in shown for name in one.opts if name.startswith("--")}
+    options -= OF_EVERY_COMMAND
     assert {name for name in options if name not in text} <= {"--output", "--backend", "--json"}
 
 
