@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls, find_captures
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import median
-from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls, find_captures
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.events import Kind, Mask, distinct_ids, number_ids

@@ -8,9 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import StepsOf, edges_of, quantile, time_of
-from gputrace.analyzers.host_calls import (
+from gputrace.analyzers.cuda_api_calls import (
     NOBODY,
     CudaApiCalls,
     are_of_hip,
@@ -18,6 +16,8 @@ from gputrace.analyzers.host_calls import (
     longest_os_call,
     read_host,
 )
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
+from gputrace.analyzers.grouping import StepsOf, edges_of, quantile, time_of
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.lanes import AnyGpu, AnyLaneSummary, LaneSummary
 from gputrace.analyzers.ledger import charges_within

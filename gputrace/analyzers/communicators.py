@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
-from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.kernel_names import function_name
 from gputrace.model.events import UNKNOWN, Events, Kind, Mask, distinct_ids
 from gputrace.model.names import bounded

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.host_calls import (
+from gputrace.analyzers.cuda_api_calls import (
     CALL_COLUMNS,
     CudaApiCalls,
     number_threads,
@@ -339,7 +339,7 @@ class Shard:
         """Return the items, in memory or on disk."""
         if self._scratch is None:
             return list(items)
-        return LazySequence([self._scratch.keep(item) for item in items], self._scratch)
+        return LazySequence([self._scratch.spill(item) for item in items], self._scratch)
 
     def once(self, work: Callable[[Shard], _Result]) -> _Result:
         """Return a function's result for the whole shard, computed once."""
@@ -355,7 +355,7 @@ class Shard:
 
     def keep(self, key: tuple[AnyGpu, str], value: _Result) -> _Result:
         """Keep a value of a GPU, on disk if the columns are."""
-        kept = value if self._scratch is None else self._scratch.keep(value)
+        kept = value if self._scratch is None else self._scratch.spill(value)
         self.kept[key] = kept
         return kept
 
@@ -427,13 +427,13 @@ def spill_operations(
         mine = [keys[pair] for pair in gpu.pairs]
         at = [parts[index] for index in sorted({i for key in mine for i in holding[key]})]
         order = np.argsort(_column(at, mine, "start"), kind="stable")
-        events = Events({name: scratch.keep(_column(at, mine, name)[order]) for name in columns})
+        events = Events({name: scratch.spill(_column(at, mine, name)[order]) for name in columns})
         classes, coverage = classify(trace, events), trace.coverage(gpu.process)
-        spilled.append(scratch.keep(GpuOperations(gpu, events, classes, coverage)))
+        spilled.append(scratch.spill(GpuOperations(gpu, events, classes, coverage)))
         aside.let_go()
         scratch.let_go()
     marked = with_unnamed_exchanges(trace, spilled)
-    return spilled if marked is spilled else [scratch.keep(each) for each in marked]
+    return spilled if marked is spilled else [scratch.spill(each) for each in marked]
 
 
 def _holding(parts: Sequence[_Part]) -> dict[int, list[int]]:
@@ -487,7 +487,7 @@ def spill_calls(
     by_correlation = {}
     processes = [process for process, _ in threads]
     for process, rows in rows_by_correlation(correlation, processes, first.tolist()):
-        by_correlation[process] = scratch.keep(rows)
+        by_correlation[process] = scratch.spill(rows)
         aside.let_go()
         scratch.let_go()
     return CudaApiCalls(
@@ -534,7 +534,7 @@ def _part(
     }
     rows = {name: _narrow(getattr(events, name), order) for name in events.columns}
     part = _Part(rows, order.astype(np.int32), groups)
-    kept = scratch.keep(part)
+    kept = scratch.spill(part)
     scratch.let_go()
     return kept
 

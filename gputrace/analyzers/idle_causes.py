@@ -10,8 +10,8 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
+from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls, thread_keys
 from gputrace.analyzers.grouping import median
-from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls, thread_keys
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among

@@ -13,10 +13,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from gputrace.analyzers.cuda_api_calls import NOBODY, are_of_hip, by_thread
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, median, stretches
-from gputrace.analyzers.host_calls import NOBODY, are_of_hip, by_thread
 from gputrace.analyzers.kernel_activity import measure_activity, time_alone
 from gputrace.analyzers.kernel_names import (
     PRODUCTS,

@@ -12,7 +12,7 @@ from msgspec import field
 from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls
+from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.idle_causes import (
     Causes,
     HostEvidence,
@@ -248,7 +248,7 @@ def find_lanes(
         if window is not None and timeline.window.start >= timeline.window.end:
             continue
         if scratch is not None:  # Not in memory while causes are found.
-            timeline = scratch.keep(timeline)
+            timeline = scratch.spill(timeline)
             scratch.let_go()
         marked = steps.get(of_gpu.gpu.rank)
         gaps = build_timeline(of_gpu).gaps if window is not None else timeline.gaps

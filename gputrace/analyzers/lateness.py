@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import JOINT, Collectives, steps_of
+from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import (
     median,
@@ -19,7 +20,6 @@ from gputrace.analyzers.grouping import (
     rows_by,
     steps_by_gpu,
 )
-from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids, is_among

@@ -15,9 +15,9 @@ import numpy as np
 from msgspec import field
 from numpy.typing import NDArray
 
+from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, edges_of
-from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.kernel_ratios import number_launches
 from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.analyzers.operations import Gpu, OperationClass

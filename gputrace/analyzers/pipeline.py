@@ -19,6 +19,7 @@ from gputrace.analyzers.breakdown import (
 from gputrace.analyzers.clocks import fit_clocks
 from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives, match_collectives
+from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.device_metrics import (
     add_use,
     find_energy,
@@ -34,7 +35,6 @@ from gputrace.analyzers.findings.stragglers import find_balance, late_causes
 from gputrace.analyzers.findings.whole_run import missing_rows
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, edges_of
-from gputrace.analyzers.host_calls import NOBODY
 from gputrace.analyzers.host_state import measure_throughput, read_work
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes

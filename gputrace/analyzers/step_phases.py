@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.cuda_api_calls import NOBODY, by_thread, captured_in
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
-from gputrace.analyzers.host_calls import NOBODY, by_thread, captured_in
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import read_sources

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.host_calls import (
+from gputrace.analyzers.cuda_api_calls import (
     NOBODY,
     CudaApiCalls,
     by_thread,

@@ -24,7 +24,7 @@ from gputrace.collectors.spool.host_events import HostEvents, join_hosts, read_h
 from gputrace.errors import InputError, MissingError
 from gputrace.model.names import demangle_all, short
 from gputrace.readers import nvprof_schema as schema
-from gputrace.readers.gpu_clock import moved
+from gputrace.readers.gpu_clock_skew import moved
 from gputrace.readers.nsys_export import find_nsys, nsys_version, run_export
 from gputrace.readers.nsys_schema import string_columns
 from gputrace.readers.nvprof import find_skew

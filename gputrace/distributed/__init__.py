@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from gputrace.analyzers.cuda_api_calls import CudaApiCalls, read_calls
 from gputrace.analyzers.gpu_shards import PerGpu, Shard, ShardTask
-from gputrace.analyzers.host_calls import CudaApiCalls, read_calls
 from gputrace.analyzers.operations import Gpu, group_gpus
 from gputrace.distributed import worker
 from gputrace.distributed.scheduler import HINT, connected

@@ -16,8 +16,8 @@ from gputrace.model.trace import FROM_THE_START, Coverage, NoGpu, Quality
 from gputrace.readers import graph_nodes
 from gputrace.readers import nsys_schema as schema
 from gputrace.readers.nsys import GRAPHS, NsysTrace
+from gputrace.store.sqlite_page_scan import Rows
 from gputrace.store.sqlite_reader import Database, Selection
-from gputrace.store.table_scan import Rows
 
 _NODES: Final = (Kind.KERNEL, *COPY_KINDS, Kind.MEMSET)
 """Kinds of the nodes of CUDA graphs."""

@@ -44,8 +44,9 @@ from gputrace.model.trace import (
     drop_invalid_rows,
 )
 from gputrace.readers import nsys_schema as schema
-from gputrace.readers.gpu_clock import measure_skew, moved
+from gputrace.readers.gpu_clock_skew import measure_skew, moved
 from gputrace.store import sqlite_security
+from gputrace.store.sqlite_page_scan import Condition, Integers, Query, Rows, Value
 from gputrace.store.sqlite_reader import (
     NULL,
     Database,
@@ -56,7 +57,6 @@ from gputrace.store.sqlite_reader import (
     row_chunks,
     sqlite_error,
 )
-from gputrace.store.table_scan import Condition, Integers, Query, Rows, Value
 from gputrace.units import format_count, format_window
 
 

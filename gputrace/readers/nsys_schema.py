@@ -27,8 +27,8 @@ from gputrace.model.nvml import (
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Session
+from gputrace.store.sqlite_page_scan import quote_identifier
 from gputrace.store.sqlite_reader import Database, EventTable, SqliteTables, TimedTable
-from gputrace.store.table_scan import quote_identifier
 
 
 class Table(EventTable, frozen=True):

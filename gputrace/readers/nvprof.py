@@ -28,18 +28,9 @@ from gputrace.model.names import bounded, demangle_all
 from gputrace.model.options import Window
 from gputrace.model.trace import Device, Process, Session, drop_invalid_rows
 from gputrace.readers import nvprof_schema as schema
-from gputrace.readers.gpu_clock import moved
+from gputrace.readers.gpu_clock_skew import moved
 from gputrace.store import sqlite_security
-from gputrace.store.sqlite_reader import (
-    Database,
-    Selection,
-    SqliteTables,
-    SqliteTrace,
-    read_integers,
-    row_ranges,
-    sqlite_error,
-)
-from gputrace.store.table_scan import (
+from gputrace.store.sqlite_page_scan import (
     Condition,
     Integers,
     Query,
@@ -48,6 +39,15 @@ from gputrace.store.table_scan import (
     map_in_threads,
     quote_identifier,
     within,
+)
+from gputrace.store.sqlite_reader import (
+    Database,
+    Selection,
+    SqliteTables,
+    SqliteTrace,
+    read_integers,
+    row_ranges,
+    sqlite_error,
 )
 
 _ENDS: Final = ("source_device", "destination_device")

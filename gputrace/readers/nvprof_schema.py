@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind
 from gputrace.model.struct import Struct
+from gputrace.store.sqlite_page_scan import Integers, quote_identifier
 from gputrace.store.sqlite_reader import Database, EventTable, SqliteTables, TimedTable
-from gputrace.store.table_scan import Integers, quote_identifier
 from gputrace.store.writer import DOMAIN, MARK, OVERHEADS, PUSH_POP, START_END, UNKNOWN_OVERHEAD
 
 PREFIX: Final = "CUPTI_ACTIVITY_KIND_"

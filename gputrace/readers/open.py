@@ -21,8 +21,8 @@ from gputrace.readers.compressed import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
 from gputrace.store import LARGE, cache_folder
+from gputrace.store.sqlite_page_scan import count_cores
 from gputrace.store.sqlite_reader import MAGIC, open_input
-from gputrace.store.table_scan import count_cores
 
 if TYPE_CHECKING:
     from gputrace.model.trace import Progress

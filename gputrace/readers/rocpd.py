@@ -21,8 +21,8 @@ from gputrace.errors import InputError
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Events, IdLookup, Kind
 from gputrace.model.trace import Device, Process, Session
 from gputrace.readers.in_memory import MemoryTrace, Names
+from gputrace.store.sqlite_page_scan import Query, Value
 from gputrace.store.sqlite_reader import Database, read_integers
-from gputrace.store.table_scan import Query, Value
 
 Ints = NDArray[np.int64]
 Columns = dict[str, Ints]

@@ -20,8 +20,8 @@ from gputrace.model.events import AT, Column, Events, Kind
 from gputrace.model.nvml import Nvml
 from gputrace.model.options import Window
 from gputrace.model.trace import Coverage, Device, NoGpu, Progress, Session, Trace
+from gputrace.store.sqlite_page_scan import quote_identifier
 from gputrace.store.sqlite_reader import Database, SqliteTrace
-from gputrace.store.table_scan import quote_identifier
 
 REDACTED: Final = "redacted: names of hosts, users, paths and programs are replaced"
 _NAME: Final = Path("redacted")

@@ -29,6 +29,7 @@ from gputrace.model.options import Window
 from gputrace.model.trace import Progress, Trace
 from gputrace.store import LARGE, sqlite_security
 from gputrace.store.merge import MergedTrace
+from gputrace.store.sqlite_page_scan import quote_identifier
 from gputrace.store.sqlite_reader import (
     Database,
     SqliteTables,
@@ -36,7 +37,6 @@ from gputrace.store.sqlite_reader import (
     TimedTable,
     sqlite_error,
 )
-from gputrace.store.table_scan import quote_identifier
 from gputrace.store.writer import TraceWriter
 from gputrace.units import format_window
 

@@ -71,25 +71,25 @@ class SpillFile:
         view = np.frombuffer(self._mapped[-1], kind, length, offset - self._start)
         return Room(self, offset, view)
 
-    def keep(self, value: _Value) -> _Value:
+    def spill(self, value: _Value) -> _Value:
         """Copy a column, events, a struct, or a dict or tuple of them, with columns in the file.
 
         Cached properties of structs are computed now, and spilled, too.
         """
         spilled: Any = value
         if isinstance(value, np.ndarray):
-            spilled = self._spill(value)
+            spilled = self._spill_array(value)
         elif isinstance(value, Events):
-            spilled = Events({name: self.keep(getattr(value, name)) for name in value.columns})
+            spilled = Events({name: self.spill(getattr(value, name)) for name in value.columns})
         elif isinstance(value, dict):
-            spilled = {key: self.keep(item) for key, item in value.items()}
+            spilled = {key: self.spill(item) for key, item in value.items()}
         elif type(value) is tuple:
-            spilled = tuple(map(self.keep, spilled))
+            spilled = tuple(map(self.spill, spilled))
         elif hasattr(value, "__dict__") and isinstance(value, (Struct, IdLookup)):
-            spilled = self._keep_fields(value)
+            spilled = self._spill_fields(value)
         return spilled  # type: ignore[no-any-return]
 
-    def _keep_fields(self, value: Any) -> Any:
+    def _spill_fields(self, value: Any) -> Any:
         spilled = copy(value)
         vars(spilled).update(vars(value))  # Structs are copied without what they have cached.
         for name, attribute in vars(type(value)).items():
@@ -97,8 +97,8 @@ class SpillFile:
                 getattr(spilled, name)
         vars(spilled).pop("_memory", None)  # Addresses of columns that are elsewhere now.
         for name in getattr(value, "__struct_fields__", ()):
-            force_setattr(spilled, name, self.keep(getattr(spilled, name)))
-        vars(spilled).update({name: self.keep(item) for name, item in vars(spilled).items()})
+            force_setattr(spilled, name, self.spill(getattr(spilled, name)))
+        vars(spilled).update({name: self.spill(item) for name, item in vars(spilled).items()})
         return spilled
 
     def let_go(self) -> None:
@@ -113,7 +113,7 @@ class SpillFile:
                 ctypes.CDLL(None).malloc_trim(0)
             self._anonymous = _memory()[1]
 
-    def _spill(self, column: Array) -> Array:
+    def _spill_array(self, column: Array) -> Array:
         base: Any = column.base
         base = base.base if isinstance(base, np.ndarray) else base  # A part of a column.
         spilled = isinstance(base, memoryview) and base.obj in self._mapped

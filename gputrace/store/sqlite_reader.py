@@ -4,8 +4,8 @@ Files are opened read-only and immutable: no lock is taken and nothing is writte
 SQLite then ignores locks and journals, so these are checked here first. `sqlite_security` prevents
 anything in the file from being executed.
 
-Integer columns are read by `table_scan` where that can be, else through SQLite, a batch of rows at
-a time, and with casts where a value is no integer.
+Integer columns are read by `sqlite_page_scan` where that can be, else through SQLite, a batch of
+rows at a time, and with casts where a value is no integer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Quality, Trace
 from gputrace.store import sqlite_security
-from gputrace.store.table_scan import (
+from gputrace.store.sqlite_page_scan import (
     Integers,
     Query,
     Rows,

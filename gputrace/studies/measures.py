@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec import convert
 
-from gputrace.analyzers.compare.runs import Loop, measure_loop, measured_steps, working_gpus
+from gputrace.analyzers.compare.runs import Loop, main_gpus, measure_loop, measured_steps
 from gputrace.analyzers.pipeline import analyze
 from gputrace.errors import GputraceError
 from gputrace.model.events import Kind
@@ -214,7 +214,7 @@ def _gpus(analysis: Analysis, loop: Loop | None) -> Iterable[GpuMeasure]:
     names = {(gpu.gpu, gpu.rank): gpu.name for gpu in analysis.gpus}
     cards = {(card.gpu, card.rank): card for card in analysis.cards}
     memory = {(load.gpu, load.rank): load.memory_bytes for load in analysis.balance}
-    for gpu, rank in working_gpus(analysis):
+    for gpu, rank in main_gpus(analysis):
         if loop is None or gpu is None:
             continue
         card = cards.get((gpu, rank))

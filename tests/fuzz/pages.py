@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 
 from gputrace.errors import InputError
+from gputrace.store.sqlite_page_scan import Condition, Integers, Query, Value
 from gputrace.store.sqlite_reader import Database, read_integers, scan_integers
-from gputrace.store.table_scan import Condition, Integers, Query, Value
 
 TABLE: Final = "events"
 COLUMNS: Final = ("id", "start", "end", "kind", "text", "name", "added")

@@ -46,12 +46,12 @@ def compile_all(folder: Path, *extra: str) -> None:
 
 
 def compile_sampling(folder: Path) -> Path:
-    """sampling.c alone, with clocks that a test sets; skips the test where there is no compiler."""
+    """call_sampling.c alone, with clocks that a test sets; skips where there is no compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
     library = folder / "sampling.so"
-    sources = [COLLECTOR / "sampling.c", HERE / "clocks.c"]
+    sources = [COLLECTOR / "call_sampling.c", HERE / "clocks.c"]
     subprocess.run(
         [compiler, *OPTIONS, "-shared", "-o", library, *sources], check=True, timeout=120
     )

@@ -1,4 +1,4 @@
-/* In place of system.c, for sampling.c alone: clocks that a test sets. */
+/* In place of system.c, for call_sampling.c alone: clocks that a test sets. */
 #include "../../gputrace/collectors/native/system.h"
 
 #include <stdlib.h>

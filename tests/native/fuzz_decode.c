@@ -8,7 +8,7 @@
 #include "../../gputrace/collectors/native/decode.h"
 #include "../../gputrace/collectors/native/names.h"
 #include "../../gputrace/collectors/native/nvtx.h"
-#include "../../gputrace/collectors/native/sampling.h"
+#include "../../gputrace/collectors/native/call_sampling.h"
 #include "../../gputrace/collectors/native/spool.h"
 
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * made to be compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
  *
  * Usage: scan_pages FILE ROOT COLUMNS RUNS SEED. Prints how many scans gave rows and how many none. */
-#include "../../gputrace/store/native/table_scan.c"
+#include "../../gputrace/store/native/sqlite_page_scan.c"
 
 #include <stdio.h>
 #include <sys/mman.h>

@@ -163,7 +163,7 @@ def test_other_questions_are_asked_of_the_file(trace: Path, tmp_path: Path) -> N
     with gputrace.open(trace) as opened:
         assert opened.left_out == ()
         opened.export("csv", tmp_path / "tables")
-        assert repr(opened).startswith(f"<gputrace.OpenTrace {trace}: The GPU ")
+        assert repr(opened).startswith(f"<gputrace.OpenTrace {trace}: Too short ")
     assert (tmp_path / "tables").is_dir()
 
 

@@ -54,7 +54,7 @@ def test_columns_are_what_they_were_and_cannot_be_written(kinds: list[tuple[str,
     draw = np.random.default_rng(1)
     given = [draw.integers(-100, 100, length).astype(kind) for kind, length in kinds]
     aside = SpillFile()
-    kept = [aside.keep(column) for column in given]
+    kept = [aside.spill(column) for column in given]
     aside.let_go()
     for before, after in zip(given, kept, strict=True):
         assert after.dtype == before.dtype
@@ -86,7 +86,7 @@ def test_all_columns_of_a_thing_are_kept_and_those_that_it_works_out() -> None:
     values = np.arange(1_000)
     thing = Doubled(values, ({"events": Events({"start": values}), "text": "as it is"},))
     aside = SpillFile()
-    kept = aside.keep(thing)
+    kept = aside.spill(thing)
     found = [kept.column, kept.more[0]["events"].start, vars(kept)["twice"]]
     assert [column.tolist() for column in found] == [
         values.tolist(), values.tolist(), (2 * values).tolist()
@@ -94,23 +94,23 @@ def test_all_columns_of_a_thing_are_kept_and_those_that_it_works_out() -> None:
     assert not any(column.flags.writeable for column in found)
     assert kept.more[0]["text"] == "as it is"
     assert thing.column.flags.writeable, "what was given stays as it is"
-    assert aside.keep(kept).column is kept.column, "nothing is kept twice"
+    assert aside.spill(kept).column is kept.column, "nothing is spilled twice"
 
 
 def test_nothing_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither parts of kept columns, nor what a kept thing has worked out, nor one value again."""
     aside = SpillFile()
-    kept = aside.keep(Doubled(np.arange(5_000), ()))
+    kept = aside.spill(Doubled(np.arange(5_000), ()))
     monkeypatch.setattr(aside, "write", lambda *_: pytest.fail("written again"))
-    again = aside.keep(kept)
+    again = aside.spill(kept)
     assert np.array_equal(again.twice, np.arange(5_000) * 2)
-    assert np.array_equal(aside.keep(kept.column[10:20]), np.arange(10, 20))
-    assert aside.keep(np.broadcast_to(np.int64(7), 5_000)).tolist() == [7] * 5_000
+    assert np.array_equal(aside.spill(kept.column[10:20]), np.arange(10, 20))
+    assert aside.spill(np.broadcast_to(np.int64(7), 5_000)).tolist() == [7] * 5_000
 
 
 def test_the_file_has_no_name_and_ends_with_the_process(tmp_path: Path) -> None:
     aside = SpillFile()
-    aside.keep(np.arange(100_000))
+    aside.spill(np.arange(100_000))
     assert list((tmp_path / "cache" / "gputrace").iterdir()) == []
 
 
@@ -119,7 +119,7 @@ def test_memory_is_given_back_when_another_thing_is_looked_at(
 ) -> None:
     monkeypatch.setattr(spill_file, "_KEPT", 1 << 20)
     aside = SpillFile()
-    columns = [aside.keep(np.full(1 << 20, number)) for number in range(4)]
+    columns = [aside.spill(np.full(1 << 20, number)) for number in range(4)]
     things = LazySequence(columns, aside)
     before = _mapped_kib()
     sums = [int(thing.sum()) for thing in things]
@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
         with pytest.raises(MissingError, match="no room for a trace that is larger"):
-            aside.keep(np.zeros(1 << 18))
+            aside.spill(np.zeros(1 << 18))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

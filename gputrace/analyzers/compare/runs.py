@@ -170,7 +170,7 @@ class Loop:
     """Share of the steps that are longer than `SLOW_RATIO` times the median."""
 
 
-def working_gpus(analysis: Analysis) -> list[Key]:
+def main_gpus(analysis: Analysis) -> list[Key]:
     """Return the GPUs that do the work, without those on which a process has little but a context.
 
     Where no GPU was recorded, return the ranks.
@@ -186,7 +186,7 @@ def working_gpus(analysis: Analysis) -> list[Key]:
 
 def measured_steps(analysis: Analysis, chosen: tuple[int, int] | None) -> list[Step]:
     """Return the steps chosen by the user, else the steady ones, on the GPUs that do the work."""
-    working = set(working_gpus(analysis))
+    working = set(main_gpus(analysis))
     first, end = chosen or (0, 1 << 62)
     return [
         step
@@ -341,7 +341,7 @@ def read_run(trace: Trace, label: str, options: Options, progress: Progress | No
         # How long one takes says nothing of another, which may be a part, or of another network.
         rows = tuple(replace(row, steps=0) for row in analysis.breakdown)
         analysis = replace(analysis, step_list=(), breakdown=rows)
-    keys = working_gpus(analysis)
+    keys = main_gpus(analysis)
     steps = measured_steps(analysis, options.steps)
     operations = [gpu for gpu in read_operations(trace) if (gpu.gpu.gpu, gpu.gpu.rank) in set(keys)]
     of_span = use_kernels(trace, operations, None)

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives
 from gputrace.analyzers.copies import find_copies
+from gputrace.analyzers.cuda_api_calls import are_of_hip
 from gputrace.analyzers.gpu_links import Links, measure_links
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, edges_of, stretches, time_of
-from gputrace.analyzers.host_calls import are_of_hip
 from gputrace.analyzers.host_state import measure_load, read_counters
 from gputrace.analyzers.kernel_ratios import KernelRatio, kernel_ratios
 from gputrace.analyzers.lanes import Lane, LaneSummary, ranks_of

@@ -11,10 +11,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from gputrace.analyzers.copies import is_on
+from gputrace.analyzers.cuda_api_calls import NOBODY, Call
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import median
-from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.host_state import measure_allocators, read_counters
 from gputrace.analyzers.ledger import AT_EDGES
 from gputrace.analyzers.ledger.feeding_host import Host, take_amount

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from numpy.typing import ArrayLike
 
 from gputrace.analyzers.collectives import Collectives
-from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.host_calls import (
+from gputrace.analyzers.cuda_api_calls import (
     NOBODY,
     describe_os_call,
     longest_os_call,
     read_host,
 )
+from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, path_of
 from gputrace.analyzers.ledger.feeding_host import Host

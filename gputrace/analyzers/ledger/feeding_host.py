@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.cuda_api_calls import NOBODY, Call
 from gputrace.analyzers.gpu_shards import GpuShardView
-from gputrace.analyzers.host_calls import NOBODY, Call
 from gputrace.analyzers.host_state import HostState, read_host_state
 from gputrace.analyzers.idle_causes import calls_held_by_copies
 from gputrace.analyzers.step_phases import PhaseTimes

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from gputrace.analyzers.host_calls import CudaApiCalls
+from gputrace.analyzers.cuda_api_calls import CudaApiCalls
 from gputrace.analyzers.operations import GpuOperations, GpuSummary
 from gputrace.analyzers.steps.inferred import (
     Rows,

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, line_of, range_of
+from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls, read_calls, read_host
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.host_calls import NOBODY, CudaApiCalls, read_calls, read_host
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import read_python_lines

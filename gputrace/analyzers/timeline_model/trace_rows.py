@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.host_calls import Call, read_calls, thread_keys
+from gputrace.analyzers.cuda_api_calls import Call, read_calls, thread_keys
 from gputrace.analyzers.idle_causes import intervals_by_thread, read_evidence
 from gputrace.analyzers.operations import Gpu, GpuOperations, both_ends, classify, find_gpus
 from gputrace.analyzers.timeline_model import Scene, SceneLane, busy_lane, index_in

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.cuda_api_calls import Call, CudaApiCalls
 from gputrace.analyzers.grouping import median
-from gputrace.analyzers.host_calls import Call, CudaApiCalls
 from gputrace.analyzers.kernel_names import family_of, on_tensor_cores, precision_of
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.graph import (

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.host_calls import Call, CudaApiCalls
+from gputrace.analyzers.cuda_api_calls import Call, CudaApiCalls
 from gputrace.analyzers.ledger import Ledger
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.whatif.step_rows import SCENE, Rows

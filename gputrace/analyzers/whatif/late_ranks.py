@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from gputrace.analyzers.cuda_api_calls import Call
 from gputrace.analyzers.grouping import median
-from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.lateness import LateGains
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.graph import Graph, Index, before_on, measure, replay

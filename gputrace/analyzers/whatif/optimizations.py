@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from gputrace.analyzers.cuda_api_calls import Call
 from gputrace.analyzers.device_metrics import peak_of
-from gputrace.analyzers.host_calls import Call
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.whatif.build import SHORT_NS
 from gputrace.analyzers.whatif.graph import NONE, Graph, Index, before_on, measure, replay

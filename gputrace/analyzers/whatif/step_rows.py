@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.collectives import Collectives
+from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import rows_by
-from gputrace.analyzers.host_calls import NOBODY, Call, CudaApiCalls
 from gputrace.analyzers.operations import Gpu, GpuSummary, classify
 from gputrace.analyzers.parallelism import SHARDED
 from gputrace.analyzers.steps import FoundSteps

@@ -2,7 +2,7 @@
 #include "buffers.h"
 #include "cupti.h"
 #include "decode.h"
-#include "sampling.h"
+#include "call_sampling.h"
 #include "spool.h"
 #include "system.h"
 

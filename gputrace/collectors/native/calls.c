@@ -17,7 +17,7 @@ static const char *const recorded[] = {
 uint32_t call_names[3][CALLS];
 
 /* Calls are chosen one by one, see calls_record; and such a choice is on. */
-static int is_single, is_on;
+static int is_by_id, is_on;
 
 void calls_find_names(void) {
     for (int domain = DOMAIN_DRIVER; domain <= DOMAIN_RUNTIME; domain++)
@@ -53,7 +53,7 @@ static void set_each(int on, int with_name) {
  * (all seen with CUPTI 13.0): then the whole kind is turned on and the other calls are taken out, which costs
  * more. Before 12.8 single calls cannot be chosen at all: decoding drops the rest. */
 void calls_record(int on) {
-    if (is_single) {
+    if (is_by_id) {
         if (on != is_on) set_each(on, 1);
         is_on = on;
         return;
@@ -63,7 +63,7 @@ void calls_record(int on) {
     if (on && can_choose_single()) set_each(0, 0);
 }
 
-void calls_prefer_single(void) { is_single = can_choose_single(); }
-int calls_are_single(void) { return is_single; }
+void calls_enable_by_id(void) { is_by_id = can_choose_single(); }
+int calls_are_by_id(void) { return is_by_id; }
 int calls_are_recorded_singly(void) { return is_on; }
-void calls_reset(void) { is_single = is_on = 0; }
+void calls_reset(void) { is_by_id = is_on = 0; }

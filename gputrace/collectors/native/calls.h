@@ -17,8 +17,8 @@ uint32_t calls_find_id(const char *name);
 
 /* Before there is a context: from now on calls are chosen one by one where CUPTI can do that, so that they can be
  * turned off and on again. */
-void calls_prefer_single(void);
-int calls_are_single(void);
+void calls_enable_by_id(void);
+int calls_are_by_id(void);
 
 /* Turns the records of these calls on or off, in the cheapest way that is left. */
 void calls_record(int on);

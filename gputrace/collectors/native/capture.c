@@ -7,7 +7,7 @@
 #include "graph_nodes.h"
 #include "graphs.h"
 #include "hazards.h"
-#include "sampling.h"
+#include "call_sampling.h"
 #include "spool.h"
 #include "subscriber.h"
 #include "system.h"
@@ -108,7 +108,7 @@ static void flush_cupti(uint32_t force) {
 }
 
 /* Between the moments noted for on and off, all calls that begin and end there are kept. */
-static void keep_calls(int on) {
+static void note_calls_kept(int on) {
     spool_lock();
     uint64_t now = clock_ns(CLOCK_REALTIME);
     if (on != capture.keeps_calls) spool_write_moment(on ? "calls_on" : "calls_off", now);
@@ -152,7 +152,7 @@ static void begin_window(void) {
     int with_calls = sampling_begin_window(clock_ns(CLOCK_MONOTONIC));
     if (with_calls) calls_record(1);
     move_to(RECORDING);
-    keep_calls(with_calls);
+    note_calls_kept(with_calls);
     note_now("capture_on");
     buffers_wake(); /* the writer is to call capture_update_sampling */
 }
@@ -169,7 +169,7 @@ static void end_window(void) {
     flush_cupti(0);
     /* A choice of single calls lasts once some were recorded so; until then it is kept, and
      * leave_when_due undoes it. */
-    if (!calls_are_single() || buffers_had_records()) calls_record(0);
+    if (!calls_are_by_id() || buffers_had_records()) calls_record(0);
     capture.holding_since = clock_ns(CLOCK_MONOTONIC);
     move_to(HOLDING);
     note_moment("capture_off", moment);
@@ -338,7 +338,7 @@ uint64_t capture_update_sampling(uint64_t now) {
     uint64_t hold_ends = capture.holding_since + capture.hold_ns;
     if (capture.state == RECORDING) {
         int on = sampling_update(now, &look);
-        if (on != capture.keeps_calls) keep_calls(on);
+        if (on != capture.keeps_calls) note_calls_kept(on);
     } else if (capture.state == HOLDING && hold_ends > now) look = hold_ends;
     pthread_mutex_unlock(&capture.lock);
     return look;
@@ -349,7 +349,7 @@ void capture_note_state(void) {
     int on = capture.keeps_calls;
     capture.keeps_calls = 1; /* what a file says that says nothing */
     if (capture.state == RECORDING) {
-        keep_calls(on);
+        note_calls_kept(on);
         note_now("capture_on");
         if (capture.records_nodes) note_now("nodes_on");
     }
@@ -422,8 +422,8 @@ static void arm(void) {
     use_hardware_events();
     subscriber_release(0);
     move_to(ARMED);
-    if (!capture.paused) calls_prefer_single();
-    int waits = calls_are_single() && !capture.wanted;
+    if (!capture.paused) calls_enable_by_id();
+    int waits = calls_are_by_id() && !capture.wanted;
     if (waits && sampling_begin_window(clock_ns(CLOCK_MONOTONIC)) && !register_with_cupti()) {
         calls_record(1);
         leave_out_calls(0);

@@ -4,7 +4,7 @@
 #include "capture.h"
 #include "devices.h"
 #include "nvtx.h"
-#include "sampling.h"
+#include "call_sampling.h"
 #include "spool.h"
 #include "system.h"
 #include "threads.h"

@@ -16,7 +16,7 @@
  *     subscriber, buffers         who is told of calls; records on their way to the spool
  *     decode, graphs              a record of CUPTI's; calls that make graphs
  *     calls, graph_nodes          which API calls CUPTI records; who captured the nodes of graphs
- *     cupti, sampling, threads    libcupti; which calls are kept; which thread a record is of
+ *     cupti, call_sampling, threads  libcupti; which calls are kept; which thread a record is of
  *     hazards, devices, names     what CUPTI does not survive; GPUs; names in the spool
  *     spool                       the file
  *     system                      clocks, environment, signals
@@ -30,13 +30,13 @@
  *     capture.c, capture.lock requests and transitions
  *     buffers.c, lock         lists of buffers; held for a few instructions, with no other
  *     spool.c, spool_lock     the file, names (names.c), what is known of graphs (decode.c), the stretches in
- *                             which calls are left out (sampling.c), handles of NVTX (nvtx.c)
+ *                             which calls are left out (call_sampling.c), handles of NVTX (nvtx.c)
  *     threads.c, lock         known threads; held for a few instructions, with no other
  *     nvtx.c, started_lock    ranges that may end on another thread; held with no other
  *
  * Atomic, and so read without a lock: capture.state, wanted and paused (capture.c); whether the process is recorded
  * (collector.c) and the writer is to stop (writer.c); what buffers.c and decode.c have seen, and the numbering of
- * calls; counts of calls and steps (sampling.c); the thread that makes a graph (graphs.c); the list of nodes that
+ * calls; counts of calls and steps (call_sampling.c); the thread that makes a graph (graphs.c); the list of nodes that
  * were made (graph_nodes.c).
  *
  * A fork takes the locks of capture.c, buffers.c and spool.c, so that the child finds what they guard whole; the
@@ -47,7 +47,7 @@
  * GPUTRACE_DURATION_NS, a window in the life of the process, of which GPUTRACE_FOR_NS out of each
  * GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window (10 s by default);
  * GPUTRACE_SEGMENT_NS, how often to begin a new file, and GPUTRACE_SEGMENTS, how many older ones stay;
- * GPUTRACE_MAX_BYTES, what the folder may hold; GPUTRACE_API, which calls are kept, see sampling.h;
+ * GPUTRACE_MAX_BYTES, what the folder may hold; GPUTRACE_API, which calls are kept, see call_sampling.h;
  * GPUTRACE_GRAPH_NODES, whether the nodes of graphs are noted; GPUTRACE_SERIAL_GRAPHS, see hazards.h;
  * GPUTRACE_HW_TRACE, to use hardware events, see capture.c; GPUTRACE_CUPTI and GPUTRACE_CUPTI_FOLDERS, see cupti.c.
  */

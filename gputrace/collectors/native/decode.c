@@ -1,7 +1,7 @@
 #include "decode.h"
 #include "cupti.h"
 #include "names.h"
-#include "sampling.h"
+#include "call_sampling.h"
 #include "spool.h"
 #include "threads.h"
 

@@ -3,7 +3,7 @@
 #include "collector.h"
 #include "cupti.h"
 #include "nvtx.h"
-#include "sampling.h"
+#include "call_sampling.h"
 #include "writer.h"
 
 #define EXPORTED __attribute__((visibility("default")))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gputrace.analyzers.breakdown import list_steps, measured
 from gputrace.analyzers.collectives import match_collectives
-from gputrace.analyzers.host_calls import Call, read_calls
+from gputrace.analyzers.cuda_api_calls import Call, read_calls
 from gputrace.analyzers.pipeline import analyze
 from gputrace.analyzers.whatif import MOST_ERROR, predict, replay_error
 from gputrace.analyzers.whatif.build import build_graph, find_waits

@@ -62,7 +62,7 @@ _ALONE = ("torch.autograd",)
 """Modules that another hook wraps too, which would hide ours."""
 _UNUSED = ("compilations", "searches", "torch_compile", "torch_data")
 """Hooks and files of hooks that only a recording needs: what they cost is left out."""
-_plugged: "dict[str, list[tuple[str, Hook]]]" = {}
+_plugin_hooks: "dict[str, list[tuple[str, Hook]]]" = {}
 """Functions of plugins, with their cures, by the module that they change."""
 
 
@@ -88,7 +88,9 @@ def change_hooks(module: str, hooks: "list[Hook]") -> "list[Hook]":
     elif module in _ALONE:
         # After the recorder's, which leaves alone what is wrapped: steps may be told by it.
         hooks = hooks + keeps
-    return hooks + _named(MODULES.get(module, "")) + [plugged] * (module in _plugged)
+    return (
+        hooks + _named(MODULES.get(module, "")) + [apply_plugin_cures] * (module in _plugin_hooks)
+    )
 
 
 def _is_unused(hook: "Hook") -> bool:
@@ -112,12 +114,12 @@ def _load(cure: str, path: str) -> None:
 
     names = runpy.run_path(path, run_name="gputrace_cure")
     for module, function in names["patches"](cures[cure]).items():
-        _plugged.setdefault(module, []).append((cure, function))
+        _plugin_hooks.setdefault(module, []).append((cure, function))
 
 
-def plugged(module: "ModuleType") -> None:
+def apply_plugin_cures(module: "ModuleType") -> None:
     """Call the functions of plugins for a module; one that returns counts as a change."""
-    for cure, function in _plugged[module.__name__]:
+    for cure, function in _plugin_hooks[module.__name__]:
 
         def call(cure: str = cure, function: "Callable[[Any], None]" = function) -> None:
             function(module)

@@ -5,7 +5,7 @@ or once a parameter. With other frameworks, steps are the framework's. A step co
 from typing import Any
 
 from ..wrappers import around
-from .torch import own_optimizers, untimed_steps
+from .torch import count_optimizer_steps, untimed_steps
 
 
 def functions(module: Any) -> None:
@@ -22,5 +22,5 @@ def functions(module: Any) -> None:
 
 PATCHES = [
     ("horovod.torch.functions", functions),
-    ("horovod.torch.optimizer", own_optimizers),
+    ("horovod.torch.optimizer", count_optimizer_steps),
 ]

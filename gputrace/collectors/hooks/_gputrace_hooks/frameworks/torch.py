@@ -221,7 +221,7 @@ def grad_scaler(module: Any) -> None:
         return result
 
 
-def own_optimizers(module: ModuleType) -> None:
+def count_optimizer_steps(module: ModuleType) -> None:
     """Count steps of optimizers of another library, whose classes are not torch's or call torch's
     ``step`` within.
     """

@@ -1,7 +1,7 @@
 """Columns of integers of SQLite tables: what to read, and the scan that reads it past SQLite.
 
-SQLite's virtual machine takes most of the time that reading a trace costs. `native/table_scan.c`
-reads the pages of a table instead, on several threads, in the format of
+SQLite's virtual machine takes most of the time that reading a trace costs.
+`native/sqlite_page_scan.c` reads the pages of a table instead, on several threads, in the format of
 sqlite.org/fileformat2.html. SQLite says which tables and columns there are, and answers itself
 where the scan cannot: without the library, or where a table has anything but integers and NULL in
 the columns asked for, is WITHOUT ROWID, has generated columns, or is broken.

@@ -11,7 +11,7 @@
  * steps, and hold some whole steps. A window's first whole period is kept in any case, so that short recordings are
  * complete. */
 #define _GNU_SOURCE
-#include "sampling.h"
+#include "call_sampling.h"
 #include "system.h"
 
 #include <stdatomic.h>

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import gputrace
 from gputrace.native import library
 from gputrace.report import to_json
-from gputrace.store import table_scan
+from gputrace.store import sqlite_page_scan
+from gputrace.store.sqlite_page_scan import Query, Value
 from gputrace.store.sqlite_reader import Database, read_integers, scan_integers
-from gputrace.store.table_scan import Query, Value
 from tests.fuzz import native, pages
 from tests.helpers.recordings import unpack
 
@@ -42,7 +42,7 @@ def test_a_table_is_scanned_as_sqlite_reads_it(
     path = tmp_path_factory.mktemp("scan") / "trace.sqlite"
     pages.write_table(path, seed, rows, page)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_scan, "_ROWS_WORTH_A_THREAD", rows_worth_a_thread)
+        patch.setattr(sqlite_page_scan, "_ROWS_WORTH_A_THREAD", rows_worth_a_thread)
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
         assert pages.compare(path) == "scanned"
 
@@ -149,5 +149,5 @@ def test_an_analysis_is_the_same_without_the_library(
             return to_json(trace.analyze())
 
     scanned = analyze()
-    monkeypatch.setattr(table_scan, "library", lambda: None)
+    monkeypatch.setattr(sqlite_page_scan, "library", lambda: None)
     assert analyze() == scanned

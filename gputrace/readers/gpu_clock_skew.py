@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.model.events import distinct_ids, number_ids
+from gputrace.store.sqlite_page_scan import Query, Value
 from gputrace.store.sqlite_reader import Database, read_integers
-from gputrace.store.table_scan import Query, Value
 from gputrace.units import format_ns
 
 RIGHT_NS: Final = 1_000_000
