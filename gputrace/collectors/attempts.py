@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from gputrace.collectors.exit_watch import read_exits
+from gputrace.collectors.spool import LATEST
 from gputrace.collectors.spool.activity import Spool
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.attempts import Life
@@ -76,13 +77,13 @@ def _known(
     events = [int(host.events["end"].max(initial=0)) for host in hosts]
     latest = [file.latest for file in files if isinstance(file, Spool)]
     starts = [file.started for file in files]
-    reach = max(*starts, *events, *latest, 0)
+    reach = min(max(*starts, *events, *latest, 0), LATEST)
     life = Life(
         process=key[1],
         rank=UNKNOWN if rank is None else rank,
         attempt=0,
         start=min(starts),
-        end=ended[0] if ended else reach,
+        end=min(ended[0], LATEST) if ended else reach,
         steps=int(steps["number"][-1]) + 1 if len(steps) else 0,
         first_step=int(steps["end"][0]) if len(steps) else 0,
         last_step=int(steps["end"][-1]) if len(steps) else 0,

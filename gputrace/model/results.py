@@ -367,7 +367,7 @@ class Finding(Struct, frozen=True):
     evidence: Evidence = field(default_factory=dict)
     """Figures of the message and its details, by name."""
     details: tuple[str, ...] = ()
-    """What the trace shows of the cause, in sentences without their full stops."""
+    """Evidence of the cause in the trace, in sentences without their full stops."""
 
 
 class CauseNode(Struct, frozen=True):
@@ -696,7 +696,7 @@ class WhatIf(Struct, frozen=True):
     assumption: str
     """Assumed effect of the optimization, and what bounds it."""
     beyond: str
-    """What it may gain beyond the finding's cost; empty if it cannot."""
+    """Gains beyond the finding's cost that are possible; empty if none is."""
     replay_error: float
     """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
     steps: int

@@ -83,7 +83,7 @@ class Line(Struct, frozen=True):
     name: str = ""
     """Its beginning: the id of a finding, ``What to do``, ``note``, the label of a run."""
     below: tuple[Line, ...] = ()
-    """What stands below it: the evidence of a finding, the gain to expect, and advice."""
+    """Lines below it: the evidence of a finding, the gain to expect, and advice."""
 
     @property
     def sentence(self) -> str:

@@ -81,7 +81,7 @@ class Row:
     cost: float = 0.0
     """Part of a step that its causes take; 0 if unknown."""
     joins: bool = True
-    """Whether it may be in the best set: what changes results only if it was asked for."""
+    """True if it may be in the best set: what changes results, only if it was asked for."""
     within: bool = field(init=False)
     """True if its cures are switched off and on within runs."""
     apart: bool = field(init=False)
@@ -96,7 +96,7 @@ class Row:
     """Ratios of several starts of the program; empty for an answer of one."""
     changes: tuple[Change, ...] = ()
     seconds: float = 0.0
-    """Of its last run."""
+    """Time of its last run."""
     spent_s: float = 0.0
     """Its share of all its runs."""
     why: str = ""

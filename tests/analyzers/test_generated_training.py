@@ -151,4 +151,5 @@ def test_every_gap_has_a_cause_of_the_list(tmp_path: Path) -> None:
     assert {gap.cause for gap in report.gaps.largest} <= set(IDLE_CAUSES)
     worst = report.gaps.largest_in_steps[0]
     assert worst.cause == "data_feeding"
-    assert "no CUDA call" in worst.evidence
+    assert "waited" in worst.evidence
+    assert "(poll)" in worst.evidence
