@@ -37,8 +37,8 @@ _BLOCKED_SHARE: Final = 0.10
 def cpu_starved(facts: Facts) -> Iterator[Finding]:
     """Training threads are queued for a core for 5 % of the time (`medium`) or 20 % (`high`).
 
-    Other programs that use half as much of its cores as that are named: by pid, and if they are the
-    same user's by command.
+    Other programs that use a third as much of its cores as that are named by pid and, if they are
+    the same user's, by command; from half as much on they are said to be why.
 
     If OpenMP threads spin instead of sleeping, they progress only while all of them have a core;
     the step with fewer threads is computed from that.
@@ -65,13 +65,13 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     # The machine's threads are counted once a second at most: between that, others may come.
     if not wanting > worst.cores > 0:
         crowd = f"other threads occupy the {cores}"
-    others = _others_on_cores(facts, worst)
-    if others:
+    others, used = _others_on_cores(facts, worst)
+    if are_why := others and used >= _OTHERS_PART * _queued(worst):
         own = f"{worst.threads} threads of its own share {cores}, and "
         crowd = own * (worst.threads > worst.cores > 0) + "other programs use them"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = CORES_ALONE
-    if worst.threads > (worst.cores if others else 1):
+    if worst.threads > (worst.cores if are_why else 1):
         advice = (
             f"use fewer compute threads: OMP_NUM_THREADS={fewer} "
             f"(torch.set_num_threads({fewer})), fewer loader workers; or more cores for each "
@@ -100,18 +100,20 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
 
 
 _OTHERS_PART: Final = 0.5
-"""Part of the time for which training threads are queued that others must use of their cores."""
+"""Part of the time for which threads are queued that others use of the cores if they are why."""
+_NAMED_PART: Final = 1 / 3
+"""The part from which on they are named."""
 
 
-def _others_on_cores(facts: Facts, load: HostLoad) -> str:
-    """Return a clause on other programs that use the cores of a rank; empty if they use little."""
+def _others_on_cores(facts: Facts, load: HostLoad) -> tuple[str, float]:
+    """Return a clause on other programs that use the cores of a rank, if any, and their use."""
     process = facts.trace.processes[facts.processes[load.rank]]
     time = facts.time_of_rank(load.rank)
     programs = programs_on_cores(facts.trace, process.host, time)
     programs = tuple(program for program in programs if program.sharing != "SMT")
     used = sum(program.use or 0.0 for program in programs)
-    if used < _OTHERS_PART * _queued(load):
-        return ""
+    if used < _NAMED_PART * _queued(load):
+        return "", used
     who = "; ".join(filter(None, map(str, programs[:3])))
     several = len(programs) > 1
     nodes = {program.numa_node for program in programs}
@@ -119,7 +121,8 @@ def _others_on_cores(facts: Facts, load: HostLoad) -> str:
     where = f"of the {format_count(load.cores, 'core')}" if load.cores > 1 else "of its core"
     return (
         f"{'other programs' if several else 'another program'} {f'({who}) ' if who else ''}"
-        f"use{'s' * (not several)} {used:.1f} {where}{node}"
+        f"use{'s' * (not several)} {used:.1f} {where}{node}",
+        used,
     )
 
 
