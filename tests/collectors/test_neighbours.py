@@ -159,9 +159,7 @@ while time.monotonic() < end:
 """.replace("CORE", str(CORE))
 
 
-def test_the_program_that_has_the_cores_is_named(
-    tmp_path: Path, elsewhere: int
-) -> None:
+def test_the_program_that_has_the_cores_is_named(tmp_path: Path, elsewhere: int) -> None:
     trace = tmp_path / "t.sqlite"
     program = tmp_path / "train.py"
     program.write_text(TRAIN, encoding="utf-8")
