@@ -86,7 +86,12 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
     },
     "Operate": {
-        "mcp": ("mcp.command", "gputrace mcp", "gputrace mcp runs/"),
+        "mcp": (
+            "mcp.server.command",
+            "gputrace mcp runs/",
+            "gputrace mcp . -- python train.py",
+        ),
+        "skill": ("installation.skill", "gputrace skill"),
         "doctor": ("installation.doctor", "gputrace doctor"),
     },
     "Rarely needed": {
@@ -135,7 +140,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         target, *examples = COMMANDS[cmd_name]
-        module, _, function = target.partition(".")
+        module, _, function = target.rpartition(".")
         command: click.Command = getattr(import_module(f"gputrace.cli.{module}"), function)
         if not any(option is _VERBOSITY[0] for option in command.params):
             command.params += _VERBOSITY

@@ -1,4 +1,4 @@
-"""Commands about this installation: doctor, plugins, recipe, completion, schema.
+"""Commands about this installation: doctor, plugins, recipe, skill, completion, schema.
 
 Also, as files beside the package, completions and manual pages.
 """
@@ -70,6 +70,16 @@ def recipe() -> None:
     click.echo(Path(__file__).parents[1] / "data" / "recipe")
     if sys.stdout.isatty():
         log(f"use it as {_USE}")
+
+
+@click.command("skill")
+def skill() -> None:
+    """Print a skill for agents: how to go from slow to fast with gputrace.
+
+    It is a SKILL.md with front matter, for the folder in which an agent looks for skills.
+    """
+    path = Path(__file__).parents[1] / "data" / "SKILL.md"
+    click.echo(path.read_text(encoding="utf-8"), nl=False)
 
 
 @click.command("plugins")

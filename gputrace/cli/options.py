@@ -30,6 +30,18 @@ UNCHECKED: Final = click.Path(path_type=Path, readable=False)
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+PROGRAM: Final = "gputrace.program"
+"""Key of the context's ``meta`` under which `WithProgram` has the program's words."""
+
+
+class WithProgram(click.Command):
+    """Command whose own words end at ``--``; those behind it are the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[PROGRAM] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
 
 class OursOrPlugins(_Text):
     """Choice among built-in names and plugins, which are looked up only for other names."""

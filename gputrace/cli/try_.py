@@ -22,22 +22,12 @@ if TYPE_CHECKING:
     from gputrace.trials.patch import Patch
     from gputrace.trials.trial import Progress
 
-_PROGRAM: Final = "gputrace.program"
 _STEPS: Final = click.IntRange(min=5)
 _LABEL: Final = 30
 """Most characters of what a run is, beside the bar."""
 
 
-class _WithProgram(click.Command):
-    """Command whose own words end at ``--``; those behind it are the program's."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_PROGRAM] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
-
-
-@click.command("try", cls=_WithProgram)
+@click.command("try", cls=options.WithProgram)
 @click.option("--budget", default="10min", show_default=True, metavar="TIME", help="Time to spend.")
 @click.option("--steps", type=_STEPS, help="Steps to measure in each run.")
 @click.option("--warmup", type=click.IntRange(min=1), help="Steps to skip first in each run.")
@@ -103,10 +93,10 @@ def command(
     if list_:
         return _list(as_json)
     if history or export:
-        return _history(given["ledger"], ctx.meta[_PROGRAM], export, as_json)
-    if not ctx.meta[_PROGRAM]:
+        return _history(given["ledger"], ctx.meta[options.PROGRAM], export, as_json)
+    if not ctx.meta[options.PROGRAM]:
         raise UsageError("name the program after --: gputrace try workers=8 -- python train.py")
-    request = _request(cures, ctx.meta[_PROGRAM], given)
+    request = _request(cures, ctx.meta[options.PROGRAM], given)
     if request.workdir is None:
         _assert_runs(request.command[0])
         log(

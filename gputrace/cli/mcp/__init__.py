@@ -1,0 +1,1 @@
+"""``gputrace mcp``: tools for agents, by the Model Context Protocol."""

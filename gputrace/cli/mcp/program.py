@@ -1,0 +1,205 @@
+"""Tools that run the program which the person named: record it, try cures on it, have the patch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+from gputrace.cli.mcp.tool import NEW, TRACE, Said, Schema, Tool, cite, said
+from gputrace.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from gputrace.trials.outcome import Outcome
+
+_BETWEEN_S: Final = 1.0
+"""Minimum seconds between two messages of progress."""
+_RECORDED: Final = (10, 40)
+"""Steps of a recording to pass, and to measure."""
+_MOST_STEPS: Final = 10_000
+_BUDGET: Final = "90s"
+
+
+@dataclass(slots=True)
+class Program:
+    """Program that the person named, and the trials of it so far."""
+
+    words: tuple[str, ...]
+    folder: Path
+    """Folder that it runs in."""
+    trials: dict[str, Outcome] = field(default_factory=dict)
+    """Trials by the name that the agent has for them."""
+
+
+@dataclass(slots=True)
+class Call:
+    """Call of a tool that runs the program."""
+
+    program: Program
+    stopped: Callable[[], bool]
+    """Whether the agent has cancelled it, or is gone."""
+    write: Callable[[object], None]
+    token: object
+    """What the agent calls the progress of this call; None where it wants none."""
+    shown_s: float = -_BETWEEN_S
+    began: float = field(default_factory=monotonic)
+
+    def show(self, total_s: float | None, what: str) -> None:
+        """Say how far the call is; raises KeyboardInterrupt once it is to end."""
+        if self.stopped():
+            raise KeyboardInterrupt
+        spent_s = monotonic() - self.began
+        if self.token is None or spent_s < self.shown_s + _BETWEEN_S:
+            return
+        self.shown_s = spent_s
+        state = {"progressToken": self.token, "progress": round(spent_s, 3), "message": what}
+        total = {} if total_s is None else {"total": total_s}
+        self.write({"jsonrpc": "2.0", "method": "notifications/progress", "params": state | total})
+
+
+def _record(call: Call, trace: Path, steps: int = _RECORDED[1]) -> Iterator[Said]:
+    from gputrace.studies.runner import Failed
+    from gputrace.trials import runs
+    from gputrace.trials.cures import Candidate
+    from gputrace.units import format_count, format_ns
+
+    if trace.exists() or not trace.parent.is_dir():
+        raise UsageError(f"trace: {trace} is there already, or its folder is not; name another")
+    name = trace.relative_to(call.program.folder)
+    program = runs.Program(
+        call.program.words, tick=lambda: call.show(None, f"recording {format_count(steps, 'step')}")
+    )
+    try:
+        run = program.run(Candidate(), _RECORDED[0], steps, trace)
+    except Failed as error:
+        raise InputError(
+            name, f"the program did not run to the end of these steps: {error}"
+        ) from None
+    row = {"path": str(name), "step_ns": run.step_ns, "steps": run.steps, "seconds": run.seconds}
+    yield said(
+        f"Recorded {name}: {format_count(run.steps, 'step')} of {format_ns(run.step_ns)} after "
+        f"{_RECORDED[0]} that were passed. Next: `verdict` and `causes` of it.",
+        cite("recording", row),
+    )
+
+
+def _try(
+    call: Call,
+    cures: list[str],
+    trace: list[str] | None = None,
+    budget: str = _BUDGET,
+    copy: bool = False,
+) -> Iterator[Said]:
+    from gputrace.report.text import limits
+    from gputrace.trials.cures import read_candidates
+    from gputrace.trials.history import Request
+    from gputrace.trials.report import document, format_answer
+    from gputrace.trials.trial import Trial
+    from gputrace.units import parse_duration
+
+    candidates = tuple(read_candidates(",".join(cures)))
+    if not candidates:
+        raise UsageError("cures: name each change that the person agrees to; `causes` has them")
+    try:
+        budget_s = parse_duration(budget) / 1e9
+    except ValueError as error:
+        raise UsageError(f"budget: {error}") from None
+    program = call.program
+    request = Request(
+        program.words,
+        candidates=candidates,
+        recording=None if trace is None else Path(trace[0]),
+        budget_s=budget_s,
+        workdir=program.folder if copy else None,
+    )
+
+    def progress(run: int, label: str, spent_s: float, budget_s: float, gains: str) -> None:
+        call.show(budget_s, f"run {run}, {label}{f'; so far {gains}' if gains else ''}")
+
+    outcome = Trial(request, progress).run()
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    name = f"trial-{len(program.trials) + 1}"
+    program.trials[name] = outcome
+    report = document(outcome, limits(80))
+    verdict = f"{report.head[0].text.rstrip('.')}. This is {name}"
+    patch = "; `apply` has its patch" if outcome.patch else ""
+    yield said(f"{verdict}{patch}.")
+    for at, row in enumerate(outcome.rows):
+        yield said(f"{row.cure}: {format_answer(row)}.", cite(f"rows[{at}]", row))
+    for note in outcome.notes:
+        yield said(f"{note}.")
+
+
+def _apply(call: Call, trial: str) -> Iterator[Said]:
+    from gputrace.units import format_count
+
+    outcome = call.program.trials.get(trial)
+    if outcome is None or outcome.patch is None:
+        known = (
+            ", ".join(name for name, each in call.program.trials.items() if each.patch) or "none"
+        )
+        raise UsageError(f"trial: has no patch; these have one: {known}")
+    patch = outcome.patch
+    if patch.edits:
+        yield said(
+            f"{outcome.best} for good: {format_count(len(patch.edits), 'file')} to change; nothing "
+            "is written yet. Show the diff to the person, write it (`patch -p1` in the folder), "
+            "and measure again.",
+            cite("patch", {"diff": patch.diff}),
+        )
+    for line in patch.by_hand:
+        yield said(f"By hand: {line}.")
+
+
+_CURES: Final[Schema] = {
+    "type": "array",
+    "items": {"type": "string"},
+    "minItems": 1,
+    "description": "Changes that the person agreed to, by name, as workers=8, or pinned+fused for "
+    "two at once. No other is made.",
+}
+_TRACE: Final = {**TRACE, "description": "Recording for the predictions; else one is made first."}
+
+
+def _text(what: str, kind: str = "string", **limits: Any) -> tuple[Schema, bool]:
+    return {"type": kind, "description": what, **limits}, False
+
+
+TOOLS: Final = {
+    "record": Tool(
+        _record,
+        "Run the program for some steps and record them. It runs in its folder and may rewrite its "
+        "outputs, such as checkpoints.",
+        {
+            "trace": (NEW, True),
+            "steps": _text(
+                "Steps to measure; 40 if not given.", "integer", minimum=5, maximum=_MOST_STEPS
+            ),
+        },
+        runs=True,
+        of_call=True,
+    ),
+    "try": Tool(
+        _try,
+        "Apply cures to the running program, measure what each gains, and keep the best. Files of "
+        "the program are not changed, but each run may rewrite its outputs. Ask the person about "
+        "each cure, and name only what they agree to.",
+        {
+            "cures": (_CURES, True),
+            "trace": (_TRACE, False),
+            "budget": _text(f"Time to spend, as 5min; {_BUDGET} if not given."),
+            "copy": _text("Give each run a copy of the folder, so that outputs stay.", "boolean"),
+        },
+        runs=True,
+        of_call=True,
+    ),
+    "apply": Tool(
+        _apply,
+        "The patch for the best cures of a trial. It writes nothing: the caller does.",
+        {"trial": (_text("Name that `try` gave.")[0], True)},
+        of_call=True,
+    ),
+}

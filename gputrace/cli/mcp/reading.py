@@ -1,0 +1,448 @@
+"""Tools that read traces: what `gputrace analyze` and `compare` show, as sentences with rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gputrace.cli.mcp.tool import FOLDER, LIMIT, PART, STEP, TRACE, Said, Tool, cite, said
+from gputrace.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from gputrace.api import Report
+    from gputrace.model.comparison import Comparison
+    from gputrace.model.results import LedgerRow
+
+
+_EVIDENCE: Final = 3
+"""Most rows of the ledger that a sentence names."""
+
+
+def _of_report(function: Callable[..., Iterator[Said]]) -> Callable[..., Iterator[Said]]:
+    """Return a tool that hands the analysis of a trace, or of a part of it, to a function."""
+
+    def analyzed(
+        trace: list[str], steps: str | None = None, time: str | None = None, **more: Any
+    ) -> Iterator[Said]:
+        import gputrace
+
+        with gputrace.open(*trace, windows=time is not None) as opened:
+            report = opened.analyze(steps=steps, time=time)
+        return function(report, **more)
+
+    return analyzed
+
+
+@_of_report
+def _verdict(report: Report) -> Iterator[Said]:
+    from gputrace.report.wording import finding_text, notes, verdict
+
+    if not report.findings:
+        rows = [cite(f"breakdown[{at}]", row) for at, row in enumerate(report.breakdown)]
+        yield said(verdict(report), *rows)
+    for number, finding in enumerate(report.findings):
+        rows = [cite(f"findings[{number}]", finding)]
+        rows += [
+            cite(f"breakdown[{at}]", row)
+            for at, row in enumerate(report.breakdown)
+            if (row.gpu in finding.gpus if finding.gpus else row.rank in finding.ranks)
+        ]
+        rows += [
+            cite(f"what_if[{at}]", cure)
+            for at, cure in enumerate(report.what_if)
+            if cure.finding == finding.id
+        ]
+        yield said(finding_text(report, finding), *rows)
+    for note in notes(report):
+        yield said(note)
+
+
+@_of_report
+def _breakdown(report: Report) -> Iterator[Said]:
+    from gputrace.report.tables import CLASS_NAMES
+    from gputrace.report.wording import capital, gpu_label
+    from gputrace.units import format_ns, format_share
+
+    labels = CLASS_NAMES if report.gpus else {"host_data": "waiting for data"}
+    for number, row in enumerate(report.breakdown):
+        turns = row.steps or 1
+        parts = [
+            f"{label} {format_ns(row.of(name) / turns)} "
+            f"({format_share(row.of(name), row.total_ns)})"
+            for name, label in labels.items()
+            if row.of(name)
+        ]
+        took = format_ns(row.total_ns / turns)
+        whole = f"a step takes {took} (mean of {row.steps})" if row.steps else f"{took} recorded"
+        text = f"{capital(gpu_label(row, report))}: {whole}: {', '.join(parts)}."
+        yield said(text, cite(f"breakdown[{number}]", row))
+
+
+@_of_report
+def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
+    from gputrace.report.wording import capital, gpu_label
+    from gputrace.units import format_count, format_ns
+
+    gaps = report.gaps
+    where = "largest_in_steps" if gaps.largest_in_steps else "largest"
+    total = {k: v for k, v in cite("gaps", gaps).items() if not k.startswith("largest")}
+    count = format_count(gaps.count, "gap")
+    yield said(f"The whole trace has {count}, {format_ns(gaps.total_ns)}.", total)
+    if gaps.hint:
+        yield said(f"{capital(gaps.hint)}.")
+    for number, gap in enumerate(getattr(gaps, where)[:limit]):
+        start = (gap.start_ns - report.origin_ns) / 1e9
+        step = "" if gap.step is None else f" in step {gap.step}"
+        cause = gap.cause.replace("_", " ")
+        text = (
+            f"{gpu_label(gap, report)} idles {format_ns(gap.length_ns)}{step}, from {start:.6f} s"
+        )
+        evidence = f": {gap.evidence}" if gap.evidence else ""
+        yield said(f"{capital(text)}; {cause}{evidence}.", cite(f"gaps.{where}[{number}]", gap))
+
+
+@_of_report
+def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
+    from gputrace.sanitize import clean
+    from gputrace.units import format_count, format_ns
+
+    kernels = report.kernels
+    if kernels is None:
+        yield said("No kernel ran in the measured part.")
+        return
+    for number, use in enumerate(kernels.top[:limit]):
+        tensor = {"yes": ", on tensor cores", "no": ", not on tensor cores"}
+        yield said(
+            f"{clean(use.short)} takes {use.share:.1%} of the measured time of the GPUs: "
+            f"{format_count(use.count, 'call')}, {format_ns(use.median_ns)} each (median), "
+            f"{format_ns(use.max_ns)} the longest"
+            f"{tensor.get(use.tensor_cores or '', '')}.",
+            cite(f"kernels.top[{number}]", use),
+        )
+
+
+@_of_report
+def _what_if(report: Report) -> Iterator[Said]:
+    from gputrace.units import format_ns
+
+    if not report.what_if:
+        yield said("Nothing is predicted: no known cure would save over 1% of a step.")
+    for number, cure in enumerate(report.what_if):
+        rows = [cite(f"what_if[{number}]", cure)]
+        rows += [
+            cite(f"findings[{at}]", finding)
+            for at, finding in enumerate(report.findings)
+            if finding.id == cure.finding
+        ]
+        now, then, low, high = map(
+            format_ns, (cure.now_ns, cure.step_ns, cure.low_ns, cure.high_ns)
+        )
+        beyond = f"; that includes {cure.beyond}" if cure.beyond else ""
+        yield said(
+            f"{cure.what}: a step of {now} would take {then} ({low} to {high}), if "
+            f"{cure.assumption}{beyond}.",
+            *rows,
+        )
+
+
+def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
+    import gputrace
+    from gputrace.report.comparison import notes, verdict
+    from gputrace.report.wording import capital
+
+    for name, paths in (("before", before), ("after", after)):
+        if len(paths) > 1:
+            raise UsageError(f"{name}: give a file, or the folder of a run's files")
+    comparison = gputrace.compare(before[0], after[0])
+    rows = [cite(f"runs[{at}]", run) for at, run in enumerate(comparison.runs)]
+    pair, scaling = comparison.pair, comparison.scaling
+    if pair is not None and pair.step is not None:
+        rows.append(cite("pair.step", pair.step))
+    if scaling is not None:
+        rows += [cite(f"scaling.rows[{at}]", row) for at, row in enumerate(scaling.rows)]
+    yield said(verdict(comparison), *rows)
+    if pair is not None:
+        yield from _changes(comparison)
+    for kind, note in notes(comparison):
+        if kind in ("kernels", "note"):
+            yield said(capital(note if kind == "note" else f"kernels: {note}"))
+
+
+def _changes(comparison: Comparison) -> Iterator[Said]:
+    """Yield what changed beyond the noise: classes, kernels, findings."""
+    from gputrace.report.comparison import NAMES
+    from gputrace.report.wording import capital
+    from gputrace.sanitize import clean
+    from gputrace.units import format_ns
+
+    pair = comparison.pair
+    assert pair is not None
+    named: Iterable[tuple[str, str, Sequence[Any]]] = (
+        ("classes", "{}", [(NAMES[row.name], row) for row in pair.classes]),
+        ("kernels", "kernel {}", [(clean(row.name), row) for row in pair.kernels]),
+    )
+    for table, form, rows in named:
+        changed = [(at, name, row) for at, (name, row) in enumerate(rows) if row.changed]
+        for at, name, row in changed[:10]:
+            more = "more" if row.difference_ns > 0 else "less"
+            yield said(
+                f"{capital(form.format(name))}: {format_ns(row.a_ns)} a {comparison.unit} before, "
+                f"{format_ns(row.b_ns)} after, {format_ns(abs(row.difference_ns))} {more}.",
+                cite(f"pair.{table}[{at}]", row),
+            )
+    for at, finding in enumerate(pair.findings):
+        text = f"The finding {finding.id} has {finding.status}: {finding.message}."
+        yield said(text, cite(f"pair.findings[{at}]", finding))
+
+
+def _recordings(folder: Path, limit: int = 10) -> Iterator[Said]:
+    from gputrace.readers.open import trace_files_in
+    from gputrace.units import format_bytes, format_count
+
+    found: list[Path] = []
+    for each in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        if not each.name.startswith(".") and not each.is_symlink():
+            with suppress(InputError):
+                found += [path for path in trace_files_in(each) if not path.is_symlink()]
+    found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    if not found:
+        yield said("No trace is here; `gputrace record -- python train.py` makes one.")
+    for number, path in enumerate(found[:limit]):
+        state, name = path.stat(), str(path.relative_to(folder))
+        row = {"path": name, "bytes": state.st_size, "modified_ns": state.st_mtime_ns}
+        newest = ", the newest" if not number and len(found) > 1 else ""
+        yield said(
+            f"{name}: {format_bytes(state.st_size)}{newest}.", cite(f"recordings[{number}]", row)
+        )
+    if len(found) > limit:
+        yield said(f"{format_count(len(found) - limit, 'older trace')} more.")
+
+
+@_of_report
+def _causes(report: Report, cause: str | None = None, limit: int = 5) -> Iterator[Said]:
+    """Yield the causes of lost time, or all that is known of one; of a trace without GPUs, what the
+    findings cost.
+    """
+    from gputrace.report.wording import capital
+    from gputrace.units import format_ns, format_share
+
+    charged: dict[str, list[tuple[int, LedgerRow]]] = {}
+    for at, row in enumerate(report.ledger):
+        charged.setdefault(row.cause, []).append((at, row))
+    sums = {cause: sum(row.ns for _, row in rows) for cause, rows in charged.items()}
+    whole_ns = sum(row.total_ns for row in report.breakdown)
+    turns = sum(row.steps or 1 for row in report.breakdown)
+    named = [cause] if cause in charged else []
+    for name in named or sorted(sums, key=lambda name: -sums[name])[:limit]:
+        rows = sorted(charged[name], key=lambda each: -each[1].ns)
+        largest = rows[0][1]
+        share = format_share(sums[name], whole_ns)
+        lost = f"{format_ns(sums[name] / turns)} a step and GPU ({share})"
+        at_line = f", most at {largest.line}" if largest.line else ""
+        evidence = f" ({largest.evidence})" if largest.evidence else ""
+        yield said(
+            f"{capital(report.cause_label(name))} [{name}]: {lost}{at_line}{evidence}."
+            f"{_cures_for(name, bool(named))}",
+            *(cite(f"ledger[{at}]", row) for at, row in rows[: None if named else _EVIDENCE]),
+        )
+    for at, finding in enumerate(report.findings):
+        if not charged and finding.impact_ns and cause in (None, finding.id):
+            cures = _cures_for(finding.id, cause is not None)
+            text = f"{capital(finding.message)} [{finding.id}].{cures}"
+            yield said(text, cite(f"findings[{at}]", finding))
+
+
+def _cures_for(cause: str, described: bool) -> str:
+    """Return the cures that may be tried for a cause, as a sentence after a space, if any."""
+    from gputrace.trials.cures import all_cures
+
+    cures = []
+    for cure in all_cures().values():
+        if cause in cure.findings:
+            about = [cure.what] * described + ["changes numerics"] * cure.numerics
+            takes, more = f"={cure.takes}" * bool(cure.takes), f" ({'; '.join(about)})"
+            cures.append(f"{cure.id}{takes}{more * bool(about)}")
+    return f" To try: {', '.join(cures)}." if cures else ""
+
+
+@_of_report
+def _slow_steps(report: Report, limit: int = 10) -> Iterator[Said]:
+    from gputrace.report.wording import gpu_label
+    from gputrace.units import format_ns, format_times
+
+    median_ns = report.steps.p50_ns
+    if not median_ns:
+        yield said(f"No steps were measured: {report.steps.reason}.")
+        return
+    longest: dict[int, int] = {}
+    lengths = [step.end_ns - step.start_ns for step in report.step_list]
+    for at in sorted(range(len(lengths)), key=lambda at: -lengths[at]):
+        if report.step_list[at].phase == "steady":
+            longest.setdefault(report.step_list[at].step, at)
+    for at in list(longest.values())[:limit]:
+        step, ns = report.step_list[at], lengths[at]
+        yield said(
+            f"Step {step.step} takes {format_ns(ns)} on {gpu_label(step, report)}, "
+            f"{format_times(ns / median_ns)} the median of {format_ns(median_ns)}.",
+            cite(f"step_list[{at}]", step),
+        )
+
+
+def _step(
+    trace: list[str], number: int, steps: str | None = None, time: str | None = None
+) -> Iterator[Said]:
+    import gputrace
+    from gputrace.report.document import Limits
+    from gputrace.report.step import document
+    from gputrace.sanitize import clean
+    from gputrace.units import format_change
+
+    with gputrace.open(*trace, windows=time is not None) as opened:
+        result = opened.explain_step(number, steps=steps, time=time)
+    report, first = document(result, Limits()), result.gpus[0]
+    parts = [cite(f"gpus[0].parts[{at}]", each) for at, each in enumerate(first.parts)]
+    yield said(report.head[0].text, *parts)
+    gap = [cite("gpus[0].longest_gap", first.longest_gap)] if first.longest_gap else []
+    for note in report.notes:
+        yield said(note.text, *gap)
+    for at, kernel in enumerate(first.kernels):
+        text = f"{clean(kernel.name)}: {format_change(kernel.more_ns)}, all launches together."
+        yield said(text, cite(f"gpus[0].kernels[{at}]", kernel))
+    for at, gpu in enumerate(result.gpus[1:], 1):
+        row = {"gpu": gpu.gpu, "rank": gpu.rank, "usual_ns": gpu.usual_ns, "more_ns": gpu.more_ns}
+        text = f"On rank {gpu.rank}: {format_change(gpu.more_ns)} against step {gpu.usual_step}."
+        yield said(text, cite(f"gpus[{at}]", row))
+
+
+@_of_report
+def _ranks(report: Report) -> Iterator[Said]:
+    from gputrace.report.wording import capital, gpu_label
+    from gputrace.units import format_ns, format_share
+
+    for at, row in enumerate(report.breakdown):
+        turns, waits = row.steps or 1, row.communication_wait_ns
+        spent = {"computes": row.compute_ns, "waits for other ranks": waits, "idles": row.idle_ns}
+        parts = [
+            f"{what} {format_ns(ns / turns)} ({format_share(ns, row.total_ns)})"
+            for what, ns in spent.items()
+            if ns
+        ]
+        loads = (
+            cite(f"balance[{number}]", load)
+            for number, load in enumerate(report.balance)
+            if (load.gpu, load.rank) == (row.gpu, row.rank)
+        )
+        text = (
+            f"{capital(gpu_label(row, report))}, rank {row.rank}: {format_ns(row.total_ns / turns)}"
+        )
+        text += " a step" if row.steps else " recorded"
+        yield said(
+            f"{': '.join(filter(None, (text, ', '.join(parts))))}.",
+            cite(f"breakdown[{at}]", row),
+            *loads,
+        )
+    held: dict[int, list[tuple[int, LedgerRow]]] = {}
+    for at, lost in enumerate(report.ledger):
+        if lost.rank != lost.paid_by:
+            held.setdefault(lost.rank, []).append((at, lost))
+    for rank, rows in sorted(held.items(), key=lambda each: -sum(lost.ns for _, lost in each[1])):
+        rows.sort(key=lambda each: -each[1].ns)
+        ns = sum(lost.ns for _, lost in rows) / (report.breakdown[0].steps or 1)
+        why = report.cause_label(rows[0][1].cause)
+        text = f"Others wait {format_ns(ns)} a step in all for rank {rank}; its main cause: {why}."
+        yield said(text, *(cite(f"ledger[{at}]", lost) for at, lost in rows[:_EVIDENCE]))
+
+
+@_of_report
+def _memory(report: Report) -> Iterator[Said]:
+    from gputrace.units import format_bytes, format_count
+
+    for at, row in enumerate(report.allocators):
+        peak = "" if row.peak_bytes is None else f", {format_bytes(row.peak_bytes)} at the peak"
+        peak += f" in {row.peak_phase}" if peak and row.peak_phase else ""
+        yield said(
+            f"Rank {row.rank}: tensors take {format_bytes(row.allocated_bytes)} at the ends of "
+            f"steps{peak}, and {format_bytes(row.reserved_bytes)} are reserved, of which "
+            f"{format_bytes(row.split_bytes)} cannot be given back; "
+            f"{format_count(row.segments, 'cudaMalloc')}, {format_count(row.retries, 'retry')}.",
+            cite(f"allocators[{at}]", row),
+        )
+    for at, card in enumerate(report.cards):
+        if card.memory_used_bytes is not None:
+            of = f" of {format_bytes(card.memory_bytes)}" if card.memory_bytes else ""
+            text = f"GPU {card.gpu} holds {format_bytes(card.memory_used_bytes)}{of} at most."
+            yield said(text, cite(f"cards[{at}]", card))
+    if not report.allocators and all(card.memory_used_bytes is None for card in report.cards):
+        yield said("Neither torch's allocator nor the memory of cards was recorded.")
+
+
+TOOLS: Final = {
+    "verdict": Tool(
+        _verdict,
+        "What makes training slow, what to do about it, and what that would save; then every other "
+        "finding and the limits of the figures. Call this first.",
+        PART,
+    ),
+    "breakdown": Tool(
+        _breakdown,
+        "Where the time of a step goes on each GPU: classes that sum to the step (compute, "
+        "communication, copies, and idle time by its cause).",
+        PART,
+    ),
+    "gaps": Tool(
+        _gaps,
+        "The longest intervals in which a GPU runs nothing, each with its cause and the evidence.",
+        {**PART, "limit": (LIMIT, False)},
+    ),
+    "kernels": Tool(
+        _kernels,
+        "The kernels that take most time, with launches, durations, and use of the tensor cores.",
+        {**PART, "limit": (LIMIT, False)},
+    ),
+    "compare": Tool(
+        _compare,
+        "What changed between two runs beyond the noise of their steps: verdict, classes of time, "
+        "kernels, findings.",
+        {"before": (TRACE, True), "after": (TRACE, True)},
+    ),
+    "what_if": Tool(
+        _what_if,
+        "Predicted length of a step without one cause each, by replaying the recorded steps.",
+        PART,
+    ),
+    "recordings": Tool(
+        _recordings,
+        "The traces in the folder and the folders in it, the newest first.",
+        {"folder": (FOLDER, False), "limit": (LIMIT, False)},
+    ),
+    "causes": Tool(
+        _causes,
+        "Causes of lost time, the largest first, each with its rows of the ledger, the line of the "
+        "program, and the names of cures to try. With `cause`, the id of one: all of its rows, and "
+        "what each cure does.",
+        {**PART, "cause": ({"type": "string"}, False), "limit": (LIMIT, False)},
+    ),
+    "slow_steps": Tool(
+        _slow_steps,
+        "The longest measured steps, against the median.",
+        {**PART, "limit": (LIMIT, False)},
+    ),
+    "step": Tool(
+        _step,
+        "Why one step took as long as it did: its causes, longest gap and kernels against those of "
+        "the median step. The addresses are those of the JSON of `analyze --step`.",
+        {"number": (STEP, True), **PART},
+    ),
+    "ranks": Tool(
+        _ranks,
+        "What each rank's step goes to, and which rank the others wait for, and why.",
+        PART,
+    ),
+    "memory": Tool(
+        _memory,
+        "Memory: torch's allocator on each rank, with its peak and retries, and the cards.",
+        PART,
+    ),
+}

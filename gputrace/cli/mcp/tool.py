@@ -1,0 +1,229 @@
+"""What a tool for agents is: its arguments, and sentences with the rows that they rest on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gputrace.errors import UsageError
+from gputrace.sanitize import message, sentence
+
+_MOST_ROWS: Final = 50
+_KB: Final = 4
+"""Size of an answer if no other is asked for."""
+_NOTICE_BYTES: Final = 300
+"""Room for the envelope of an answer, and for the sentence that says what it lacks."""
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Sentence of an answer, and the rows that it rests on."""
+
+    text: str
+    rows: list[dict[str, Any]]
+
+
+def cite(address: str, value: object) -> dict[str, Any]:
+    """Return a row under its address in the JSON, without what is unknown."""
+    from gputrace.report import plain
+
+    plain_value = plain(value)
+    known = plain_value if isinstance(plain_value, dict) else {"value": plain_value}
+    return {"row": address, **{name: each for name, each in known.items() if each is not None}}
+
+
+def said(text: str, *rows: dict[str, Any]) -> Said:
+    """Return a sentence with its rows; names in it come from a trace."""
+    return Said(sentence(text), list(rows))
+
+
+def _bytes(value: object) -> int:
+    return len(json.dumps(value))
+
+
+def fit(answer: Sequence[Said], kilobytes: int = _KB) -> list[dict[str, Any]]:
+    """Return sentences as JSON of at most so many kB, the first ones first.
+
+    A row is whole where it is first named, if there is room once all sentences have theirs; else it
+    is its address. The last sentence says what was left out.
+    """
+    left, whole, fitted = kilobytes * 1024 - _NOTICE_BYTES, set[str](), list[dict[str, Any]]()
+    for each in answer:
+        outline = {"text": each.text, "rows": [{"row": one["row"]} for one in each.rows]}
+        left -= _bytes(outline) + 2
+        if left < 0:
+            break
+        fitted.append(outline)
+    lacking = set[str]()
+    for shown, each in zip(fitted, answer, strict=False):
+        for at, one in enumerate(each.rows):
+            more = _bytes(one) - _bytes(shown["rows"][at])
+            if one["row"] in whole:
+                continue
+            if more <= left:
+                shown["rows"][at], left = one, left - more
+                whole.add(one["row"])
+            else:
+                lacking.add(one["row"])
+    parts = [
+        f"{count} {noun}{'s' * (count != 1)}"
+        for count, noun in ((len(answer) - len(fitted), "sentence"), (len(lacking - whole), "row"))
+        if count
+    ]
+    if parts:
+        over = f"Left out, as it is over {kilobytes} kB: {' and '.join(parts)}; see max_kb."
+        fitted.append({"text": over, "rows": []})
+    return fitted
+
+
+TRACE: Final[Schema] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+    "description": "Path of a trace, or of a folder of them; a list is the parts of one run.",
+}
+LIMIT: Final[Schema] = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": _MOST_ROWS,
+    "description": "How many at most; 10 if not given, of causes 5.",
+}
+NEW: Final[Schema] = {"type": "string", "description": "Path of the trace to write, in the folder."}
+_MAX_KB: Final[Schema] = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": 1000,
+    "description": f"Size of the answer at most, in kB; {_KB} if not given.",
+}
+FOLDER: Final[Schema] = {"type": "string", "description": "Folder to look in; all if not given."}
+STEP: Final[Schema] = {
+    "type": "integer",
+    "minimum": 0,
+    "maximum": 1 << 53,
+    "description": "Number of the step, from 0.",
+}
+_STEPS: Final[Schema] = {
+    "type": "string",
+    "description": "Steps to measure, e.g. 8:20 (8 to 19), instead of the steady ones.",
+}
+_TIME: Final[Schema] = {"type": "string", "description": "Only this part, e.g. 1.1s:1.2s."}
+PART: Final = {"trace": (TRACE, True), "steps": (_STEPS, False), "time": (_TIME, False)}
+_ROWS: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "sentences": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string"},
+                    "rows": {"type": "array", "items": {"type": "object"}},
+                },
+                "required": ["text", "rows"],
+            },
+        }
+    },
+    "required": ["sentences"],
+}
+_KINDS: Final = {
+    "string": (str, "a text"),
+    "boolean": (bool, "true or false"),
+    "array": (list, "a list of texts"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Tool that an agent may call."""
+
+    function: Callable[..., Iterator[Said]]
+    description: str
+    arguments: dict[str, tuple[Schema, bool]]
+    """Schema of each argument, and whether it must be given."""
+    runs: bool = False
+    """Whether it runs the program."""
+    of_call: bool = False
+    """Whether its function takes the call first."""
+
+    def described(self, name: str) -> dict[str, Any]:
+        """Return what ``tools/list`` says of it."""
+        schemas = {name: schema for name, (schema, _) in self.arguments.items()}
+        return {
+            "name": name,
+            "description": self.description,
+            "inputSchema": {
+                "type": "object",
+                "properties": schemas | {"max_kb": _MAX_KB},
+                "required": [name for name, (_, needed) in self.arguments.items() if needed],
+                "additionalProperties": False,
+            },
+            "outputSchema": _ROWS,
+            "annotations": {
+                "readOnlyHint": not self.runs,
+                "destructiveHint": self.runs,
+                "idempotentHint": not self.runs,
+                "openWorldHint": self.runs,
+            },
+        }
+
+    def check(self, given: object, root: Path) -> dict[str, Any]:
+        """Return the arguments, with traces as paths within the root; raises UsageError."""
+        wanted = self.arguments | {"max_kb": (_MAX_KB, False)}
+        if not isinstance(given, dict) or (unknown := set(given) - set(wanted)):
+            wrong = f": {message(str(sorted(unknown)))}" if isinstance(given, dict) else ""
+            raise UsageError(f"the arguments are {', '.join(wanted)}, as an object{wrong}")
+        checked: dict[str, Any] = {}
+        for name, (schema, needed) in wanted.items():
+            value = given.get(name, "." if schema is FOLDER else None)
+            if value is None and not needed:
+                continue
+            if "anyOf" in schema:
+                value = _traces(name, value, root)
+            elif schema["type"] == "integer":
+                least, most = schema["minimum"], schema["maximum"]
+                if type(value) is not int or not least <= value <= most:
+                    raise UsageError(f"{name}: give a number from {least} to {most}")
+            else:
+                kind, words = _KINDS[schema["type"]]
+                texts = value if isinstance(value, list) else []
+                if not isinstance(value, kind) or not all(isinstance(text, str) for text in texts):
+                    raise UsageError(f"{name}: give {words}")
+                value = _resolved(name, str(value), root) if schema in (FOLDER, NEW) else value
+            checked[name] = value
+        return checked
+
+
+def _traces(name: str, value: object, root: Path) -> list[str]:
+    paths = [value] if isinstance(value, str) else value
+    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) for p in paths):
+        raise UsageError(f"{name}: give the path of a trace, or a list of a run's")
+    inside = [_resolved(name, path, root) for path in paths]
+    if outside := next((link for path in inside if (link := _link_out(path, root))), None):
+        raise _outside(outside, root)
+    return [str(path) for path in inside]
+
+
+def _resolved(name: str, path: str, root: Path) -> Path:
+    try:
+        resolved = Path(os.path.realpath(root / path))
+    except (OSError, ValueError):
+        raise UsageError(f"{name}: {path!r} is not a path") from None
+    if "://" in path or not resolved.is_relative_to(root):
+        raise _outside(path if "://" in path else resolved, root)
+    return resolved
+
+
+def _outside(path: object, root: Path) -> UsageError:
+    return UsageError(f"{path}: lies outside of {root}; only what is in it can be read")
+
+
+def _link_out(path: Path, root: Path) -> Path | None:
+    """Return a link out of the root among the files that are read of a folder, and of folders of
+    tables in it; None if there is none.
+    """
+    links = (each for depth in ("*", "*/*") for each in path.glob(depth) if each.is_symlink())
+    ends = ((link, Path(os.path.realpath(link))) for link in links)
+    return next((link for link, end in ends if not end.is_relative_to(root)), None)
