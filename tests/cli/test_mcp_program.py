@@ -8,13 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from tests.helpers.mcp_client import Client
+from tests.helpers.mcp_client import STATELESS, Client
 from tests.helpers.tried_programs import PROGRAM, Real
-
 
 _WAITS: Final = """
 class Batches:
@@ -64,6 +63,33 @@ def test_a_slow_program_is_made_fast_in_seven_calls(agent: Client, tmp_path: Pat
     assert "workers=4" in of_trial[-1]["message"]
     done = [each["progress"] for each in of_trial]
     assert done == sorted(set(done))
+
+
+def test_the_person_is_asked_about_each_change(agent: Client) -> None:
+    meta = STATELESS | {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {}}}
+
+    def tried(**response: Any) -> dict[str, Any]:
+        call: dict[str, Any] = {"name": "try", "_meta": meta}
+        call["arguments"] = {"cures": ["workers=4", "bf16"], "budget": "2s"}
+        call |= {"inputResponses": {"consent": response}} if response else {}
+        result: dict[str, Any] = agent("tools/call", **call)["result"]
+        return result
+
+    asked = tried()
+    assert asked["resultType"] == "input_required"
+    form = asked["inputRequests"]["consent"]["params"]
+    assert "train.py` several times" in form["message"]
+    boxes = form["requestedSchema"]["properties"]
+    assert list(boxes) == ["workers=4", "bf16"]
+    assert "changes numerics" in boxes["bf16"]["description"]
+    for content in (None, {"bf16": False}):
+        refused = tried(action="accept" if content else "decline", content=content)
+        assert "agrees to none" in refused["content"][0]["text"]
+    yes = tried(action="accept", content={"workers=4": True, "bf16": False})
+    assert yes["resultType"] == "complete"
+    shown = yes["content"][0]["text"]
+    assert "workers=4" in shown
+    assert "bf16" not in shown
 
 
 def test_a_trial_ends_where_it_is_cancelled(agent: Client, tmp_path: Path) -> None:

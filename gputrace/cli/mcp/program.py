@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -12,6 +13,7 @@ from gputrace.cli.mcp.tool import NEW, TRACE, Said, Schema, Tool, cite, said
 from gputrace.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from gputrace.trials.cures import Candidate
     from gputrace.trials.outcome import Outcome
 
 _BETWEEN_S: Final = 1.0
@@ -33,11 +35,19 @@ class Program:
     """Trials by the name that the agent has for them."""
 
 
+class InputRequired(Exception):
+    """What a call needs from the person, as the protocol's ``inputRequests``."""
+
+
 @dataclass(slots=True)
 class Call:
     """Call of a tool that runs the program."""
 
     program: Program
+    asks: bool
+    """Whether the agent can have the person fill in a form."""
+    responses: Mapping[str, Any]
+    """The person's answers to what the same call asked for before."""
     stopped: Callable[[], bool]
     """Whether the agent has cancelled it, or is gone."""
     write: Callable[[object], None]
@@ -57,6 +67,41 @@ class Call:
         state = {"progressToken": self.token, "progress": round(spent_s, 3), "message": what}
         total = {} if total_s is None else {"total": total_s}
         self.write({"jsonrpc": "2.0", "method": "notifications/progress", "params": state | total})
+
+    def agreed(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Return the changes that the person agrees to: of an agent that can ask, those ticked in a
+        form, else all that it named.
+
+        Raises InputRequired where the form is to be shown first.
+        """
+        if not self.asks:
+            return candidates
+        from gputrace.collectors.masking import masked
+
+        boxes = {
+            str(each): {
+                "type": "boolean",
+                "title": f"Try {each}",
+                "description": "; ".join(
+                    setting.cure.what + ", which changes numerics" * setting.cure.numerics
+                    for setting in each.settings
+                ),
+            }
+            for each in candidates
+        }
+        answer = self.responses.get("consent")
+        if not isinstance(answer, dict):
+            command = shlex.join(masked(self.program.words))
+            form = {
+                "mode": "form",
+                "message": f"Run `{command}` several times with these changes? They are made in "
+                "the running program; its files stay as they are.",
+                "requestedSchema": {"type": "object", "properties": boxes},
+            }
+            raise InputRequired({"consent": {"method": "elicitation/create", "params": form}})
+        ticked = answer.get("content") if answer.get("action") == "accept" else None
+        ticks = ticked if isinstance(ticked, dict) else {}
+        return [each for each in candidates if ticks.get(str(each)) is True]
 
 
 def _record(call: Call, trace: Path, steps: int = _RECORDED[1]) -> Iterator[Said]:
@@ -99,17 +144,19 @@ def _try(
     from gputrace.trials.trial import Trial
     from gputrace.units import parse_duration
 
-    candidates = tuple(read_candidates(",".join(cures)))
-    if not candidates:
+    named = read_candidates(",".join(cures))
+    if not named:
         raise UsageError("cures: name each change that the person agrees to; `causes` has them")
     try:
         budget_s = parse_duration(budget) / 1e9
     except ValueError as error:
         raise UsageError(f"budget: {error}") from None
-    program = call.program
+    program, candidates = call.program, call.agreed(named)
+    if not candidates:
+        raise UsageError("nothing was tried: the person agrees to none of these changes")
     request = Request(
         program.words,
-        candidates=candidates,
+        candidates=tuple(candidates),
         recording=None if trace is None else Path(trace[0]),
         budget_s=budget_s,
         workdir=program.folder if copy else None,

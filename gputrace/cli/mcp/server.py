@@ -168,7 +168,7 @@ class Server:
         """
         given = parameters.get("_meta")
         meta = given if isinstance(given, dict) else {}
-        stateless = f"{_META}protocolVersion" in meta
+        stateless, asks = f"{_META}protocolVersion" in meta, False
         if stateless or method == "server/discover":
             version = meta.get(f"{_META}protocolVersion")
             if not isinstance(version, str):
@@ -176,8 +176,11 @@ class Server:
             if version != _STATELESS:
                 data = {"supported": _VERSIONS, "requested": version}
                 raise LookupError(_UNSUPPORTED_VERSION, "Unsupported protocol version", data)
-            if not isinstance(meta.get(f"{_META}clientCapabilities"), dict):
+            can = meta.get(f"{_META}clientCapabilities")
+            if not isinstance(can, dict):
                 raise LookupError(_INVALID_PARAMS, "params._meta lacks the client's capabilities")
+            elicits = can.get("elicitation")
+            asks = isinstance(elicits, dict) and ("form" in elicits or not elicits)
         info = {"name": "gputrace", "version": __version__}
         about = {"capabilities": {"tools": {}}, "instructions": _INSTRUCTIONS}
         match method:
@@ -197,8 +200,11 @@ class Server:
                 tool = self._tools.get(name) if isinstance(name, str) else None
                 if tool is None:
                     raise LookupError(_INVALID_PARAMS, f"no tool is called {message(str(name))!r}")
+                responses = parameters.get("inputResponses")
                 call = program.Call(
                     self._program,
+                    asks,
+                    responses if isinstance(responses, dict) else {},
                     lambda: cancelled.is_set() or self._closed.is_set(),
                     self._write,
                     meta.get("progressToken"),
@@ -207,7 +213,7 @@ class Server:
             case _:
                 raise LookupError(_NO_METHOD, f"no method is called {message(method)!r}")
         if stateless:
-            result |= {"resultType": "complete", "_meta": {f"{_META}serverInfo": info}}
+            result = {"resultType": "complete", "_meta": {f"{_META}serverInfo": info}} | result
         return result
 
     def _called(self, tool: Tool, arguments: object, call: program.Call) -> dict[str, Any]:
@@ -216,6 +222,8 @@ class Server:
             checked = tool.check(arguments, self._root)
             size = {"kilobytes": checked.pop("max_kb")} if "max_kb" in checked else {}
             sentences = fit([*tool.function(*[call] * tool.of_call, **checked)], **size)
+        except program.InputRequired as wanted:
+            return {"resultType": "input_required", "inputRequests": wanted.args[0]}
         except Exception as error:
             explained = explain(error)
             problem = explained[0] if explained else f"{type(error).__name__}: {error}"
