@@ -38,7 +38,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
 
 def test_a_slow_program_is_made_fast_in_seven_calls(agent: Client, tmp_path: Path) -> None:
-    [recorded] = agent.called("record", trace="before.sqlite", steps=30)
+    [recorded] = agent.called("record", target="before.sqlite", measure=30)
     assert recorded["rows"][0]["path"] == "before.sqlite"
     verdict, *_ = agent.called("verdict", trace="before.sqlite")
     assert "data" in verdict["text"]
@@ -53,7 +53,7 @@ def test_a_slow_program_is_made_fast_in_seven_calls(agent: Client, tmp_path: Pat
     diff = patch["rows"][0]["diff"]
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=diff, text=True, check=True)
     assert "num_workers=4" in (tmp_path / "train.py").read_text()
-    agent.called("record", trace="after.sqlite", steps=30)
+    agent.called("record", target="after.sqlite", measure=30)
     compared, *_ = agent.called("compare", before="before.sqlite", after="after.sqlite")
     assert "faster" in compared["text"]
     assert agent.calls == 7
@@ -113,8 +113,8 @@ def test_what_is_not_agreed_to_is_not_run(agent: Client, tmp_path: Path) -> None
     assert "name each change" in agent.refused("try", cures=[])
     assert "did you mean workers?" in agent.refused("try", cures=["worker=8"])
     assert "not a time" in agent.refused("try", cures=["gc"], budget="soon")
-    assert "name another" in agent.refused("record", trace="train.py")
-    assert "can be read" in agent.refused("record", trace="../x.sqlite")
+    assert "name another" in agent.refused("record", target="train.py")
+    assert "can be read" in agent.refused("record", target="../x.sqlite")
     assert "these have one: none" in agent.refused("apply", trial="trial-1")
     tools = {tool["name"]: tool for tool in agent("tools/list")["result"]["tools"]}
     hints = {
@@ -126,4 +126,4 @@ def test_what_is_not_agreed_to_is_not_run(agent: Client, tmp_path: Path) -> None
 def test_a_program_that_fails_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Real(tmp_path, monkeypatch).script.write_text("raise SystemExit('no data here')")
     with Client(tmp_path, sys.executable, "train.py") as client:
-        assert "no data here" in client.refused("record", trace="run.sqlite")
+        assert "no data here" in client.refused("record", target="run.sqlite")

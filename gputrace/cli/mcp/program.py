@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.cli.mcp.tool import NEW, TRACE, Said, Schema, Tool, cite, said
+from gputrace.cli.mcp.tool import Said, cite, said, tool
 from gputrace.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 _BETWEEN_S: Final = 1.0
 """Minimum seconds between two messages of progress."""
-_RECORDED: Final = (10, 40)
-"""Steps of a recording to pass, and to measure."""
-_MOST_STEPS: Final = 10_000
-_BUDGET: Final = "90s"
+_WARMUP: Final = 10
+"""Steps of a recording to pass first."""
 
 
 @dataclass(slots=True)
@@ -104,28 +102,27 @@ class Call:
         return [each for each in candidates if ticks.get(str(each)) is True]
 
 
-def _record(call: Call, trace: Path, steps: int = _RECORDED[1]) -> Iterator[Said]:
+def _record(call: Call, target: Path, measure: int = 40) -> Iterator[Said]:
+    """Run the program for some steps and record them. It runs in its folder and may rewrite its
+    outputs, such as checkpoints.
+    """
     from gputrace.studies.runner import Failed
     from gputrace.trials import runs
     from gputrace.trials.cures import Candidate
     from gputrace.units import format_count, format_ns
 
-    if trace.exists() or not trace.parent.is_dir():
-        raise UsageError(f"trace: {trace} is there already, or its folder is not; name another")
-    name = trace.relative_to(call.program.folder)
-    program = runs.Program(
-        call.program.words, tick=lambda: call.show(None, f"recording {format_count(steps, 'step')}")
-    )
+    if target.exists() or not target.parent.is_dir():
+        raise UsageError(f"target: {target} is there already, or its folder is not; name another")
+    name, steps = str(target.relative_to(call.program.folder)), format_count(measure, "step")
+    program = runs.Program(call.program.words, tick=lambda: call.show(None, f"recording {steps}"))
     try:
-        run = program.run(Candidate(), _RECORDED[0], steps, trace)
+        run = program.run(Candidate(), _WARMUP, measure, target)
     except Failed as error:
-        raise InputError(
-            name, f"the program did not run to the end of these steps: {error}"
-        ) from None
-    row = {"path": str(name), "step_ns": run.step_ns, "steps": run.steps, "seconds": run.seconds}
+        raise InputError(name, f"the program did not make these steps: {error}") from None
+    row = {"path": name, "step_ns": run.step_ns, "steps": run.steps, "seconds": run.seconds}
     yield said(
         f"Recorded {name}: {format_count(run.steps, 'step')} of {format_ns(run.step_ns)} after "
-        f"{_RECORDED[0]} that were passed. Next: `verdict` and `causes` of it.",
+        f"{_WARMUP} that were passed. Next: `verdict` and `causes` of it.",
         cite("recording", row),
     )
 
@@ -134,9 +131,13 @@ def _try(
     call: Call,
     cures: list[str],
     trace: list[str] | None = None,
-    budget: str = _BUDGET,
+    budget: str = "90s",
     copy: bool = False,
 ) -> Iterator[Said]:
+    """Apply cures to the running program, measure what each gains, and keep the best. Files of the
+    program are not changed, but each run may rewrite its outputs. Ask the person about each cure,
+    and name only what they agree to.
+    """
     from gputrace.report.text import limits
     from gputrace.trials.cures import read_candidates
     from gputrace.trials.history import Request
@@ -181,14 +182,13 @@ def _try(
 
 
 def _apply(call: Call, trial: str) -> Iterator[Said]:
+    """The patch for the best cures of a trial. It writes nothing: the caller does."""
     from gputrace.units import format_count
 
     outcome = call.program.trials.get(trial)
     if outcome is None or outcome.patch is None:
-        known = (
-            ", ".join(name for name, each in call.program.trials.items() if each.patch) or "none"
-        )
-        raise UsageError(f"trial: has no patch; these have one: {known}")
+        known = [name for name, each in call.program.trials.items() if each.patch]
+        raise UsageError(f"trial: has no patch; these have one: {', '.join(known) or 'none'}")
     patch = outcome.patch
     if patch.edits:
         yield said(
@@ -201,52 +201,4 @@ def _apply(call: Call, trial: str) -> Iterator[Said]:
         yield said(f"By hand: {line}.")
 
 
-_CURES: Final[Schema] = {
-    "type": "array",
-    "items": {"type": "string"},
-    "minItems": 1,
-    "description": "Changes that the person agreed to, by name, as workers=8, or pinned+fused for "
-    "two at once. No other is made.",
-}
-_TRACE: Final = {**TRACE, "description": "Recording for the predictions; else one is made first."}
-
-
-def _text(what: str, kind: str = "string", **limits: Any) -> tuple[Schema, bool]:
-    return {"type": kind, "description": what, **limits}, False
-
-
-TOOLS: Final = {
-    "record": Tool(
-        _record,
-        "Run the program for some steps and record them. It runs in its folder and may rewrite its "
-        "outputs, such as checkpoints.",
-        {
-            "trace": (NEW, True),
-            "steps": _text(
-                "Steps to measure; 40 if not given.", "integer", minimum=5, maximum=_MOST_STEPS
-            ),
-        },
-        runs=True,
-        of_call=True,
-    ),
-    "try": Tool(
-        _try,
-        "Apply cures to the running program, measure what each gains, and keep the best. Files of "
-        "the program are not changed, but each run may rewrite its outputs. Ask the person about "
-        "each cure, and name only what they agree to.",
-        {
-            "cures": (_CURES, True),
-            "trace": (_TRACE, False),
-            "budget": _text(f"Time to spend, as 5min; {_BUDGET} if not given."),
-            "copy": _text("Give each run a copy of the folder, so that outputs stay.", "boolean"),
-        },
-        runs=True,
-        of_call=True,
-    ),
-    "apply": Tool(
-        _apply,
-        "The patch for the best cures of a trial. It writes nothing: the caller does.",
-        {"trial": (_text("Name that `try` gave.")[0], True)},
-        of_call=True,
-    ),
-}
+TOOLS: Final = dict((tool(_record, runs=True), tool(_try, runs=True), tool(_apply)))

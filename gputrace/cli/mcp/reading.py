@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from gputrace.cli.mcp.tool import FOLDER, LIMIT, PART, STEP, TRACE, Said, Tool, cite, said
+from gputrace.cli.mcp.tool import Said, cite, said, tool
 from gputrace.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -20,23 +20,10 @@ _EVIDENCE: Final = 3
 """Most rows of the ledger that a sentence names."""
 
 
-def _of_report(function: Callable[..., Iterator[Said]]) -> Callable[..., Iterator[Said]]:
-    """Return a tool that hands the analysis of a trace, or of a part of it, to a function."""
-
-    def analyzed(
-        trace: list[str], steps: str | None = None, time: str | None = None, **more: Any
-    ) -> Iterator[Said]:
-        import gputrace
-
-        with gputrace.open(*trace, windows=time is not None) as opened:
-            report = opened.analyze(steps=steps, time=time)
-        return function(report, **more)
-
-    return analyzed
-
-
-@_of_report
 def _verdict(report: Report) -> Iterator[Said]:
+    """What makes training slow, what to do about it, and what that would save; then every other
+    finding and the limits of the figures. Call this first.
+    """
     from gputrace.report.wording import finding_text, notes, verdict
 
     if not report.findings:
@@ -59,8 +46,10 @@ def _verdict(report: Report) -> Iterator[Said]:
         yield said(note)
 
 
-@_of_report
 def _breakdown(report: Report) -> Iterator[Said]:
+    """Where the time of a step goes on each GPU: classes that sum to the step (compute,
+    communication, copies, and idle time by its cause).
+    """
     from gputrace.report.tables import CLASS_NAMES
     from gputrace.report.wording import capital, gpu_label
     from gputrace.units import format_ns, format_share
@@ -80,8 +69,8 @@ def _breakdown(report: Report) -> Iterator[Said]:
         yield said(text, cite(f"breakdown[{number}]", row))
 
 
-@_of_report
 def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
+    """The longest intervals in which a GPU runs nothing, each with its cause and the evidence."""
     from gputrace.report.wording import capital, gpu_label
     from gputrace.units import format_count, format_ns
 
@@ -103,8 +92,8 @@ def _gaps(report: Report, limit: int = 10) -> Iterator[Said]:
         yield said(f"{capital(text)}; {cause}{evidence}.", cite(f"gaps.{where}[{number}]", gap))
 
 
-@_of_report
 def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
+    """The kernels that take most time, with launches, durations, and use of the tensor cores."""
     from gputrace.sanitize import clean
     from gputrace.units import format_count, format_ns
 
@@ -123,8 +112,8 @@ def _kernels(report: Report, limit: int = 10) -> Iterator[Said]:
         )
 
 
-@_of_report
 def _what_if(report: Report) -> Iterator[Said]:
+    """Predicted length of a step without one cause each, by replaying the recorded steps."""
     from gputrace.units import format_ns
 
     if not report.what_if:
@@ -148,6 +137,9 @@ def _what_if(report: Report) -> Iterator[Said]:
 
 
 def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
+    """What changed between two runs beyond the noise of their steps: verdict, classes of time,
+    kernels, findings.
+    """
     import gputrace
     from gputrace.report.comparison import notes, verdict
     from gputrace.report.wording import capital
@@ -198,32 +190,29 @@ def _changes(comparison: Comparison) -> Iterator[Said]:
 
 
 def _recordings(folder: Path, limit: int = 10) -> Iterator[Said]:
+    """The traces in the folder and the folders in it, the newest first."""
     from gputrace.readers.open import trace_files_in
-    from gputrace.units import format_bytes, format_count
+    from gputrace.units import format_bytes
 
     found: list[Path] = []
-    for each in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+    for each in (folder, *(path for path in folder.iterdir() if path.is_dir())):
         if not each.name.startswith(".") and not each.is_symlink():
             with suppress(InputError):
                 found += [path for path in trace_files_in(each) if not path.is_symlink()]
     found.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    if not found:
-        yield said("No trace is here; `gputrace record -- python train.py` makes one.")
     for number, path in enumerate(found[:limit]):
         state, name = path.stat(), str(path.relative_to(folder))
         row = {"path": name, "bytes": state.st_size, "modified_ns": state.st_mtime_ns}
-        newest = ", the newest" if not number and len(found) > 1 else ""
-        yield said(
-            f"{name}: {format_bytes(state.st_size)}{newest}.", cite(f"recordings[{number}]", row)
-        )
-    if len(found) > limit:
-        yield said(f"{format_count(len(found) - limit, 'older trace')} more.")
+        text = f"{name}: {format_bytes(state.st_size)}."
+        yield said(text, cite(f"recordings[{number}]", row))
+    if not found:
+        yield said("No trace is here; `gputrace record -- python train.py` makes one.")
 
 
-@_of_report
 def _causes(report: Report, cause: str | None = None, limit: int = 5) -> Iterator[Said]:
-    """Yield the causes of lost time, or all that is known of one; of a trace without GPUs, what the
-    findings cost.
+    """Causes of lost time, the largest first, each with its rows of the ledger, the line of the
+    program, and the names of cures to try. With `cause`, the id of one: all of its rows, and
+    what each cure does.
     """
     from gputrace.report.wording import capital
     from gputrace.units import format_ns, format_share
@@ -267,8 +256,8 @@ def _cures_for(cause: str, described: bool) -> str:
     return f" To try: {', '.join(cures)}." if cures else ""
 
 
-@_of_report
 def _slow_steps(report: Report, limit: int = 10) -> Iterator[Said]:
+    """The longest measured steps, against the median."""
     from gputrace.report.wording import gpu_label
     from gputrace.units import format_ns, format_times
 
@@ -293,6 +282,9 @@ def _slow_steps(report: Report, limit: int = 10) -> Iterator[Said]:
 def _step(
     trace: list[str], number: int, steps: str | None = None, time: str | None = None
 ) -> Iterator[Said]:
+    """Why one step took as long as it did: its causes, longest gap and kernels against those of the
+    median step. The addresses are those of the JSON of `analyze --step`.
+    """
     import gputrace
     from gputrace.report.document import Limits
     from gputrace.report.step import document
@@ -316,33 +308,22 @@ def _step(
         yield said(text, cite(f"gpus[{at}]", row))
 
 
-@_of_report
 def _ranks(report: Report) -> Iterator[Said]:
+    """What each rank's step goes to, and which rank the others wait for, and why."""
     from gputrace.report.wording import capital, gpu_label
-    from gputrace.units import format_ns, format_share
+    from gputrace.units import format_ns
 
     for at, row in enumerate(report.breakdown):
-        turns, waits = row.steps or 1, row.communication_wait_ns
-        spent = {"computes": row.compute_ns, "waits for other ranks": waits, "idles": row.idle_ns}
-        parts = [
-            f"{what} {format_ns(ns / turns)} ({format_share(ns, row.total_ns)})"
-            for what, ns in spent.items()
-            if ns
-        ]
+        turns, waits_ns = row.steps or 1, row.communication_wait_ns
+        waits = f", {format_ns(waits_ns / turns)} of it for other ranks" if waits_ns else ""
+        text = f"{capital(gpu_label(row, report))}, rank {row.rank}, takes"
         loads = (
             cite(f"balance[{number}]", load)
             for number, load in enumerate(report.balance)
             if (load.gpu, load.rank) == (row.gpu, row.rank)
         )
-        text = (
-            f"{capital(gpu_label(row, report))}, rank {row.rank}: {format_ns(row.total_ns / turns)}"
-        )
-        text += " a step" if row.steps else " recorded"
-        yield said(
-            f"{': '.join(filter(None, (text, ', '.join(parts))))}.",
-            cite(f"breakdown[{at}]", row),
-            *loads,
-        )
+        text += f" {format_ns(row.total_ns / turns)}{waits}."
+        yield said(text, cite(f"breakdown[{at}]", row), *loads)
     held: dict[int, list[tuple[int, LedgerRow]]] = {}
     for at, lost in enumerate(report.ledger):
         if lost.rank != lost.paid_by:
@@ -355,8 +336,8 @@ def _ranks(report: Report) -> Iterator[Said]:
         yield said(text, *(cite(f"ledger[{at}]", lost) for at, lost in rows[:_EVIDENCE]))
 
 
-@_of_report
 def _memory(report: Report) -> Iterator[Said]:
+    """Memory: torch's allocator on each rank, with its peak and retries, and the cards."""
     from gputrace.units import format_bytes, format_count
 
     for at, row in enumerate(report.allocators):
@@ -378,71 +359,12 @@ def _memory(report: Report) -> Iterator[Said]:
         yield said("Neither torch's allocator nor the memory of cards was recorded.")
 
 
-TOOLS: Final = {
-    "verdict": Tool(
-        _verdict,
-        "What makes training slow, what to do about it, and what that would save; then every other "
-        "finding and the limits of the figures. Call this first.",
-        PART,
-    ),
-    "breakdown": Tool(
-        _breakdown,
-        "Where the time of a step goes on each GPU: classes that sum to the step (compute, "
-        "communication, copies, and idle time by its cause).",
-        PART,
-    ),
-    "gaps": Tool(
-        _gaps,
-        "The longest intervals in which a GPU runs nothing, each with its cause and the evidence.",
-        {**PART, "limit": (LIMIT, False)},
-    ),
-    "kernels": Tool(
-        _kernels,
-        "The kernels that take most time, with launches, durations, and use of the tensor cores.",
-        {**PART, "limit": (LIMIT, False)},
-    ),
-    "compare": Tool(
-        _compare,
-        "What changed between two runs beyond the noise of their steps: verdict, classes of time, "
-        "kernels, findings.",
-        {"before": (TRACE, True), "after": (TRACE, True)},
-    ),
-    "what_if": Tool(
-        _what_if,
-        "Predicted length of a step without one cause each, by replaying the recorded steps.",
-        PART,
-    ),
-    "recordings": Tool(
-        _recordings,
-        "The traces in the folder and the folders in it, the newest first.",
-        {"folder": (FOLDER, False), "limit": (LIMIT, False)},
-    ),
-    "causes": Tool(
-        _causes,
-        "Causes of lost time, the largest first, each with its rows of the ledger, the line of the "
-        "program, and the names of cures to try. With `cause`, the id of one: all of its rows, and "
-        "what each cure does.",
-        {**PART, "cause": ({"type": "string"}, False), "limit": (LIMIT, False)},
-    ),
-    "slow_steps": Tool(
-        _slow_steps,
-        "The longest measured steps, against the median.",
-        {**PART, "limit": (LIMIT, False)},
-    ),
-    "step": Tool(
-        _step,
-        "Why one step took as long as it did: its causes, longest gap and kernels against those of "
-        "the median step. The addresses are those of the JSON of `analyze --step`.",
-        {"number": (STEP, True), **PART},
-    ),
-    "ranks": Tool(
-        _ranks,
-        "What each rank's step goes to, and which rank the others wait for, and why.",
-        PART,
-    ),
-    "memory": Tool(
-        _memory,
-        "Memory: torch's allocator on each rank, with its peak and retries, and the cards.",
-        PART,
-    ),
-}
+TOOLS: Final = dict(
+    map(
+        tool,
+        (
+            *(_verdict, _causes, _breakdown, _gaps, _slow_steps, _step, _ranks, _kernels, _memory),
+            *(_what_if, _compare, _recordings),
+        ),
+    )
+)

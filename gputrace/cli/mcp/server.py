@@ -221,7 +221,7 @@ class Server:
         try:
             checked = tool.check(arguments, self._root)
             size = {"kilobytes": checked.pop("max_kb")} if "max_kb" in checked else {}
-            sentences = fit([*tool.function(*[call] * tool.of_call, **checked)], **size)
+            sentences = fit([*tool.function(*[call] * tool.takes_call, **checked)], **size)
         except program.InputRequired as wanted:
             return {"resultType": "input_required", "inputRequests": wanted.args[0]}
         except Exception as error:

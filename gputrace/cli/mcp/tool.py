@@ -6,18 +6,22 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
 from gputrace.errors import UsageError
 from gputrace.sanitize import message, sentence
 
-_MOST_ROWS: Final = 50
 _KB: Final = 4
 """Size of an answer if no other is asked for."""
 _NOTICE_BYTES: Final = 300
 """Room for the envelope of an answer, and for the sentence that says what it lacks."""
 Schema = dict[str, Any]
+_TRACE: Final[Schema] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+    "description": "Path of a trace, or of a folder of them; a list is the parts of one run.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,36 +85,37 @@ def fit(answer: Sequence[Said], kilobytes: int = _KB) -> list[dict[str, Any]]:
     return fitted
 
 
-TRACE: Final[Schema] = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
-    "description": "Path of a trace, or of a folder of them; a list is the parts of one run.",
+def _schema(kind: str, description: str, **limits: int) -> Schema:
+    return {"type": kind, "description": description, **limits}
+
+
+_SCHEMAS: Final[dict[str, Schema]] = {
+    "trace": _TRACE,
+    "before": _TRACE,
+    "after": _TRACE,
+    "target": _schema("string", "Path of the trace to write, in the folder."),
+    "folder": _schema("string", "Folder to look in; all if not given."),
+    "steps": _schema(
+        "string", "Steps to measure, e.g. 8:20 (8 to 19), instead of the steady ones."
+    ),
+    "time": _schema("string", "Only this part, e.g. 1.1s:1.2s."),
+    "limit": _schema("integer", "How many at most.", minimum=1, maximum=50),
+    "number": _schema("integer", "Number of the step, from 0.", minimum=0, maximum=1 << 53),
+    "cause": _schema("string", "Id of one cause, of which all is said."),
+    "measure": _schema("integer", "Steps to measure, else 40.", minimum=5, maximum=10_000),
+    "cures": {
+        "type": "array",
+        "items": {"type": "string"},
+        "minItems": 1,
+        "description": "Changes that the person agreed to, by name, as workers=8, or pinned+fused "
+        "for two at once. No other is made.",
+    },
+    "budget": _schema("string", "Time to spend, as 5min, else 90s."),
+    "copy": _schema("boolean", "Give each run a copy of the folder, so that outputs stay."),
+    "trial": _schema("string", "Name that `try` gave."),
+    "max_kb": _schema("integer", "Maximum size of the answer, else 4.", minimum=1, maximum=1000),
 }
-LIMIT: Final[Schema] = {
-    "type": "integer",
-    "minimum": 1,
-    "maximum": _MOST_ROWS,
-    "description": "How many at most; 10 if not given, of causes 5.",
-}
-NEW: Final[Schema] = {"type": "string", "description": "Path of the trace to write, in the folder."}
-_MAX_KB: Final[Schema] = {
-    "type": "integer",
-    "minimum": 1,
-    "maximum": 1000,
-    "description": f"Size of the answer at most, in kB; {_KB} if not given.",
-}
-FOLDER: Final[Schema] = {"type": "string", "description": "Folder to look in; all if not given."}
-STEP: Final[Schema] = {
-    "type": "integer",
-    "minimum": 0,
-    "maximum": 1 << 53,
-    "description": "Number of the step, from 0.",
-}
-_STEPS: Final[Schema] = {
-    "type": "string",
-    "description": "Steps to measure, e.g. 8:20 (8 to 19), instead of the steady ones.",
-}
-_TIME: Final[Schema] = {"type": "string", "description": "Only this part, e.g. 1.1s:1.2s."}
-PART: Final = {"trace": (TRACE, True), "steps": (_STEPS, False), "time": (_TIME, False)}
+"""Arguments of all tools, by the names that their functions have for them."""
 _ROWS: Final[Schema] = {
     "type": "object",
     "properties": {
@@ -141,23 +146,22 @@ class Tool:
 
     function: Callable[..., Iterator[Said]]
     description: str
-    arguments: dict[str, tuple[Schema, bool]]
-    """Schema of each argument, and whether it must be given."""
-    runs: bool = False
+    arguments: dict[str, bool]
+    """Whether each argument must be given."""
+    runs: bool
     """Whether it runs the program."""
-    of_call: bool = False
+    takes_call: bool
     """Whether its function takes the call first."""
 
     def described(self, name: str) -> dict[str, Any]:
         """Return what ``tools/list`` says of it."""
-        schemas = {name: schema for name, (schema, _) in self.arguments.items()}
         return {
             "name": name,
             "description": self.description,
             "inputSchema": {
                 "type": "object",
-                "properties": schemas | {"max_kb": _MAX_KB},
-                "required": [name for name, (_, needed) in self.arguments.items() if needed],
+                "properties": {each: _SCHEMAS[each] for each in self.arguments},
+                "required": [each for each, needed in self.arguments.items() if needed],
                 "additionalProperties": False,
             },
             "outputSchema": _ROWS,
@@ -171,16 +175,17 @@ class Tool:
 
     def check(self, given: object, root: Path) -> dict[str, Any]:
         """Return the arguments, with traces as paths within the root; raises UsageError."""
-        wanted = self.arguments | {"max_kb": (_MAX_KB, False)}
-        if not isinstance(given, dict) or (unknown := set(given) - set(wanted)):
+        if not isinstance(given, dict) or (unknown := set(given) - set(self.arguments)):
             wrong = f": {message(str(sorted(unknown)))}" if isinstance(given, dict) else ""
-            raise UsageError(f"the arguments are {', '.join(wanted)}, as an object{wrong}")
+            names = ", ".join(self.arguments)
+            raise UsageError(f"the arguments are {names}, as an object{wrong}")
         checked: dict[str, Any] = {}
-        for name, (schema, needed) in wanted.items():
-            value = given.get(name, "." if schema is FOLDER else None)
+        for name, needed in self.arguments.items():
+            schema = _SCHEMAS[name]
+            value = given.get(name, "." if name == "folder" else None)
             if value is None and not needed:
                 continue
-            if "anyOf" in schema:
+            if schema is _TRACE:
                 value = _traces(name, value, root)
             elif schema["type"] == "integer":
                 least, most = schema["minimum"], schema["maximum"]
@@ -191,9 +196,42 @@ class Tool:
                 texts = value if isinstance(value, list) else []
                 if not isinstance(value, kind) or not all(isinstance(text, str) for text in texts):
                     raise UsageError(f"{name}: give {words}")
-                value = _resolved(name, str(value), root) if schema in (FOLDER, NEW) else value
+                if name in ("folder", "target"):
+                    value = _resolved(name, str(value), root)
             checked[name] = value
         return checked
+
+
+def tool(function: Callable[..., Iterator[Said]], runs: bool = False) -> tuple[str, Tool]:
+    """Return a function as a tool, with its name: its docstring is the description.
+
+    One that takes a ``report`` gets the analysis of a trace, or of a part of it.
+    """
+    needed = {
+        name: parameter.default is parameter.empty
+        for name, parameter in signature(function).parameters.items()
+        if name not in ("report", "call")
+    }
+    first = next(iter(signature(function).parameters))
+    if first == "report":
+        needed = {"trace": True, "steps": False, "time": False} | needed
+    description = " ".join(str(function.__doc__).split())
+    called = _of_report(function) if first == "report" else function
+    arguments = needed | {"max_kb": False}
+    return function.__name__.strip("_"), Tool(called, description, arguments, runs, first == "call")
+
+
+def _of_report(function: Callable[..., Iterator[Said]]) -> Callable[..., Iterator[Said]]:
+    def analyzed(
+        trace: list[str], steps: str | None = None, time: str | None = None, **more: Any
+    ) -> Iterator[Said]:
+        import gputrace
+
+        with gputrace.open(*trace, windows=time is not None) as opened:
+            report = opened.analyze(steps=steps, time=time)
+        return function(report, **more)
+
+    return analyzed
 
 
 def _traces(name: str, value: object, root: Path) -> list[str]:
