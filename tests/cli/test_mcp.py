@@ -130,9 +130,9 @@ def test_answers_are_short_unless_more_is_asked_for(ask: Client) -> None:
         assert len(answer["content"][0]["text"].encode()) <= 4096
         assert len(json.dumps(answer["structuredContent"])) <= 4096
     *_, said = ask.called("verdict", trace="waiting.sqlite", max_kb=1)
-    assert said["text"].startswith("Left out, as it is over 1 kB: ")
+    assert said["text"].startswith("Cut to 1 kB: ")
     whole = ask.called("verdict", trace="waiting.sqlite", max_kb=100)
-    assert not any("Left out" in said["text"] for said in whole)
+    assert not any("Cut to" in said["text"] for said in whole)
     firsts: dict[str, int] = {}
     for row in (row for said in whole for row in said["rows"]):
         firsts.setdefault(row["row"], len(row))

@@ -78,7 +78,7 @@ def test_the_person_is_asked_about_each_change(agent: Client) -> None:
     asked = tried()
     assert asked["resultType"] == "input_required"
     form = asked["inputRequests"]["consent"]["params"]
-    assert "train.py` several times" in form["message"]
+    assert "Its files stay" in form["message"]
     boxes = form["requestedSchema"]["properties"]
     assert list(boxes) == ["workers=4", "bf16"]
     assert "changes numerics" in boxes["bf16"]["description"]

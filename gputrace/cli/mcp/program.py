@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 _BETWEEN_S: Final = 1.0
 """Minimum seconds between two messages of progress."""
+_LONGEST_S: Final = 600.0
+"""Longest time of a recording."""
 _WARMUP: Final = 10
 """Steps of a recording to pass first."""
 
@@ -42,64 +43,61 @@ class Call:
     """Call of a tool that runs the program."""
 
     program: Program
-    asks: bool
-    """Whether the agent can have the person fill in a form."""
-    responses: Mapping[str, Any]
-    """The person's answers to what the same call asked for before."""
+    parameters: Mapping[str, Any]
+    """Parameters of the request."""
     stopped: Callable[[], bool]
     """Whether the agent has cancelled it, or is gone."""
     write: Callable[[object], None]
-    token: object
-    """What the agent calls the progress of this call; None where it wants none."""
     shown_s: float = -_BETWEEN_S
     began: float = field(default_factory=monotonic)
 
-    def show(self, total_s: float | None, what: str) -> None:
-        """Say how far the call is; raises KeyboardInterrupt once it is to end."""
+    def show(self, total_s: float, what: str) -> None:
+        """Say how far the call is, if that is asked for; raises KeyboardInterrupt once it is to
+        end.
+        """
         if self.stopped():
             raise KeyboardInterrupt
-        spent_s = monotonic() - self.began
-        if self.token is None or spent_s < self.shown_s + _BETWEEN_S:
-            return
-        self.shown_s = spent_s
-        state = {"progressToken": self.token, "progress": round(spent_s, 3), "message": what}
-        total = {} if total_s is None else {"total": total_s}
-        self.write({"jsonrpc": "2.0", "method": "notifications/progress", "params": state | total})
+        spent_s, token = monotonic() - self.began, self._meta.get("progressToken")
+        if token is not None and spent_s >= self.shown_s + _BETWEEN_S:
+            self.shown_s = spent_s
+            state = {"progressToken": token, "progress": spent_s, "total": total_s, "message": what}
+            self.write({"jsonrpc": "2.0", "method": "notifications/progress", "params": state})
+
+    @property
+    def _meta(self) -> Mapping[str, Any]:
+        meta = self.parameters.get("_meta")
+        return meta if isinstance(meta, dict) else {}
 
     def agreed(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Return the changes that the person agrees to: of an agent that can ask, those ticked in a
-        form, else all that it named.
+        """Return the changes that the person agrees to: of an agent that can show a form, those
+        ticked in it, else all that it named.
 
         Raises InputRequired where the form is to be shown first.
         """
-        if not self.asks:
-            return candidates
-        from gputrace.collectors.masking import masked
-
-        boxes = {
-            str(each): {
-                "type": "boolean",
-                "title": f"Try {each}",
-                "description": "; ".join(
-                    setting.cure.what + ", which changes numerics" * setting.cure.numerics
-                    for setting in each.settings
-                ),
-            }
-            for each in candidates
+        match self._meta:
+            case {"io.modelcontextprotocol/clientCapabilities": {"elicitation": dict(modes)}}:
+                if modes and "form" not in modes:
+                    return candidates
+            case _:
+                return candidates
+        match self.parameters.get("inputResponses"):
+            case {"consent": {"action": "accept", "content": dict(ticks)}}:
+                return [each for each in candidates if ticks.get(str(each)) is True]
+            case {"consent": _}:
+                return []
+        form = {
+            "message": "Run the program several times to try these changes in it? Its files stay.",
+            "requestedSchema": {"type": "object", "properties": dict(map(_box, candidates))},
         }
-        answer = self.responses.get("consent")
-        if not isinstance(answer, dict):
-            command = shlex.join(masked(self.program.words))
-            form = {
-                "mode": "form",
-                "message": f"Run `{command}` several times with these changes? They are made in "
-                "the running program; its files stay as they are.",
-                "requestedSchema": {"type": "object", "properties": boxes},
-            }
-            raise InputRequired({"consent": {"method": "elicitation/create", "params": form}})
-        ticked = answer.get("content") if answer.get("action") == "accept" else None
-        ticks = ticked if isinstance(ticked, dict) else {}
-        return [each for each in candidates if ticks.get(str(each)) is True]
+        raise InputRequired({"consent": {"method": "elicitation/create", "params": form}})
+
+
+def _box(candidate: Candidate) -> tuple[str, dict[str, str]]:
+    about = [
+        f"{each.cure.what}{', which changes numerics' * each.cure.numerics}"
+        for each in candidate.settings
+    ]
+    return str(candidate), {"type": "boolean", "description": "; ".join(about)}
 
 
 def _record(call: Call, target: Path, measure: int = 40) -> Iterator[Said]:
@@ -114,7 +112,11 @@ def _record(call: Call, target: Path, measure: int = 40) -> Iterator[Said]:
     if target.exists() or not target.parent.is_dir():
         raise UsageError(f"target: {target} is there already, or its folder is not; name another")
     name, steps = str(target.relative_to(call.program.folder)), format_count(measure, "step")
-    program = runs.Program(call.program.words, tick=lambda: call.show(None, f"recording {steps}"))
+    program = runs.Program(
+        call.program.words,
+        timeout_s=_LONGEST_S,
+        tick=lambda: call.show(_LONGEST_S, f"recording {steps}"),
+    )
     try:
         run = program.run(Candidate(), _WARMUP, measure, target)
     except Failed as error:

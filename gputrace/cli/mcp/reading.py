@@ -302,28 +302,13 @@ def _step(
     for at, kernel in enumerate(first.kernels):
         text = f"{clean(kernel.name)}: {format_change(kernel.more_ns)}, all launches together."
         yield said(text, cite(f"gpus[0].kernels[{at}]", kernel))
-    for at, gpu in enumerate(result.gpus[1:], 1):
-        row = {"gpu": gpu.gpu, "rank": gpu.rank, "usual_ns": gpu.usual_ns, "more_ns": gpu.more_ns}
-        text = f"On rank {gpu.rank}: {format_change(gpu.more_ns)} against step {gpu.usual_step}."
-        yield said(text, cite(f"gpus[{at}]", row))
 
 
 def _ranks(report: Report) -> Iterator[Said]:
     """What each rank's step goes to, and which rank the others wait for, and why."""
-    from gputrace.report.wording import capital, gpu_label
     from gputrace.units import format_ns
 
-    for at, row in enumerate(report.breakdown):
-        turns, waits_ns = row.steps or 1, row.communication_wait_ns
-        waits = f", {format_ns(waits_ns / turns)} of it for other ranks" if waits_ns else ""
-        text = f"{capital(gpu_label(row, report))}, rank {row.rank}, takes"
-        loads = (
-            cite(f"balance[{number}]", load)
-            for number, load in enumerate(report.balance)
-            if (load.gpu, load.rank) == (row.gpu, row.rank)
-        )
-        text += f" {format_ns(row.total_ns / turns)}{waits}."
-        yield said(text, cite(f"breakdown[{at}]", row), *loads)
+    yield from _breakdown(report)
     held: dict[int, list[tuple[int, LedgerRow]]] = {}
     for at, lost in enumerate(report.ledger):
         if lost.rank != lost.paid_by:
@@ -360,11 +345,9 @@ def _memory(report: Report) -> Iterator[Said]:
 
 
 TOOLS: Final = dict(
-    map(
-        tool,
-        (
-            *(_verdict, _causes, _breakdown, _gaps, _slow_steps, _step, _ranks, _kernels, _memory),
-            *(_what_if, _compare, _recordings),
-        ),
+    tool(function)
+    for function in (
+        *(_verdict, _causes, _breakdown, _gaps, _slow_steps, _step, _ranks, _kernels, _memory),
+        *(_what_if, _compare, _recordings),
     )
 )

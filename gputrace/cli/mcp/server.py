@@ -168,7 +168,7 @@ class Server:
         """
         given = parameters.get("_meta")
         meta = given if isinstance(given, dict) else {}
-        stateless, asks = f"{_META}protocolVersion" in meta, False
+        stateless = f"{_META}protocolVersion" in meta
         if stateless or method == "server/discover":
             version = meta.get(f"{_META}protocolVersion")
             if not isinstance(version, str):
@@ -176,11 +176,8 @@ class Server:
             if version != _STATELESS:
                 data = {"supported": _VERSIONS, "requested": version}
                 raise LookupError(_UNSUPPORTED_VERSION, "Unsupported protocol version", data)
-            can = meta.get(f"{_META}clientCapabilities")
-            if not isinstance(can, dict):
+            if not isinstance(meta.get(f"{_META}clientCapabilities"), dict):
                 raise LookupError(_INVALID_PARAMS, "params._meta lacks the client's capabilities")
-            elicits = can.get("elicitation")
-            asks = isinstance(elicits, dict) and ("form" in elicits or not elicits)
         info = {"name": "gputrace", "version": __version__}
         about = {"capabilities": {"tools": {}}, "instructions": _INSTRUCTIONS}
         match method:
@@ -200,14 +197,11 @@ class Server:
                 tool = self._tools.get(name) if isinstance(name, str) else None
                 if tool is None:
                     raise LookupError(_INVALID_PARAMS, f"no tool is called {message(str(name))!r}")
-                responses = parameters.get("inputResponses")
                 call = program.Call(
                     self._program,
-                    asks,
-                    responses if isinstance(responses, dict) else {},
+                    parameters,
                     lambda: cancelled.is_set() or self._closed.is_set(),
                     self._write,
-                    meta.get("progressToken"),
                 )
                 result = self._called(tool, parameters.get("arguments") or {}, call)
             case _:

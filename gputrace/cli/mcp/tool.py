@@ -36,8 +36,8 @@ def cite(address: str, value: object) -> dict[str, Any]:
     """Return a row under its address in the JSON, without what is unknown."""
     from gputrace.report import plain
 
-    plain_value = plain(value)
-    known = plain_value if isinstance(plain_value, dict) else {"value": plain_value}
+    known = plain(value)
+    assert isinstance(known, dict)
     return {"row": address, **{name: each for name, each in known.items() if each is not None}}
 
 
@@ -46,41 +46,29 @@ def said(text: str, *rows: dict[str, Any]) -> Said:
     return Said(sentence(text), list(rows))
 
 
-def _bytes(value: object) -> int:
-    return len(json.dumps(value))
-
-
 def fit(answer: Sequence[Said], kilobytes: int = _KB) -> list[dict[str, Any]]:
     """Return sentences as JSON of at most so many kB, the first ones first.
 
     A row is whole where it is first named, if there is room once all sentences have theirs; else it
-    is its address. The last sentence says what was left out.
+    is its address. The last sentence says that something was left out.
     """
     left, whole, fitted = kilobytes * 1024 - _NOTICE_BYTES, set[str](), list[dict[str, Any]]()
     for each in answer:
         outline = {"text": each.text, "rows": [{"row": one["row"]} for one in each.rows]}
-        left -= _bytes(outline) + 2
+        left -= len(json.dumps(outline)) + 2
         if left < 0:
             break
         fitted.append(outline)
-    lacking = set[str]()
+    lacks = left < 0
     for shown, each in zip(fitted, answer, strict=False):
         for at, one in enumerate(each.rows):
-            more = _bytes(one) - _bytes(shown["rows"][at])
-            if one["row"] in whole:
-                continue
-            if more <= left:
+            more = len(json.dumps(one)) - len(json.dumps(shown["rows"][at]))
+            if one["row"] not in whole and more <= left:
                 shown["rows"][at], left = one, left - more
                 whole.add(one["row"])
-            else:
-                lacking.add(one["row"])
-    parts = [
-        f"{count} {noun}{'s' * (count != 1)}"
-        for count, noun in ((len(answer) - len(fitted), "sentence"), (len(lacking - whole), "row"))
-        if count
-    ]
-    if parts:
-        over = f"Left out, as it is over {kilobytes} kB: {' and '.join(parts)}; see max_kb."
+            lacks |= one["row"] not in whole
+    if lacks:
+        over = f"Cut to {kilobytes} kB: more rows and sentences with a larger max_kb."
         fitted.append({"text": over, "rows": []})
     return fitted
 
