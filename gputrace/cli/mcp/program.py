@@ -35,7 +35,7 @@ class Program:
 
 
 class InputRequired(Exception):
-    """What a call needs from the person, as the protocol's ``inputRequests``."""
+    """Input that a call needs from the person, as the protocol's ``inputRequests``."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Call:
     parameters: Mapping[str, Any]
     """Parameters of the request."""
     stopped: Callable[[], bool]
-    """Whether the agent has cancelled it, or is gone."""
+    """True once the agent has cancelled it, or is gone."""
     write: Callable[[object], None]
     shown_s: float = -_BETWEEN_S
     began: float = field(default_factory=monotonic)

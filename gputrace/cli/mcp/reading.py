@@ -21,8 +21,8 @@ _EVIDENCE: Final = 3
 
 
 def _verdict(report: Report) -> Iterator[Said]:
-    """What makes training slow, what to do about it, and what that would save; then every other
-    finding and the limits of the figures. Call this first.
+    """The reason why training is slow, what to do about it, and what that would save; then every
+    other finding and the limits of the figures. Call this first.
     """
     from gputrace.report.wording import finding_text, notes, verdict
 
@@ -47,7 +47,7 @@ def _verdict(report: Report) -> Iterator[Said]:
 
 
 def _breakdown(report: Report) -> Iterator[Said]:
-    """Where the time of a step goes on each GPU: classes that sum to the step (compute,
+    """Time of a step on each GPU: classes that sum to the step (compute,
     communication, copies, and idle time by its cause).
     """
     from gputrace.report.tables import CLASS_NAMES
@@ -137,7 +137,7 @@ def _what_if(report: Report) -> Iterator[Said]:
 
 
 def _compare(before: list[str], after: list[str]) -> Iterator[Said]:
-    """What changed between two runs beyond the noise of their steps: verdict, classes of time,
+    """Changes between two runs beyond the noise of their steps: verdict, classes of time,
     kernels, findings.
     """
     import gputrace
@@ -282,7 +282,7 @@ def _slow_steps(report: Report, limit: int = 10) -> Iterator[Said]:
 def _step(
     trace: list[str], number: int, steps: str | None = None, time: str | None = None
 ) -> Iterator[Said]:
-    """Why one step took as long as it did: its causes, longest gap and kernels against those of the
+    """Explanation of one step's length: its causes, longest gap and kernels against those of the
     median step. The addresses are those of the JSON of `analyze --step`.
     """
     import gputrace
@@ -305,7 +305,7 @@ def _step(
 
 
 def _ranks(report: Report) -> Iterator[Said]:
-    """What each rank's step goes to, and which rank the others wait for, and why."""
+    """Time of each rank's step by class, which rank the others wait for, and why."""
     from gputrace.units import format_ns
 
     yield from _breakdown(report)

@@ -1,4 +1,4 @@
-"""What a tool for agents is: its arguments, and sentences with the rows that they rest on."""
+"""Tools for agents: arguments, and answers as sentences with the rows that they rest on."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ class Tool:
     function: Callable[..., Iterator[Said]]
     description: str
     arguments: dict[str, bool]
-    """Whether each argument must be given."""
+    """True for each argument that must be given."""
     runs: bool
-    """Whether it runs the program."""
+    """True if it runs the program."""
     takes_call: bool
-    """Whether its function takes the call first."""
+    """True if its function takes the call first."""
 
     def described(self, name: str) -> dict[str, Any]:
         """Return what ``tools/list`` says of it."""
