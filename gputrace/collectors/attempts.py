@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from gputrace.collectors.exit_watch import read_exits
@@ -74,6 +75,7 @@ def _known(
     rank, count = rank_of(info), info.get("TORCHELASTIC_RESTART_COUNT", "")
     hosts = [file for file in files if isinstance(file, HostEvents)]
     steps: Any = max((host.records["step"] for host in hosts), key=len, default=())
+    stops = np.minimum(steps["end"], LATEST).tolist() if len(steps) else [0]
     events = [int(host.events["end"].max(initial=0)) for host in hosts]
     latest = [file.latest for file in files if isinstance(file, Spool)]
     starts = [file.started for file in files]
@@ -82,11 +84,11 @@ def _known(
         process=key[1],
         rank=UNKNOWN if rank is None else rank,
         attempt=0,
-        start=min(starts),
+        start=min(*starts, LATEST),
         end=min(ended[0], LATEST) if ended else reach,
         steps=int(steps["number"][-1]) + 1 if len(steps) else 0,
-        first_step=int(steps["end"][0]) if len(steps) else 0,
-        last_step=int(steps["end"][-1]) if len(steps) else 0,
+        first_step=stops[0],
+        last_step=stops[-1],
         exit_code=ended[1] if ended else None,
     )
     script = info.get("script", info.get("program", ""))
