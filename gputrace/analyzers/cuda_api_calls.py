@@ -78,7 +78,7 @@ _OS_CALLS: Final = (
     (r"read|recv|^fgets|getline", "read"),
     (r"write|send|sync|flush", "wrote"),
 )
-"""Doings of a thread in an operating system's call, by parts of the call's name."""
+"""Verbs for what a thread does in a system call, by parts of the call's name."""
 _NAMED_OS_PART: Final = 0.05
 """Part of some time that a system call must last for to be named."""
 

@@ -696,7 +696,7 @@ class WhatIf(Struct, frozen=True):
     assumption: str
     """Assumed effect of the optimization, and what bounds it."""
     beyond: str
-    """Gains beyond the finding's cost that are possible; empty if none is."""
+    """Further gains that may come with it, beyond the finding's cost; empty if there are none."""
     replay_error: float
     """Fraction of the recorded step time that the known dependencies leave unexplained, 0 to 1."""
     steps: int

@@ -513,7 +513,7 @@ class Cure(Struct, frozen=True):
     """Name of the optimization, as the subject of a sentence on what it would save."""
     assumption: str
     beyond: str
-    """Gains beyond the finding's cost that are possible."""
+    """Further gains that may come with it, beyond the finding's cost."""
     bounds: tuple[Effect, ...] = (Effect.MOST, Effect.LEAST)
     """Effects that bound the prediction; none where it is all or nothing."""
     only_as_cure: bool = False
