@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.findings import CHEAPER_KERNELS_SAVE
 from gputrace.model.results import Analysis
 from gputrace.trials.cures import Candidate, Cure, Setting, Value, all_cures, lacking
+from gputrace.trials.recipes import find_needless
 from gputrace.trials.runs import Measured
 
 _LEAST: Final = 0.01
@@ -85,16 +86,17 @@ def choose(
     for cure in all_cures().values():
         if cure.frameworks and not set(cure.frameworks).intersection(pilot.versions):
             continue
-        values: list[Value | None] = [cure.value]
-        if cure.id == "workers":
-            values = [*numbers]
-        candidates = [Candidate((Setting(cure, value),)) for value in values if value is not None]
-        part = max(map(charges.of, candidates), default=0.0)
-        if part < _LEAST:
+        if charges.of(Candidate((Setting(cure, cure.value or 0),))) < _LEAST:
             continue
         if why := lacking(cure, has):
             left_out[cure.id] = why.partition("; ")[0]
             continue
+        values: Sequence[Value | None] = [cure.value]
+        if cure.id == "workers":
+            values = numbers
+        elif cure.takes == "FILE:LINE":
+            values = find_needless(analysis, pilot.main)
+        candidates = [Candidate((Setting(cure, value),)) for value in values if value is not None]
         for candidate in candidates:
             if candidate.settings[0].value in present.get(cure.id, ()):
                 left_out[str(candidate)] = "it has as many"

@@ -23,6 +23,8 @@ from gputrace.trials.runs import Change
 from gputrace.trials.statements import Source, TextEdit, remove, run_every
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
+_STEPS: Final = 50
+"""Steps of which a statement runs in one, where no number is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def make_patch(
     by_file: dict[Path, list[Change]] = defaultdict(list)
     by_hand: list[str] = []
     whole = {s.cure.id: s for s in candidate.settings if s.cure.edit}
-    for change in (_handed_on(each) for each in changes if each.call):
+    for change in (_handed_on(each) for each in changes if each.call or each.cure in whole):
         if not change.argument and change.cure not in whole:
             continue
         if _is_program(Path(change.file)):
@@ -252,7 +254,8 @@ def _edit_calls(
 def _edit_statement(source: Source, change: Change, setting: Setting) -> set[TextEdit]:
     if setting.cure.edit == "remove":
         return remove(source, change.line, change.call)
-    return run_every(source, change.line, change.call, int(setting.value))
+    steps = setting.value if isinstance(setting.value, int) else _STEPS
+    return run_every(source, change.line, change.call, steps)
 
 
 def _add(call: ast.Call, arguments: Mapping[str, str], source: Source) -> set[TextEdit]:

@@ -14,7 +14,13 @@ from typing import Final
 from gputrace.model.results import Analysis
 from gputrace.trials.cures import all_cures
 from gputrace.trials.patch import Edit
-from gputrace.trials.statements import Source, TextEdit, remove, run_every
+from gputrace.trials.statements import (
+    Source,
+    TextEdit,
+    needless_statement,
+    remove,
+    run_every,
+)
 
 _LEAST: Final = 0.05
 """Minimum part of a step that a cause takes for a recipe."""
@@ -25,7 +31,7 @@ _PLACE: Final = re.compile(r"(.*):(\d+) (\S+)")
 """Line of a ledger's row: end of the file's path, number, function."""
 _UNCHANGEABLE: Final = ("warmup", "recorder-overhead", "idle-unexplained")
 """Causes that are once, ours or unknown: a change of the source does not help the steps."""
-_THINNED: Final = ("host-work", "sync-bound")
+_THINNED: Final = ("host-work", "sync-bound", "checkpoint-stall")
 """Causes whose work can be done in some steps only, at the line where most of it is."""
 
 
@@ -80,23 +86,52 @@ def _recipes(analysis: Analysis, main: Path, cured: Collection[str]) -> Iterator
 
 def _edit(cause: str, line: str, main: Path) -> Edit | None:
     """Return the change of the file that a line is in; None if it is not mechanical."""
+    if cause not in (*_THINNED, "garbage-collection") or (found := _find(line, main)) is None:
+        return None
+    path, source, number, function = found
+    edits: set[TextEdit]
+    if cause == "garbage-collection":
+        edits = remove(source, number, "collect")
+    else:
+        # In a function, the calls of which can be fewer.
+        places = [(number, ""), *((at, function) for at in source.calls(function))]
+        changes = (run_every(source, at, call, _STEPS) for at, call in places)
+        edits = next(filter(None, changes), set())
+    return Edit(path, source.data.decode(), source.edited(edits)) if edits else None
+
+
+def _find(line: str, main: Path) -> tuple[Path, Source, int, str] | None:
+    """Return the file that a ledger's line is in, its text, the number, and the function's name."""
     match = _PLACE.fullmatch(line)
-    if match is None or cause not in (*_THINNED, "garbage-collection"):
+    if match is None:
         return None
     folders = (main.parents[len(Path(match[1]).parts) - 1 :][:1], [main.parent, Path.cwd()])
     paths = (folder / match[1] for some in folders for folder in some)
     path = next((path for path in paths if path.is_file()), None)
     try:
-        before = path.read_bytes().decode() if path else ""
-        source, number = Source(before), int(match[2])
+        source = Source(path.read_bytes().decode()) if path else None
     except (OSError, ValueError, SyntaxError):
         return None
-    edits: set[TextEdit]
-    if cause == "garbage-collection":
-        edits = remove(source, number, "collect")
-    else:
-        edits = run_every(source, number, "", _STEPS)
-        # In a function, the calls of which can be fewer.
-        for at in source.calls(match[3].rpartition(".")[2]) if not edits else ():
-            edits = edits or run_every(source, at, match[3].rpartition(".")[2], _STEPS)
-    return Edit(path, before, source.edited(edits)) if path and edits else None
+    return (path, source, int(match[2]), match[3].rpartition(".")[2]) if path and source else None
+
+
+def find_needless(analysis: Analysis, main: str) -> list[str]:
+    """Return the statements in which causes of lost time are that the training can go without, as
+    ``train.py:14``, from the current folder; those that take most first.
+    """
+    charged = Counter[str]()
+    for row in analysis.ledger:
+        if row.cause in _THINNED and row.line is not None:
+            charged[row.line] += row.ns
+    places, here = Counter[str](), Path.cwd()
+    for line, ns in charged.items():
+        # A function of another file may be called by the program's.
+        calls = f"{Path(main).name}:0 {line.partition(' ')[2]}"
+        for path, source, number, function in filter(
+            None, (_find(at, Path(main)) for at in (line, calls))
+        ):
+            if statement := needless_statement(source, number, function):
+                name = path.relative_to(here) if path.is_relative_to(here) else path
+                places[f"{name}:{statement.lineno}"] += ns
+                break
+    return [place for place, _ in places.most_common(_MOST)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -11,6 +11,8 @@ TextEdit = tuple[int, int, str]
 """Offsets in bytes of what is replaced, and the text in its place."""
 _STEPPING: Final = ("backward", "step", "train_step", "training_step")
 """Names of functions by whose calls the loop over the steps is known."""
+_TRAINING: Final = ("zero_grad", "clip_grad_norm_", "clip_grad_value_")
+"""Further functions of a step that computes something else without them."""
 _JUMPS: Final = (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.Await)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 
@@ -111,24 +113,50 @@ def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]
     It takes a condition that is there already, or puts one around all that does nothing else for
     the loop. There are none where the loop has no counter, or needs what is computed there.
     """
+    for loop, within in _within_loop(source, line, call):
+        for node in within:
+            if isinstance(node, ast.If) and (every := _modulus(node.test)) is not None:
+                begin, end = source.span(every)
+                return {(begin, end, str(steps))} if every.value != steps else set()
+        counter, top = _counter(loop), _needless(source, within)
+        if top is not None and counter:
+            return _under_condition(source, top, f"if {counter} % {steps} == 0:")
+    return set()
+
+
+def needless_statement(source: Source, line: int, function: str) -> ast.stmt | None:
+    """Return the largest statement around a line that its loop over the steps can go without.
+
+    Where the line has none, ``function`` is what it is in, and the first call of that is meant.
+    """
+    places = [(line, ""), *((at, function) for at in source.calls(function))]
+    found = (
+        _needless(source, within)
+        for at, call in places
+        for _, within in _within_loop(source, at, call)
+    )
+    return next(filter(None, found), None)
+
+
+def _within_loop(source: Source, line: int, call: str) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
+    """Yield the loop over the steps that the calls of a function at a line are in, and what holds
+    them within it, the innermost first; nothing where they are what trains.
+    """
     for statement in source.statements(line, call)[:1]:
         around = [*source.around(statement)]
         scope = next(node for node in around if isinstance(node, _SCOPES))
         around = around[: around.index(scope)]
         loop = next((node for node in around if _is_step_loop(node)), None)
-        if loop is None or _steps(statement):
-            return set()
-        within = [statement, *around[: around.index(loop)]]
-        for node in within:
-            if isinstance(node, ast.If) and (every := _modulus(node.test)) is not None:
-                begin, end = source.span(every)
-                return {(begin, end, str(steps))} if every.value != steps else set()
-        steps_too = [node for node in within if _steps(node)]
-        top = within[(within.index(steps_too[0]) if steps_too else len(within)) - 1]
-        counter = _counter(loop)
-        if isinstance(top, ast.stmt) and counter and _can_be_left_out(source, top, scope):
-            return _under_condition(source, top, f"if {counter} % {steps} == 0:")
-    return set()
+        if loop is not None and not _steps(statement):
+            yield loop, [statement, *around[: around.index(loop)]]
+
+
+def _needless(source: Source, within: Sequence[ast.AST]) -> ast.stmt | None:
+    """Return the outermost of these that trains nothing, if the loop can go without it."""
+    steps_too = [node for node in within if _steps(node)]
+    top = within[(within.index(steps_too[0]) if steps_too else len(within)) - 1]
+    scope = next(node for node in source.around(within[-1]) if isinstance(node, _SCOPES))
+    return top if isinstance(top, ast.stmt) and _can_be_left_out(source, top, scope) else None
 
 
 def _called(call: ast.Call) -> str:
@@ -146,12 +174,19 @@ def _is_step_loop(node: ast.AST) -> bool:
 
 
 def _modulus(test: ast.expr) -> ast.Constant | None:
-    """Return the number of ``step % 50`` in a condition."""
-    for node in ast.walk(test):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            number = node.right
-            if isinstance(number, ast.Constant) and isinstance(number.value, int):
-                return number
+    """Return the number of ``step % 50 == 0``, if the condition asks for that."""
+    match test:
+        case ast.BoolOp(op=ast.And(), values=tests):
+            return next(filter(None, map(_modulus, tests)), None)
+        case ast.UnaryOp(op=ast.Not(), operand=ast.BinOp() as divided):
+            pass
+        case ast.Compare(left=ast.BinOp() as divided, ops=[ast.Eq()]):
+            pass
+        case _:
+            return None
+    match divided:
+        case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=int()) as number):
+            return number
     return None
 
 
@@ -176,22 +211,33 @@ def _can_be_left_out(source: Source, statement: ast.stmt, scope: ast.AST) -> boo
     """Return whether the rest of a function goes on without a statement on lines of its own."""
     mine = [*ast.walk(statement)]
     texts = [node for node in mine if isinstance(node, ast.Constant | ast.JoinedStr)]
+    called = (_called(node) for node in mine if isinstance(node, ast.Call))
     if not source.is_alone(statement) or any(isinstance(node, _JUMPS) for node in mine):
+        return False
+    if any(name in _TRAINING for name in called):
         return False
     if any(node.lineno != node.end_lineno for node in texts):
         return False
-    names = [node for node in mine if isinstance(node, ast.Name)]
-    stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    stored = _stored(statement)
     others = {*ast.walk(scope)} - {*mine}
     for function in ast.walk(scope):
-        # A parameter of a function within is another variable.
-        given = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
-        if isinstance(function, ast.FunctionDef) and function is not scope and stored <= given:
-            others -= {*ast.walk(function)}
+        if isinstance(function, ast.FunctionDef) and function is not scope:
+            # What it is given or sets is another variable.
+            own = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+            own |= _stored(function)
+            others -= {each for each in ast.walk(function) if getattr(each, "id", "") in own}
     return not any(
         isinstance(node, ast.Name) and node.id in stored and isinstance(node.ctx, ast.Load)
         for node in others
     )
+
+
+def _stored(within: ast.stmt) -> set[str]:
+    """Return the variables that a statement sets, less those that it declares to be global."""
+    names = [node for node in ast.walk(within) if isinstance(node, ast.Name)]
+    declared = [node for node in ast.walk(within) if isinstance(node, ast.Global | ast.Nonlocal)]
+    outer = {name for node in declared for name in node.names}
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)} - outer
 
 
 def _under_condition(source: Source, statement: ast.stmt, condition: str) -> set[TextEdit]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,34 +63,6 @@ def test_a_writer_logs_in_one_of_so_many_steps_all_that_a_line_does(
         hooks.state.trial.ends.append(step)
     assert logged == ["0a", "0b", "3a", "3b", "6a", "6b"]
     assert Writer().close() == "closed"
-
-
-@pytest.mark.parametrize(
-    ("lines", "is_logged"),
-    [
-        ("print(f'{x.item():.2f}')", True),
-        ("log.append((name, x.item()))", True),
-        ("total += x.item() / 9\nbar.set_postfix(loss=total)", True),
-        (
-            "mean = float(x.item())\nseen['loss'] = mean\nwriter.add_scalar('loss', seen['loss'])",
-            True,
-        ),
-        ("writer.log({'loss': x.item()})", True),
-        ("if x.item() > 3: stop()", False),
-        ("last = x.item()\nif last > 3: stop()", False),
-        ("log.append(x.item())\nif max(log) > 3: stop()", False),
-        ("scale(x.item())", False),
-        ("self.loss = x.item()", False),
-        ("def f():\n    return x.item()", False),
-    ],
-)
-def test_a_number_is_only_logged_where_nothing_else_is_done_with_it(
-    loop: Any, tmp_path: Path, lines: str, is_logged: bool
-) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(lines, encoding="utf-8")
-    line = 1 + next(at for at, text in enumerate(lines.splitlines()) if "item()" in text)
-    assert loop.only_logged(str(path), line) is is_logged
 
 
 def test_checkpoints_are_copied_and_written_by_a_thread(real: Real) -> None:

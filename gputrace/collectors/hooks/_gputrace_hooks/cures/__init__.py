@@ -25,7 +25,7 @@ import os
 from functools import partial
 from importlib import import_module
 
-from . import host, loop
+from . import host, less_often, loop
 from .trial import asked, cures, guarded, start, trial
 
 TYPE_CHECKING = False
@@ -75,6 +75,8 @@ def install() -> None:
         guarded("pin-cores", host.pin_cores)
     if "gc" in cures:
         host.collect_between_steps()
+    if less_often.CURE in cures:
+        guarded(less_often.CURE, less_often.install)
     loop.skip_collections()
 
 

@@ -4,7 +4,6 @@ checkpoints.
 What it calls before the first step has ended stays as it is.
 """
 
-import ast
 import sys
 from copy import copy
 from functools import partial, wraps
@@ -13,7 +12,7 @@ from threading import Thread
 
 from ..wrappers import ours
 from .data import each_tensor
-from .trial import cures, file_of, guarded, is_on, trial
+from .trial import cures, guarded, is_on, trial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,13 +59,11 @@ def skip_collections() -> None:
 
 
 def torch_calls(torch: "Any") -> None:
-    """Have torch's caches stay, checkpoints written by a thread, and numbers read now and then."""
+    """Have torch's caches stay, and checkpoints written by a thread."""
     cuda = getattr(torch, "cuda", None)
     for holder in (cuda, getattr(cuda, "memory", None)):
         in_place_of("skip-empty-cache", holder, "empty_cache", lambda *_, **__: None)
     in_place_of("async-checkpoint", torch, "save", partial(_save_aside, torch))
-    if "log-every" in cures:
-        guarded("log-every", _read_at_times, torch)
 
 
 _saving: "list[Thread]" = []
@@ -151,110 +148,3 @@ def _log_at_times(function: "Any", *args: "Any", **keywords: "Any") -> "Any":
     if _is_due((caller.f_code, caller.f_lineno)):
         return function(*args, **keywords)
     return None
-
-
-def _read_at_times(torch: "Any") -> None:
-    """Have ``.item()`` return what the line read last, where that is only logged."""
-    item = torch.Tensor.item
-    last: dict[Any, Any] = {}
-    only: dict[Any, bool] = {}
-    counts: dict[Any, tuple[int, int]] = {}
-
-    @wraps(item)
-    def item_at_times(self: "Any") -> "Any":
-        caller = sys._getframe(1)
-        line, step = (caller.f_code, caller.f_lineno), len(trial.ends)
-        if not step or not is_on("log-every"):
-            return item(self)
-        if line not in only:
-            only[line] = bool(guarded("log-every", only_logged, file_of(caller), line[1]))
-            if only[line]:
-                trial.change("log-every", "item", "", -1, "", "")
-        if not only[line]:
-            return item(self)
-        before, count = counts.get(line, (-1, 0))
-        # Reads of one line in a step are known by their number.
-        count = count + 1 if before == step else 0
-        counts[line] = step, count
-        if _is_due((*line, "item")) or (line, count) not in last:
-            last[line, count] = item(self)
-        return last[line, count]
-
-    torch.Tensor.item = item_at_times
-
-
-_SINKS = ("print", "info", "debug", "warning", "write", "set_postfix")
-_PASSING = ("float", "int", "round", "str", "format", "abs", "max", "min", "sum", "len", "join")
-_GATHERING = ("append", "update", "extend", "add")
-"""Names of functions that log, of those that return what can be logged, and of those that keep it
-in a variable.
-"""
-_parsed: "dict[str, tuple[Any, dict[Any, Any]]]" = {}
-
-
-def only_logged(path: str, line: int) -> bool:
-    """Return whether what a line of a program reads by ``.item()`` goes nowhere but into logs."""
-    if path not in _parsed:
-        with open(path, "rb") as file:
-            tree = ast.parse(file.read())
-        above = {below: node for node in ast.walk(tree) for below in ast.iter_child_nodes(node)}
-        _parsed[path] = tree, above
-    tree, above = _parsed[path]
-    calls = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and getattr(node.func, "attr", "") == "item"
-        and node.lineno <= line <= getattr(node, "end_lineno", node.lineno)
-    ]
-    return bool(calls) and all(_is_logged(call, above, ()) for call in calls)
-
-
-def _is_logged(node: "Any", above: "dict[Any, Any]", seen: "tuple[str, ...]") -> bool:
-    """Follow a value up its expression: into a call that logs, or a name whose uses all do."""
-    parent = above[node]
-    if isinstance(parent, ast.Call) and parent.func is not node:
-        name = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
-        if name in _PASSING:
-            return _is_logged(parent, above, seen)
-        if name in _GATHERING:
-            return _is_name_logged(getattr(parent.func, "value", parent.func), above, seen)
-        return name in _SINKS or _logs(name)
-    if isinstance(parent, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-        targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-        return all(_is_name_logged(target, above, seen) for target in targets)
-    if isinstance(parent, (ast.BinOp, ast.UnaryOp, ast.Tuple, ast.List, ast.Dict, ast.JoinedStr)):
-        return _is_logged(parent, above, seen)
-    if isinstance(parent, (ast.FormattedValue, ast.keyword, ast.Starred, ast.IfExp)):
-        is_test = isinstance(parent, ast.IfExp) and parent.test is node
-        return not is_test and _is_logged(parent, above, seen)
-    return isinstance(parent, ast.Expr)
-
-
-def _is_name_logged(target: "Any", above: "dict[Any, Any]", seen: "tuple[str, ...]") -> bool:
-    """Return whether all that the function does with a variable is to log it."""
-    while isinstance(target, ast.Subscript):
-        target = target.value
-    if not isinstance(target, ast.Name):
-        return False
-    if target.id in seen:
-        return True
-    scope = target
-    while not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
-        scope = above[scope]
-    uses = [
-        node
-        for node in ast.walk(scope)
-        if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load)
-    ]
-    return all(_is_use_logged(use, above, (*seen, target.id)) for use in uses)
-
-
-def _is_use_logged(use: "Any", above: "dict[Any, Any]", seen: "tuple[str, ...]") -> bool:
-    parent = above[use]
-    if isinstance(parent, ast.Subscript) and parent.value is use:
-        return isinstance(parent.ctx, ast.Store) or _is_logged(parent, above, seen)
-    if isinstance(parent, ast.Attribute):
-        # The receiver of append, or another of its methods.
-        return parent.attr in (*_GATHERING, "clear")
-    return _is_logged(use, above, seen)

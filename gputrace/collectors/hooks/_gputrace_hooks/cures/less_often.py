@@ -1,0 +1,120 @@
+"""Cure of a statement in the loop that need not run in each step: it runs in one of many.
+
+The file that it is in, of the program or of a module of its own, is compiled with a condition
+around the statement; its lines keep their numbers.
+"""
+
+import ast
+import builtins
+import os
+import sys
+from functools import wraps
+
+from .trial import cures, guarded, is_on, trial
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import CodeType
+    from typing import Any
+
+CURE = "less-often"
+STEPS = 50
+"""Steps of which the statement runs in one."""
+_IS_DUE, _RUN = "_gputrace_is_due", "_gputrace_run"
+_last = [-STEPS]
+"""Step in which the statement last ran."""
+
+
+def install() -> None:
+    """Have the program's files compiled by us."""
+    from importlib.machinery import SourceFileLoader
+
+    setattr(builtins, _IS_DUE, _is_due)
+    get_code = SourceFileLoader.get_code
+
+    @wraps(get_code)
+    def get_changed(self: "Any", name: str) -> "CodeType | None":
+        changed: CodeType | None = guarded(CURE, _changed, self.path)
+        return changed or get_code(self, name)
+
+    SourceFileLoader.get_code = get_changed  # type: ignore[assignment,method-assign]
+    # The interpreter opens the script itself, unless an importer takes its path.
+    words = getattr(sys, "orig_argv", [])
+    scripts = [word for word in words[1:] if word.endswith(".py") and os.path.isfile(word)]
+    if scripts and _is_asked(scripts[0]):
+        sys.path_hooks.insert(0, lambda path: _Script(path, scripts[0]))
+
+
+def _is_due() -> bool:
+    """Return whether the statement is to run now, which it does in all of the loop's first step."""
+    step = len(trial.ends)
+    if not step or not is_on(CURE) or step >= _last[0] + STEPS:
+        _last[0] = step
+    elif step > _last[0]:
+        trial.change(CURE, "", "", -1, "", "")
+        return False
+    return True
+
+
+def _is_asked(path: str) -> bool:
+    """Return whether the statement is in a file, which is named from the program's folder."""
+    asked = os.path.normpath(cures[CURE].rpartition(":")[0])
+    return os.path.abspath(path).endswith(os.sep + asked.lstrip(os.sep))
+
+
+def _changed(path: str) -> "CodeType | None":
+    """Return the code of a file with the condition; None if it is another file."""
+    if not _is_asked(path):
+        return None
+    with open(path, "rb") as file:
+        tree = ast.parse(file.read(), path)
+    line = int(cures[CURE].rpartition(":")[2])
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block: Any = getattr(node, field, None)
+            for at, statement in enumerate(block if isinstance(block, list) else ()):
+                if isinstance(statement, ast.stmt) and statement.lineno == line:
+                    name = ast.Name(_IS_DUE, ast.Load())
+                    block[at] = ast.If(ast.Call(name, [], []), [statement], [])
+                    ast.fix_missing_locations(ast.copy_location(block[at], statement))
+                    return compile(tree, path, "exec", dont_inherit=True)
+    trial.skip(CURE, f"no statement begins at {cures[CURE]}")
+    return None
+
+
+class _Script:
+    """Importer of the script that the interpreter is about to run."""
+
+    def __init__(self, path: str, script: str) -> None:
+        self.path = os.path.abspath(script)
+        if os.path.abspath(path) != self.path:
+            raise ImportError
+
+    def find_spec(self, name: str, target: "Any" = None) -> "ModuleSpec | None":
+        """Return where the script is."""
+        from importlib.machinery import ModuleSpec
+
+        if name != "__main__":
+            return None
+        spec = ModuleSpec(name, self, origin=self.path)  # type: ignore[arg-type]
+        spec.has_location = True
+        return spec
+
+    def get_code(self, name: str) -> "CodeType":
+        """Return code that runs the script as the interpreter would."""
+        sys.path[0] = os.path.dirname(self.path)
+        setattr(builtins, _RUN, self._run)
+        return compile(f"{_RUN}()", "<gputrace>", "exec")
+
+    def _run(self) -> None:
+        from importlib.machinery import SourceFileLoader
+
+        code = guarded(CURE, _changed, self.path)
+        if code is None:
+            with open(self.path, "rb") as file:
+                code = compile(file.read(), self.path, "exec", dont_inherit=True)
+        main = vars(sys.modules["__main__"])
+        main.update(__spec__=None, __cached__=None, __package__=None)
+        main["__loader__"] = SourceFileLoader("__main__", main["__file__"])
+        exec(code, main)
