@@ -18,7 +18,7 @@ from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.comparison import Comparison
 from gputrace.model.options import Options, Window, read_options, read_steps, read_window
 from gputrace.model.results import Analysis, LeftOut, as_subclass
-from gputrace.report.html import write_page
+from gputrace.report.html import Page, load, write_page
 from gputrace.report.wording import verdict
 from gputrace.store.cache import ResultCache
 
@@ -299,6 +299,27 @@ class OpenTrace:
                 self.material(steps=steps, time=time, gaps=gaps, progress=progress)
             ),
         )
+
+    def page(
+        self,
+        *,
+        steps: str | tuple[int, int] | None = None,
+        time: str | tuple[int, int] | None = None,
+        gaps: int = 50,
+        height: int = 800,
+        progress: Progress | None = None,
+    ) -> Page:
+        """Return the page that `report` writes, to show in a notebook: lanes, causes, charts, gaps.
+
+        Args:
+            steps, time, gaps: see `analyze`.
+            height: of the cell, in pixels.
+            progress: called with rows read so far and in all.
+
+        Raises what `analyze` raises, MissingError without bokeh.
+        """
+        material = self.material(steps=steps, time=time, gaps=gaps, progress=progress)
+        return Page(load("page").render(material), height)
 
     def material(
         self,

@@ -15,7 +15,13 @@ from gputrace.cli import console, options
 from gputrace.cli.console import progress_bar, reading
 from gputrace.errors import ExitCode, MissingError, UsageError
 
-_SUFFIXES: Final = {"perfetto": ".perfetto.json.gz", "parquet": ".parquet", "csv": ".csv"}
+_SUFFIXES: Final = {
+    "perfetto": ".perfetto.json.gz",
+    "parquet": ".parquet",
+    "csv": ".csv",
+    "speedscope": ".speedscope.json",
+    "cpuprofile": ".cpuprofile",
+}
 
 
 def _named(traces: tuple[Path, ...]) -> str:
@@ -233,8 +239,9 @@ def report(
     "--to",
     "form",
     required=True,
-    type=click.Choice(["perfetto", "parquet", "csv", "trace"]),
-    help="perfetto: a file for ui.perfetto.dev; parquet, csv: a folder of tables; trace: a smaller "
+    type=click.Choice(["perfetto", "parquet", "csv", "speedscope", "cpuprofile", "trace"]),
+    help="perfetto: a file for ui.perfetto.dev; parquet, csv: a folder of tables; speedscope, "
+    "cpuprofile: the sampled lines of Python, for speedscope.app and VS Code; trace: a smaller "
     "trace of the same kind.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder to write.")

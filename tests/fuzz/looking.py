@@ -26,7 +26,7 @@ _IDLE: Final = (
 )  # fmt: skip
 _CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f]")
 """What JSON never has, and other texts should not."""
-_FORMS: Final = ("perfetto", "trace", "csv", "parquet")
+_FORMS: Final = ("perfetto", "trace", "csv", "parquet", "speedscope", "cpuprofile")
 
 
 def look(paths: tuple[Path, ...], depth: int, out: Path) -> str:

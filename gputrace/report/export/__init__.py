@@ -24,6 +24,8 @@ FORMS: Final = {
     "perfetto": "gputrace.report.export.perfetto.write",
     "parquet": "gputrace.report.export.tables.write_parquet",
     "csv": "gputrace.report.export.tables.write_csv",
+    "speedscope": "gputrace.report.export.line_costs.write_speedscope",
+    "cpuprofile": "gputrace.report.export.line_costs.write_cpuprofile",
 }
 
 

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
@@ -33,3 +35,22 @@ def write_page(
     """Write what ``render`` makes with the module of pages, once the target is known to be free."""
     path = check_target(Path(target), inputs, force)
     write_for_people(path, render(load("page")))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Page:
+    """Page of a trace for a cell of a notebook: lanes, causes and gaps, to zoom into."""
+
+    html: str
+    """The whole page, which loads nothing."""
+    height: int
+    """Height of the cell in pixels."""
+
+    def __repr__(self) -> str:
+        return f"<gputrace.Page of {len(self.html):,} characters, for a notebook>"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, whose styles and scripts stay in it."""
+        look = f"width:100%;height:{self.height}px;border:0"
+        what = f'style="{look}" sandbox="allow-scripts allow-popups allow-downloads"'
+        return f'<iframe {what} srcdoc="{escape(self.html)}"></iframe>'

@@ -181,6 +181,7 @@
 
   // Window, selection and search are in the address, so that a link opens here and Back goes back.
   function remember() {
+    if (location.protocol === "about:") return; // in a notebook's cell, which has no address
     const how = board.recalled ? "replaceState" : "pushState";
     board.recalled = false;
     const [from, to] = visible(), parts = new URLSearchParams(), seconds = ns => Number((ns / 1e9).toFixed(9));

@@ -125,6 +125,26 @@ def test_the_gap_of_the_sleep_is_named_at_first_glance(
 ROWS: Final = "Bokeh.documents[0].get_model_by_name('rows-{}')"
 
 
+def test_a_cell_of_a_notebook_shows_the_page_in_a_frame_of_its_own(
+    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with gputrace.open(recording(STARVED)) as trace:
+        cell = trace.page(height=640)._repr_html_()
+    assert ' sandbox="allow-scripts' in cell
+    target = tmp_path / "notebook.html"
+    # Without the sandbox, a script may look into the frame.
+    open_frame = cell.replace("sandbox=", "data-sandbox=")
+    target.write_text(f"<!doctype html><body data-ready=yes>{open_frame}", encoding="utf-8")
+    browser.open(target.as_uri())
+    browser.until("frames[0].document.body && frames[0].document.body.dataset.ready === 'yes'")
+    assert browser.run("document.querySelector('iframe').clientHeight") == 640
+    seen = f"{RANGE}.end - {RANGE}.start".replace("Bokeh", "frames[0].Bokeh")
+    before = browser.run(f"frames[0].focus(), {seen}")
+    browser.key("w")
+    browser.until(f"{seen} < {before}")
+    assert_nothing_wrong(browser)
+
+
 def test_zoomed_in_boxes_have_names_and_details_and_point_to_their_launch(
     browser: Browser, recording: Callable[[str], Path], tmp_path: Path
 ) -> None:
