@@ -11,6 +11,7 @@ from typing import Final
 from gputrace.data import unpacked
 from gputrace.trials.ledger import Entry, append
 from tests.helpers import command
+from tests.helpers.handmade import Run, train
 from tests.helpers.rank_files import Node, write_parts
 from tests.helpers.recordings import unpack
 from tests.synthetic import NvmlCard, Plan, simulate, write_nsys, write_nvml
@@ -108,6 +109,14 @@ def _cool(path: Path) -> None:
     write_nvml(recording, path)
 
 
+def _sampled(path: Path) -> None:
+    """Two lines of Python were sampled before the training."""
+    run = Run()
+    run.wait_at(*["/home/me/project/loader.py:48 load_batch"] * 3, "train.py:9 <module>")
+    train(run, 8)
+    run.export.write(path)
+
+
 def _of_node(node: int) -> Callable[[Path], None]:
     """Write the recording of one of two machines with two ranks each."""
 
@@ -134,6 +143,7 @@ FILES: Final[dict[str, Callable[[Path], object]]] = {
     "two GPUs after": _unpacked("nsys-ai-mfu_2gpu_after.sqlite"),
     "starved": _written(replace(ONE, data_wait_ns=2 * MS)),
     "fed": _written(ONE),
+    "sampled": _sampled,
     "1 GPU": _written(replace(ONE, data_wait_ns=100_000)),
     "2 GPUs": _written(replace(RANKS, ranks=2)),
     "4 GPUs": _written(replace(RANKS, ranks=4, allreduce_ns=900_000)),

@@ -240,6 +240,7 @@ PUBLIC: Final = (
         OpenTrace.analyze,
         OpenTrace.explain_step,
         OpenTrace.report,
+        OpenTrace.page,
         OpenTrace.material,
         OpenTrace.launches,
     ),

@@ -1,4 +1,4 @@
-"""Export in the Trace Event Format (JSON), for ui.perfetto.dev and chrome://tracing.
+"""Export for ui.perfetto.dev: its own packets, or the Trace Event Format (JSON).
 
 Each GPU becomes a process with a thread for each stream, and for its steps, gaps, causes of lost
 time and findings; each process of the program becomes one, too. Times are those of the report, in
@@ -19,12 +19,13 @@ import numpy as np
 from gputrace.analyzers.operations import Gpu
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.analyzers.timeline_model.trace_rows import Track, read_gpu_tracks, read_host_tracks
-from gputrace.model.events import Events, Kind, distinct_ids
+from gputrace.model.events import Events, distinct_ids
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import CLASSES
 from gputrace.model.trace import Trace
 from gputrace.report import unfinished_file
 from gputrace.report.export import Job
+from gputrace.report.export.perfetto_packets import KIND_NAMES, PacketWriter, Slice
 from gputrace.sanitize import cut, json_text
 
 MOST_GAPS: Final = 10_000
@@ -39,15 +40,18 @@ _MOST_TRACKS: Final = 16
 _COMPRESSION: Final = 5
 _ROWS_AT_ONCE: Final = 8_192
 
-_Slice = tuple[int, int, str, Mapping[str, object]]
-"""Start, end, name, arguments."""
-
 
 def write(job: Job) -> None:
-    """Write the file, compressed where its name ends in ``.gz``."""
+    """Write packets where the file's name ends in ``.pftrace``, else JSON, compressed where it
+    ends in ``.gz``.
+    """
     scene = job.read(MOST_GAPS)
     analysis = scene.analysis
     assert analysis is not None
+    if job.target.suffix == ".pftrace":
+        with unfinished_file(job.target) as path, path.open("wb") as packets:
+            _write_all(PacketWriter(packets, job.trace.origin), job, scene)
+        return
     compressed = job.target.suffix == ".gz"
     with (
         unfinished_file(job.target) as path,
@@ -58,16 +62,19 @@ def write(job: Job) -> None:
     ):
         about = {"source": analysis.source, "notes": analysis.warnings}
         file.write('{"displayTimeUnit":"ns","otherData":' + _json(about) + ',"traceEvents":[\n')
-        writer = _Writer(file, job.trace.origin)
-        gpus = read_gpu_tracks(job.trace, job.window, job.progress)
-        for number, (gpu, tracks) in enumerate(gpus):
-            _write_gpu(writer, _GPU_IDS + number, gpu, tracks, scene, job.trace)
-        for process, thread, track in read_host_tracks(job.trace, job.window):
-            _write_host(writer, process, thread, track, job.trace)
+        _write_all(JsonWriter(file, job.trace.origin), job, scene)
         file.write("\n]}\n")
 
 
-class _Writer:
+def _write_all(writer: Writer, job: Job, scene: Scene) -> None:
+    gpus = read_gpu_tracks(job.trace, job.window, job.progress)
+    for number, (gpu, tracks) in enumerate(gpus):
+        _write_gpu(writer, _GPU_IDS + number, gpu, tracks, scene, job.trace)
+    for process, thread, track in read_host_tracks(job.trace, job.window):
+        _write_host(writer, process, thread, track, job.trace)
+
+
+class JsonWriter:
     """Writer of trace events, one per line."""
 
     def __init__(self, file: TextIO, origin: int) -> None:
@@ -91,7 +98,7 @@ class _Writer:
         self._about(process, id, "thread_sort_index", {"sort_index": sort_index})
         return id
 
-    def slices(self, process: int, thread: int, slices: Iterable[_Slice]) -> None:
+    def slices(self, process: int, thread: int, slices: Iterable[Slice]) -> None:
         """Write nested slices, each after the one that encloses it."""
         where = f',"pid":{process},"tid":{thread}'
         self._lines(
@@ -103,6 +110,7 @@ class _Writer:
     def rows(self, process: int, thread: int, events: Events, names: Mapping[int, str]) -> None:
         """Write events as slices; also those of zero length, so that all are clickable."""
         where = f',"pid":{process},"tid":{thread}'
+        quoted = {id: _json(text) for id, text in names.items()}
         for first in range(0, len(events), _ROWS_AT_ONCE):
             part = slice(first, first + _ROWS_AT_ONCE)
             starts = (events.start[part] - self._origin).tolist()
@@ -110,7 +118,7 @@ class _Writer:
             ids = zip(events.kind[part].tolist(), events.name[part].tolist(), strict=True)
             texts = _arguments(events, part)
             self._lines(
-                f'{{"ph":"X","name":{names[id] if id >= 0 or id in names else _KIND_NAMES[kind]},'
+                f'{{"ph":"X","name":{quoted[id] if id in quoted else _QUOTED[kind]},'
                 f'"ts":{microseconds(start)},"dur":{microseconds(length)}{where}{more}}}'
                 for start, length, (kind, id), more in zip(starts, lengths, ids, texts, strict=True)
             )
@@ -124,6 +132,9 @@ class _Writer:
         if text:
             self._file.write(self._separator + text)
             self._separator = ",\n"
+
+
+Writer = JsonWriter | PacketWriter
 
 
 def microseconds(nanoseconds: int) -> str:
@@ -144,11 +155,7 @@ def _json(value: object) -> str:
     return json_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-_KIND_NAMES: Final = {
-    int(kind): _json(kind.name.lower().replace("_", " ").replace("h2d", "host to device")
-    .replace("d2h", "device to host").replace("d2d", "device to device"))
-    for kind in Kind
-}  # fmt: skip
+_QUOTED: Final = {kind: _json(name) for kind, name in KIND_NAMES.items()}
 
 
 def _arguments(events: Events, part: slice) -> list[str]:
@@ -165,12 +172,12 @@ def _arguments(events: Events, part: slice) -> list[str]:
 
 
 def _names(trace: Trace, events: Events) -> dict[int, str]:
-    """Return the names of events as JSON, by id."""
+    """Return the names of events, by id."""
     ids = distinct_ids(events.name)
-    return {id: _json(cut(text)) for id, text in trace.names(ids[ids != -1]).items()}
+    return {id: cut(text) for id, text in trace.names(ids[ids != -1]).items()}
 
 
-def _lost_time(scene: Scene, gpu: Gpu, analysis: Analysis) -> list[_Slice]:
+def _lost_time(scene: Scene, gpu: Gpu, analysis: Analysis) -> list[Slice]:
     """Return the longest stretches in which a GPU loses time to one cause, in order of time."""
     same = gpu.gpu, gpu.rank, gpu.host_name
     lane = next((lane for lane in scene.lanes if (lane.gpu, lane.rank, lane.host) == same), None)
@@ -186,7 +193,12 @@ def _lost_time(scene: Scene, gpu: Gpu, analysis: Analysis) -> list[_Slice]:
 
 
 def _write_gpu(
-    writer: _Writer, id: int, gpu: Gpu, tracks: Sequence[Track], scene: Scene, trace: Trace
+    writer: Writer,
+    id: int,
+    gpu: Gpu,
+    tracks: Sequence[Track],
+    scene: Scene,
+    trace: Trace,
 ) -> None:
     analysis = scene.analysis
     assert analysis is not None
@@ -197,7 +209,7 @@ def _write_gpu(
     what = "GPU" if gpu.gpu_known else "device"
     host = f" on {gpu.host_name}" if gpu.host_name else ""
     writer.process(id, f"{what} {gpu.gpu} (rank {gpu.rank}){host} {gpu.name}".rstrip())
-    lanes: dict[str, list[_Slice]] = {
+    lanes: dict[str, list[Slice]] = {
         "findings": _findings(analysis, gpu, total.start_ns, total.start_ns + total.span_ns),
         "steps": [
             (
@@ -224,7 +236,7 @@ def _write_gpu(
         writer.rows(id, thread, track.events, _names(trace, track.events))
 
 
-def _findings(analysis: Analysis, gpu: Gpu, start: int, end: int) -> list[_Slice]:
+def _findings(analysis: Analysis, gpu: Gpu, start: int, end: int) -> list[Slice]:
     """Return findings on the GPU, or on none in particular, as slices over its whole time."""
     return [
         (
@@ -240,7 +252,7 @@ def _findings(analysis: Analysis, gpu: Gpu, start: int, end: int) -> list[_Slice
     ]
 
 
-def _write_host(writer: _Writer, process: int, thread: int, track: Track, trace: Trace) -> None:
+def _write_host(writer: Writer, process: int, thread: int, track: Track, trace: Trace) -> None:
     known = trace.processes[process]
     id = _HOST_IDS + process
     rank = f"rank {known.rank} " if known.rank >= 0 else ""
