@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from gputrace.errors import STOP, ErrorPolicy, InputError
-from gputrace.store.sqlite_reader import open_input
+from gputrace.store import cached_file
+from gputrace.store.sqlite_reader import check_file, open_input
 
 _FORMS: Final = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAGIC: Final = max(map(len, _FORMS))
@@ -202,3 +203,22 @@ def read_content(path: Path, most: int, breaks: ErrorPolicy = STOP) -> bytearray
     except MemoryError:
         raise InputError(path, "cannot be read: not enough memory") from None
     return content
+
+
+def unpack_database(path: Path) -> Path:
+    """Return the SQLite file that a compressed one holds, in the cache; raise InputError if it is
+    broken.
+    """
+
+    def unpack(target: Path) -> None:
+        with Content(path) as source, target.open("xb") as file:
+            while block := source.read():
+                file.write(block)
+        try:
+            check_file(target)
+        except InputError as error:
+            raise InputError(path, f"the SQLite file in it is broken: {error.problem}") from None
+
+    status = path.stat()
+    identity = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    return cached_file("unpacked", identity, unpack)

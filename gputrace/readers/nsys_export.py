@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gputrace.errors import InputError, MissingError
-from gputrace.store import cache_folder
+from gputrace.store import cache_folder, cached_file
 
 if TYPE_CHECKING:
     import subprocess
@@ -44,33 +44,7 @@ def export_report(path: Path) -> Path:
         run_export(nsys, path, target)
 
     status = path.stat()
-    return _cached(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}", export)
-
-
-def _cached(identity: str, make: Callable[[Path], None]) -> Path:
-    """Return the file in the cache for an input, making it if it does not exist."""
-    import hashlib
-
-    key = hashlib.sha256(identity.encode()).hexdigest()[:32]
-    target = cache_folder() / "nsys" / f"{key}.sqlite"
-    folder = target.parent
-    if target.exists():
-        return target
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
-    except OSError as error:
-        raise MissingError(
-            f"{folder}: cannot be created ({error.strerror}), but exports of reports are kept "
-            "there; set XDG_CACHE_HOME to a writable folder"
-        ) from error
-    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        make(unfinished)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return target
+    return cached_file("nsys", f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}", export)
 
 
 def run_export(nsys: str, report: Path, target: Path) -> None:
@@ -159,7 +133,7 @@ def _tables(folder: Path) -> list[Path]:
 def convert_folder(folder: Path) -> Path:
     """Return the tables of a folder as an SQLite file in the cache."""
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _tables(folder)]
-    return _cached(f"{folder.resolve()}\0{states}", partial(_convert, folder))
+    return cached_file("nsys", f"{folder.resolve()}\0{states}", partial(_convert, folder))
 
 
 def _convert(folder: Path, target: Path) -> None:

@@ -21,7 +21,7 @@ from gputrace.model.results import LeftOut
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, warn
-from gputrace.readers.compressed import can_unpack, compression, peek
+from gputrace.readers.compressed import can_unpack, compression, peek, unpack_database
 from gputrace.readers.nsys_export import is_report, is_table_folder
 from gputrace.store.sqlite_reader import MAGIC, Database, open_input
 
@@ -55,8 +55,14 @@ class Candidate:
 
     @cached_property
     def database(self) -> Database | None:
-        """The file as an SQLite database, opened once for all readers; None for other files."""
-        return Database(self.path) if self.head.startswith(MAGIC) else None
+        """The file as an SQLite database, opened once for all readers; None for other files.
+
+        A compressed one is unpacked into the cache.
+        """
+        form = compression(self.head)
+        if not self.content.startswith(MAGIC) or (form and not can_unpack(form)):
+            return None
+        return Database(unpack_database(self.path) if form else self.path)
 
     def close(self) -> None:
         """Close the database, if it was opened."""
@@ -196,8 +202,6 @@ def _unknown(candidate: Candidate) -> str:
         form = compression(candidate.head)
         if form and not can_unpack(form):
             return "compressed with zstd; to read it: pip install zstandard, or Python 3.14"
-        if candidate.content.startswith(MAGIC):
-            return f"an SQLite file, packed; unpack it first: {_UNPACKS[form]} {path.name}"
         unknown = f"not a trace that gputrace knows; it reads {readable}"
         return next((why for known, why in _KNOWN if re.search(known, candidate.content)), unknown)
     if candidate.database.is_dlprof:
@@ -242,7 +246,6 @@ def _of_plugin(plugin: Plugin) -> Reader | None:
     return replace(reader, recognises=recognises, open=opens)
 
 
-_UNPACKS: Final = {"gzip": "gunzip", "xz": "unxz", "zstd": "unzstd"}
 _PROGRAMS: Final = {".py": "python ", ".sh": "sh "}
 """Suffixes of programs, with the interpreters that run them."""
 _RECORD: Final = "record the program with `gputrace record -- python train.py`"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+from gputrace.errors import MissingError
 
 
 def cache_folder() -> Path:
@@ -14,3 +17,36 @@ def cache_folder() -> Path:
 
 LARGE: Final = 1 << 29
 """Bytes of SQLite files above which windows are sliced; rows take 1.5 times as much memory."""
+
+
+def cached_file(folder: str, identity: str, make: Callable[[Path], None]) -> Path:
+    """Return the SQLite file made of an input, from a folder of the cache, making it if need be.
+
+    Args:
+        folder: name in the cache.
+        identity: text that changes with the input.
+        make: writes the file; what it raises is passed on.
+
+    Raises MissingError if the folder cannot be created.
+    """
+    import hashlib
+
+    key = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    target = cache_folder() / folder / f"{key}.sqlite"
+    if target.exists():
+        return target
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.parent.chmod(0o700)
+    except OSError as error:
+        raise MissingError(
+            f"{target.parent}: cannot be created ({error.strerror}), but converted and unpacked "
+            "files are kept there; set XDG_CACHE_HOME to a writable folder"
+        ) from error
+    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        make(unfinished)
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target

@@ -22,6 +22,7 @@ from gputrace.model.events import Kind
 from gputrace.readers.registry import open_trace
 from tests.helpers.kineto import PID, event, kernel, write
 from tests.helpers.recordings import DATA
+from tests.synthetic import Plan, simulate, write_nsys
 
 MILLISECOND: Final = 1_000_000
 
@@ -77,6 +78,26 @@ def test_without_a_library_for_zstd_a_line_says_what_to_install(
     for named in (path, tmp_path):
         with pytest.raises(InputError, match="pip install zstandard"):
             gputrace.open(named)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, zstandard.compress])
+def test_a_packed_database_is_read_like_the_file_in_it(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    plain, packed = tmp_path / "run.sqlite", tmp_path / "run.sqlite.packed"
+    write_nsys(simulate(Plan(steps=4)), plain)
+    packed.write_bytes(pack(plain.read_bytes()))
+    before = sorted(tmp_path.iterdir())
+    with gputrace.open(plain) as one, gputrace.open(packed) as other:
+        assert other.analyze().breakdown == one.analyze().breakdown
+        assert other.analyze().paths == (str(packed),)
+    assert sorted(tmp_path.iterdir()) == before
+    # One that changes is unpacked again; a broken one is refused, and nothing of it is kept.
+    packed.write_bytes(pack(plain.read_bytes())[:-2000])
+    with pytest.raises(InputError, match=f"{packed.name}: (cut off|broken|the SQLite file in it)"):
+        open_trace(packed)
+    with pytest.raises(InputError, match=f"{packed.name}: (cut off|broken|the SQLite file in it)"):
+        open_trace(packed)
 
 
 def test_a_trace_with_a_pg_config_is_no_dump_of_a_flight_recorder(tmp_path: Path) -> None:
