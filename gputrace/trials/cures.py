@@ -91,6 +91,7 @@ LACKS: Final[Mapping[str, str]] = {
     "unfused": "its optimizers are fused",
     "one-by-one": "its optimizers take several tensors at a time",
     "convolutions": "its models have no convolution in two dimensions",
+    "cudnn": "its models have no convolutions",
     "full-precision": "its models run in lower precision already",
     "eager": "its models are compiled",
     "blocks": "its models repeat no block",
@@ -390,7 +391,7 @@ CURES: Final = (
         value="on",
         findings=("compute-bound", "autotune-repeated"),
         line="torch.backends.cudnn.benchmark = {}",
-        needs="gpu cudnn-benchmark-off",
+        needs="gpu cudnn-benchmark-off cudnn",
         switched=True,
     ),
     Cure(

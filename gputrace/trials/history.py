@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from gputrace.analyzers.whatif.calibration import Pair
 from gputrace.model.results import Analysis
 from gputrace.studies.runner import Failed
@@ -30,6 +32,10 @@ longer measuring costs rounds, which make the answer sure; shorter saves little.
 _RUN_PART: Final = 0.02
 """Maximum part of the budget to measure in a run: an answer takes six, each with its start."""
 _STEPS: Final = (20, 200)
+_FEWEST_PASSED, _FEWEST_MEASURED, _SLOW_PART = 3, 5, 0.1
+"""Steps of a run to pass and to measure at least, and the part of the budget that more of either
+may take in a run.
+"""
 _BEYOND: Final = 5
 """Steps of warm-up after those whose batches were ready before the first one."""
 _TURN_NS: Final = 400_000_000
@@ -80,6 +86,8 @@ class Row:
     prediction: Prediction | None = None
     cost: float = 0.0
     """Part of a step that its causes take; 0 if unknown."""
+    period: int = 1
+    """Steps of which one has what it cures."""
     joins: bool = True
     """True if it may be in the best set: what changes results, only if it was asked for."""
     within: bool = field(init=False)
@@ -239,6 +247,7 @@ class History:
         steps = min(max(round(_TURN_NS / self.pilot.step_ns), least), most)
         passed, period = 1, 1
         for row in lot:
+            period = max(period, row.period)
             if row.ahead:
                 # What is ready when a turn begins was made in others; and batches of several
                 # workers come in bursts.
@@ -274,21 +283,26 @@ class History:
         """
         request, pilot = self.request, self.pilot
         assert pilot is not None
+        slow = int(_SLOW_PART * request.budget_s * 1e9 / max(pilot.step_ns, 1))
         if request.warmup is None:
             ready = max(_ready(each, pilot.buffered) for each in (Candidate(), *candidates))
-            self.warmup = max(WARMUP, ready + _BEYOND)
+            self.warmup = max(min(WARMUP, slow), _FEWEST_PASSED, ready + _BEYOND * (ready > 0))
         if request.steps is None:
             (least, most), (shortest, longest) = _STEPS, _RUN_NS
             most_s = min(pilot.start_s, _RUN_PART * request.budget_s)
             steps = round(min(max(1e9 * most_s, shortest), longest) / pilot.step_ns)
-            self.steps = min(max(steps, least), most)
+            self.steps = min(max(steps, min(least, slow), _FEWEST_MEASURED), most)
         may_change = request.candidates is not None
         self.rows = [Row(each, joins=may_change or not each.numerics) for each in candidates]
         if analysis is not None:
             charges = charge(analysis)
             for row in self.rows:
                 row.cost, prediction = charges.of(row.candidate), predict(row.candidate, analysis)
+                row.period = _period(row.candidate, analysis)
                 row.prediction = prediction and learn(row.candidate, prediction, known)
+        if request.steps is None:
+            period = max((row.period for row in self.rows if not row.within), default=1)
+            self.steps = math.ceil(self.steps / period) * period
         for row in self.rows:
             if str(row.candidate) == f"threads={pilot.threads}":
                 # No run with the cure would tell.
@@ -328,6 +342,17 @@ class History:
             _have_whole_runs([row, *rows])
         else:
             row.end(Verdict.FAILED, str(error))
+
+
+def _period(candidate: Candidate, analysis: Analysis) -> int:
+    """Return the steps from one checkpoint to the next, for what cures these; 1 for others."""
+    cured = {finding for setting in candidate.settings for finding in setting.cure.findings}
+    saved = {each.step for each in analysis.phases if each.phase == "checkpoint"} - {None}
+    if "checkpoint-stall" not in cured or not saved:
+        return 1
+    steps = sorted(step for step in saved if step is not None)
+    periods = np.diff([-1, *steps])
+    return min(int(np.median(periods)), _TURN[1])
 
 
 def _have_whole_runs(rows: Sequence[Row]) -> None:

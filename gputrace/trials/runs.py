@@ -286,8 +286,8 @@ class Program:
                 1, those to come have; with none it ends. Of several ranks, all have them all.
             left_s: time after which it is ended.
             sign_s: time after which it is ended if it has measured nothing by then.
-            enough_s: time after which it is ended once it has measured a few steps, if it is a
-                single process.
+            enough_s: time after which it is ended once it has made a few steps, if it is a
+                single process; as many of them are passed as that leaves.
 
         Raises Failed where it fails, or measures no steps; Spent where the time is over before.
         """
@@ -305,8 +305,12 @@ class Program:
             }
 
             def read(code: int | None, kind: str = "try") -> Measured:
-                run = self._read(folder, code, warmup, monotonic() - began, kind)
                 left = _left_in(folder, kind)
+                passed = warmup
+                if enough_s < math.inf:
+                    made = max((len(each.ends) for each in left), default=0)
+                    passed = min(warmup, max(made - _FEWEST_STEPS, 1))
+                run = self._read(folder, code, passed, monotonic() - began, kind)
                 started = min(each.ends[0] for each in left if each.ends)
                 return replace(
                     run,

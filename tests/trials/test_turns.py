@@ -243,3 +243,35 @@ def test_a_part_of_a_batch_makes_no_loader_faster(cure: str, ratio: float, verdi
     scatter = [1.001, 0.999, 1.0] * 7
     row.take(run, [Turn(1e7, 1e7 * ratio * each) for each in scatter])
     assert str(row.verdict) == verdict
+
+
+@pytest.mark.parametrize("cure", ["less-often=train.py:9", "async-checkpoint", "gc"])
+def test_turns_and_runs_are_whole_periods_of_the_checkpoints_that_they_cure(cure: str) -> None:
+    """Else a checkpoint every 20 steps is in some turns, and hides what a cure gains."""
+    history = History(Request(("x",), budget_s=100.0))
+    history.pilot = SimpleNamespace(  # type: ignore[assignment]
+        step_ns=27_000_000, buffered=0, start_s=9.0, threads=0
+    )
+    phases = [SimpleNamespace(phase="checkpoint", step=step) for step in (19, 39, 59)]
+    analysis: Any = SimpleNamespace(
+        phases=phases,
+        findings=[],
+        ledger=[],
+        steps=SimpleNamespace(mean_ns=None),
+        step_phases=[],
+        loader=[],
+        what_if=[],
+    )
+    history.enter(read_candidates(cure), analysis)
+    counted = history.turns(history.rows).stretch - 1
+    assert (counted % 20 == 0) is (cure != "gc")
+    assert (history.steps % 20 == 0) is (cure == "async-checkpoint")
+
+
+def test_a_program_of_long_steps_passes_and_measures_few(hooks: InProgram) -> None:
+    history = History(Request(("x",), budget_s=60.0))
+    history.pilot = SimpleNamespace(  # type: ignore[assignment]
+        step_ns=2_000_000_000, buffered=0, start_s=9.0, threads=0
+    )
+    history.enter(read_candidates("dynamic"), None)
+    assert (history.warmup, history.steps) == (3, 5)

@@ -5,7 +5,7 @@ GPUTRACE_TRY is JSON:
 cures     values by id, as the table in gputrace/trials/cures.py has them
 warmup    steps to pass
 steps     steps to measure then; after them the process ends by SystemExit, with null by itself
-until     moment, in nanoseconds, after which few measured steps are enough
+until     moment, in nanoseconds, after which few steps are enough, those of the warm-up too
 turns     lists of ids of cures that are on together, by turns with the program as it is
 orders    of each round, the order of its turns by their numbers, 0 for the program as it is
 stretch   steps of a turn; without it all cures stay on

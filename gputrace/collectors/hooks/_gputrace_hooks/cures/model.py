@@ -285,6 +285,7 @@ def modules(module: "Any") -> None:
         kind = parameters[0].device.type
         has = {
             "convolutions": any(each.dim() == 4 for each in parameters),
+            "cudnn": any(each.dim() > 2 for each in parameters),
             "blocks": bool(_blocks(model)),
             "full-precision": parameters[0].dtype == torch.float32 and not _cast_to(torch, kind),
             "eager": not hasattr(model, "_orig_mod") and not model._compiled_call_impl,

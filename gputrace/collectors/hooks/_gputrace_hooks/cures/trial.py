@@ -163,7 +163,7 @@ class Trial:
         count = len(self.ends)
         past, stretch = count - asked["warmup"], asked.get("stretch", 0)
         in_vain = stretch and past <= 0 and any(r.startswith(WHOLE) for r in self.reasons.values())
-        late = past >= FEWEST_STEPS and end > asked.get("until", end) and not _has_ranks()
+        late = count > FEWEST_STEPS and end > asked.get("until", end) and not _has_ranks()
         enough = asked["steps"] is not None and past >= asked["steps"]
         if self.stops or in_vain or late or enough:
             self._stop()
