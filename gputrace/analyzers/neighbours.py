@@ -280,11 +280,7 @@ def programs_on_cores(trace: Trace, host: int, time: Intervals) -> tuple[Program
     if not uses:
         return ()
     ends, lengths = np.array([(use.time_ns, use.duration_ns) for use in uses], np.int64).T
-    met = (time.within(ends - lengths, ends) > 0).tolist()
-    inside = [use for use, is_met in zip(uses, met, strict=True) if is_met]
-    span = union(ends - lengths, ends).intersection(_around(time)).total
-    return programs_of(inside, max(span, 1)) if inside else ()
-
-
-def _around(time: Intervals) -> Intervals:
-    return union([time.start.min()], [time.end.max()]) if len(time) else EMPTY
+    met = time.within(ends - lengths, ends) > 0
+    # A look that began before that time counts whole, as its use is the mean of all of it.
+    span = union(ends[met] - lengths[met], ends[met]).total
+    return programs_of([use for use, inside in zip(uses, met, strict=True) if inside], span)

@@ -45,9 +45,12 @@ Row = list[Any]
 """Values of `PROCESS`."""
 
 _PERIOD_NS: Final = 1_000_000_000
-_OF_CARDS, _OF_USE, _OF_CORES = 2500, 5000, 3300
-"""Minimum time between two looks, and how many times as long as a look's processor time it is, by
-what is looked at; in the first ones as long as the recording. All looks take 0.09 % of a core."""
+_OF_CARDS, _OF_USE, _OF_CORES = 4000, 5000, 4000
+"""Minimum time since the start until a look, as a multiple of the processor time that those before
+it have taken, by what is looked at. All looks take 0.07 % of a core."""
+_LATEST: Final = 2
+"""Maximum time until the next look, as a multiple of the time since the start: a look while a
+program starts CUDA takes 70 ms, and would otherwise be the last one for minutes."""
 _KEPT_NS: Final = 60_000_000_000
 """Time after which the processes of a card are written again although no other one is there."""
 _NO_INSTANCE: Final = 0xFFFF_FFFF
@@ -71,24 +74,27 @@ _SYSTEM: Final = Path("/sys/devices/system")
 
 
 class Pace:
-    """Time of the next look, by the processor time that the last one took."""
+    """Time of the next look, by the processor time that all looks have taken.
+
+    A look may also be made before it is due; its end counts it.
+    """
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self._due = self._begun = 0
+        self._due = self._begun = self._taken = 0
         self._start = time.monotonic_ns()
 
     def is_due(self) -> bool:
-        """Return True, and begin a look, if it is time for one."""
-        if time.monotonic_ns() < self._due:
-            return False
+        """Begin a look; return True if it is time for one."""
         self._begun = time.process_time_ns()
-        return True
+        return time.monotonic_ns() >= self._due
 
     def end(self) -> None:
         """End a look."""
-        took, now = time.process_time_ns() - self._begun, time.monotonic_ns()
-        self._due = now + max(_PERIOD_NS, min(self._patience * took, now - self._start))
+        self._taken += time.process_time_ns() - self._begun
+        now = time.monotonic_ns()
+        due = self._start + self._patience * self._taken
+        self._due = max(now + _PERIOD_NS, min(due, now + _LATEST * (now - self._start)))
 
 
 class RunProcesses:
@@ -177,14 +183,14 @@ class CardProcesses:
         met = [
             {pid: row for pid, row in listed.items() if not row[_IS_RECORDED]} for listed in running
         ]
-        is_due = any(map(any, zip(met, self._others, strict=True))) and (
-            self._pace_of_use.is_due() or last
-        )
+        is_due, asked = self._pace_of_use.is_due() or last, False
         rows = []
         for gpu, (listed, others) in enumerate(zip(running, met, strict=True)):
-            ask = is_due or bool(self._others[gpu].keys() - others.keys())
+            ended = self._others[gpu].keys() - others.keys()
+            ask = bool(ended or (is_due and others))
             rows += self._look_at(gpu, listed, others, ask=ask)
-        if is_due:
+            asked |= ask
+        if asked:
             self._pace_of_use.end()
         return rows
 

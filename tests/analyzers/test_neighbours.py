@@ -232,6 +232,11 @@ def test_a_program_on_the_cores_for_which_training_threads_queue_is_named(tmp_pa
     assert "dedicated cores" in found.advice
 
 
+def test_a_look_that_began_before_the_steps_counts_with_its_whole_length(tmp_path: Path) -> None:
+    found = the(on_cores(tmp_path, 2.9, 4 * MS, timeNs=50 * MS), "cpu-starved")
+    assert "another program (pid 4711, stress) uses 2.9 of the 8 cores" in words_of(found)
+
+
 def test_programs_that_cannot_be_seen_are_named_as_that(tmp_path: Path) -> None:
     hidden = on_cores(tmp_path, 2.9, 4 * MS, pid=None, name=None)
     assert "another program uses 2.9 of the 8 cores" in words_of(the(hidden, "cpu-starved"))

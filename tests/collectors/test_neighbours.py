@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,13 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
 import gputrace
 from gputrace.collectors import neighbours
-from gputrace.collectors.neighbours import PROCESS, CoreNeighbours, RunProcesses
+from gputrace.collectors.neighbours import PROCESS, CoreNeighbours, Pace, RunProcesses
 from tests.helpers import command
 
 SPIN: Final = "while True: pass"
@@ -117,6 +119,28 @@ def test_children_of_the_recording_that_come_and_go_are_its_own(tmp_path: Path) 
         rows = looked(tmp_path, CoreNeighbours(tmp_path), 2)
         assert ours.poll() is None
     assert sum(row["use"] for row in rows if row["pid"] is None) < 0.2
+
+
+@pytest.mark.parametrize("patience", [4000, 5000])
+def test_looks_take_a_bounded_part_of_a_core(
+    monkeypatch: pytest.MonkeyPatch, patience: int
+) -> None:
+    """The fourth one is slow, as when a program starts CUDA meanwhile."""
+    wall, core, looks = 10**12, 10**9, list[int]()
+    clock = SimpleNamespace(monotonic_ns=lambda: wall, process_time_ns=lambda: core)
+    monkeypatch.setattr(neighbours, "time", clock)
+    pace = Pace(patience)
+    while wall < 10**12 + 600 * 10**9:
+        if pace.is_due():
+            core += 70_000_000 if len(looks) == 3 else 1_300_000
+            looks.append(wall - 10**12)
+            pace.end()
+        wall += 250_000_000
+    assert looks[:3] == [0, 10**9, 3 * 10**9], "few at the start, however long each takes"
+    gaps = [after - before for before, after in itertools.pairwise(looks)]
+    assert max(gap / max(at, 10**9) for at, gap in zip(looks, gaps, strict=False)) < 2.2
+    assert min(gaps) >= 10**9
+    assert (core - 10**9) / (wall - 10**12) <= 1.01 / patience
 
 
 def test_a_process_is_known_by_the_folder_that_it_inherited(tmp_path: Path, elsewhere: int) -> None:

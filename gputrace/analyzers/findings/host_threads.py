@@ -67,8 +67,9 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         crowd = f"other threads occupy the {cores}"
     others, used = _others_on_cores(facts, worst)
     if are_why := others and used >= _OTHERS_PART * _queued(worst):
-        own = f"{worst.threads} threads of its own share {cores}, and "
-        crowd = own * (worst.threads > worst.cores > 0) + "other programs use them"
+        crowd = "other programs use them"
+        if worst.threads > worst.cores > 0:
+            crowd = f"its {worst.threads} threads share {cores} with other programs"
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = CORES_ALONE
     if worst.threads > (worst.cores if are_why else 1):

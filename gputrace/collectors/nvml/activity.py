@@ -95,8 +95,8 @@ class ActivityReader(Thread):
             began = time.monotonic_ns()
             wait_s = _POLL_S if changed is None else (changed + _EARLIEST_NS - began) / 1e9
             while not self.ending.wait(wait_s):
-                before, polled, wait_s = polled, time.monotonic_ns(), _POLL_S
                 self._nv.nvmlGpmSampleGet(self._handle, self._fresh)
+                before, polled, wait_s = polled, time.monotonic_ns(), _POLL_S
                 if self._answer(self._change) != [None]:
                     break
                 if polled - began > _LONGEST_NS:

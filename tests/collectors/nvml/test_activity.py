@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from gputrace.collectors.nvml.activity import METRICS, ActivityReader
 from gputrace.collectors.nvml.log import NvmlLog, make_steady
 from gputrace.collectors.nvml.queries import NULL
+from gputrace.collectors.nvml.sampling import OneAtATime
 from tests.collectors.nvml.test_sampling import Record, calls, library, record, scripted
 
 __all__ = ["library", "record", "scripted"]
@@ -121,3 +123,25 @@ def test_reading_pauses_for_as_long_as_its_share_of_a_core_asks_for() -> None:
     reader.join(5)
     assert not reader.is_alive()
     assert costly.asked == first > 10
+
+
+def test_threads_call_the_library_in_turn() -> None:
+    """As the readers of two cards do, and the thread that samples both."""
+    inside, most = 0, 0
+
+    def read(*_: object) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.001)
+        inside -= 1
+
+    binding = SimpleNamespace(nvmlGpmSampleGet=read, nvmlDeviceGetFieldValues=read, c_type=int)
+    nv = OneAtATime(binding)
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(20):
+            pool.submit(nv.nvmlGpmSampleGet, 0, 1)
+            pool.submit(nv.nvmlDeviceGetFieldValues, 0)
+    assert most == 1
+    assert nv.c_type is int
+    assert not hasattr(nv, "nvmlOfANewerBinding")

@@ -217,9 +217,9 @@ def test_looks_are_rarer_the_longer_they_take(tmp_path: Path) -> None:
 
     processes = CardProcesses(Slow(), [object()], RunProcesses(tmp_path, 1))
     assert processes.look()
-    processes._pace._start -= 10**15
+    processes._pace._start -= 5 * 10**9
     processes._pace._due = 0
     processes.look(anew=True)
-    wait = processes._pace._due - processes._pace._start - 10**15
-    assert wait > 2_500 * 10**6, "at least 2,500 times a millisecond"
+    wait = processes._pace._due - processes._pace._start
+    assert wait > 4_000 * 2 * 10**6, "at least 4,000 times a millisecond for each"
     assert processes.look() == []
