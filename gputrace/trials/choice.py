@@ -75,6 +75,7 @@ def choose(
         "gpu": bool(pilot.gpu),
         "ranks": pilot.ranks > 1,
         "workers": any(loader.workers for loader in analysis.loader),
+        "unpinned": not analysis.loader or not all(each.pins_memory for each in analysis.loader),
     }
     has = pilot.has.union(word for word, is_so in there.items() if is_so)
     better = next((loader.better for loader in analysis.loader if loader.better), None)

@@ -351,7 +351,8 @@ class Program:
         """Return the exit code, -N for signal N; None where it had to be ended after its steps."""
         command = list(self.command)
         if record is not None:
-            recorder = gputrace_command("record", "--force", "-o", str(record), "--")
+            # What the statements take is known by more samples; nothing is measured in this run.
+            recorder = gputrace_command("record", "--python", "--force", "-o", str(record), "--")
             command = [*recorder, *command]
         where = None if self.workdir is None else _copy(self.workdir.resolve(), folder)
         environment = self._environment(folder, candidate, asked)

@@ -34,7 +34,7 @@ def analysis(
         ]
         if phases
         else [],
-        loader=[] if workers is None else [SimpleNamespace(workers=workers, better=better)],
+        loader=[] if workers is None else [SimpleNamespace(workers=workers, better=better, pins_memory=True)],
     )
 
 
