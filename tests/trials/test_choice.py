@@ -34,7 +34,9 @@ def analysis(
         ]
         if phases
         else [],
-        loader=[] if workers is None else [SimpleNamespace(workers=workers, better=better, pins_memory=True)],
+        loader=[]
+        if workers is None
+        else [SimpleNamespace(workers=workers, better=better, pins_memory=True)],
     )
 
 
