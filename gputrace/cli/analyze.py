@@ -163,7 +163,15 @@ def _compared(
     )
 
 
-@click.command("report")
+@click.command(
+    "report",
+    cls=options.Grouped,
+    sections={
+        "Part of the trace": "time steps",
+        "With --compare": "labels batch global_batch",
+        "Expert": "port gaps keep_going",
+    },
+)
 @options.traces
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")

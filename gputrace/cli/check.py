@@ -12,7 +12,7 @@ import click
 from gputrace.cli import options
 from gputrace.cli.console import reading
 from gputrace.errors import ExitCode, UsageError
-from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES
+from gputrace.model.time_class import BUSY_CLASSES, IDLE_CAUSES, TIME_CLASSES
 
 if TYPE_CHECKING:
     from gputrace.analyzers.ci_gates import Check, CheckOptions, Limit
@@ -37,15 +37,27 @@ def _limits(function: _F) -> _F:
             "Maximum share of steps over 1.3 times the median, also on a CPU.",
         ),
         ("--max-data-wait", "SHARE", "Maximum time that the host waits for data; on CPUs, too."),
-        ("--min-compute", "SHARE", "Minimum compute."),
+        ("--min-compute", "SHARE", "Minimum of the row 'compute'."),
     ]
-    rows += [(f"--max-{name}", "SHARE", f"Maximum {name}.") for name in reversed(_SHARES)]
+    words = {"idle": "all idle time"} | {
+        row.id.replace("_", "-"): f"the row {row.label!r}" for row in TIME_CLASSES
+    }
+    rows += [(f"--max-{name}", "SHARE", f"Maximum of {words[name]}.") for name in reversed(_SHARES)]
     for name, metavar, text in rows:
         function = click.option(name, metavar=metavar, help=text)(function)
     return function
 
 
-@click.command("check")
+@click.command(
+    "check",
+    cls=options.Grouped,
+    sections={
+        "Limits of a row in the table of `gputrace analyze`": " ".join(
+            ["min_compute", *(f"max_{name}".replace("-", "_") for name in _SHARES)]
+        ),
+        "Expert": "batch global_batch steps",
+    },
+)
 @click.argument("trace", type=options.UNCHECKED)
 @click.option(
     "--baseline",
