@@ -159,7 +159,7 @@ def how_to_feed_faster(facts: Facts) -> str:
     if loader is not None and _is_ready(facts, loader):
         return _COPY_SOONER
     if charged and re.search("sleep", charged[0].call or ""):
-        return f"find out why thread {charged[0].thread} sleeps: {_SLEEPS}"
+        return f"find out why that thread sleeps: {_SLEEPS}"
     is_pinned = facts.is_pinned("h2d") or (loader is not None and loader.pins_memory)
     has_batches = facts.trains or not facts.per_gpu.operations
     return _FEED_FASTER.get(facts.framework, _LOAD_SOONER if has_batches else _MAKE_SOONER).format(

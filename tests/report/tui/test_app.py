@@ -81,7 +81,7 @@ def test_the_gap_that_the_sleep_makes_is_seen_and_named_at_first_glance(starved:
         assert "system call clock_nanosleep 25." in text
         assert "why\n- input: waiting for the next batch 25." in text
         assert "data-feeding: the GPUs wait" in text
-        assert "what to do: find out why thread" in text
+        assert "what to do: find out why that thread" in text
         assert re.search(r"between step \d+ \(.*\) and step \d+", text)
         assert re.search(r"after: .*38,535,168 bytes", text)
         assert len(re.findall(r"gpu \d: data feeding \d", text)) == 3
