@@ -250,7 +250,7 @@ class OpenTrace:
 
     def explain_step(
         self,
-        number: int,
+        number: int | str,
         *,
         steps: str | tuple[int, int] | None = None,
         time: str | tuple[int, int] | None = None,
@@ -259,7 +259,7 @@ class OpenTrace:
         """Say why a step took as long as it did: its causes against those of the median step.
 
         Args:
-            number: of the step, counted from 0.
+            number: of the step, counted from 0; or ``"slowest"``, of those measured.
             steps, time, progress: see `analyze`.
 
         Raises what `analyze` raises, UsageError if there is no such step.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Final
 
 _UNITS: Final = {
@@ -115,6 +116,21 @@ def format_ranges(numbers: Sequence[int]) -> str:
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+_MOST_NUMBERS: Final = 5
+_REGULAR_PART: Final = 0.6
+"""Part of the distances between numbers that have to be equal for these to be regular."""
+
+
+def format_steps(numbers: Sequence[int]) -> str:
+    """Format distinct sorted numbers of steps as ``5, 10, 15, 20, 25, …, every 5``."""
+    runs = format_ranges(numbers).split(", ")
+    text = ", ".join(runs[:_MOST_NUMBERS]) + ", …" * (len(runs) > _MOST_NUMBERS)
+    apart = Counter(b - a for a, b in pairwise(numbers))
+    (distance, count), *_ = apart.most_common(1) or [(1, 0)]
+    is_regular = distance > 1 and count > 1 and count >= _REGULAR_PART * apart.total()
+    return f"{text}, every {distance}" if is_regular else text
 
 
 def format_ids(noun: str, ids: Sequence[int]) -> str:

@@ -180,7 +180,7 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         )
         passed = slowdown <= limit or low <= 0
         message = f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'} than the baseline"
-        message += f" ({low:+.1%} to {high:+.1%}); at most {100 * limit:.3g}% slower asked for"
+        message += f" ({low:+.1%} to {high:+.1%}); the limit is {100 * limit:.3g}% slower"
         if passed and slowdown > limit:
             message += "; the noise of the steps could explain it"
         if pair.work_ratio != 1:

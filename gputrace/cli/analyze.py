@@ -39,8 +39,8 @@ def _named(traces: tuple[Path, ...]) -> str:
 @options.most_gaps
 @click.option(
     "--step",
-    type=click.IntRange(min=0),
-    metavar="N",
+    type=options.StepNumber(),
+    metavar="N|slowest",
     help="Say only why step N took as long as it did: its causes against the median step.",
 )
 @options.report_format
@@ -57,7 +57,7 @@ def analyze(
     steps: str | None,
     time: str | None,
     gaps: int,
-    step: int | None,
+    step: int | str | None,
     keep_going: bool,
     scheduler: str | None,
 ) -> int:

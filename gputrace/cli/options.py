@@ -72,6 +72,19 @@ class OursOrPlugins(_Text):
         return [CompletionItem(name) for name in self._all_choices() if name.startswith(incomplete)]
 
 
+class StepNumber(click.ParamType):  # type: ignore[type-arg]
+    """Number of a step, or the word for the longest one."""
+
+    name = "step"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        if value == "slowest" or str(value).isdecimal():
+            return "slowest" if value == "slowest" else int(value)
+        self.fail(f"{value!r} is neither a step's number nor slowest", param, ctx)
+
+
 class Grouped(click.Command):
     """Command whose help lists some options under titles, after the others."""
 

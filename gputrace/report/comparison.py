@@ -40,6 +40,8 @@ from gputrace.report.wording import gpu_name, kernel_labels
 from gputrace.units import format_change, format_ns, format_number, format_share
 
 _STYLES: Final = {"faster": "bold green", "slower": "bold red", "same": "green"}
+_NO_COST: Final = 0.001
+"""Part of a step below which a finding has no cost of its own: others are charged with it."""
 _STATES: Final = {"appeared": "red", "gone": "green", "stayed": "yellow"}
 _BESIDE_KERNELS: Final = 56
 """Terminal columns that the figures of a kernel take."""
@@ -378,7 +380,8 @@ def _units(pair: Pair) -> tuple[str, str]:
 def _finding(finding: FindingChange, pair: Pair | None) -> str:
     if finding.status != "stayed" or pair is None:
         return f"{finding.id}: {finding.message}."
-    if not finding.a_impact_ns and not finding.b_impact_ns:
+    least = _NO_COST * (pair.step.a_ns if pair.step else 1)
+    if max(finding.a_impact_ns or 0, finding.b_impact_ns or 0) <= least:
         return f"{finding.id}."
     a, b = format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0)
     first, second = _units(pair)

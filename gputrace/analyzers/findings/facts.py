@@ -32,7 +32,7 @@ from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import DATA, OTHER, PHASES, HostLoad, StepPhases
-from gputrace.model.intervals import EMPTY, Intervals, merge_touching
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
     TURNS,
@@ -47,7 +47,7 @@ from gputrace.model.results import (
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import IDLE_CAUSES
 from gputrace.model.trace import Trace
-from gputrace.units import format_ids, format_pair
+from gputrace.units import format_ids, format_pair, format_steps
 
 _Fact = TypeVar("_Fact")
 
@@ -55,6 +55,10 @@ _PINNED_PART: Final = 0.9
 """Part of the copies' time from which the memory of all of them is called pinned."""
 _FEWEST_TURNS: Final = 3
 """Fewer steps may all hold what a process does once: none shows how long they are without it."""
+_FEWEST_TO_COUNT: Final = 8
+_MUCH, _NEARLY_ALL, _FEW_STEPS = 2, 0.8, 0.25
+"""Steps from which it is said that few of them have a cause's time: those with so many times the
+mean have nearly all of it, and are at most this part of the steps."""
 _STRAY_OPERATIONS: Final = 0.01
 """Fraction of the operations of its rank's busiest GPU below which a GPU does not count."""
 
@@ -385,11 +389,14 @@ class Facts(Struct, frozen=True, dict=True):
         """Steps of all GPUs that count, one for a GPU without steps; at least 1."""
         return max(1, sum(max(row.steps, 1) for row in self.rows))
 
-    def of_step(self, cost_ns: float) -> str:
-        """Return a share, and what it is of: ``40% of each step (25.1 of 62.8 ms)``."""
-        share = self.share_of(cost_ns)
+    def of_step(self, cost_ns: float, in_few: bool = False) -> str:
+        """Return a share, and what it is of: ``40% of each step (25.1 of 62.8 ms)``; if few steps
+        have it, ``40% of the time (25.1 of 62.8 ms a step)``.
+        """
+        share, pair = self.share_of(cost_ns), format_pair(cost_ns, "of", self.mean_ns)
         percent = f"{share:.0%}" if share >= _WHOLE_PERCENT else f"{share:.1%}"
-        return f"{percent} of {self.per} ({format_pair(cost_ns, 'of', self.mean_ns)})"
+        of = f"the time ({pair} a step)" if in_few else f"{self.per} ({pair})"
+        return f"{percent} of {of}"
 
     def do(self, verb: str, ranks: Sequence[int] = ()) -> str:
         """Return a subject and its verb: ``the GPUs wait``, ``the GPU of rank 3 waits``; the GPUs
@@ -457,6 +464,8 @@ class Facts(Struct, frozen=True, dict=True):
             "total_ns": self.mean_ns,
         }
         shown, at = list(details), ""
+        if few := self._few_steps(causes, rows):
+            shown.insert(0, few)
         phase = self._phase_of(causes, rows)
         if phase is not None:
             name, spent, total = phase
@@ -471,12 +480,34 @@ class Facts(Struct, frozen=True, dict=True):
             shown.append(f"thread {charged[0].thread} {charged[0].evidence}")
         ranks = sorted({row.rank for row in rows})
         gpus = self.do(verb, ranks if len(rows) < len(self.rows) else ())
-        text = message.format(gpus=gpus, cost=self.of_step(cost), at=at)
+        text = message.format(gpus=gpus, cost=self.of_step(cost, bool(few)), at=at)
         yield replace(
             self.finding(id, severity, mean, text, advice, evidence, shown),
             ranks=tuple(ranks),
             gpus=tuple(sorted({row.gpu for row in rows if row.gpu is not None})),
         )
+
+    def _few_steps(self, causes: Sequence[str], rows: Sequence[Breakdown]) -> str:
+        """Return in which steps most of the time of some causes is, if few of them have it."""
+        lanes, numbers = self.lanes_of(rows), sorted({step.step for step in self.measured})
+        if len(numbers) < _FEWEST_TO_COUNT:
+            return ""
+        of_gpu: dict[tuple[int | None, int], list[Step]] = {}
+        for step in self.measured:
+            of_gpu.setdefault((step.gpu, step.rank), []).append(step)
+        mine = [of_gpu.get((lane.gpu.gpu, lane.gpu.rank), []) for lane in lanes]
+        spent = dict.fromkeys(numbers, 0)
+        edges = map(edges_of, mine)
+        each = self.per_gpu.each(_charged_in_steps, lanes, edges, same=(tuple(causes),))
+        for steps, amounts in zip(mine, each, strict=True):
+            for step, ns in zip(steps, amounts, strict=True):
+                spent[step.step] += ns
+        total = sum(spent.values())
+        few = [number for number in numbers if spent[number] * len(numbers) > _MUCH * total]
+        share = sum(spent[number] for number in few) / max(total, 1)
+        if share < _NEARLY_ALL or len(few) > _FEW_STEPS * len(numbers):
+            return ""
+        return f"{share:.0%} of it is in {len(few)} of {len(numbers)} steps ({format_steps(few)})"
 
     def _phase_of(
         self, causes: Sequence[str], rows: Sequence[Breakdown]
@@ -541,6 +572,12 @@ class Facts(Struct, frozen=True, dict=True):
     def time_of(self, lane: LaneSummary) -> Intervals:
         """Return the measured steps of a GPU; its window where there are none."""
         return stretches(self.measured_of(lane.gpu), lane.window)
+
+
+def _charged_in_steps(view: GpuShardView, steps: Times, causes: Sequence[str]) -> list[int]:
+    """Return the nanoseconds of each step of a GPU that are charged to some causes."""
+    mine = (times for (cause, _), times in charges_of(view).items() if cause in causes)
+    return list(sum((times.within(*steps) for times in mine), np.zeros(steps.shape[1], np.int64)))
 
 
 def _charged_in_phases(

@@ -136,7 +136,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     reads = facts.mean_over_gpus(_reads_between_passes) if facts.trains else 0
     details, advice = [], _LESS_HOST_WORK
     if reads >= _FEWEST_READS:
-        details.append(f"it reads {reads:,} values back in each step (.item(), .cpu(), print)")
+        details.append(f"it reads {reads:,} values back a step (.item(), .cpu(), print)")
         advice = _READ_LESS
     if any(row.frame is not None and re.search(_LOGGERS, row.frame) for row in rows):
         details.insert(0, "it writes logs")

@@ -23,7 +23,7 @@ from gputrace.model.host import DATA, FORWARD, PHASES
 from gputrace.model.intervals import EMPTY, union
 from gputrace.model.results import Finding, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
-from gputrace.units import format_ns, format_ranges
+from gputrace.units import format_ns, format_ranges, format_steps
 
 
 def slow_steps(facts: Facts) -> Iterator[Finding]:
@@ -160,14 +160,14 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         load.rank == rank and load.throttled >= THROTTLED_SHARE for load in facts.host_load
     )
     advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
-    shown = ", ".join(str(number) for number in numbers[:5]) + (", …" if len(numbers) > 5 else "")
     worst = longest[int(np.argmax(lengths))].step
     return facts.finding(
         "slow-steps",
         severity_of(part * excess / float(lengths.sum())) or "low",
         round(part * excess) // len(longest),
         f"{len(numbers)} of {len(longest)} steps {'are' if len(numbers) > 1 else 'is'} slow "
-        f"({shown}): {format_ns(float(np.mean(lengths[slow])))}, normally {format_ns(middle)}",
+        f"({format_steps(numbers)}): {format_ns(float(np.mean(lengths[slow])))}, "
+        f"normally {format_ns(middle)}",
         f"{advice} (gputrace analyze TRACE --step {worst} says what that step has more of)",
         {
             "slow_steps": len(numbers),

@@ -34,16 +34,20 @@ _WAITING: Final = DEFAULTS["communication"]
 _UNEXPLAINED: Final = DEFAULTS["other_idle"]
 
 
-def explain_step(scene: Scene, number: int, trace: Trace | None = None) -> StepExplanation:
+def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) -> StepExplanation:
     """Compare a step with the median step on every GPU that has it.
 
-    With the trace, the longest gaps have their evidence, and samples name lines. Raises UsageError
-    where no such step was found, or no other one was measured.
+    ``slowest`` is the longest measured one. With the trace, the longest gaps have their evidence,
+    and samples name lines. Raises UsageError where no such step was found, or no other one was
+    measured.
     """
     analysis = scene.analysis
     assert analysis is not None
     lines = None if trace is None else read_python_lines(Shard(trace))
     steps = analysis.step_list
+    if isinstance(number, str):
+        steady = [step for step in steps if step.phase == "steady"]
+        number = max(steady, key=_length).step if steady else 0
     here = [step for step in steps if step.step == number]
     rows = []
     for index, lane in enumerate(scene.lanes):

@@ -19,6 +19,7 @@ from gputrace.model.results import Analysis, Finding
 from tests.helpers import recordings
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, US, Run, analyze, ids
+from tests.helpers.lookups import finding_of
 from tests.helpers.sentences import words_of
 from tests.synthetic import Plan, random_plan, simulate, write_nsys
 
@@ -178,8 +179,27 @@ def test_work_outside_of_the_passes_is_the_programs_own(tmp_path: Path) -> None:
         loop.run.optimizer(1)
     report = analyze(loop.export, tmp_path)
     assert ids(report)[0] == "host-work"
-    assert "reads 20 values back in each" in words_of(report.findings[0])
+    assert "reads 20 values back a step" in words_of(report.findings[0])
     assert "torch.stack" in report.findings[0].advice
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_work_in_few_steps_is_not_told_of_each(tmp_path: Path, every: int) -> None:
+    run = Run()
+    for number in range(41):
+        start = run.now
+        run.input_copy()
+        run.model(10)
+        run.synchronize()
+        run.wait(0 if number % every else 20 * MS // (6 - every))
+        run.model(10)
+        run.synchronize()
+        run.range(start, run.now, f"step {number}")
+    found = finding_of(analyze(run, tmp_path), "host-work")
+    few = "100% of it is in 8 of 40 steps (5, 10, 15, 20, 25, …, every 5)"
+    assert ("of each step" in found.message) is (every == 1)
+    assert (" of the time (" in found.message) is (every == 5)
+    assert (few in found.details) is (every == 5)
 
 
 def test_a_pause_is_not_promised_to_cuda_graphs(tmp_path: Path) -> None:

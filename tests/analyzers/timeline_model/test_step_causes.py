@@ -58,6 +58,13 @@ def test_a_step_that_is_not_there_is_refused(late: Path) -> None:
         trace.explain_step(99)
 
 
+def test_the_slowest_step_need_not_be_known_by_its_number(late: Path) -> None:
+    by_number = command.gputrace("analyze", late, "--step", str(SLOW)).out
+    assert command.gputrace("analyze", late, "--step", "slowest").out == by_number
+    ran = command.gputrace("analyze", late, "--step", "last")
+    command.assert_refused(ran, 2, "'last' is neither a step's number nor slowest")
+
+
 def test_the_command_says_it_in_every_format(late: Path) -> None:
     ran = command.gputrace("analyze", late, "--step", str(SLOW))
     assert ran.code == 0
