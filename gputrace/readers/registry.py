@@ -22,6 +22,7 @@ from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, warn
 from gputrace.readers.compressed import can_unpack, compression, peek, unpack_database
+from gputrace.readers.memory_snapshot import BEGINNING
 from gputrace.readers.nsys_export import is_report, is_table_folder
 from gputrace.store.sqlite_reader import MAGIC, Database, open_input
 
@@ -253,6 +254,10 @@ _ROCPD: Final = (
     "record the program with `rocprofv3 --runtime-trace --output-format rocpd -- python train.py`"
 )
 _KNOWN: Final = (
+    (
+        BEGINNING,
+        "a snapshot of PyTorch's memory: `gputrace analyze` shows it, given snapshots alone",
+    ),
     (rb'^\s*\{\s*"rocprofiler-sdk-tool"', "rocprofv3's JSON, not its database; " + _ROCPD),
     (
         rb'^\s*\{\s*"call_history"\s*:',
