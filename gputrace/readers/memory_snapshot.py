@@ -27,6 +27,8 @@ from gputrace.readers.plain_pickle import (
 )
 
 _SNAPSHOT: Final = "memory snapshot of PyTorch"
+_OF_ENTRY: Final = 3000
+"""Bytes that an event, a block or a segment counts: each takes at least 50 bytes of a real file."""
 _OF_CHARACTER: Final = 16
 """Bytes that a character of a frame counts: frames may refer to the same texts."""
 _MOST_TEXT: Final = 400
@@ -185,8 +187,10 @@ class _Reading:
         ]
 
     def _blocks(self, segment: dict[str, Any]) -> list[Block]:
+        self._allowance.spend(_OF_ENTRY)
         at, found = _number(segment["address"]), []
         for block in segment["blocks"]:
+            self._allowance.spend(_OF_ENTRY)
             size = _number(block["size"])
             if block["state"] != "inactive":
                 # The first versions have a list of what the block was used for.
@@ -198,6 +202,7 @@ class _Reading:
         return found
 
     def _event(self, entry: dict[str, Any]) -> Event:
+        self._allowance.spend(_OF_ENTRY)
         size, action = _number(entry["size"]), entry["action"]
         free = _number(entry.get("device_free", 0))
         time = 1000 * _number(entry.get("time_us", 0))

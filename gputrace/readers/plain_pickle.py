@@ -14,6 +14,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,9 +40,6 @@ MALFORMED: Final = (
 )
 """Errors of reading values that are not as expected."""
 ADVICE: Final = "have it written again, or leave it out"
-
-
-_Opcode = Callable[[int], int]
 
 
 class Refused(ValueError):
@@ -90,179 +88,138 @@ def plain_pickle(data: bytes) -> Any:
     Raises Refused for one that holds more, or too much, another of `MALFORMED` for what is not a
     pickle.
     """
-    machine, at = _Machine(data), 0
-    run = machine.opcodes
+    machine = _Machine(data)
+    opcodes = machine.opcodes
     try:
         for _ in range(MOST_OPCODES):
+            at = machine.at
             code = data[at]
             if code == _STOP:
                 return machine.stack.pop()
-            at = run[code](at + 1)
+            form, run = opcodes[code]
+            machine.at = at + 1 + form.size
+            run(*form.unpack_from(data, at + 1))
     except struct.error as error:
         raise ValueError("cut short") from error
-    raise Refused(f"it holds over {MOST_OPCODES:,} values (at byte {at}); {ADVICE}")
+    raise Refused(f"it holds over {MOST_OPCODES:,} values (at byte {machine.at}); {ADVICE}")
 
 
 _STOP: Final = ord(".")
 _MOST_BYTES_OF_NUMBER: Final = 128
 """Longer numbers take long to write, and may be referred to many times."""
-_NEW: Final[dict[bytes, Callable[[], Any]]] = {
-    b"}": dict,
-    b"]": list,
-    b")": tuple,
-    b"N": lambda: None,
-    b"\x88": lambda: True,
-    b"\x89": lambda: False,
+_MADE: Final[dict[str, Callable[[], Any]]] = {
+    **{"}": dict, "]": list, ")": tuple, "N": lambda: None},
+    **{"\x88": lambda: True, "\x89": lambda: False},
 }
-_NUMBERS: Final = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
-_GETS: Final = {b"h": "<B", b"j": "<I"}
-_PUTS: Final = {b"q": "<B", b"r": "<I"}
-_SIZED: Final[dict[bytes, tuple[str, type]]] = {
-    **{b"\x8c": ("<B", str), b"X": ("<I", str), b"\x8d": ("<Q", str)},
-    **{b"C": ("<B", bytes), b"B": ("<I", bytes), b"\x8e": ("<Q", bytes)},
-    **{b"\x8a": ("<B", int), b"\x8b": ("<I", int)},
+_FILLED: Final[dict[str, tuple[type, int]]] = {
+    **{"\x85": (tuple, 1), "\x86": (tuple, 2), "\x87": (tuple, 3), "t": (tuple, 0)},
+    **{"a": (list, 1), "e": (list, 0), "s": (dict, 2), "u": (dict, 0)},
 }
-"""Texts, bytes and long numbers: the form of their size, and what they are."""
-_FILLED: Final[dict[bytes, tuple[type, int]]] = {
-    **{b"\x85": (tuple, 1), b"\x86": (tuple, 2), b"\x87": (tuple, 3), b"t": (tuple, 0)},
-    **{b"a": (list, 1), b"e": (list, 0), b"s": (dict, 2), b"u": (dict, 0)},
+"""Containers that opcodes make or fill: with so many items, or with those since the last mark."""
+_SIZED: Final[dict[str, tuple[str, type]]] = {
+    **{"\x8c": ("<B", str), "X": ("<I", str), "\x8d": ("<Q", str)},
+    **{"C": ("<B", bytes), "B": ("<I", bytes), "\x8e": ("<Q", bytes)},
+    **{"\x8a": ("<B", int), "\x8b": ("<I", int)},
 }
-"""Containers that opcodes make or fill: with this many items, or those since the last mark."""
+"""Forms of the size of texts, bytes and long numbers, and which of them follows."""
 
 
 class _Machine:
-    """Interpreter of opcodes: functions of the place after the opcode that return the next one's.
+    """Interpreter of opcodes.
 
     Attributes:
+        at: where the next opcode is.
         stack: of what has been made since the last mark that is still open.
+        opcodes: the form of the argument of each, and what it does.
     """
 
     def __init__(self, data: bytes) -> None:
+        self.at = 0
         self.stack: list[Any] = []
         self._data = data
         self._below: list[list[Any]] = []  # Stacks below each open mark, as in `pickle` itself.
         self._memo: dict[int, Any] = {}
         self._may_make = FREE_CONTAINERS + len(data) // BYTES_A_CONTAINER
-        known: dict[bytes, _Opcode] = {
-            **{code: self._new(make) for code, make in _NEW.items()},
-            **{code: self._number(form) for code, form in _NUMBERS.items()},
-            **{code: self._get(form) for code, form in _GETS.items()},
-            **{code: self._put(form) for code, form in _PUTS.items()},
-            **{code: self._sized(*of) for code, of in _SIZED.items()},
-            **{code: self._fill(*of) for code, of in _FILLED.items()},
-            **{b"(": self._mark, b"\x94": self._memoize},
-            **{b"\x80": lambda at: at + 1, b"\x95": lambda at: at + 8},  # Protocol, frame.
+        known: dict[str, tuple[str, Callable[..., object]]] = {
+            **{"K": ("<B", self._push), "M": ("<H", self._push), "J": ("<i", self._push)},
+            **{"G": (">d", self._push), "h": ("<B", self._get), "j": ("<I", self._get)},
+            **{"q": ("<B", self._put), "r": ("<I", self._put), "\x94": ("", self._put)},
+            **{"\x80": ("<B", id), "\x95": ("<Q", id), "(": ("", self._mark)},  # Protocol, frame.
+            **{code: (form, partial(self._sized, of)) for code, (form, of) in _SIZED.items()},
+            **{code: ("", partial(self._make, of)) for code, of in _MADE.items()},
+            **{code: ("", partial(self._fill, *of)) for code, of in _FILLED.items()},
         }
-        self.opcodes = [known.get(bytes((code,)), self._refuse) for code in range(256)]
+        refused = "", self._refuse
+        opcodes = (known.get(chr(code), refused) for code in range(256))
+        self.opcodes = [(struct.Struct(form), run) for form, run in opcodes]
 
-    def _refuse(self, at: int) -> int:
+    def _refuse(self) -> None:
         import pickletools
 
-        code = chr(self._data[at - 1])
+        code = chr(self._data[self.at - 1])
         name = next((each.name for each in pickletools.opcodes if each.code == code), "")
         if not name:
             raise ValueError("not a pickle")
         raise Refused(f"it holds more than plain values ({name}), which are not read")
 
-    def _count(self, at: int) -> int:
+    def _count(self) -> None:
         """Count a container or a remembered value: each takes up to a hundred bytes."""
         self._may_make -= 1
         if self._may_make < 0:
-            raise Refused(f"it holds more containers than its size allows (at byte {at}); {ADVICE}")
-        return at
+            held = "more containers than its size allows"
+            raise Refused(f"it holds {held} (at byte {self.at}); {ADVICE}")
 
-    def _new(self, make: Callable[[], Any]) -> _Opcode:
-        def push(at: int) -> int:
-            self.stack.append(make())
-            return self._count(at)
+    def _push(self, value: Any) -> None:
+        self.stack.append(value)
 
-        return push
+    def _make(self, of: Callable[[], Any]) -> None:
+        self._count()
+        self.stack.append(of())
 
-    def _number(self, form: str) -> _Opcode:
-        data, read = self._data, struct.Struct(form)
+    def _get(self, key: int) -> None:
+        self.stack.append(self._memo[key])
 
-        def push(at: int) -> int:
-            self.stack.append(read.unpack_from(data, at)[0])
-            return at + read.size
+    def _put(self, key: int | None = None) -> None:
+        self._count()
+        self._memo[len(self._memo) if key is None else key] = self.stack[-1]
 
-        return push
-
-    def _get(self, form: str) -> _Opcode:
-        data, read, memo = self._data, struct.Struct(form), self._memo
-
-        def push(at: int) -> int:
-            self.stack.append(memo[read.unpack_from(data, at)[0]])
-            return at + read.size
-
-        return push
-
-    def _put(self, form: str) -> _Opcode:
-        data, read, memo = self._data, struct.Struct(form), self._memo
-
-        def keep(at: int) -> int:
-            memo[read.unpack_from(data, at)[0]] = self.stack[-1]
-            return self._count(at + read.size)
-
-        return keep
-
-    def _memoize(self, at: int) -> int:
-        self._memo[len(self._memo)] = self.stack[-1]
-        return self._count(at)
-
-    def _sized(self, form: str, kind: type) -> _Opcode:
-        data, read = self._data, struct.Struct(form)
-
-        def push(at: int) -> int:
-            start = at + read.size
-            end: int = start + read.unpack_from(data, at)[0]
-            text = data[start:end]
-            if end > len(data):
-                raise ValueError("cut short")
-            if kind is int:
-                if len(text) > _MOST_BYTES_OF_NUMBER:
-                    bits = 8 * _MOST_BYTES_OF_NUMBER
-                    raise Refused(
-                        f"it holds a number of over {bits:,} bits (at byte {at}); {ADVICE}"
-                    )
-                self.stack.append(int.from_bytes(text, "little", signed=True))
-            else:
-                self.stack.append(str(text, "utf-8", "surrogatepass") if kind is str else text)
-            return end
-
-        return push
-
-    def _mark(self, at: int) -> int:
+    def _mark(self) -> None:
         self._below.append(self.stack)
         self.stack = []
-        return at
 
-    def _fill(self, kind: type, count: int) -> _Opcode:
+    def _sized(self, kind: type, size: int) -> None:
+        """Push a text, bytes or a long number of so many bytes."""
+        start, self.at = self.at, self.at + size
+        if self.at > len(self._data):
+            raise ValueError("cut short")
+        if kind is int and size > _MOST_BYTES_OF_NUMBER:
+            held = f"a number of over {8 * _MOST_BYTES_OF_NUMBER:,} bits"
+            raise Refused(f"it holds {held} (at byte {start}); {ADVICE}")
+        value: Any = self._data[start : self.at]
+        if kind is int:
+            value = int.from_bytes(value, "little", signed=True)
+        self.stack.append(str(value, "utf-8", "surrogatepass") if kind is str else value)
+
+    def _fill(self, kind: type, count: int) -> None:
         """Make a tuple, or put items into the list or the dict below them."""
-
-        def fill(at: int) -> int:
-            items = self.stack[-count:] if count else self.stack
-            if count:
-                del self.stack[-count:]
-            else:
-                self.stack = self._below.pop()
-            if kind is tuple:
-                self.stack.append(tuple(items))
-                return self._count(at)
-            target = self.stack[-1]
-            found = type(target)
-            if found is not kind:
-                raise ValueError(f"no {kind.__name__}")
-            if kind is list:
-                target.extend(items)
-                return at
-            keys = items[::2]
-            # Keys that a dict finds at once: others may hash for ever, or all to the same.
-            if not all(
-                type(key) is str or (type(key) is int and abs(key) < sys.hash_info.modulus)
-                for key in keys
-            ):
+        items = self.stack[-count:] if count else self.stack
+        if count:
+            del self.stack[-count:]
+        else:
+            self.stack = self._below.pop()
+        if kind is tuple:
+            self._count()
+            self.stack.append(tuple(items))
+            return
+        target = self.stack[-1]
+        found = type(target)
+        if found is not kind:
+            raise ValueError(f"no {kind.__name__}")
+        if kind is list:
+            target.extend(items)
+            return
+        # Keys that a dict finds at once: others may hash for ever, or all to the same.
+        for key in items[::2]:
+            if type(key) is not str and (type(key) is not int or abs(key) >= sys.hash_info.modulus):
                 raise ValueError("no dict by text or number")
-            target.update(zip(keys, items[1::2], strict=True))
-            return at
-
-        return fill
+        target.update(zip(items[::2], items[1::2], strict=True))

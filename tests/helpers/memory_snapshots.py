@@ -162,8 +162,13 @@ class Allocator:
                 }
                 for at, (size, what, stack) in sorted(blocks.items())
             ]
-            total = sum(block["size"] for block in held)
-            made = {"device": 0, "address": segment, "total_size": total, "stream": 0}
+            total = sum(size for size, _, _ in blocks.values())
+            made: dict[str, Any] = {
+                "device": 0,
+                "address": segment,
+                "total_size": total,
+                "stream": 0,
+            }
             made |= {"segment_type": "large", "segment_pool_id": (0, 0), "is_expandable": False}
             segments.append(made | {"frames": [], "blocks": held})
         return {
