@@ -23,7 +23,16 @@ from gputrace.analyzers.cuda_api_calls import (
     thread_keys,
 )
 from gputrace.analyzers.kernel_names import family_of
-from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids, number_ids
+from gputrace.model.events import (
+    UNKNOWN,
+    Events,
+    Kind,
+    Mask,
+    distinct_ids,
+    is_among,
+    number_ids,
+)
+from gputrace.model.intervals import union
 from gputrace.model.trace import Trace
 
 _PART_OF_TIME: Final = 1 / 100
@@ -40,6 +49,7 @@ _CLOSER: Final = 4
 """How many times closer together the ends lie than the starts. In recordings of two to four GPUs
 they lie 9 to 600 times as close for NCCL's all-reduces, all-gathers and reduce-scatters, and less
 than twice as close for kernels that compute. Broadcasts and sends do not end together."""
+_NCCL_CALL: Final = r"^p?nccl[A-Z]"
 _EXCHANGES: Final = (
     r"(?i)^p?nccl(all|broadcast|bcast|reduce|gather|scatter|send|recv|groupend)|^nccl:|^c10d::"
     r"|^record_param_comms|^mpi_i?(all|bcast|reduce|send|recv|gather|scatter)"
@@ -64,6 +74,41 @@ def exchanging_names(trace: Trace, gpus: Sequence[Events]) -> list[int]:
     found = {id for id in unknown if _end_together(gpus, rows[id])}
     rest = {id: rows[id] for id in unknown if id not in found}
     return sorted(found | _listed(trace, gpus, rest) | _launched_by_exchanges(trace, gpus, rest))
+
+
+def exchanging_copies(trace: Trace, gpus: Sequence[Events]) -> list[Mask]:
+    """Return masks of the copies that NCCL's own calls issue, in a run of several GPUs; empty if
+    there are none.
+
+    Its copy engines write into memory of other GPUs that is mapped into the process's own, which
+    profilers may take for a copy within a GPU.
+    """
+    copied = [np.flatnonzero(events.kind == Kind.COPY_D2D) for events in gpus]
+    part = [
+        int((events.end - events.start)[rows].sum())
+        >= _PART_OF_TIME * int((events.end - events.start)[events.kind == Kind.KERNEL].sum())
+        for events, rows in zip(gpus, copied, strict=True)
+        if len(rows)
+    ]
+    if len(gpus) < 2 or not any(part) or Kind.RANGE not in trace.kinds:
+        return []
+    ranges = trace.events([Kind.RANGE], ("start", "end", "name", "process", "thread"))
+    ids = list(trace.search(distinct_ids(ranges.name), _NCCL_CALL))
+    ranges = ranges.select(is_among(ranges.name, ids)) if ids else ranges.select(slice(0))
+    calls = read_calls(trace) if len(ranges) else None
+    if calls is None:
+        return []
+    keys = thread_keys(ranges)
+    masks = [np.zeros(len(events), bool) for events in gpus]
+    for events, rows, mask in zip(gpus, copied, masks, strict=True):
+        issued = calls.issued_by(events.select(rows))
+        rows, issued = rows[issued != NOBODY], issued[issued != NOBODY]
+        for number in distinct_ids(calls.thread[issued]).tolist():
+            process, thread = calls.threads[number]
+            mine = ranges.select(keys == (process << 32 | thread & 0xFFFFFFFF))
+            on = calls.thread[issued] == number
+            mask[rows[on]] = union(mine.start, mine.end).contains(calls.start[issued[on]])
+    return masks if any(mask.any() for mask in masks) else []
 
 
 def _unknown_names(trace: Trace, events: Events) -> list[int]:

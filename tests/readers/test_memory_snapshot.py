@@ -146,8 +146,8 @@ def unfolding(kind: str) -> bytes:
         content["device_traces"][0][1]["frames"] = [dict(frame) for _ in range(60_000)]
         return pickle.dumps(content)
     if kind == "containers":
-        return b"\x80\x04" + b"}" * 5_000_000 + b"."
-    return b"\x80\x04N" + b"\x94" * 5_000_000 + b"."
+        return b"\x80\x04" + b"}" * 1_500_000 + b"."
+    return b"\x80\x04N" + b"\x94" * 1_500_000 + b"."
 
 
 @pytest.mark.parametrize("kind", ["events", "frames", "containers", "remembered"])
