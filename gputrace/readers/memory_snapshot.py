@@ -164,7 +164,6 @@ class _Reading:
 
     def devices(self, content: Any) -> list[DeviceSnapshot]:
         """Return what each GPU holds; raises one of `MALFORMED` for what is no snapshot."""
-        content = {"segments": content} if isinstance(content, list) else content
         traces = content.get("device_traces", ())
         if "segments" not in content or not isinstance(traces, Sequence):
             raise ValueError("no segments")
@@ -207,10 +206,8 @@ class _Reading:
         free = _number(entry.get("device_free", 0))
         time = 1000 * _number(entry.get("time_us", 0))
         frames = entry.get("frames") if action in ("alloc", "oom") else None
-        stack, category = self._stack(frames), entry.get("category")
-        if isinstance(category, str):  # Snapshots that a profile is made into.
-            stack = stack._replace(roles=stack.roles | {f"is {category[:32].lower()}"})
-        return Event(str(action), _number(entry.get("addr", 0)), size, stack, time, free)
+        address = _number(entry.get("addr", 0))
+        return Event(str(action), address, size, self._stack(frames), time, free)
 
     def _stack(self, frames: Any) -> Stack:
         if not frames:
