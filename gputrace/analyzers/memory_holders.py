@@ -130,13 +130,12 @@ class _Replay:
                 self._tensors.append(made)
             elif event.action == "oom":
                 self.refused = number
-        for block in device.blocks:
-            if block.address not in held:
-                phase = block.stack.phase if block.stack.line else "unknown"
-                made = _Tensor(block.address, block.requested, block.stack, -1, phase)
-                held[block.address] = made
-                self._tensors.append(made)
-            held[block.address].size = block.size
+        for address, size, asked, stack in device.blocks:
+            if address not in held:
+                phase = stack.phase if stack.line else "unknown"
+                held[address] = _Tensor(address, asked, stack, -1, phase)
+                self._tensors.append(held[address])
+            held[address].size = size
         # What happens after a refusal of memory, such as that all is freed, explains nothing.
         self._horizon = self.refused if self.refused >= 0 else _FOREVER - 1
         self._last = self._pass_of(self._horizon)
@@ -212,7 +211,7 @@ class _Replay:
         """Return how full the segments are after an event, and the sizes of their free parts."""
         events, held = self._device.events, self.held_at(at)
         segments = [
-            (each.address, each.size, 1, not each.is_expandable) for each in self._device.segments
+            (address, size, 1, not expands) for address, size, expands in self._device.segments
         ]
         segments += [
             (event.address, event.size, -_SEGMENTS[event.action], "map" not in event.action)

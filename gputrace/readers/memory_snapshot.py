@@ -68,29 +68,15 @@ class Event(NamedTuple):
     """Of ``oom``: bytes that the driver had left."""
 
 
-class Block(NamedTuple):
-    """Block that holds a tensor at the end."""
-
-    address: int
-    size: int
-    requested: int
-    stack: Stack
-
-
-class Segment(NamedTuple):
-    """Memory that the allocator holds of the driver."""
-
-    address: int
-    size: int
-    is_expandable: bool
-
-
 class DeviceSnapshot(NamedTuple):
     """Snapshot of the allocator of one GPU."""
 
     device: int
-    segments: tuple[Segment, ...]
-    blocks: tuple[Block, ...]
+    segments: tuple[tuple[int, int, bool], ...]
+    """Address and size of what the allocator holds of the driver; True if it can be extended."""
+    blocks: tuple[tuple[int, int, int, Stack], ...]
+    """Blocks that hold tensors at the end: address, size, and for how many bytes and where it was
+    asked."""
     events: tuple[Event, ...]
     settings: str
     """Settings as the program gave them, such as ``expandable_segments:True``."""
@@ -168,25 +154,28 @@ class _Reading:
         if "segments" not in content or not isinstance(traces, Sequence):
             raise ValueError("no segments")
         settings = content.get("allocator_settings") or {}
-        given = str(
-            settings.get("PYTORCH_CUDA_ALLOC_CONF") or settings.get("PYTORCH_ALLOC_CONF", "")
-        )
+        names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+        given = next((settings[name] for name in names if settings.get(name)), "")
         by_device: dict[int, list[Any]] = {number: [] for number, each in enumerate(traces) if each}
         for segment in content["segments"]:
             by_device.setdefault(_number(segment.get("device", 0)), []).append(segment)
         return [
             DeviceSnapshot(
                 device,
-                tuple(map(_segment, segments)),
+                tuple(map(self._segment, segments)),
                 tuple(block for each in segments for block in self._blocks(each)),
                 tuple(map(self._event, traces[device])) if device < len(traces) else (),
-                given[:_MOST_TEXT],
+                _text(given)[:_MOST_TEXT],
             )
             for device, segments in sorted(by_device.items())
         ]
 
-    def _blocks(self, segment: dict[str, Any]) -> list[Block]:
+    def _segment(self, segment: dict[str, Any]) -> tuple[int, int, bool]:
         self._allowance.spend(_OF_ENTRY)
+        sizes = _number(segment["address"]), _number(segment["total_size"])
+        return *sizes, bool(segment.get("is_expandable"))
+
+    def _blocks(self, segment: dict[str, Any]) -> list[tuple[int, int, int, Stack]]:
         at, found = _number(segment["address"]), []
         for block in segment["blocks"]:
             self._allowance.spend(_OF_ENTRY)
@@ -196,18 +185,18 @@ class _Reading:
                 of = (block.get("history") or [block])[0]
                 asked = block.get("requested_size", of.get("real_size", size))
                 stack = self._stack(of.get("frames"))
-                found.append(Block(_number(block.get("address", at)), size, _number(asked), stack))
+                found.append((_number(block.get("address", at)), size, _number(asked), stack))
             at += size
         return found
 
     def _event(self, entry: dict[str, Any]) -> Event:
         self._allowance.spend(_OF_ENTRY)
-        size, action = _number(entry["size"]), entry["action"]
+        size, action = _number(entry["size"]), _text(entry["action"])
         free = _number(entry.get("device_free", 0))
         time = 1000 * _number(entry.get("time_us", 0))
         frames = entry.get("frames") if action in ("alloc", "oom") else None
         address = _number(entry.get("addr", 0))
-        return Event(str(action), address, size, self._stack(frames), time, free)
+        return Event(action, address, size, self._stack(frames), time, free)
 
     def _stack(self, frames: Any) -> Stack:
         if not frames:
@@ -232,7 +221,7 @@ class _Reading:
 
     def _frame(self, frame: dict[str, Any]) -> _Frame:
         if id(frame) not in self._frames:
-            name, path = str(frame["name"]), str(frame["filename"])
+            name, path = _text(frame["name"]), _text(frame["filename"])
             self._allowance.spend(_OF_CHARACTER * (len(name) + len(path)))
             name, path = name[:_MOST_TEXT], path[-_MOST_TEXT:].replace("\\", "/")
             file = path.rpartition("/")[2]
@@ -252,9 +241,10 @@ class _Reading:
         return self._frames[id(frame)]
 
 
-def _segment(segment: dict[str, Any]) -> Segment:
-    sizes = _number(segment["address"]), _number(segment["total_size"])
-    return Segment(*sizes, bool(segment.get("is_expandable")))
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not a text")
+    return value
 
 
 def _number(value: Any) -> int:
