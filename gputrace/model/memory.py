@@ -11,7 +11,7 @@ SCHEMA_VERSION: Final = 1
 
 
 class Holder(Struct, frozen=True):
-    """What holds memory at a moment: a kind of tensor, a line of the program, or a module."""
+    """Holder of memory at a moment: a kind of tensor, a line of the program, or a module."""
 
     name: str
     """The kind; or the line as ``file:line function``, the node of the backward pass or the file of
@@ -74,7 +74,7 @@ class OutOfMemory(Struct, frozen=True):
     message: str
     """Why, in a sentence without its full stop."""
     advice: tuple[str, ...]
-    """What would have avoided it, by these figures."""
+    """Changes that would have avoided it, by these figures."""
 
 
 class DeviceMemory(Struct, frozen=True):

@@ -37,7 +37,7 @@ _MOST_NUMBER: Final = 1 << 62
 
 
 class Stack(NamedTuple):
-    """What a stack says of the allocation that it led to."""
+    """Stack of calls that led to an allocation, in short."""
 
     line: str = ""
     """Innermost line of the program, ``file:line function``; else the node of the backward pass, as
@@ -45,7 +45,7 @@ class Stack(NamedTuple):
     module: str = ""
     """File of the innermost ``forward`` that a module's call led to, without its suffix."""
     roles: frozenset[str] = frozenset()
-    """What its frames do (`_ROLES`); ``no frames`` for a stack that was recorded but is empty."""
+    """Roles of its frames (`_ROLES`); ``no frames`` for a stack that was recorded but is empty."""
 
     @property
     def phase(self) -> str:
@@ -65,7 +65,7 @@ class Event(NamedTuple):
     stack: Stack
     time_ns: int
     device_free: int
-    """Of ``oom``: bytes that the driver had left."""
+    """Bytes that the driver had left; of ``oom`` only."""
 
 
 class DeviceSnapshot(NamedTuple):
@@ -120,7 +120,7 @@ _ROLES: Final = (
     ("build", ("/torch/nn/",), ("__init__", "__new__", "reset_parameters")),
     ("build", ("",), ("from_pretrained", "load_state_dict", "to_empty")),
 )
-"""What frames of Python do, by a part of their path and their functions."""
+"""Roles of frames of Python, by a part of their path and their functions."""
 _NATIVE_ROLES: Final = {
     "torch::autograd::Engine::": "backward",
     "torch::autograd::Node::": "backward",
@@ -134,7 +134,7 @@ class _Frame(NamedTuple):
     line: str
     """Empty for frames that are not the program's."""
     function: str
-    """Of Python; empty for frames of C++."""
+    """Function of Python; empty for frames of C++."""
     file: str
     roles: frozenset[str]
     node: str
