@@ -58,22 +58,25 @@ def _analyzed(path: str, device: DeviceSnapshot) -> DeviceMemory:
     replay.name_kinds()
     refused = replay.refused
     at, name = (refused, "out of memory") if refused >= 0 else (replay.peak(), "peak")
+    if not device.events:
+        at, name = _FOREVER - 1, "end"
     held = replay.held_at(at)
     total = sum(tensor.size for tensor in held)
     kinds = _holders(held, total, lambda tensor: tensor.kind)
     shown = (f"{each.name} {format_share(each.held_bytes, total)}" for each in kinds[:3])
-    message = f"{format_bytes(total)} are held at the peak: {', '.join(shown)}"
+    message = f"{format_bytes(total)} are held at the {name}: {', '.join(shown)}"
     lines = _holders(held, total, lambda tensor: tensor.line)
     inside = [tensor for tensor in held if tensor.stack.module]
     modules = _holders(inside, total, lambda tensor: tensor.stack.module)
-    (moment, holes), (end, _) = replay.moment(at, name), replay.moment(_FOREVER - 1, "end")
+    moment, holes = replay.moment(at, name)
+    moments = [moment] if name == "end" else [moment, replay.moment(_FOREVER - 1, "end")[0]]
     out = _out_of_memory(device, refused, moment, holes, kinds, lines) if refused >= 0 else None
     return DeviceMemory(
         path,
         device.device,
         len(device.events),
         out.message if out else message,
-        (moment, end),
+        tuple(moments),
         kinds,
         lines[:_MOST_HOLDERS],
         modules[:_MOST_HOLDERS],

@@ -87,7 +87,7 @@ class DeviceMemory(Struct, frozen=True):
     message: str
     """Answer in a sentence without its full stop."""
     moments: tuple[HeldMemory, ...]
-    """The moment that the holders are of, and the end."""
+    """The moment that the holders are of: the last refusal, else the peak; and the end."""
     kinds: tuple[Holder, ...]
     """Kinds of tensors, the one that holds most first."""
     lines: tuple[Holder, ...]

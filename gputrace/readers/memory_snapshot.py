@@ -191,7 +191,7 @@ class _Reading:
 
     def _event(self, entry: dict[str, Any]) -> Event:
         self._allowance.spend(_OF_ENTRY)
-        size, action = _number(entry["size"]), _text(entry["action"])
+        size, action = _number(entry.get("size", 0)), _text(entry["action"])
         free = _number(entry.get("device_free", 0))
         time = 1000 * _number(entry.get("time_us", 0))
         frames = entry.get("frames") if action in ("alloc", "oom") else None

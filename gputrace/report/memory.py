@@ -38,7 +38,7 @@ def _name(result: MemoryReport, device: DeviceMemory) -> str:
 
 def _tables(result: MemoryReport, device: DeviceMemory, limits: Limits) -> Iterator[Table]:
     name, moment = _name(result, device), device.moments[0].moment
-    at = "at the peak" if moment == "peak" else "when memory ran out"
+    at = "when memory ran out" if device.out_of_memory else f"at the {moment}"
     longest = max((limits.width or 100) - 45, 24)
 
     def label(row: Holder) -> str:

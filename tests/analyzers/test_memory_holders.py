@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -123,6 +124,54 @@ def test_what_was_freed_after_a_refusal_counts_as_held_at_it(tmp_path: Path) -> 
     assert after.kinds == before.kinds
 
 
+def test_a_snapshot_without_a_history_is_of_the_end(tmp_path: Path) -> None:
+    allocator = Allocator()
+    made.train(allocator)
+    held = sum(made.WEIGHTS)
+    device = analyzed(allocator.write(tmp_path / "s.pickle", forget=len(allocator.events)))
+    assert [each.moment for each in device.moments] == ["end"]
+    assert device.message == "107 MB are held at the end: unknown 100.0%"
+    assert by_kind(device) == {"unknown": 3 * held}
+
+
+def test_segments_that_grow_are_as_large_as_they_were_then(tmp_path: Path) -> None:
+    """Of an expandable segment, 40 MiB are mapped, then 20 more, of which 10 stay free."""
+    start, events = 1 << 40, []
+    for number, (action, at, size) in enumerate(
+        [
+            *(
+                ("segment_map", 0, 40),
+                ("alloc", 0, 15),
+                ("alloc", 15, 15),
+                ("free_completed", 0, 15),
+            ),
+            *(("segment_map", 40, 20), ("alloc", 30, 20)),
+        ]
+    ):
+        values = {"addr": start + at * MIB, "size": size * MIB, "time_us": number}
+        events.append({"action": action, **values, "frames": made.forward(0)})
+    events.append({"action": "oom", "device_free": 0, "size": 20 * MIB, "frames": []})
+    blocks = [
+        {"address": start + at * MIB, "size": size * MIB, "state": state, "frames": []}
+        for at, size, state in (
+            *((0, 15, "inactive"), (15, 15, "active_allocated")),
+            *((30, 20, "active_allocated"), (50, 10, "inactive")),
+        )
+    ]
+    segment = {"address": start, "total_size": 60 * MIB, "is_expandable": True, "blocks": blocks}
+    content = {"segments": [segment], "device_traces": [events]}
+    path = tmp_path / "s.pickle"
+    path.write_bytes(pickle.dumps(content))
+    moment = analyzed(path).moments[0]
+    assert (moment.reserved_bytes, moment.free_bytes) == (60 * MIB, 25 * MIB)
+    assert moment.largest_free_bytes == 15 * MIB
+    content["device_traces"] = [events[:4] + events[-1:] + events[4:6]]
+    path.write_bytes(pickle.dumps(content))
+    moment = analyzed(path).moments[0]
+    assert (moment.reserved_bytes, moment.free_bytes) == (40 * MIB, 25 * MIB)
+    assert moment.largest_free_bytes == 15 * MIB
+
+
 def test_without_stacks_nothing_is_known_but_the_amounts(tmp_path: Path) -> None:
     allocator = Allocator()
     made.train(allocator)
@@ -132,8 +181,6 @@ def test_without_stacks_nothing_is_known_but_the_amounts(tmp_path: Path) -> None
     for segment in content["segments"]:
         for block in segment["blocks"]:
             block["frames"] = []
-    import pickle
-
     path = tmp_path / "s.pickle"
     path.write_bytes(pickle.dumps(content))
     assert by_kind(analyzed(path)) == {"unknown": allocator.peak.total()}
