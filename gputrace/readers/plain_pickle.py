@@ -23,7 +23,7 @@ from gputrace.errors import InputError
 MOST_BYTES: Final = 1 << 28
 """Largest file that is read."""
 MOST_OPCODES: Final = 1 << 24
-"""Opcodes of a pickle. 20,000 collectives take about 2 million, 250,000 allocations 15 million."""
+"""Opcodes of a dump of a flight recorder: 20,000 collectives take about 2 million."""
 MOST_RATIO: Final = 100
 FREE_BYTES: Final = 16 << 20
 """Limits of what is made of a file: this many times its size, and these bytes whatever its size.
@@ -82,16 +82,16 @@ class Allowance:
             raise Refused(f"its content unfolds to over {MOST_RATIO} times its size; {ADVICE}")
 
 
-def plain_pickle(data: bytes) -> Any:
+def plain_pickle(data: bytes, most: int = 0) -> Any:
     """Return the dicts, lists, tuples, texts and numbers that a pickle holds.
 
-    Raises Refused for one that holds more, or too much, another of `MALFORMED` for what is not a
-    pickle.
+    ``most`` is the largest number of opcodes; `MOST_OPCODES` by default. Raises Refused for one
+    that holds more, or too much, another of `MALFORMED` for what is not a pickle.
     """
     machine = _Machine(data)
     opcodes = machine.opcodes
     try:
-        for _ in range(MOST_OPCODES):
+        for _ in range(most or MOST_OPCODES):
             at = machine.at
             code = data[at]
             if code == _STOP:
@@ -101,7 +101,7 @@ def plain_pickle(data: bytes) -> Any:
             run(*form.unpack_from(data, at + 1))
     except struct.error as error:
         raise ValueError("cut short") from error
-    raise Refused(f"it holds over {MOST_OPCODES:,} values (at byte {machine.at}); {ADVICE}")
+    raise Refused(f"it holds over {most or MOST_OPCODES:,} values (at byte {machine.at}); {ADVICE}")
 
 
 _STOP: Final = ord(".")
