@@ -261,3 +261,19 @@ def test_a_program_that_keeps_its_own_history_gets_no_snapshots(watched: Program
 def test_a_folder_that_cannot_be_written_costs_the_snapshots_alone(watched: Program) -> None:
     source = PEAKS + "    optimizer.step()\nprint('done')\n"
     assert watched.quietly(source, GPUTRACE_MEMORY="/nowhere/run") == "done\n"
+
+
+def test_a_child_that_is_the_one_to_begin_with_cuda_writes_its_own(watched: Program) -> None:
+    child = "import os\nif os.fork():\n    os.wait(); os._exit(0)\ntorch.cuda.init()"
+    source = (
+        PEAKS.replace("torch.cuda.init()", child) + "    optimizer.step()\nprint(os.getpid())\n"
+    )
+    out = watched.quietly(source, GPUTRACE_MEMORY=str(watched.folder / "run"))
+    assert (watched.folder / f"run.{out.strip()}.peak.pickle").exists()
+
+
+def test_a_child_of_a_program_that_has_begun_with_cuda_writes_nothing(watched: Program) -> None:
+    source = PEAKS + "    optimizer.step()\nimport os\nif not os.fork():\n"
+    source += "    try: torch.cuda.refuse()\n    except MemoryError: os._exit(0)\nos.wait()\n"
+    watched.quietly(source, GPUTRACE_MEMORY=str(watched.folder / "run"))
+    assert set(snapshots(watched)) == {"peak"}

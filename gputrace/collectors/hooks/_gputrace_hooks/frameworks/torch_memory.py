@@ -96,7 +96,9 @@ class _Memory:
         self.due = self.took = self.peak = self.at = self.counted = 0
         self.counts = {}
         self._watch(False)
-        self.requests, self.snapshots = _Requests(), None
+        self.requests = _Requests()
+        if self.snapshots is not None and self.snapshots.left:
+            self.snapshots = None
 
 
 class _Requests:
@@ -159,12 +161,14 @@ class _Snapshots:
     """
 
     def __init__(self, module: Any, path: str) -> None:
-        self.module, self.path = module, f"{path}.{os.getpid()}"
+        self.module, self.path = module, path
         self.peak = 0
         self.left: dict[str, int] = {}
 
     def begin(self) -> None:
         """Have torch keep the history, in place of what is asked of it in some steps."""
+        if memory.snapshots is not self:
+            return
         try:
             wrapper = self.module._record_memory_history
             keep = getattr(wrapper, "__wrapped__", wrapper)
@@ -189,7 +193,7 @@ class _Snapshots:
         if not self.left.get(name) or memory.snapshots is not self:
             return
         self.left[name] -= 1
-        target = f"{self.path}.{name}.pickle"
+        target = f"{self.path}.{os.getpid()}.{name}.pickle"
         try:
             with open(f"{target}.tmp", "wb", opener=_private) as file:
                 pickle.dump(self.module._snapshot(), file, 4)
