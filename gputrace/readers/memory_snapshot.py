@@ -36,6 +36,7 @@ _OF_CHARACTER: Final = 16
 _MOST_TEXT: Final = 400
 """Characters of a path or a function; templates of C++ have thousands."""
 _MOST_NUMBER: Final = 1 << 62
+_BEGINNING: Final = rb"(?s)\A\x80[\x02-\x05].{0,60}(segments|device_traces|allocator_settings)"
 
 
 class Stack(NamedTuple):
@@ -89,11 +90,8 @@ def is_memory_snapshot(path: Path) -> bool:
     if not path.is_file():  # A pipe would be waited for.
         return False
     with suppress(OSError), path.open("rb") as file:
-        return re.match(BEGINNING, file.read(400)) is not None
+        return re.match(_BEGINNING, file.read(400)) is not None
     return False
-
-
-BEGINNING: Final = rb"(?s)\A\x80[\x02-\x05].{0,60}(segments|device_traces|allocator_settings)"
 
 
 def read_snapshot(path: Path) -> list[DeviceSnapshot]:

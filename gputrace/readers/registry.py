@@ -22,7 +22,6 @@ from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 from gputrace.plugins import Plugin, call, expect, load, plugins, warn
 from gputrace.readers.compressed import can_unpack, compression, peek, unpack_database
-from gputrace.readers.memory_snapshot import BEGINNING
 from gputrace.readers.nsys_export import is_report, is_table_folder
 from gputrace.store.sqlite_reader import MAGIC, Database, open_input
 
@@ -198,6 +197,8 @@ def _unknown(candidate: Candidate) -> str:
 
         command = f"{_PROGRAMS.get(path.suffix, '')}{quote(str(path))}"
         return f"a program, not a trace; record it first: gputrace record -- {command}"
+    if _call("memory_snapshot", "is_memory_snapshot", path):
+        return "a snapshot of PyTorch's memory: `gputrace analyze` shows it, given snapshots alone"
     readable = ", ".join(str(reader.files) for reader in all_readers())
     if candidate.database is None:
         form = compression(candidate.head)
@@ -254,10 +255,6 @@ _ROCPD: Final = (
     "record the program with `rocprofv3 --runtime-trace --output-format rocpd -- python train.py`"
 )
 _KNOWN: Final = (
-    (
-        BEGINNING,
-        "a snapshot of PyTorch's memory: `gputrace analyze` shows it, given snapshots alone",
-    ),
     (rb'^\s*\{\s*"rocprofiler-sdk-tool"', "rocprofv3's JSON, not its database; " + _ROCPD),
     (
         rb'^\s*\{\s*"call_history"\s*:',
