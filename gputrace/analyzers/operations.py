@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.kernel_names import is_communication
-from gputrace.analyzers.unnamed_exchanges import exchanging_names
+from gputrace.analyzers.unnamed_exchanges import exchanging_copies, exchanging_names
 from gputrace.errors import InputError
 from gputrace.model.events import (
     GPU_KINDS,
@@ -159,13 +159,14 @@ def read_operations(trace: Trace, progress: Progress | None = None) -> list[GpuO
 
 
 def with_unnamed_exchanges(trace: Trace, operations: list[GpuOperations]) -> list[GpuOperations]:
-    """Return the operations, with kernels of `exchanging_names` classified as communication."""
-    names = exchanging_names(trace, [each.events for each in operations])
-    if not names:
+    """Return the operations; kernels of `exchanging_names` and `exchanging_copies` communicate."""
+    events = [each.events for each in operations]
+    names, copies = exchanging_names(trace, events), exchanging_copies(trace, events)
+    if not names and not copies:
         return operations
     marked = []
-    for each in operations:
-        exchanges = is_among(each.events.name, names) & (each.events.kind == Kind.KERNEL)
+    for each, copied in zip(operations, copies or repeat(False), strict=False):
+        exchanges = is_among(each.events.name, names) & (each.events.kind == Kind.KERNEL) | copied
         classes = np.where(exchanges, np.int8(OperationClass.COMMUNICATION), each.classes)
         marked.append(replace(each, classes=classes))
     return marked

@@ -8,30 +8,28 @@ however late some of them came.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.cuda_api_calls import (
-    NOBODY,
-    CudaApiCalls,
-    by_thread,
-    read_calls,
-    thread_keys,
-)
+from gputrace.analyzers.cuda_api_calls import NOBODY, read_calls, thread_keys
 from gputrace.analyzers.kernel_names import family_of
-from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids, number_ids
+from gputrace.model.events import (
+    UNKNOWN,
+    Events,
+    Kind,
+    Mask,
+    distinct_ids,
+    is_among,
+    number_ids,
+)
+from gputrace.model.intervals import union
 from gputrace.model.trace import Trace
 
 _PART_OF_TIME: Final = 1 / 100
 """Part of a GPU's kernel time from which on a name is looked into."""
-_LOOKED_AT: Final = 64
-"""Launches of a name that are looked up."""
-_BEFORE: Final = 256
-"""Ranges before a launch that may be around it."""
 _MOST: Final = 0.9
 """Part of the kernels of a name that must show it: a recording may begin in the midst of one."""
 _FEWEST: Final = 5
@@ -40,6 +38,7 @@ _CLOSER: Final = 4
 """How many times closer together the ends lie than the starts. In recordings of two to four GPUs
 they lie 9 to 600 times as close for NCCL's all-reduces, all-gathers and reduce-scatters, and less
 than twice as close for kernels that compute. Broadcasts and sends do not end together."""
+_NCCL_CALL: Final = r"^p?nccl[A-Z]"
 _EXCHANGES: Final = (
     r"(?i)^p?nccl(all|broadcast|bcast|reduce|gather|scatter|send|recv|groupend)|^nccl:|^c10d::"
     r"|^record_param_comms|^mpi_i?(all|bcast|reduce|send|recv|gather|scatter)"
@@ -64,6 +63,28 @@ def exchanging_names(trace: Trace, gpus: Sequence[Events]) -> list[int]:
     found = {id for id in unknown if _end_together(gpus, rows[id])}
     rest = {id: rows[id] for id in unknown if id not in found}
     return sorted(found | _listed(trace, gpus, rest) | _launched_by_exchanges(trace, gpus, rest))
+
+
+def exchanging_copies(trace: Trace, gpus: Sequence[Events]) -> list[Mask]:
+    """Return masks of the copies that NCCL's own calls issue, in a run of several GPUs; empty if
+    there are none.
+
+    Its copy engines write into memory of other GPUs that is mapped into the process's own, which
+    profilers may take for a copy within a GPU.
+    """
+    rows = [np.flatnonzero(events.kind == Kind.COPY_D2D) for events in gpus]
+    is_long = False
+    for events, mine in zip(gpus, rows, strict=True):
+        took = events.end - events.start
+        limit = max(_PART_OF_TIME * int(took[events.kind == Kind.KERNEL].sum()), 1)
+        is_long |= int(took[mine].sum()) >= limit
+    if len(gpus) < 2 or not is_long:
+        return []
+    within = _issued_within(trace, gpus, rows, {Kind.RANGE}, _NCCL_CALL)
+    masks = [np.zeros(len(events), bool) for events in gpus]
+    for mask, mine, each in zip(masks, rows, within, strict=False):
+        mask[mine] = each > 0
+    return masks if any(mask.any() for mask in masks) else []
 
 
 def _unknown_names(trace: Trace, events: Events) -> list[int]:
@@ -113,40 +134,43 @@ def _launched_by_exchanges(
     trace: Trace, gpus: Sequence[Events], rows: dict[int, list[NDArray[np.intp]]]
 ) -> set[int]:
     """Return the names of which the kernels are launched within calls and ranges of exchanges."""
-    kinds = trace.kinds & {Kind.MESSAGE, Kind.RANGE}
-    calls = read_calls(trace) if kinds and rows else None
+    every = [np.concatenate(each) for each in zip(*rows.values(), strict=True)]
+    kinds = {Kind.MESSAGE, Kind.RANGE}
+    within = _issued_within(trace, gpus, every, kinds, _EXCHANGES)
+    parts: dict[int, list[NDArray[np.int8]]] = {id: [] for id in rows}
+    for gpu, mine, each in zip(gpus, every, within, strict=False):
+        for id in rows:
+            parts[id].append(each[(gpu.name[mine] == id) & (each >= 0)])
+    known = {id: np.concatenate(each) for id, each in parts.items() if each}
+    return {id for id, each in known.items() if len(each) and each.mean() >= _MOST}
+
+
+def _issued_within(
+    trace: Trace,
+    gpus: Sequence[Events],
+    rows: Sequence[NDArray[np.intp]],
+    kinds: Collection[Kind],
+    pattern: str,
+) -> list[NDArray[np.int8]]:
+    """Return, of rows of each GPU, 1 where the call that issued them is in a message, or in a range
+    whose name a pattern matches; 0 where it is not, -1 where it is unknown. Empty if all are.
+    """
+    kinds = trace.kinds & set(kinds)
+    calls = read_calls(trace) if kinds and any(map(len, rows)) else None
     if calls is None:
-        return set()
-    ranges = by_thread(trace.events(kinds, ("start", "end", "kind", "name", "process", "thread")))
-    keys = thread_keys(ranges)
-    around: dict[int, list[set[int]]] = {}
-    for id, each in rows.items():
-        issued = [
-            calls.issued_by(gpu.select(mine[:: max(1, len(mine) // _LOOKED_AT)]))
-            for gpu, mine in zip(gpus, each, strict=True)
-        ]
-        known = [call for call in np.concatenate(issued).tolist() if call != NOBODY]
-        around[id] = [_names_around(ranges, keys, calls, call) for call in known]
-    ids = {id for each in around.values() for names in each for id in names}
-    texts = trace.names(np.array(sorted(ids), np.int64))
-    exchanges = {id for id, text in texts.items() if re.search(_EXCHANGES, text[:200])}
-    if Kind.MESSAGE in kinds:
-        exchanges |= set(distinct_ids(ranges.name[ranges.kind == Kind.MESSAGE]).tolist())
-    return {
-        id
-        for id, each in around.items()
-        if each and sum(not exchanges.isdisjoint(names) for names in each) >= _MOST * len(each)
-    }
-
-
-def _names_around(
-    ranges: Events, keys: NDArray[np.int64], calls: CudaApiCalls, call: int
-) -> set[int]:
-    """Return the ids of the names of the ranges around a call, of those that began just before."""
-    process, thread = calls.threads[calls.thread[call]]
-    first = int(np.searchsorted(keys, process << 32 | thread & 0xFFFFFFFF))
-    last = int(np.searchsorted(keys, process << 32 | thread & 0xFFFFFFFF, "right"))
-    start = calls.start[call]
-    last = first + int(np.searchsorted(ranges.start[first:last], start, "right"))
-    first = max(first, last - _BEFORE)
-    return set(ranges.name[first:last][ranges.end[first:last] >= start].tolist())
+        return []
+    ranges = trace.events(kinds, ("start", "end", "kind", "name", "process", "thread"))
+    named = list(trace.search(distinct_ids(ranges.name), pattern))
+    ranges = ranges.select(is_among(ranges.name, named) | (ranges.kind == Kind.MESSAGE))
+    keys, found = thread_keys(ranges), []
+    for events, mine in zip(gpus, rows, strict=True):
+        issued = calls.issued_by(events.select(mine))
+        threads = np.where(issued == NOBODY, -1, calls.thread[issued])
+        within = np.where(issued == NOBODY, np.int8(-1), np.int8(0))
+        for number in distinct_ids(threads[threads >= 0]).tolist():
+            process, thread = calls.threads[number]
+            around = ranges.select(keys == (process << 32 | thread & 0xFFFFFFFF))
+            on = threads == number
+            within[on] = union(around.start, around.end).contains(calls.start[issued[on]])
+        found.append(within)
+    return found

@@ -70,12 +70,19 @@ def analyze(
     (--query-gpu as CSV, or dmon -o DT) given with them add the GPUs' clocks and utilization. URLs
     of object stores (s3://, gs://) are fetched first. Reports of hangs (`gputrace record --hang`)
     and dumps of PyTorch's flight recorder, one per rank, say which rank the others wait for.
+    Snapshots of PyTorch's memory (torch.cuda.memory._dump_snapshot) say who holds it at the peak.
     """
     import gputrace
     from gputrace.native import keep_freed_memory
     from gputrace.readers.flight_recorder import is_hang_report
+    from gputrace.readers.memory_snapshot import is_memory_snapshot
     from gputrace.report import render_as
 
+    if all(map(is_memory_snapshot, traces)):
+        module, width = "gputrace.report.memory", options.width()
+        shown = render_as(_memory(traces), form, module, width, options.use_color())
+        click.echo(shown, nl=False, color=True)
+        return ExitCode.DONE
     if all(map(is_hang_report, traces)):
         click.echo(_hang(traces, form), nl=False)
         return ExitCode.DONE
@@ -101,6 +108,14 @@ def analyze(
         shown = render_as(part, form, "gputrace.report.step", options.width(), options.use_color())
         click.echo(shown, nl=False, color=True)
     return code
+
+
+def _memory(snapshots: tuple[Path, ...]) -> Any:
+    """Return who holds the memory of each GPU."""
+    from gputrace.analyzers.memory_holders import report_memory
+    from gputrace.readers.memory_snapshot import read_snapshot
+
+    return report_memory((str(path), read_snapshot(path)) for path in snapshots)
 
 
 def _hang(reports: tuple[Path, ...], form: str) -> str:

@@ -33,7 +33,10 @@ _USE: Final = (
 
 
 @click.command("schema")
-@click.argument("result", type=click.Choice(("analysis", "step", "comparison", "check", "study")))
+@click.argument(
+    "result",
+    type=click.Choice(("analysis", "step", "comparison", "check", "memory", "study")),
+)
 def schema(result: str) -> None:
     """Print the JSON Schema of what analyze, compare, check or bench print with --json."""
     import json

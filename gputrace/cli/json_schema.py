@@ -15,6 +15,7 @@ import msgspec
 from gputrace.analyzers.ci_gates import Check
 from gputrace.model.columns import Columns
 from gputrace.model.comparison import Comparison
+from gputrace.model.memory import MemoryReport
 from gputrace.model.results import Analysis
 from gputrace.model.step import StepExplanation
 from gputrace.studies.results import Summary
@@ -24,6 +25,7 @@ ROOTS: Final[dict[str, type]] = {
     "step": StepExplanation,
     "comparison": Comparison,
     "check": Check,
+    "memory": MemoryReport,
     "study": Summary,
 }
 """Results that are printed as JSON, by what they are of."""

@@ -85,6 +85,12 @@ LARGE_AT_A_TERMINAL: Final = 10**9
     help="After this long without progress, e.g. 60s, report where each rank is, and which one the "
     "others wait for.",
 )
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Write snapshots of PyTorch's memory at its peak, and when it runs out, next to the "
+    "trace; `gputrace analyze` says who holds it.",
+)
 @click.option("--max-size", metavar="SIZE", help="Stop recording at this size, e.g. 2GB.")
 @click.option(
     "--backend",
@@ -225,6 +231,9 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
     else:
         if merged is not None:
             _log_merged(merged, output, prepared.traces, failed=failed)
+        for path in sorted(output.parent.glob(f"{output.stem}.*.pickle")):
+            if prepared.plan.memory:
+                note(f"who holds the memory: gputrace analyze {path}")
         return ExitCode.DONE
     if is_ours(prepared.folder):
         safe = f"what was recorded is safe: gputrace recover {prepared.folder} -o FILE"
@@ -293,7 +302,7 @@ def _fail(message: str, code: int = 0) -> int:
 
 _Parsed = TypeVar("_Parsed")
 
-_AS_GIVEN: Final = ("output", "backend", "python", "api", "profiler_api", "hw_trace")
+_AS_GIVEN: Final = ("output", "backend", "python", "api", "profiler_api", "hw_trace", "memory")
 """Options that a `Plan` takes as they are."""
 _NODE_STEPS: Final = 4
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT])B", re.IGNORECASE)

@@ -114,6 +114,8 @@ class Plan:
     """Factor over the usual step time from which a slow step gets a trace; 0 for none."""
     hang_ns: int = 0
     """Time without any progress after which a hang is reported; 0 for never."""
+    memory: bool = False
+    """Write snapshots of PyTorch's allocator at the peak, and when memory runs out."""
 
     @property
     def look_s(self) -> float:

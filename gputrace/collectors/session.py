@@ -326,6 +326,8 @@ def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[
         changed["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if plan.hang_ns:
         changed["GPUTRACE_HANG"] = str(plan.hang_ns)
+    if plan.memory:
+        changed["GPUTRACE_MEMORY"] = str(plan.output.absolute().with_suffix(""))
     if plan.steps is not None:
         changed["GPUTRACE_STEPS"] = f"{plan.steps[0]}:{plan.steps[1]}"
     if plan.every is not None and plan.every.in_steps:

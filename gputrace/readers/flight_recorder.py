@@ -2,21 +2,18 @@
 hangs of ``gputrace record --hang``.
 
 A dump is a pickle of plain values or JSON, one a rank, as ``TORCH_NCCL_TRACE_BUFFER_SIZE`` and a
-timeout leave it (torch/csrc/distributed/c10d/FlightRecorder.hpp; versions 2.x). The pickle is not
-unpickled: its opcodes are interpreted here, and those that import or call anything are refused.
+timeout leave it (torch/csrc/distributed/c10d/FlightRecorder.hpp; versions 2.x).
 
 A few bytes of a pickle can refer to a list or text once more, and a few characters of a report can
-name a million ranks. What is made of a file is therefore counted (`_Allowance`).
+name a million ranks. What is made of a file is therefore counted (`Allowance`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import reprlib
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import index
 from pathlib import Path
@@ -24,28 +21,13 @@ from typing import Any, Final
 
 from gputrace.errors import InputError
 from gputrace.model.struct import Struct
+from gputrace.readers.plain_pickle import MALFORMED, Allowance, content_of, plain_pickle, problem
 
-MOST_BYTES: Final = 1 << 28
-"""Largest file that is read."""
-MOST_OPCODES: Final = 1 << 24
-"""Opcodes of a pickle: each makes one object at most. 20,000 collectives take about 2 million."""
-MOST_RATIO: Final = 100
-FREE_BYTES: Final = 16 << 20
-"""Limits of what is made of a file: this many times its size, and these bytes whatever its size.
-
-Dumps refer to the frames of their stacks again and again: with 40 to a stack, and none of them the
-program's, that makes about 25 times the size.
-"""
 _OF_EACH: Final = 256
 _OF_FRAME: Final = 64
 _OF_RANK: Final = 8
 """Bytes that a collective, a line of a stack and a rank of a group count, beside their text."""
-_NOT_A_DUMP: Final = "is not a flight recorder dump"
-_ADVICE: Final = "have it written again, or leave it out"
-_MALFORMED: Final = (
-    *(ValueError, TypeError, LookupError, AttributeError),
-    *(OverflowError, RecursionError),
-)
+_DUMP: Final = "flight recorder dump"
 
 
 class Collective(Struct, frozen=True):
@@ -95,16 +77,8 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
     """Read dumps and reports; raises InputError where one is neither."""
     ranks: list[RankState] = []
     for number, path in enumerate(paths):
-        try:
-            with path.open("rb") as file:
-                # To read up to a limit would take that much memory for the smallest file.
-                size = os.fstat(file.fileno()).st_size
-                data = file.read(size) if size <= MOST_BYTES else b""
-        except OSError as error:
-            raise InputError(path, f"cannot be read ({error.strerror})") from error
-        if size > MOST_BYTES:
-            raise InputError(path, f"larger than any flight recorder dump; {_ADVICE}")
-        allowance = _Allowance(size)
+        data = content_of(path, _DUMP)
+        allowance = Allowance(len(data))
         try:
             content = plain_pickle(data) if data[:1] == b"\x80" else json.loads(data)
             if not isinstance(content, dict):
@@ -114,28 +88,12 @@ def read_ranks(paths: Iterable[Path]) -> list[RankState]:
             else:
                 numbers = re.findall(r"\d+", path.name.removesuffix(".json"))
                 ranks.append(_of_dump(content, int(numbers[-1]) if numbers else number, allowance))
-        except _MALFORMED as error:
-            reason = str(error) if isinstance(error, Refused) else _NOT_A_DUMP
-            raise InputError(path, reason) from error
+        except MALFORMED as error:
+            raise InputError(path, problem(error, _DUMP)) from error
     return sorted(ranks, key=lambda state: state.rank)
 
 
-class _Allowance:
-    """Bytes that may still be made of a file."""
-
-    def __init__(self, size: int) -> None:
-        self._left = FREE_BYTES + MOST_RATIO * size
-
-    def spend(self, size: int) -> None:
-        """Count so many bytes; raises Refused where that is more than is left."""
-        self._left -= size
-        if self._left < 0:
-            raise Refused(
-                f"{_NOT_A_DUMP}: its content unfolds to over {MOST_RATIO} times its size; {_ADVICE}"
-            )
-
-
-def _of_report(report: dict[str, Any], allowance: _Allowance) -> list[RankState]:
+def _of_report(report: dict[str, Any], allowance: Allowance) -> list[RankState]:
     host, is_over = str(report.get("host", "")), bool(report.get("is_over"))
     groups: dict[str, tuple[int, ...]] = {}
     states = []
@@ -168,7 +126,7 @@ def _of_report(report: dict[str, Any], allowance: _Allowance) -> list[RankState]
     return states
 
 
-def _members(text: str, allowance: _Allowance) -> tuple[int, ...]:
+def _members(text: str, allowance: Allowance) -> tuple[int, ...]:
     """Parse ``0-3``, ``0-12/4`` (each fourth) or ``0,2,4``."""
     members: list[int] = []
     for part in filter(None, text.split(",")):
@@ -180,7 +138,7 @@ def _members(text: str, allowance: _Allowance) -> tuple[int, ...]:
     return tuple(members)
 
 
-def _of_dump(content: dict[str, Any], rank: int, allowance: _Allowance) -> RankState:
+def _of_dump(content: dict[str, Any], rank: int, allowance: Allowance) -> RankState:
     groups: dict[str, tuple[int, ...]] = {}
     for name, configured in content.get("pg_config", {}).items():
         ranks = (configured.get("ranks") if isinstance(configured, dict) else None) or ()
@@ -240,10 +198,10 @@ def _text(value: Any) -> str:
 
 _PARTS: Final = ("filename", "line", "name")
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
-_NOT_THE_PROGRAM: Final = (*_LIBRARIES, "/_gputrace_hooks/")
+_NOT_THE_PROGRAM: Final = (*_LIBRARIES, "/_gputrace_hooks/", "/torchinductor_")
 
 
-def _line(frames: Sequence[dict[str, Any]], allowance: _Allowance) -> str:
+def _line(frames: Sequence[dict[str, Any]], allowance: Allowance) -> str:
     """Return the innermost line of the program, else the innermost of all."""
     innermost = ""
     for frame in frames:
@@ -258,111 +216,6 @@ def _line(frames: Sequence[dict[str, Any]], allowance: _Allowance) -> str:
 def is_of_program(line: str) -> bool:
     """Return whether a line is the program's, and no library's."""
     return not any(part in line for part in _NOT_THE_PROGRAM) and not line.startswith("??")
-
-
-class Refused(ValueError):
-    """A file holds what no dump does: more than plain values, or far more than its size."""
-
-
-_NEW: Final[dict[str, Callable[[], Any]]] = {
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-}
-_VALUES: Final = r"INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|(SHORT_)?BIN(UNICODE8?|STRING|BYTES8?)"
-_OF_MARK: Final = {"TUPLE": tuple, "APPENDS": list, "SETITEMS": dict}
-_OF_TOP: Final = {
-    **{f"TUPLE{count}": (tuple, count) for count in (1, 2, 3)},
-    **{"APPEND": (list, 1), "SETITEM": (dict, 2)},
-}
-"""Containers that opcodes make or fill: with the items since the last mark, or this many."""
-_IGNORED: Final = ("PROTO", "FRAME", "STOP")
-_MOST_BITS: Final = 1024
-"""Bits of a number: longer ones take long to write, and may be referred to many times."""
-
-
-def plain_pickle(data: bytes) -> Any:
-    """Return the dicts, lists, tuples, texts and numbers that a pickle holds.
-
-    Raises Refused for one that holds more, or too much, ValueError for what is not a pickle.
-    """
-    import pickletools
-    import warnings
-
-    with warnings.catch_warnings():
-        # Of texts with a backslash before what it does not escape.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        machine = _Machine()
-        for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
-            held = f"over {MOST_OPCODES:,} values" if number >= MOST_OPCODES else ""
-            if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
-                held = held or f"a number of over {_MOST_BITS:,} bits"
-            if held:
-                raise Refused(f"{_NOT_A_DUMP}: it holds {held} (at byte {position}); {_ADVICE}")
-            machine.run(opcode.name, argument)
-        return machine.stack.pop()
-
-
-class _Machine:
-    """Interpreter of opcodes, each in a time that does not depend on those before.
-
-    Attributes:
-        stack: of what has been made since the last mark that is still open.
-    """
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self._below: list[list[Any]] = []  # Stacks below each open mark, as in `pickle` itself.
-        self._memo: dict[int, Any] = {}
-
-    def run(self, name: str, argument: Any) -> None:
-        """Run one opcode; raises Refused for one that makes more than plain values."""
-        if re.fullmatch(_VALUES, name):
-            self.stack.append(argument)
-        elif name in _NEW:
-            self.stack.append(_NEW[name]())
-        elif name == "MARK":
-            self._below.append(self.stack)
-            self.stack = []
-        elif name.endswith("GET"):
-            self.stack.append(self._memo[argument])
-        elif name == "MEMOIZE" or name.endswith("PUT"):
-            self._memo[len(self._memo) if name == "MEMOIZE" else argument] = self.stack[-1]
-        elif name not in _IGNORED:
-            self._collect(name)
-
-    def _collect(self, name: str) -> None:
-        """Make a tuple, or put items into the list or the dict below them."""
-        if name in _OF_MARK:
-            kind, items = _OF_MARK[name], self.stack
-            self.stack = self._below.pop()
-        elif name in _OF_TOP:
-            kind, count = _OF_TOP[name]
-            items = self.stack[-count:]
-            del self.stack[-count:]
-        else:
-            raise Refused(f"is a pickle with more than plain values ({name}): it is not read")
-        if kind is tuple:
-            self.stack.append(tuple(items))
-        elif kind is list:
-            _checked(self.stack[-1], list).extend(items)
-        # Keys that a dict finds at once: others may hash for ever, or all to the same.
-        elif all(
-            type(key) is str or (type(key) is int and abs(key) < sys.hash_info.modulus)
-            for key in items[::2]
-        ):
-            _checked(self.stack[-1], dict).update(zip(items[::2], items[1::2], strict=True))
-        else:
-            raise ValueError("no dict by text or number")
-
-
-def _checked(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"no {kind.__name__}")
-    return value
 
 
 def is_hang_report(path: Path) -> bool:

@@ -197,6 +197,8 @@ def _unknown(candidate: Candidate) -> str:
 
         command = f"{_PROGRAMS.get(path.suffix, '')}{quote(str(path))}"
         return f"a program, not a trace; record it first: gputrace record -- {command}"
+    if _call("memory_snapshot", "is_memory_snapshot", path):
+        return "a snapshot of PyTorch's memory: `gputrace analyze` shows it, given snapshots alone"
     readable = ", ".join(str(reader.files) for reader in all_readers())
     if candidate.database is None:
         form = compression(candidate.head)

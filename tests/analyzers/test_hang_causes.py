@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from gputrace.analyzers.hang_causes import Hang, find_cause
 from gputrace.collectors.hang_watch import Hangs, read_ring
 from gputrace.errors import InputError
-from gputrace.readers.flight_recorder import Collective, RankState, plain_pickle, read_ranks
+from gputrace.readers.flight_recorder import Collective, RankState, read_ranks
+from gputrace.readers.plain_pickle import plain_pickle
 from tests.helpers import command
 from tests.helpers.programs import Program, torch_python
 
@@ -234,9 +235,10 @@ def test_what_is_no_dump_is_an_error_of_input(data: bytes) -> None:
         plain_pickle(b"\x80\x02" + data)
 
 
-def test_a_backslash_before_what_it_does_not_escape_is_refused_without_a_warning() -> None:
-    with pytest.raises(ValueError, match="ascii"):
-        plain_pickle(b"\x80\x02S'\\\xaf'\n.")
+@pytest.mark.parametrize("data", [b"S'\\\xaf'\n.", b"I1\n.", b"cos\nsystem\n(S'x'\ntR."])
+def test_opcodes_of_old_protocols_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="more than plain values"):
+        plain_pickle(b"\x80\x02" + data)
 
 
 LAUNCH: Final = """

@@ -41,11 +41,38 @@ def test_ranks_that_only_compute_exchange_nothing(tmp_path: Path) -> None:
     assert _exchanging_ns(path) == 0
 
 
-def _exchanging_ns(path: Path) -> int:
+@pytest.mark.parametrize(
+    ("ranks", "called", "communicates"),
+    [(2, "ncclAllReduce", True), (2, "c10d::allreduce_", False), (1, "ncclAllReduce", False)],
+)
+def test_copies_that_nccl_issues_are_exchanges(
+    ranks: int, called: str, communicates: bool, tmp_path: Path
+) -> None:
+    """Its copy engines write into memory of other GPUs that the process has mapped; PyTorch's own
+    calls also copy within a GPU, and a lone rank copies to itself.
+    """
+    path = tmp_path / "run.sqlite"
+    write_nsys(simulate(Plan(ranks=ranks, steps=6, kernels_per_step=60, allreduces=4)), path)
+    before = _exchanging_ns(path)
+    shared = "start, end, deviceId, contextId, streamId, correlationId, globalPid"
+    of_nccl = "(SELECT id FROM StringIds WHERE value LIKE 'ncclDev%')"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(
+            f"""INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY ({shared}, bytes, copyKind, srcKind, dstKind)
+            SELECT {shared}, 4096, 8, 2, 2 FROM {_KERNELS} WHERE demangledName IN {of_nccl};
+            DELETE FROM {_KERNELS} WHERE demangledName IN {of_nccl};
+            UPDATE StringIds SET value = '{called}' WHERE value = 'ncclAllReduce';"""
+        )
+    assert _exchanging_ns(path) == 0
+    assert before > 0
+    assert _exchanging_ns(path, Kind.COPY_D2D) == before * communicates
+
+
+def _exchanging_ns(path: Path, kind: Kind = Kind.KERNEL) -> int:
     total = 0
     for gpu in read_operations(open_trace(path)):
         exchanges = gpu.classes == OperationClass.COMMUNICATION
-        exchanges &= gpu.events.kind == Kind.KERNEL
+        exchanges &= gpu.events.kind == kind
         total += int((gpu.end - gpu.start)[exchanges].sum())
     return total
 

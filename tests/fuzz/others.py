@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gputrace.analyzers.hang_causes import find_cause
+from gputrace.analyzers.memory_holders import report_memory
 from gputrace.analyzers.timeline_model import Scene, read_scene
 from gputrace.readers.flight_recorder import is_hang_report, read_ranks
+from gputrace.readers.memory_snapshot import is_memory_snapshot, read_snapshot
+from gputrace.readers.plain_pickle import plain_pickle
 from gputrace.readers.registry import open_trace
-from gputrace.report import FORMATS
+from gputrace.report import FORMATS, render_as
 from gputrace.store import cache
 from gputrace.store.cache import dump_columns, load_columns
 from gputrace.studies.database import FILE, Configuration, Database, Run, StudyHeader, StudyPlan
@@ -28,7 +31,7 @@ from gputrace.studies.report import render
 from gputrace.studies.summary import summarize
 from tests.fuzz import looking
 from tests.fuzz.mutators import raw, trees
-from tests.helpers import planted_study
+from tests.helpers import memory_snapshots, planted_study
 
 if TYPE_CHECKING:
     from tests.fuzz.targets import Place
@@ -74,6 +77,50 @@ def dumps() -> list[bytes]:
     groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
     content = {"version": "2.10", "pg_config": groups, "entries": [entry, entry]}
     return [pickle.dumps(content, 2), pickle.dumps(content, 4), json.dumps(content).encode()]
+
+
+def give_snapshot(path: Path, depth: int, _place: Place) -> str:
+    """A snapshot of PyTorch's allocator, in every form."""
+    assert isinstance(is_memory_snapshot(path), bool)
+    report = report_memory([(str(path), read_snapshot(path))])
+    for device in report.devices:
+        held = device.moments[0].allocated_bytes
+        assert sum(row.held_bytes for row in device.kinds) == held
+        assert device.moments[0].largest_free_bytes >= 0
+    if depth >= looking.LOOK:
+        for form in FORMATS:
+            render_as(report, form, "gputrace.report.memory")
+    kinds = [[row.kind for row in device.kinds] for device in report.devices]
+    return f"{kinds} {[device.out_of_memory is None for device in report.devices]}"
+
+
+def snapshots() -> list[bytes]:
+    """Snapshots of a training, of one that was refused memory, and of another protocol."""
+    made = []
+    for protocol, refused, stacks in ((4, "", "all"), (2, "forward", "python")):
+        allocator = memory_snapshots.Allocator(stacks)
+        memory_snapshots.train(allocator, 2, refused)
+        made.append(pickle.dumps(allocator.content(), protocol))
+    return [*made, made[0][:60] + _PLANTED + made[0][60:]]
+
+
+_PLANTED: Final = b"cos\nsystem\nX\x04\x00\x00\x00true\x85R"
+"""Opcodes that call a function; `tests.fuzz.guard` notices if they ever do."""
+
+
+def mutate_snapshot(rng: Random, data: bytes) -> bytes:
+    """Other values, keys or order; other bytes; code to run at some place."""
+    kind = rng.random()
+    if kind < 0.1:
+        at = rng.randrange(len(data) + 1)
+        return data[:at] + _PLANTED + data[at:]
+    if kind < 0.5:
+        return raw.mutate(rng, data)
+    try:
+        tree = plain_pickle(data)
+        return pickle.dumps(trees.change(rng, tree), rng.choice((2, 3, 4, 5)))
+    except Exception:
+        return raw.mutate(rng, data)
 
 
 def kernels() -> list[bytes]:

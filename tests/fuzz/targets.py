@@ -96,6 +96,10 @@ TARGETS: Final = (
     Target("mxnet", "profile.json", trees.mutate_json, _trace),
     Target("smi", "smi.csv", lines.mutate, _log, _prepare_run),
     Target("dump", "nccl_trace_rank_0", raw.mutate, others.give_dump, made=others.dumps),
+    Target(
+        *("snapshot", "snapshot.pickle", others.mutate_snapshot, others.give_snapshot),
+        made=others.snapshots,
+    ),
     Target("spool", "node0.4711.spool", chunks.mutate, spools.give_spool),
     Target("host", "node0.4711.host", chunks.mutate, spools.give_host),
     Target("study", "study.toml", lines.mutate, others.give_study),

@@ -10,7 +10,7 @@ from typing import Final
 
 from gputrace.data import unpacked
 from gputrace.trials.ledger import Entry, append
-from tests.helpers import command
+from tests.helpers import command, memory_snapshots
 from tests.helpers.handmade import Run, train
 from tests.helpers.rank_files import Node, write_parts
 from tests.helpers.recordings import unpack
@@ -132,6 +132,13 @@ def _of_node(node: int) -> Callable[[Path], None]:
     return write
 
 
+def _refused(path: Path) -> None:
+    """A snapshot of a training that ran out of memory."""
+    allocator = memory_snapshots.Allocator()
+    memory_snapshots.train(allocator, refused_in="forward")
+    allocator.write(path)
+
+
 FILES: Final[dict[str, Callable[[Path], object]]] = {
     "ledger": _ledger,
     "demo": _demo,
@@ -156,6 +163,7 @@ FILES: Final[dict[str, Callable[[Path], object]]] = {
     "a pair across PHB": _pairs,
     "pairs under switches": _neighbours,
     "a hot card": _hot,
+    "a refusal of memory": _refused,
     "cool cards": _cool,
     "node 1": _of_node(0),
     "node 2": _of_node(1),

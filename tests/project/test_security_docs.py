@@ -10,7 +10,7 @@ import pytest
 from gputrace import sanitize
 from gputrace.analyzers import operations
 from gputrace.model import names, trace
-from gputrace.readers import chrome_json, compressed, flight_recorder, xplane
+from gputrace.readers import chrome_json, compressed, memory_snapshot, plain_pickle, xplane
 from gputrace.store import cache, redact, sqlite_reader, sqlite_security
 from tests.helpers.command import ROOT
 
@@ -18,7 +18,7 @@ MODULES: Final = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         *(sanitize, cache, names, trace, sqlite_security, compressed, operations),
-        *(redact, sqlite_reader, chrome_json, xplane, flight_recorder),
+        *(redact, sqlite_reader, chrome_json, xplane, plain_pickle, memory_snapshot),
     )
 }
 UNITS: Final = {"": 1, "MiB": 1 << 20, "GiB": 1 << 30}

@@ -18,8 +18,9 @@ import pytest
 
 from gputrace.analyzers.hang_causes import find_cause
 from gputrace.errors import InputError
-from gputrace.readers import flight_recorder
-from gputrace.readers.flight_recorder import plain_pickle, read_ranks
+from gputrace.readers import plain_pickle as plain
+from gputrace.readers.flight_recorder import read_ranks
+from gputrace.readers.plain_pickle import plain_pickle
 from tests.analyzers.test_hang_causes import dump
 from tests.helpers import command
 
@@ -141,7 +142,7 @@ def test_keys_that_all_hash_to_the_same_are_refused() -> None:
 
 
 def test_a_pickle_of_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "MOST_OPCODES", 100)
+    monkeypatch.setattr(plain, "MOST_OPCODES", 100)
     assert plain_pickle(pickle.dumps([1] * 90))
     with pytest.raises(ValueError, match=r"holds over 100 values \(at byte \d+\)"):
         plain_pickle(pickle.dumps([1] * 100))
@@ -161,7 +162,7 @@ def steps_of(read: Callable[[], object]) -> int:
 
     def count(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
         nonlocal steps
-        if frame.f_code.co_filename != flight_recorder.__file__:
+        if frame.f_code.co_filename != plain.__file__:
             return None
         frame.f_trace_opcodes = True
         steps += event == "opcode"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from typing import Final
 
@@ -178,3 +179,101 @@ def test_a_history_that_cannot_be_read_is_switched_off(asked: Program) -> None:
     fails += "m._snapshot = m_fails\n"
     out = asked.quietly(fails + TAKES + "    optimizer.step()\nprint(memory.calls)\n")
     assert out == f"{[('all', None), (None, 'all')]}\n"
+
+
+SNAPSHOTS: Final = {
+    "torch/cuda/memory.py": CUDA["torch/cuda/memory.py"]
+    + """
+calls = []
+def _record_memory_history(enabled="all", context="all", stacks="all", max_entries=0):
+    calls.append((enabled, context, stacks, max_entries))
+def _snapshot(device=None):
+    calls.append("snapshot")
+    return {"segments": [], "device_traces": [[{"peak": counts["peak"]}]]}
+""",
+    "torch/cuda/__init__.py": """
+_queued = []
+_lazy_call = _queued.append
+def init():
+    for call in _queued: call()
+def refuse():
+    from torch import _C
+    for observer in _C.observers: observer(0, 1 << 30, 1 << 34, 0)
+    raise MemoryError("CUDA out of memory")
+from .memory import *
+""",
+    "torch/_C.py": "observers = []\n_cuda_attach_out_of_memory_observer = observers.append\n"
+    "def _cuda_isHistoryEnabled(): return False\n",
+}
+KEPT: Final = ("all", "all", "python", 100_000)
+PEAKS: Final = (
+    STEP + "import torch.cuda, torch._C\nfrom torch.cuda import memory\ntorch.cuda.init()\n"
+    "for n in range(40):\n    backward(min(n, 9) * 1000)\n    time.sleep(0.001)\n"
+)
+
+
+@pytest.fixture
+def watched(torch: Program) -> Program:
+    torch.write(SNAPSHOTS)
+    return torch
+
+
+def snapshots(program: Program) -> dict[str, int]:
+    """Peaks that snapshots tell, by what they were written for."""
+    found = {}
+    for path in program.folder.glob("run.*"):
+        _, pid, name, suffix = path.name.split(".")
+        assert (pid.isdigit(), suffix) == (True, "pickle")
+        found[name] = pickle.loads(path.read_bytes())["device_traces"][0][0]["peak"]
+    return found
+
+
+def test_snapshots_are_written_at_peaks_and_when_memory_runs_out(watched: Program) -> None:
+    source = PEAKS + "    optimizer.step()\nprint(memory.calls[0], len(memory.calls))\n"
+    source += "try: torch.cuda.refuse()\nexcept MemoryError as error: print(error)\n"
+    out = watched.quietly(source, GPUTRACE_MEMORY=str(watched.folder / "run"))
+    first, _, rest = out.partition(") ")
+    assert f"{first})" == str(KEPT)
+    assert int(rest.split()[0]) <= 5
+    assert rest.endswith("CUDA out of memory\n")
+    found = snapshots(watched)
+    assert set(found) == {"peak", "oom"}
+    assert 0 < found["peak"] <= found["oom"] == 9000
+
+
+def test_no_history_is_kept_unasked_nor_before_cuda_begins(watched: Program) -> None:
+    source = PEAKS + "    optimizer.step()\nprint(memory.calls)\n"
+    assert str(KEPT) not in watched.quietly(source)
+    source = source.replace("torch.cuda.init()", "")
+    out = watched.quietly(source, GPUTRACE_MEMORY=str(watched.folder / "run"))
+    assert str(KEPT) not in out
+    assert snapshots(watched) == {}
+
+
+def test_a_program_that_keeps_its_own_history_gets_no_snapshots(watched: Program) -> None:
+    source = PEAKS.replace("for n", "memory._record_memory_history('state')\nfor n")
+    source += "    optimizer.step()\nprint(memory.calls[-1])\n"
+    out = watched.quietly(source, GPUTRACE_MEMORY=str(watched.folder / "run"))
+    assert out == "('state', 'all', 'all', 0)\n"
+    assert snapshots(watched) == {}
+
+
+def test_a_folder_that_cannot_be_written_costs_the_snapshots_alone(watched: Program) -> None:
+    source = PEAKS + "    optimizer.step()\nprint('done')\n"
+    assert watched.quietly(source, GPUTRACE_MEMORY="/nowhere/run") == "done\n"
+
+
+def test_a_child_that_is_the_one_to_begin_with_cuda_writes_its_own(watched: Program) -> None:
+    child = "import os\nif os.fork():\n    os.wait(); os._exit(0)\ntorch.cuda.init()"
+    source = (
+        PEAKS.replace("torch.cuda.init()", child) + "    optimizer.step()\nprint(os.getpid())\n"
+    )
+    out = watched.quietly(source, GPUTRACE_MEMORY=str(watched.folder / "run"))
+    assert (watched.folder / f"run.{out.strip()}.peak.pickle").exists()
+
+
+def test_a_child_of_a_program_that_has_begun_with_cuda_writes_nothing(watched: Program) -> None:
+    source = PEAKS + "    optimizer.step()\nimport os\nif not os.fork():\n"
+    source += "    try: torch.cuda.refuse()\n    except MemoryError: os._exit(0)\nos.wait()\n"
+    watched.quietly(source, GPUTRACE_MEMORY=str(watched.folder / "run"))
+    assert set(snapshots(watched)) == {"peak"}

@@ -3,8 +3,12 @@
 ``torch.cuda.memory_stats`` is read at the beginning and the end of some steps and of their phases,
 as many as take 0.3 % of the time. Nothing is reset: the peak is the program's, and rises in the
 phase that needs most.
+
+Where GPUTRACE_MEMORY names a file, snapshots of the allocator are written beside it (`_Snapshots`).
 """
 
+import os
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +32,7 @@ class _Memory:
         self.counts: dict[str, int] = {}
         self.history: Any = None
         self.requests = _Requests()
+        self.snapshots: _Snapshots | None = None
 
     def step_ended(self, rank: int, end: int) -> None:
         """Record the counts since the last such step, and plan the next one."""
@@ -45,6 +50,8 @@ class _Memory:
             self._record(name, end, end, _count(stats, *keys))
         grew = bool(self.counts) and counts["segments"] > self.counts["segments"]
         self.counts, self.counted = counts, end
+        if self.snapshots is not None:
+            self.snapshots.step_ended(self.peak)
         self._watch(not self.is_watched)
         if self.history is not None:
             self.requests.step_ended(self.history, self.is_watched, grew, end)
@@ -90,6 +97,8 @@ class _Memory:
         self.counts = {}
         self._watch(False)
         self.requests = _Requests()
+        if self.snapshots is not None and self.snapshots.left:
+            self.snapshots = None
 
 
 class _Requests:
@@ -142,6 +151,63 @@ class _Requests:
                 record_of(thread_id(), end, end, word("segment request"), counter(entry["size"]))
 
 
+class _Snapshots:
+    """Snapshots for ``record --memory``: at the peak, and when memory runs out.
+
+    From the moment on at which torch begins with CUDA, its allocator keeps its last 100,000 events
+    with stacks of Python. A snapshot is written at the end of a step that is found to have raised
+    the peak by a hundredth, and by the observer that torch calls before it raises OutOfMemoryError,
+    four times each at the most; the last one stays. That may take seconds.
+    """
+
+    def __init__(self, module: Any, path: str) -> None:
+        self.module, self.path = module, path
+        self.peak = 0
+        self.left: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Have torch keep the history, in place of what is asked of it in some steps."""
+        if memory.snapshots is not self:
+            return
+        try:
+            wrapper = self.module._record_memory_history
+            keep = getattr(wrapper, "__wrapped__", wrapper)
+            keep("all", context="all", stacks="python", max_entries=_HISTORY)
+            self.left = {"peak": _MOST_WRITTEN, "oom": _MOST_WRITTEN}
+            memory.requests.left = 0
+            observe = getattr(sys.modules["torch._C"], "_cuda_attach_out_of_memory_observer", None)
+            if observe is not None:
+                observe(lambda *_: self.write("oom"))
+        except Exception:
+            note_ours("having torch's allocator keep its history")
+            self.left = {}
+
+    def step_ended(self, peak: int) -> None:
+        """Write a snapshot if the peak rose."""
+        if peak > self.peak * _RISE:
+            self.peak = peak
+            self.write("peak")
+
+    def write(self, name: str) -> None:
+        """Write a snapshot; never raises."""
+        if not self.left.get(name) or memory.snapshots is not self:
+            return
+        self.left[name] -= 1
+        target = f"{self.path}.{os.getpid()}.{name}.pickle"
+        try:
+            with open(f"{target}.tmp", "wb", opener=_private) as file:
+                pickle.dump(self.module._snapshot(), file, 4)
+            os.replace(f"{target}.tmp", target)
+        except Exception:
+            note_ours("writing a snapshot of torch's allocator")
+            self.left = {}
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+_MOST_WRITTEN, _HISTORY, _RISE = 4, 100000, 1.01
 _STEADY, _ENTRIES = 8, 4000
 _PATIENCE = 300
 _UNTIL_CUDA_NS = 100000000
@@ -179,6 +245,7 @@ def cuda_memory(module: Any) -> None:
         @around(module, "_record_memory_history")
         def by_program(original: Any, *args: Any, **keywords: Any) -> Any:
             memory.requests.left, memory.requests.is_on = 0, False
+            memory.snapshots = None
             return original(*args, **keywords)
 
     @around(module, "empty_cache")
@@ -190,4 +257,12 @@ def cuda_memory(module: Any) -> None:
             record_of(thread_id(), start, time_ns(), word("cache emptied"), counter(1))
 
 
-PATCHES = [("torch.cuda.memory", cuda_memory)]
+def cuda(module: Any) -> None:
+    """Have snapshots written, if they are asked for, from the moment on at which CUDA begins."""
+    path = os.environ.get("GPUTRACE_MEMORY")
+    if path and memory.history is not None and hasattr(module, "_lazy_call"):
+        memory.snapshots = _Snapshots(memory.history, path)
+        module._lazy_call(memory.snapshots.begin)
+
+
+PATCHES = [("torch.cuda.memory", cuda_memory), ("torch.cuda", cuda)]
