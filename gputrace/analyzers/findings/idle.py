@@ -161,6 +161,8 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     advice = "keep memory allocated: constant shapes, a pool, a smaller batch"
     if calls and all(re.search(_HOST_MEMORY_CALLS, call) for call in calls):
         advice = "pin host memory once, before the loop, and reuse it"
+    elif not facts.framework:
+        advice = "allocate memory once, before the loop, and reuse it (or cudaMallocAsync: a pool)"
     elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
     worst = max(
