@@ -478,6 +478,11 @@ class Facts(Struct, frozen=True, dict=True):
             evidence |= {"line": sampled.line}
         elif charged and charged[0].thread is not None and charged[0].evidence:
             shown.append(f"thread {charged[0].thread} {charged[0].evidence}")
+        others = [row for row in self.rows if row not in rows]
+        passed_on = self.ledger.mean_on(others, *causes)
+        if severity_of(self.share_of(passed_on)):
+            lose = self.do("lose", sorted({row.rank for row in others}))
+            shown.append(f"{lose} {format_pair(passed_on, 'of', self.mean_ns)} to it, too")
         ranks = sorted({row.rank for row in rows})
         gpus = self.do(verb, ranks if len(rows) < len(self.rows) else ())
         text = message.format(gpus=gpus, cost=self.of_step(cost, bool(few)), at=at)
