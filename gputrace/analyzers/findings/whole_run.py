@@ -162,7 +162,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             [f"of it, {parts}" if parts else "", "this is start-up, not training"],
         )
     count, chosen = facts.all_steps.warmup, facts.all_steps.chosen
-    if not count or (chosen is not None and chosen[0] < count):
+    if not count or not facts.measured or (chosen is not None and chosen[0] < count):
         return
     windows = max(facts.all_steps.by_rank.values(), key=len)
     spent = int(windows.end[count - 1] - windows.start[0])
