@@ -30,6 +30,7 @@ from gputrace.analyzers.parallelism import find_roles
 from gputrace.analyzers.python_samples import PythonLines, SampledLine
 from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.steps.inferred import BACKWARD
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import DATA, OTHER, PHASES, HostLoad, StepPhases
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
@@ -334,6 +335,13 @@ class Facts(Struct, frozen=True, dict=True):
     def trains(self) -> bool:
         """Return whether training steps were found."""
         return self.all_steps.kind in ("training", "rl")
+
+    @cached_property
+    def infers(self) -> bool:
+        """Return whether what runs is inference: no training, and no kernel of a backward pass."""
+        kernels = [gpu.kernels for gpu in self.per_gpu.operations]
+        may_be = self.all_steps.kind in ("evaluation", "generation", "pass") and bool(kernels)
+        return may_be and not self.trace.search(distinct_ids(np.concatenate(kernels)), BACKWARD)
 
     @property
     def repeats(self) -> bool:

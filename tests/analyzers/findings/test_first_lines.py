@@ -628,3 +628,36 @@ def test_a_cause_on_some_ranks_says_what_the_others_lose_to_it(tmp_path: Path) -
     found = finding_of(analyze(run, tmp_path), "host-work")
     assert found.ranks == (1,)
     assert any("the GPU of rank 0 loses" in detail for detail in found.details)
+
+
+def test_no_warmup_is_called_excluded_where_the_whole_span_is_measured(tmp_path: Path) -> None:
+    """Iterations of a solver: the first of them load code, and none is left out."""
+    run = Run()
+    for index in range(60):
+        if index < 3:
+            run.allocate(4 * MS, "cuModuleLoadData")
+        run.kernel(10 * US, "eliminate_row")
+        run.synchronize()
+        run.kernel(690 * US, "eliminate_rest")
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "iterations"
+    assert report.breakdown[0].steps == 0
+    assert not any("excluded" in finding.message for finding in report.findings)
+
+
+@pytest.mark.parametrize("last", ["norm", "norm_backward"])
+def test_inference_gets_no_advice_on_training(tmp_path: Path, last: str) -> None:
+    """A pass whose host is late with small kernels, and that ends with an exchange."""
+    run, names = Run(), ("ampere_sgemm_128x64_tn", "void at::native::add", "void at::native::mul")
+    for index in range(60):
+        run.wait(20 * US)
+        run.kernel(10 * US, f"{names[index % 3]}_{index}")
+    run.kernel(10 * US, f"void at::native::{last}")
+    run.kernel(400 * US, "ncclDevKernel_AllReduce_Sum_f16")
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "pass"
+    advice = finding_of(report, "launch-bound").advice
+    advice += finding_of(report, "communication-exposed").advice
+    trains = last.endswith("backward")
+    assert [word in advice for word in ("optimizers", "gradient")] == [trains] * 2
