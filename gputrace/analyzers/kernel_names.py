@@ -83,7 +83,7 @@ _RULES: Final = (
         "convolution",
         r"fprop|dgrad|wgrad|(?<![a-z])conv(?!ert)|convol|winograd|scudnn|cudnn_(?!generated)"
         r"|im(\dd)?2(\dd)?col|im\dd2col|col2im|vol2col|col2vol|cudnn::cnn|cask_|computeb?offsets"
-        r"|igemm_(fwd|bwd|wrw)|implicit_gemm|explicit_gemm|xdlops_bwd_weight|fft2d_[rc]2[rc]",
+        r"|asmconv|igemm_(fwd|bwd|wrw)|implicit_gemm|explicit_gemm|xdlops_bwd_weight|fft2d_[rc]2[rc]",
     ),
     (
         "gemm",

@@ -309,6 +309,9 @@ _ONCE: Final = ("compilation", "graph_capture", "module_loading", "allocation")
 _LONG_ONCE_NS: Final = 1_000_000
 """Causes of warm-up that a process has once, and the shortest call that is taken for one of them in
 a trace without steps."""
+_FREES: Final = r"(cuda|hip|cu)(Mem)?Free"
+_FREES_OF_START_UP: Final = 50
+"""Number of calls that free memory from which a program allocates all the time, not once."""
 _LONG_LAUNCH_NS: Final = 500_000
 """Minimum duration of a kernel's first launch that loads its code."""
 
@@ -363,6 +366,7 @@ def _causes(view: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, 
         "graph_capture": EMPTY,
         "module_loading": spans["module_loading"].get(process, EMPTY),
         "allocation": EMPTY,
+        "freeing": EMPTY,
         "autotuning": _tried(view.trace, view.operations, windows, warmup),
         "data_feeding": view.lane.causes.of["data_feeding"],
         "host": EMPTY,
@@ -381,10 +385,12 @@ def _causes(view: GpuShardView, windows: StepWindows, warmup: int) -> dict[str, 
 
 def find_start_up(view: GpuShardView) -> dict[str, Intervals]:
     """Return by cause when a GPU idles for what a process does once: code is compiled and loaded,
-    memory allocated in calls of a millisecond and more.
+    memory allocated, in calls of a millisecond and more, by a program that seldom frees any.
     """
     spans, process = view.once(_named_spans), view.operations.gpu.process
     shown = _on_host(view, *view.lane.window)
+    if len(shown.get("freeing", EMPTY)) >= _FREES_OF_START_UP:
+        del shown["allocation"]
     gaps, given, once = view.lane.timeline.gaps, EMPTY, {}
     for cause in _ONCE:
         known = spans.get(cause, {}).get(process, EMPTY)
@@ -440,6 +446,7 @@ def _on_host(view: GpuShardView, start: int, end: int) -> dict[str, Intervals]:
             called(_LOADS), union(calls.start[launches], calls.end[launches])
         ),
         "allocation": spans(lambda part: calls.sort[part] == Call.ALLOC),
+        "freeing": called(_FREES),
         "host": view.lane.timeline.gaps.clip(start, end).difference(
             reduce(merge_touching, inside, EMPTY)
         ),

@@ -264,8 +264,11 @@ class FileRows:
         self._groups: dict[tuple[Value, bytes, Value], ProcessGroup] = {}
         self._seen: dict[tuple[int, ProcessGroup], int] = {}
         """First moment of each process group, by label and group."""
-        self._labels: dict[str, int] = {}
-        """Numbers of the labels before process ids (``[TP00] 4242``), where ranks were merged."""
+        self._labels: dict[Value, int] = {}
+        """Numbers of what GPU rows have as process id: the label before it (``[TP00] 4242``), if
+        any, where ranks were merged."""
+        self._mains: list[int] = []
+        """Process that a label's GPU rows belong to."""
 
     def add(self, events: EventBatch) -> None:
         """Add events with a duration, if of `_GPU` or `_HOST`, and operators and modules."""
@@ -310,14 +313,15 @@ class FileRows:
     def ranks(self, rank: int) -> list[int]:
         """Return the rank of each process, and ``rank`` if they are all of one.
 
-        Ranks that were merged into one file are numbered in the order of their labels; a process
-        without any of these has an unknown one.
+        Ranks that were merged into one file are numbered in the order of their labels, or of their
+        process ids; a process without GPU rows or the label of one has an unknown rank.
         """
-        if len(self._labels) < 2:
-            return [rank] * max(len(self.pids), 1)
-        ordered = sorted(self._labels, key=lambda label: [*map(int, re.findall(r"\d+", label))])
-        numbers = {label: number for number, label in enumerate(ordered)}
-        return [numbers.get(_label(pid), UNKNOWN) for pid in self.pids]
+        labels = [_label(pid) or str(pid) for pid in self.pids]
+        merged = {labels[main] for main in self._mains if main < len(labels)}
+        if len(merged) < 2:
+            return [rank] * max(len(labels), 1)
+        ordered = sorted(merged, key=lambda label: [*map(int, re.findall(r"\d+", label))])
+        return [ordered.index(label) if label in merged else UNKNOWN for label in labels]
 
     def parts(self, shift: int, rank: int) -> list[Events]:
         """Return all rows of the process of a rank, with nanoseconds added to their times."""
@@ -325,20 +329,12 @@ class FileRows:
             for _, event in self._kept.nearest.values():
                 is_gpu = event.map("cat", _group_of) == _Group.GPU
                 self._take(event.select(is_gpu), event.select(~is_gpu), None)
-        # GPU rows do not say whose they are: taken as those of the process that makes most CUDA
-        # calls, of the processes with their label.
-        mains: list[int] = []
-        for label in self._labels:
-            labelled = [process for pid, process in self.pids.items() if _label(pid) == label]
-            if not labelled and len(self._labels) > 1:
-                # A number makes it a label of a process.
-                labelled = [self._process(f"{label}0")]
-            mains.append(min(labelled, key=lambda of: (-self._calls[of], of), default=0))
+        self._mains = self._find_mains() or [0]
         if self._seen:
             ranks = self.ranks(rank)
-            self._on_gpu.append(self._group_rows([ranks[process] for process in mains or [0]]))
+            self._on_gpu.append(self._group_rows([ranks[process] for process in self._mains]))
         for columns in self._on_gpu:
-            columns["process"] = np.array(mains or [0])[columns["process"]]
+            columns["process"] = np.array(self._mains)[columns["process"]]
         program = self._program.columns(self.first) if self._on_gpu else []
         parts = []
         for columns in self._on_gpu + self._on_host + program:
@@ -350,8 +346,33 @@ class FileRows:
             parts.append(Events.fitting(columns | shifted))
         return parts
 
+    def _find_mains(self) -> list[int]:
+        """Return the process of each label's GPU rows, which do not say whose they are: of those
+        with the label, or without any, the one whose calls issued most of them, by correlation id,
+        or that makes most CUDA calls.
+        """
+        issued: Counter[tuple[int, int]] = Counter()
+        for process in self._calls if len(self._calls) > 1 else ():
+            calls = [rows["correlation"][rows["process"] == process] for rows in self._on_host]
+            ids = np.setdiff1d(np.concatenate([[UNKNOWN], *calls]), UNKNOWN)
+            for rows in self._on_gpu:
+                mine = np.isin(rows["correlation"], ids) & (rows["kind"] < Kind.API)
+                counts = np.bincount(rows["process"][mine]).tolist()
+                issued.update({(label, process): count for label, count in enumerate(counts)})
+        mains = []
+        for pid, number in self._labels.items():
+            label = _label(pid)
+            labelled = [process for of, process in self.pids.items() if _label(of) == label]
+            if label and not labelled and len(self._labels) > 1:
+                labelled = [self._process(pid)]
+            most = ((-issued[number, of], -self._calls[of], of) for of in labelled)
+            mains.append(min(most, default=(0,))[-1])
+        return mains
+
     def _label(self, pid: Value) -> int:
-        return self._labels.setdefault(_label(pid), len(self._labels))
+        """Return the number of the label of GPU rows: a number after it makes it a process's id."""
+        label = _label(pid)
+        return self._labels.setdefault(f"{label}0" if label else pid, len(self._labels))
 
     def _gpu_rows(self, events: EventBatch, columns: Columns) -> Columns:
         columns["kind"] = events.map("cat", _GPU.__getitem__)

@@ -336,7 +336,7 @@ def collectives_table(analysis: Analysis) -> Table | None:
         role = f"{total.role}{name}, " if total.role or name else ""
         return f"{total.operation}, {role}{who}"
 
-    unit = "per GPU and step" if shown[0].steps else "per GPU"
+    unit = f"per GPU and {loop_name(analysis)[0]}" if shown[0].steps else "per GPU"
     where = " within one process" if all(total.one_process for total in shown) else ""
     title = f"Communication{where} {unit} (exposed = not hidden by compute)"
     return declared(title, shown, Column("", members))
@@ -349,17 +349,18 @@ def parallel_tables(analysis: Analysis, most: int | None = None) -> Iterator[Tab
     """Tabulate what forms of parallel training cost: pipelines, experts (so many of each at most),
     sharded parameters, tensor-parallel groups.
     """
+    a_turn = loop_name(analysis)[1]
     for pipeline in analysis.pipelines[:most]:
         schedule = "" if pipeline.schedule == "unknown" else f"{pipeline.schedule}, "
         batches = f"{pipeline.micro_batches} micro-batches"
-        title = f"Pipeline ({schedule}{batches}; a step, and why stages idle)"
+        title = f"Pipeline ({schedule}{batches}; {a_turn}, and why stages idle)"
         yield declared(title, pipeline.stages[:_MOST_STAGES])
     for experts in analysis.experts[:most]:
-        title = f"Experts (a step; {experts.exchanges} exchanges of tokens, and back)"
+        title = f"Experts ({a_turn}; {experts.exchanges} exchanges of tokens, and back)"
         yield declared(title, experts.ranks[:_MOST_STAGES])
-    title = "Sharded parameters (a step; prefetched: gathered beside kernels)"
+    title = f"Sharded parameters ({a_turn}; prefetched: gathered beside kernels)"
     yield declared(title, analysis.sharded[:_MOST])
-    title = "Tensor parallel (a step; beside products: matrix products run, too)"
+    title = f"Tensor parallel ({a_turn}; beside products: matrix products run, too)"
     yield declared(title, analysis.tensor[:_MOST])
 
 
@@ -412,7 +413,8 @@ def copies_table(analysis: Analysis) -> Table:
         )
         body += [cells] if spent >= least else []
     head = ("", "copies", "bytes", "time", "GB/s", "limit", "of limit")
-    return Table(f"Copies ({'a step' if steps else 'in all'}, on a GPU)", head, tuple(body))
+    loop = loop_name(analysis)[1] if steps else "in all"
+    return Table(f"Copies ({loop}, on a GPU)", head, tuple(body))
 
 
 def cards_table(analysis: Analysis) -> Table | None:
@@ -561,7 +563,7 @@ def modules_table(analysis: Analysis) -> Table | None:
     *before, exposed, line = ModuleUse.COLUMNS
     share = Column("share", lambda row: format_share(time[row], total[rank]))
     of = f" of rank {rank}" if len(total) > 1 else ""
-    loop = "a step" if any(row.steps for row in analysis.breakdown) else "in all"
+    loop = loop_name(analysis)[1] if any(row.steps for row in analysis.breakdown) else "in all"
     title = f"Modules{of} by the kernels that they launch ({loop})"
     columns = (Column("", label), *before, share, exposed, line)
     return tabulate(title, columns, [row for row in rows if row in shown])

@@ -21,6 +21,8 @@ _HIDDEN_SHARE: Final = 0.01
 """Share of the time above which hidden data loading is mentioned."""
 
 
+_UNEXPLAINED: Final = ("other_idle_ns", "total_ns")
+"""Time that no finding explains where a recorder causes it itself, and all time."""
 _FEWEST_KERNELS: Final = 10
 _SHORTEST_NS: Final = 1_000_000
 """Kernels, and nanoseconds, below both of which a recording without steps is too short to judge."""
@@ -50,6 +52,9 @@ def verdict(analysis: Analysis) -> str:
         return f"{capital(analysis.findings[0].message)}."
     if not analysis.breakdown:
         return "There is no verdict: how much the GPUs work was not measured."
+    idle, whole = (sum(getattr(row, of) for row in analysis.breakdown) for of in _UNEXPLAINED)
+    if 2 * idle > whole:
+        return "There is no verdict: when the GPUs were idle is unknown (see the notes)."
     return "Nothing stands out: no class of time is worth a change."
 
 

@@ -85,6 +85,7 @@ FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_stage3_warpsize1x
         ("triton_red_fused_add_mean_mul_pow_rsqrt_1", "normalisation"),
         ("void transformer_engine::HadamardTransformKernel<16>(T1)", "quantisation"),
         ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1", "convolution"),
+        ("miopenSp3AsmConv_v30_3_1_gfx9_fp16_dot2_edc_f2x3_stride1", "convolution"),
     ],
 )
 def test_the_family_is_told_by_the_name(name: str, family: str) -> None:

@@ -218,6 +218,14 @@ class TestClocks:
             assert "when the GPUs were idle is unknown" in trace.idle_unknown
             assert trace.quality.notes == [trace.idle_unknown]
 
+    def test_of_some_kernels_far_apart_give_no_verdict(self, file: Nvvp) -> None:
+        """Not that nothing stands out: 999 of 1,010 ms are unknown."""
+        for start in (0, 1_005_000 * US):
+            file.kernel(start, start + 5_000 * US)
+        file.row("METRIC", metricId=1, correlationId=1)
+        ran = command.gputrace("analyze", file.save())
+        assert ran.out.startswith("There is no verdict: when the GPUs were idle is unknown")
+
     def test_of_several_files_are_one(self, tmp_path: Path) -> None:
         paths = _two_ranks(tmp_path, cards=({1, 2}, {1, 2}))
         ran = command.gputrace("analyze", *paths, "--json")

@@ -222,3 +222,19 @@ def test_ranks_merged_into_one_file_are_kept_apart(
         gpus = json.loads(trace.analyze().render("json"))["gpus"]
     assert [gpu["rank"] for gpu in gpus] == [0, 1]
     assert [gpu["compute_ns"] for gpu in gpus] == [MILLISECOND, MILLISECOND]
+
+
+def test_ranks_merged_under_numbers_are_told_by_what_their_calls_issued(tmp_path: Path) -> None:
+    """As fused: process and correlation ids are moved apart, and nothing else says whose a row is.
+
+    Rank 1 makes fewer calls than rank 0, which would else be taken for that of all GPUs.
+    """
+    events = [event("cuda_runtime", "cudaEventQuery", 90, 1, args={"correlation": 99})]
+    for rank in (1, 0):
+        call = event("cuda_runtime", "cudaLaunchKernel", 5, 5, args={"correlation": rank + 7})
+        on_gpu = kernel(20, 1_000, device=2 + rank, correlation=rank + 7)
+        events += [call | {"pid": PID + rank * 10**8}, on_gpu | {"pid": rank * 10**8 + 2 + rank}]
+    with open_trace(write(tmp_path / "fused.json", *events)) as trace:
+        rows = trace.events([Kind.KERNEL], ["process", "device"])
+        ranks = [trace.processes[process].rank for process in rows.process.tolist()]
+        assert dict(zip(rows.device.tolist(), ranks, strict=True)) == {2: 0, 3: 1}

@@ -234,13 +234,18 @@ _SEND_LESS: Final = (
     "overlap it with the backward pass (bucket size), send less (bf16 gradients, gradient "
     "accumulation with no_sync)"
 )
+_EXCHANGE_LESS: Final = (
+    "run the model on fewer GPUs, neighbours on one host, or overlap it with the computation of "
+    "another batch"
+)
+"""Advice for inference, which has no gradients."""
 
 
 def _less(facts: Facts, role: str) -> str:
     """Return how to expose less communication in groups of a role."""
     sharded = facts.by_group(find_sharded) if role == "sharded data" else ()
     if not sharded:
-        return _LESS_BY_ROLE.get(role, _SEND_LESS)
+        return _LESS_BY_ROLE.get(role, _EXCHANGE_LESS if facts.infers else _SEND_LESS)
     most = max(sharded, key=lambda group: group.gather_exposed_ns)
     advice = []
     if most.hideable_ns >= _HIDEABLE_PART * most.gather_exposed_ns:
@@ -624,5 +629,5 @@ def _how_to_use_them(facts: Facts, kernels: Kernels, what: str) -> str:
     ways = [_AS_HALF.get(facts.framework, "mixed precision in {type}").format(type=small)]
     if kernels.has_tf32:
         ways.insert(0, _AS_TF32.get(facts.framework, "TF32 for fp32 products"))
-    scaled = "" if kernels.has_tf32 else ", with loss scaling"
-    return f"where the training allows it: {'; or '.join(ways)}{scaled}"
+    scaled = "" if kernels.has_tf32 or facts.infers else ", with loss scaling"
+    return f"where accuracy allows it: {'; or '.join(ways)}{scaled}"

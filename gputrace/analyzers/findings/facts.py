@@ -30,6 +30,7 @@ from gputrace.analyzers.parallelism import find_roles
 from gputrace.analyzers.python_samples import PythonLines, SampledLine
 from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
+from gputrace.analyzers.steps.inferred import BACKWARD
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import DATA, OTHER, PHASES, HostLoad, StepPhases
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
@@ -335,6 +336,13 @@ class Facts(Struct, frozen=True, dict=True):
         """Return whether training steps were found."""
         return self.all_steps.kind in ("training", "rl")
 
+    @cached_property
+    def infers(self) -> bool:
+        """Return whether what runs is inference: no training, and no kernel of a backward pass."""
+        kernels = [gpu.kernels for gpu in self.per_gpu.operations]
+        may_be = self.all_steps.kind in ("evaluation", "generation", "pass") and bool(kernels)
+        return may_be and not self.trace.search(distinct_ids(np.concatenate(kernels)), BACKWARD)
+
     @property
     def repeats(self) -> bool:
         """Return whether turns of a loop are measured: start-up is over."""
@@ -478,6 +486,11 @@ class Facts(Struct, frozen=True, dict=True):
             evidence |= {"line": sampled.line}
         elif charged and charged[0].thread is not None and charged[0].evidence:
             shown.append(f"thread {charged[0].thread} {charged[0].evidence}")
+        others = [row for row in self.rows if row not in rows]
+        passed_on = self.ledger.mean_on(others, *causes)
+        if severity_of(self.share_of(passed_on)):
+            lose = self.do("lose", sorted({row.rank for row in others}))
+            shown.append(f"{lose} {format_pair(passed_on, 'of', self.mean_ns)} to it, too")
         ranks = sorted({row.rank for row in rows})
         gpus = self.do(verb, ranks if len(rows) < len(self.rows) else ())
         text = message.format(gpus=gpus, cost=self.of_step(cost, bool(few)), at=at)

@@ -106,7 +106,7 @@ def claim_host_work(host: Host) -> Intervals:
 
 
 _LESS_HOST_WORK: Final = (
-    "do it less often than in every step, on the GPU, or in another thread or process; vectorize it"
+    "do it less often, ahead of time, on the GPU, or in another thread or process; vectorize it"
 )
 _READ_LESS: Final = (
     "read values less often: every 50 steps, or all of them at once (torch.stack, one .tolist()); "

@@ -161,6 +161,8 @@ def alloc_stall(facts: Facts) -> Iterator[Finding]:
     advice = "keep memory allocated: constant shapes, a pool, a smaller batch"
     if calls and all(re.search(_HOST_MEMORY_CALLS, call) for call in calls):
         advice = "pin host memory once, before the loop, and reuse it"
+    elif not facts.framework:
+        advice = "allocate memory once, before the loop, and reuse it (or cudaMallocAsync: a pool)"
     elif facts.framework == "pytorch":
         advice += f"; no empty_cache() in the loop, {_EXPANDABLE}"
     worst = max(
@@ -291,16 +293,16 @@ def claim_late_after_waits(host: Host) -> Intervals:
 
 
 _RUN_AHEAD: Final = {
-    "pytorch": "let the host run ahead: no .item(), .cpu() or print of a loss in every step, "
+    "pytorch": "let the host run ahead: no .item(), .cpu() or print of a result in every step, "
     "non_blocking copies, no cudaDeviceSynchronize",
-    "tensorflow": "let the host run ahead: no .numpy() or print of a loss in every step; several "
+    "tensorflow": "let the host run ahead: no .numpy() or print of a result in every step; several "
     "steps in one tf.function (steps_per_execution)",
     "jax": "let the host run ahead: no float(), print or block_until_ready of a result in every "
     "step",
     "mxnet": "let the host run ahead: no .asnumpy(), .asscalar() or waitall in every step",
     "training": "let the host run ahead: read no loss or metric in every step, copy asynchronously",
-    "": "let the host run ahead: cudaMemcpyAsync{pinned}, events and streams instead of "
-    "cudaDeviceSynchronize; read results less often",
+    "": "let the host run ahead: no cudaDeviceSynchronize or cudaEventSynchronize but where it "
+    "needs a result, cudaMemcpyAsync{pinned}; read results less often",
 }
 """Advice where the host waits for GPUs, by framework: the last for programs that do not train."""
 _EXCHANGE_MEANWHILE: Final = (
@@ -393,6 +395,8 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     advice = _LAUNCH_LESS.get(
         facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
     )
+    if facts.infers:
+        advice = advice.replace("fused optimizers, ", "")
     processes = [lane.gpu.process for lane in facts.working]
     feeds_several = len(processes) > len(set(processes))
     if feeds_several and (facts.trains or facts.mean("communication")):

@@ -19,6 +19,7 @@ from gputrace.analyzers.ledger import lost_time
 from gputrace.analyzers.ledger.feeding_host import Host
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.model.attempts import attempts_of
+from gputrace.model.events import Kind
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
@@ -161,7 +162,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             [f"of it, {parts}" if parts else "", "this is start-up, not training"],
         )
     count, chosen = facts.all_steps.warmup, facts.all_steps.chosen
-    if not count or (chosen is not None and chosen[0] < count):
+    if not count or not facts.measured or (chosen is not None and chosen[0] < count):
         return
     windows = max(facts.all_steps.by_rank.values(), key=len)
     spent = int(windows.end[count - 1] - windows.start[0])
@@ -206,6 +207,8 @@ _FEWEST_KERNELS: Final = 10
 
 _PART_OF_PASS: Final = 0.01
 """Part of the host's recorded time below which a single pass is next to nothing of it."""
+_HOST_ROWS: Final = frozenset((Kind.RANGE, Kind.OPERATOR, Kind.DATA_WAIT))
+"""What shows, besides calls, for how long a host was recorded."""
 
 
 def runs_almost_nothing(facts: Facts) -> bool:
@@ -214,16 +217,18 @@ def runs_almost_nothing(facts: Facts) -> bool:
     is_whole = facts.per_gpu.has_calls and not facts.trace.idle_unknown
     if facts.repeats or not is_whole:
         return False
-    recorded = facts.once(_recorded_ns)
+    recorded, waited = facts.once(_recorded_ns)
     if kernels >= _FEWEST_KERNELS:
-        return facts.all_steps.kind == "pass" and facts.mean_ns < _PART_OF_PASS * recorded
+        is_little = facts.mean_ns < max(_PART_OF_PASS * recorded, MEDIUM * waited)
+        return facts.all_steps.kind == "pass" and is_little
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     return facts.mean_ns < MEDIUM * recorded or not (kernels or opaque)
 
 
 def low_utilization(facts: Facts) -> Iterator[Finding]:
     """A recording without steps has fewer than ten kernels, all within 5 % of the host's recorded
-    time, or only copies or memsets; or a single pass is within 1 % of it.
+    time, or only copies or memsets; or a single pass is within 1 % of it, or 5 % of its waits for
+    data.
 
     Cost: the rest of that time; without kernels, all of it.
 
@@ -232,7 +237,7 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
     if not runs_almost_nothing(facts):
         return
     kernels = sum(lane.kernels for lane in facts.working)
-    recorded = facts.once(_recorded_ns)
+    recorded, waited = facts.once(_recorded_ns)
     opaque = sum(lane.opaque_graphs for lane in facts.working)
     if not kernels and not opaque and facts.mean_ns >= MEDIUM * recorded:
         copies = sum(lane.copies for lane in facts.working)
@@ -252,24 +257,34 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         recorded - facts.mean_ns,
         f"almost nothing runs on the GPUs: {format_count(kernels, 'kernel')} within "
         f"{format_ns(facts.mean_ns)} of the {format_ns(recorded)} that the host was recorded for",
-        "record while the GPUs work; with CUDA graphs, record their replay, not their capture",
-        {"kernels": kernels, "recorded_ns": recorded},
+        "record several batches: the first waits for the loader to start"
+        if waited
+        else "record while the GPUs work; with CUDA graphs, record their replay, not their capture",
+        {"kernels": kernels, "recorded_ns": recorded, "data_wait_ns": waited},
+        [f"the program waits for data for {format_ns(waited)} of that" if waited else ""],
     )
 
 
-def _recorded_ns(facts: Facts) -> int:
-    """Return the nanoseconds for which the host with most was recorded; 0 without calls."""
-    return max(facts.per_gpu.each(_recorded_of_host, facts.working), default=0)
+def _recorded_ns(facts: Facts) -> tuple[int, int]:
+    """Return for how long the host with most was recorded, and waited for data; 0 without calls."""
+    return max(facts.per_gpu.each(_recorded_of_host, facts.working), default=(0, 0))
 
 
-def _recorded_of_host(gpu: GpuShardView) -> int:
-    """Return the nanoseconds from the first to the last call of a GPU's process."""
+def _recorded_of_host(gpu: GpuShardView) -> tuple[int, int]:
+    """Return the nanoseconds from the first to the last row of the host in a GPU's process, and
+    those of its waits for data.
+    """
     calls, process = gpu.calls, gpu.operations.gpu.process
     if calls is None:
-        return 0
+        return 0, 0
     threads = calls.threads_of(process)
     mine = slice(calls.first[threads.start], calls.first[threads.stop])
-    return int(calls.end[mine].max(initial=0) - calls.start[mine].min(initial=2**62))
+    rows = gpu.trace.events(_HOST_ROWS & gpu.trace.kinds, ("start", "end", "kind", "process"))
+    rows = rows.select((rows.process == process) & (rows.end >= rows.start))
+    waits = rows.select(rows.kind == Kind.DATA_WAIT)
+    last = max(calls.end[mine].max(initial=0), rows.end.max(initial=0))
+    first = min(calls.start[mine].min(initial=2**62), rows.start.min(initial=2**62))
+    return int(last - first), union(waits.start, waits.end).total
 
 
 def graph_opaque(facts: Facts) -> Iterator[Finding]:

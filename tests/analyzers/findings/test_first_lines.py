@@ -569,3 +569,95 @@ def test_a_pass_that_is_next_to_nothing_of_the_recording_is_told_as_that(
     for index in range(30):
         run.kernel(100 * US, f"{names[index % 3]}_{index}")
     assert ("low-utilization" in ids(analyze(run, tmp_path))) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", True),
+        ("load the model", False),
+    ],
+)
+def test_a_pass_that_is_next_to_nothing_beside_the_wait_for_its_data_is_told_as_that(
+    tmp_path: Path, name: str, said: bool
+) -> None:
+    """Its only calls are in the last 6 of 200 ms."""
+    names = ("sgemm", "void at::native::add", "void at::native::norm")
+    events = [kineto.event("user_annotation", name, 0, 190_000)]
+    for index in range(30):
+        start, issued = 194_000 + 200 * index, {"correlation": index + 1}
+        events.append(kineto.event("cuda_runtime", "cudaLaunchKernel", start, 5, args=issued))
+        events.append(kineto.kernel(start + 8, 190, f"{names[index % 3]}_{index}", **issued))
+    with gputrace.open(kineto.write(tmp_path / "trace.json", *events)) as trace:
+        found = trace.analyze().findings
+    told = [each for each in found if each.id == "low-utilization"]
+    assert bool(told) == said
+    if said:
+        assert "30 kernels within 5.99 ms of the 200 ms" in words_of(told[0])
+        assert "waits for data for 190 ms" in words_of(told[0])
+
+
+@pytest.mark.parametrize(("frees", "first_id"), [(False, "warmup"), (True, "alloc-stall")])
+def test_memory_that_is_freed_again_and_again_is_not_allocated_once(
+    tmp_path: Path, frees: bool, first_id: str
+) -> None:
+    run = Run()
+    for kernel in range(60):
+        run.allocate(2 * MS)
+        run.kernel(50 * US, f"part_{kernel}")
+        if frees:
+            run.synchronize()
+            run.allocate(MS, "cudaFree")
+    found = analyze(run, tmp_path).findings[0]
+    assert found.id == first_id
+    assert ("allocate memory once" in found.advice) == frees
+
+
+def test_a_cause_on_some_ranks_says_what_the_others_lose_to_it(tmp_path: Path) -> None:
+    """Rank 1 pauses in its only pass, and rank 0 waits for it in the collective that follows."""
+    run = Run(pid=100)
+    other = Run(run.export, pid=101, device=1)
+    for one in (run, other):
+        for index in range(40):
+            one.kernel(50 * US, f"void at::native::op_{index % 7}")
+    other.wait(6 * MS)
+    other.kernel(50 * US, "void at::native::late")
+    end = other.now + 100 * US
+    for one in (run, other):
+        one.kernel(end - max(one.now, one.gpu_free[one.device]), "ncclDevKernel_AllReduce_Sum_f32")
+    found = finding_of(analyze(run, tmp_path), "host-work")
+    assert found.ranks == (1,)
+    assert any("the GPU of rank 0 loses" in detail for detail in found.details)
+
+
+def test_no_warmup_is_called_excluded_where_the_whole_span_is_measured(tmp_path: Path) -> None:
+    """Iterations of a solver: the first of them load code, and none is left out."""
+    run = Run()
+    for index in range(60):
+        if index < 3:
+            run.allocate(4 * MS, "cuModuleLoadData")
+        run.kernel(10 * US, "eliminate_row")
+        run.synchronize()
+        run.kernel(690 * US, "eliminate_rest")
+        run.synchronize()
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "iterations"
+    assert report.breakdown[0].steps == 0
+    assert not any("excluded" in finding.message for finding in report.findings)
+
+
+@pytest.mark.parametrize("last", ["norm", "norm_backward"])
+def test_inference_gets_no_advice_on_training(tmp_path: Path, last: str) -> None:
+    """A pass whose host is late with small kernels, and that ends with an exchange."""
+    run, names = Run(), ("ampere_sgemm_128x64_tn", "void at::native::add", "void at::native::mul")
+    for index in range(60):
+        run.wait(20 * US)
+        run.kernel(10 * US, f"{names[index % 3]}_{index}")
+    run.kernel(10 * US, f"void at::native::{last}")
+    run.kernel(400 * US, "ncclDevKernel_AllReduce_Sum_f16")
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "pass"
+    advice = finding_of(report, "launch-bound").advice
+    advice += finding_of(report, "communication-exposed").advice
+    trains = last.endswith("backward")
+    assert [word in advice for word in ("optimizers", "gradient")] == [trains] * 2
