@@ -187,9 +187,10 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     )
     is_called = 2 * int(lengths[called].sum()) > int(lengths.sum())
     who = "the program collects garbage" if is_called else "Python collects garbage"
-    rows = facts.ledger.of("garbage-collection")
-    at = f" at {rows[0].line}" if is_called and rows and rows[0].line else ""
+    what, _, path = texts[name].partition(" at ")
+    at = f" at {path.rpartition('/')[2]}" if is_called and path else ""
     each = format_number(len(collections) / steps)
+    each += " collection a step" if each == "1" else " collections a step"
     yield facts.finding(
         "garbage-collection",
         severity_of(share) or "low",
@@ -204,7 +205,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
             "longest_ns": longest,
             "share": round(share, 4),
         },
-        [f"{each} collections a step, the longest {format_ns(longest)} ({texts[name]})"],
+        [f"{each}, the longest {format_ns(longest)} ({what})"],
     )
 
 
