@@ -110,8 +110,9 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
     ends.append(events.end[events.kind == Kind.STEP])
     forward, model = calls(FORWARD), calls(_MODEL)
-    if not len(forward):
+    if not len(forward) and (len(optimizer) or len(model)):
         # A forward pass lasts from the last end of anything before a backward pass to its start.
+        # Without a recorded optimizer, the program's own would be part of that.
         last_end = np.sort(np.concatenate(ends))
         place = np.searchsorted(last_end, backward.start, "right") - 1
         before = union(last_end[place[place >= 0]], backward.start[place >= 0])

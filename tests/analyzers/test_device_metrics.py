@@ -250,7 +250,10 @@ class TestClockMismatch:
 
     def test_is_none_where_a_rank_is_slower_at_the_same_clocks(self, path: Path) -> None:
         slow = Plan(steps=12, ranks=4, allreduces=2, slow_rank=2, slow_factor=1.3)
-        assert not of_cards(analyzed(path, slow))
+        report = analyzed(path, slow)
+        assert not of_cards(report)
+        assert "its clock is as high as theirs" in words_of(report.findings[0])
+        assert report.findings[0].advice.startswith("share the work equally")
 
     def test_of_three_of_six_cards_is_as_it_was_published(self, path: Path) -> None:
         """GTX 1070s whose memory ran at 1.683 instead of 1.7715 GHz trained at 85 to 99 %."""

@@ -254,16 +254,20 @@ def _clocks(facts: Facts, which: str) -> dict[CardUse, float]:
 
 
 def lower_clock(facts: Facts, gpu: int, rank: int) -> str | None:
-    """Return ``its SM clock is 1,590 MHz and theirs 1,980 MHz``; None if no clock of the GPU is
-    lower.
+    """Return ``its SM clock is 1,590 MHz and theirs 1,980 MHz``; empty if no clock of the GPU is
+    lower, None if clocks are unknown.
     """
+    lower = None
     for which, name in (("sm", "SM"), ("memory", "memory")):
         clocks = _clocks(facts, which)
         of_gpu = [clock for card, clock in clocks.items() if (card.gpu, card.rank) == (gpu, rank)]
         others = [clock for card, clock in clocks.items() if (card.gpu, card.rank) != (gpu, rank)]
-        if of_gpu and others and of_gpu[0] < (1 - _CLOCK_DIFFERENCE) * float(median(others)):
-            return f"its {name} clock is {of_gpu[0]:,.0f} MHz and theirs {median(others):,.0f} MHz"
-    return None
+        if of_gpu and others:
+            lower = ""
+            if of_gpu[0] < (1 - _CLOCK_DIFFERENCE) * float(median(others)):
+                theirs = f"{median(others):,.0f} MHz"
+                return f"its {name} clock is {of_gpu[0]:,.0f} MHz and theirs {theirs}"
+    return lower
 
 
 def _slowness(

@@ -14,6 +14,7 @@ import numpy as np
 from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.analyzers.steps.inferred import find_returned
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
 from gputrace.model.host import BACKWARD, DATA, FORWARD, OPTIMIZER
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
@@ -65,8 +66,12 @@ def claim_host_optimizer(host: Host) -> Intervals:
     """Prove that the optimizer computes on the host: its steps launch nothing, or are ranges that
     say so. All between the backward pass and the next forward pass then belongs to it, which
     brings the gradients and returns the parameters, and so do the copies that are issued there.
+    A program's own optimizer shows by the copies that bring gradients and return parameters.
     """
     phases, named = host.phases, host.in_ranges(_HOST_OPTIMIZERS)
+    if phases is not None and not len(phases.of[OPTIMIZER]):
+        gone, back = find_returned(operations := host.view.operations)
+        return merge_touching(named, union(operations.start[gone], operations.end[back]))
     updates = host.with_calls(EMPTY if phases is None else phases.of[OPTIMIZER])
     if phases is None or not len(updates) or host.count_issues(updates) >= len(updates):
         return named
@@ -99,7 +104,7 @@ def claim_host_work(host: Host) -> Intervals:
     and more; or, where the phases of a step are recorded, it is in none of them.
     """
     phases, idle = host.phases, host.pauses.difference(host.view.lane.causes.in_mpi)
-    if phases is None:
+    if phases is None or not len(phases.of[FORWARD]):
         return idle
     known = reduce(merge_touching, phases.of.values(), EMPTY)
     return merge_touching(idle, known.complement(*host.window))
@@ -182,9 +187,10 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
     )
     is_called = 2 * int(lengths[called].sum()) > int(lengths.sum())
     who = "the program collects garbage" if is_called else "Python collects garbage"
-    rows = facts.ledger.of("garbage-collection")
-    at = f" at {rows[0].line}" if is_called and rows and rows[0].line else ""
+    what, _, path = texts[name].partition(" at ")
+    at = f" at {path.rpartition('/')[2]}" if is_called and path else ""
     each = format_number(len(collections) / steps)
+    each += " collection a step" if each == "1" else " collections a step"
     yield facts.finding(
         "garbage-collection",
         severity_of(share) or "low",
@@ -199,7 +205,7 @@ def garbage_collection(facts: Facts) -> Iterator[Finding]:
             "longest_ns": longest,
             "share": round(share, 4),
         },
-        [f"{each} collections a step, the longest {format_ns(longest)} ({texts[name]})"],
+        [f"{each}, the longest {format_ns(longest)} ({what})"],
     )
 
 

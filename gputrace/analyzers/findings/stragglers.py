@@ -276,12 +276,15 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     if extra:
         reasons.append(f"it runs {format_ns(kernels.extra_ns)} of kernels a step that they do not")
     why = lower_clock(facts, late.lane.gpu.gpu, late.lane.gpu.rank) if slower else None
-    reasons += [why] if why else []
+    if why is not None:
+        reasons.append(why or "its clock is as high as theirs")
     met = neighbours_of(facts, late.lane.gpu) if slower else None
     reasons += [str(met)] if met is not None else []
     reasons += [] if reasons else ["it " + _more(late, _WORK)]
     advice = _SHARE_WORK
-    if slower and not extra:
+    if slower and not extra and why == "" and met is None:
+        advice += "; where it is equal already, try another card in its place"
+    elif slower and not extra:
         advice = "compare its clocks, temperature, power and other programs on it with the others'"
         advice = SHARE_NO_CARD if met is not None and not why else advice
     reasons += [unknown_neighbours(facts, late.lane.gpu)] if slower else []

@@ -22,7 +22,7 @@ from gputrace.analyzers.steps.inferred import (
     until_written,
 )
 from gputrace.analyzers.steps.kinds import find_turns, rolls_out
-from gputrace.analyzers.steps.marks import Marks, choose_marks, read_marks
+from gputrace.analyzers.steps.marks import Marks, choose_marks, read_marks, read_passes
 from gputrace.analyzers.steps.windows import (
     Interlude,
     StepWindows,
@@ -155,6 +155,9 @@ def _of_rank(
             inferred = max(found, key=lambda windows: windows.confidence, default=None)
             if inferred is not None and inferred.kind == "training":
                 return inferred
+            marked = choose_marks(trace, gpus, [*read_passes(trace)], calls, training=True)
+            if marked is not None:
+                return marked
     return find_turns(trace, gpus, calls, inferred)
 
 

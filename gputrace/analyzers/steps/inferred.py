@@ -306,7 +306,30 @@ def input_groups(operations: GpuOperations) -> list[Rows]:
 
 def _large_copies(operations: GpuOperations) -> Rows:
     rows = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
-    return rows[operations.events.bytes[rows] >= LEAST_INPUT_BYTES]
+    rows = rows[operations.events.bytes[rows] >= LEAST_INPUT_BYTES]
+    return np.setdiff1d(rows, find_returned(operations)[1])
+
+
+def find_returned(operations: GpuOperations) -> tuple[Rows, Rows]:
+    """Return the copies to the host after which a copy of the same size comes back with no kernel
+    between the two, and the latter: gradients and parameters of an optimizer on the host.
+
+    More of them come one after another than bring a batch, with less than a model computes between.
+    """
+    kinds, sizes = operations.events.kind, operations.events.bytes
+    gone, back = (
+        np.flatnonzero((kinds == kind) & (sizes >= LEAST_INPUT_BYTES))
+        for kind in (Kind.COPY_D2H, Kind.COPY_H2D)
+    )
+    gone, back = gone[np.isin(sizes[gone], sizes[back])], back[np.isin(sizes[back], sizes[gone])]
+    back = back[back > gone[0]] if len(gone) else gone
+    kernels = np.cumsum(is_among(kinds, (Kind.KERNEL, Kind.GRAPH)))
+    gone = gone[np.searchsorted(gone, back) - 1]
+    at_once = kernels[gone] == kernels[back]
+    gone, back = gone[at_once], back[at_once]
+    run = np.cumsum(np.diff(kernels[back], prepend=0) >= _LEAST_KERNELS)
+    several = np.bincount(run, minlength=1)[run] > _MOST_COPIES
+    return gone[several], back[several]
 
 
 def inputs_of_steps(operations: GpuOperations, bursts: Runs) -> Rows:

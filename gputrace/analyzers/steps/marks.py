@@ -23,7 +23,8 @@ from gputrace.analyzers.steps.inferred import (
     without_foreign,
 )
 from gputrace.analyzers.steps.windows import MarkedSteps, StepWindows
-from gputrace.model.events import Events, Kind, Mask, distinct_ids
+from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
+from gputrace.model.host import BACKWARD
 from gputrace.model.intervals import Times, lie_in, union
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -126,15 +127,17 @@ class Marks(Struct, frozen=True, dict=True):
         return replace(self, start=start, end=end, numbers=numbers)
 
 
+_COLUMNS: Final = "start", "end", "name", "process", "thread", "correlation"
+
+
 def read_marks(trace: Trace) -> list[Marks]:
     """All families of ranges that may be turns of a loop: markers first, then NVTX ranges.
 
     Those that lie in ranges named as warm-up are left out.
     """
     marks: list[Marks] = []
-    columns = ("start", "end", "name", "process", "thread", "correlation")
     for kind in (kind for kind in (Kind.STEP, Kind.RANGE) if kind in trace.kinds):
-        events = trace.events([kind], columns)
+        events = trace.events([kind], _COLUMNS)
         ids = distinct_ids(events.name)
         marked = kind == Kind.STEP
         text = trace.names(ids) if marked else trace.search(ids, _NAMED)
@@ -155,6 +158,22 @@ def read_marks(trace: Trace) -> list[Marks]:
                     ranges = mine.select(np.isin(mine.name, names))
                     marks += _by_thread(ranges, kind, family, kinds[family], warmup)
     return marks
+
+
+def read_passes(trace: Trace) -> Iterator[Marks]:
+    """Read turns that end with a backward pass each, for programs that are their own optimizers."""
+    if Kind.PHASE not in trace.kinds:
+        return
+    events = trace.events([Kind.PHASE], _COLUMNS)
+    names = trace.search(distinct_ids(events.name), f"^{BACKWARD}$")
+    events = events.select(is_among(events.name, names))
+    for process in distinct_ids(events.process).tolist():
+        mine = events.select(events.process == process)
+        no_warmup = mine.select(mine.start < 0)
+        for passes in _by_thread(mine, Kind.PHASE, _PASSES, "training", no_warmup):
+            turns = passes.select(np.arange(len(passes.end)) > 0)
+            start, numbers = passes.end[:-1], passes.numbers[:-1]
+            yield replace(turns, source="markers", start=start, numbers=numbers)
 
 
 def _by_thread(
@@ -269,8 +288,9 @@ def choose_marks(
     return None if best is None else best[1]
 
 
-_UPDATE: Final = r"(?i)optimizer"
-"""Marks that optimizers make, of which a turn of a loop may have several."""
+_PASSES: Final = "backward passes"
+_UPDATE: Final = rf"(?i)optimizer|{_PASSES}"
+"""Marks of optimizers and of backward passes, of which a turn of a loop may have several."""
 _MOST_UPDATES: Final = 4
 _FIRST_UPDATE_RATIO: Final = 1.5
 _LIKE_UPDATES_PART: Final = 0.2

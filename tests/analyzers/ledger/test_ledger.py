@@ -162,6 +162,32 @@ def test_an_optimizer_that_launches_nothing_runs_on_the_host(tmp_path: Path) -> 
     assert cure.step_ns == pytest.approx(4 * MS, rel=0.05)
 
 
+@pytest.mark.parametrize("trips", [1, 6])
+def test_a_programs_own_optimizer_on_the_host_is_known_by_its_copies(
+    trips: int, tmp_path: Path
+) -> None:
+    """Gradients come and parameters go, one by one; a single copy there and back may be a result
+    that is read and the next batch.
+    """
+    loop = Loop()
+    for number in range(20):
+        start = loop.run.now = number * 20 * MS
+        loop.run.model(40)
+        loop._add("GPUTRACE_HOST_RANGE", "backward", start, 2, kind=PHASE)
+        loop.run.now = start + 2 * MS
+        for _ in range(trips):
+            loop.run.copy(50 * US, to_host=True)
+            loop.run.wait(15 * MS // trips)
+            loop.run.input_copy(length=50 * US)
+    report = analyze(loop.export, tmp_path)
+    assert report.steps.kind == "training"
+    assert report.steps.count == (20 if trips == 1 else 19)
+    assert ids(report)[0] == ("host-optimizer" if trips > 1 else "data-feeding")
+    if trips > 1:
+        (cure,) = (cure for cure in report.what_if if cure.id == "gpu-optimizer")
+        assert cure.gain_ns == pytest.approx(15 * MS, rel=0.05)
+
+
 def test_work_outside_of_the_passes_is_the_programs_own(tmp_path: Path) -> None:
     """Even where it issues kernels all the time, and reads their results one by one."""
     loop = Loop()

@@ -10,12 +10,14 @@ kernel has cpufreq; once, with the second of these, whether a library of OpenMP 
 thread costs a file to open; hundreds that stay open might be more than the program may have. So
 those that sleep are left out where the time of the process shows that they still do.
 
-Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``, and
-whether the program called them. A program that empties that list is left alone.
+Garbage collections of a fifth of a millisecond or more are recorded by ``gc.callbacks``, with the
+line where the program called them, if it did: no sample is taken in one. A program that empties
+that list is left alone.
 """
 
 import gc
 import os
+import sys
 from resource import RUSAGE_THREAD, getrusage
 from time import process_time
 
@@ -104,7 +106,7 @@ class _Looks:
         self.is_blind = self.knows_openmp = False
         self.has_clock = True
         self.collection_began = 0
-        self.is_called = False
+        self.called = ""
 
 
 _looks = _Looks()
@@ -160,13 +162,24 @@ def _watch_collection(phase: str, info: "dict[str, Any]") -> None:
         now = time_ns()
         start, looks.collection_began = looks.collection_began, now if phase == "start" else 0
         if phase == "start":
-            looks.is_called = _is_called()
+            looks.called = _caller(sys._getframe(1)) if _is_called() else ""
         elif 0 < start <= now - _LEAST_COLLECTION_NS:
             text = "generation {}".format(info.get("generation"))
-            what = recorder.word(text + ", called" if looks.is_called else text)
+            what = recorder.word(text + looks.called)
             recorder.record_of(recorder.thread_id(), start, now, what, recorder.GC)
     except Exception:
         looks.collection_began = 0
+
+
+def _caller(frame: "Any") -> str:
+    """Return where the program called for a collection, or, if none of its own code did, where a
+    library's outermost call stands.
+    """
+    while frame.f_back is not None and "/site-packages/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name)
+    return f", called at {code.co_filename}:{frame.f_lineno} {name}"
 
 
 def _is_called() -> bool:
