@@ -87,7 +87,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "Operate": {
         "mcp": (
-            "mcp.server.command",
+            "mcp.command",
             "gputrace mcp runs/",
             "gputrace mcp . -- python train.py",
         ),
@@ -177,13 +177,13 @@ class _Commands(click.Group):
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Show where each training step's time goes on NVIDIA GPUs, and what to change."""
-    from gputrace.cli import config
+    from gputrace.cli import options
 
     name = context.invoked_subcommand
-    command = cli.get_command(context, name) if name in config.COMMANDS else None
+    command = cli.get_command(context, name) if name in options.CONFIGURED else None
     if name and command is not None:
         asked = click.Context(command, context, name)
-        context.default_map = {name: config.read_defaults(command, asked)}
+        context.default_map = {name: options.read_defaults(command, asked)}
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -16,8 +16,8 @@ from gputrace.collectors.backend import bytes_in
 from gputrace.collectors.finalize import DOMAIN_CREATED as DOMAIN
 from gputrace.collectors.finalize import LEAD_NS, rank_of, write_all, write_host, write_logs
 from gputrace.collectors.job_tasks import began, holds_lock, read_meta
-from gputrace.collectors.launch import orphans_of
 from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
+from gputrace.collectors.processes import orphans_of
 from gputrace.collectors.spool import ChunkTail, LineTail, base_of, in_order
 from gputrace.collectors.spool.activity import RECORDS, SPOOL, Spool, join_spools
 from gputrace.collectors.spool.activity import take_text as take_spool_text

@@ -333,21 +333,6 @@ def wait_for(signals: Iterable[int], seconds: float) -> ReceivedSignal | None:
             raise OSError(problem, os.strerror(problem))
 
 
-def orphans_of(folder: Path, variable: str = "GPUTRACE_DIR") -> list[int]:
-    """Return the pids of this user's processes with a variable that names the folder."""
-    wanted = os.path.realpath(folder)
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = os.fsdecode(path.read_bytes()).split("\0")
-        except OSError:
-            continue
-        named = [v.partition("=")[2] for v in variables if v.startswith(f"{variable}=")]
-        if any(os.path.realpath(name) == wanted for name in named):
-            pids.append(int(path.parent.name))
-    return sorted(pids)
-
-
 _THREADS: Final = "OPENBLAS_NUM_THREADS"
 _ROOM: Final = 96 << 20
 """Bytes of address space that importing numpy takes, with a margin."""

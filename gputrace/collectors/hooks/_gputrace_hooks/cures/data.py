@@ -372,7 +372,7 @@ def tf_datasets(module: Any) -> None:
     if "tf-parallel" in cures:
         for name in ("map", "interleave", "batch"):
             parallel = {"num_parallel_calls": ("tf-parallel", autotune)}
-            change_call(cls, name, lambda _, parallel=parallel: parallel)  # type: ignore[misc]
+            change_call(cls, name, lambda _, parallel=parallel: parallel)
     iterate = vars(cls).get("__iter__")
     if "tf-prefetch" in cures and iterate is not None:
 
