@@ -311,7 +311,6 @@ def _affinity(pid: int) -> set[int]:
         return set()
 
 
-@cache
 def _siblings(cpu: int) -> frozenset[int]:
     """Return the hardware threads of a core's unit, with its own; empty if unknown."""
     return _cpus_in(_SYSTEM / f"cpu/cpu{cpu}/topology/thread_siblings_list")
