@@ -185,7 +185,11 @@ class _Fetching:
         _add(start, _now.collating or end, FETCH, *batch)
         spent = 0
         for held, timed, plain in swapped:
-            _swap_back(held, timed, plain)
+            if held.get("transforms") is timed:
+                # What the program did to it meanwhile is kept.
+                if len(timed) != len(plain):
+                    plain[:] = list(timed)
+                held["transforms"] = plain
             spent += timed.times * len(timed) * _TIMING_NS
             for item, length in zip(list.__iter__(timed), timed.sums):
                 _add(start, start + length, word("transform " + _name(item)), *batch)
@@ -202,14 +206,6 @@ def _swap(compose: Any) -> Any:
         return None
     timed = held["transforms"] = _Timed(plain)
     return held, timed, plain
-
-
-def _swap_back(held: "dict[str, Any]", timed: "_Timed", plain: "list[Any]") -> None:
-    if held.get("transforms") is timed:
-        # What the program did to it meanwhile is kept.
-        if len(timed) != len(plain):
-            plain[:] = list(timed)
-        held["transforms"] = plain
 
 
 def worker_loop(module: Any) -> None:
