@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -207,11 +207,8 @@ def _to_mlflow(client: Any, run_id: str, figures: Figures) -> None:
 
 
 def _begin_tensorboard(folder: str, figures: Figures) -> None:
-    writer = _EventWriter(folder)
-    try:
+    with closing(_EventWriter(folder)) as writer:
         _to_tensorboard(writer, figures)
-    finally:
-        writer.close()
 
 
 def _begin_wandb(project: str, figures: Figures) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import Any, Final
 
 from gputrace.api import open as open_trace
@@ -121,16 +121,12 @@ def run(shell: Any, codes: Sequence[CodeType]) -> None:
         for code in codes:
             exec(code, shell.user_global_ns, shell.user_ns)
     except Exception as error:
-        _show_from_cell(shell, error)
+        show = getattr(getattr(shell, "InteractiveTB", None), "structured_traceback", None)
+        ours = error.__traceback__
+        if show is not None and ours is not None and ours.tb_next is not None:
+            # From the cell on, without the frame of this module.
+            _show_as(error, partial(show, type(error), error, ours.tb_next, tb_offset=0))
         raise
-
-
-def _show_from_cell(shell: Any, error: Exception) -> None:
-    """Start the traceback in the cell, without the frame of this module."""
-    show = getattr(getattr(shell, "InteractiveTB", None), "structured_traceback", None)
-    ours: TracebackType | None = error.__traceback__
-    if show is not None and ours is not None and ours.tb_next is not None:
-        _show_as(error, partial(show, type(error), error, ours.tb_next, tb_offset=0))
 
 
 def _show_as(error: Exception, lines: Callable[[], list[str]]) -> None:

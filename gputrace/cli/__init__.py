@@ -87,7 +87,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     },
     "Operate": {
         "mcp": (
-            "mcp.server.command",
+            "mcp.command",
             "gputrace mcp runs/",
             "gputrace mcp . -- python train.py",
         ),
@@ -177,13 +177,13 @@ class _Commands(click.Group):
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Show where each training step's time goes on NVIDIA GPUs, and what to change."""
-    from gputrace.cli import config
+    from gputrace.cli import options
 
     name = context.invoked_subcommand
-    command = cli.get_command(context, name) if name in config.COMMANDS else None
+    command = cli.get_command(context, name) if name in options.CONFIGURED else None
     if name and command is not None:
         asked = click.Context(command, context, name)
-        context.default_map = {name: config.read_defaults(command, asked)}
+        context.default_map = {name: options.read_defaults(command, asked)}
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -229,7 +229,11 @@ def run(arguments: list[str] | None = None) -> int:
             result = cli.invoke(context)
         sys.stdout.flush()
         if console.is_verbose():
-            _log_cost(time.monotonic() - began)
+            import resource
+
+            most = max(resource.getrusage(who).ru_maxrss for who in (0, resource.RUSAGE_CHILDREN))
+            took = f"{time.monotonic() - began:,.1f} s"
+            log(f"took {took}, and {most / 1000:,.0f} MB in its largest process")
         return result if isinstance(result, int) else ExitCode.DONE
     except click.exceptions.Exit as end:
         sys.stdout.flush()
@@ -259,13 +263,6 @@ def _log_origin(error: BaseException) -> None:
 
     for line in "".join(traceback.format_exception(error)).splitlines():
         click.echo(clean(line), err=True)
-
-
-def _log_cost(seconds: float) -> None:
-    import resource
-
-    most = max(resource.getrusage(who).ru_maxrss for who in (0, resource.RUSAGE_CHILDREN))
-    log(f"took {seconds:,.1f} s, and {most / 1000:,.0f} MB in its largest process")
 
 
 def explain(error: BaseException) -> tuple[str, ExitCode] | None:

@@ -217,12 +217,11 @@ def _junit(check: Check) -> str:
     """Render a JUnit test suite, a test case per gate; unevaluated gates are errors."""
     from xml.etree import ElementTree as ET
 
-    failed = [gate for gate in check.gates if gate.evaluated and not gate.passed]
-    errors = [gate for gate in check.gates if not gate.evaluated]
-    counts = {"tests": check.gates, "failures": failed, "errors": errors}
-    suite = ET.Element("testsuite", name="gputrace check")
-    for name, gates in counts.items():
-        suite.set(name, str(len(gates)))
+    failures = sum(gate.evaluated and not gate.passed for gate in check.gates)
+    errors = sum(not gate.evaluated for gate in check.gates)
+    counts = {"tests": len(check.gates), "failures": failures, "errors": errors}
+    words = {name: str(count) for name, count in counts.items()}
+    suite = ET.Element("testsuite", {"name": "gputrace check", **words})
     for gate in check.gates:
         case = ET.SubElement(suite, "testcase", classname="gputrace", name=gate.id)
         message = _NOT_IN_XML.sub("\ufffd", gate.message)

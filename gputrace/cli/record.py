@@ -471,7 +471,7 @@ def _bound(limits: Limits) -> str:
 def recover(folder: Path, output: Path | None, force: bool, keep: bool) -> None:
     """Make a trace of FOLDER, the NAME.spool left by an interrupted recording."""
     from gputrace.collectors.job_tasks import assert_ours, is_recording
-    from gputrace.collectors.launch import orphans_of
+    from gputrace.collectors.processes import orphans_of
     from gputrace.collectors.session import can_be_read_meanwhile, finish
 
     assert_ours(folder)

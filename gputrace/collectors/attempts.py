@@ -12,12 +12,10 @@ from msgspec.structs import replace
 
 from gputrace.collectors.exit_watch import read_exits
 from gputrace.collectors.spool import LATEST
-from gputrace.collectors.spool.activity import Spool
+from gputrace.collectors.spool.activity import ON_GPU, Spool
 from gputrace.collectors.spool.host_events import HostEvents
 from gputrace.model.attempts import Life
 from gputrace.model.events import UNKNOWN
-
-_ON_GPU = (b"KERN", b"COPY", b"MSET", b"GRPH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def _known(
         exit_code=ended[1] if ended else None,
     )
     script = info.get("script", info.get("program", ""))
-    on_gpu = any(len(f.records[tag]) for f in files if isinstance(f, Spool) for tag in _ON_GPU)
+    on_gpu = any(len(f.records[tag]) for f in files if isinstance(f, Spool) for tag in ON_GPU)
     return _Known(
         host=key[0],
         life=life,

@@ -102,7 +102,9 @@ class _Watcher:
                         pid, now = self._open[file], time.time_ns()
                         if (code := _exit_code(pid, file)) is not None:
                             output.write(f"{pid} {now} {code} {self._host}\n")
-                        self._close(file)
+                        self._poll.unregister(file)
+                        self._seen.discard(self._open.pop(file))
+                        os.close(file)
 
     def _meet(self) -> None:
         """Open pidfds of the processes that have begun to write."""
@@ -118,11 +120,6 @@ class _Watcher:
                     file = os.pidfd_open(pid)
                     self._open[file] = pid
                     self._poll.register(file, select.POLLIN)
-
-    def _close(self, file: int) -> None:
-        self._poll.unregister(file)
-        self._seen.discard(self._open.pop(file))
-        os.close(file)
 
 
 def _exit_code(pid: int, file: int) -> int | None:

@@ -27,6 +27,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from gputrace.collectors.processes import read_stat
 from gputrace.units import format_ns
 
 MOST: Final = 3
@@ -63,11 +64,6 @@ class Ring:
     left: int = 0
     stacks: int = -1
     collectives: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def progress(self) -> tuple[int, int, int]:
-        """Return the counters that change as long as the process makes progress."""
-        return self.steps, self.entered, self.left
 
 
 def read_ring(path: Path, whole: bool = False) -> Ring | None:
@@ -120,8 +116,9 @@ class Hangs:
     def look(self) -> None:
         """Compare with the last look; report a hang once, and that it is over."""
         now, rings = time.monotonic(), list(self._rings())
-        seen: dict[str, Any] = {ring.path.name: ring.progress for ring in rings}
+        seen: dict[str, Any] = {}
         for ring in rings:
+            seen[ring.path.name] = ring.steps, ring.entered, ring.left
             self._note_end(ring.pid)
         # The hooks' files grow as batches are read and functions compiled.
         for path in self._folder.glob("*.host"):
@@ -257,11 +254,7 @@ class Hangs:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in "ZX"
+    return (read_stat(pid) or (b"X",))[0] not in b"ZX"
 
 
 def _stacks(ring: Ring) -> list[list[str]]:
@@ -280,7 +273,12 @@ def _stacks(ring: Ring) -> list[list[str]]:
     descriptor = Path(f"/proc/{ring.pid}/fd/{ring.stacks}")
     try:
         # The program may have closed the descriptor, and have another file there.
-        if ring.stacks < 0 or not descriptor.samefile(path) or not _catches(ring.pid):
+        if ring.stacks < 0 or not descriptor.samefile(path):
+            return []
+        # Without a handler, our signal would end it.
+        status = Path(f"/proc/{ring.pid}/status").read_text()
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+        if caught is None or not int(caught[1], 16) >> (SIGNAL - 1) & 1:
             return []
         before = path.stat().st_size
         os.kill(ring.pid, SIGNAL)
@@ -297,13 +295,6 @@ def _stacks(ring: Ring) -> list[list[str]]:
     except OSError:
         return []
     return _threads(text, _FRAME)[::-1]
-
-
-def _catches(pid: int) -> bool:
-    """Return whether the process has a handler for our signal, which would otherwise end it."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
 
 
 def _threads(text: str, frame: re.Pattern[str]) -> list[list[str]]:

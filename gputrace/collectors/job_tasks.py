@@ -153,17 +153,17 @@ class Team:
             with suppress(OSError):
                 file = _open(self.folder / f"{work}.lock")
                 if not _lock(file):
-                    Thread(target=self._begin_later, args=(file, begin), daemon=True).start()
+
+                    def begin_later() -> None:
+                        # Only the main thread forwards signals to the program.
+                        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                        with suppress(OSError):
+                            fcntl.flock(file, fcntl.LOCK_EX)
+                            begin()
+
+                    Thread(target=begin_later, daemon=True).start()
                     return
         begin()
-
-    @staticmethod
-    def _begin_later(file: int, begin: Callable[[], object]) -> None:
-        # Only the main thread forwards signals to the program.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-            begin()
 
 
 def ranks_in(folder: Path) -> list[int]:

@@ -16,10 +16,10 @@ from gputrace.collectors.backend import bytes_in
 from gputrace.collectors.finalize import DOMAIN_CREATED as DOMAIN
 from gputrace.collectors.finalize import LEAD_NS, rank_of, write_all, write_host, write_logs
 from gputrace.collectors.job_tasks import began, holds_lock, read_meta
-from gputrace.collectors.launch import orphans_of
 from gputrace.collectors.nvml.log import NvmlLines, NvmlLog
+from gputrace.collectors.processes import orphans_of
 from gputrace.collectors.spool import ChunkTail, LineTail, base_of, in_order
-from gputrace.collectors.spool.activity import RECORDS, SPOOL, Spool, join_spools
+from gputrace.collectors.spool.activity import ON_GPU, RECORDS, SPOOL, Spool, join_spools
 from gputrace.collectors.spool.activity import take_text as take_spool_text
 from gputrace.collectors.spool.host_events import (
     CLOCKS,
@@ -39,7 +39,6 @@ _ALWAYS: Final = frozenset({b"DEVI", b"CLOK"})
 _TIMED: Final = frozenset(RECORDS) - _ALWAYS
 _MOST_CHUNKS: Final = 256
 """Maximum chunks, of at most 64 KiB, kept of each process."""
-ON_GPU: Final = (b"KERN", b"COPY", b"MSET", b"GRPH")
 _HOST_KEPT_NS: Final = 120_000_000_000
 
 

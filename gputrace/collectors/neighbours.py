@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace.collectors.job_tasks import find_task
+from gputrace.collectors.processes import PARENT, name_of, pids, read_environment, read_stat
 from gputrace.units import format_ranges
 
 PROCESS: Final = {
@@ -57,10 +58,10 @@ _NO_INSTANCE: Final = 0xFFFF_FFFF
 _NOTHING: Final = (0, 6)
 """Codes that say that no process has computed; the binding raises an error for success, too."""
 _KERNEL_THREAD: Final = 0x0020_0000
-_PARENT, _FLAGS, _START = 1, 6, 19
+_FLAGS, _START = 6, 19
 _OWN, _USER, _USER_OF_CHILDREN = slice(11, 13), slice(11, 12), slice(13, 14)
 _USER_OF_ALL, _ALL = slice(11, 15, 2), slice(11, 15)
-"""Fields of /proc/*/stat after the name, as proc(5) counts, less 3."""
+"""Fields of `read_stat`, as proc(5) counts, less 3."""
 _OURS_CORES: Final = 0.05
 _NAMED_CORES: Final = 0.1
 _HIDDEN_CORES: Final = 0.5
@@ -108,54 +109,22 @@ class RunProcesses:
 
     def has(self, pid: int, status: Sequence[bytes] | None = None) -> bool:
         """Return whether a process belongs to the recording; ``status``: its fields, if read."""
-        status = status or _read_stat(pid)
+        status = status or read_stat(pid)
         if pid == self._recorder or status is None:
             return status is not None
         # Ids of ended processes are given to others.
         key = pid, status[_START]
         if key not in self._known:
-            self._known[key] = self.has(int(status[_PARENT])) or self._inherits(pid)
+            self._known[key] = self.has(int(status[PARENT])) or self._inherits(pid)
         return self._known[key]
 
     def _inherits(self, pid: int) -> bool:
         """Return whether the environment of a process names the folder, or the job."""
-        try:
-            text = os.fsdecode(Path("/proc", str(pid), "environ").read_bytes())
-        except OSError:
-            return False
-        variables = dict(word.split("=", 1) for word in text.split("\0") if "=" in word)
+        variables = read_environment(pid) or {}
         if os.path.realpath(variables.get("GPUTRACE_DIR", "/")) == self._folder:
             return True
         task = find_task(variables) if self._job else None
         return task is not None and task.job == self._job
-
-
-def _is_mps_server(pid: int) -> bool:
-    with suppress(OSError):
-        return Path("/proc", str(pid), "comm").read_bytes().startswith(b"nvidia-cuda-mps")
-    return False
-
-
-def name_of(pid: int) -> str | None:
-    """Return the name of a process's command; None if it is another user's, or not to be seen."""
-    process = Path("/proc", str(pid))
-    try:
-        if process.stat().st_uid != os.getuid():
-            return None
-        return (process / "comm").read_text("utf-8", "replace").rstrip("\n")
-    except OSError:
-        return None
-
-
-def _read_stat(pid: int) -> list[bytes] | None:
-    try:
-        file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-        try:
-            return os.read(file, 1024).rpartition(b")")[2].split()
-        finally:
-            os.close(file)
-    except OSError:
-        return None
 
 
 class CardProcesses:
@@ -199,7 +168,7 @@ class CardProcesses:
         running = {}
         for kind in ("Compute", "MPSCompute"):
             for each in self._list(kind, card):
-                if _is_mps_server(each.pid):
+                if (name_of(each.pid, any_user=True) or "").startswith("nvidia-cuda-mps"):
                     continue  # It computes for its clients, which are listed too.
                 instances = each.gpuInstanceId, each.computeInstanceId
                 sharing = None if _NO_INSTANCE in instances else "MIG {}/{}".format(*instances)
@@ -264,8 +233,7 @@ class _Moment:
     @classmethod
     def now(cls, of_kernel: set[int]) -> _Moment:
         """Read them, and add to the known threads of the kernel, which are not read again."""
-        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208
-        read = {pid: each for pid in pids - of_kernel if (each := _read_stat(pid))}
+        read = {pid: each for pid in {*pids()} - of_kernel if (each := read_stat(pid))}
         of_kernel |= {pid for pid, each in read.items() if int(each[_FLAGS]) & _KERNEL_THREAD}
         lines = re.findall(rb"(?m)^cpu(\d+) (\d+) (\d+)", Path("/proc/stat").read_bytes())
         cores = {int(cpu): sum(map(int, ticks)) for cpu, *ticks in lines}
@@ -343,7 +311,6 @@ def _affinity(pid: int) -> set[int]:
         return set()
 
 
-@cache
 def _siblings(cpu: int) -> frozenset[int]:
     """Return the hardware threads of a core's unit, with its own; empty if unknown."""
     return _cpus_in(_SYSTEM / f"cpu/cpu{cpu}/topology/thread_siblings_list")

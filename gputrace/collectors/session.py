@@ -106,29 +106,22 @@ def _watched(
     prepared: Prepared, log: Callable[[str], object], growth: GrowthWatch, hangs: Sequence[Hangs]
 ) -> Iterator[Callable[[], None]]:
     """Yield the function to call now and then while the program runs."""
-    plan, folder = prepared.plan, prepared.folder
+    plan, folder, team = prepared.plan, prepared.folder, prepared.team
     bounds = LimitWatch(folder, plan.limits, log)
     reach = unreached.ReachWatch(folder, prepared.command)
     slow: list[SlowSteps] = []
-    cores: list[CoreNeighbours] = []
-    prepared.team.let_one("cores", lambda: cores.append(CoreNeighbours(folder)))
+    looks = [growth.look_now_and_then, bounds.look, reach.look_now_and_then]
+    team.let_one("cores", lambda: looks.append(CoreNeighbours(folder).look))
     if plan.when_slow:
         load_numpy()
         from gputrace.collectors.slow_steps import SlowSteps
 
         steps = SlowSteps(folder, plan.output, plan.when_slow, plan.limits.longest_ns, log)
-        prepared.team.let_one("slow", lambda: slow.append(steps))
+        team.let_one("slow", lambda: slow.append(steps))
 
     def look() -> None:
-        growth.look_now_and_then()
-        bounds.look()
-        reach.look_now_and_then()
-        for watch in cores:
-            watch.look()
-        for steps in slow:
-            steps.look()
-        for each in hangs:
-            each.look()
+        for each in (*looks, *(steps.look for steps in slow), *(hang.look for hang in hangs)):
+            each()
 
     yield look
     for steps in slow:

@@ -114,25 +114,22 @@ def _write(
     for host in hosts:
         finalize.write_process(writer, host.pid, host.host, host.info, host.whole, machine)
     lines = finalize.write_lives(writer, folder, [], hosts, start, machine)
-    kernels = 0
+    kernels, complaints = 0, list[str]()
     if (table := "CUPTI_ACTIVITY_KIND_KERNEL") in tables:
         kernels = int(writer.query(f"SELECT count(*) FROM {table}")[0][0])
+    if (table := "DIAGNOSTIC_EVENT") in declared:
+        # Errors (3) alone, or warnings (2) too.
+        least = 3 if kernels else 2
+        sql = f"SELECT DISTINCT text FROM {table} WHERE severity IN ({least}, 3) LIMIT 3"
+        with closing(sqlite3.connect(export)) as database:
+            complaints = [text for (text,) in database.execute(sql)]
     return Merged(
         processes=len(_processes(writer, [name for name in _STARTED_CUDA if name in tables])),
         kernels=kernels,
         steps=finalize.write_signals(writer, folder, hosts, start, machine),
         cut=sum(not host.whole for host in hosts),
-        notes=(*lines, *_complaints(export, declared, "(3)" if kernels else "(2, 3)")),
+        notes=(*lines, *(f"nsys: {' '.join(str(text).split())}" for text in complaints)),
     )
-
-
-def _complaints(export: Path, declared: Mapping[str, str], severities: str) -> tuple[str, ...]:
-    """Return complaints in nsys's report: errors (3) alone, or warnings (2) too."""
-    if "DIAGNOSTIC_EVENT" not in declared:
-        return ()
-    with closing(sqlite3.connect(export)) as database:
-        sql = f"SELECT DISTINCT text FROM DIAGNOSTIC_EVENT WHERE severity IN {severities} LIMIT 3"
-        return tuple(f"nsys: {' '.join(str(text).split())}" for (text,) in database.execute(sql))
 
 
 def _kept(declared: Mapping[str, str], pids: Iterable[int]) -> dict[str, str]:

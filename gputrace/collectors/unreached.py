@@ -14,14 +14,14 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gputrace.collectors import exit_watch
-from gputrace.collectors.launch import gputrace_command, orphans_of
+from gputrace.collectors.launch import gputrace_command
 from gputrace.collectors.launch.supervised import SUPERVISOR
 from gputrace.collectors.masking import masked
+from gputrace.collectors.processes import PARENT, orphans_of, pids, read_environment, read_stat
 
 HOOKS: Final = Path(__file__).parent / "hooks"
 
@@ -164,7 +164,13 @@ class ReachWatch:
                 if pid not in processes and (orphan := _read(pid, 0)) is not None:
                     processes[pid] = orphan
             for process in processes.values():
-                self._see(process, processes)
+                wrapped = _find_wrapper(process.words)
+                if _PROGRAM.fullmatch(_name(process.words)):
+                    why = self._why_unreached(process, processes)
+                    self._has_reached |= why is None
+                    self._python = self._python or why or ""
+                elif wrapped is not None:
+                    self._wrapped = self._wrapped or wrapped
 
     def notice(self) -> str:
         """Return a line on what was not reached, and what to type instead; empty if unknown.
@@ -179,15 +185,6 @@ class ReachWatch:
         if wrapped is not None and not (is_reached and wrapped.wrapper.may_reach):
             return str(wrapped)
         return "" if is_reached else _isolated(_name(self._typed), self._typed)
-
-    def _see(self, process: _Process, known: Mapping[int, _Process]) -> None:
-        wrapped = _find_wrapper(process.words)
-        if _PROGRAM.fullmatch(_name(process.words)):
-            why = self._why_unreached(process, known)
-            self._has_reached |= why is None
-            self._python = self._python or why or ""
-        elif wrapped is not None:
-            self._wrapped = self._wrapped or wrapped
 
     def _why_unreached(self, process: _Process, known: Mapping[int, _Process]) -> str | None:
         """Return why a Python has no hooks; None if it has them, empty if that is unknown."""
@@ -290,10 +287,9 @@ def _shown(record: str, words: Sequence[str], example: str = "{} COMMAND") -> st
 def _descendants(root: int) -> dict[int, _Process]:
     """Return the processes below one by pid, parents first, without the recorder's own."""
     children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            above = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
-            children.setdefault(above, []).append(int(path.parent.name))
+    for pid in pids():
+        if status := read_stat(pid):
+            children.setdefault(int(status[PARENT]), []).append(pid)
     found: dict[int, _Process] = {}
     waiting = [(pid, root) for pid in children.get(root, [])]
     for pid, parent in waiting:
@@ -306,14 +302,10 @@ def _descendants(root: int) -> dict[int, _Process]:
 
 def _read(pid: int, parent: int) -> _Process | None:
     """Read a process from /proc; None if it is gone, or not a program."""
-    at, environment = Path("/proc", str(pid)), None
+    # Before the words, of which one that ends meanwhile has none.
+    environment = read_environment(pid)
     try:
-        words = os.fsdecode((at / "cmdline").read_bytes()).split("\0")[:-1]
-        with suppress(PermissionError):
-            lines = os.fsdecode((at / "environ").read_bytes()).split("\0")
-            environment = {
-                name: value for name, _, value in (line.partition("=") for line in lines)
-            }
+        words = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")[:-1]
     except OSError:
         return None
     return _Process(pid, parent, words, environment) if words and words[0] else None

@@ -19,7 +19,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gputrace.collectors.launch import gputrace_command, orphans_of
+from gputrace.collectors.launch import gputrace_command
+from gputrace.collectors.processes import orphans_of
 from gputrace.errors import ExitCode, UsageError
 from gputrace.model.struct import Struct
 from gputrace.studies.database import Database, Folder, Run, Settings, StudyHeader, StudyPlan

@@ -11,7 +11,7 @@ from typing import Final
 
 from gputrace.analyzers.findings import CHEAPER_KERNELS_SAVE
 from gputrace.model.results import Analysis
-from gputrace.trials.cures import Candidate, Cure, Setting, Value, all_cures, lacking
+from gputrace.trials.cures import Candidate, Setting, Value, all_cures, lacking
 from gputrace.trials.recipes import find_needless
 from gputrace.trials.runs import Measured
 
@@ -31,10 +31,8 @@ class Charges:
         """Return the part of a step that the causes take which a candidate may cure."""
         cures = [setting.cure for setting in candidate.settings]
         causes = {id: self.causes.get(id, 0.0) for cure in cures for id in cure.findings}
-        return min(sum(causes.values()) + sum(map(self._in_phases, cures)), 1.0)
-
-    def _in_phases(self, cure: Cure) -> float:
-        return sum(self.phases.get(name, 0.0) for name in cure.phases)
+        phases = sum(self.phases.get(name, 0.0) for cure in cures for name in cure.phases)
+        return min(sum(causes.values()) + phases, 1.0)
 
 
 def charge(analysis: Analysis) -> Charges:
@@ -79,7 +77,9 @@ def choose(
     }
     has = pilot.has.union(word for word, is_so in there.items() if is_so)
     better = next((loader.better for loader in analysis.loader if loader.better), None)
-    numbers = _numbers(cores or os.cpu_count() or 1, better.workers if better else None)
+    # Of workers: one per core, half as many, and the predicted number.
+    most = min(max(cores or os.cpu_count() or 1, 4), _MOST_WORKERS)
+    numbers = sorted({most, max(most // 2, 2), (better and better.workers) or most})
     present = {
         "workers": {loader.workers for loader in analysis.loader},
         "threads": {pilot.threads},
@@ -104,12 +104,6 @@ def choose(
             else:
                 chosen.append(candidate)
     return sorted(chosen, key=charges.of, reverse=True), left_out
-
-
-def _numbers(cores: int, wanted: int | None) -> list[int]:
-    """Return the numbers of workers to try: one per core, half as many, and the predicted one."""
-    most = min(max(cores, 4), _MOST_WORKERS)
-    return sorted({most, max(most // 2, 2), wanted or most})
 
 
 def describe(left_out: Mapping[str, str]) -> list[str]:

@@ -21,7 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gputrace.collectors.launch import gputrace_command, orphans_of
+from gputrace.collectors.launch import gputrace_command
+from gputrace.collectors.processes import orphans_of
 from gputrace.collectors.session import HOOKS, keep_hooks
 from gputrace.collectors.unreached import ReachWatch
 from gputrace.errors import UsageError
@@ -334,7 +335,11 @@ class Program:
             except Spent:
                 with suppress(Failed):
                     return read(None, "turns")
-                raise _why_unanswered(folder, watch, warmup) from None
+                if why := watch.notice():
+                    raise Failed(why) from None
+                if _left_in(folder, "begun"):
+                    raise
+                raise Spent(_why_no_steps([], warmup)) from None
             if code == 0 and not _left_in(folder) and (why := watch.notice()):
                 raise Failed(why)
             return read(code)
@@ -355,7 +360,12 @@ class Program:
             recorder = gputrace_command("record", "--python", "--force", "-o", str(record), "--")
             command = [*recorder, *command]
         where = None if self.workdir is None else _copy(self.workdir.resolve(), folder)
-        environment = self._environment(folder, candidate, asked)
+        environment = dict(os.environ) | {MARK: str(folder)}
+        if not self.keep_trackers:
+            kept = {name for name, value in _QUIETER.items() if environment.get(name) == value}
+            told = {name: text for name, text in TRACKERS.items() if name not in kept}
+            environment |= {name: text.format(folder=folder) for name, text in told.items()}
+        environment |= _variables(candidate, folder, asked)
         out, err = folder / "out", folder / "err"
         try:
             with out.open("wb") as to_out, err.open("wb") as to_err:
@@ -373,16 +383,6 @@ class Program:
             raise Failed(f"it cannot be started ({error.strerror})") from None
         finally:
             end_all(folder)
-
-    def _environment(
-        self, folder: Path, candidate: Candidate, asked: Mapping[str, Any]
-    ) -> dict[str, str]:
-        changed = dict(os.environ) | {MARK: str(folder)}
-        if not self.keep_trackers:
-            kept = {name for name, value in _QUIETER.items() if changed.get(name) == value}
-            told = {name: text for name, text in TRACKERS.items() if name not in kept}
-            changed |= {name: text.format(folder=folder) for name, text in told.items()}
-        return changed | _variables(candidate, folder, asked)
 
     def _wait(
         self,
@@ -638,13 +638,6 @@ def _mean(left: _Left, warmup: int) -> float:
 def _mean_loss(losses: Sequence[float | None]) -> float | None:
     known = [loss for loss in losses if loss is not None]
     return sum(known) / len(known) if known else None
-
-
-def _why_unanswered(folder: Path, watch: ReachWatch, warmup: int) -> Failed | Spent:
-    """Return the error of a run that timed out before it measured anything."""
-    if why := watch.notice():
-        return Failed(why)
-    return Spent() if _left_in(folder, "begun") else Spent(_why_no_steps([], warmup))
 
 
 def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:

@@ -146,7 +146,8 @@ def _within_loop(source: Source, line: int, call: str) -> Iterator[tuple[ast.AST
         around = [*source.around(statement)]
         scope = next(node for node in around if isinstance(node, _SCOPES))
         around = around[: around.index(scope)]
-        loop = next((node for node in around if _is_step_loop(node)), None)
+        loops = (node for node in around if isinstance(node, ast.For | ast.While) and _steps(node))
+        loop = next(loops, None)
         if loop is not None and not _steps(statement):
             yield loop, [statement, *around[: around.index(loop)]]
 
@@ -167,10 +168,6 @@ def _called(call: ast.Call) -> str:
 def _steps(node: ast.AST) -> bool:
     calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
     return any(_called(call) in _STEPPING for call in calls)
-
-
-def _is_step_loop(node: ast.AST) -> bool:
-    return isinstance(node, ast.For | ast.While) and _steps(node)
 
 
 def _modulus(test: ast.expr) -> ast.Constant | None:

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from gputrace.collectors.backend import has_driver
-from gputrace.collectors.launch import orphans_of
+from gputrace.collectors.processes import orphans_of
 from gputrace.collectors.session import HOOKS, keep_hooks
 from tests.helpers import command
 from tests.helpers.lookups import rows

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 import gputrace
-from gputrace.collectors import neighbours
+from gputrace.collectors import neighbours, processes
 from gputrace.collectors.neighbours import PROCESS, CoreNeighbours, Pace, RunProcesses
 from tests.helpers import command
 
@@ -104,10 +104,10 @@ def test_programs_that_cannot_be_seen_have_no_pid(
     tmp_path: Path, elsewhere: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container: the cores are busy, and not by any process there."""
-    read = neighbours._read_stat
+    read = processes.read_stat
     with running(SPIN) as ours:
         seen = {os.getpid(), ours.pid}
-        monkeypatch.setattr(neighbours, "_read_stat", lambda p: read(p) if p in seen else None)
+        monkeypatch.setattr(neighbours, "read_stat", lambda p: read(p) if p in seen else None)
         rows = looked(tmp_path, CoreNeighbours(tmp_path), 2)
     assert [row["name"] for row in rows if row["pid"] is None] == [None]
 

@@ -104,7 +104,10 @@ def run(
                     meanwhile()
                     pause_s = min(2 * pause_s, every_s)
                     look_at = time.monotonic() + pause_s
-            _discard_late(witness)
+            # Signals that came too late for the program, also if they have yet to come to us.
+            until, late = time.monotonic() + GRACE_S, witness.unmatched()
+            while came := wait_for(_WATCHED, max(until - time.monotonic(), 0) if late else 0):
+                late.discard(came.number)
             return code
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -142,7 +145,7 @@ class _Child:
             if group := self._group_to_signal():
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, came.number)
-        elif not is_ours and not _is_cancelled(came.number):
+        elif not is_ours and not signal.sigpending() & _UNDONE_BY.get(came.number, set()):
             self.send(came)
 
     def send(self, came: ReceivedSignal) -> None:
@@ -173,27 +176,6 @@ class _Child:
         os.kill(os.getpid(), self._stopped_by)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-
-
-def _is_cancelled(number: int) -> bool:
-    """Return True for a signal to stop that one to continue follows, and the other way round.
-
-    The last one counts, as it does in the kernel.
-    """
-    following = signal.sigpending()
-    if number == signal.SIGCONT:
-        return bool(following & set(_STOPS))
-    return number in _STOPS and signal.SIGCONT in following
-
-
-def _discard_late(witness: GroupWitness) -> None:
-    """Discard signals that came too late for the program, also if they have yet to come to us."""
-    until, late = time.monotonic() + GRACE_S, witness.unmatched()
-    while True:
-        came = wait_for(_WATCHED, max(until - time.monotonic(), 0) if late else 0)
-        if came is None:
-            return
-        late.discard(came.number)
 
 
 def block_late_signals() -> None:
@@ -281,6 +263,12 @@ FORWARDED: Final = frozenset(
 """Signals that are forwarded to the program: all that processes send each other on purpose."""
 _STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 """Signals of a terminal that stop a job."""
+_UNDONE_BY: Final[Mapping[int, set[signal.Signals]]] = {
+    signal.SIGCONT: {*_STOPS},
+    **{number: {signal.SIGCONT} for number in _STOPS},
+}
+"""Signals to stop and to continue, with what follows one that does not count: the last one does, as
+in the kernel."""
 _STOPPING_S: Final = 5.0
 """Longest time that a program takes to stop, where it handles such a signal first."""
 _PASSED_ON: Final = FORWARDED | {*_STOPS, signal.SIGCONT, signal.SIGWINCH}
@@ -331,21 +319,6 @@ def wait_for(signals: Iterable[int], seconds: float) -> ReceivedSignal | None:
             return None
         if problem != errno.EINTR:
             raise OSError(problem, os.strerror(problem))
-
-
-def orphans_of(folder: Path, variable: str = "GPUTRACE_DIR") -> list[int]:
-    """Return the pids of this user's processes with a variable that names the folder."""
-    wanted = os.path.realpath(folder)
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            variables = os.fsdecode(path.read_bytes()).split("\0")
-        except OSError:
-            continue
-        named = [v.partition("=")[2] for v in variables if v.startswith(f"{variable}=")]
-        if any(os.path.realpath(name) == wanted for name in named):
-            pids.append(int(path.parent.name))
-    return sorted(pids)
 
 
 _THREADS: Final = "OPENBLAS_NUM_THREADS"

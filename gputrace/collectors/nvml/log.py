@@ -151,10 +151,12 @@ def make_steady(log: NvmlLog, axis: int) -> None:
 
 def _is_process(row: Any) -> bool:
     """Return whether a row can be one of GPUTRACE_PROCESS_USE."""
-    if not isinstance(row, list) or len(row) != len(PROCESS):
-        return False
-    numbers = [value for value in row if value is not None and not isinstance(value, str)]
-    return isinstance(row[0], int) and all(map(_is_number, numbers))
+    return (
+        isinstance(row, list)
+        and len(row) == len(PROCESS)
+        and isinstance(row[0], int)
+        and all(value is None or isinstance(value, str) or _is_number(value) for value in row)
+    )
 
 
 def _is_number(value: Any) -> TypeGuard[float | int]:

@@ -80,6 +80,8 @@ RECORDS: Final[dict[bytes, np.dtype[Any]]] = {
     ),
 }
 """Fields of the records of each kind of chunk, as native/spool.h declares them."""
+ON_GPU: Final = (b"KERN", b"COPY", b"MSET", b"GRPH")
+"""Kinds of operations of a GPU."""
 
 _MOMENT: Final = re.compile(r"[0-9]{1,19}")
 SWITCHES: Final[Mapping[str, Mapping[str, bool]]] = {

@@ -89,7 +89,7 @@ def test_names_of_other_users_processes_are_not_kept(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.getuid", lambda: 12345)
-    from gputrace.collectors.neighbours import name_of
+    from gputrace.collectors.processes import name_of
 
     assert name_of(1) is None
     log = record("gpus 1\nprocess 0 4000000 700 compute\n")

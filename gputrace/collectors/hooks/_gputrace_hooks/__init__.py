@@ -3,8 +3,7 @@
 imports          notices that the program imports a framework
 frameworks       what is wrapped in each, a file for each
 pipelines        parts of batches, and settings of input pipelines
-compilation      times compilations, and keeps their reasons
-wrappers         time a wait, mark a step, make way for a profiler
+wrappers         time a wait or a compilation, mark a step, make way for a profiler
 steps            counts the steps, opens and closes the window of ``--steps A:B``
 load             records how threads spend their time, what else wants cores, and collections
 hangs            shows steps and collectives to a recorder that looks for hangs

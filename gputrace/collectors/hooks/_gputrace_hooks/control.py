@@ -28,7 +28,7 @@ replayed by then of which no node is known.
 import os
 
 from . import recorder
-from .host_file import is_handlers, time_ns
+from .host_file import Suppress, time_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,9 +114,8 @@ def _does(function: str, *values: "Any") -> bool:
     try:
         library = _loaded_library() if os.environ.get("GPUTRACE_LIBRARY") else None
         return library is not None and getattr(library, function)(*values) == 0
-    except Exception as error:
-        _pass_on(error)
-        recorder.note_failure("reaching the collector")
+    except Exception:
+        recorder.note_ours("reaching the collector")
         return False
 
 
@@ -134,9 +133,8 @@ def _find_step() -> None:
         function = getattr(_loaded_library(), "gputrace_step", None)
         if function is not None:
             _step.append(function)
-    except Exception as error:
-        _pass_on(error)
-        recorder.note_failure("reaching the collector")
+    except Exception:
+        recorder.note_ours("reaching the collector")
 
 
 def _ask(function: str, value: int) -> None:
@@ -164,28 +162,19 @@ def deliver() -> None:
                 # No context yet.
                 _pending[function] = values
                 break
-    except Exception as error:
-        _pass_on(error)
+    except Exception:
+        recorder.note_ours("reaching the collector")
         _pending.clear()
-        recorder.note_failure("reaching the collector")
 
 
 def _loaded_library() -> "ctypes.CDLL | None":
     import ctypes
 
-    try:
+    with Suppress(OSError):
         # Symbols stay out of the program's scope: found through this handle only.
         name = os.environ.get("GPUTRACE_LIBRARY", _DRIVER)
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError as error:
-        _pass_on(error)
-        return None
-
-
-def _pass_on(error: Exception) -> None:
-    """Raise an error again if a signal handler of the program raised it."""
-    if is_handlers(error):
-        raise error
+    return None
 
 
 class Stretches:

@@ -16,7 +16,7 @@ from functools import partial, wraps
 from mmap import MAP_SHARED, PROT_READ, PROT_WRITE
 
 from . import FOLDER, steps
-from .host_file import assert_fits, is_handlers, open_high, time_ns
+from .host_file import Suppress, assert_fits, open_high, time_ns
 from .recorder import note_ours, on_fork
 from .wrappers import ours, wrap
 
@@ -163,26 +163,17 @@ def _have_pipe() -> None:
     PyTorch ends the program where it cannot make the pipe, so that is tried first.
     """
     sizes = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"
-    given = {*sizes, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"} & os.environ.keys()
-    if given:
+    if {*sizes, "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"} & os.environ.keys():
         return
     stem = os.path.join(FOLDER, f"{os.getpid()}.nccl-")
-    try:
+    version = getattr(sys.modules.get("torch"), "__version__", "").split(".")
+    with Suppress(OSError):
         os.mkfifo(stem)
         os.unlink(stem)
-    except OSError as error:
-        if is_handlers(error):
-            raise
-        return
-    os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = stem
-    if not _records_by_itself():
-        os.environ[sizes[0]] = "2000"
-
-
-def _records_by_itself() -> bool:
-    """Return True for a PyTorch that has its flight recorder on, and warns of the old variable."""
-    version = getattr(sys.modules.get("torch"), "__version__", "").split(".")
-    return [part.zfill(2) for part in version[:2]] >= ["02", "13"]
+        os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = stem
+        # From 2.13 on it has its recorder on, and warns of the old variable.
+        if [part.zfill(2) for part in version[:2]] < ["02", "13"]:
+            os.environ[sizes[0]] = "2000"
 
 
 def _noted(module: "Any", name: str, function: "Any") -> "Any":

@@ -26,6 +26,7 @@ from . import FOLDER
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
+    from typing import Any
 
 MAGIC = b"GPUTRHST"
 VERSION = 1
@@ -95,6 +96,24 @@ def _codes_of_handlers() -> "set[object]":
             handler = type(handler).__call__
         codes.add(getattr(getattr(handler, "__func__", handler), "__code__", None))
     return codes - {None}
+
+
+class Suppress:
+    """Suppress errors of these types, as contextlib's does, but not what a signal handler of the
+    program raised.
+
+    Not for what Python calls after a fork: handlers run at calls of these methods, too, and what
+    one raises there is printed and dropped.
+    """
+
+    def __init__(self, *kinds: "type[Exception]") -> None:
+        self.kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: "Any", error: "Any", __: "Any") -> bool:
+        return isinstance(error, self.kinds) and not is_handlers(error)
 
 
 class HostFile:
@@ -240,22 +259,16 @@ def _segment(start: str, number: int) -> str:
 
 
 def _remove(path: str) -> None:
-    try:
+    with Suppress(OSError):
         os.unlink(path)
-    except OSError as error:
-        if is_handlers(error):
-            raise
 
 
 def folder_bytes() -> int:
     """Return the bytes that all processes of the recording have written; 0 if unknown."""
     total = 0
-    try:
+    with Suppress(OSError):
         for entry in os.scandir(os.environ.get("GPUTRACE_DIR") or FOLDER):
             total += entry.stat(follow_symlinks=False).st_size
-    except OSError as error:
-        if is_handlers(error):
-            raise
     return total
 
 

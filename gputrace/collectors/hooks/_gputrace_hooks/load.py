@@ -22,7 +22,7 @@ from resource import RUSAGE_THREAD, getrusage
 from time import process_time
 
 from . import recorder
-from .host_file import is_handlers, move_high, time_ns
+from .host_file import Suppress, is_handlers, move_high, time_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,12 +61,9 @@ class _Schedule:
     def read(self, thread: int) -> "tuple[int, int]":
         """Return the nanoseconds of this thread, of the system's id ``thread``; raises OSError."""
         if thread == self._thread:
-            try:
+            # The program may have closed all descriptors and opened its own.
+            with Suppress(OSError, ValueError):
                 return _times(os.pread(self._file, _MOST_BYTES, 0))
-            except (OSError, ValueError) as error:
-                # The program may have closed all descriptors and opened its own.
-                if is_handlers(error):
-                    raise
         self.close()
         self._file = move_high(os.open(_OF_THIS_THREAD, os.O_RDONLY | os.O_CLOEXEC))
         self._identity, self._thread = self._opened(), thread
@@ -238,7 +235,11 @@ def scan() -> None:
         _scan_threads(looks, now)
         if since and not looks.knows_openmp:
             looks.knows_openmp = True
-            _find_openmp(looks, now)
+            with open("/proc/self/maps", "rb") as maps:
+                text = maps.read()
+            for library in (each for each in _OPENMP if b"/" + each in text):
+                what = recorder.word(library.decode())
+                recorder.record_of(looks.thread, now, now, what, counter(1))
     except Exception as error:
         if is_handlers(error):
             raise
@@ -272,28 +273,16 @@ def _scan_thread(
 ) -> int:
     """Record what a thread has used since it was read before; return its nanoseconds on a core."""
     then, old, _ = before
-    try:
+    with Suppress(OSError):
         times = scheduled(f"/proc/self/task/{thread}/schedstat")
-    except OSError as error:
-        if is_handlers(error):
-            raise
-        return 0
-    used = [new - count for new, count in zip(times, old)]
-    looks.threads[thread] = now, times, then > 0 and max(used) < _WORTH_NS
-    if not then:
-        return 0
-    for name, time in zip(("on core", "queued"), used):
-        if time >= _WORTH_NS and thread != looks.thread:
-            recorder.record_of(thread, then, now, recorder.word(name), counter(time))
-    return used[0]
-
-
-def _find_openmp(looks: _Looks, now: int) -> None:
-    with open("/proc/self/maps", "rb") as maps:
-        text = maps.read()
-    for library in _OPENMP:
-        if b"/" + library in text:
-            recorder.record_of(looks.thread, now, now, recorder.word(library.decode()), counter(1))
+        used = [new - count for new, count in zip(times, old)]
+        looks.threads[thread] = now, times, then > 0 and max(used) < _WORTH_NS
+        if then:
+            for name, time in zip(("on core", "queued"), used):
+                if time >= _WORTH_NS and thread != looks.thread:
+                    recorder.record_of(thread, then, now, recorder.word(name), counter(time))
+            return used[0]
+    return 0
 
 
 def _of_machine(looks: _Looks) -> "Iterator[tuple[str, int]]":
@@ -323,13 +312,10 @@ _PROCESSOR = 36
 
 def _core_kilohertz() -> int:
     """Return the clock of the core that this thread is on; 0 where the kernel does not say."""
-    try:
+    with Suppress(OSError, ValueError, IndexError):
         fields = _read("/proc/thread-self/stat").rpartition(b")")[2].split()
         return int(_read(_CLOCK_OF.format(int(fields[_PROCESSOR]))))
-    except (OSError, ValueError, IndexError) as error:
-        if is_handlers(error):
-            raise
-        return 0
+    return 0
 
 
 _cgroups: "list[str]" = []
@@ -355,18 +341,14 @@ def _quota() -> int:
     """Return the maximum thousandths of a core that the groups allow; 0 without a limit."""
     limits = []
     for folder in _groups():
-        try:
+        with Suppress(OSError):
             if os.path.exists(folder + "/cpu.max"):
                 most, period = _read(folder + "/cpu.max").split()
             else:
                 most = _read(folder + "/cpu.cfs_quota_us").strip()
                 period = _read(folder + "/cpu.cfs_period_us").strip()
-        except OSError as error:
-            if is_handlers(error):
-                raise
-            continue
-        if most not in (b"max", b"-1"):
-            limits.append(1000 * int(most) // int(period))
+            if most not in (b"max", b"-1"):
+                limits.append(1000 * int(most) // int(period))
     return min(limits) if limits else 0
 
 
@@ -384,12 +366,9 @@ def _throttled() -> int:
 
 def _pressure() -> int:
     """Return the nanoseconds for which some thread of the machine was queued; 0 if unknown."""
-    try:
+    with Suppress(OSError):
         return 1000 * int(_read("/proc/pressure/cpu").split()[4].partition(b"=")[2])
-    except OSError as error:
-        if is_handlers(error):
-            raise
-        return 0
+    return 0
 
 
 def _in_forked_child() -> None:

@@ -6,17 +6,12 @@ or pipeline's number plus one; in a worker of torch's DataLoader, the worker's p
 """
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from .host_file import time_ns
 from .recorder import note_ours, on_fork, record, word
 from .wrappers import call_after
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Settings = list[tuple[str, str, int]]
 
 _LOADER = 8
 _READY = word("ready")
@@ -39,7 +34,7 @@ def add(start: int, end: int, what: int, owner: int, number: int) -> None:
     record(start, end, what, kind, time_ns())
 
 
-def describe(iterator: "Any", library: str, settings_of: "Callable[[Any], Settings]") -> None:
+def describe(iterator: Any, library: str, settings_of: "Callable[[Any], Any]") -> None:
     """Record a pipeline's settings (stage, setting, value) at the first iterator that has them.
 
     The iterator keeps the pipeline's number; 0 in a worker, and after many.
@@ -59,7 +54,7 @@ def describe(iterator: "Any", library: str, settings_of: "Callable[[Any], Settin
         note_ours(f"looking at the settings of {library}")
 
 
-def describes(cls: "Any", library: str, settings_of: "Callable[[Any], Settings]") -> None:
+def describes(cls: Any, library: str, settings_of: "Callable[[Any], Any]") -> None:
     """Record the settings of a pipeline when an iterator of a class begins."""
     call_after(cls, "__init__", lambda iterator: describe(iterator, library, settings_of))
 
@@ -70,7 +65,7 @@ def ready(number: int, batches: int) -> None:
     add(now, now, _READY, number, batches)
 
 
-def callable_name(function: "Any") -> str:
+def callable_name(function: Any) -> str:
     """Return the name of a function of a stage, or of the class of another callable."""
     function = getattr(function, "map_fn", function)
     return str(getattr(function, "__name__", type(function).__name__))

@@ -269,27 +269,19 @@ def _write_events(state: _State, now: int) -> None:
     except Exception as error:
         if is_handlers(error):
             raise
-        if _may_pass(error):
+        errno = getattr(error, "errno", None)
+        # No descriptor or no memory is left: another time there may be.
+        passes = isinstance(error, MemoryError) or errno in _NO_FILES
+        if passes and len(_events) < _MOST_KEPT:
             return
         # A full disk, say. From here on events are only counted.
-        state.failed = True
-        state.errno = getattr(error, "errno", None) or 0
+        state.failed, state.errno = True, errno or 0
     del _events[:count]
     state.file.held = 0
     if state.failed:
-        _write_stop(state, count // 4)
-
-
-def _may_pass(problem: Exception) -> bool:
-    """Return whether to try again later: no descriptor or no memory is left."""
-    passes = isinstance(problem, MemoryError) or getattr(problem, "errno", None) in _NO_FILES
-    return passes and len(_events) < _MOST_KEPT
-
-
-def _write_stop(state: _State, lost: int) -> None:
-    state.stopped = state.stopped or time_ns()
-    state.lost += lost
-    state.file.write_stop(state.stopped, state.lost, state.errno)
+        state.stopped = state.stopped or time_ns()
+        state.lost += count // 4
+        state.file.write_stop(state.stopped, state.lost, state.errno)
 
 
 def _limit(name: str) -> int:

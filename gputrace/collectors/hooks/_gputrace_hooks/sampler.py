@@ -254,16 +254,12 @@ def _record_holder(since: int, now: int, waits: int) -> None:
         native = getattr(thread, "native_id", None) or 0
         if not native or ident == me:
             continue
-        try:
+        with host_file.Suppress(OSError):
             used = load.scheduled(f"/proc/self/task/{native}/schedstat")[0]
-        except OSError as error:
-            if host_file.is_handlers(error):
-                raise
-            continue
-        since_then = used - _used.get(native, used)
-        _used[native] = used
-        if since_then > most:
-            most, holder, busiest = since_then, native, ident
+            since_then = used - _used.get(native, used)
+            _used[native] = used
+            if since_then > most:
+                most, holder, busiest = since_then, native, ident
     name = _name_of_lock(busiest)
     record_of(holder or recorder.thread_id(), since, now, word(name), COUNTER | waits << 32)
 

@@ -5,21 +5,25 @@ it raised; a traceback shows one line more.
 """
 
 import sys
+from collections.abc import Callable, Iterator
 from functools import wraps
-from types import FunctionType, GeneratorType
+from types import CodeType, FunctionType, GeneratorType, ModuleType
+from typing import Any
 
-from . import control
-from .host_file import time_ns
-from .recorder import DATA_WAIT, PHASE, note, record, record_for_good, word
+from . import control, steps
+from .host_file import Suppress, time_ns
+from .recorder import (
+    COMPILATION,
+    DATA_WAIT,
+    PHASE,
+    note,
+    note_ours,
+    record,
+    record_for_good,
+    thread_id,
+    word,
+)
 from .steps import OPTIMIZER, step_ended
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import CodeType, ModuleType
-    from typing import Any
-
-    Hook = Callable[[Any], None]
 
 _RAISED = DATA_WAIT | 1 << 32
 """A wait that ended with an exception, StopIteration mostly: there was no more data."""
@@ -46,14 +50,14 @@ def passed_over(code: "CodeType") -> "CodeType":
     return _passed_over.get(code, code)
 
 
-def ours(function: "Any") -> "Any":
+def ours(function: Any) -> Any:
     """Mark a wrapper, so that it is not wrapped again, and warnings name what calls it."""
     function._of_gputrace = True
     function.__code__ = passed_over(function.__code__)
     return function
 
 
-def defined(holder: "Any", name: str) -> "Any":
+def defined(holder: Any, name: str) -> Any:
     """Return a function that a class or module defines itself, unless it is wrapped already."""
     function = vars(holder).get(name)
     if isinstance(function, FunctionType) and not hasattr(function, "_of_gputrace"):
@@ -72,7 +76,7 @@ def timed(function: "Callable[..., Any]", name: str) -> "Callable[..., Any]":
     what = word(name)
 
     @wraps(function)
-    def get(*args: "Any", **keywords: "Any") -> "Any":
+    def get(*args: Any, **keywords: Any) -> Any:
         start = time_ns()
         try:
             item = function(*args, **keywords)
@@ -97,7 +101,7 @@ def timed_generator(function: "Callable[..., Any]", name: str) -> "Callable[...,
     """Wrap a function that returns a generator, to record the waits for its items."""
     advance = timed(next, name)
 
-    def each(items: "Any") -> "Iterator[Any]":
+    def each(items: Any) -> "Iterator[Any]":
         try:
             while True:
                 try:
@@ -109,7 +113,7 @@ def timed_generator(function: "Callable[..., Any]", name: str) -> "Callable[...,
             items.close()
 
     @wraps(function)
-    def generate(*args: "Any", **keywords: "Any") -> "Any":
+    def generate(*args: Any, **keywords: Any) -> Any:
         items = function(*args, **keywords)
         return each(items) if isinstance(items, GeneratorType) else items
 
@@ -122,7 +126,7 @@ def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Cal
     """Wrap a method so that another function is then called with its object."""
 
     @wraps(function)
-    def method(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+    def method(self: Any, *args: Any, **keywords: Any) -> Any:
         result = function(self, *args, **keywords)
         then(self)
         return result
@@ -130,14 +134,14 @@ def after(function: "Callable[..., Any]", then: "Callable[[Any], None]") -> "Cal
     return ours(method)  # type: ignore[no-any-return]
 
 
-def wrap(holder: "Any", name: str, wrapped: "Callable[[Any], Any]") -> None:
+def wrap(holder: Any, name: str, wrapped: "Callable[[Any], Any]") -> None:
     """Wrap a function that a class or module, if it is there, defines itself."""
     function = defined(holder, name) if holder is not None else None
     if function is not None:
         setattr(holder, name, wrapped(function))
 
 
-def call_after(holder: "Any", name: str, then: "Callable[[Any], None]") -> None:
+def call_after(holder: Any, name: str, then: "Callable[[Any], None]") -> None:
     """Have a method that a class, if it is there, defines itself then call another function."""
     wrap(holder, name, lambda function: after(function, then))
 
@@ -149,19 +153,19 @@ def is_compiling() -> bool:
     return asked is not None and asked()
 
 
-def around(holder: "Any", name: str) -> "Callable[[Any], Any]":
+def around(holder: Any, name: str) -> "Callable[[Any], Any]":
     """Return a decorator of what is called in place of a function that a class or module, if it is
     there, defines itself, with that function before its arguments; it costs a call more.
     """
     original = defined(holder, name) if holder is not None else None
 
-    def decorate(call: "Any") -> "Any":
+    def decorate(call: Any) -> Any:
         if original is None:
             return call
         call.__code__ = passed_over(call.__code__)
 
         @wraps(original)
-        def wrapper(*args: "Any", **keywords: "Any") -> "Any":
+        def wrapper(*args: Any, **keywords: Any) -> Any:
             return call(original, *args, **keywords)
 
         setattr(holder, name, ours(wrapper))
@@ -170,7 +174,7 @@ def around(holder: "Any", name: str) -> "Callable[[Any], Any]":
     return decorate
 
 
-def phase(holder: "Any", name: str, called: str) -> None:
+def phase(holder: Any, name: str, called: str) -> None:
     """Time each call of a function as a part of a step, unless torch.compile traces it."""
     function = defined(holder, name)
     if function is None:
@@ -178,7 +182,7 @@ def phase(holder: "Any", name: str, called: str) -> None:
     what = word(called)
 
     @wraps(function)
-    def inside(*args: "Any", **keywords: "Any") -> "Any":
+    def inside(*args: Any, **keywords: Any) -> Any:
         if is_compiling():
             return function(*args, **keywords)
         for look in at_bounds:
@@ -194,7 +198,7 @@ def phase(holder: "Any", name: str, called: str) -> None:
     setattr(holder, name, ours(inside))
 
 
-def phases(cls: str, **methods: str) -> "Hook":
+def phases(cls: str, **methods: str) -> "Callable[[Any], None]":
     """Return a hook that times methods of a class, or functions where its name is empty.
 
     ``methods`` has the phase of a step that each is: `model.host.PHASES` names them.
@@ -207,13 +211,13 @@ def phases(cls: str, **methods: str) -> "Hook":
     return hook
 
 
-def marks_steps(cls: str, method: str, name: str, rank: int) -> "Hook":
+def marks_steps(cls: str, method: str, name: str, rank: int) -> "Callable[[Any], None]":
     """Return a hook that counts calls as steps; of optimizers, those of the leading one."""
 
     def hook(module: "ModuleType") -> None:
         holder, what = getattr(module, cls, None), word(name)
 
-        def then(self: "Any") -> None:
+        def then(self: Any) -> None:
             step_ended(what, rank, self if rank == OPTIMIZER else then)
 
         call_after(holder, method, then)
@@ -221,7 +225,7 @@ def marks_steps(cls: str, method: str, name: str, rank: int) -> "Hook":
     return hook
 
 
-def iterator(cls: "Any") -> None:
+def iterator(cls: Any) -> None:
     """Time a class that may inherit ``__next__``."""
     function = cls.__next__
     if isinstance(function, FunctionType) and not hasattr(function, "_of_gputrace"):
@@ -240,12 +244,54 @@ def iterators(module: "ModuleType") -> None:
         cls.__next__ = wrapper
 
 
+_LONGEST_REASON = 160
+compiling: "dict[int, list[str]]" = {}
+"""By thread that compiles a function, the reasons that were found for it."""
+
+
+def times_compilations(holder: Any, name: str, name_of: "Callable[..., str]") -> None:
+    """Record calls in steps as compilations, with a name from their first arguments, unless they
+    are a part of another one.
+    """
+
+    @around(holder, name)
+    def compiled(original: Any, *args: Any, **keywords: Any) -> Any:
+        thread, start = thread_id(), time_ns()
+        if thread in compiling or steps.recorded()[0] <= 0:
+            return original(*args, **keywords)
+        compiling[thread] = []
+        try:
+            return original(*args, **keywords)
+        finally:
+            compiling.pop(thread, None)
+            called = "a kernel"
+            with Suppress(Exception):
+                called = str(name_of(*args))
+            keep_compilation(start, called, [])
+
+
+def keep_compilation(start: int, name: str, reasons: "list[str]") -> None:
+    """Record a compilation that ends now, with the first of its reasons.
+
+    Left out of a reason are the number before it, the code behind it, and the stack below.
+    """
+    try:
+        if reasons:
+            reason = reasons[0].splitlines()[0].partition("  #")[0]
+            number, colon, rest = reason.partition(": ")
+            rest = rest if colon and "/" in number else reason
+            name += ": " + rest.strip()[:_LONGEST_REASON]
+        record(start, time_ns(), word(name), COMPILATION)
+    except Exception:
+        note_ours("naming a compilation")
+
+
 _at_work: "set[object]" = set()
 _FOR_GOOD = object()
 
 
 def makes_way(
-    holder: "Any",
+    holder: Any,
     begin: str,
     end: str,
     name: str,
@@ -264,7 +310,7 @@ def makes_way(
         return
 
     @wraps(start)
-    def begins(*args: "Any", **keywords: "Any") -> "Any":
+    def begins(*args: Any, **keywords: Any) -> Any:
         if not uses_gpu(*args) or (lets_go and _is_kept_from(name)):
             return start(*args, **keywords)
         key = _key(holder, name, args)
@@ -283,7 +329,7 @@ def makes_way(
         return result
 
     @wraps(stop)
-    def ends(*args: "Any", **keywords: "Any") -> "Any":
+    def ends(*args: Any, **keywords: Any) -> Any:
         try:
             return stop(*args, **keywords)
         finally:
@@ -304,7 +350,7 @@ def _is_kept_from(name: str) -> bool:
     return True
 
 
-def _key(holder: "Any", name: str, args: "tuple[Any, ...]") -> object:
+def _key(holder: Any, name: str, args: "tuple[Any, ...]") -> object:
     return id(args[0]) if isinstance(holder, type) else name
 
 

@@ -84,7 +84,7 @@ def change_hooks(module: str, hooks: "list[Hook]") -> "list[Hook]":
     """Return the hooks that a module has in the trial, of those that it has in a recording."""
     keeps = _named(LOSSES.get(module, ""))
     if not asked.get("recorded"):
-        hooks = [hook for hook in hooks if not _is_unused(hook)]
+        hooks = [hook for hook in hooks if not _names_of(hook) & {*_UNUSED}]
         # First: a loss is there when the step ends.
         hooks = keeps + ([] if module in _ALONE else hooks)
     elif module in _ALONE:
@@ -95,9 +95,8 @@ def change_hooks(module: str, hooks: "list[Hook]") -> "list[Hook]":
     )
 
 
-def _is_unused(hook: "Hook") -> bool:
-    file = hook.__module__.rpartition(".")[2]
-    return hook.__name__ in _UNUSED or file in _UNUSED
+def _names_of(hook: "Hook") -> "set[str]":
+    return {hook.__name__, hook.__module__.rpartition(".")[2]}
 
 
 def _named(names: str) -> "list[Hook]":

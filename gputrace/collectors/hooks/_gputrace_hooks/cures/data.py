@@ -1,23 +1,20 @@
 """Cures of how data are loaded: torch's DataLoader, Hugging Face's arguments for it, tf.data."""
 
 import sys
+from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from types import FunctionType
+from typing import Any
 
 from ..frameworks.torch_data import count_ready
-from ..host_file import is_handlers, time_ns
+from ..host_file import Suppress, is_handlers, time_ns
 from ..steps import weak
 from ..wrappers import ours
 from .trial import WHOLE, asked, between, change_call, cures, guarded, is_on, sees_gpu, trial
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
-
-def loaders(module: "Any") -> None:
+def loaders(module: Any) -> None:
     """Change how torch's DataLoader is made, and take its batches to the GPU ahead of time.
 
     By turns, loaders are made as they are, and have a twin. Those that a loader's worker makes for
@@ -41,7 +38,7 @@ _SHORT = 64
 """Most batches of an epoch that a turn can hold whole."""
 
 
-def _meet_epochs(module: "Any", iterable: "Any") -> None:
+def _meet_epochs(module: Any, iterable: Any) -> None:
     """Say which workers start anew with each epoch, and by turns have them stay.
 
     A turn has whole epochs: what is ready before it, as ``buffered`` says, is one.
@@ -50,7 +47,7 @@ def _meet_epochs(module: "Any", iterable: "Any") -> None:
     iterate = cls.__iter__
 
     @wraps(iterate)
-    def begin_epoch(self: "Any") -> "Any":
+    def begin_epoch(self: Any) -> Any:
         held = vars(self)
         trial.has.add("loader")
         stays = held.get("persistent_workers")
@@ -72,7 +69,7 @@ def _meet_epochs(module: "Any", iterable: "Any") -> None:
     cls.__iter__ = ours(begin_epoch)
 
 
-def _in_worker(module: "Any") -> bool:
+def _in_worker(module: Any) -> bool:
     """Return whether this process is a worker of a loader."""
     info = getattr(module, "get_worker_info", None)
     return info is not None and info() is not None
@@ -89,7 +86,7 @@ _LONG = 20
 at its end falls on either."""
 
 
-def _have_twins(module: "Any", chosen: "list[str]") -> None:
+def _have_twins(module: Any, chosen: "list[str]") -> None:
     """Have a second iterator, with other settings, take batches of the same sampler by turns."""
     base = getattr(module, "_BaseDataLoaderIter", None)
     if base is None:
@@ -100,14 +97,14 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
     names = {*signature(module.DataLoader.__init__).parameters, *_ITS_OWN}
 
     @wraps(begin)
-    def begin_kept(self: "Any", loader: "Any", *args: "Any", **keywords: "Any") -> None:
+    def begin_kept(self: Any, loader: Any, *args: Any, **keywords: Any) -> None:
         begin(self, loader, *args, **keywords)
         # Not the loader, nor what a program keeps there: that may hold iterators, which would stay.
         held = vars(loader)
         self._gputrace_settings = {name: held[name] for name in names & set(held)}
 
     @wraps(following)
-    def next_batch(self: "Any") -> "Any":
+    def next_batch(self: Any) -> Any:
         on = all(map(is_on, chosen))
         twin, why = _twin_of(module, self, chosen, on)
         _alone[0] = why
@@ -122,10 +119,15 @@ def _have_twins(module: "Any", chosen: "list[str]") -> None:
         _taken[0] += 1
         return batch
 
+    def tell_alone(_: int) -> None:
+        # A loader of a validation, without steps, may have none.
+        if _alone[0]:
+            trial.reasons.update(dict.fromkeys(chosen, WHOLE + _alone[0]))
+
     base.__init__, base.__next__ = ours(begin_kept), ours(next_batch)
     _set_starts_aside(module, base, chosen)
     trial.count_batches = _count_batches
-    between.append(lambda _: _tell_alone(chosen))
+    between.append(tell_alone)
 
 
 _working: "list[Callable[[], Any]]" = [int]
@@ -139,16 +141,13 @@ _taken = [0]
 def _count_batches() -> "list[int]":
     """Return how many batches that iterator has ready, 0 without workers, and those taken."""
     ready = 0
-    try:
+    with Suppress(Exception):
         iterator = _working[0]()
         ready = count_ready(iterator) if hasattr(iterator, "_task_info") else 0
-    except Exception as error:
-        if is_handlers(error):
-            raise
     return [ready, _taken[0]]
 
 
-def _set_starts_aside(module: "Any", base: "Any", chosen: "list[str]") -> None:
+def _set_starts_aside(module: Any, base: Any, chosen: "list[str]") -> None:
     """Leave out of steps with a cure the start of the program's workers: it would have the twin's.
 
     What these do on other cores meanwhile is left in.
@@ -156,7 +155,7 @@ def _set_starts_aside(module: "Any", base: "Any", chosen: "list[str]") -> None:
     iterate = module.DataLoader.__iter__
 
     @wraps(iterate)
-    def begin_epoch(self: "Any") -> "Any":
+    def begin_epoch(self: Any) -> Any:
         start = time_ns()
         iterator = iterate(self)
         taken = time_ns() - start
@@ -168,15 +167,7 @@ def _set_starts_aside(module: "Any", base: "Any", chosen: "list[str]") -> None:
     module.DataLoader.__iter__ = ours(begin_epoch)
 
 
-def _tell_alone(chosen: "list[str]") -> None:
-    """Say why a step's loader has no twin; that of a validation, without steps, may have none."""
-    if _alone[0]:
-        trial.reasons.update(dict.fromkeys(chosen, WHOLE + _alone[0]))
-
-
-def _twin_of(
-    module: "Any", iterator: "Any", chosen: "list[str]", wanted: bool
-) -> "tuple[Any, str]":
+def _twin_of(module: Any, iterator: Any, chosen: "list[str]", wanted: bool) -> "tuple[Any, str]":
     """Return the twin of a loader's iterator, made where it is wanted, and why it cannot be made;
     None without one, and an empty text where it can.
     """
@@ -195,18 +186,18 @@ def _twin_of(
 class _Shared:
     """Sampler whose batches are taken from an iterator that others take from too."""
 
-    def __init__(self, iterator: "Any") -> None:
+    def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
 
-    def __iter__(self) -> "Any":
+    def __iter__(self) -> Any:
         return self
 
-    def __next__(self) -> "Any":
+    def __next__(self) -> Any:
         return next(self.iterator)
 
 
 def _twin(
-    module: "Any", iterator: "Any", settings: "dict[str, Any]", chosen: "list[str]"
+    module: Any, iterator: Any, settings: "dict[str, Any]", chosen: "list[str]"
 ) -> "tuple[Any, str]":
     """Return another iterator over what a loader's sampler still has; None and why without one.
 
@@ -247,7 +238,7 @@ def _twin(
 
 
 def _loader_arguments(
-    present: "Callable[[str], Any]", iterable: "Any"
+    present: "Callable[[str], Any]", iterable: Any
 ) -> "dict[str, tuple[str, Any]]":
     wanted: dict[str, tuple[str, Any]] = {}
     workers = before = present("num_workers")
@@ -296,7 +287,7 @@ _by_trainer: "set[str]" = set()
 """Cures whose change is one of these arguments."""
 
 
-def trainer_arguments(module: "Any") -> None:
+def trainer_arguments(module: Any) -> None:
     """Change the arguments of Hugging Face's Trainer, of whichever class they are."""
     cls = module.TrainingArguments
     begin = vars(cls).get("__post_init__")
@@ -305,7 +296,7 @@ def trainer_arguments(module: "Any") -> None:
         return
 
     @wraps(begin)
-    def begin_changed(self: "Any") -> None:
+    def begin_changed(self: Any) -> None:
         for cure, name in wanted.items():
             old, new = getattr(self, name, None), cures[cure]
             needs_workers = cure in ("prefetch", "persistent")
@@ -322,7 +313,7 @@ def trainer_arguments(module: "Any") -> None:
     cls.__post_init__ = ours(begin_changed)
 
 
-def _stage(module: "Any") -> None:
+def _stage(module: Any) -> None:
     """Copy each next batch to the GPU on a stream of its own while the program trains."""
     if not sees_gpu("staging"):
         return
@@ -330,7 +321,7 @@ def _stage(module: "Any") -> None:
     following = base.__next__
 
     @wraps(following)
-    def next_batch(self: "Any") -> "Any":
+    def next_batch(self: Any) -> Any:
         held = self.__dict__
         if "_gputrace_ahead" not in held:
             if not is_on("staging") or _in_worker(module):
@@ -351,7 +342,7 @@ def _stage(module: "Any") -> None:
     base.__next__ = ours(next_batch)
 
 
-def _ahead(torch: "Any", stream: "Any", following: "Any", loader: "Any") -> "tuple[Any, Any]":
+def _ahead(torch: Any, stream: Any, following: Any, loader: Any) -> "tuple[Any, Any]":
     try:
         batch = following(loader)
     except StopIteration as error:
@@ -360,7 +351,7 @@ def _ahead(torch: "Any", stream: "Any", following: "Any", loader: "Any") -> "tup
         return each_tensor(torch, batch, lambda tensor: tensor.cuda(non_blocking=True)), None
 
 
-def each_tensor(torch: "Any", value: "Any", function: "Callable[[Any], Any]") -> "Any":
+def each_tensor(torch: Any, value: Any, function: "Callable[[Any], Any]") -> Any:
     """Return a batch with the function's values in place of its tensors, where it returns any."""
     if isinstance(value, torch.Tensor):
         made = function(value)
@@ -375,18 +366,18 @@ def each_tensor(torch: "Any", value: "Any", function: "Callable[[Any], Any]") ->
     return value
 
 
-def tf_datasets(module: "Any") -> None:
+def tf_datasets(module: Any) -> None:
     """Have TensorFlow choose how many calls of a map run at once, and how far to read ahead."""
     cls, autotune = module.DatasetV2, -1
     if "tf-parallel" in cures:
         for name in ("map", "interleave", "batch"):
             parallel = {"num_parallel_calls": ("tf-parallel", autotune)}
-            change_call(cls, name, lambda _, parallel=parallel: parallel)  # type: ignore[misc]
+            change_call(cls, name, lambda _, parallel=parallel: parallel)
     iterate = vars(cls).get("__iter__")
     if "tf-prefetch" in cures and iterate is not None:
 
         @wraps(iterate)
-        def ahead(self: "Any") -> "Any":
+        def ahead(self: Any) -> Any:
             if type(self).__name__ == "_PrefetchDataset":
                 trial.skip("tf-prefetch", "the dataset ends with a prefetch already")
                 return iterate(self)

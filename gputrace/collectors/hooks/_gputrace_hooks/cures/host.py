@@ -3,6 +3,7 @@
 import os
 import sys
 from functools import partial, wraps
+from typing import Any
 
 from .trial import (
     MOST_CALLS,
@@ -16,12 +17,8 @@ from .trial import (
     trial,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
-
-def torch_calls(torch: "Any") -> None:
+def torch_calls(torch: Any) -> None:
     """Change what torch's calls wait for, and its threads."""
     changes = {"non-blocking": _non_blocking, "defer-item": _defer_item, "threads": _set_threads}
     for cure, change in changes.items():
@@ -29,13 +26,13 @@ def torch_calls(torch: "Any") -> None:
             guarded(cure, change, torch)
 
 
-def _set_threads(torch: "Any") -> None:
+def _set_threads(torch: Any) -> None:
     """Set them again after the first step, should the program have said otherwise."""
     threads = cures["threads"]
     between.append(lambda count: torch.set_num_threads(threads) if count == 1 else None)
 
 
-def _non_blocking(torch: "Any") -> None:
+def _non_blocking(torch: Any) -> None:
     """Have copies to a GPU return at once; those from pageable memory wait as before."""
     if not sees_gpu("non-blocking"):
         return
@@ -43,11 +40,11 @@ def _non_blocking(torch: "Any") -> None:
         _without_waiting(torch.Tensor, name)
 
 
-def _without_waiting(tensor: "Any", name: str) -> None:
+def _without_waiting(tensor: Any, name: str) -> None:
     copy = getattr(tensor, name)
 
     @wraps(copy)
-    def copied(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+    def copied(self: Any, *args: Any, **keywords: Any) -> Any:
         said = "non_blocking" in keywords or any(isinstance(arg, bool) for arg in args)
         if is_on("non-blocking") and not said and not self.is_cuda:
             result = copy(self, *args, **dict(keywords, non_blocking=True))
@@ -59,7 +56,7 @@ def _without_waiting(tensor: "Any", name: str) -> None:
     setattr(tensor, name, copied)
 
 
-def _defer_item(torch: "Any") -> None:
+def _defer_item(torch: Any) -> None:
     """Have each line of the program that reads a number from a GPU get that of the step before.
 
     It was copied meanwhile. The first step of all reads, and torch itself, read what they ask for.
@@ -72,7 +69,7 @@ def _defer_item(torch: "Any") -> None:
     counts: dict[tuple[str, int], tuple[int, int]] = {}
 
     @wraps(item)
-    def item_before(self: "Any") -> "Any":
+    def item_before(self: Any) -> Any:
         code = sys._getframe(1)
         line = code.f_code.co_filename, code.f_lineno
         if not is_on("defer-item") or not self.is_cuda or line[0].startswith(home):

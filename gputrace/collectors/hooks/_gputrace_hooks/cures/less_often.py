@@ -9,14 +9,11 @@ import builtins
 import os
 import sys
 from functools import wraps
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType
+from typing import Any
 
 from .trial import cures, guarded, is_on, trial
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
-    from types import CodeType
-    from typing import Any
 
 CURE = "less-often"
 STEPS = 50
@@ -28,13 +25,11 @@ _last = [-STEPS]
 
 def install() -> None:
     """Have the program's files compiled by us."""
-    from importlib.machinery import SourceFileLoader
-
     setattr(builtins, _IS_DUE, _is_due)
     get_code = SourceFileLoader.get_code
 
     @wraps(get_code)
-    def get_changed(self: "Any", name: str) -> "CodeType | None":
+    def get_changed(self: Any, name: str) -> "CodeType | None":
         changed: CodeType | None = guarded(CURE, _changed, self.path)
         return changed or get_code(self, name)
 
@@ -91,10 +86,8 @@ class _Script:
         if os.path.abspath(path) != self.path:
             raise ImportError
 
-    def find_spec(self, name: str, target: "Any" = None) -> "ModuleSpec | None":
+    def find_spec(self, name: str, target: Any = None) -> "ModuleSpec | None":
         """Return where the script is."""
-        from importlib.machinery import ModuleSpec
-
         if name != "__main__":
             return None
         spec = ModuleSpec(name, self, origin=self.path)  # type: ignore[arg-type]
@@ -108,8 +101,6 @@ class _Script:
         return compile(f"{_RUN}()", "<gputrace>", "exec")
 
     def _run(self) -> None:
-        from importlib.machinery import SourceFileLoader
-
         code = guarded(CURE, _changed, self.path)
         if code is None:
             with open(self.path, "rb") as file:

@@ -5,22 +5,19 @@ What it calls before the first step has ended stays as it is.
 """
 
 import sys
+from collections.abc import Callable
 from copy import copy
 from functools import partial, wraps
 from os import PathLike
 from threading import Thread
+from typing import Any
 
 from ..wrappers import ours
 from .data import each_tensor
 from .trial import cures, guarded, is_on, trial
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
-
-def in_place_of(cure: str, holder: "Any", name: str, instead: "Callable[..., Any]") -> None:
+def in_place_of(cure: str, holder: Any, name: str, instead: "Callable[..., Any]") -> None:
     """Have the program's calls in its loop, not those of a framework, go to another function.
 
     That gets the function and its arguments.
@@ -30,7 +27,7 @@ def in_place_of(cure: str, holder: "Any", name: str, instead: "Callable[..., Any
         return
 
     @wraps(function)
-    def call(*args: "Any", **keywords: "Any") -> "Any":
+    def call(*args: Any, **keywords: Any) -> Any:
         caller = sys._getframe(1)
         package = caller.f_globals.get("__name__", "").partition(".")[0]
         if not trial.ends or package in ("torch", "_gputrace_hooks"):
@@ -58,7 +55,7 @@ def skip_collections() -> None:
     in_place_of("skip-gc-collect", gc, "collect", lambda *_, **__: 0)
 
 
-def torch_calls(torch: "Any") -> None:
+def torch_calls(torch: Any) -> None:
     """Have torch's caches stay, and checkpoints written by a thread."""
     cuda = getattr(torch, "cuda", None)
     for holder in (cuda, getattr(cuda, "memory", None)):
@@ -70,16 +67,14 @@ _saving: "list[Thread]" = []
 """Thread that writes the last checkpoint."""
 
 
-def _save_aside(
-    torch: "Any", save: "Any", value: "Any", to: "Any", *args: "Any", **keywords: "Any"
-) -> None:
+def _save_aside(torch: Any, save: Any, value: Any, to: Any, *args: Any, **keywords: Any) -> None:
     """Copy a checkpoint, and have a thread write it; the one before is written by then.
 
     The copy is in memory of the host that a GPU reaches by itself.
     """
     copies: list[Any] = []
 
-    def copied(tensor: "Any") -> "Any":
+    def copied(tensor: Any) -> Any:
         on_gpu = tensor.is_cuda
         copies.append(torch.empty_like(tensor.detach(), device="cpu", pin_memory=on_gpu))
         return copies[-1].copy_(tensor.detach(), non_blocking=on_gpu)
@@ -105,7 +100,7 @@ def _save_aside(
     _saving[0].start()
 
 
-def _apart(value: "Any") -> "Any":
+def _apart(value: Any) -> Any:
     """Return a dict of its own, as are those within, for the copies of tensors."""
     if not isinstance(value, dict):
         return value
@@ -123,7 +118,7 @@ def _logs(name: str) -> bool:
 def writer(cls: str) -> "Callable[[Any], None]":
     """Return a hook that has the program log by a writer's class, or module, every few steps."""
 
-    def hook(module: "Any") -> None:
+    def hook(module: Any) -> None:
         holder = getattr(module, cls) if cls else module
         for name in filter(_logs, list(vars(holder))):
             in_place_of("log-every", holder, name, _log_at_times)
@@ -136,14 +131,14 @@ _logged: "dict[Any, int]" = {}
 """Step in which each line that logs last did."""
 
 
-def _is_due(line: "Any") -> bool:
+def _is_due(line: Any) -> bool:
     step, last = len(trial.ends), _logged.get(line)
     if last is None or step >= last + cures["log-every"]:
         last = _logged[line] = step
     return step == last
 
 
-def _log_at_times(function: "Any", *args: "Any", **keywords: "Any") -> "Any":
+def _log_at_times(function: Any, *args: Any, **keywords: Any) -> Any:
     caller = sys._getframe(2)
     if _is_due((caller.f_code, caller.f_lineno)):
         return function(*args, **keywords)

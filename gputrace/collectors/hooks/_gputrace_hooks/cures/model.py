@@ -1,33 +1,30 @@
 """Cures of what computes: the model, its precision, its optimizer, its gradients' way to others."""
 
 import sys
+from collections.abc import Callable
 from functools import partial, wraps
 from inspect import signature
 from types import FunctionType
+from typing import Any
 
 from ..wrappers import is_compiling, ours
 from .data import each_tensor
 from .trial import asked, between, change_call, cures, guarded, is_on, sees_gpu, switched, trial
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
-
-def torch_calls(torch: "Any") -> None:
+def torch_calls(torch: Any) -> None:
     """Set torch's switches, and change how it compiles."""
     _set_switches(torch)
     change_call(torch, "compile", _compile_arguments)
 
 
-def _compile_arguments(_: "Any") -> "dict[str, tuple[str, Any]]":
+def _compile_arguments(_: Any) -> "dict[str, tuple[str, Any]]":
     """Have torch.compile make code for all shapes, instead of one for each that comes."""
     trial.has.add("compiled")
     return {"dynamic": ("dynamic", True)} if "dynamic" in cures else {}
 
 
-def _set_switches(torch: "Any") -> None:
+def _set_switches(torch: Any) -> None:
     """Set torch's switches now, and again after the first step, should the program set them.
 
     By turns, they are as the program has them until then.
@@ -53,7 +50,7 @@ _SWITCHES = {
 }
 
 
-def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
+def _switch(cure: str, torch: Any, paths: "tuple[str, ...]") -> None:
     if not sees_gpu(cure):
         return
     for path in paths:
@@ -68,12 +65,12 @@ def _switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
             trial.skip(cure, f"torch.{path} is {new} already")
 
 
-def _tell_switch(cure: str, torch: "Any", paths: "tuple[str, ...]") -> None:
+def _tell_switch(cure: str, torch: Any, paths: "tuple[str, ...]") -> None:
     if not all(getattr(*_held(torch, path)) for path in paths):
         trial.has.add(f"{cure}-off")
 
 
-def _held(torch: "Any", path: str) -> "tuple[Any, str]":
+def _held(torch: Any, path: str) -> "tuple[Any, str]":
     """Return what holds a switch, and its name there."""
     *homes, name = path.split(".")
     for home in homes:
@@ -91,7 +88,7 @@ def _switch_settings(cure: str, on: bool) -> None:
             setattr(holder, name, new if on else old)
 
 
-def optimizers(module: "Any") -> None:
+def optimizers(module: Any) -> None:
     """Change how torch's optimizers are made, and how they forget gradients."""
     chosen = [cure for cure in ("fused", "foreach") if cure in cures]
     _meet_optimizers(module.Optimizer, bool(chosen) or "channels-last" in cures)
@@ -110,7 +107,7 @@ def optimizers(module: "Any") -> None:
         change_call(module.Optimizer, "zero_grad", lambda _: forget if is_on("set-to-none") else {})
 
 
-def _tell_optimizer(optimizer: "Any") -> None:
+def _tell_optimizer(optimizer: Any) -> None:
     """Say if it is neither fused nor takes several tensors at a time, as it does on a GPU unless
     the program says otherwise.
     """
@@ -135,14 +132,14 @@ _asked_before: "dict[str, Any]" = {}
 """Arguments of optimizers as the program gave them."""
 
 
-def _meet_optimizers(base: "Any", keeps: bool) -> None:
+def _meet_optimizers(base: Any, keeps: bool) -> None:
     """Say what optimizers are, and keep them where a cure changes them later."""
     begin = vars(base).get("__init__")
     if not isinstance(begin, FunctionType):
         return
 
     @wraps(begin)
-    def begin_kept(self: "Any", *args: "Any", **keywords: "Any") -> None:
+    def begin_kept(self: Any, *args: Any, **keywords: Any) -> None:
         begin(self, *args, **keywords)
         guarded("", _tell_optimizer, self)
         if not keeps:
@@ -167,7 +164,7 @@ def _switch_optimizers(cure: str, on: bool) -> None:
                 state["step"] = state["step"].to(parameter.device if on else "cpu")
 
 
-def distributed(module: "Any") -> None:
+def distributed(module: Any) -> None:
     """Change how DistributedDataParallel is made."""
     names = {
         "bucket-cap": "bucket_cap_mb",
@@ -183,7 +180,7 @@ def distributed(module: "Any") -> None:
         _accumulate(module.DistributedDataParallel)
 
 
-def _accumulate(cls: "Any") -> None:
+def _accumulate(cls: Any) -> None:
     """Have gradients sent with the last backward pass of a step alone, as ``no_sync`` does.
 
     The last is known by the passes of the step before. Where a step turns out to have fewer, its
@@ -196,7 +193,7 @@ def _accumulate(cls: "Any") -> None:
     optimizers: list[Any] = []
 
     @wraps(forward)
-    def forward_kept(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+    def forward_kept(self: Any, *args: Any, **keywords: Any) -> Any:
         if not (self.training and self.require_backward_grad_sync and _differentiates()):
             return forward(self, *args, **keywords)
         number = passes[id(self)] = passes.get(id(self), 0) + 1
@@ -214,7 +211,7 @@ def _accumulate(cls: "Any") -> None:
         finally:
             self.require_backward_grad_sync = True
 
-    def send(*_: "Any") -> None:
+    def send(*_: Any) -> None:
         distributed: Any = sys.modules["torch.distributed"]
         for model in [unsent.pop(key) for key in list(unsent)]:
             group = model.process_group
@@ -239,7 +236,7 @@ def _differentiates() -> bool:
     return sys.modules["torch"].is_grad_enabled()  # type: ignore[no-any-return]
 
 
-def _make_on_capture_stream(cls: "Any") -> None:
+def _make_on_capture_stream(cls: Any) -> None:
     """Have what DistributedDataParallel keeps of autograd belong to the stream of captures.
 
     It keeps the nodes that accumulate gradients, which run on the stream on which they were made:
@@ -249,14 +246,14 @@ def _make_on_capture_stream(cls: "Any") -> None:
     begin = cls.__init__
 
     @wraps(begin)
-    def begin_on_stream(self: "Any", module: "Any", *args: "Any", **keywords: "Any") -> None:
+    def begin_on_stream(self: Any, module: Any, *args: Any, **keywords: Any) -> None:
         guarded("graphs", _go_on_capture_stream, module)
         begin(self, module, *args, **keywords)
 
     cls.__init__ = begin_on_stream
 
 
-def _go_on_capture_stream(module: "Any") -> None:
+def _go_on_capture_stream(module: Any) -> None:
     """Make torch's stream of captures the current one, for a module that has anything on a GPU."""
     cuda: Any = sys.modules["torch"].cuda
     if any(parameter.is_cuda for parameter in module.parameters()):
@@ -267,7 +264,7 @@ def _go_on_capture_stream(module: "Any") -> None:
         cuda.set_stream(stream)
 
 
-def modules(module: "Any") -> None:
+def modules(module: Any) -> None:
     """Meet each model at its first call in training, say what it has, and change it.
 
     It is met in the first step, by what is called in place of ``Module.__call__``.
@@ -276,7 +273,7 @@ def modules(module: "Any") -> None:
     cls, parts, over = module.Module, set(), []  # type: ignore[var-annotated]
     call = cls.__call__
 
-    def meet(model: "Any", args: "Any", keywords: "Any") -> None:
+    def meet(model: Any, args: Any, keywords: Any) -> None:
         parameters = [each for each in model.parameters() if each.requires_grad]
         if not parameters or not _differentiates():
             return
@@ -294,7 +291,7 @@ def modules(module: "Any") -> None:
         for cure in chosen:
             guarded(cure, _MODELS[cure], cure, model, args, keywords)
 
-    def call_met(self: "Any", *args: "Any", **keywords: "Any") -> "Any":
+    def call_met(self: Any, *args: Any, **keywords: Any) -> Any:
         if not over and not is_compiling() and self.training and id(self) not in parts:
             guarded("", meet, self, args, keywords)
         return call(self, *args, **keywords)
@@ -308,7 +305,7 @@ def modules(module: "Any") -> None:
     between.append(end)
 
 
-def _cast_to(torch: "Any", kind: str) -> "Any":
+def _cast_to(torch: Any, kind: str) -> Any:
     """Return the type to which autocast casts on a kind of device now; None where it is off."""
     if not hasattr(torch, "get_autocast_dtype"):
         # New in PyTorch 2.4.
@@ -316,7 +313,7 @@ def _cast_to(torch: "Any", kind: str) -> "Any":
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-def _blocks(model: "Any") -> "list[Any]":
+def _blocks(model: Any) -> "list[Any]":
     """Return the blocks that a model repeats: several of one class, with parts of their own."""
     blocks: list[Any] = []
     within: set[int] = set()
@@ -329,7 +326,7 @@ def _blocks(model: "Any") -> "list[Any]":
     return blocks
 
 
-def _compile(cure: str, model: "Any", *_: "Any") -> None:
+def _compile(cure: str, model: Any, *_: Any) -> None:
     """Compile it, or each of its repeated blocks, in place, from the next call on."""
     mode = cures[cure]
     parts = _blocks(model) if mode == "regional" else [model]
@@ -348,7 +345,7 @@ def _compile(cure: str, model: "Any", *_: "Any") -> None:
     trial.change(cure, "forward", "", -1, "", "")
 
 
-def _channels_last(cure: str, model: "Any", *_: "Any") -> None:
+def _channels_last(cure: str, model: Any, *_: Any) -> None:
     """Have weights and inputs of four dimensions in the memory format NHWC.
 
     Weights have a place for each format, which they keep: what was captured reads them there.
@@ -373,35 +370,35 @@ def _channels_last(cure: str, model: "Any", *_: "Any") -> None:
     switched.append((cure, switch))
 
     @wraps(forward)
-    def laid(*args: "Any", **keywords: "Any") -> "Any":
+    def laid(*args: Any, **keywords: Any) -> Any:
         return forward(*(_laid_out(args, True) if is_on(cure) else args), **keywords)
 
     model.forward = laid
     trial.change(cure, "forward", "", -1, "", "")
 
 
-def _laid_out(value: "Any", as_nhwc: bool) -> "Any":
+def _laid_out(value: Any, as_nhwc: bool) -> Any:
     """Return tensors of four dimensions in the memory format NHWC, or NCHW; a dict is changed."""
     torch: Any = sys.modules["torch"]
     layout = torch.channels_last if as_nhwc else torch.contiguous_format
 
-    def laid(tensor: "Any") -> "Any":
+    def laid(tensor: Any) -> Any:
         return tensor.contiguous(memory_format=layout) if tensor.dim() == 4 else tensor
 
     return each_tensor(torch, value, laid)
 
 
-def _autocast(cure: str, model: "Any", *_: "Any") -> None:
+def _autocast(cure: str, model: Any, *_: Any) -> None:
     """Run it under autocast to bfloat16; results are float32 again."""
     torch: Any = sys.modules["torch"]
     forward = model.forward
     kind = next(model.parameters()).device.type
 
-    def widen(tensor: "Any") -> "Any":
+    def widen(tensor: Any) -> Any:
         return tensor.float() if tensor.dtype == torch.bfloat16 else None
 
     @wraps(forward)
-    def cast(*args: "Any", **keywords: "Any") -> "Any":
+    def cast(*args: Any, **keywords: Any) -> Any:
         if not is_on(cure):
             return forward(*args, **keywords)
         with torch.autocast(kind, dtype=torch.bfloat16):
@@ -412,7 +409,7 @@ def _autocast(cure: str, model: "Any", *_: "Any") -> None:
     trial.change(cure, "forward", "", -1, "", "")
 
 
-def _graph(cure: str, model: "Any", args: "Any", keywords: "Any") -> None:
+def _graph(cure: str, model: Any, args: Any, keywords: Any) -> None:
     """Capture its passes before its first call.
 
     Later, what autograd keeps of an earlier pass would tie the capture to that pass's stream. Of
@@ -440,7 +437,7 @@ class _Graphed:
     last one, go without the graphs.
     """
 
-    def __init__(self, model: "Any", inputs: "Any", sample: "Any", names: "list[str]") -> None:
+    def __init__(self, model: Any, inputs: Any, sample: Any, names: "list[str]") -> None:
         self.model, self.forward, self.sample, self.names = model, model.forward, sample, names
         # Graphs read and write where these are: the program may use its own batch again.
         self.inputs = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
@@ -450,15 +447,15 @@ class _Graphed:
         self.written: set[int] = set()
         self.waits = False
 
-    def capture(self, torch: "Any", args: "Any", keywords: "Any") -> None:
+    def capture(self, torch: Any, args: Any, keywords: Any) -> None:
         """Capture both passes; autocast is entered within, as its cache cannot be captured."""
         self.cast, kept = _cast_to(torch, "cuda"), []  # type: ignore[var-annotated]
         derive, gradients = torch.autograd.grad, []  # type: ignore[var-annotated]
 
-        def apart(*tensors: "Any") -> "Any":
+        def apart(*tensors: Any) -> Any:
             left = iter(tensors)
 
-            def now(value: "Any") -> "Any":
+            def now(value: Any) -> Any:
                 return next(left) if isinstance(value, torch.Tensor) else value
 
             given = [now(value) for value in args]
@@ -469,7 +466,7 @@ class _Graphed:
             kept[:] = [each_tensor(torch, result, _detachable(torch))]
             return kept[0]
 
-        def derived(*now: "Any", **more: "Any") -> "Any":
+        def derived(*now: Any, **more: Any) -> Any:
             gradients[:] = derive(*now, **more)
             return tuple(gradients)
 
@@ -488,7 +485,7 @@ class _Graphed:
         each_tensor(torch, kept[0], lambda output: output.detach_())
         between.append(self.end_step)
 
-    def __call__(self, *args: "Any", **keywords: "Any") -> "Any":
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         torch: Any = sys.modules["torch"]
         alike = is_on("graphs") and not self.waits and _cast_to(torch, "cuda") == self.cast
         if not alike or _described(torch, args, keywords) != self.sample:
@@ -498,7 +495,7 @@ class _Graphed:
         given = _tensors(torch, (*args, *(keywords[name] for name in self.names)))
         return each_tensor(torch, self.captured(*given), self.await_backward)
 
-    def keep_gradients(self, torch: "Any") -> None:
+    def keep_gradients(self, torch: Any) -> None:
         """Move gradients that are to be added to from where the graph writes the next ones."""
         held = [each for each in self.model.parameters() if each.grad is not None]
         held = [each for each in held if each.grad.data_ptr() in self.written]
@@ -507,22 +504,22 @@ class _Graphed:
             for parameter, gradient in zip(held, moved):
                 parameter.grad = gradient
 
-    def await_backward(self, output: "Any") -> None:
+    def await_backward(self, output: Any) -> None:
         """Use no graph before the backward pass from an output: it would overwrite that."""
         if output.requires_grad:
             self.waits = True
             output.register_hook(self.end_step)
 
-    def end_step(self, _: "Any") -> None:
+    def end_step(self, _: Any) -> None:
         """Use graphs again."""
         self.waits = False
 
 
-def _tensors(torch: "Any", values: "Any") -> "list[Any]":
+def _tensors(torch: Any, values: Any) -> "list[Any]":
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _described(torch: "Any", args: "Any", keywords: "Any") -> "Any":
+def _described(torch: Any, args: Any, keywords: Any) -> Any:
     """Return what two calls must have in common to share a graph; None if that is not known."""
     described = []
     for name, value in (*enumerate(args), *keywords.items()):
@@ -535,7 +532,7 @@ def _described(torch: "Any", args: "Any", keywords: "Any") -> "Any":
     return sorted(described, key=str)
 
 
-def _detachable(torch: "Any") -> "Callable[[Any], Any]":
+def _detachable(torch: Any) -> "Callable[[Any], Any]":
     """Return the identity, as a function of autograd whose results can leave its graph.
 
     The outputs of a capture are kept, and with them the nodes that accumulate gradients, on the
@@ -544,11 +541,11 @@ def _detachable(torch: "Any") -> "Callable[[Any], Any]":
 
     class Identity(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: "Any", tensor: "Any") -> "Any":
+        def forward(ctx: Any, tensor: Any) -> Any:
             return tensor.detach()
 
         @staticmethod
-        def backward(ctx: "Any", gradient: "Any") -> "Any":
+        def backward(ctx: Any, gradient: Any) -> Any:
             return gradient
 
     return Identity.apply  # type: ignore[no-any-return]
@@ -562,14 +559,14 @@ _MODELS = {
 }
 
 
-def jitted(jax: "Any") -> None:
+def jitted(jax: Any) -> None:
     """Have compiled functions of JAX give up what they return anew."""
     jit = jax.jit
     if "donate" not in cures:
         return
 
     @wraps(jit)
-    def donating(*args: "Any", **keywords: "Any") -> "Any":
+    def donating(*args: Any, **keywords: Any) -> Any:
         if not args:
             return lambda function: donating(function, **keywords)
         function = jit(*args, **keywords)
@@ -584,18 +581,18 @@ def jitted(jax: "Any") -> None:
 class _Donating:
     """Compiled function that donates each argument of which it returns all arrays anew."""
 
-    def __init__(self, jax: "Any", function: "Any", donate: "Callable[[Any], Any]") -> None:
+    def __init__(self, jax: Any, function: Any, donate: "Callable[[Any], Any]") -> None:
         self.jax, self.function, self.donate = jax, function, donate
         self.chosen: Any = None
         self.__wrapped__ = function
 
-    def __getattr__(self, name: str) -> "Any":
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
 
-    def __get__(self, instance: "Any", owner: "Any" = None) -> "Any":
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else self.function.__get__(instance, owner)
 
-    def __call__(self, *args: "Any", **keywords: "Any") -> "Any":
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         if self.chosen is None:
             numbers = guarded("donate", self.renewed, args, keywords)
             self.chosen = self.donate(numbers) if numbers else self.function
@@ -603,11 +600,11 @@ class _Donating:
                 trial.change("donate", "jit", "donate_argnums", -1, "", numbers, ("jax", "flax"))
         return self.chosen(*args, **keywords)
 
-    def renewed(self, args: "Any", keywords: "Any") -> "tuple[int, ...]":
+    def renewed(self, args: Any, keywords: Any) -> "tuple[int, ...]":
         """Return the numbers of arguments whose shapes the results have, as a state's have."""
         leaves = self.jax.tree_util.tree_leaves
 
-        def arrays(value: "Any") -> "list[Any]":
+        def arrays(value: Any) -> "list[Any]":
             return [(leaf.shape, leaf.dtype) for leaf in leaves(value)]
 
         left, numbers = arrays(self.function.eval_shape(*args, **keywords)), []

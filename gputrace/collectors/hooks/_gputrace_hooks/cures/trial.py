@@ -7,19 +7,14 @@ import atexit
 import json
 import os
 import sys
+from collections.abc import Callable
 from functools import wraps
 from types import FunctionType
+from typing import Any
 
 from .. import recorder, steps
-from ..host_file import is_handlers, time_ns
+from ..host_file import Suppress, is_handlers, time_ns
 from ..wrappers import ours
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Choose = Callable[[Callable[[str], Any]], "dict[str, tuple[str, Any]]"]
 
 asked: "dict[str, Any]" = {}
 """GPUTRACE_TRY, as `gputrace try` set it."""
@@ -98,7 +93,11 @@ class Trial:
             "reasons": self.reasons,
             "has": sorted(self.has),
             "main": os.path.abspath(sys.argv[0]) if sys.argv and sys.argv[0] else "",
-            "versions": _versions(),
+            "versions": {
+                name: str(sys.modules[name].__version__)
+                for name in _FRAMEWORKS
+                if getattr(sys.modules.get(name), "__version__", None)
+            },
             "gpu": "" if cuda is None else str(cuda.get_device_name()),
             "buffered": self.buffered,
             "threads": getattr(sys.modules.get("torch"), "get_num_threads", int)(),
@@ -113,8 +112,8 @@ class Trial:
         call: str,
         name: str,
         place: int,
-        old: "Any",
-        new: "Any",
+        old: Any,
+        new: Any,
         beyond: "tuple[str, ...]" = (),
     ) -> None:
         """Keep what was changed in a call, and the line that made it.
@@ -163,7 +162,9 @@ class Trial:
         count = len(self.ends)
         past, stretch = count - asked["warmup"], asked.get("stretch", 0)
         in_vain = stretch and past <= 0 and any(r.startswith(WHOLE) for r in self.reasons.values())
-        late = count > FEWEST_STEPS and end > asked.get("until", end) and not _has_ranks()
+        late = count > FEWEST_STEPS and end > asked.get("until", end)
+        # Other ranks would wait in vain for a process that ends early.
+        late = late and (read_number(*_WORLD) or 1) <= 1
         enough = asked["steps"] is not None and past >= asked["steps"]
         if self.stops or in_vain or late or enough:
             self._stop()
@@ -193,16 +194,13 @@ class Trial:
     def _ended_round(self) -> "list[int] | None":
         """Return the turns that go on, from 1; None for all. Without any, the process ends."""
         self.write("turns")
-        try:
+        with Suppress(OSError, ValueError):
             with open(os.path.join(asked["folder"], "going")) as file:
                 going: list[int] = json.load(file)
-        except (OSError, ValueError) as error:
-            if is_handlers(error):
-                raise
-            return None
-        if not going:
-            self._stop()
-        return going
+            if not going:
+                self._stop()
+            return going
+        return None
 
     def _stop(self) -> None:
         """End the process as ``sys.exit()`` would, or by SIGTERM where that is caught or no use."""
@@ -227,26 +225,21 @@ class Trial:
 trial = Trial()
 
 
-def _say_that_it_steps(count: int) -> None:
-    """Leave a file at the first step: one that is ended later may not get to."""
-    if count == 1:
-        trial.write("begun")
-
-
 def start(asked_for: "dict[str, Any]") -> None:
     """Measure the steps of this process, and leave them at its end."""
     asked.update(asked_for)
     cures.update(asked["cures"])
     _on.update(asked["turns"][0] if asked.get("stretch") else cures)
     steps.on_step.append(trial.step_ended)
-    between.append(_say_that_it_steps)
+    # One that is ended later may not get to leave a file.
+    between.append(lambda count: trial.write("begun") if count == 1 else None)
     recorder.on_fork.append(trial.restart)
     recorder.on_worker.append(_in_worker)
     atexit.register(trial.finish)
     leave = os._exit
 
     @wraps(leave)
-    def finish_and_leave(status: int) -> "Any":
+    def finish_and_leave(status: int) -> Any:
         try:
             trial.finish()
         finally:
@@ -284,26 +277,13 @@ def read_number(*names: str) -> "int | None":
     return None
 
 
-def _has_ranks() -> bool:
-    """Return whether other ranks would wait in vain for a process that ends early."""
-    return (read_number(*_WORLD) or 1) > 1
-
-
-def _value(loss: "Any") -> "float | None":
-    try:
+def _value(loss: Any) -> "float | None":
+    with Suppress(Exception):
         return None if loss is None else float(loss)
-    except Exception as error:
-        if is_handlers(error):
-            raise
-        return None
+    return None
 
 
-def _versions() -> "dict[str, str]":
-    loaded = ((name, getattr(sys.modules.get(name), "__version__", None)) for name in _FRAMEWORKS)
-    return {name: str(version) for name, version in loaded if version}
-
-
-def _initialized_cuda() -> "Any":
+def _initialized_cuda() -> Any:
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if getattr(cuda, "is_initialized", bool)() else None
 
@@ -317,7 +297,7 @@ def sees_gpu(cure: str) -> bool:
     return False
 
 
-def guarded(cure: str, function: "Callable[..., Any]", *arguments: "Any") -> "Any":
+def guarded(cure: str, function: "Callable[..., Any]", *arguments: Any) -> Any:
     """Call a function; an error of it, or of what it calls, is the cure's if one is named, and goes
     no further.
 
@@ -342,7 +322,7 @@ def _first_of(error: BaseException) -> str:
     return repr(error)
 
 
-def _program_frame(frame: "Any", beyond: "tuple[str, ...]") -> "Any":
+def _program_frame(frame: Any, beyond: "tuple[str, ...]") -> Any:
     """Return the innermost frame, from this one, that is neither ours nor a framework's."""
     homes = [_FOLDER]
     for name in ("torch", "tensorflow", "keras", *beyond):
@@ -357,12 +337,12 @@ def _program_frame(frame: "Any", beyond: "tuple[str, ...]") -> "Any":
     return frame
 
 
-def file_of(frame: "Any") -> str:
+def file_of(frame: Any) -> str:
     """Return the path of the file that a frame's code is in; empty without a frame."""
     return os.path.abspath(frame.f_code.co_filename) if frame is not None else ""
 
 
-def _constructed(frame: "Any", base: str) -> str:
+def _constructed(frame: Any, base: str) -> str:
     """Return the class that a frame is the constructor of, if it is a ``base``'s by name."""
     code = frame.f_code
     if code.co_name != "__init__" or not code.co_argcount:
@@ -371,7 +351,12 @@ def _constructed(frame: "Any", base: str) -> str:
     return cls.__name__ if base in [each.__name__ for each in cls.__mro__] else ""
 
 
-def change_call(holder: "Any", name: str, choose: "Choose", later: bool = False) -> None:
+def change_call(
+    holder: Any,
+    name: str,
+    choose: "Callable[..., Any]",
+    later: bool = False,
+) -> None:
     """Have calls of a function, or of a class's method, take other arguments.
 
     ``choose`` gets what gives the present value of an argument by its name; it returns for each
@@ -385,7 +370,7 @@ def change_call(holder: "Any", name: str, choose: "Choose", later: bool = False)
     changed = _Arguments(function, call, int(isinstance(holder, type)), choose)
 
     @wraps(function)
-    def changed_call(*args: "Any", **keywords: "Any") -> "Any":
+    def changed_call(*args: Any, **keywords: Any) -> Any:
         try:
             new = changed(list(args), dict(keywords))
             args, keywords = (args, keywords) if later else new
@@ -399,7 +384,13 @@ def change_call(holder: "Any", name: str, choose: "Choose", later: bool = False)
 class _Arguments:
     """Arguments of a call as a cure has them."""
 
-    def __init__(self, function: "Any", call: str, first: int, choose: "Choose") -> None:
+    def __init__(
+        self,
+        function: Any,
+        call: str,
+        first: int,
+        choose: "Callable[..., Any]",
+    ) -> None:
         """``first`` is the place of the first argument that a program gives, 1 after ``self``."""
         from inspect import signature
 
@@ -407,7 +398,7 @@ class _Arguments:
         self.names = list(self.parameters)
         self.call, self.first, self.choose = call, first, choose
 
-    def __call__(self, args: "list[Any]", keywords: "dict[str, Any]") -> "Any":
+    def __call__(self, args: "list[Any]", keywords: "dict[str, Any]") -> Any:
         given = list(args), dict(keywords)
         for name, (cure, value) in self.choose(lambda name: self.present(name, *given)).items():
             if name not in self.parameters:
@@ -425,7 +416,7 @@ class _Arguments:
                 trial.change(cure, self.call, name, place - self.first, old, value)
         return tuple(args), keywords
 
-    def present(self, name: str, args: "list[Any]", keywords: "dict[str, Any]") -> "Any":
+    def present(self, name: str, args: "list[Any]", keywords: "dict[str, Any]") -> Any:
         """Return the value of an argument before any change; None of one that is unknown here."""
         if name not in self.parameters:
             return None
@@ -434,7 +425,7 @@ class _Arguments:
         return args[place] if place < len(args) else keywords.get(name, default)
 
 
-def losses(module: "Any") -> None:
+def losses(module: Any) -> None:
     """Keep what the program differentiates, a number a step: it is read when all is over.
 
     Where nothing else tells of steps, as in a program that updates its parameters by itself, one
@@ -445,14 +436,11 @@ def losses(module: "Any") -> None:
         return
 
     @wraps(function)
-    def backward(tensors: "Any", *args: "Any", **keywords: "Any") -> "Any":
+    def backward(tensors: Any, *args: Any, **keywords: Any) -> Any:
         if hasattr(tensors, "detach") and tensors.numel() == 1:
-            try:
+            trial.loss = None
+            with Suppress(Exception):
                 trial.loss = tensors.detach().clone()
-            except Exception as error:
-                if is_handlers(error):
-                    raise
-                trial.loss = None
         result = function(tensors, *args, **keywords)
         trial.passes += 1
         if trial.passes == _TOLD:
@@ -475,13 +463,13 @@ def _has_optimizer() -> bool:
     return any(issubclass(type(each), base) for each in gc.get_objects())
 
 
-def event_files(module: "Any") -> None:
+def event_files(module: Any) -> None:
     """Have TensorBoard's files written into the folder of the trial, which is removed."""
     if not asked.get("keep"):
         change_call(module.EventFileWriter, "__init__", _elsewhere)
 
 
-def tf_summaries(module: "Any") -> None:
+def tf_summaries(module: Any) -> None:
     """Do so with the files that TensorFlow writes."""
     if not asked.get("keep"):
         change_call(module, "create_file_writer_v2", _elsewhere)

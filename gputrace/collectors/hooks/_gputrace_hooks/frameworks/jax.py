@@ -8,7 +8,7 @@ in the frame that compiles it. The collector makes way for JAX's profiler.
 import sys
 from typing import Any
 
-from ..host_file import is_handlers, time_ns
+from ..host_file import Suppress, time_ns
 from ..recorder import COMPILATION, record, word
 from ..steps import LOOP, step_ended
 from ..wrappers import after, around, makes_way
@@ -52,7 +52,7 @@ def _look_why(name: str) -> None:
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "cache_miss":
         frame = frame.f_back
-    try:
+    with Suppress(Exception):
         if frame is None:
             return
         held = frame.f_locals
@@ -69,9 +69,6 @@ def _look_why(name: str) -> None:
             said = ["it is another function each time"]
         # The same words each time: all of them are kept.
         _whys[name] = _reasons.setdefault((code, tuple(changed)), "; ".join(said)[:160])
-    except Exception as error:
-        if is_handlers(error):
-            raise
 
 
 def _described(args: Any, keywords: Any, code: Any, how: Any) -> "dict[str, str]":

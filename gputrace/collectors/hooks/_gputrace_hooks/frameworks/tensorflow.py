@@ -12,11 +12,20 @@ from functools import partial, wraps
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ..compilation import times_compilations
 from ..pipelines import AUTOMATIC, callable_name, describe
 from ..recorder import note_failure, word
 from ..steps import OPTIMIZER, step_ended, weak
-from ..wrappers import after, call_after, classes, hides_waits, makes_way, ours, timed, wrap
+from ..wrappers import (
+    after,
+    call_after,
+    classes,
+    hides_waits,
+    makes_way,
+    ours,
+    timed,
+    times_compilations,
+    wrap,
+)
 
 _called = word("tf.function")
 _applied = word("tf.keras.optimizers.Optimizer")

@@ -6,10 +6,9 @@ compile is a part of it, and said where it is; ``triton`` has the rest.
 
 from typing import Any
 
-from ..compilation import keep, running
 from ..host_file import time_ns
 from ..recorder import note_ours, note_source, thread_id
-from ..wrappers import after, around, wrap
+from ..wrappers import around, call_after, compiling, keep_compilation
 from .torch_modules import modules
 
 _begun: "dict[int, int]" = {}
@@ -24,14 +23,14 @@ def frames(module: Any) -> None:
         # Compiled code would hold what times the calls of modules.
         modules.end()
         thread, start = thread_id(), time_ns()
-        if thread in running:
+        if thread in compiling:
             return original(code, *args, **keywords)
-        reasons = running[thread] = []
+        reasons = compiling[thread] = []
         try:
             return original(code, *args, **keywords)
         finally:
-            running.pop(thread, None)
-            keep(start, _name_of(code), reasons)
+            compiling.pop(thread, None)
+            keep_compilation(start, _name_of(code), reasons)
 
     # Up to 2.5 it gave one reason.
     for name in (
@@ -42,7 +41,7 @@ def frames(module: Any) -> None:
         @around(module, name)
         def collected(original: Any, *args: Any, **keywords: Any) -> Any:
             reasons = original(*args, **keywords)
-            said = running.get(thread_id())
+            said = compiling.get(thread_id())
             if said is not None and reasons:
                 said.extend([reasons] if isinstance(reasons, str) else reasons)
             return reasons
@@ -61,7 +60,7 @@ def callbacks(module: Any) -> None:
 
     @around(cls, "run_start_callbacks")
     def begin(original: Any, self: Any, *args: Any) -> Any:
-        if thread_id() not in running:
+        if thread_id() not in compiling:
             _begun[thread_id()] = time_ns()
         return original(self, *args)
 
@@ -71,13 +70,13 @@ def callbacks(module: Any) -> None:
         if start:
             trigger = getattr(args[0], "callback_trigger", None) if args else None
             name = getattr(trigger, "name", "")
-            keep(start, name.lower().replace("_", " ") or "a graph", [])
+            keep_compilation(start, name.lower().replace("_", " ") or "a graph", [])
         return original(self, *args)
 
 
 def inductor_kernels(module: Any) -> None:
     """Record where Inductor has written the Triton kernels that this process launches."""
-    wrap(module.CachingAutotuner, "precompile", lambda function: after(function, _is_loaded))
+    call_after(module.CachingAutotuner, "precompile", _is_loaded)
 
 
 def _is_loaded(kernel: Any) -> None:

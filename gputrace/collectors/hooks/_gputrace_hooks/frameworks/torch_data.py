@@ -19,7 +19,7 @@ from typing import Any
 from weakref import ref
 
 from .. import BEGAN
-from ..host_file import is_handlers, time_ns
+from ..host_file import Suppress, time_ns
 from ..pipelines import add as _add
 from ..pipelines import count as _loaders
 from ..pipelines import worker as _worker
@@ -185,7 +185,11 @@ class _Fetching:
         _add(start, _now.collating or end, FETCH, *batch)
         spent = 0
         for held, timed, plain in swapped:
-            _swap_back(held, timed, plain)
+            if held.get("transforms") is timed:
+                # What the program did to it meanwhile is kept.
+                if len(timed) != len(plain):
+                    plain[:] = list(timed)
+                held["transforms"] = plain
             spent += timed.times * len(timed) * _TIMING_NS
             for item, length in zip(list.__iter__(timed), timed.sums):
                 _add(start, start + length, word("transform " + _name(item)), *batch)
@@ -202,14 +206,6 @@ def _swap(compose: Any) -> Any:
         return None
     timed = held["transforms"] = _Timed(plain)
     return held, timed, plain
-
-
-def _swap_back(held: "dict[str, Any]", timed: "_Timed", plain: "list[Any]") -> None:
-    if held.get("transforms") is timed:
-        # What the program did to it meanwhile is kept.
-        if len(timed) != len(plain):
-            plain[:] = list(timed)
-        held["transforms"] = plain
 
 
 def worker_loop(module: Any) -> None:
@@ -233,16 +229,21 @@ def _watch_worker(given: "dict[str, Any]") -> None:
         write(entered)
     _worker[0] = worker + 1
     _now.batch = worker + 1, 0
-    _add(entered, entered, SEED, worker + 1, _mixed(seed, _maker()))
+    # A server may have started this process for the one that made it.
+    parent = getattr(sys.modules.get("multiprocessing"), "parent_process", lambda: None)()
+    maker = os.getppid() if parent is None else parent.pid
+    _add(entered, entered, SEED, worker + 1, _mixed(seed, maker))
     _watch_results(given["data_queue"], worker + 1)
     indices = given["index_queue"]
     get, since, looked = _method(indices, "get"), [0], [_Reads(entered)]
 
     def next_index(*args: Any, **keywords: Any) -> Any:
+        nonlocal began
         if not since[0]:
             since[0] = time_ns()
             if began:
-                _started(since[0])
+                _add(began, since[0], START, worker + 1, worker)
+                began = 0
         item = get(*args, **keywords)
         now = time_ns()
         if type(item) is tuple and len(item) == 2 and isinstance(item[0], int):
@@ -251,11 +252,6 @@ def _watch_worker(given: "dict[str, Any]") -> None:
         since[0] = 0
         looked[0].look(now)
         return item
-
-    def _started(now: int) -> None:
-        nonlocal began
-        _add(began, now, START, worker + 1, worker)
-        began = 0
 
     indices.get = next_index
 
@@ -277,13 +273,6 @@ def _mixed(seed: int, pid: int) -> int:
     return seed + (pid << 12)
 
 
-def _maker() -> int:
-    """Return the process that made this one, directly or through a server."""
-    parent = getattr(sys.modules.get("multiprocessing"), "parent_process", None)
-    known = parent() if parent is not None else None
-    return os.getppid() if known is None else known.pid
-
-
 class _Reads:
     """Bytes that this process has read, looked at once a second."""
 
@@ -300,14 +289,11 @@ class _Reads:
 
     @staticmethod
     def _numbers() -> "tuple[int, ...]":
-        try:
+        with Suppress(OSError, ValueError, IndexError):
             with open("/proc/self/io", "rb", 0) as file:
                 lines = file.read().split()
             return int(lines[1]), int(lines[lines.index(b"read_bytes:") + 1])
-        except (OSError, ValueError, IndexError) as error:
-            if is_handlers(error):
-                raise
-            return ()
+        return ()
 
 
 class _Buffer(deque):  # type: ignore[type-arg]

@@ -216,7 +216,11 @@ class _Modules:
                     note(f"modules are timed no longer: over {_DEEPEST} lie within each other")
                 return sys.maxsize
             if not walk.is_backward:
-                self._meet(module, depth)
+                if depth == 0 and not model_calls.is_backward(sys.modules["torch"]):
+                    self.outermost.add(type(module))
+                elif depth == _DEEP:
+                    # Modules within others of their class would each take a frame of the stack.
+                    self.outermost.discard(type(module))
             if self.is_brief:
                 walk.around.append((0, 0))
                 return depth
@@ -270,13 +274,6 @@ class _Modules:
         if walk is None:
             walk = self.walks[thread] = _Walk(thread)
         return walk
-
-    def _meet(self, module: object, depth: int) -> None:
-        if depth == 0 and not model_calls.is_backward(sys.modules["torch"]):
-            self.outermost.add(type(module))
-        elif depth == _DEEP:
-            # Modules within others of their class would each take a frame of the stack.
-            self.outermost.discard(type(module))
 
     def _path(self, around: int, module: Any) -> int:
         # What torch.compile returns is called as the module that it has compiled.

@@ -7,16 +7,14 @@ few µs; a call of a compiled kernel costs nothing.
 
 from typing import Any
 
-from ..compilation import times_compilations
 from ..recorder import note_ours, note_source
-from ..wrappers import after, wrap
+from ..wrappers import call_after, times_compilations
 
 
 def compilations(module: Any) -> None:
     """Time the compiling of kernels, and record where those are defined that are loaded."""
     times_compilations(module, "compile", lambda source, *_: "Triton " + _name_of(source))
-    loaded = getattr(module, "CompiledKernel", None)
-    wrap(loaded, "__init__", lambda function: after(function, _is_loaded))
+    call_after(getattr(module, "CompiledKernel", None), "__init__", _is_loaded)
 
 
 def _is_loaded(kernel: Any) -> None:
