@@ -1,4 +1,8 @@
-"""How well the kind of a recording and the number of its turns are known, of generated programs."""
+"""How well the kind of a recording and the number of its turns are known, of generated programs.
+
+Turns of generation are tokens, with the passes over prompts or without, or three requests and more.
+A turn that the edge of a recording cuts may count or not.
+"""
 
 from __future__ import annotations
 

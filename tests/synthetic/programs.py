@@ -239,6 +239,7 @@ class Played:
             input_copies=0,
         )
         self.turns: dict[str, list[tuple[int, int]]] = {}
+        self.counts: dict[str, range] = {}
         self.cut = float(rng.choice([0, 0, 0, 0, rng.uniform(0.01, 0.1)]))
         self.log = Log()
         model = Model.of(self.plan, self.log)
@@ -307,13 +308,11 @@ class Played:
     def turn(self, sort: str, name: str = "") -> Iterator[None]:
         """A turn of a loop; of a recording that is cut, those count that lie in it."""
         first = self.ranks[0]
-        host = first.main.now
-        begin = max(host, first.gpu.free.get(COMPUTE, 0))
+        begin = max(first.main.now, first.gpu.free.get(COMPUTE, 0))
         with self.named(name):
             yield
         turn = begin, first.gpu.free[COMPUTE]
         self.turns.setdefault(sort, []).append(turn)
-        self.turns.setdefault(f"{sort}'s range", []).append((host, first.main.now))
 
     def recording(self) -> Recording:
         """Everything done, but for a share at either end where the recording is cut."""
@@ -326,8 +325,10 @@ class Played:
         ops = tables["ops"]
         span = int(ops["start"].min()), int(ops["end"].max())
         low, high = span[0] + cut * (span[1] - span[0]), span[1] - cut * (span[1] - span[0])
-        for sort, spans in self.turns.items() if cut else ():
-            self.turns[sort] = [one for one in spans if low <= one[0] and one[1] <= high]
+        for sort, spans in self.turns.items():
+            whole = sum(low <= begin and end <= high for begin, end in spans)
+            seen = sum(begin < high and end > low for begin, end in spans)
+            self.counts[sort] = range(whole, seen + 1) if cut else range(whole, whole + 1)
 
         def kept(table: Table) -> Table:
             return table[(table["start"] >= low) & (table["end"] <= high)] if cut else table
@@ -415,14 +416,13 @@ def training(seed: int) -> Program:
 
 def _made(kind: str, network: Network, run: Played, *sorts: str, profiled: bool = False) -> Program:
     """Return a program, whose turns may be counted as any of some sorts: ``token``, or ``prompt
-    token``. Where the recording is cut, turns and their ranges may differ by one.
+    token``. A turn that the edge of a recording cuts may count or not.
     """
     recording = run.recording()
-    counts = [
-        sum(len(run.turns.get(sort + whole, ())) for sort in either.split())
-        for either in sorts
-        for whole in ("", "'s range")
-    ]
+    counts: list[int] = []
+    for either in sorts:
+        of_sorts = [run.counts[sort] for sort in either.split() if sort in run.counts]
+        counts += range(sum(c[0] for c in of_sorts), sum(c[-1] for c in of_sorts) + 1)
     return Program(kind, tuple(dict.fromkeys(counts)), network.layers, recording, profiled=profiled)
 
 

@@ -32,8 +32,8 @@ _COPY_DISTANCE_SCATTER: Final = 0.1
 """Usual deviation of that distance, as a part of a step, from which the copies follow no step."""
 _NEXT_STEP_COPY_PART: Final = 0.5
 """An input copy later than this part of a step after the optimizer is for the step after next."""
-_BEGINNING: Final = 8
-"""Operations by which the first turn's beginning is known from the later ones'."""
+_BEGINNING: Final = 16
+"""Operations from its first product on by which the first turn's beginning is known."""
 
 
 class Runs(Struct, frozen=True, dict=True):
@@ -89,18 +89,22 @@ def _infer_turns(trace: Trace, operations: GpuOperations, updates: Runs) -> Step
     if begins is None:
         return None
     first = np.flatnonzero(begins)
-    after = _first_after(operations, updates.last[np.append(first[1:] - 1, len(begins) - 1)])
-    tokens = _tokens(operations)
-    usual = tokens[after[len(after) // 2 - 1] :][:_BEGINNING]
-    until = int(updates.first[first[0]])
-    alike = np.lib.stride_tricks.sliding_window_view(tokens[:until], len(usual))
-    begin = np.flatnonzero((alike == usual).all(axis=1))
-    start = int(begin[0]) if len(begin) else 0
-    is_whole = len(begin) and not (_kernels_named(trace, operations, _is_product) < start).any()
+    ends = np.append(first[1:] - 1, len(begins) - 1)
+    if first[0]:  # Of the turn before, only updates were recorded.
+        ends = np.append(first[0] - 1, ends)
+    after = _first_after(operations, updates.last[ends])
+    cuts = Runs(after[:-1], after[1:] - 1)
+    # What else was recorded first may be whole, and then begins with the products of the others.
+    products = _kernels_named(trace, operations, _is_product)
+    if not first[0] and len(products):
+        tokens, begin = _tokens(operations), int(after[len(after) // 2 - 1])
+        usual, start = int(products[np.searchsorted(products[:-1], begin)]), int(products[0])
+        is_whole = np.array_equal(tokens[usual:][:_BEGINNING], tokens[start:][:_BEGINNING])
+        while min(usual - begin, start) > 0 and tokens[start - 1] == tokens[usual - 1]:
+            usual, start = usual - 1, start - 1
+        if is_whole:
+            cuts = Runs(np.append(start, cuts.first), after - 1)
     sure = 0.85, "an optimizer's kernels after tokens were generated, once a turn"
-    cuts = Runs(np.append(start, after[:-1]), after - 1)
-    if not is_whole:
-        cuts = Runs(cuts.first[1:], cuts.last[1:])
     return replace(_windows(operations, cuts, sure, "rl"), interludes=())
 
 
