@@ -38,7 +38,7 @@ def tiny_model():
 
 def verify(answer):
     """Return the score of one answer, as a service would that runs it."""
-    time.sleep(0.1)
+    time.sleep(0.5)
     return float(len(set(answer.split())))
 
 
@@ -63,7 +63,7 @@ def main():
             per_device_train_batch_size=8,
             num_generations=4,
             max_completion_length=16,
-            max_steps=20,
+            max_steps=12,
             logging_steps=100,
             save_strategy="no",
             report_to=[],

@@ -326,9 +326,10 @@ class Played:
         span = int(ops["start"].min()), int(ops["end"].max())
         low, high = span[0] + cut * (span[1] - span[0]), span[1] - cut * (span[1] - span[0])
         for sort, spans in self.turns.items():
-            whole = sum(low <= begin and end <= high for begin, end in spans)
-            seen = sum(begin < high and end > low for begin, end in spans)
-            self.counts[sort] = range(whole, seen + 1) if cut else range(whole, whole + 1)
+            inside = [low <= begin and end <= high for begin, end in spans]
+            seen = [begin < high and end > low for begin, end in spans]
+            whole = sum(inside) if cut else len(spans)
+            self.counts[sort] = range(whole, max(whole, sum(seen)) + 1)
 
         def kept(table: Table) -> Table:
             return table[(table["start"] >= low) & (table["end"] <= high)] if cut else table

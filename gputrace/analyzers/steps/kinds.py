@@ -303,9 +303,8 @@ def settle_kind(trace: Trace, operations: GpuOperations, windows: StepWindows) -
         return windows
     if not any(re.search(_TORCH, name) for name in names):
         return windows
-    found = _of_kind(trace, operations, windows, "")
     reason = f"{windows.reason}; no optimizer and no backward pass shows"
-    return replace(windows, kind=found.kind, reason=reason)
+    return replace(_of_kind(trace, operations, windows, ""), reason=reason)
 
 
 def _range_names(trace: Trace) -> NDArray[np.int64]:

@@ -50,9 +50,11 @@ def generates(trace: Trace, operations: GpuOperations, edges: Rows) -> Mask:
         return np.flatnonzero(kernels & is_among(events.name, [*ids]))
 
     found = rows(trace.search(names, _CACHES))
-    products = rows(id for id, name in names.items() if family_of(name) == "gemm")
+    vectors = rows(trace.search(names, _VECTOR))
+    others = (id for id, name in names.items() if family_of(name) == "gemm")
+    products = np.union1d(vectors, rows(others)) if len(vectors) else vectors
     if len(products) >= _IN_A_ROW:
-        of_tokens = np.isin(products, rows(trace.search(names, _VECTOR)))
+        of_tokens = np.isin(products, vectors)
         attends = np.searchsorted(rows(trace.search(names, _ATTENDS)), products)
         many = np.convolve(of_tokens, np.ones(_IN_A_ROW), "valid") > _IN_A_ROW / 2
         attended = attends[_IN_A_ROW - 1 :] - attends[: 1 - _IN_A_ROW] >= _ATTENTIONS
