@@ -298,8 +298,9 @@ def may_train(trace: Trace, operations: GpuOperations) -> bool:
     if len(_kernels_named(trace, operations, re.compile(BACKWARD).search)):
         return True
     # What graphs hold is seen where the network ran before they were captured.
-    is_seen = len(_kernels_named(trace, operations, _is_product)) > 0
-    return bool((operations.events.kind == Kind.GRAPH).any()) and not is_seen
+    graphs = np.flatnonzero(operations.events.kind == Kind.GRAPH)
+    products = _kernels_named(trace, operations, _is_product)
+    return len(graphs) > 0 and not (products < graphs[0]).any()
 
 
 def _is_product(name: str) -> bool:
