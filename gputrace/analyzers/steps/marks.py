@@ -108,7 +108,7 @@ class Marks(Struct, frozen=True, dict=True):
     after: str = ""
     """Ranges named as warm-up, which these follow: how many, and their name."""
     tokens: int = 0
-    """As of `StepWindows`."""
+    """Tokens that a turn of generation makes, 1 if the number of sequences is unknown; else 0."""
     note: str = ""
     """How they were mended."""
 
