@@ -191,7 +191,12 @@ def read_passes(trace: Trace) -> Iterator[Marks]:
 
 
 def _by_thread(
-    events: Events, kind: Kind, family: str, marked: str, warmup: Events, names: Collection[str]
+    events: Events,
+    kind: Kind,
+    family: str,
+    marked: str,
+    warmup: Events,
+    names: Collection[str] = (),
 ) -> Iterator[Marks]:
     """Yield the ranges of a family in one process that are steps on each thread."""
     is_profiled = re.match(_PROFILER, family) is not None
