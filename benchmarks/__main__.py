@@ -50,6 +50,7 @@ BENCHMARKS: Final = (
     Benchmark("page", "benchmarks.page", "the page: time, memory and size"),
     Benchmark("frames", "benchmarks.frames", "the page: a frame while it moves (needs Chromium)"),
     Benchmark("accuracy", "benchmarks.accuracy", "steps and causes found in generated runs"),
+    Benchmark("kinds", "benchmarks.kinds", "what was recorded, and how often it turned"),
     Benchmark("compared", "benchmarks.compared", "what differs between generated runs"),
     Benchmark("losses", "benchmarks.losses", "whether rows that are missing are reported"),
     Benchmark("hosts", "benchmarks.hosts", "planted causes of a late host, in real processes"),
@@ -140,7 +141,11 @@ def _parser() -> argparse.ArgumentParser:
         "--chart", type=Path, metavar="FILE", help="draw speed beside the peers' as SVG"
     )
     parser.add_argument(
-        "--seeds", type=int, default=200, metavar="N", help="generated runs of diagnosis (200)"
+        "--seeds",
+        type=int,
+        default=200,
+        metavar="N",
+        help="generated runs of diagnosis, and of each kind (200)",
     )
     parser.add_argument(
         "--minutes",

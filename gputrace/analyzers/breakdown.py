@@ -213,6 +213,10 @@ def summarize(all_steps: FoundSteps, steps: Sequence[Step], start_up: float = 0.
     per_rank = {(step.rank, step.step): step.end_ns - step.start_ns for step in steps}
     lengths = np.array(list(per_rank.values()), np.int64)
     known = len(lengths) > 0
+    rate = ""
+    if best.tokens and known:
+        every = "" if best.tokens > 1 else " of each sequence"
+        rate = f"; {best.tokens * 1e9 / float(lengths.mean()):,.1f} tokens a second{every}"
     control = 0 if best.marked is None else max(0, len(best.marked.number) - len(best))
     return Steps(
         source=best.source,
@@ -224,7 +228,7 @@ def summarize(all_steps: FoundSteps, steps: Sequence[Step], start_up: float = 0.
         mean_ns=round(float(lengths.mean())) if known else None,
         p50_ns=round(quantile(per_rank.values(), 0.50)) if known else None,
         p95_ns=round(quantile(per_rank.values(), 0.95)) if known else None,
-        reason=best.reason,
+        reason=best.reason + rate,
         control_count=control,
     )
 

@@ -27,6 +27,7 @@ from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
 from gputrace.analyzers.steps.between import read_between
 from gputrace.analyzers.steps.marks import mend
+from gputrace.analyzers.steps.rollouts import join_updates
 from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, distinct_ids, is_among
@@ -382,18 +383,22 @@ def find_host_lanes(
         if first < last:
             lanes.append(HostLane(HostRank(rank), Window(first, last), data))
         if steps is not None:
+            turns = join_updates(trace, process, steps.end)
+            if turns is not None:
+                steps = replace(steps, start=steps.start[turns[0]], end=steps.end[turns[1]])
             between = read_between(trace, process, steps.threads)
-            begins = between.begins(steps.start, steps.end)
+            begins = between.begins(steps.start, steps.end) if turns is None else steps.start
             windows[rank] = StepWindows(
                 rank=rank,
                 start=begins,
                 end=steps.end,
                 busy_from=begins,
                 source="markers",
-                kind="training",
+                kind="training" if turns is None else "rl",
                 confidence=1.0,
                 reason=f"from mark to mark of {steps.name.partition('#')[0]!r}, in host time"
-                f"{_FROM_SECOND if steps.lacks_first else ''}{unknown}",
+                f"{_FROM_SECOND if steps.lacks_first else ''}{unknown}"
+                f"{'' if turns is None else '; rollouts between the updates'}",
                 interludes=tuple(
                     interlude
                     for step in np.flatnonzero(begins[1:] > steps.start[1:]).tolist()

@@ -31,7 +31,11 @@ from gputrace.model.host import (
     OPTIMIZER,
     OTHER,
     PHASES,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
     UNSCALING,
+    WEIGHT_SYNC,
     StepPhase,
     StepPhases,
 )
@@ -107,6 +111,8 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     inner = backward.contains(optimizer.start)
     inside, around = optimizer.select(inner), optimizer.select(~inner).difference(calls(OTHER))
     between = {UNSCALING: calls(UNSCALING), CLIPPING: calls(CLIPPING)}
+    # An engine may get new weights in a rollout.
+    before = {name: calls(name) for name in (WEIGHT_SYNC, ROLLOUT, REWARD)}
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
     ends.append(events.end[events.kind == Kind.STEP])
     forward, model = calls(FORWARD), calls(_MODEL)
@@ -115,16 +121,18 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
         # Without a recorded optimizer, the program's own would be part of that.
         last_end = np.sort(np.concatenate(ends))
         place = np.searchsorted(last_end, backward.start, "right") - 1
-        before = union(last_end[place[place >= 0]], backward.start[place >= 0])
-        forward = merge_touching(_from(before, model.start).difference(calls(OTHER)), model)
+        passed = union(last_end[place[place >= 0]], backward.start[place >= 0])
+        forward = merge_touching(_from(passed, model.start).difference(calls(OTHER)), model)
     # The first to have a nanosecond keeps it.
     layers = [
         (DATA, data),
+        *before.items(),
         *between.items(),
         (OPTIMIZER, inside),
         (BACKWARD, backward),
         (FORWARD, forward),
         (OPTIMIZER, around),
+        (REFERENCE, calls(REFERENCE)),
     ]
     of, given = dict.fromkeys(_KNOWN, EMPTY), EMPTY
     for name, times in layers:

@@ -99,6 +99,10 @@ class Allocator(Struct, frozen=True):
 
 
 DATA: Final = "data"
+ROLLOUT: Final = "rollout"
+REWARD: Final = "reward"
+REFERENCE: Final = "reference"
+WEIGHT_SYNC: Final = "weight sync"
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
 UNSCALING: Final = "gradient unscaling"
@@ -108,6 +112,10 @@ OTHER: Final = "other"
 
 PHASES: Final = {
     DATA: "the wait for data",
+    ROLLOUT: "rollouts",
+    REWARD: "rewards",
+    REFERENCE: "log-probabilities without gradients",
+    WEIGHT_SYNC: "the sync of weights",
     FORWARD: "the forward pass",
     BACKWARD: "the backward pass",
     UNSCALING: "gradient unscaling",

@@ -123,6 +123,30 @@ def test_each_of_several_backward_passes_has_a_forward_pass(tmp_path: Path) -> N
     assert host_ms(row) == expected
 
 
+@pytest.mark.parametrize("slow", ["rollouts", "rewards", "the sync of weights"])
+def test_what_an_update_waits_for_is_named(tmp_path: Path, slow: str) -> None:
+    """Weights are sent in rollouts; the policy is asked without gradients, then with some."""
+    sync, rolled, scored = {"rollouts": (1, 5, 6), "rewards": (1, 2, 6)}.get(slow, (4, 5, 6))
+    calls: Calls = [
+        *[("rollout", 0, rolled), ("weight sync", 0, sync), ("model", 1, 2)],
+        *[("reward", rolled, scored), ("reference", scored, 6.5)],
+        *[("forward", 7, 8), ("reference", 7, 7.5), ("backward", 8, 9), ("optimizer", 9, 9.5)],
+    ]
+    report = analyze(Host().trains(*calls).export, tmp_path)
+    expected: dict[str, float] = {
+        "rollout": rolled - sync,
+        "reward": scored - rolled,
+        "weight sync": sync,
+    }
+    expected |= {"reference": 0.5, "forward": 1, "backward": 1, "optimizer": 0.5, "other": 1}
+    assert host_ms(the(report)) == expected
+    assert (report.steps.kind, report.steps.count) == ("rl", STEPS - 1)
+    found = report.findings[0]
+    assert (found.id, found.impact_ns) == ("update-waits", 4 * MS)
+    assert found.message == f"the update waits 40% of each step (4.00 of 10.0 ms) for {slow}"
+    assert found.details[0] == "the update itself takes 2.50 ms"
+
+
 def test_an_optimizer_that_calls_a_closure_counts_for_the_rest(tmp_path: Path) -> None:
     calls: Calls = [(WAIT, 0, 1), ("optimizer", 2, 10), ("backward", 5, 8)]
     row = the(analyze(Host().trains(*calls).export, tmp_path))
@@ -215,7 +239,7 @@ def test_the_json_has_all_phases(slow_backward: Report) -> None:
     (row,) = json.loads(slow_backward.render("json"))["step_phases"]
     assert row.keys() == {"rank", "steps", "step_ns", "phases"}
     assert [phase["name"] for phase in row["phases"]] == list(PHASES)
-    assert row["phases"][3] == {
+    assert row["phases"][list(PHASES).index("gradient unscaling")] == {
         "name": "gradient unscaling",
         "host_ns": 0,
         "idle_ns": 0,

@@ -32,9 +32,12 @@ def write_kineto(
     folder: str | Path,
     *,
     packed: bool = False,
-    annotations: Mapping[str, str] = NAMES,
+    annotations: Mapping[str, str] | None = NAMES,
 ) -> list[Path]:
-    """Write a file for each rank into the folder, and return them in order of rank."""
+    """Write a file for each rank into the folder, and return them in order of rank.
+
+    Ranges have the names of ``annotations``; without it, their own.
+    """
     return [
         _write(recording, process, Path(folder), packed, annotations)
         for process in recording.processes
@@ -46,7 +49,7 @@ def _write(
     process: Process,
     folder: Path,
     packed: bool,
-    annotations: Mapping[str, str],
+    annotations: Mapping[str, str] | None,
 ) -> Path:
     path = folder / f"rank{process.rank}.pt.trace.json{'.gz' if packed else ''}"
     cards = [{"id": device, "name": f"GPU {gpu}"} for device, gpu in process.devices]
@@ -61,7 +64,7 @@ def _write(
 
 
 def _events(
-    recording: Recording, process: Process, annotations: Mapping[str, str]
+    recording: Recording, process: Process, annotations: Mapping[str, str] | None
 ) -> Iterator[str]:
     names = [json.dumps(name) for name in recording.names]
     for row in _of(process, recording.ops):
@@ -72,9 +75,10 @@ def _events(
         cat = "cuda_runtime" if names[row["name"]].startswith('"cuda') else "cuda_driver"
         yield _event(cat, names[row["name"]], process.pid, own, args)
     for row in _of(process, recording.nvtx):
-        kind, _, number = recording.names[row["name"]].partition(" ")
-        if kind in annotations:
-            name, own = annotations[kind].format(number), f'"tid": {row["thread"]}, {_times(row)}'
+        text, own = recording.names[row["name"]], f'"tid": {row["thread"]}, {_times(row)}'
+        kind, _, number = text.partition(" ")
+        if annotations is None or kind in annotations:
+            name = json.dumps(text) if annotations is None else annotations[kind].format(number)
             yield _event("user_annotation", name, process.pid, own, '{"External id": 1}')
 
 

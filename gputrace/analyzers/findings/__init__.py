@@ -20,6 +20,7 @@ from gputrace.analyzers.findings import (
     host_threads,
     host_work,
     idle,
+    reinforcement,
     slow_links,
     slow_steps,
     stragglers,
@@ -106,6 +107,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
 RULES: Final[tuple[Rule, ...]] = (
     whole_run.lost_records,
     whole_run.low_utilization,
+    reinforcement.update_waits,
     *(cause.rule for cause in CAUSES if cause.rule is not None),
     busy.compute_bound,
     hardware.clock_mismatch,
@@ -121,6 +123,7 @@ RULES: Final[tuple[Rule, ...]] = (
     whole_run.graph_opaque,
 )
 HOST_RULES: Final[tuple[Rule, ...]] = (
+    reinforcement.update_waits,
     data_feeding.data_feeding,
     whole_run.lost_records,
     host_threads.cpu_starved,

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import longer_ns
+from gputrace.analyzers.findings.reinforcement import awaited_phase
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.neighbours import programs_on_cores
 from gputrace.analyzers.python_samples import SampledLine
@@ -339,11 +340,12 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
     `data-feeding`.
 
     Cost: its blocked time, less its waits for data and for Python's lock, compilation, which
-    compiler threads may do while it waits, and what `steps-grow` costs.
+    compiler threads may do while it waits, and what `steps-grow` and `update-waits` cost.
 
     Wrong if: the named line does not wait.
     """
     compiled, locked = facts.per_gpu.whole.once(read_host_state).compilations, _locked(facts)
+    awaited = facts.once(awaited_phase)
     for load in facts.host_load:
         steps = [step for step in facts.measured if step.rank == load.rank]
         if not steps:
@@ -353,6 +355,8 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         known += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
         share = load.blocked_ns / load.covered_ns - known / time.total
         share -= locked[load.rank].share if load.rank in locked else 0.0
+        if awaited is not None and awaited[0].rank == load.rank:
+            share -= facts.share_of(awaited[1].host_ns)
         if share < _BLOCKED_SHARE:
             continue
         cost = max(round(share * facts.mean_ns) - longer_ns(facts, load.rank), 0)

@@ -21,7 +21,7 @@ from gputrace.analyzers.steps.inferred import (
     inputs_of_steps,
     until_written,
 )
-from gputrace.analyzers.steps.kinds import find_turns, rolls_out
+from gputrace.analyzers.steps.kinds import find_turns, settle_kind
 from gputrace.analyzers.steps.marks import Marks, choose_marks, read_marks, read_passes
 from gputrace.analyzers.steps.windows import (
     Interlude,
@@ -74,9 +74,8 @@ def steps_by_rank(
     for rank in sorted(indices):
         these = [gpus[index] for index in indices[rank]]
         windows = _of_rank(trace, these, marks, calls)
-        if windows is not None and windows.kind == "training" and rolls_out(trace):
-            windows = replace(windows, kind="rl", reason=f"{windows.reason}; ranges of rollouts")
         if windows is not None:
+            windows = settle_kind(trace, max(these, key=len), windows)
             whole = within(until_written(trace, windows, these[0].gpu.process), these[0].recorded)
             if stretches:  # Recording the nodes of CUDA graphs, on any rank, makes steps longer.
                 longer = nodes.within(whole.start, whole.end) > 0
@@ -153,7 +152,7 @@ def _of_rank(
         if training:
             found = (windows for gpu in gpus if (windows := infer_training(trace, gpu)) is not None)
             inferred = max(found, key=lambda windows: windows.confidence, default=None)
-            if inferred is not None and inferred.kind == "training":
+            if inferred is not None and inferred.kind in ("training", "rl"):
                 return inferred
             marked = choose_marks(trace, gpus, [*read_passes(trace)], calls, training=True)
             if marked is not None:

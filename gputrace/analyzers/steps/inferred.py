@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.grouping import median, quantile
-from gputrace.analyzers.kernel_names import is_optimizer
+from gputrace.analyzers.kernel_names import PRODUCTS, family_of, is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
+from gputrace.analyzers.steps.rollouts import begin_turns, generates, rollouts
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
 from gputrace.model.events import Column, Kind, distinct_ids, is_among, number_ids
 from gputrace.model.intervals import Times
@@ -31,6 +32,8 @@ _COPY_DISTANCE_SCATTER: Final = 0.1
 """Usual deviation of that distance, as a part of a step, from which the copies follow no step."""
 _NEXT_STEP_COPY_PART: Final = 0.5
 """An input copy later than this part of a step after the optimizer is for the step after next."""
+_BEGINNING: Final = 16
+"""Operations from its first product on by which the first turn's beginning is known."""
 
 
 class Runs(Struct, frozen=True, dict=True):
@@ -51,6 +54,9 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
     alone = inputs_alone(operations)
     inputs = alone.starts
     if bursts is not None and _cover(operations, bursts, inputs):
+        turns = _infer_turns(trace, operations, bursts)
+        if turns is not None:
+            return turns
         inputs = inputs_of_steps(operations, bursts)
         sure = 0.85, "an optimizer's kernels, once a step"
         if len(inputs):
@@ -71,6 +77,35 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
         return _windows(operations, cuts, sure)
     sure = 0.4, "host-to-device copies repeat, but no optimizer and no backward pass shows"
     return _windows(operations, cuts, sure, "iterations")
+
+
+def _infer_turns(trace: Trace, operations: GpuOperations, updates: Runs) -> StepWindows | None:
+    """Return the turns of reinforcement learning; None if nothing is generated for the updates."""
+    ends = rollouts(trace, operations.gpu.process).end
+    begun = np.diff(np.searchsorted(ends, operations.start[updates.last]), prepend=0) > 0
+    begins = begin_turns(begun)
+    if begins is None:
+        begins = begin_turns(generates(trace, operations, updates.last))
+    if begins is None:
+        return None
+    first = np.flatnonzero(begins)
+    ends = np.append(first[1:] - 1, len(begins) - 1)
+    if first[0]:  # Of the turn before, only updates were recorded.
+        ends = np.append(first[0] - 1, ends)
+    after = _first_after(operations, updates.last[ends])
+    cuts = Runs(after[:-1], after[1:] - 1)
+    # What else was recorded first may be whole, and then begins with the products of the others.
+    products = _kernels_named(trace, operations, _is_product)
+    if not first[0] and len(products):
+        tokens, begin = _tokens(operations), int(after[len(after) // 2 - 1])
+        usual, start = int(products[np.searchsorted(products[:-1], begin)]), int(products[0])
+        is_whole = np.array_equal(tokens[usual:][:_BEGINNING], tokens[start:][:_BEGINNING])
+        while min(usual - begin, start) > 0 and tokens[start - 1] == tokens[usual - 1]:
+            usual, start = usual - 1, start - 1
+        if is_whole:
+            cuts = Runs(np.append(start, cuts.first), after - 1)
+    sure = 0.85, "an optimizer's kernels after tokens were generated, once a turn"
+    return replace(_windows(operations, cuts, sure, "rl"), interludes=())
 
 
 def _cover(operations: GpuOperations, bursts: Runs, inputs: Rows) -> bool:
@@ -260,9 +295,16 @@ def _one_a_batch(bursts: Runs, inputs: Rows) -> Runs:
 
 def may_train(trace: Trace, operations: GpuOperations) -> bool:
     """Return whether kernels of a backward pass ran, by name, or graphs that may contain some."""
-    if (operations.events.kind == Kind.GRAPH).any():
+    if len(_kernels_named(trace, operations, re.compile(BACKWARD).search)):
         return True
-    return len(_kernels_named(trace, operations, re.compile(BACKWARD).search)) > 0
+    # What graphs hold is seen where the network ran before they were captured.
+    graphs = np.flatnonzero(operations.events.kind == Kind.GRAPH)
+    products = _kernels_named(trace, operations, _is_product)
+    return len(graphs) > 0 and not (products < graphs[0]).any()
+
+
+def _is_product(name: str) -> bool:
+    return family_of(name) in PRODUCTS
 
 
 def _kernels_named(
@@ -475,6 +517,22 @@ def infer_iterations(operations: GpuOperations, grams: int = 1) -> StepWindows |
     kernels = np.flatnonzero(is_among(operations.events.kind, (Kind.KERNEL, Kind.GRAPH)))
     loop = find_loop(operations.events.name[kernels], grams)
     return None if loop is None else _repeat_windows(operations, kernels[loop[0]], loop[1])
+
+
+_LAUNCHED_PART: Final = 0.5
+"""Part of the GPU's work that graphs must do to be the loop."""
+
+
+def infer_launches(operations: GpuOperations) -> StepWindows | None:
+    """Find turns that launch graphs after the host has read what the turn before computed."""
+    events = operations.events
+    graphs = np.flatnonzero(events.kind == Kind.GRAPH)
+    lengths = events.end - events.start
+    reads = np.cumsum(events.kind == Kind.COPY_D2H)[graphs]
+    cuts = graphs[np.diff(reads, prepend=-1) > 0]
+    if len(cuts) < _LEAST_REPEATS or lengths[graphs].sum() < _LAUNCHED_PART * lengths.sum():
+        return None
+    return _repeat_windows(operations, cuts, 1.0)
 
 
 def find_loop(ids: Column, grams: int = 1) -> tuple[Rows, float] | None:

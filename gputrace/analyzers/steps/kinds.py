@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls, by_thread, thread_keys
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of, is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
 from gputrace.analyzers.steps.inferred import (
@@ -25,7 +26,9 @@ from gputrace.analyzers.steps.inferred import (
     find_loop,
     find_seams,
     infer_iterations,
+    infer_launches,
 )
+from gputrace.analyzers.steps.rollouts import begin_turns, generates, rolls_out
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Column, Kind, Mask, distinct_ids, is_among
 from gputrace.model.trace import Trace
@@ -50,14 +53,11 @@ _SAME_PASS_PART: Final = 0.75
 """Part of the kernels in which two windows are alike that hold the same pass."""
 _WEIGHT_UPLOADS: Final = 5
 """Copies of a kilobyte and more before the first product from which they upload the weights."""
-_CACHES: Final = (
-    r"(?i)kv_?cache|reshape_and_cache|paged_att|splitkv|batch_?decode|mmha|multihead_att"
-)
-"""Kernels that keep keys and values of earlier tokens, or read them for one more."""
-_ROLLOUTS: Final = (
-    r"(?i)(?<![a-z])"
-    r"(roll_?outs?|ppo|grpo|rlhf|generate_sequences|make_experience|rewards?)(?![a-z])"
-)
+_FILLS: Final = r"(?i)fill|distribution|random|philox|arange"
+"""Kernels that make a network's weights, or nothing: however often they run, they compute none."""
+_MOST_READS: Final = 3
+"""Copies to the host by which a program reads one token; more read several."""
+_TORCH: Final = "at::native|^triton_[a-z]+_fused_"
 _BACKWARDS: Final = r"backward|bwd"
 _UPDATES: Final = r"optimi[sz]er[._ ]?step|optimi[sz]er$"
 """Ranges and phases of the host that go backward, and update."""
@@ -74,6 +74,11 @@ def find_turns(
     ``fed`` is what input copies part.
     """
     busiest, repeated = max(gpus, key=len), fed
+    if all(re.search(_FILLS, name) for name in _kernel_names(trace, busiest)):
+        return None
+    launched = infer_launches(busiest)
+    if launched is not None and (fed is None or len(launched) > len(fed)):
+        return _of_kind(trace, busiest, launched, "a graph launch")
     is_network = runs_network(trace, busiest)
     if repeated is None:
         repeated = infer_iterations(busiest, _GRAMS if is_network else 1)
@@ -146,7 +151,8 @@ def _shown(
     turn = np.searchsorted(windows.start, operations.start, "right") - 1
     inside = (turn >= 0) & (operations.start < windows.end[np.maximum(turn, 0)])
     kernels = is_among(events.kind, (Kind.KERNEL, Kind.GRAPH))
-    if np.count_nonzero(inside & kernels) < _REPEATED_KERNELS_PART * np.count_nonzero(kernels):
+    work = (events.end - events.start) * kernels
+    if work[inside].sum() < _REPEATED_KERNELS_PART * work.sum():
         return None
 
     def each(rows: Mask) -> NDArray[np.intp]:
@@ -180,11 +186,15 @@ def _of_kind(
     names = _kernel_names(trace, operations)
     reason = f"{shown} once an iteration; no optimizer and no backward pass shows"
     kind = "iterations"
-    if any(re.search(_CACHES, name) for name in names):
-        kind, reason = "generation", f"{shown} once an iteration, and a cache of keys and values"
-    elif any("at::native" in name for name in names):
+    tokens = 0
+    if generates(trace, operations, np.array([len(operations)]))[0]:
+        kind, reason = "generation", f"{shown} once an iteration, and products for a token each"
+        reads = operations.start[operations.events.kind == Kind.COPY_D2H]
+        each = median(np.diff(np.searchsorted(reads, windows.start)))
+        tokens = 1 if 0 < each <= _MOST_READS else 0
+    elif any(re.search(_TORCH, name) for name in names):
         kind = "evaluation"
-    return replace(windows, kind=kind, reason=reason)
+    return replace(windows, kind=kind, reason=reason, tokens=tokens)
 
 
 def _are_layers(
@@ -272,9 +282,29 @@ def _find_pass(
     )
 
 
-def rolls_out(trace: Trace) -> bool:
-    """Return whether ranges are named as what reinforcement learning does between its updates."""
-    return bool(trace.search(_range_names(trace), _ROLLOUTS))
+def settle_kind(trace: Trace, operations: GpuOperations, windows: StepWindows) -> StepWindows:
+    """Return steps that are named as training by what ran in them: reinforcement learning if it is
+    named, or if most generate; and no training where a network of PyTorch shows, but nothing of a
+    backward pass or an update.
+    """
+    if windows.kind in ("training", "rl") and rolls_out(trace):
+        return replace(windows, kind="rl", reason=f"{windows.reason}; ranges of rollouts")
+    if windows.kind != "training":
+        return windows
+    names = _kernel_names(trace, operations)
+    texts = trace.search(_range_names(trace), f"(?i:{_BACKWARDS}|{_UPDATES})")
+    trains = any(re.search(BACKWARD, name) or is_optimizer(name) for name in names) or bool(texts)
+    turns = generates(trace, operations, np.searchsorted(operations.start, windows.end))
+    if trains and begin_turns(turns) is not None and turns.mean() >= _SHOWING_PART:
+        return replace(windows, kind="rl", reason=f"{windows.reason}; tokens are generated in each")
+    is_whole = not is_among(operations.events.kind, (Kind.GRAPH,)).any()
+    is_known = is_whole and runs_network(trace, operations)
+    if trains or windows.source not in ("nvtx", "profiler") or not is_known:
+        return windows
+    if not any(re.search(_TORCH, name) for name in names):
+        return windows
+    reason = f"{windows.reason}; no optimizer and no backward pass shows"
+    return replace(_of_kind(trace, operations, windows, ""), reason=reason)
 
 
 def _range_names(trace: Trace) -> NDArray[np.int64]:

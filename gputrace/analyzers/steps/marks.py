@@ -5,7 +5,7 @@ GPU's time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.operations import GpuOperations
+from gputrace.analyzers.steps import rollouts
 from gputrace.analyzers.steps.between import part_by_host, read_between
 from gputrace.analyzers.steps.inferred import (
     Rows,
@@ -38,6 +39,8 @@ _LEAST_COVERED: Final = 0.5
 _MOSTLY_COVERED: Final = 0.9
 """Part of a GPU's operations that must be issued inside ranges that are named as steps, and as
 passes, which may be parts of a step."""
+_LOOPS: Final = ("training", "rl", "benchmark")
+"""Kinds whose ranges are turns of a loop, between which something else may run."""
 _MOST_BEHIND: Final = 0.5
 """Part of a step that a GPU which keeps up with its host may be behind."""
 
@@ -57,6 +60,8 @@ _NOT_TURN: Final = r"(?i)optim|micro|(?<![a-z])(load|data(loader)?|get|next|fetc
 _LAYER: Final = r"(?i)layer|block|module|expert|head|stage|::"
 _HALF: Final = r"(?i)forward|fwd", r"(?i)backward|bwd"
 _WARMUP: Final = r"(?i)^(?!.*(learning|lr|sched)).*warm[-_ ]?(ing[-_ ]?)?up"
+_TOKEN: Final = r"(?i)(?<![a-z])(decod(e|ing)|token)(?![a-z])"
+_SEQUENCES: Final = r"(?i)(?<![a-z])(?:bs|batch(?:[ _]?size)?)[ =:_]*(\d+)"
 _PROFILER: Final = r"ProfilerStep#?\d*"
 _KINDS: Final = (
     ("rl", r"(?i)(?<![a-z])(rollout|ppo|grpo|rlhf)(?![a-z])"),
@@ -102,6 +107,8 @@ class Marks(Struct, frozen=True, dict=True):
     """Kind of loop that they mark, as far as their name says."""
     after: str = ""
     """Ranges named as warm-up, which these follow: how many, and their name."""
+    tokens: int = 0
+    """Tokens that a turn of generation makes, 1 if the number of sequences is unknown; else 0."""
     note: str = ""
     """How they were mended."""
 
@@ -116,6 +123,12 @@ class Marks(Struct, frozen=True, dict=True):
             return None
         masks = map(self.lie_in, (coverage.windows, coverage.control, coverage.idle))
         return MarkedSteps(self.numbers, self.end - self.start, *masks)
+
+    def join(self, first: Rows, last: Rows, what: str) -> Marks:
+        """Return turns that each hold the steps from one to another."""
+        numbers = self.numbers[first[0]] // int(median(last - first + 1)) + np.arange(len(first))
+        start, end, name = self.start[first], self.end[last], f"{self.name}, {what}"
+        return replace(self, start=start, end=end, numbers=numbers, name=name)
 
     def within(self, windows: Sequence[Window]) -> Marks:
         """Return the steps that lie in one window each; all if no window is recorded."""
@@ -156,7 +169,8 @@ def read_marks(trace: Trace) -> list[Marks]:
             for family, names in members.items():
                 if kinds[family] != "warmup":
                     ranges = mine.select(np.isin(mine.name, names))
-                    marks += _by_thread(ranges, kind, family, kinds[family], warmup)
+                    called = [text[id] for id in names]
+                    marks += _by_thread(ranges, kind, family, kinds[family], warmup, called)
     return marks
 
 
@@ -177,7 +191,12 @@ def read_passes(trace: Trace) -> Iterator[Marks]:
 
 
 def _by_thread(
-    events: Events, kind: Kind, family: str, marked: str, warmup: Events
+    events: Events,
+    kind: Kind,
+    family: str,
+    marked: str,
+    warmup: Events,
+    names: Collection[str] = (),
 ) -> Iterator[Marks]:
     """Yield the ranges of a family in one process that are steps on each thread."""
     is_profiled = re.match(_PROFILER, family) is not None
@@ -198,7 +217,18 @@ def _by_thread(
         after = f", after {format_count(len(warmup), 'range')} of warm-up" if len(warmup) else ""
         who = int(ranges.process[0]), int(ranges.thread[0])
         if len(rows) >= (_LEAST_PROFILED if is_profiled else _LEAST_STEPS):
-            yield Marks(*who, family, source, start, end, numbers, marked, after, note)
+            tokens = _tokens(names) if marked == "generation" else 0
+            yield Marks(*who, family, source, start, end, numbers, marked, after, tokens, note)
+
+
+def _tokens(names: Collection[str]) -> int:
+    """Return the tokens of a turn whose ranges have some names: one a sequence of the batch, if
+    these say how many there are.
+    """
+    if not all(re.search(_TOKEN, name) for name in names):
+        return 0
+    sizes = {found[1] for name in names if (found := re.search(_SEQUENCES, name))}
+    return int(min(sizes)) if len(sizes) == 1 else 1
 
 
 _SAME_RANGE_PART: Final = 0.01
@@ -265,11 +295,18 @@ def choose_marks(
     if calls is None:
         return None
     best: tuple[tuple[bool, bool, int], StepWindows] | None = None
+    reinforces = rollouts.rolls_out(trace)
     for mark in marks:
-        if training != (mark.kind == "training" or bool(mark.after)):
+        if training != (mark.kind in ("training", "rl") or bool(mark.after)):
             continue
         if mark.source == "markers" and re.search(_UPDATE, mark.name):
-            mark = join_updates(mark, *_operations_of(mark, max(gpus, key=len), calls))
+            turns = rollouts.join_updates(trace, mark.process, mark.end)
+            if turns is None:
+                mark = join_updates(mark, *_operations_of(mark, max(gpus, key=len), calls))
+            else:
+                mark = replace(mark.join(*turns, "a turn of rollouts"), kind="rl")
+        if mark.kind == "training" and reinforces:
+            mark = replace(mark, kind="rl")
         projected = (project(mark, gpu, calls) for gpu in gpus)
         share, windows = next((w for w in projected if w is not None), (0.0, None))
         if windows is None:
@@ -277,7 +314,7 @@ def choose_marks(
         windows = replace(windows, marked=mark.in_control_of(trace))
         if mark.source != "nvtx":
             rows = np.isin(mark.numbers, [] if windows.numbers is None else windows.numbers)
-            if mark.source != "markers" or np.count_nonzero(rows) != len(windows):
+            if mark.source != "markers" or mark.kind == "rl" or rows.sum() != len(windows):
                 return windows
             between = read_between(trace, mark.process, [mark.thread])
             return part_by_host(between, (mark.start[rows], mark.end[rows]), windows)
@@ -316,10 +353,8 @@ def join_updates(marks: Marks, places: NDArray[np.intp], counts: NDArray[np.intp
             usual[first] >= _FIRST_UPDATE_RATIO * np.delete(usual, first).max()
             and like.mean() >= _MOSTLY_COVERED
         ):
-            start, end = marks.start[first::each], marks.end[first + each - 1 :: each]
-            numbers = marks.numbers[first] // each + np.arange(len(end))
-            name = f"{marks.name}, {each} a turn"
-            return replace(marks, start=start[: len(end)], end=end, numbers=numbers, name=name)
+            last = np.arange(first + each - 1, len(marks.start), each)
+            return marks.join(last - each + 1, last, f"{each} a turn")
     return marks
 
 
@@ -351,9 +386,10 @@ def project(
     issued = calls.start[issued_by[rows]]
     step = np.searchsorted(marks.start, issued, "right") - 1
     inside = (step >= 0) & (issued < marks.end[np.maximum(step, 0)])
-    is_all = marks.kind == "training" and not marks.after
+    is_all = marks.kind in ("training", "rl") and not marks.after
     share = float(np.mean(inside if is_all else inside[step >= 0])) if (step >= 0).any() else 0.0
-    if share < (_LEAST_COVERED if marks.kind == "training" else _MOSTLY_COVERED):
+    is_loop = marks.kind in _LOOPS or bool(marks.after)
+    if share < (_LEAST_COVERED if is_loop else _MOSTLY_COVERED):
         return None
     first, last = _extent(rows[inside], step[inside], len(marks.start))
     full, recorded = first <= last, operations.coverage.calls
@@ -367,9 +403,11 @@ def project(
     is_sampled = not with_calls.all()
     if is_sampled:
         number, first, last = fill_in(operations, number, first, last)
-    first = without_foreign(operations, first, last)
+    is_rl = marks.kind == "rl"  # Rollouts have no size, and are no validation.
+    first = first if is_rl else without_foreign(operations, first, last)
     starts, ends = window_starts(operations, first), operations.reach[last]
-    ends, interludes = part_interludes(operations, first, last, starts, ends)
+    parted, interludes = part_interludes(operations, first, last, starts, ends)
+    ends, interludes = (np.append(starts[1:], ends[-1]), ()) if is_rl else (parted, interludes)
     if is_sampled:  # Steps may be missing between two that do not follow each other.
         follows = np.diff(number) == 1
         interludes = tuple(interlude for interlude in interludes if follows[interlude.after])
@@ -381,12 +419,13 @@ def project(
         end=ends,
         busy_from=operations.start[first],
         source=marks.source,
-        kind=marks.kind if marks.kind == "training" or not marks.after else "benchmark",
+        kind=marks.kind if marks.kind in ("training", "rl") or not marks.after else "benchmark",
         confidence=0.9 if marks.source == "nvtx" else 1.0,
         reason=f"ranges named {marks.name!r}{marks.after}",
         interludes=interludes,
         numbers=marks.numbers[number],
         is_part=bool(marks.numbers[0]),
+        tokens=marks.tokens,
         notes=_notes(marks, full | ~with_calls),
     )
 

@@ -73,6 +73,9 @@ class StepWindows(Struct, frozen=True, dict=True):
     """All steps that the host marked; None without control stretches."""
     with_nodes: int = 0
     """Number of steps left out because the nodes of CUDA graphs were recorded in them."""
+    tokens: int = 0
+    """Tokens that an iteration of generation makes for all sequences; 1 where it is not known how
+    many these are, 0 where an iteration may be more than a token."""
     notes: tuple[str, ...] = ()
     """Marks that were mended or left out."""
 

@@ -184,6 +184,35 @@ def test_tokens_are_counted_and_not_their_layers(tmp_path: Path, seed: int) -> N
         run.item()
     steps = analyze(run, tmp_path).steps
     assert (steps.kind, steps.count) == ("generation", 15)
+    assert steps.mean_ns is not None
+    rate = f"{1e9 / steps.mean_ns:,.1f} tokens a second of each sequence"
+    assert steps.reason.endswith(rate)
+
+
+def test_graphs_whose_results_are_read_generate(tmp_path: Path) -> None:
+    """The prompt's kernels are more than the launches of all the tokens' graphs."""
+    run, network = Run(), Network(1)
+    network.layer.append("void vllm::reshape_and_cache_flash_kernel")
+    network.forward(run)
+    for _ in range(15):
+        run.graph(20 * MS)
+        run.item()
+    steps = analyze(run, tmp_path).steps
+    assert (steps.kind, steps.count) == ("generation", 15)
+
+
+@pytest.mark.parametrize("size", [1, 32])
+def test_ranges_may_tell_how_many_sequences_a_token_is_for(tmp_path: Path, size: int) -> None:
+    run, network = Run(), Network(1)
+    for _ in range(5):
+        begin = run.now
+        network.forward(run)
+        run.item()
+        run.range(begin, run.now, f"step[DECODE bs={size}]")
+    steps = analyze(run, tmp_path).steps
+    assert steps.mean_ns is not None
+    every = " of each sequence" if size == 1 else ""
+    assert steps.reason.endswith(f"{size * 1e9 / steps.mean_ns:,.1f} tokens a second{every}")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -322,6 +351,37 @@ def test_training_on_rollouts_is_told(tmp_path: Path) -> None:
         run.synchronize()
     steps = analyze(run, tmp_path).steps
     assert (steps.kind, steps.count) == ("rl", 12)
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_updates_after_tokens_are_turns_without_any_range(tmp_path: Path, updates: int) -> None:
+    """A value head multiplies by a vector in each update."""
+    run = Run()
+    for turn in range(6):
+        run.input_copy()
+        for _ in range(5 + turn):
+            run.kernels(12, "gemv")
+            run.kernels(2, "softmax")
+            run.item()
+        for _ in range(updates):
+            run.input_copy(4096, 10 * US)
+            run.model()
+            run.kernels(1, "gemv")
+            run.optimizer()
+        run.synchronize()
+    steps = analyze(run, tmp_path).steps
+    assert (steps.kind, steps.count) == ("rl", 6)
+
+
+def test_a_profiler_marks_an_evaluation_too(tmp_path: Path) -> None:
+    run, network = Run(), Network(1)
+    for step in range(6):
+        begin = run.now
+        network.forward(run)
+        run.synchronize()
+        run.range(begin, run.now, f"step {step}")
+    steps = analyze(run, tmp_path).steps
+    assert (steps.kind, steps.count) == ("evaluation", 6)
 
 
 def test_a_start_is_told(tmp_path: Path) -> None:

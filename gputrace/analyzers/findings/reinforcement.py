@@ -1,0 +1,89 @@
+"""Finding on reinforcement learning: what updates wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gputrace.analyzers.findings.facts import HIGH, Facts
+from gputrace.analyzers.step_phases import read_phases
+from gputrace.model.host import (
+    BACKWARD,
+    CLIPPING,
+    FORWARD,
+    OPTIMIZER,
+    PHASES,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    UNSCALING,
+    WEIGHT_SYNC,
+    StepPhase,
+    StepPhases,
+)
+from gputrace.model.results import Finding
+from gputrace.units import format_ns
+
+_FASTER: Final = {
+    ROLLOUT: "generate with an engine made for it (vLLM, SGLang), in larger batches, "
+    "and without the slowest few answers; or roll out while the last batch is learned from",
+    REWARD: "score answers in parallel, in processes of their own, or while others are generated; "
+    "cache what was scored before; limit the time of a verifier",
+    REFERENCE: "score in larger batches, together with the old policy's; leave out the reference "
+    "where its weight (beta) is 0",
+    WEIGHT_SYNC: "send weights in large pieces and from GPU to GPU (NCCL, CUDA IPC), not through "
+    "the host or a file; only those that changed; and less often",
+}
+_UPDATE: Final = (FORWARD, BACKWARD, UNSCALING, CLIPPING, OPTIMIZER)
+
+
+def awaited_phase(facts: Facts) -> tuple[StepPhases, StepPhase] | None:
+    """Return the phase that updates wait for longest, and those of its rank; None if none takes
+    20 % of a turn.
+    """
+    phases = [
+        (row, row.of(name))
+        for row in (facts.step_phases if facts.all_steps.kind == "rl" else ())
+        for name in _FASTER
+    ]
+    longest = max(phases, key=lambda pair: pair[1].host_ns, default=None)
+    return longest if longest and facts.share_of(longest[1].host_ns) >= HIGH else None
+
+
+def update_waits(facts: Facts) -> Iterator[Finding]:
+    """Rollouts, rewards, log-probabilities without gradients or the sync of weights, as far as they
+    were timed, take 20 % of a turn of reinforcement learning. Named is the longest of them on the
+    rank on which it takes longest; details name the others, and the line at which the host waits.
+
+    Cost: the host's time in that phase.
+
+    Wrong if: a turn that uses its results again is no shorter.
+    """
+    awaited = facts.once(awaited_phase)
+    if awaited is None:
+        return
+    rank, longest = awaited
+    others = [
+        f"{PHASES[name]} {format_ns(rank.of(name).host_ns)}"
+        for name in _FASTER
+        if name != longest.name and rank.of(name).host_ns
+    ]
+    update = format_ns(sum(rank.of(name).host_ns for name in _UPDATE))
+    phases = facts.per_gpu.whole.once(read_phases)[facts.processes[rank.rank]]
+    time = phases.of[longest.name].intersection(facts.time_of_rank(rank.rank))
+    place = facts.line_in(time)
+    yield facts.finding(
+        "update-waits",
+        "high",
+        longest.host_ns,
+        f"the update waits {facts.of_step(longest.host_ns)} for {PHASES[longest.name]}",
+        _FASTER[longest.name],
+        {f"{phase.name.replace(' ', '_')}_ns": phase.host_ns for phase in rank.phases},
+        [
+            f"the update itself takes {update}",
+            ", ".join(others) and f"{', '.join(others)} besides",
+            f"the host is at {place.line} in {place.count} of {place.samples} samples"
+            if place
+            else "",
+        ],
+    )

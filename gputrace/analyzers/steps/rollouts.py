@@ -1,0 +1,102 @@
+"""Generation, token by token, and reinforcement learning, which updates on what it generates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.analyzers.grouping import median
+from gputrace.analyzers.kernel_names import family_of
+from gputrace.analyzers.operations import GpuOperations
+from gputrace.model.events import Kind, Mask, distinct_ids, is_among
+from gputrace.model.intervals import EMPTY, Intervals, Times, union
+from gputrace.model.trace import Trace
+
+Rows = NDArray[np.intp]
+
+_CACHES: Final = (
+    r"(?i)kv_?cache|reshape_and_cache|paged_att|splitkv|batch_?decode|mmha|multihead_att"
+)
+"""Kernels that keep keys and values of earlier tokens, or read them for one more."""
+_VECTOR: Final = r"(?i)gemv|mul_mat_vec|gemmSN"
+_ATTENDS: Final = r"(?i)attn|attention|flash|softmax"
+_IN_A_ROW: Final = 32
+_ATTENTIONS: Final = 3
+"""Products of a matrix and the vectors of a token or few; what attention is known by; and the
+products in a row of which most are such, among so many that attend, where tokens are generated."""
+_REINFORCES: Final = r"(?i)(?<![a-z])(ppo|grpo|rlhf|rewards?)(?![a-z])"
+_ROLLOUT: Final = (
+    r"(?i)(?<![a-z])"
+    r"(roll_?outs?|generate_sequences|make_experience|generate(_batch)?|generation|gen)(?![a-z])"
+)
+"""Ranges of programs that learn by reinforcement, and of the generation in them."""
+_FEWEST_TURNS: Final = 3
+_MOST_UPDATES: Final = 32
+"""Turns to be sure of, and updates a turn: programs that train may generate now and then, too."""
+
+
+def generates(trace: Trace, operations: GpuOperations, edges: Rows) -> Mask:
+    """Return the stretches before each of some rows, from one to the next, in which tokens are
+    generated.
+    """
+    events = operations.events
+    kernels = events.kind == Kind.KERNEL
+    names = trace.names(distinct_ids(events.name[kernels]))
+
+    def rows(ids: Iterable[int]) -> Rows:
+        return np.flatnonzero(kernels & is_among(events.name, [*ids]))
+
+    found = rows(trace.search(names, _CACHES))
+    vectors = rows(trace.search(names, _VECTOR))
+    others = (id for id, name in names.items() if family_of(name) == "gemm")
+    products = np.union1d(vectors, rows(others)) if len(vectors) else vectors
+    if len(products) >= _IN_A_ROW:
+        of_tokens = np.isin(products, vectors)
+        attends = np.searchsorted(rows(trace.search(names, _ATTENDS)), products)
+        many = np.convolve(of_tokens, np.ones(_IN_A_ROW), "valid") > _IN_A_ROW / 2
+        attended = attends[_IN_A_ROW - 1 :] - attends[: 1 - _IN_A_ROW] >= _ATTENTIONS
+        found = np.union1d(found, products[_IN_A_ROW - 1 :][many & attended])
+    return np.diff(np.searchsorted(found, edges, "right"), prepend=0) > 0
+
+
+def rolls_out(trace: Trace) -> bool:
+    """Return whether ranges are named as what reinforcement learning does between its updates."""
+    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
+    ids = distinct_ids(trace.events(kinds, ["name"]).name) if kinds else ()
+    return bool(trace.search(ids, f"{_REINFORCES}|roll_?out|generate_sequences|make_experience"))
+
+
+def rollouts(trace: Trace, process: int) -> Intervals:
+    """Return the ranges of a process that are named as generation."""
+    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
+    if not kinds:
+        return EMPTY
+    events = trace.events(kinds, ("start", "end", "name", "process"))
+    named = [*trace.search(distinct_ids(events.name), _ROLLOUT)]
+    events = events.select((events.process == process) & np.isin(events.name, named))
+    return union(events.start, events.end)
+
+
+def join_updates(trace: Trace, process: int, ends: Times) -> tuple[Rows, Rows] | None:
+    """Return the first and last update of each turn of a process that rolls out, of updates that
+    end at some times of its host; None if it does not.
+    """
+    rolled = np.diff(np.searchsorted(rollouts(trace, process).end, ends), prepend=0) > 0
+    begins = begin_turns(rolled)
+    if begins is None:
+        return None
+    first = np.flatnonzero(begins)
+    return first, np.append(first[1:] - 1, len(ends) - 1)
+
+
+def begin_turns(rolled: Mask) -> Mask | None:
+    """Return which updates begin a turn, of those before which something was generated; None if
+    too few do for generation to be a part of the loop.
+    """
+    first = np.flatnonzero(rolled)
+    if len(first) < _FEWEST_TURNS or median(np.diff(first)) > _MOST_UPDATES:
+        return None
+    return rolled
