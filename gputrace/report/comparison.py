@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 from gputrace.analyzers.compare import NARROW, UNITS
-from gputrace.model.columns import UNKNOWN, Column
 from gputrace.model.comparison import (
     Change,
     ClassChange,
@@ -22,6 +21,7 @@ from gputrace.model.comparison import (
     Worst,
 )
 from gputrace.model.results import Breakdown
+from gputrace.model.struct import UNKNOWN, Column
 from gputrace.report import render_as
 from gputrace.report.document import (
     Document,

@@ -12,7 +12,7 @@ import numpy as np
 from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.copies import Pageable, find_pageable
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.waiting_kernels import work_waiting
+from gputrace.analyzers.findings.idle import work_waiting
 from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.grouping import spans_by_rank
 from gputrace.analyzers.idle_causes import read_evidence
-from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
 from gputrace.model.host import COLLATING, READING, SENDING, InputPipeline, Loader
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, search, union

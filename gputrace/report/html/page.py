@@ -29,9 +29,9 @@ from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.analyzers.timeline_model.gaps import GapDetail, Operation, operation_name
-from gputrace.model.columns import UNKNOWN, Column
 from gputrace.model.events import Kind, number_ids
 from gputrace.model.results import Analysis, Gaps
+from gputrace.model.struct import UNKNOWN, Column
 from gputrace.model.time_class import CLASSES
 from gputrace.report.comparison import document as comparison_document
 from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table, present, tabulate

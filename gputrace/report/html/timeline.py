@@ -25,8 +25,7 @@ from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.operations import classify
 from gputrace.analyzers.timeline_model import Scene, SceneLane
 from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
-from gputrace.analyzers.timeline_model.gaps import GapDetail, worst_gaps
-from gputrace.analyzers.timeline_model.step_causes import explain_step
+from gputrace.analyzers.timeline_model.gaps import GapDetail, explain_step, worst_gaps
 from gputrace.analyzers.timeline_model.trace_rows import (
     HOST_TRACKS,
     TrackRow,

@@ -24,9 +24,9 @@ from textual.widgets import Static
 from gputrace.analyzers.timeline_model import NO_STEP, Scene
 from gputrace.analyzers.timeline_model.cells import stack
 from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, IssuingCall, Operation
+from gputrace.model.comparison import StepExplanation
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Gap, Step
-from gputrace.model.step import StepExplanation
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.document import room_for_names
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
