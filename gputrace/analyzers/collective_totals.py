@@ -38,7 +38,17 @@ def total_collectives(
                 collectives.start < lane.window.end
             )
             chosen |= (collectives.lane == index) & begins
-    exposed = _exposed(gpus, of_lane, collectives, chosen)
+    # The nanoseconds of each chosen row without a concurrent compute kernel; else 0.
+    exposed = np.zeros(len(collectives), np.int64)
+    count = max(of_lane, default=-1) + 1
+    by_lane = rows_by(np.where(chosen, collectives.lane, count), count)
+    rows = [by_lane[index] for index in of_lane]
+    starts, ends = (
+        [times[mine] for mine in rows] for times in (collectives.start, collectives.end)
+    )
+    computing_ns = gpus.each(compute_within, of_lane.values(), starts, ends)
+    for mine, start, end, overlapped in zip(rows, starts, ends, computing_ns, strict=True):
+        exposed[mine] = end - start - overlapped
     steps = len({step.step for step in measured})
     totals = [
         _total(of_lane, collectives, rows, steps, int(exposed[rows].sum()), roles)
@@ -101,20 +111,3 @@ def _total(
         group_size=ranks.size or None,
         hosts=len({gpu.host if gpu.host_name else None for gpu in gpus}),
     )
-
-
-def _exposed(
-    gpus: PerGpu, of_lane: Mapping[int, LaneSummary], collectives: Collectives, chosen: Mask
-) -> NDArray[np.int64]:
-    """Return the nanoseconds of each chosen row without a concurrent compute kernel; else 0."""
-    exposed = np.zeros(len(collectives), np.int64)
-    count = max(of_lane, default=-1) + 1
-    by_lane = rows_by(np.where(chosen, collectives.lane, count), count)
-    rows = [by_lane[index] for index in of_lane]
-    starts, ends = (
-        [times[mine] for mine in rows] for times in (collectives.start, collectives.end)
-    )
-    computing_ns = gpus.each(compute_within, of_lane.values(), starts, ends)
-    for mine, start, end, overlapped in zip(rows, starts, ends, computing_ns, strict=True):
-        exposed[mine] = end - start - overlapped
-    return exposed

@@ -132,7 +132,16 @@ def _role(
     if gathers and scatters:
         return _gathering(names, steps, gathers, scatters)
     if count[SEND_RECV] > len(rows) / 2:
-        return _exchanging(collectives, group, rows)
+        # Distinguish the ring of context parallelism from the stages of a pipeline.
+        sends = collectives.sends
+        mine = sends[collectives.group[sends[:, 0]] == collectives.group[rows[0]]]
+        if not len(mine):
+            return PIPELINE if group.communicator != UNKNOWN else ""
+        source, target = (collectives.lane[side].tolist() for side in mine.T)
+        pairs = set(zip(source, target, strict=True))
+        there = {pair for pair in pairs if pair[::-1] in pairs}
+        # Stages send activations on and gradients back; a ring passes keys and values one way.
+        return PIPELINE if there or len(pairs) < len(group.lanes) else CONTEXT
     if reductions := count["AllReduce"]:
         forward = np.count_nonzero(early & (names == "AllReduce"))
         both = (
@@ -159,19 +168,6 @@ def _gathering(names: NDArray[np.object_], steps: Times, gathers: int, scatters:
     return (
         SHARDED if longest >= max(_GATHERS_IN_A_ROW, gathers / turns / _FEWEST_MESSAGES) else TENSOR
     )
-
-
-def _exchanging(collectives: Collectives, group: RankGroup, rows: NDArray[np.intp]) -> str:
-    """Distinguish the ring of context parallelism from the stages of a pipeline."""
-    sends = collectives.sends
-    mine = sends[collectives.group[sends[:, 0]] == collectives.group[rows[0]]]
-    if not len(mine):
-        return PIPELINE if group.communicator != UNKNOWN else ""
-    source, target = (collectives.lane[side].tolist() for side in mine.T)
-    pairs = set(zip(source, target, strict=True))
-    there = {pair for pair in pairs if pair[::-1] in pairs}
-    # Stages send activations on and gradients back; a ring passes keys and values one way.
-    return PIPELINE if there or len(pairs) < len(group.lanes) else CONTEXT
 
 
 # ---- Experts ----

@@ -369,7 +369,14 @@ def _tables(summary: Summary) -> Iterator[Table]:
     columns = [each for each in Predicted.COLUMNS if some or each.title != "predicted by"]
     title = "What the recording without it predicted, and what was measured"
     yield tabulate(title, columns, summary.predictions)
-    yield _placements_table(summary)
+
+    def share(gpu: int) -> Callable[[Placement], str]:
+        return lambda row: str(row.shares[gpu]) if gpu < len(row.shares) else ""
+
+    most = max((len(row.shares) for row in summary.placements), default=0)
+    columns = [Column("", "label"), Column("gpu 0 / others", "skew", "{:.2f}x")]
+    columns += (Column(f"gpu {gpu}", share(gpu)) for gpu in range(most))
+    yield tabulate("Compute time a step, and memory, of each GPU", columns, summary.placements)
     kinds = {pair.link for pair in summary.pairs}
     links = ": their link is unknown" if kinds == {""} else ""
     if len(kinds) == 1 and not links:
@@ -413,18 +420,6 @@ def _amount(loss: Loss, row: Efficiency) -> str:
     """Format what a class adds, and its share of the base's step."""
     share = loss.ns / row.base_step_ns if row.base_step_ns else 0.0
     return f"{format_change(loss.ns)} ({share:+.1%})"
-
-
-def _placements_table(summary: Summary) -> Table:
-    """Return the table of compute time and memory, with a column for each GPU."""
-
-    def share(gpu: int) -> Callable[[Placement], str]:
-        return lambda row: str(row.shares[gpu]) if gpu < len(row.shares) else ""
-
-    most = max((len(row.shares) for row in summary.placements), default=0)
-    columns = [Column("", "label"), Column("gpu 0 / others", "skew", "{:.2f}x")]
-    columns += (Column(f"gpu {gpu}", share(gpu)) for gpu in range(most))
-    return tabulate("Compute time a step, and memory, of each GPU", columns, summary.placements)
 
 
 _SHORT: Final = {

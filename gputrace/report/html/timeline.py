@@ -209,6 +209,18 @@ def _first_window(scene: Scene, gaps: Sequence[GapDetail]) -> Window:
 def facts(material: Material) -> dict[str, Any]:
     """Return the plain values that the page's script needs beside the figures."""
     scene = material.scene
+    # Why the slowest of the measured steps took as long as they did, by number.
+    longest: dict[int, int] = {}
+    for step in material.analysis.step_list:
+        if step.phase == "steady":
+            longest[step.step] = max(longest.get(step.step, 0), step.end_ns - step.start_ns)
+    least = _SLOW_RATIO * median([*longest.values()]) if len(longest) > 1 else 0
+    slow = sorted(longest, key=lambda number: -longest[number])[:_MOST_EXPLAINED]
+    slow_steps = {
+        number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
+        for number in slow
+        if longest[number] >= least > 0
+    }
     return {
         "classes": class_list(),
         "phases": PHASES,
@@ -221,23 +233,8 @@ def facts(material: Material) -> dict[str, Any]:
             {"name": name, "color": LOOKS[_TRACK_LOOKS[kind]].color} for kind, name in HOST_TRACKS
         ],
         "rows": material.rows,
-        "why": _slow_steps(scene, material.analysis),
+        "why": slow_steps,
         "first_lane": next((worst.lane for worst in material.gaps), 0),
-    }
-
-
-def _slow_steps(scene: Scene, analysis: Analysis) -> dict[int, str]:
-    """Return why the slowest of the measured steps took as long as they did, by number."""
-    longest: dict[int, int] = {}
-    for step in analysis.step_list:
-        if step.phase == "steady":
-            longest[step.step] = max(longest.get(step.step, 0), step.end_ns - step.start_ns)
-    least = _SLOW_RATIO * median([*longest.values()]) if len(longest) > 1 else 0
-    slow = sorted(longest, key=lambda number: -longest[number])[:_MOST_EXPLAINED]
-    return {
-        number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
-        for number in slow
-        if longest[number] >= least > 0
     }
 
 
