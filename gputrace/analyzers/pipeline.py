@@ -17,7 +17,6 @@ from gputrace.analyzers.breakdown import (
     summarize,
 )
 from gputrace.analyzers.clocks import fit_clocks
-from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.device_metrics import (
@@ -40,7 +39,12 @@ from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.ledger.causes import tree_of, with_plugins
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_experts, find_sharded, find_tensor
+from gputrace.analyzers.parallelism import (
+    find_experts,
+    find_sharded,
+    find_tensor,
+    total_collectives,
+)
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases

@@ -69,7 +69,13 @@ def _write_tables(job: Job, suffix: str, open_file: _Open) -> None:
             types, batches = EVENTS, _events(job)
             if table in results:
                 kind, rows = results[table]
-                types = _types(kind)
+                annotations = {
+                    field.name: str(field.type).partition(" ")[0] for field in fields(kind)
+                }
+                types = {
+                    name: _TYPES.get(annotation, "string")
+                    for name, annotation in annotations.items()
+                }
                 batches = iter([_columns(types, rows)])
             with open_file(folder / f"{table}.{suffix}", types) as write:
                 for columns in batches:
@@ -110,12 +116,6 @@ def _open_parquet(path: Path, types: Mapping[str, str]) -> Iterator[Callable[[_C
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
 
         yield write
-
-
-def _types(kind: type) -> dict[str, str]:
-    """Return the type of each field of a result; other than numbers are strings."""
-    annotations = {field.name: str(field.type).partition(" ")[0] for field in fields(kind)}
-    return {name: _TYPES.get(annotation, "string") for name, annotation in annotations.items()}
 
 
 def _columns(types: Mapping[str, str], rows: Sequence[Any]) -> _Columns:
