@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gputrace.analyzers.compare.runs import Run
     from gputrace.analyzers.kernels import Launches
     from gputrace.analyzers.timeline_model import Scene
-    from gputrace.model.step import StepExplanation
+    from gputrace.model.comparison import StepExplanation
     from gputrace.model.trace import Progress, Trace
     from gputrace.report.html.timeline import Material
 
@@ -264,7 +264,7 @@ class OpenTrace:
 
         Raises what `analyze` raises, UsageError if there is no such step.
         """
-        from gputrace.analyzers.timeline_model.step_causes import explain_step
+        from gputrace.analyzers.timeline_model.gaps import explain_step
 
         options = read_options(steps, time, 50)
         scene = self._scene(options, progress)

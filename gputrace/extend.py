@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from gputrace.analyzers.findings.facts import Facts
-    from gputrace.analyzers.ledger.causes import Cause
-    from gputrace.analyzers.ledger.feeding_host import Host
+    from gputrace.analyzers.ledger.causes import Cause, Host
     from gputrace.collectors.backend import Backend, Merged, Plan
     from gputrace.collectors.backends import HOST
     from gputrace.collectors.launch import Launch
@@ -59,8 +58,7 @@ __all__ = [
 
 _MODULES: Final = {
     "analyzers.findings.facts": ("Facts",),
-    "analyzers.ledger.causes": ("Cause",),
-    "analyzers.ledger.feeding_host": ("Host",),
+    "analyzers.ledger.causes": ("Cause", "Host"),
     "model.results": ("Analysis", "ExtraTable", "Finding"),
     "collectors.backend": ("Backend", "Merged", "Plan"),
     "collectors.launch": ("Launch",),

@@ -333,7 +333,12 @@ def match_collectives(gpus: PerGpu) -> Collectives:
     for (id, operation), parts in _sequences(talks, ids_of):
         known = communicators.get(id, RankGroup(()))
         if operation == SEND_RECV and known.places:
-            parts = _without_peers(talks, parts)
+            # The kernels whose peers are unknown; `_point_to_point` has the others.
+            left = []
+            for part in parts:
+                talk = talks[part.lane]
+                left.append(part.select(~is_among(part.row, talk.row[_are_exchanges(talk)])))
+            parts = [part for part in left if len(part)]
         groups = group(parts, gpus.clocks_apart_ns, joint=operation in JOINT, known=id != UNKNOWN)
         joined += [join(spans, item, groups, operation, known) for item in groups]
     sends: list[tuple[_Kernel, _Kernel]] = []
@@ -454,15 +459,6 @@ def _point_to_point(
         tuple((lane, int(talks[lane].row[row])) for lane, row in pair)  # type: ignore[misc]
         for pair in pairs
     ]
-
-
-def _without_peers(talks: Sequence[_Talk], parts: Sequence[Part]) -> list[Part]:
-    """Return the kernels whose peers are unknown; `_point_to_point` has the others."""
-    left = []
-    for part in parts:
-        talk = talks[part.lane]
-        left.append(part.select(~is_among(part.row, talk.row[_are_exchanges(talk)])))
-    return [part for part in left if len(part)]
 
 
 def _are_exchanges(talk: _Talk) -> Mask:

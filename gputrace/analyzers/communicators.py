@@ -252,25 +252,21 @@ class _Matching:
             groups = [pending[ids == id] for id in dict.fromkeys(ids.tolist())]
             rows = kernels[together].tolist()
             if len(groups) < len(rows):  # One communicator may need several kernels.
-                groups = self._by_operation(pending, [self._operations[row] for row in rows])
+                # A group's calls by kernel: those of its operation, if only one kernel has it.
+                operations = [self._operations[row] for row in rows]
+                names = self._log.operations[pending]
+                groups = [
+                    pending[np.isin(names, _HALVES if operation == SEND_RECV else [operation])]
+                    if operations.count(operation) == 1
+                    else pending[:0]
+                    for operation in operations
+                ]
             for row, calls in zip(rows, groups, strict=False):
                 if len(calls):
                     self._take(row, calls)
             taken.append(pending)
             previous = end
         return np.concatenate([mine[:0], *taken])
-
-    def _by_operation(
-        self, pending: NDArray[np.int64], operations: Sequence[str]
-    ) -> list[NDArray[np.int64]]:
-        """Return a group's calls by kernel: those of its operation, if only one kernel has it."""
-        names = self._log.operations[pending]
-        return [
-            pending[np.isin(names, _HALVES if operation == SEND_RECV else [operation])]
-            if operations.count(operation) == 1
-            else pending[:0]
-            for operation in operations
-        ]
 
     def _take_each(self, kernels: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
         """Assign a call to each of some kernels."""

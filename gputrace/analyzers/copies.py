@@ -8,13 +8,12 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.device_metrics import memory_peak_of
-from gputrace.analyzers.gpu_links import bandwidth
+from gputrace.analyzers.gpu_links import bandwidth, slot_rate
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.steps.kinds import runs_network
-from gputrace.analyzers.topology import slot_rate
 from gputrace.model.events import Events, Kind, Mask, Memory, distinct_ids
 from gputrace.model.intervals import Intervals, union
 from gputrace.model.results import CopyUse, Step

@@ -69,24 +69,21 @@ class HostState(Struct, frozen=True, dict=True):
             if took >= _WORTH_TELLING * (end - start):
                 yield f"{what} {format_ns(took)}"
         if len(self.locks) or len(self.queued):
-            yield from self._waits(process, number, start, end)
-
-    def _waits(self, process: int, number: int, start: int, end: int) -> Iterator[str]:
-        """Yield what a thread waits for: Python's lock, a core."""
-        held = self.locks
-        held = held.select((held.process == process) & (held.thread != number))
-        held = held.select((held.end > start) & (held.start < end))
-        took = union(held.start, held.end).clip(start, end).total
-        if len(held) and took >= _WORTH_TELLING * (end - start):
-            line = self.holders[int(held.name[np.argmax(held.end - held.start)])]
-            at = f", at {PurePath(line).name}" if line else ""
-            yield f"waits for Python's lock, which another thread holds{at}"
-        queued = self.queued
-        queued = queued.select((queued.process == process) & (queued.thread == number))
-        queued = queued.select((queued.end > start) & (queued.start < end))
-        around, waited = union(queued.start, queued.end).total, int(queued.bytes.sum())
-        if 0 < around <= _COUNTED_LENGTHS * (end - start) and waited >= _QUEUED_PART * around:
-            yield f"queued for a core {format_ns(waited)} of the {format_ns(around)} around it"
+            # What a thread waits for: Python's lock, a core.
+            held = self.locks
+            held = held.select((held.process == process) & (held.thread != number))
+            held = held.select((held.end > start) & (held.start < end))
+            took = union(held.start, held.end).clip(start, end).total
+            if len(held) and took >= _WORTH_TELLING * (end - start):
+                line = self.holders[int(held.name[np.argmax(held.end - held.start)])]
+                at = f", at {PurePath(line).name}" if line else ""
+                yield f"waits for Python's lock, which another thread holds{at}"
+            queued = self.queued
+            queued = queued.select((queued.process == process) & (queued.thread == number))
+            queued = queued.select((queued.end > start) & (queued.start < end))
+            around, waited = union(queued.start, queued.end).total, int(queued.bytes.sum())
+            if 0 < around <= _COUNTED_LENGTHS * (end - start) and waited >= _QUEUED_PART * around:
+                yield f"queued for a core {format_ns(waited)} of the {format_ns(around)} around it"
 
 
 def read_host_state(shard: Shard) -> HostState:
@@ -302,6 +299,10 @@ class Counters:
         emptied = inside & self._is("cache emptied")
         before = self._events.start < time.end.max()
         peak, phase = self._peak(before & self._is("memory peak"), phases)
+        sizes, counts = np.unique(
+            self._events.bytes[inside & self._is("segment request")], return_counts=True
+        )
+        requests = tuple(sizes[np.argsort(-counts, kind="stable")][:_MOST_REQUESTS].tolist())
         return Allocator(
             rank,
             steps,
@@ -309,7 +310,7 @@ class Counters:
             segments=segments,
             segment_bytes=self._sum(inside, "segment bytes") // max(segments, 1),
             segments_freed=self._sum(inside, "segments freed"),
-            request_bytes=self._requests(inside),
+            request_bytes=requests,
             emptied=int(emptied.sum()),
             emptying_ns=self._length(emptied) // max(steps, 1),
             allocated_bytes=self._most(inside, "memory allocated"),
@@ -318,12 +319,6 @@ class Counters:
             peak_bytes=peak,
             peak_phase=phase,
         )
-
-    def _requests(self, rows: Mask) -> tuple[int, ...]:
-        sizes, counts = np.unique(
-            self._events.bytes[rows & self._is("segment request")], return_counts=True
-        )
-        return tuple(sizes[np.argsort(-counts, kind="stable")][:_MOST_REQUESTS].tolist())
 
     def _peak(self, rows: Mask, phases: PhaseTimes | None) -> tuple[int | None, str | None]:
         """Return the largest peak of some rows, and the phase in which the time for which it may

@@ -133,7 +133,13 @@ def find_causes(
     threads that feed this GPU's process, from `waits_for_data`.
     """
     proofs, feeder = _proofs(operations, gaps, calls, evidence, waits)
-    of = _first_proven(proofs)
+    # Each cause without the time of earlier ones; empties the proofs, to save memory.
+    given = EMPTY
+    of = {}
+    for cause in IDLE_CAUSES:
+        of[cause] = reduce(merge_touching, proofs.pop(cause), EMPTY).difference(given)
+        if proofs:
+            given = merge_touching(given, of[cause])
     feeding = [calls.threads[thread] for thread in distinct_ids(feeder[feeder != NOBODY]).tolist()]
     mpi = [evidence.mpi.get(pair, EMPTY) for pair in feeding]
     in_mpi = of["sync"].intersection(reduce(merge_touching, mpi, EMPTY))
@@ -268,17 +274,6 @@ def all_waits(
         pair: merge_touching(recorded.get(pair, EMPTY), shown.get(pair, EMPTY))
         for pair in {*recorded, *shown}
     }
-
-
-def _first_proven(proofs: dict[str, list[Intervals]]) -> dict[str, Intervals]:
-    """Return each cause without the time of earlier ones; empties the proofs, to save memory."""
-    given = EMPTY
-    of = {}
-    for cause in IDLE_CAUSES:
-        of[cause] = reduce(merge_touching, proofs.pop(cause), EMPTY).difference(given)
-        if proofs:
-            given = merge_touching(given, of[cause])
-    return of
 
 
 def charge_recorder(

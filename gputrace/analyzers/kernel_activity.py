@@ -117,7 +117,11 @@ def explain(
     view: GpuShardView, codes: dict[int, int], samples: Samples, chosen: list[int]
 ) -> list[Explained]:
     """Return the activity of kernels that explains the readings of a GPU best, each minute."""
-    figures = _figures(samples)
+    # The figures of each reading: shape (readings, figures); links are 0 where unknown.
+    columns = [[samples[name] for name in names] for names in _FIGURES.values()]
+    summed = np.array([np.sum(parts, axis=0) for parts in columns])
+    summed[_FRACTIONS:] = np.nan_to_num(summed[_FRACTIONS:])
+    figures = summed.T
     starts = samples.time - np.nan_to_num(samples["periodNs"]).astype(np.int64)
     known = _recorded(view, starts, samples.time) & np.isfinite(figures).all(axis=1)
     rows = np.flatnonzero(known & (starts < samples.time))
@@ -167,14 +171,6 @@ def _cells(seen: Times, phases: Times, least_delay: int) -> Times:
     """Return the moments of stocktaking before changes were seen: shape (phases, 2, readings)."""
     late = seen - least_delay - phases[:, None, None]
     return late // _CELL_NS * _CELL_NS + phases[:, None, None]
-
-
-def _figures(samples: Samples) -> Floats:
-    """Return the figures of each reading: shape (readings, figures); links are 0 where unknown."""
-    columns = [[samples[name] for name in names] for names in _FIGURES.values()]
-    summed = np.array([np.sum(parts, axis=0) for parts in columns])
-    summed[_FRACTIONS:] = np.nan_to_num(summed[_FRACTIONS:])
-    return summed.T
 
 
 def _recorded(view: GpuShardView, starts: Times, ends: Times) -> Mask:

@@ -250,17 +250,13 @@ def _bare(name: str) -> str:
     # AMD's symbol of a kernel's descriptor ends in .kd.
     name = name.removesuffix(".kd")[:_LONGEST_READ]
     if name.startswith("_Z"):
-        return _demangled(name)
+        # A mangled name with its function in clear, `a::b<` and the rest as it is.
+        at, parts = 3 if name.startswith("_ZN") else 2, []
+        while (digits := _LENGTH.match(name, at)) is not None:
+            at = digits.end() + int(digits[0])
+            parts.append(name[digits.end() : at])
+        return "::".join(part for part in parts if "_GLOBAL__N_" not in part) + "<" + name[at:]
     return _RETURNS.sub("", _UNNAMED.sub("", name))
-
-
-def _demangled(name: str) -> str:
-    """Return a mangled name with its function in clear, ``a::b<`` and the rest as it is."""
-    at, parts = 3 if name.startswith("_ZN") else 2, []
-    while (digits := _LENGTH.match(name, at)) is not None:
-        at = digits.end() + int(digits[0])
-        parts.append(name[digits.end() : at])
-    return "::".join(part for part in parts if "_GLOBAL__N_" not in part) + "<" + name[at:]
 
 
 def short_name(name: str) -> str:

@@ -92,7 +92,15 @@ class LateGains(NamedTuple):
 
 def find_stragglers(lateness: Lateness, measured: Sequence[Step]) -> tuple[Straggler, ...]:
     """Return the stragglers, costliest first; none in a balanced run."""
-    table = _table(lateness, measured)
+    # Nanoseconds of shape (GPUs, steps, `_OWN`); NaN where a GPU lacks the step.
+    rows = {(lane.gpu.gpu, lane.gpu.rank): row for row, lane in enumerate(lateness.lanes)}
+    column = {int(number): index for index, number in enumerate(lateness.steps)}
+    table = np.full((len(rows), len(column), len(_OWN)), np.nan)
+    times_of = attrgetter(*(f"{name}_ns" for name in _OWN))
+    for step in measured:
+        row = rows.get((step.gpu, step.rank)) if step.gpu is not None else None
+        if row is not None:
+            table[row, column[step.step]] = times_of(step)
     stragglers = [
         Straggler(
             lane,
@@ -135,19 +143,6 @@ def _pattern(bad: Mask) -> str:
     if len(where) == 1:
         return "one-step"
     return "burst" if where[-1] - where[0] < 2 * len(where) else "scattered"
-
-
-def _table(lateness: Lateness, measured: Sequence[Step]) -> NDArray[np.float64]:
-    """Return nanoseconds of shape (GPUs, steps, `_OWN`); NaN where a GPU lacks the step."""
-    rows = {(lane.gpu.gpu, lane.gpu.rank): row for row, lane in enumerate(lateness.lanes)}
-    column = {int(number): index for index, number in enumerate(lateness.steps)}
-    table = np.full((len(rows), len(column), len(_OWN)), np.nan)
-    times_of = attrgetter(*(f"{name}_ns" for name in _OWN))
-    for step in measured:
-        row = rows.get((step.gpu, step.rank)) if step.gpu is not None else None
-        if row is not None:
-            table[row, column[step.step]] = times_of(step)
-    return table
 
 
 def _more(table: NDArray[np.float64], row: int) -> dict[str, int]:
@@ -328,9 +323,18 @@ def _blocked(
     has_call = issued_by != NOBODY
     known = slice(None) if has_call.all() else has_call
     issue = issued_by[known]
-    held = _held(
-        operations.events.kind[known], operations.start[known], operations.end[known], issue, calls
+    # A mask of operations that blocked their call: finished copies, and full queues. The operations
+    # are in order of start.
+    called = calls.start[issue]
+    done = is_among(operations.events.kind[known], _WITH_HOST) & (
+        calls.end[issue] >= operations.end[known]
     )
+    order = np.argsort(called, kind="stable")
+    # The queue is full where, of the operations called before,
+    # the last `_FULL_QUEUE` had not started.
+    late = order[_FULL_QUEUE + 1 :]
+    held: Mask = done
+    held[late] |= operations.start[known][: len(late)] >= called[late]
     usual = int(median(calls.end[issue] - calls.start[issue])) if len(issue) else 0
     spans = [(calls.start[issue[held]] + usual, calls.end[issue[held]])]
     for thread in distinct_ids(calls.thread[issue]).tolist():
@@ -351,21 +355,3 @@ def _waiting_calls(shard: Shard) -> Mask:
     drains = is_among(calls.name, list(freeing)) & (calls.sort == Call.ALLOC)
     waiting: Mask = drains | (calls.sort == Call.SYNC)
     return waiting
-
-
-def _held(
-    kind: NDArray[np.int8], start: Times, end: Times, issue: NDArray[np.int32], calls: CudaApiCalls
-) -> Mask:
-    """Return a mask of operations that blocked their call: finished copies, and full queues.
-
-    The operations are in order of start.
-    """
-    called = calls.start[issue]
-    done = is_among(kind, _WITH_HOST) & (calls.end[issue] >= end)
-    order = np.argsort(called, kind="stable")
-    # The queue is full where, of the operations called before,
-    # the last `_FULL_QUEUE` had not started.
-    late = order[_FULL_QUEUE + 1 :]
-    held: Mask = done
-    held[late] |= start[: len(late)] >= called[late]
-    return held

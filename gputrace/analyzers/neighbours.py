@@ -19,7 +19,7 @@ from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, edges_of
 from gputrace.analyzers.kernel_ratios import number_launches
-from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.model.events import Kind, number_ids
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, number_windows, union

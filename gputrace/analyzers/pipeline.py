@@ -17,7 +17,6 @@ from gputrace.analyzers.breakdown import (
     summarize,
 )
 from gputrace.analyzers.clocks import fit_clocks
-from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.collectives import Collectives, match_collectives
 from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.device_metrics import (
@@ -40,7 +39,12 @@ from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.ledger.causes import tree_of, with_plugins
 from gputrace.analyzers.operations import GpuOperations
-from gputrace.analyzers.parallelism import find_experts, find_sharded, find_tensor
+from gputrace.analyzers.parallelism import (
+    find_experts,
+    find_sharded,
+    find_tensor,
+    total_collectives,
+)
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
@@ -97,7 +101,13 @@ def analyze(
     if options.window is not None:
         window = Window(*(moment + trace.origin for moment in options.window))
     trace.cover(choose_attempt(trace.lives, None if window is None else window.end))
-    opened = _open_gpus(trace, progress, watcher, spread)
+    # Read the operations here, or where the files are; watchers and plugins want them here.
+    here = watcher is not None or plugins("analyzers") or plugins("causes")
+    far = None if spread is None or here else spread(trace)
+    opened = far or PerGpu.here(Shard(trace, spill_file_for(trace), progress))
+    if not opened.operations and trace.no_gpu is None:
+        opened.close()
+        raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
     with closing(opened):
         _put_on_one_clock(opened)
         if watcher is not None:
@@ -221,19 +231,6 @@ def _span(trace: Trace, lanes: Sequence[AnyLaneSummary]) -> int:
     return max(lane.window.end for lane in lanes) - min(lane.window.start for lane in lanes)
 
 
-def _open_gpus(
-    trace: Trace, progress: Progress | None, watcher: Watcher | None, spread: Spread | None
-) -> PerGpu:
-    """Read the operations here, or where the files are; watchers and plugins want them here."""
-    here = watcher is not None or plugins("analyzers") or plugins("causes")
-    far = None if spread is None or here else spread(trace)
-    gpus = far or PerGpu.here(Shard(trace, spill_file_for(trace), progress))
-    if not gpus.operations and trace.no_gpu is None:
-        gpus.close()
-        raise InputError(trace.title, "no GPU operation in it has usable times; record it again")
-    return gpus
-
-
 def _put_on_one_clock(gpus: PerGpu) -> None:
     """Correct the clocks of several hosts as far as collectives show it; raise InputError where
     nothing else could.
@@ -273,7 +270,17 @@ def _build_lanes(
         gpus, lanes = PerGpu.of_hosts(trace, host_lanes), host_lanes
         collectives = match_collectives(gpus)
     if not lanes and not trace.is_card_log:
-        raise UsageError(_outside(trace, gpus))
+        if gpus.operations:
+            spans = [operations.span for operations in gpus.operations]
+        else:
+            spans = [lane.window for lane in find_host_lanes(trace, None)[0]]
+        first = min(span.start for span in spans) - trace.origin
+        last = max(span.end for span in spans) - trace.origin
+        what = "GPU activity" if gpus.operations else "step and no wait"
+        raise UsageError(
+            f"{trace.title}: no {what} in that window; "
+            f"it runs from {first / 1e9:.3f}s to {last / 1e9:.3f}s"
+        )
     return gpus, lanes, all_steps, collectives
 
 
@@ -289,7 +296,11 @@ def _facts(
     steps = list_steps(gpus, lanes, all_steps, window)
     timed = measured(gpus, lanes, steps, all_steps)
     if options.steps is not None and not timed:
-        raise UsageError(_no_such_steps(gpus.trace, options, all_steps))
+        count = max((len(windows) for windows in all_steps.by_rank.values()), default=0)
+        first, end = options.steps
+        have = f"it has steps 0 to {count - 1}" if count else "no steps were found in it"
+        where = "" if options.window is None else " in that window"
+        raise UsageError(f"{gpus.trace.title}: no steps {first}:{end}{where}; {have}")
     chosen = steps_with_api_records(gpus, timed)
     if timed and not chosen:
         # What the steps that a person chose have of calls tells nothing of them.
@@ -309,28 +320,6 @@ def _facts(
         timed=timed,
         causes=with_plugins(CAUSES),
     )
-
-
-def _outside(trace: Trace, gpus: PerGpu) -> str:
-    if gpus.operations:
-        spans = [operations.span for operations in gpus.operations]
-    else:
-        spans = [lane.window for lane in find_host_lanes(trace, None)[0]]
-    first = min(span.start for span in spans) - trace.origin
-    last = max(span.end for span in spans) - trace.origin
-    what = "GPU activity" if gpus.operations else "step and no wait"
-    return (
-        f"{trace.title}: no {what} in that window; "
-        f"it runs from {first / 1e9:.3f}s to {last / 1e9:.3f}s"
-    )
-
-
-def _no_such_steps(trace: Trace, options: Options, all_steps: FoundSteps) -> str:
-    count = max((len(windows) for windows in all_steps.by_rank.values()), default=0)
-    first, end = options.steps or (0, 0)
-    have = f"it has steps 0 to {count - 1}" if count else "no steps were found in it"
-    where = "" if options.window is None else " in that window"
-    return f"{trace.title}: no steps {first}:{end}{where}; {have}"
 
 
 def _totals(lane: LaneSummary) -> GpuTotals:

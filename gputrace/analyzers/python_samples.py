@@ -141,7 +141,13 @@ def read_python_lines(shard: Shard) -> PythonLines | None:
     locks, held = read_locks(trace)
     known = distinct_ids(np.concatenate([samples.name, inner[inner >= 0]]).astype(np.int64))
     text = _shortened({**trace.names(known), **held})
-    return PythonLines(times, names, waited, frames, text, _stand_ins(trace, times), locks)
+    # The most sampled thread of each process, preferring those that mark steps or waits.
+    marks = trace.events([Kind.STEP, Kind.DATA_WAIT], ("process", "thread"))
+    marking = _threads(marks.process, marks.thread)
+    elsewhere = {process for process, _ in marking - times.keys()}
+    telling = [t for t in times if t in marking or t[0] not in elsewhere]
+    stand_ins = {t[0]: t for t in sorted(telling, key=lambda t: len(times[t]))}
+    return PythonLines(times, names, waited, frames, text, stand_ins, locks)
 
 
 def read_sources(shard: Shard) -> Mapping[str, str]:
@@ -170,23 +176,10 @@ def _threads(process: NDArray[np.int16], thread: NDArray[np.int32]) -> set[Threa
     return set(zip(process.tolist(), thread.tolist(), strict=True))
 
 
-def _stand_ins(trace: Trace, sampled: Mapping[Thread, Times]) -> dict[int, Thread]:
-    """Return the most sampled thread of each process, preferring those that mark steps or waits."""
-    marks = trace.events([Kind.STEP, Kind.DATA_WAIT], ("process", "thread"))
-    marking = _threads(marks.process, marks.thread)
-    elsewhere = {process for process, _ in marking - sampled.keys()}
-    telling = [t for t in sampled if t in marking or t[0] not in elsewhere]
-    return {t[0]: t for t in sorted(telling, key=lambda t: len(sampled[t]))}
-
-
 def _shortened(names: Mapping[int, str]) -> dict[int, str]:
     """Return the shortest ends of paths that distinguish them."""
     matches = {id: match for id, name in names.items() if (match := re.fullmatch(_LINE, name))}
-    short = _short_paths({match[1] for match in matches.values()})
-    return dict(names) | {id: f"{short[m[1]]}:{m[2]} {m[3]}" for id, m in matches.items()}
-
-
-def _short_paths(paths: set[str]) -> dict[str, str]:
+    paths = {match[1] for match in matches.values()}
     short: dict[str, str] = {}
     for length in count(1):
         tails: dict[str, list[str]] = {}
@@ -197,4 +190,4 @@ def _short_paths(paths: set[str]) -> dict[str, str]:
                 short.update({path: short.get(path, tail) for path in same})
         if len(short) == len(paths):
             break
-    return short
+    return dict(names) | {id: f"{short[m[1]]}:{m[2]} {m[3]}" for id, m in matches.items()}

@@ -13,11 +13,10 @@ from typing import Any, Final, get_args, get_type_hints
 import msgspec
 
 from gputrace.analyzers.ci_gates import Check
-from gputrace.model.columns import Columns
-from gputrace.model.comparison import Comparison
+from gputrace.model.comparison import Comparison, StepExplanation
 from gputrace.model.memory import MemoryReport
 from gputrace.model.results import Analysis
-from gputrace.model.step import StepExplanation
+from gputrace.model.struct import Columns
 from gputrace.studies.results import Summary
 
 ROOTS: Final[dict[str, type]] = {

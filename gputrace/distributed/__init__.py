@@ -492,7 +492,13 @@ class RemoteGpus(PerGpu):
         errors = []
         for number, ticket in tickets.items():
             try:
-                values = self._results(number, ticket, batches[number])
+                file, past = self.files[number], self._past[number]
+                values: list[Any] | None = file.receive(ticket)
+                if values is None:  # Another worker has taken over.
+                    values = file.receive(self._send(number, [*past, batches[number]], anew=True))
+                assert values is not None
+                if batches[number].changes:
+                    past.append(batches[number])
             except GputraceError as error:
                 errors.append(error)  # All shards answer first, for `close`.
                 continue
@@ -507,16 +513,6 @@ class RemoteGpus(PerGpu):
     def _send(self, number: int, batches: Sequence[Batch], *, anew: bool = False) -> Ticket:
         past = 0 if anew else len(self._past[number])
         return self.files[number].send(worker.run_batches, batches, past, self._large, anew)
-
-    def _results(self, number: int, ticket: Ticket, batch: Batch) -> list[Any]:
-        file, past = self.files[number], self._past[number]
-        results: list[Any] | None = file.receive(ticket)
-        if results is None:  # Another worker has taken over.
-            results = file.receive(self._send(number, [*past, batch], anew=True))
-        assert results is not None
-        if batch.changes:
-            past.append(batch)
-        return results
 
     def close(self) -> None:
         """Release what the workers have computed."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gputrace.model.columns import Column, Columns, share
-from gputrace.model.struct import Struct
+from gputrace.model.struct import Column, Columns, Struct, share
 from gputrace.units import format_bytes, format_ids, format_ns, format_number, format_share
 
 

@@ -60,7 +60,15 @@ def find_possible(
     """
     if len(operations) < 2:
         return None
-    rows = _by_stream(operations)
+    streams, group = number_ids(operations.stream)
+    device = operations.device.astype(np.int32) & 0xFFFF
+    pairs, pair = number_ids(operations.process.astype(np.int32) << 16 | device)
+    group = group.astype(np.int32, copy=False)
+    if len(pairs) > 1:
+        group = pair.astype(np.int32, copy=False) * np.int32(len(streams)) + group
+    order, _ = order_by_group(group, len(streams) * len(pairs), operations.start)
+    columns = (operations.start, operations.end, operations.correlation)
+    rows = _Rows(order, group.take(order), *(column.take(order) for column in columns))
     length = operations.end - operations.start
     too_long: Mask = length > _LONGEST
     if too_long.any():
@@ -98,18 +106,6 @@ class _Rows(NamedTuple):
     end: _Ints
     issued: _Ints
     """Correlation id."""
-
-
-def _by_stream(operations: Events) -> _Rows:
-    streams, group = number_ids(operations.stream)
-    device = operations.device.astype(np.int32) & 0xFFFF
-    pairs, pair = number_ids(operations.process.astype(np.int32) << 16 | device)
-    group = group.astype(np.int32, copy=False)
-    if len(pairs) > 1:
-        group = pair.astype(np.int32, copy=False) * np.int32(len(streams)) + group
-    order, _ = order_by_group(group, len(streams) * len(pairs), operations.start)
-    columns = (operations.start, operations.end, operations.correlation)
-    return _Rows(order, group.take(order), *(column.take(order) for column in columns))
 
 
 def _overlapping(operations: Events, rows: _Rows) -> _Ints:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gputrace.model.columns import Column, Columns
-from gputrace.model.struct import Struct
+from gputrace.model.struct import Column, Columns, Struct
 from gputrace.units import format_number
 
 

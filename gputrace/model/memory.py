@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from gputrace.model.columns import Column, Columns
-from gputrace.model.struct import Struct
+from gputrace.model.struct import Column, Columns, Struct
 
 SCHEMA_VERSION: Final = 1
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from msgspec import field
 
-from gputrace.model.columns import Column, Columns, limited
 from gputrace.model.communication import (
     CollectiveTotals,
     Experts,
@@ -22,7 +21,7 @@ from gputrace.model.communication import (
 )
 from gputrace.model.host import Allocator, HostLoad, InputPipeline, Loader, StepPhases
 from gputrace.model.kernels import Kernels
-from gputrace.model.struct import Struct
+from gputrace.model.struct import Column, Columns, Struct, limited
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns, format_pair
 

@@ -158,24 +158,21 @@ class Content(AbstractContextManager["Content"]):
                 self._unpacked.seek(start)
                 self._length = start
                 return self.read()
-            self._broken = self._broken_by(error)
+            import zlib
+
+            known = isinstance(error, EOFError | OSError | zlib.error)
+            if not known and type(error).__name__ not in ("LZMAError", "ZstdError"):
+                raise error
+            where = f"after {self._length:,} bytes of content"
+            problem = f"broken {self._form} data {where} ({error})"
+            if isinstance(error, EOFError):
+                problem = f"cut off: its {self._form} data end {where}"
+            self._broken = InputError(self.path, f"{problem}; copy it again")
         if self._form:
             check_ratio(self.path, self._length, self._file.tell())
         if self._broken is not None and not pieces:
             raise self._broken
         return self._plain.text(b"".join(pieces))
-
-    def _broken_by(self, error: Exception) -> InputError:
-        import zlib
-
-        known = isinstance(error, EOFError | OSError | zlib.error)
-        if not known and type(error).__name__ not in ("LZMAError", "ZstdError"):
-            raise error
-        where = f"after {self._length:,} bytes of content"
-        problem = f"broken {self._form} data {where} ({error})"
-        if isinstance(error, EOFError):
-            problem = f"cut off: its {self._form} data end {where}"
-        return InputError(self.path, f"{problem}; copy it again")
 
     def __exit__(self, *_: object) -> None:
         self._unpacked.close()

@@ -181,7 +181,21 @@ def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:
     """Return the log on the trace's clock; nothing, and a note, if it does not fit."""
     rows = _gpu_of_each_row(log)
     name = log.path.name
-    at = _places(rows, run)
+    # Host and index by slot in the log: by uuid if both sides know it, else as they are. Empty if
+    # the trace is of several machines, and no uuid shows which.
+    uuids = {slot: plain_uuid(str(row.cells.get("uuid", ""))) for slot, row in rows}
+    known = {slot: run.by_uuid[uuid] for slot, uuid in uuids.items() if uuid in run.by_uuid}
+    hosts = {host for host, _ in known.values() or run.places}
+    if known:
+        taken = set(known.values())
+        others = {slot: (min(hosts), slot) for slot in uuids if slot not in known}
+        at = known | {slot: at for slot, at in others.items() if at not in taken}
+    elif len(hosts) > 1:
+        at = {}
+    elif len(uuids) == len(run.places) and not all("gpu" in row.cells for _, row in rows):
+        at = dict(zip(sorted(uuids), sorted(run.places), strict=True))
+    else:
+        at = {slot: (min(hosts, default=0), slot) for slot in uuids}
     if not at:
         log.notes.append(f"{name} cannot be joined: it does not say which machine it is from")
         return Nvml()
@@ -225,25 +239,6 @@ def _nvml(kept: Sequence[tuple[_Place, SmiSample]], begin: int) -> Nvml:
         for (host, gpu), cells in sorted(latest.items())
     )
     return Nvml(cards, (), samples)
-
-
-def _places(rows: Sequence[tuple[int, SmiSample]], run: _Run) -> dict[int, _Place]:
-    """Return host and index by slot in the log: by uuid if both sides know it, else as they are.
-
-    Empty if the trace is of several machines, and no uuid shows which.
-    """
-    uuids = {slot: plain_uuid(str(row.cells.get("uuid", ""))) for slot, row in rows}
-    known = {slot: run.by_uuid[uuid] for slot, uuid in uuids.items() if uuid in run.by_uuid}
-    hosts = {host for host, _ in known.values() or run.places}
-    if known:
-        taken = set(known.values())
-        others = {slot: (min(hosts), slot) for slot in uuids if slot not in known}
-        return known | {slot: at for slot, at in others.items() if at not in taken}
-    if len(hosts) > 1:
-        return {}
-    if len(uuids) == len(run.places) and not all("gpu" in row.cells for _, row in rows):
-        return dict(zip(sorted(uuids), sorted(run.places), strict=True))
-    return {slot: (min(hosts, default=0), slot) for slot in uuids}
 
 
 def _offset(log: SmiLog, run: _Run, zone: int | None) -> int | None:

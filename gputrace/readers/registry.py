@@ -123,6 +123,8 @@ def _converted(files: str, recognises: Callable[[Candidate], bool], converts: st
     return Reader(files, recognises, opens)
 
 
+_TIMELINES: Final = "framework_timelines"
+
 READERS: Final = (
     _built_in("gputrace's traces", "gputrace", "is_own", "OwnTrace"),
     _built_in("nsys SQLite exports", "nsys", "is_nsys", "NsysTrace"),
@@ -142,8 +144,8 @@ READERS: Final = (
     ),
     _built_in("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace", text=True),
     _built_in("their .trace.json.gz", "xplane", "is_trace_viewer", "open_trace_viewer", text=True),
-    _built_in("MXNet's profiles", "mxnet", "is_mxnet", "MxnetTrace", text=True),
-    _built_in("Horovod's timelines", "horovod", "is_horovod", "HorovodTrace", text=True),
+    _built_in("MXNet's profiles", _TIMELINES, "is_mxnet", "MxnetTrace", text=True),
+    _built_in("Horovod's timelines", _TIMELINES, "is_horovod", "HorovodTrace", text=True),
 )
 
 

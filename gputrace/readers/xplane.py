@@ -343,7 +343,19 @@ class _Columns(Struct, frozen=True):
         yield from streams
         for line in hosts:
             yield from self._of_thread(line)
-        yield from self._waits(hosts, streams)
+        # Waits for data, on each thread that they hold up. tf.data produces the next batch on
+        # threads of its own, for which the threads that feed the GPU or mark the steps wait. With
+        # several GPUs, it is unknown which one waits: then a wait holds up its own thread only.
+        gpus = {gpu for events in streams for gpu in np.unique(events.device).tolist()}
+        issuing = [line for line in hosts if line.step.any() or (line.correlation > 0).any()]
+        held_up = {_thread(line.id) for line in issuing} if len(gpus) < 2 else set()
+        for line in hosts:
+            waits = self._per_name(line.text, lambda text: bool(_DATA_WAIT.search(text))) == 1
+            if waits.any():
+                for thread in sorted({_thread(line.id), *held_up}):
+                    yield self._events(
+                        line, waits, kind=Kind.DATA_WAIT, name=line.text, thread=thread
+                    )
 
     def _per_name(self, ids: NDArray[np.int32], meaning: Callable[[str], int]) -> NDArray[np.int64]:
         """Map each row's text to its meaning; `UNKNOWN` for rows without."""
@@ -400,24 +412,6 @@ class _Columns(Struct, frozen=True):
             other = self._per_name(line.text, lambda text: not text.startswith("$")) == 1
             rows = other & ~line.step & ~call
             yield self._events(line, rows, kind=Kind.RANGE, name=line.text, thread=thread)
-
-    def _waits(self, hosts: Sequence[Line], streams: Sequence[Events]) -> Iterator[Events]:
-        """Yield waits for data, on each thread that they hold up.
-
-        tf.data produces the next batch on threads of its own, for which the threads that feed the
-        GPU or mark the steps wait. With several GPUs, it is unknown which one waits: then a wait
-        holds up its own thread only.
-        """
-        gpus = {gpu for events in streams for gpu in np.unique(events.device).tolist()}
-        issuing = [line for line in hosts if line.step.any() or (line.correlation > 0).any()]
-        held_up = {_thread(line.id) for line in issuing} if len(gpus) < 2 else set()
-        for line in hosts:
-            waits = self._per_name(line.text, lambda text: bool(_DATA_WAIT.search(text))) == 1
-            if waits.any():
-                for thread in sorted({_thread(line.id), *held_up}):
-                    yield self._events(
-                        line, waits, kind=Kind.DATA_WAIT, name=line.text, thread=thread
-                    )
 
 
 def _kind(name: str) -> int:

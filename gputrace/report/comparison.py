@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 from gputrace.analyzers.compare import NARROW, UNITS
-from gputrace.model.columns import UNKNOWN, Column
 from gputrace.model.comparison import (
     Change,
     ClassChange,
@@ -22,6 +21,7 @@ from gputrace.model.comparison import (
     Worst,
 )
 from gputrace.model.results import Breakdown
+from gputrace.model.struct import UNKNOWN, Column
 from gputrace.report import render_as
 from gputrace.report.document import (
     Document,
@@ -117,7 +117,11 @@ def _tables(comparison: Comparison, longest: int) -> Iterator[Table]:
         yield _losses_table(comparison, comparison.scaling)
     elif pair is not None:
         yield _classes_table(comparison, pair)
-        yield _causes_table(comparison, pair)
+        # The causes of lost time that grew or shrank.
+        least = _LEAST_CAUSE * pair.step.a_ns if pair.step is not None else 0
+        rows = [row for row in pair.causes[:_MOST_CAUSES] if abs(row.difference_ns) >= least]
+        title = f"Why ({UNITS[comparison.unit]}, mean over the GPUs; largest changes first)"
+        yield tabulate(title, (Column("", "label"), *_changes(comparison)), rows)
         if len(pair.gpus) > 1 or comparison.unit != "step":
             yield _gpus_table(comparison, pair)
         by_share = comparison.unit == "span"
@@ -180,14 +184,6 @@ def _outcome(row: Change, step: int) -> str:
     if row.low_ns > 0 or row.high_ns < 0:
         return f"slightly {word}"
     return "same" if max(-row.low_ns, row.high_ns) <= NARROW * step else "noise"
-
-
-def _causes_table(comparison: Comparison, pair: Pair) -> Table:
-    """Tabulate the causes of lost time that grew or shrank."""
-    least = _LEAST_CAUSE * pair.step.a_ns if pair.step is not None else 0
-    rows = [row for row in pair.causes[:_MOST_CAUSES] if abs(row.difference_ns) >= least]
-    title = f"Why ({UNITS[comparison.unit]}, mean over the GPUs; largest changes first)"
-    return tabulate(title, (Column("", "label"), *_changes(comparison)), rows)
 
 
 def _gpus_table(comparison: Comparison, pair: Pair) -> Table:

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import force_setattr
 
-from gputrace.model.columns import UNKNOWN, Column, Columns
-from gputrace.model.struct import Struct
+from gputrace.model.struct import UNKNOWN, Column, Columns, Struct
 from gputrace.sanitize import sentence
 
 TEXT_COLUMNS: Final = ("evidence", "not done")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gputrace.model.columns import UNKNOWN, Column
 from gputrace.model.memory import DeviceMemory, Holder, MemoryReport
+from gputrace.model.struct import UNKNOWN, Column
 from gputrace.report.document import (
     Document,
     Limits,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gputrace.model.columns import Column
-from gputrace.model.step import StepExplanation, StepOnGpu
+from gputrace.model.comparison import StepExplanation, StepOnGpu
+from gputrace.model.struct import Column
 from gputrace.report.document import Document, Limits, Line, Records, attributes, declared, present
 from gputrace.report.wording import capital, gpu_name, kernel_labels
 from gputrace.units import format_ns, format_share

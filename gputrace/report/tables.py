@@ -9,7 +9,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gputrace.model.columns import UNKNOWN, Column
 from gputrace.model.communication import CollectiveTotals, GpuLink
 from gputrace.model.host import PHASES, LoaderChoice
 from gputrace.model.kernels import KernelUse
@@ -23,6 +22,7 @@ from gputrace.model.results import (
     LedgerRow,
     ModuleUse,
 )
+from gputrace.model.struct import UNKNOWN, Column
 from gputrace.model.time_class import TIME_CLASSES
 from gputrace.report.document import (
     STYLES,

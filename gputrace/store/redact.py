@@ -106,11 +106,7 @@ class RedactedTrace(Trace):
         progress: Progress | None,
     ) -> Events:
         events = self._trace.read(kinds, columns, window, progress)
-        self._take_over()
-        return events
-
-    def _take_over(self) -> None:
-        """Copy processes and quality problems known so far, redacted."""
+        # Copy processes and quality problems known so far, redacted.
         theirs, ours = self._trace.quality, self.quality
         if len(self._trace.processes) > len(self.processes):
             self._learn()
@@ -124,6 +120,7 @@ class RedactedTrace(Trace):
         ours.notes += map(self._redaction.text, theirs.notes[notes:])
         for reason, rows in theirs.dropped.items():
             ours.drop(reason, rows)
+        return events
 
     def close(self) -> None:
         pass

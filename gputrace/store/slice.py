@@ -282,7 +282,22 @@ def slice_window(
 ) -> Trace:
     """Return a window of a trace, sliced into a folder if needed; ``opened`` closes it."""
     if isinstance(trace, MergedTrace):
-        return _parts(trace, window, folder, opened, progress)
+        # Merge windows of the files, without those that have nothing in the window.
+        parts: dict[int, Trace] = {}
+        empty = UsageError(f"{trace.title}: nothing was recorded in that window")
+        for number, (file, shift) in enumerate(zip(trace.traces, trace.shifts, strict=True)):
+            local = Window(window.start - shift, window.end - shift)
+            try:
+                parts[number] = slice_window(file, local, folder, opened, progress)
+            except UsageError as error:
+                empty = error
+        if not parts:
+            raise empty
+        merged = MergedTrace(list(parts.values()), [trace.shifts[number] for number in parts])
+        merged.origin, merged.logged = trace.origin, trace.logged
+        merged.quality.notes[:] = trace.quality.notes
+        merged.quality.left_out[:] = trace.quality.left_out
+        return merged
     if trace.elsewhere or not trace.held:
         part = trace.part(window)
         opened.callback(part.close)
@@ -297,24 +312,3 @@ def slice_window(
     part = trace.on(database)
     part.quality = replace(trace.quality, notes=list(trace.quality.notes))
     return part
-
-
-def _parts(
-    trace: MergedTrace, window: Window, folder: Path, opened: ExitStack, progress: Progress | None
-) -> Trace:
-    """Merge windows of the files, without those that have nothing in the window."""
-    parts: dict[int, Trace] = {}
-    empty = UsageError(f"{trace.title}: nothing was recorded in that window")
-    for number, (file, shift) in enumerate(zip(trace.traces, trace.shifts, strict=True)):
-        local = Window(window.start - shift, window.end - shift)
-        try:
-            parts[number] = slice_window(file, local, folder, opened, progress)
-        except UsageError as error:
-            empty = error
-    if not parts:
-        raise empty
-    merged = MergedTrace(list(parts.values()), [trace.shifts[number] for number in parts])
-    merged.origin, merged.logged = trace.origin, trace.logged
-    merged.quality.notes[:] = trace.quality.notes
-    merged.quality.left_out[:] = trace.quality.left_out
-    return merged

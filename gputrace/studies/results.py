@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from gputrace.analyzers.compare.runs import Bounds
-from gputrace.model.columns import Column, Columns
 from gputrace.model.comparison import Loss
-from gputrace.model.struct import Struct
+from gputrace.model.struct import Column, Columns, Struct
 from gputrace.units import format_bytes, format_change, format_ns, format_number
 
 SCHEMA_VERSION = 1

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gputrace.analyzers.compare.pair import split_loss
+from gputrace.analyzers.compare import split_loss
 from gputrace.analyzers.compare.runs import Bounds, Mean, means_of
 from gputrace.model.comparison import Loss
 from gputrace.model.struct import Struct

@@ -9,7 +9,7 @@ from dataclasses import fields
 from itertools import groupby
 from typing import Final
 
-from gputrace.model.columns import UNKNOWN, Column
+from gputrace.model.struct import UNKNOWN, Column
 from gputrace.report import to_json
 from gputrace.report.document import Document, Limits, Line, Records, Table, attributes, tabulate
 from gputrace.trials.ledger import Entry, Record, shipped

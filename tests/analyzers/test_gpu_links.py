@@ -13,8 +13,7 @@ import pytest
 
 import gputrace
 from gputrace.analyzers.collectives import match_collectives
-from gputrace.analyzers.gpu_links import Links, measure_links
-from gputrace.analyzers.topology import able, badness, pcie_rate
+from gputrace.analyzers.gpu_links import Links, able, badness, measure_links, pcie_rate
 from gputrace.api import Report
 from gputrace.model.nvml import Card
 from tests.helpers.exports import D2H, H2D, Export, Opened

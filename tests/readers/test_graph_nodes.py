@@ -30,7 +30,7 @@ from gputrace.collectors.spool.activity import (
 )
 from gputrace.model.events import GPU_KINDS, Kind
 from gputrace.model.options import Window
-from gputrace.readers.graph_nodes import GraphNodes, _medians
+from gputrace.readers.gputrace import GraphNodes, _medians
 from gputrace.readers.registry import open_trace
 from tests.helpers.command import ROOT
 from tests.helpers.exports import GRAPH_TRACE, KERNEL, STEP, Export, global_id
@@ -356,11 +356,11 @@ def test_a_part_of_a_trace_has_the_nodes_too(tmp_path: Path) -> None:
 def test_replays_with_too_many_nodes_to_hold_stay_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gputrace.readers.graph_nodes._MOST_NODES", 223)
+    monkeypatch.setattr("gputrace.readers.gputrace._MOST_NODES", 223)
     report = analyze(training(), tmp_path)
     assert "graph-opaque" in {finding.id for finding in report.findings}
     assert not any("is taken from" in text for text in report.warnings)
-    monkeypatch.setattr("gputrace.readers.graph_nodes._MOST_NODES", 224)
+    monkeypatch.setattr("gputrace.readers.gputrace._MOST_NODES", 224)
     assert "graph-opaque" not in {f.id for f in analyze(training(), tmp_path).findings}
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from gputrace.model.columns import Column
+from gputrace.model.struct import Column
 from gputrace.report import markdown_html, text
 from gputrace.report.document import Document, Line, Table, present, tabulate
 

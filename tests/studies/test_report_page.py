@@ -11,11 +11,11 @@ import pytest
 from bokeh.models import FactorRange
 
 from gputrace.studies import report
-from gputrace.studies.charts import find_charts
 from gputrace.studies.database import Configuration
 from gputrace.studies.framework_environments import Framework, find_workloads
 from gputrace.studies.measures import RunResult
 from gputrace.studies.plan import PlannedRun, arguments_of, read_study
+from gputrace.studies.report import find_charts
 from gputrace.studies.summary import summarize
 from tests.helpers import planted_study as planted
 from tests.helpers.chromium import Browser, chromium, needs_chromium

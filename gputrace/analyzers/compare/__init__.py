@@ -2,25 +2,345 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from math import log
 from typing import Final
 
-from gputrace.analyzers.compare.pair import compare_pair, kernel_ns, scale, work_ratio
-from gputrace.analyzers.compare.runs import Run, read_run
+from gputrace.analyzers.compare.runs import (
+    ABSENT,
+    NAMES,
+    Mean,
+    Run,
+    difference,
+    lost_ns,
+    ratio,
+    read_run,
+)
 from gputrace.errors import InputError
 from gputrace.model.comparison import (
     SCHEMA_VERSION,
+    CauseChange,
     Change,
     ClassChange,
     Comparison,
+    FindingChange,
+    GpuPair,
+    KernelChange,
+    Loss,
     Pair,
     RunSummary,
     Scaling,
     ScalingRow,
+    Worst,
 )
 from gputrace.model.time_class import CLASSES, TIME_CLASSES
 from gputrace.units import format_change, format_ns, format_number
+
+MATTERS: Final = 0.01
+"""Minimum difference of a step or class that matters, as a fraction of the step: two recordings of
+one program differ by about as much."""
+KERNEL_MATTERS: Final = 0.001
+"""Minimum difference of a kernel that matters, as a fraction of the step."""
+OF_ITS_OWN: Final = 0.02
+"""Minimum difference of a kernel that matters, as a fraction of its time."""
+
+
+def compare_pair(a: Run, b: Run, unit: str, work: tuple[float, str]) -> Pair:
+    """Compare B with A in a unit that both have.
+
+    Args:
+        a, b: the runs.
+        unit: ``step``, ``iteration`` or ``span``.
+        work: samples in a step of B for each in one of A, and the source of that ratio.
+    """
+    step = change(*lengths(a, b), MATTERS) if unit != "span" else None
+    speed = ratio(*lengths(a, b)) if step is not None else None
+    return Pair(
+        step=step,
+        speed_up=step.a_ns / max(step.b_ns, 1) * work[0] if step is not None else None,
+        speed_up_low=speed.low * work[0] if speed is not None else None,
+        speed_up_high=speed.high * work[0] if speed is not None else None,
+        work_ratio=work[0],
+        work_source=work[1],
+        classes=tuple(_class_changes(a, b, unit)),
+        kernels=tuple(_kernels(a, b, unit)),
+        gpus=tuple(_gpus(a, b)),
+        findings=tuple(_findings(a, b)),
+        causes=_causes(a, b) if unit != "span" else (),
+    )
+
+
+def lengths(a: Run, b: Run) -> tuple[Mean, Mean]:
+    """Return the step lengths of both, which they must have."""
+    assert a.loop is not None
+    assert b.loop is not None
+    return a.loop.length, b.loop.length
+
+
+def change(
+    a: Mean, b: Mean, matters: float, rows: int = 1, step: float = 0, relative: float = 0
+) -> Change:
+    """Compare one figure of two runs.
+
+    Args:
+        a, b: the figure in both runs.
+        matters: minimum difference as a fraction of ``step``.
+        rows: number of figures whose bounds must hold together.
+        step: length of the step; 0 for the figure itself.
+        relative: minimum difference as a fraction of the larger figure.
+    """
+    bounds = difference(a, b, rows)
+    distance = abs(b.value - a.value)
+    least = max(matters * (step or a.value), relative * max(a.value, b.value))
+    low = high = changed = None
+    if bounds is not None:
+        low, high = round(bounds.low), round(bounds.high)
+        changed = 0 < distance >= least and (bounds.low > 0 or bounds.high < 0)
+    return Change(round(a.value), round(b.value), round(b.value - a.value), low, high, changed)
+
+
+def _class_changes(a: Run, b: Run, unit: str) -> Iterator[ClassChange]:
+    """Yield every class that both know and that is not zero in both."""
+    first, second = classes_of(a, unit), classes_of(b, unit)
+    whole = _whole(a, unit), _whole(b, unit)
+    names = [n for n in NAMES if n in first and n in second]
+    some = [n for n in names if first[n].value or second[n].value]
+    for name in some:
+        both = change(first[name], second[name], MATTERS, len(some), whole[0])
+        worst = [_worst(run, name) if unit != "span" else None for run in (a, b)]
+        yield ClassChange(
+            **asdict(both),
+            name=name,
+            a_share=first[name].value / whole[0],
+            b_share=second[name].value / whole[1],
+            a_worst=worst[0],
+            b_worst=worst[1],
+        )
+
+
+def classes_of(run: Run, unit: str) -> dict[str, Mean]:
+    """Return the classes of a step, or of the whole span, with unknown errors."""
+    if unit != "span" and run.loop is not None:
+        return dict(run.loop.classes)
+    return {name: Mean(value, None, 0) for name, value in run.span.items()}
+
+
+def _whole(run: Run, unit: str) -> float:
+    if unit != "span" and run.loop is not None:
+        return max(run.loop.length.value, 1)
+    return max(sum(run.span.values()), 1)
+
+
+def _worst(run: Run, name: str) -> Worst | None:
+    """Return the GPU that has most of a class; None where there is only one."""
+    rows = run.loop.of_gpu if run.loop is not None else {}
+    if len(rows) < 2:
+        return None
+    (gpu, rank), row = max(rows.items(), key=lambda item: item[1][name])
+    return Worst(gpu, rank, round(row[name]))
+
+
+def _kernels(a: Run, b: Run, unit: str) -> list[KernelChange]:
+    """Compare all kernels, largest difference first."""
+    first, second = (
+        {use.name: use for use in (run.kernels_of_span if unit == "span" else run.kernels)}
+        for run in (a, b)
+    )
+    names, step, rows = first.keys() | second.keys(), _whole(a, unit), []
+    for name in names:
+        x, y = first.get(name), second.get(name)
+        totals = (x.total if x else ABSENT), (y.total if y else ABSENT)
+        figures = change(*totals, KERNEL_MATTERS, len(names), step, OF_ITS_OWN)
+        rows.append(
+            KernelChange(
+                **asdict(figures),
+                name=name,
+                communication=any(use.communication for use in (x, y) if use),
+                status="both" if x and y else "gone" if x else "new",
+                a_count=round(x.count, 3) if x else 0.0,
+                b_count=round(y.count, 3) if y else 0.0,
+                a_median_ns=round(x.median_ns) if x else None,
+                b_median_ns=round(y.median_ns) if y else None,
+            )
+        )
+    return sorted(rows, key=lambda row: (-abs(row.difference_ns), row.name))
+
+
+def _gpus(a: Run, b: Run) -> Iterator[GpuPair]:
+    first, second = ({(r.gpu, r.rank): r for r in run.analysis.breakdown} for run in (a, b))
+    for key in dict.fromkeys([*first, *second]):
+        yield GpuPair(*key, first.get(key), second.get(key))
+
+
+def _findings(a: Run, b: Run) -> Iterator[FindingChange]:
+    """Yield new findings, then those gone, then those in both, each most severe first."""
+    first, second = ({f.id: f for f in run.analysis.findings} for run in (a, b))
+    ids = {
+        "appeared": [id for id in second if id not in first],
+        "gone": [id for id in first if id not in second],
+        "stayed": [id for id in second if id in first],
+    }
+    for status, id in ((status, id) for status, some in ids.items() for id in some):
+        x, y = first.get(id), second.get(id)
+        yield FindingChange(
+            id=id,
+            status=status,
+            a_severity=x.severity if x is not None else None,
+            b_severity=y.severity if y is not None else None,
+            a_impact_ns=x.impact_ns if x is not None else None,
+            b_impact_ns=y.impact_ns if y is not None else None,
+            message=(second if id in second else first)[id].message,
+        )
+
+
+def _causes(a: Run, b: Run) -> tuple[CauseChange, ...]:
+    """Compare the time lost to each cause, largest difference first."""
+    first, second = lost_ns(a), lost_ns(b)
+    rows = []
+    for cause in {row.cause for run in (a, b) for row in run.analysis.ledger}:
+        label = (b if cause in second else a).analysis.cause_label(cause)
+        x, y = round(first.get(cause, 0)), round(second.get(cause, 0))
+        rows.append(CauseChange(cause, label, x, y, y - x))
+    return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), row.cause)))
+
+
+_EQUAL_INPUT_DIFFERENCE: Final = 0.02
+"""Relative difference of input copies up to which they bring the same batch."""
+_GROWTH_DEVIATION: Final = 0.5
+"""Maximum deviation of the growth of kernel time from that of the input, in logarithms, relative to
+the latter."""
+
+
+def kernel_ns(run: Run) -> float:
+    """Return the time of compute kernels in nanoseconds, per step and GPU."""
+    return sum(use.total.value for use in run.kernels if not use.communication)
+
+
+def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
+    """Return the samples in a step of B for each in one of A, the source, and a warning or "".
+
+    Input copies of different sizes mean a different batch only if the kernels agree: the data may
+    be of another type, or pictures of another size.
+    """
+    if a.samples and b.samples:
+        return b.samples / a.samples, "batch", ""
+    equal = len(b.keys) / len(a.keys)
+    if not a.input_bytes or not b.input_bytes:
+        return equal, "assumed", ""
+    ratio = b.input_bytes / a.input_bytes
+    if abs(ratio / equal - 1) <= _EQUAL_INPUT_DIFFERENCE:
+        return equal, "input_bytes", ""
+    bytes_of_gpu = log(ratio / equal)
+    work = log(max(kernel_ns(b), 1) / max(kernel_ns(a), 1))
+    if abs(work - bytes_of_gpu) <= _GROWTH_DEVIATION * abs(bytes_of_gpu):
+        return ratio, "input_bytes", ""
+    sizes = f"{a.input_bytes / 1e6:,.2f} MB and {b.input_bytes / 1e6:,.2f} MB"
+    return (
+        equal,
+        "assumed",
+        f"The input copies of a step are {sizes}, and the kernels do not show whether the batch "
+        "size or only its data type differs: steps are taken as equal work; use --batch otherwise",
+    )
+
+
+_SCALING_DISTANCE: Final = 0.25
+"""Maximum distance from weak (0) or strong (1) scaling on the scale of `_position`."""
+
+
+def scale(runs: Sequence[Run]) -> Scaling:
+    """Compare runs, in order of GPUs and all with steps, with the first of them."""
+    kind, source = _kind(runs)
+    return Scaling(kind, source, tuple(_row(runs[0], run, kind) for run in runs))
+
+
+def _kind(runs: Sequence[Run]) -> tuple[str, str]:
+    """Return the kind of scaling (constant work per GPU or per step), and the source."""
+    base = runs[0]
+    others = [run for run in runs[1:] if len(run.keys) != len(base.keys)]
+    gpus = [len(run.keys) / len(base.keys) for run in others]
+
+    def kind(amount: Callable[[Run], float | None]) -> str:
+        """Return the kind by the amount of input of a step on all GPUs."""
+        parts = [(amount(run) or 0) / (amount(base) or 1) for run in others]
+        return _agreed([_position(part / n, n) for part, n in zip(parts, gpus, strict=True)])
+
+    if all(run.samples for run in runs):
+        return kind(lambda run: run.samples), "batch"
+    if not others:
+        return "same", "none"
+    if all(run.input_bytes for run in runs):
+        by_bytes = kind(lambda run: run.input_bytes)
+        if by_bytes != "unknown":
+            return by_bytes, "input_bytes"
+    work = [kernel_ns(run) / max(kernel_ns(base), 1) for run in others]
+    by_kernels = _agreed([_position(part, n) for part, n in zip(work, gpus, strict=True)])
+    return by_kernels, "kernels" if by_kernels != "unknown" else "none"
+
+
+def _position(work: float, gpus: float) -> float:
+    """Return 0 if the work per GPU is that of the first run, 1 if it is divided among the GPUs."""
+    return -log(max(work, 1e-9)) / log(gpus)
+
+
+def _agreed(positions: Sequence[float]) -> str:
+    """Return the kind of scaling that the positions of all runs agree on."""
+    if not positions:
+        return "same"
+    if all(abs(at) <= _SCALING_DISTANCE for at in positions):
+        return "weak"
+    return "strong" if all(abs(at - 1) <= _SCALING_DISTANCE for at in positions) else "unknown"
+
+
+def _row(base: Run, run: Run, kind: str) -> ScalingRow:
+    first, length = lengths(base, run)
+    gpus = len(run.keys) / len(base.keys)
+    if base.samples and run.samples:  # Work of a step relative to the first run's, if known.
+        work: float | None = run.samples / base.samples
+    else:
+        known = {"weak": gpus, "strong": 1.0, "same": gpus}
+        work = known.get(kind, 1.0 if gpus == 1 else None)
+    speed = ratio(first, length) if work is not None and run is not base else None
+    speed_up = work and first.value / max(length.value, 1) * work
+    ideal, losses = work and first.value * work / gpus, []
+    if ideal is not None and run is not base:  # In the ideal step, all classes shrink alike.
+        classes = classes_of(base, "step"), classes_of(run, "step")
+        losses = split_loss(*classes, ideal / max(first.value, 1), ideal)
+    return ScalingRow(
+        label=run.label,
+        gpus=len(run.keys),
+        mean_ns=round(length.value),
+        throughput=run.samples and run.samples / length.value * 1e9,
+        speed_up=speed_up,
+        speed_up_low=speed.low * (work or 0) if speed is not None else None,
+        speed_up_high=speed.high * (work or 0) if speed is not None else None,
+        efficiency=speed_up and speed_up / gpus,
+        ideal_ns=round(ideal) if ideal is not None else None,
+        losses=tuple(losses),
+    )
+
+
+def split_loss(
+    first: Mapping[str, Mean], classes: Mapping[str, Mean], part: float, ideal: float
+) -> list[Loss]:
+    """Return what each class adds to the ideal step, largest first.
+
+    Args:
+        first: classes of the first run.
+        classes: classes of the run in question.
+        part: fraction of the first run's classes that remains in the ideal step.
+        ideal: the ideal step, in nanoseconds.
+    """
+    common = [name for name in CLASSES if name in classes and name in first]
+    names = [name for name in common if first[name].value or classes[name].value]
+    losses = []
+    for name in names:
+        value, error, freedom = first[name].value, first[name].error, first[name].freedom
+        rest = Mean(value * part, None if error is None else error * part, freedom)
+        lost = change(rest, classes[name], MATTERS, len(names), ideal)
+        losses.append(Loss(name, lost.difference_ns, lost.low_ns, lost.high_ns, lost.changed))
+    return sorted(losses, key=lambda loss: -loss.ns)
+
 
 __all__ = ["Comparison", "Run", "compare", "read_run", "with_batch"]
 

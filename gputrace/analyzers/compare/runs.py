@@ -350,22 +350,7 @@ def read_run(trace: Trace, label: str, options: Options, progress: Progress | No
     if gpus:
         span = {name: sum(getattr(gpu, f"{name}_ns") for gpu in gpus) for name in BUSY_CLASSES}
         span |= {cause: analysis.gaps.by_cause.get(cause, 0) for cause in IDLE_CAUSES}
-    return Run(
-        label=label,
-        analysis=replace(analysis, step_list=()),
-        keys=tuple(keys),
-        loop=measure_loop(steps, analysis.recorder),
-        span={name: ns / len(gpus) for name, ns in span.items()},
-        kernels=use_kernels(trace, operations, steps) if steps else of_span,
-        kernels_of_span=of_span,
-        input_bytes=_input_bytes(trace, operations, steps),
-    )
-
-
-def _input_bytes(
-    trace: Trace, operations: Sequence[GpuOperations], steps: Sequence[Step]
-) -> float | None:
-    """Return the bytes of input copies per step, on all GPUs together; None if there are none."""
+    # The bytes of input copies per step, on all GPUs together; None if there are none.
     numbers = {step.step for step in steps}
     total = 0
     for gpu in operations:
@@ -374,4 +359,13 @@ def _input_bytes(
             if (step.gpu, step.rank) == (gpu.gpu.gpu, gpu.gpu.rank):
                 first, end = np.searchsorted(gpu.start[copies], [step.start_ns, step.end_ns])
                 total += int(gpu.events.bytes[copies[first:end]].sum())
-    return total / len(numbers) if total else None
+    return Run(
+        label=label,
+        analysis=replace(analysis, step_list=()),
+        keys=tuple(keys),
+        loop=measure_loop(steps, analysis.recorder),
+        span={name: ns / len(gpus) for name, ns in span.items()},
+        kernels=use_kernels(trace, operations, steps) if steps else of_span,
+        kernels_of_span=of_span,
+        input_bytes=total / len(numbers) if total else None,
+    )

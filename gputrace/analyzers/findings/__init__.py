@@ -24,7 +24,6 @@ from gputrace.analyzers.findings import (
     slow_links,
     slow_steps,
     stragglers,
-    waiting_kernels,
     whole_run,
 )
 from gputrace.analyzers.findings.facts import SEVERITIES, Facts, Rule, severity_of
@@ -96,8 +95,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("topology", "communication", "slow link", ("communication-exposed",),
           amount=slow_links.amount_slow_links, rule=slow_links.topology),
     # Computation that need not be.
-    Cause("kernel-waits", "work", "kernels that wait", work=waiting_kernels.work_waiting,
-          rule=waiting_kernels.kernel_waits),
+    Cause("kernel-waits", "work", "kernels that wait", work=idle.work_waiting,
+          rule=idle.kernel_waits),
     Cause("layout-transposes", "work", "layout conversions", work=busy.work_on_layouts,
           rule=busy.layout_transposes),
     Cause("no-tensor-cores", "work", "beside the tensor cores",

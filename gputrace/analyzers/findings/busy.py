@@ -9,14 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.collective_totals import total_collectives
 from gputrace.analyzers.copies import Pageable, find_pageable
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
-from gputrace.analyzers.findings.waiting_kernels import work_waiting
+from gputrace.analyzers.findings.idle import work_waiting
 from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.kernel_names import SIXTEEN
-from gputrace.analyzers.parallelism import find_experts, find_sharded
+from gputrace.analyzers.parallelism import find_experts, find_sharded, total_collectives
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.events import Kind
 from gputrace.model.kernels import Kernels, KernelUse

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.grouping import spans_by_rank
 from gputrace.analyzers.idle_causes import read_evidence
-from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
 from gputrace.model.host import COLLATING, READING, SENDING, InputPipeline, Loader
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, search, union
@@ -256,11 +256,7 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
         cure = "make the dataset's computation per sample cheaper, or cache the result"
     elif first.name == READING and loader.from_disk:
         clause += f", and {loader.from_disk:.0%} of what it reads comes from a disk"
-    yield clause, cure + _if_cheaper(loader)
-
-
-def _if_cheaper(loader: Loader) -> str:
-    """Return the steps to expect where a batch's longest part costs less; those that gain 5 %."""
+    # The steps to expect where a batch's longest part costs less; those that gain 5 %.
     steps = {"with samples kept in memory": loader.cached_step_ns}
     if loader.parts[0].name == READING:
         steps["without waiting for the disk"] = loader.no_disk_step_ns
@@ -271,7 +267,7 @@ def _if_cheaper(loader: Loader) -> str:
         for how, step in reversed(steps.items())
         if step is not None and step < _CHEAPER_PART_STEP * loader.step_ns
     ]
-    return f" (a step {', '.join(gains)})" if gains else ""
+    yield clause, cure + (f" (a step {', '.join(gains)})" if gains else "")
 
 
 def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:

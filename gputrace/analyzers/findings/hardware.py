@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gputrace.analyzers.device_metrics import find_cards
 from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.gpu_links import GB, pcie_rate
 from gputrace.analyzers.grouping import median, median_of_others, time_of
 from gputrace.analyzers.neighbours import (
     USE_MARGIN,
@@ -24,7 +25,6 @@ from gputrace.analyzers.neighbours import (
     programs_on_cores,
 )
 from gputrace.analyzers.operations import Gpu
-from gputrace.analyzers.topology import GB, pcie_rate
 from gputrace.model.results import CardUse, Evidence, Finding
 from gputrace.units import format_ns, format_ranges
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView
-from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.steps.inferred import find_returned
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
 from gputrace.model.host import BACKWARD, DATA, FORWARD, OPTIMIZER

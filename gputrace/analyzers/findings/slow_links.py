@@ -10,17 +10,18 @@ import numpy as np
 
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_links import (
+    GB,
     Links,
     Slower,
     Traffic,
     bandwidth,
+    nvlinks,
     peer_access,
     sent,
     slower_links,
 )
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.operations import Gpu, OperationClass
-from gputrace.analyzers.topology import GB, nvlinks
 from gputrace.model.intervals import Intervals
 from gputrace.model.results import Evidence, Finding
 from gputrace.model.struct import Struct

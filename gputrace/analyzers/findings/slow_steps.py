@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
 from gputrace.analyzers.findings.facts import Facts, severity_of
@@ -236,7 +235,14 @@ def _what_slow_steps_have(
     Of a rank without a GPU, the classes are its phases, as far as they are known.
     """
     if steps[0].gpu is None:
-        shares = _phases_of(facts, rank, steps)
+        # The nanoseconds of each step by phase; `host` is what is left.
+        starts, ends = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).T
+        waited = np.array([step.host_data_ns or 0 for step in steps], np.int64)
+        known = facts.per_gpu.whole.once(read_host_state).phases.get(facts.processes.get(rank, -1))
+        of = {} if known is None else {name: known.of[name] for name in known.of if name != DATA}
+        phases = {name: times.within(starts, ends) for name, times in of.items()}
+        rest = ends - starts - waited - sum(phases.values())
+        shares = {"host_data": waited, **phases, "host": rest}
     else:
         shares = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
     table = np.array(list(shares.values()), np.int64)
@@ -245,14 +251,3 @@ def _what_slow_steps_have(
     charged = np.array([name in IDLE_CAUSES for name in shares])
     part = 1 - float(grown[charged].sum() / max(grown.sum(), 1))
     return list(shares)[most], int(more[most]), part
-
-
-def _phases_of(facts: Facts, rank: int, steps: Sequence[Step]) -> dict[str, ArrayLike]:
-    """Return the nanoseconds of each step by phase; ``host`` is what is left."""
-    starts, ends = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).T
-    waited = np.array([step.host_data_ns or 0 for step in steps], np.int64)
-    known = facts.per_gpu.whole.once(read_host_state).phases.get(facts.processes.get(rank, -1))
-    of = {} if known is None else {name: known.of[name] for name in known.of if name != DATA}
-    phases = {name: times.within(starts, ends) for name, times in of.items()}
-    rest = ends - starts - waited - sum(phases.values())
-    return {"host_data": waited, **phases, "host": rest}

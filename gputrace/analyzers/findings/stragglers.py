@@ -82,7 +82,23 @@ def straggler(facts: Facts) -> Iterator[Finding]:
         if _works_longer(facts, late, kernels) and not is_shared:
             yield _straggler(facts, late, kernels)
     yield from _slow_kernels(facts)
-    yield from _hidden_work(facts)
+    # Findings about extra work that costs little as long as the other ranks' hosts are slower.
+    for gpu, extra, lost in _hiding_work(facts):
+        yield Finding(
+            "straggler",
+            "low",
+            (gpu.gpu,),
+            (gpu.rank,),
+            lost,
+            f"{_who(facts, gpu)} runs kernels that the others do not, {facts.of_step(extra)}",
+            _SHARE_WORK,
+            {
+                "extra_kernels_ns": extra,
+                "share": round(facts.share_of(extra), 4),
+                "pattern": "constant",
+            },
+            (f"the others' slower hosts hide it: they lose {format_ns(lost)} to it",),
+        )
 
 
 _SLOW_GPU_RATIO: Final = 1.10
@@ -237,28 +253,6 @@ def _hiding_work(facts: Facts) -> list[_HiddenWork]:
 _SHARE_WORK: Final = (
     "share the work equally: the same batch size and shapes on every rank, no work on one rank only"
 )
-
-
-def _hidden_work(facts: Facts) -> Iterator[Finding]:
-    """Yield findings about extra work that costs little as long as the other ranks' hosts are
-    slower.
-    """
-    for gpu, extra, lost in _hiding_work(facts):
-        yield Finding(
-            "straggler",
-            "low",
-            (gpu.gpu,),
-            (gpu.rank,),
-            lost,
-            f"{_who(facts, gpu)} runs kernels that the others do not, {facts.of_step(extra)}",
-            _SHARE_WORK,
-            {
-                "extra_kernels_ns": extra,
-                "share": round(facts.share_of(extra), 4),
-                "pattern": "constant",
-            },
-            (f"the others' slower hosts hide it: they lose {format_ns(lost)} to it",),
-        )
 
 
 _NAMED_PART: Final = 0.25

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from itertools import pairwise
 from typing import Final
@@ -16,7 +16,7 @@ from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger import lost_time
-from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.run_phases import WARMUP_CAUSES, find_start_up
 from gputrace.model.attempts import attempts_of
 from gputrace.model.events import Kind
@@ -444,28 +444,25 @@ def _times(facts: Facts, name: str) -> _Times | None:
         max(same_step, key=lambda p: p.end_ns - p.start_ns) for same_step in by_step.values()
     ]
     working = sorted({phase.rank for same_step in by_step.values() for phase in same_step})
+    # The ranks without such a phase that wait while others are in it, with their waits.
+    lanes: dict[int, LaneSummary] = {}
+    for lane in facts.per_gpu.lanes:
+        if lane.gpu.rank not in working and lane.gpu.rank in facts.all_steps.by_rank:
+            lanes.setdefault(lane.gpu.rank, lane)
+    starts = np.array([phase.start_ns for phase in longest], np.int64)
+    ends = np.array([phase.end_ns for phase in longest], np.int64)
+    length = int((ends - starts).sum())
+    waited = facts.per_gpu.each(_waited, lanes.values(), same=(starts, ends))
+    waits = {
+        rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITING_PART * length
+    }
     return _Times(
         steps=tuple(sorted(by_step)),
         total_ns=sum(phase.end_ns - phase.start_ns for phase in longest),
         idle_ns=sum(phase.idle_ns or 0 for phase in longest),
         working=tuple(working),
-        waits=_waits(facts, longest, working),
+        waits=waits,
     )
-
-
-def _waits(facts: Facts, phases: Sequence[Phase], working: Sequence[int]) -> dict[int, int]:
-    """Return the ranks without such a phase that wait while others are in it, with their waits."""
-    lanes: dict[int, LaneSummary] = {}
-    for lane in facts.per_gpu.lanes:
-        if lane.gpu.rank not in working and lane.gpu.rank in facts.all_steps.by_rank:
-            lanes.setdefault(lane.gpu.rank, lane)
-    starts = np.array([phase.start_ns for phase in phases], np.int64)
-    ends = np.array([phase.end_ns for phase in phases], np.int64)
-    length = int((ends - starts).sum())
-    waited = facts.per_gpu.each(_waited, lanes.values(), same=(starts, ends))
-    return {
-        rank: ns for rank, ns in zip(lanes, waited, strict=True) if ns >= _WAITING_PART * length
-    }
 
 
 def _waited(gpu: GpuShardView, starts: Times, ends: Times) -> int:

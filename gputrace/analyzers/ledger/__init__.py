@@ -26,8 +26,7 @@ from gputrace.analyzers.cuda_api_calls import (
 )
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.lanes import LaneSummary
-from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, path_of
-from gputrace.analyzers.ledger.feeding_host import Host
+from gputrace.analyzers.ledger.causes import DEFAULTS, Cause, Host, path_of
 from gputrace.analyzers.operations import Gpu, OperationClass
 from gputrace.analyzers.python_samples import SampledLine, read_python_lines
 from gputrace.model.events import UNKNOWN, Kind, distinct_ids

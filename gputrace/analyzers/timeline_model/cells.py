@@ -223,20 +223,16 @@ def _edges_that_fit(
     """Return the edges of as many cells as leave few enough runs."""
     cells = max(most // max(len(lanes), 1), _FEWEST_CELLS)
     while True:
-        edges = _edges(span, kept, between, cells)
+        # The edges of the cells and of the kept windows, without those inside the windows.
+        fine = edges_of(*between, min(cells, between.end - between.start))
+        coarse = edges_of(*span, min(_COARSE_CELLS, span.end - span.start))
+        coarse = coarse[(coarse < between.start) | (coarse > between.end)]
+        edges = np.unique(np.concatenate([fine, coarse, span, kept.start, kept.end]))
+        edges = edges[~(kept.contains(edges) & kept.contains(edges - 1))]
         runs = sum(int(np.count_nonzero(lane.layers.split(edges))) for lane in lanes)
         if runs <= most or cells == _FEWEST_CELLS:
             return edges
         cells = max(min(cells - cells // 8, int(cells * 0.95 * most / runs)), _FEWEST_CELLS)
-
-
-def _edges(span: Window, kept: Intervals, between: Window, cells: int) -> Times:
-    """Return the edges of the cells and of the kept windows, without those inside the windows."""
-    fine = edges_of(*between, min(cells, between.end - between.start))
-    coarse = edges_of(*span, min(_COARSE_CELLS, span.end - span.start))
-    coarse = coarse[(coarse < between.start) | (coarse > between.end)]
-    edges = np.unique(np.concatenate([fine, coarse, span, kept.start, kept.end]))
-    return edges[~(kept.contains(edges) & kept.contains(edges - 1))]
 
 
 def _cell_runs(layers: Layers, edges: Times, kept: Intervals) -> tuple[Times, NDArray[np.uint8]]:

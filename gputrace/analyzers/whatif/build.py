@@ -105,7 +105,14 @@ def _describe(trace: Trace, rows: Rows, items: Items) -> dict[str, NDArray[Any]]
     """Return the columns of `Graph` that describe the operations."""
     events, op, some = rows.events, items.operation, items.operation >= 0
     kind = np.where(some, events.kind[op], NONE).astype(np.int8)
-    name = np.where(some, _by_text(trace, events.name)[op], NONE)
+    # Map name ids to one id per text: the files of a run have separate ids.
+    texts = trace.names(distinct_ids(events.name))
+    first = {text: id for id, text in texts.items()}
+    ids_of_texts = np.fromiter(texts, np.int64, len(texts))
+    canonical = np.array([first[text] for text in texts.values()], np.int64)
+    order = np.argsort(ids_of_texts)
+    by_text = canonical[order][np.searchsorted(ids_of_texts[order], events.name)]
+    name = np.where(some, by_text[op], NONE)
     gpu = np.where(some, rows.gpu[op], NONE)
     memory = np.stack([events.source_memory[op], events.destination_memory[op]])
     # Products in FP32 beside the tensor cores.
@@ -132,16 +139,6 @@ def _describe(trace: Trace, rows: Rows, items: Items) -> dict[str, NDArray[Any]]
         "gathers": some & is_among(rows.collective[op], rows.gathers),
         "single": (kind == Kind.KERNEL) & is_among(name, single),
     }
-
-
-def _by_text(trace: Trace, ids: Column) -> Index:
-    """Map name ids to one id per text: the files of a run have separate ids."""
-    texts = trace.names(distinct_ids(ids))
-    first = {text: id for id, text in texts.items()}
-    ids_of_texts = np.fromiter(texts, np.int64, len(texts))
-    canonical = np.array([first[text] for text in texts.values()], np.int64)
-    order = np.argsort(ids_of_texts)
-    return canonical[order][np.searchsorted(ids_of_texts[order], ids)]
 
 
 def _by_thread(

@@ -20,7 +20,6 @@ from gputrace.analyzers.whatif.build import SHORT_NS
 from gputrace.analyzers.whatif.graph import NONE, Graph, Index, before_on, measure, replay
 from gputrace.analyzers.whatif.late_ranks import with_quick_host
 from gputrace.model.events import Kind, Mask, distinct_ids
-from gputrace.model.intervals import Times
 from gputrace.model.struct import Struct
 
 _PINNED_RATE: Final = 10.0
@@ -39,21 +38,15 @@ def pinned(graph: Graph, effect: Effect) -> Graph | None:
     if effect is Effect.MOST:
         return copied_before(graph, copies)
     quick = returning(graph, copies, SHORT_CALL_NS)
-    quick = quick.changed(ns=_at_pinned_rate(quick, copies))
-    return quick if effect is Effect.LEAST else moved_aside(quick, copies)
-
-
-def _at_pinned_rate(graph: Graph, copies: Mask) -> Times:
-    """Return durations with pageable copies at the rate of the large pinned ones in the trace.
-
-    Without such copies, at `_PINNED_RATE`.
-    """
-    large = copies & ~graph.pageable & (graph.size > 1 << 20)
+    # Durations with pageable copies at the rate of the large pinned ones in the trace. Without such
+    # copies, at `_PINNED_RATE`.
+    large = copies & ~quick.pageable & (quick.size > 1 << 20)
     rate = _PINNED_RATE
     if large.any():
-        rate = float(graph.size[large].sum()) / max(int(graph.ns[large].sum()), 1)
-    faster = np.minimum(graph.ns, graph.size / rate).astype(np.int64)
-    return np.where(copies & graph.pageable, faster, graph.ns)
+        rate = float(quick.size[large].sum()) / max(int(quick.ns[large].sum()), 1)
+    faster = np.minimum(quick.ns, quick.size / rate).astype(np.int64)
+    quick = quick.changed(ns=np.where(copies & quick.pageable, faster, quick.ns))
+    return quick if effect is Effect.LEAST else moved_aside(quick, copies)
 
 
 def overlap(graph: Graph, effect: Effect) -> Graph | None:
@@ -415,15 +408,9 @@ def products(precision: str, graph: Graph, effect: Effect) -> Graph | None:
     if precision == "bf16" and effect is Effect.MOST:
         others = runs(graph) & (graph.operation == OperationClass.COMPUTE) & ~graph.single
         ns = np.where(others & (graph.kind == Kind.KERNEL), graph.ns // 2, ns)
-    return graph.changed(ns=ns, residual=_shared_delays(graph, ns))
-
-
-def _shared_delays(graph: Graph, ns: Times) -> Times:
-    """Return the unexplained delays of operations if operations take other times.
-
-    Kernels of several streams share a GPU: one that is held up by others, as no row says, is held
-    up for less time if these take less.
-    """
+    # The unexplained delays of operations if operations take other times. Kernels of several
+    # streams share a GPU: one that is held up by others, as no row says, is held up for less time
+    # if these take less.
     computes = runs(graph) & (graph.operation == OperationClass.COMPUTE)
     residual = graph.residual
     for gpu in distinct_ids(graph.gpu[computes]).tolist():
@@ -431,7 +418,7 @@ def _shared_delays(graph: Graph, ns: Times) -> Times:
         if len(distinct_ids(graph.stream[mine])) > 1:
             part = ns[mine].sum() / max(graph.ns[mine].sum(), 1)
             residual = np.where(mine, (residual * part).astype(np.int64), residual)
-    return residual
+    return graph.changed(ns=ns, residual=residual)
 
 
 SHORT_CALL_NS: Final = 10_000

@@ -13,9 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from gputrace.errors import MissingError
-from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Events, Kind
+from gputrace.model.events import COLUMN_TYPES, UNKNOWN, Kind
 from gputrace.model.results import Breakdown, Finding, Gap, Step
-from gputrace.model.trace import Trace
 from gputrace.report import unfinished_folder
 from gputrace.report.export import Job
 from gputrace.sanitize import cell, cut
@@ -70,7 +69,13 @@ def _write_tables(job: Job, suffix: str, open_file: _Open) -> None:
             types, batches = EVENTS, _events(job)
             if table in results:
                 kind, rows = results[table]
-                types = _types(kind)
+                annotations = {
+                    field.name: str(field.type).partition(" ")[0] for field in fields(kind)
+                }
+                types = {
+                    name: _TYPES.get(annotation, "string")
+                    for name, annotation in annotations.items()
+                }
                 batches = iter([_columns(types, rows)])
             with open_file(folder / f"{table}.{suffix}", types) as write:
                 for columns in batches:
@@ -113,12 +118,6 @@ def _open_parquet(path: Path, types: Mapping[str, str]) -> Iterator[Callable[[_C
         yield write
 
 
-def _types(kind: type) -> dict[str, str]:
-    """Return the type of each field of a result; other than numbers are strings."""
-    annotations = {field.name: str(field.type).partition(" ")[0] for field in fields(kind)}
-    return {name: _TYPES.get(annotation, "string") for name, annotation in annotations.items()}
-
-
 def _columns(types: Mapping[str, str], rows: Sequence[Any]) -> _Columns:
     """Return results as columns; values other than numbers and strings become JSON."""
     return {name: _column([_plain(getattr(row, name)) for row in rows]) for name in types}
@@ -143,21 +142,17 @@ def _events(job: Job) -> Iterator[_Columns]:
             events = job.trace.events([kind], tuple(COLUMN_TYPES), job.window)
             for first in range(0, len(events), _ROWS_AT_ONCE):
                 part = events.select(slice(first, first + _ROWS_AT_ONCE))
-                yield _event_columns(job.trace, kind, part)
-
-
-def _event_columns(trace: Trace, kind: Kind, events: Events) -> _Columns:
-    ids, inverse = np.unique(events.name, return_inverse=True)
-    texts = trace.names(ids[ids != UNKNOWN])
-    names = _column([cut(texts[id]) if id in texts else None for id in ids.tolist()])
-    pids = np.array([process.pid for process in trace.processes])
-    columns = {
-        "kind": np.ma.array(np.full(len(events), kind.name.lower(), object)),
-        "name": names[inverse],
-        "pid": np.ma.array(pids[events.process]),
-    }
-    for name in list(EVENTS)[3:]:
-        values = getattr(events, name).astype(np.int64)
-        timed = name in ("start", "end")
-        columns[name] = np.ma.array(values, mask=False if timed else values == UNKNOWN)
-    return columns
+                ids, inverse = np.unique(part.name, return_inverse=True)
+                texts = job.trace.names(ids[ids != UNKNOWN])
+                names = _column([cut(texts[id]) if id in texts else None for id in ids.tolist()])
+                pids = np.array([process.pid for process in job.trace.processes])
+                columns = {
+                    "kind": np.ma.array(np.full(len(part), kind.name.lower(), object)),
+                    "name": names[inverse],
+                    "pid": np.ma.array(pids[part.process]),
+                }
+                for name in list(EVENTS)[3:]:
+                    values = getattr(part, name).astype(np.int64)
+                    timed = name in ("start", "end")
+                    columns[name] = np.ma.array(values, mask=False if timed else values == UNKNOWN)
+                yield columns

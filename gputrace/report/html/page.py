@@ -29,9 +29,9 @@ from gputrace.analyzers.grouping import StepsOf, stretches
 from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.analyzers.timeline_model.gaps import GapDetail, Operation, operation_name
-from gputrace.model.columns import UNKNOWN, Column
 from gputrace.model.events import Kind, number_ids
 from gputrace.model.results import Analysis, Gaps
+from gputrace.model.struct import UNKNOWN, Column
 from gputrace.model.time_class import CLASSES
 from gputrace.report.comparison import document as comparison_document
 from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table, present, tabulate
@@ -500,17 +500,6 @@ def render_comparison(comparison: Comparison) -> str:
             "The same as the table: the classes of time, one bar a run.",
         ),
     }
-    return render_document(
-        comparison_document(comparison, _LIMITS),
-        _charts(comparison),
-        captions,
-        what="comparison of",
-        title=" and ".join(Path(run.paths[0]).name for run in comparison.runs),
-        severity={"slower": "high", "faster": "", "same": ""}.get(comparison.verdict, "low"),
-    )
-
-
-def _charts(comparison: Comparison) -> dict[str, figure]:
     charts: dict[str, figure] = {}
     scaling = comparison.scaling
     if scaling is not None and any(row.speed_up is not None for row in scaling.rows):
@@ -522,7 +511,14 @@ def _charts(comparison: Comparison) -> dict[str, figure]:
         labels = [plain_text(run.label, 80) for run in comparison.runs]
         values = {name: [row.a_ns / 1e6, row.b_ns / 1e6] for name, row in classes.items()}
         charts["classes"] = stacked_bars(labels, values, f"ms {UNITS[comparison.unit]}")
-    return charts
+    return render_document(
+        comparison_document(comparison, _LIMITS),
+        charts,
+        captions,
+        what="comparison of",
+        title=" and ".join(Path(run.paths[0]).name for run in comparison.runs),
+        severity={"slower": "high", "faster": "", "same": ""}.get(comparison.verdict, "low"),
+    )
 
 
 def _speed_chart(comparison: Comparison, name: str, label: str) -> figure:

@@ -25,8 +25,7 @@ from gputrace.analyzers.kernel_names import short_name
 from gputrace.analyzers.operations import classify
 from gputrace.analyzers.timeline_model import Scene, SceneLane
 from gputrace.analyzers.timeline_model.cells import Runs, Tiled, reduce, tile
-from gputrace.analyzers.timeline_model.gaps import GapDetail, worst_gaps
-from gputrace.analyzers.timeline_model.step_causes import explain_step
+from gputrace.analyzers.timeline_model.gaps import GapDetail, explain_step, worst_gaps
 from gputrace.analyzers.timeline_model.trace_rows import (
     HOST_TRACKS,
     TrackRow,
@@ -210,6 +209,18 @@ def _first_window(scene: Scene, gaps: Sequence[GapDetail]) -> Window:
 def facts(material: Material) -> dict[str, Any]:
     """Return the plain values that the page's script needs beside the figures."""
     scene = material.scene
+    # Why the slowest of the measured steps took as long as they did, by number.
+    longest: dict[int, int] = {}
+    for step in material.analysis.step_list:
+        if step.phase == "steady":
+            longest[step.step] = max(longest.get(step.step, 0), step.end_ns - step.start_ns)
+    least = _SLOW_RATIO * median([*longest.values()]) if len(longest) > 1 else 0
+    slow = sorted(longest, key=lambda number: -longest[number])[:_MOST_EXPLAINED]
+    slow_steps = {
+        number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
+        for number in slow
+        if longest[number] >= least > 0
+    }
     return {
         "classes": class_list(),
         "phases": PHASES,
@@ -222,23 +233,8 @@ def facts(material: Material) -> dict[str, Any]:
             {"name": name, "color": LOOKS[_TRACK_LOOKS[kind]].color} for kind, name in HOST_TRACKS
         ],
         "rows": material.rows,
-        "why": _slow_steps(scene, material.analysis),
+        "why": slow_steps,
         "first_lane": next((worst.lane for worst in material.gaps), 0),
-    }
-
-
-def _slow_steps(scene: Scene, analysis: Analysis) -> dict[int, str]:
-    """Return why the slowest of the measured steps took as long as they did, by number."""
-    longest: dict[int, int] = {}
-    for step in analysis.step_list:
-        if step.phase == "steady":
-            longest[step.step] = max(longest.get(step.step, 0), step.end_ns - step.start_ns)
-    least = _SLOW_RATIO * median([*longest.values()]) if len(longest) > 1 else 0
-    slow = sorted(longest, key=lambda number: -longest[number])[:_MOST_EXPLAINED]
-    return {
-        number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
-        for number in slow
-        if longest[number] >= least > 0
     }
 
 

@@ -22,9 +22,9 @@ from gputrace.analyzers.timeline_model.gaps import (
     GapDetail,
     IssuingCall,
     describe_gap,
+    explain_step,
     operation_at,
 )
-from gputrace.analyzers.timeline_model.step_causes import explain_step
 from gputrace.analyzers.timeline_model.trace_rows import stream_lanes, thread_lanes
 from gputrace.report.palette import Palette
 from gputrace.report.tui.panes import (

@@ -24,9 +24,9 @@ from textual.widgets import Static
 from gputrace.analyzers.timeline_model import NO_STEP, Scene
 from gputrace.analyzers.timeline_model.cells import stack
 from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, IssuingCall, Operation
+from gputrace.model.comparison import StepExplanation
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, Gap, Step
-from gputrace.model.step import StepExplanation
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.document import room_for_names
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
@@ -81,18 +81,16 @@ class GapList(ScrollView, can_focus=False):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if y == 0:
-            line = [Segment(self._header(), self.rich_style + Style(bold=True))]
+            arrow = "▾" if self.board.descending else "▴"
+            header = "".join(
+                f" {title + arrow * (self.board.sort == name):{spec}}"
+                for name, (title, spec) in _COLUMNS.items()
+            )
+            line = [Segment(header, self.rich_style + Style(bold=True))]
         else:
             index = y - 1 + self.scroll_offset.y
             line = self._line(index) if index < len(self.board.rows) else []
         return Strip(line).adjust_cell_length(width, self.rich_style)
-
-    def _header(self) -> str:
-        arrow = "▾" if self.board.descending else "▴"
-        return "".join(
-            f" {title + arrow * (self.board.sort == name):{spec}}"
-            for name, (title, spec) in _COLUMNS.items()
-        )
 
     def _line(self, index: int) -> list[Segment]:
         table, row = self.board.table, int(self.board.rows[index])

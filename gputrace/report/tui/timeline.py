@@ -248,7 +248,14 @@ class Timeline(ScrollView, can_focus=False):
         if index >= len(self.board.lanes):
             return Strip.blank(width, self.rich_style)
         shown = self.board.lanes[index]
-        rows = self._drawn(shown, index)
+        # The cached rows of a lane.
+        board = self.board
+        cursor = board.cursor if index == board.cursor_lane else None
+        shape = (self.cells, self.bar_height, self.palette)
+        key = (shown, board.view, shape, cursor, board.chosen_span(shown))
+        if index not in self._rows or self._rows[index][0] != key:
+            self._rows[index] = (key, self._draw(shown, index))
+        rows = self._rows[index][1]
         current = index == self.board.cursor_lane
         style = Style(bold=current)
         name = shown.label[: self.gutter_width - 2] if line == 0 else ""
@@ -258,16 +265,6 @@ class Timeline(ScrollView, can_focus=False):
         cells = rows[line].segments() if line < len(rows) else [Segment(" " * self.cells)]
         strip = Strip([gutter, *cells, Segment(busy)]).adjust_cell_length(width)
         return strip.apply_style(self.rich_style)
-
-    def _drawn(self, shown: ShownLane, index: int) -> list[Row]:
-        """Return the cached rows of a lane."""
-        board = self.board
-        cursor = board.cursor if index == board.cursor_lane else None
-        shape = (self.cells, self.bar_height, self.palette)
-        key = (shown, board.view, shape, cursor, board.chosen_span(shown))
-        if index not in self._rows or self._rows[index][0] != key:
-            self._rows[index] = (key, self._draw(shown, index))
-        return self._rows[index][1]
 
     def _busy(self, shown: ShownLane) -> str:
         """Format the share of the window in which a GPU is busy, or the mean of a curve."""
@@ -283,7 +280,20 @@ class Timeline(ScrollView, can_focus=False):
 
     def _draw(self, shown: ShownLane, index: int) -> list[Row]:
         board, view, cells = self.board, self.board.view, self.cells
-        rows = self._bars(shown)
+        # Draw a lane as rows, the top one first; a curve is filled up to its mean in each cell.
+        edges = _edges(shown, self.board.view, self.cells)
+        lane, height = shown.lane, self.bar_height
+        if lane.part not in CURVES:
+            bars = stack(lane.layers.split(edges), np.maximum(np.diff(edges), 1), height)
+            rows = bar_rows(bars, (*lane.layers.classes, ""), self.palette)
+        else:
+            curve = lane.curves[0]
+            filled = np.nan_to_num(np.clip(curve.means(edges) / curve.top, 0, 1)) * height * EIGHTHS
+            levels = [
+                np.clip(np.rint(filled - row * EIGHTHS), 0, EIGHTHS).astype(int).tolist()
+                for row in range(height - 1, -1, -1)
+            ]
+            rows = [Row([LEVELS[level] for level in row], [_CURVE] * len(row)) for row in levels]
         scene = board.scenes[shown.trace]
         words = list(_operation_words(shown, scene.names if scene else {}, view, cells))
         if shown.number >= 0:
@@ -300,21 +310,6 @@ class Timeline(ScrollView, can_focus=False):
             for row in rows:
                 row.restyle(at, at + 1, Style(reverse=True))
         return rows
-
-    def _bars(self, shown: ShownLane) -> list[Row]:
-        """Draw a lane as rows, the top one first; a curve is filled up to its mean in each cell."""
-        edges = _edges(shown, self.board.view, self.cells)
-        lane, height = shown.lane, self.bar_height
-        if lane.part not in CURVES:
-            bars = stack(lane.layers.split(edges), np.maximum(np.diff(edges), 1), height)
-            return bar_rows(bars, (*lane.layers.classes, ""), self.palette)
-        curve = lane.curves[0]
-        filled = np.nan_to_num(np.clip(curve.means(edges) / curve.top, 0, 1)) * height * EIGHTHS
-        levels = [
-            np.clip(np.rint(filled - row * EIGHTHS), 0, EIGHTHS).astype(int).tolist()
-            for row in range(height - 1, -1, -1)
-        ]
-        return [Row([LEVELS[level] for level in row], [_CURVE] * len(row)) for row in levels]
 
     def _moment(self, x: int) -> int:
         return self.board.view.moment_of(x - self.gutter_width, self.cells)
@@ -435,10 +430,6 @@ class Ruler(Widget, can_focus=False):
         cursor = view.cell_of(board.cursor, cells)
         if 0 <= cursor < cells and row.letters[cursor] in " │":
             row.write(cursor, "▼", Style(bold=True))
-        self._write_marks(row)
-        return row
-
-    def _write_marks(self, row: Row) -> None:
         marks, view, cells = self.board.marks, self.board.view, self._timeline.cells
         style = Style(bold=True, reverse=True)
         places = [view.cell_of(mark, cells) for mark in marks]
@@ -450,6 +441,7 @@ class Ruler(Widget, can_focus=False):
                 row.write((first + last - len(text)) // 2, text, style)
         for cell, letter in zip(places, "ab", strict=False):
             row.write(cell, letter, style)
+        return row
 
     def _steps(self) -> Row:
         """Draw the start of each step with its number; warm-up is dim."""

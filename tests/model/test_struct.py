@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from gputrace.model.columns import Column, limited, share
+from gputrace.model.struct import Column, limited, share
 
 ROW: Final = SimpleNamespace(
     wait_ns=1_500_000, sent_bytes=2_000_000, count=12_345, ratio=0.98765, name="a", none=None, no=""
