@@ -515,8 +515,9 @@ def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
 def _bounds(step: Change) -> str:
     if step.low_ns is None or step.high_ns is None:
         return "too few steps for bounds"
-    low, high = (100 * ns / max(step.a_ns, 1) for ns in (step.low_ns, step.high_ns))
-    return f"{low:+.1f} to {high:+.1f}%"
+    changes = (step.b_ns - step.a_ns, step.low_ns, step.high_ns)
+    change, low, high = (100 * ns / max(step.a_ns, 1) for ns in changes)
+    return f"{change:+.1f}%: {low:+.1f} to {high:+.1f}%"
 
 
 def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
