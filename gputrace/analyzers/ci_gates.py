@@ -183,6 +183,8 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         message += f" ({low:+.1%} to {high:+.1%}); the limit is {100 * limit:.3g}% slower"
         if passed and slowdown > limit:
             message += "; the noise of the steps could explain it"
+        elif passed and high > limit:
+            message += "; more is not excluded: record more steps"
         if pair.work_ratio != 1:
             message += f"; a step does {format_number(pair.work_ratio)}x the work"
         doubts = [warning for warning in comparison.warnings if "equal work" in warning]

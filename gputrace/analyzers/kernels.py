@@ -554,7 +554,9 @@ def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]
     top = analysis.kernels.top if analysis.kernels is not None else ()
     if not top:
         raise InputError(title, "no kernels in it; record a run on a GPU")
-    if which.isdecimal():
+    if which == "longest":
+        matches = [max(enumerate(top, 1), key=lambda pair: pair[1].max_ns)]
+    elif which.isdecimal():
         matches = [(i, use) for i, use in enumerate(top, 1) if i == int(which)]
     else:
         # Kernels of exactly that name, else those that contain it; the longest first.
@@ -563,7 +565,9 @@ def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]
         matches = matches or [pair for pair in pairs if which.lower() in pair[1].name.lower()]
     if not matches:
         shown = ", ".join(f"{i} {use.short}" for i, use in enumerate(top[:5], 1))
-        raise UsageError(f"{title}: no kernel {which!r} among the {len(top)} longest: {shown}, …")
+        raise UsageError(
+            f"{title}: no kernel {which!r} among the {len(top)} that take most time: {shown}, …"
+        )
     index, use = matches[0]
     if use.family == "communication":
         raise UsageError(

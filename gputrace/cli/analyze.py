@@ -218,7 +218,8 @@ def report(
 ) -> int:
     """Write a web page about TRACE: findings, charts, a timeline to zoom into, the gaps.
 
-    The page is one HTML file that opens offline in any browser. TRACE is whatever `gputrace
+    The page is one HTML file that opens offline in any browser; its address follows what is shown
+    and selected, so that a copied link opens there. TRACE is whatever `gputrace
     analyze` takes; several files are the parts of one run. With --serve no file is written: the
     page is served on this machine until Ctrl-C, and shows every window of the GPUs in full detail,
     however large the trace is. With --compare each TRACE is a run of its own, as for `gputrace

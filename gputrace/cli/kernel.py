@@ -52,7 +52,8 @@ def command(
 ) -> int:
     """Show where a kernel of TRACE is launched, and profile it in COMMAND with Nsight Compute.
 
-    KERNEL is a name, a part of a name, or a rank by total time (1 takes most). COMMAND runs the
+    KERNEL is a name, a part of a name, a rank by total time (1 takes most), or `longest`, for that
+    of the longest launch. COMMAND runs the
     traced program again, under ncu; without COMMAND, the ncu command is printed.
     """
     import shlex

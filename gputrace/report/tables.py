@@ -532,6 +532,9 @@ def kernels_table(
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {use.tensor_cores for use in shown} & {"yes", "no"}:
         of += "; tc: on tensor cores"
+    if not longest_launches:
+        peak = max(kernels.top, key=lambda use: use.max_ns)
+        of += f"; longest launch: {peak.short}, {format_ns(peak.max_ns)}"
     if any(use.activity for use in shown):
         of += "; SMs, math, memory: how busy the card's parts are meanwhile"
     return tabulate(f"Kernels that take most time ({of})", columns, shown, names=tuple(names))

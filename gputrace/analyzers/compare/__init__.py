@@ -508,15 +508,19 @@ def _speed(verdict: str, pair: Pair, labels: Sequence[str], unit: str) -> str:
     if verdict == "same":
         is_sure = bool(step.low_ns and step.high_ns and step.low_ns * step.high_ns > 0)
         word = "hardly any" if is_sure else "no"
-        return f"{word} difference between {a} and {b}: {lengths} ({_bounds(step)})"
-    return f"cannot tell whether {a} or {b} is faster: {lengths} ({_bounds(step)})"
+        return f"{word} difference between {a} and {b}: {lengths} ({_bounds(pair, step)})"
+    return f"cannot tell whether {a} or {b} is faster: {lengths} ({_bounds(pair, step)})"
 
 
-def _bounds(step: Change) -> str:
-    if step.low_ns is None or step.high_ns is None:
+def _bounds(pair: Pair, step: Change) -> str:
+    """Return the change of a step with its bounds, which are those of the speed-up: no step can get
+    shorter by more than all of it.
+    """
+    speeds = pair.speed_up, pair.speed_up_high, pair.speed_up_low
+    if step.low_ns is None or step.high_ns is None or not all(speeds):
         return "too few steps for bounds"
-    low, high = (100 * ns / max(step.a_ns, 1) for ns in (step.low_ns, step.high_ns))
-    return f"{low:+.1f} to {high:+.1f}%"
+    change, low, high = (100 * (1 / (speed or 1) - 1) for speed in speeds)
+    return f"{change:+.1f}%: {low:+.1f} to {high:+.1f}%"
 
 
 def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:

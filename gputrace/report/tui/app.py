@@ -56,7 +56,7 @@ from gputrace.sanitize import clean
 _AT_ONCE: Final = 200_000
 """Up to so many gaps are sorted at once; more, in the source's thread."""
 
-_LOOKING: Final = "the GPUs' work is here; looking for causes and steps"
+_LOOKING: Final = "the GPUs' work is here; gaps, causes and steps follow"
 _GAPS: Final = "gaps"
 _SHORT: Final = 20
 """Screens with fewer rows omit legend, status and tabs."""
@@ -193,7 +193,7 @@ class BrowseApp(TerminalApp[None]):
         def update() -> None:
             # Asked on the screen's thread, where a scene that was sent before is taken by now.
             here = self.board.scenes[trace] is not None
-            what = f"{_LOOKING} in what the host did" if here else f"reading {name}"
+            what = f"{_LOOKING} once the host's rows are read:" if here else f"reading {name}"
             self.update_text("#verdict", f"{what}{share}")
 
         self.later(update)

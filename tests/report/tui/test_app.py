@@ -239,7 +239,7 @@ def test_lanes_are_there_while_causes_are_still_looked_for(
         async with app.run_test(size=(120, 40)) as pilot:
             await until(pilot, lambda: app.board.lanes)
             lines = screen(app)
-            assert "looking for causes" in lines[0]
+            assert "gaps, causes and steps follow" in lines[0]
             assert any("gpu 3" in line and "%" in line for line in lines)
             for key in ("plus", "right", "n", "]", "e", "g", "f", "S", "o", "c", "A", "y"):
                 await press(pilot, key)
