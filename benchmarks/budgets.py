@@ -99,6 +99,7 @@ class Planted:
         ]
         return SimpleNamespace(
             step_phases=[SimpleNamespace(step_ns=now, phases=phases)] if phases else [],
+            phases=(),
             what_if=effects,
             loader=[loader],
             findings=[SimpleNamespace(id=i, impact_ns=p * now) for i, p in self.findings.items()],

@@ -48,7 +48,7 @@ def demo(tmp_path: Path) -> Demo:
 def test_it_analyzes_the_bundled_recording_and_one_made_here_and_shows_how(demo: Demo) -> None:
     ran = demo()
     assert ran.code == DONE
-    bundled = "The GPUs wait for data 51% of each step (25.1 of 49.0 ms)."
+    bundled = "The GPUs wait for data 51% of the time (25.1 of 49.0 ms a step)."
     assert ran.out.startswith(bundled)
     recorded = " ".join(ran.out.split())
     # Not first on a machine whose cores others want.

@@ -250,7 +250,7 @@ def test_the_source_archive_holds_what_its_tests_need(dist: Path) -> None:
 def test_the_installed_demo_works(installed: Installed) -> None:
     ran = installed.gputrace("demo")
     assert ran.code == 0, ran.err
-    assert ran.out.startswith("The GPUs wait for data 51% of each step (25.1 of 49.0 ms).")
+    assert ran.out.startswith("The GPUs wait for data 51% of the time (25.1 of 49.0 ms a step).")
     recorded = " ".join(ran.out.split())
     # Not first on a machine whose cores others want.
     waits = r"[Tt]he program waits for data \d+% of each step \([\d.]+ (ms )?of [\d.]+ m?s\)"

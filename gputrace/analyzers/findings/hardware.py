@@ -69,7 +69,7 @@ def find_neighbours(facts: Facts) -> tuple[CardNeighbours, ...]:
         time = facts.time_of(next(x for x in facts.per_gpu.lanes if x.gpu == each.gpu))
         always = each.times.intersection(time).total >= _ALL_THE_TIME * time.total
         entry, ratio = ratios.get(each.gpu), 1.0
-        if always and entry and lower_clock(facts, each.gpu.gpu, each.gpu.rank) is None:
+        if always and entry and not lower_clock(facts, each.gpu.gpu, each.gpu.rank):
             ratio = max(1.0, entry.ratio / usual[each.gpu])
         slower = 0 if entry is None else round(entry.compared_ns * (1 - 1 / ratio))
         slower = min(slower, round(USE_MARGIN * (each.use or 1.0) * facts.mean_ns))

@@ -208,7 +208,7 @@ _FEWEST_KERNELS: Final = 10
 _PART_OF_PASS: Final = 0.01
 """Part of the host's recorded time below which a single pass is next to nothing of it."""
 _HOST_ROWS: Final = frozenset((Kind.RANGE, Kind.OPERATOR, Kind.DATA_WAIT))
-"""What shows, besides calls, for how long a host was recorded."""
+"""Rows that show, besides calls, for how long a host was recorded."""
 
 
 def runs_almost_nothing(facts: Facts) -> bool:

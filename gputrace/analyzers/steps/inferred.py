@@ -349,7 +349,7 @@ def input_groups(operations: GpuOperations) -> list[Rows]:
 def _large_copies(operations: GpuOperations) -> Rows:
     rows = np.flatnonzero(operations.events.kind == Kind.COPY_H2D)
     rows = rows[operations.events.bytes[rows] >= LEAST_INPUT_BYTES]
-    return np.setdiff1d(rows, find_returned(operations)[1])
+    return rows[~is_among(rows, find_returned(operations)[1].tolist())]
 
 
 def find_returned(operations: GpuOperations) -> tuple[Rows, Rows]:
@@ -363,7 +363,8 @@ def find_returned(operations: GpuOperations) -> tuple[Rows, Rows]:
         np.flatnonzero((kinds == kind) & (sizes >= LEAST_INPUT_BYTES))
         for kind in (Kind.COPY_D2H, Kind.COPY_H2D)
     )
-    gone, back = gone[np.isin(sizes[gone], sizes[back])], back[np.isin(sizes[back], sizes[gone])]
+    both = set(sizes[gone].tolist()) & set(sizes[back].tolist())
+    gone, back = (rows[is_among(sizes[rows], both)] for rows in (gone, back))
     back = back[back > gone[0]] if len(gone) else gone
     kernels = np.cumsum(is_among(kinds, (Kind.KERNEL, Kind.GRAPH)))
     gone = gone[np.searchsorted(gone, back) - 1]

@@ -1,4 +1,4 @@
-"""What is behind a gap (operations before and after, host activity, other GPUs), or a long step."""
+"""Explanation of a gap (operations before and after, host activity, other GPUs) or a long step."""
 
 from __future__ import annotations
 
