@@ -534,7 +534,8 @@ def kernels_table(
         of += "; tc: on tensor cores"
     if not longest_launches:
         peak = max(kernels.top, key=lambda use: use.max_ns)
-        of += f"; longest launch: {peak.short}, {format_ns(peak.max_ns)}"
+        (label,) = kernel_labels([peak.name], longest)
+        of += f"; longest launch: {label}, {format_ns(peak.max_ns)}"
     if any(use.activity for use in shown):
         of += "; SMs, math, memory: how busy the card's parts are meanwhile"
     return tabulate(f"Kernels that take most time ({of})", columns, shown, names=tuple(names))
