@@ -66,20 +66,24 @@ def test_a_statement_runs_in_one_of_fifty_steps_of_a_program_that_is_otherwise_t
     assert [(change.cure, change.line) for change in run.changes] == [("less-often", 13)]
 
 
-def test_it_may_be_in_a_module_that_the_program_imports(real: Real, program: str) -> None:
+def test_it_may_be_in_a_module_that_the_program_imports(
+    real: Real, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(real.folder)
     run = real.run("less-often=measures.py:2", program.replace("step >= 0", "step == 0"), steps=999)
     assert run.reasons == {}
     assert seen(real)["measures"] == [0.0]
 
 
-@pytest.mark.parametrize("place", ["train.py:4", "other.py:13"])
+@pytest.mark.parametrize("place", ["train.py:4", "other.py:13", "elsewhere/train.py:13"])
 def test_a_place_without_a_statement_changes_nothing_and_is_said(
-    real: Real, program: str, place: str
+    real: Real, program: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(real.folder)
     run = real.run(f"less-often={place}", program, steps=999)
     assert len(seen(real)["measures"]) == 120
     assert run.changes == ()
-    said = {} if "other" in place else {"less-often": f"no statement begins at {place}"}
+    said = {} if place != "train.py:4" else {"less-often": f"no statement begins at {place}"}
     assert run.reasons == said
 
 
@@ -113,7 +117,10 @@ def test_the_lines_that_the_ledger_charges_are_tried_if_the_training_can_go_with
     assert [str(each) for each in chosen if "less-often" in str(each)] == wanted
 
 
-def test_the_patch_puts_the_statement_under_a_condition(real: Real, program: str) -> None:
+def test_the_patch_puts_the_statement_under_a_condition(
+    real: Real, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(real.folder)
     run = real.run("less-often=train.py:13", program, steps=999)
     [candidate] = read_candidates("less-often=train.py:13")
     patch = make_patch(candidate, run.changes, run.main, ["python", "train.py"])

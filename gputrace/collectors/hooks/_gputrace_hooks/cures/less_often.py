@@ -23,8 +23,13 @@ _last = [-STEPS]
 """Step in which the statement last ran."""
 
 
+_file = [""]
+"""File that the statement is in, which is named from the folder that the program starts in."""
+
+
 def install() -> None:
     """Have the program's files compiled by us."""
+    _file[0] = os.path.abspath(cures[CURE].rpartition(":")[0])
     setattr(builtins, _IS_DUE, _is_due)
     get_code = SourceFileLoader.get_code
 
@@ -53,9 +58,8 @@ def _is_due() -> bool:
 
 
 def _is_asked(path: str) -> bool:
-    """Return whether the statement is in a file, which is named from the program's folder."""
-    asked = os.path.normpath(cures[CURE].rpartition(":")[0])
-    return os.path.abspath(path).endswith(os.sep + asked.lstrip(os.sep))
+    """Return whether the statement is in a file."""
+    return os.path.abspath(path) == _file[0]
 
 
 def _changed(path: str) -> "CodeType | None":
