@@ -7,34 +7,22 @@ from typing import Final
 
 from gputrace.analyzers.findings.facts import HIGH, Facts
 from gputrace.analyzers.step_phases import read_phases
-from gputrace.model.host import (
-    BACKWARD,
-    CLIPPING,
-    FORWARD,
-    OPTIMIZER,
-    PHASES,
-    REFERENCE,
-    REWARD,
-    ROLLOUT,
-    UNSCALING,
-    WEIGHT_SYNC,
-    StepPhase,
-    StepPhases,
-)
+from gputrace.model import host
+from gputrace.model.host import PHASES, StepPhase, StepPhases
 from gputrace.model.results import Finding
 from gputrace.units import format_ns
 
 _FASTER: Final = {
-    ROLLOUT: "generate with an engine made for it (vLLM, SGLang), in larger batches, "
+    host.ROLLOUT: "generate with an engine made for it (vLLM, SGLang), in larger batches, "
     "and without the slowest few answers; or roll out while the last batch is learned from",
-    REWARD: "score answers in parallel, in processes of their own, or while others are generated; "
-    "cache what was scored before; limit the time of a verifier",
-    REFERENCE: "score in larger batches, together with the old policy's; leave out the reference "
-    "where its weight (beta) is 0",
-    WEIGHT_SYNC: "send weights in large pieces and from GPU to GPU (NCCL, CUDA IPC), not through "
-    "the host or a file; only those that changed; and less often",
+    host.REWARD: "score answers in parallel, in processes of their own, or while others are "
+    "generated; cache what was scored before; limit the time of a verifier",
+    host.REFERENCE: "score in larger batches, together with the old policy's; leave out the "
+    "reference where its weight (beta) is 0",
+    host.WEIGHT_SYNC: "send weights in large pieces and from GPU to GPU (NCCL, CUDA IPC), not "
+    "through the host or a file; only those that changed; and less often",
 }
-_UPDATE: Final = (FORWARD, BACKWARD, UNSCALING, CLIPPING, OPTIMIZER)
+_UPDATE: Final = (host.FORWARD, host.BACKWARD, host.UNSCALING, host.CLIPPING, host.OPTIMIZER)
 
 
 def awaited_phase(facts: Facts) -> tuple[StepPhases, StepPhase] | None:

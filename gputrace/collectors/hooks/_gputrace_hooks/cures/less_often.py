@@ -21,8 +21,6 @@ STEPS = 50
 _IS_DUE, _RUN = "_gputrace_is_due", "_gputrace_run"
 _last = [-STEPS]
 """Step in which the statement last ran."""
-
-
 _file = [""]
 """File that the statement is in, which is named from the folder that the program starts in."""
 
