@@ -25,6 +25,7 @@ from gputrace.analyzers.python_samples import read_sources
 from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
 from gputrace.model.host import (
     BACKWARD,
+    CHECKPOINT,
     CLIPPING,
     DATA,
     FORWARD,
@@ -112,7 +113,7 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     inside, around = optimizer.select(inner), optimizer.select(~inner).difference(calls(OTHER))
     between = {UNSCALING: calls(UNSCALING), CLIPPING: calls(CLIPPING)}
     # An engine may get new weights in a rollout.
-    before = {name: calls(name) for name in (WEIGHT_SYNC, ROLLOUT, REWARD)}
+    before = {name: calls(name) for name in (CHECKPOINT, WEIGHT_SYNC, ROLLOUT, REWARD)}
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
     ends.append(events.end[events.kind == Kind.STEP])
     forward, model = calls(FORWARD), calls(_MODEL)

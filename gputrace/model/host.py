@@ -107,6 +107,7 @@ BACKWARD: Final = "backward"
 UNSCALING: Final = "gradient unscaling"
 CLIPPING: Final = "gradient clipping"
 OPTIMIZER: Final = "optimizer"
+CHECKPOINT: Final = "checkpoint"
 OTHER: Final = "other"
 
 PHASES: Final = {
@@ -120,6 +121,7 @@ PHASES: Final = {
     UNSCALING: "gradient unscaling",
     CLIPPING: "gradient clipping",
     OPTIMIZER: "the optimizer's step",
+    CHECKPOINT: "the saving of a checkpoint",
     OTHER: "none of the phases",
 }
 """Each phase in its order in a step, and its name in a sentence."""

@@ -51,6 +51,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
           claim_turns, work=hardware.work_slowed, rule=hardware.shared_gpu),
     Cause("autotune-repeated", "host", "search for algorithms", IDLE, idle.claim_autotune,
           rule=idle.autotune_repeated),
+    Cause("checkpoint-stall", "host", "saving checkpoints", _IDLE_AND_COPIES,
+          host_work.claim_checkpoints, rule=whole_run.checkpoint_stall, in_all=True),
     Cause("host-optimizer", "host", "optimizer on the host", _IDLE_AND_COPIES,
           host_work.claim_host_optimizer, rule=host_work.host_optimizer, in_all=True),
     Cause("host-work", "host", "other work of the host", ("launch",), host_work.claim_host_work,
@@ -117,7 +119,6 @@ RULES: Final[tuple[Rule, ...]] = (
     slow_steps.slow_steps,
     growing_steps.steps_grow,
     whole_run.validation_downtime,
-    whole_run.checkpoint_stall,
     whole_run.restarts,
     whole_run.graph_opaque,
 )

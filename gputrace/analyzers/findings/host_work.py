@@ -16,7 +16,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.steps.inferred import find_returned
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
-from gputrace.model.host import BACKWARD, DATA, FORWARD, OPTIMIZER
+from gputrace.model.host import BACKWARD, CHECKPOINT, DATA, FORWARD, OPTIMIZER
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Finding
 from gputrace.units import format_ns, format_number
@@ -60,6 +60,12 @@ def claim_compilations(host: Host) -> Intervals:
     compiled = host.state.compilations.get(host.process, EMPTY)
     within = compiled.within(host.pauses.start, host.pauses.end)
     return merge_touching(compiled, host.pauses.select(2 * within > host.pauses.lengths))
+
+
+def claim_checkpoints(host: Host) -> Intervals:
+    """Prove that the thread that trains saves a checkpoint: it is recorded as such."""
+    saves = EMPTY if host.phases is None else host.phases.of[CHECKPOINT]
+    return merge_touching(saves, host.copied_by_calls_in(saves)) if len(saves) else saves
 
 
 def claim_host_optimizer(host: Host) -> Intervals:
@@ -125,6 +131,27 @@ _LOGGERS: Final = (
 )
 """Files of loggers and trackers."""
 
+_SAVERS: Final = (
+    r"(^|/)(serialization\.py:\d+ (?!\S*(load|reader))|safetensors/\S+:\d+ \S*save"
+    r"|state_dict_saver\.py:)"
+)
+"""Functions of torch, safetensors and torch.distributed.checkpoint that write a checkpoint."""
+
+_SAVE_ASIDE: Final = {
+    "pytorch": "save in the background: torch.distributed.checkpoint.async_save, or copy to "
+    "pinned memory and write in another thread",
+    "tensorflow": "save in the background: tf.train.CheckpointOptions(enable_async=True)",
+    "jax": "save in the background: orbax's AsyncCheckpointer",
+}
+
+
+def save_aside(framework: str) -> str:
+    """Return the advice for checkpoints that hold the training up."""
+    aside = _SAVE_ASIDE.get(
+        framework, "save in the background: copy to pinned memory, write in a thread"
+    )
+    return f"{aside}; or save less often"
+
 
 def host_work(facts: Facts) -> Iterator[Finding]:
     """The GPUs wait for the program's own work on the host: it makes no CUDA call for a millisecond
@@ -143,9 +170,12 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     if reads >= _FEWEST_READS:
         details.append(f"it reads {reads:,} values back a step (.item(), .cpu(), print)")
         advice = _READ_LESS
-    if any(row.frame is not None and re.search(_LOGGERS, row.frame) for row in rows):
-        details.insert(0, "it writes logs")
-        advice = _LOG_LESS
+    for frames, what, cure in (
+        (_LOGGERS, "it writes logs", _LOG_LESS),
+        (_SAVERS, "it saves a checkpoint", save_aside(facts.framework)),
+    ):
+        if any(row.frame is not None and re.search(frames, row.frame) for row in rows):
+            details, advice = [what, *details], cure
     ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
     yield from facts.costly(
         "host-work",

@@ -13,6 +13,7 @@ import numpy as np
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.copies import weights_until
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.host_work import save_aside
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.ledger import lost_time
@@ -319,12 +320,6 @@ _VALIDATE_ON_ALL: Final = {
     "jax": "validate on all devices: shard the validation set like the training set",
     "chainer": "validate on all ranks (chainermn.create_multi_node_evaluator)",
 }
-_SAVE_ASIDE: Final = {
-    "pytorch": "save in the background: torch.distributed.checkpoint.async_save, or copy to "
-    "pinned memory and write in another thread",
-    "tensorflow": "save in the background: tf.train.CheckpointOptions(enable_async=True)",
-    "jax": "save in the background: orbax's AsyncCheckpointer",
-}
 
 
 def restarts(facts: Facts) -> Iterator[Finding]:
@@ -408,28 +403,30 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
 
 
 def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
-    """Training stops for a checkpoint, for 1 % of the run after warm-up (`low`); at most `medium`
-    for a single checkpoint.
+    """Training stops for a checkpoint: between steps for 1 % of the run after warm-up (`low`), at
+    most `medium` for a single one; or within steps for 5 % of their time (`medium`) or 20 %
+    (`high`).
 
     Cost: its duration, spread over all steps.
 
     Wrong if: the pause remains without the checkpoint.
     """
     times, run = _times(facts, "checkpoint"), _run_ns(facts)
-    if times is None or times.total_ns < _PHASE_SHARE * run:
-        return
-    yield facts.finding(
-        "checkpoint-stall",
-        _phase_severity(times.total_ns / run, times),
-        times.total_ns // _steps(facts),
-        f"saving checkpoints takes {_of_run(times, run)}",
-        _SAVE_ASIDE.get(
-            facts.framework, "save in the background: copy to pinned memory, write in a thread"
+    advice = save_aside(facts.framework)
+    if times is None:
+        yield from facts.costly(
+            "checkpoint-stall", "{gpus} {cost} for saving checkpoints{at}", advice
         )
-        + "; or save less often",
-        _evidence(times, run, times.total_ns),
-        [_when(times), _meanwhile(facts, times)],
-    )
+    elif times.total_ns >= _PHASE_SHARE * run:
+        yield facts.finding(
+            "checkpoint-stall",
+            _phase_severity(times.total_ns / run, times),
+            times.total_ns // _steps(facts),
+            f"saving checkpoints takes {_of_run(times, run)}",
+            advice,
+            _evidence(times, run, times.total_ns),
+            [_when(times), _meanwhile(facts, times)],
+        )
 
 
 def _times(facts: Facts, name: str) -> _Times | None:

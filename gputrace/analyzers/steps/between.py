@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
 from gputrace.model.events import Kind, Mask, distinct_ids
+from gputrace.model.host import CHECKPOINT
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
@@ -26,11 +27,13 @@ class Between(Struct, frozen=True, dict=True):
         waits: when the thread that trains waits for batches, of any loader.
         passes: when it passes batches forward.
         starts: when the process starts a loader's workers.
+        saves: when it saves checkpoints.
     """
 
     waits: Intervals
     passes: Intervals
     starts: Intervals
+    saves: Intervals
 
     def begins(self, start: Times, end: Times) -> Times:
         """Return when the steps from mark to mark begin that follow something else; the others
@@ -66,7 +69,10 @@ class Between(Struct, frozen=True, dict=True):
             evidence = f"forward passes ({len(passes)}) and no optimizer"
             yield Interlude("validation", start, until, step, evidence)
         if end > until:
-            yield Interlude("between", until, end, step, "neither a pass nor a wait for a batch")
+            phase, evidence = "between", "neither a pass nor a wait for a batch"
+            if 2 * self.saves.clip(until, end).total > end - until:
+                phase, evidence = "checkpoint", "the host saves it"
+            yield Interlude(phase, until, end, step, evidence)
 
 
 def _within(calls: Intervals, start: int, end: int) -> Intervals:
@@ -90,6 +96,7 @@ def read_between(trace: Trace, process: int, threads: Collection[int]) -> Betwee
         called(mine & (events.kind == Kind.DATA_WAIT), *text.values()),
         called(mine & (events.kind == Kind.PHASE), "model", "forward"),
         called(events.kind == Kind.LOADER, "start workers"),
+        called(mine & (events.kind == Kind.PHASE), CHECKPOINT),
     )
 
 

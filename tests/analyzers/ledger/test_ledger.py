@@ -162,6 +162,20 @@ def test_an_optimizer_that_launches_nothing_runs_on_the_host(tmp_path: Path) -> 
     assert cure.step_ns == pytest.approx(4 * MS, rel=0.05)
 
 
+def test_a_checkpoint_within_a_step_is_charged_as_such(tmp_path: Path) -> None:
+    """Not as other work of the host, even where it comes amid the program's own calls."""
+    loop = Loop()
+    for number in range(20):
+        passes = ("model", PHASE, 0, 1), ("backward", PHASE, 1, 4)
+        loop.step(number, *passes, ("checkpoint", PHASE, 4.5, 9.5))
+    report = analyze(loop.export, tmp_path)
+    assert ids(report)[0] == "checkpoint-stall"
+    assert "for saving checkpoints" in report.findings[0].message
+    assert charged_ms(report) == pytest.approx({"checkpoint-stall": 5, "host-work": 1}, rel=0.1)
+    (cure,) = (cure for cure in report.what_if if cure.id == "save-aside")
+    assert cure.gain_ns == pytest.approx(5 * MS, rel=0.05)
+
+
 @pytest.mark.parametrize("trips", [1, 6])
 def test_a_programs_own_optimizer_on_the_host_is_known_by_its_copies(
     trips: int, tmp_path: Path

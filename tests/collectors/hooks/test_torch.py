@@ -203,6 +203,7 @@ class Optimizer:
         for hook in _after: assert hook(self, (), {}) is None
         return "stepped"
 """,
+    "torch/serialization.py": "def save(obj, f): return f.write(obj)",
     "torch/compiler/__init__.py": "tracing = False\ndef is_compiling(): return tracing",
     "torch/distributed/pipelining/stage.py": """
 class _PipelineStageBase:
@@ -261,6 +262,15 @@ def test_a_forward_pass_of_a_pipelines_stage_is_timed(phased: Program) -> None:
     )
     assert out == "42\n"
     assert phases(phased.events()) == ["forward", "backward", "optimizer"]
+
+
+def test_saving_a_checkpoint_is_timed_under_any_name(phased: Program) -> None:
+    out = phased.quietly(
+        f"{USES}import io\nfrom torch.serialization import save\nwritten = io.StringIO()\n"
+        "print(save('all', written), written.getvalue())\noptimizer.step()\n"
+    )
+    assert out == "3 all\n"
+    assert phases(phased.events()) == ["checkpoint", "optimizer"]
 
 
 def test_the_phase_of_an_old_torchs_optimizer_is_timed(phased: Program) -> None:

@@ -288,6 +288,10 @@ PATCHES = [
     ("torch.cuda.amp.grad_scaler", grad_scaler),
     ("torch.cuda.graphs", captures),
     ("torch.distributed.distributed_c10d", collectives),
+    (
+        "torch.distributed.checkpoint.state_dict_saver",
+        phases("", save="checkpoint", async_save="checkpoint"),
+    ),
     # Passes of micro-batches through a stage, which waits for others between them.
     (
         "torch.distributed.pipelining.stage",
@@ -301,6 +305,8 @@ PATCHES = [
     ("torch.nn.utils", _clipping),
     ("torch.nn.utils.clip_grad", _clipping),
     ("torch.optim.optimizer", optimizer),
+    ("safetensors.torch", phases("", save_file="checkpoint", save_model="checkpoint")),
+    ("torch.serialization", phases("", save="checkpoint")),
     ("torch.profiler._cupti.monitor", cupti_monitor),
     ("torch.profiler._cupti_monitor", cupti_monitor),
 ]
