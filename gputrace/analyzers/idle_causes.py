@@ -10,11 +10,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls, thread_keys
+from gputrace.analyzers.cuda_api_calls import NOBODY, Call, CudaApiCalls, by_thread, thread_keys
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
+from gputrace.model.host import BACKWARD, MODEL, OTHER
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
@@ -59,6 +60,8 @@ class HostEvidence(Struct, frozen=True, dict=True):
     """Calls of MPI that wait for other ranks."""
     phases: Mapping[tuple[int, int], Intervals]
     """Calls that are a part of a step, as a forward pass is: no thread loads data in them."""
+    passes: Mapping[tuple[int, int], Intervals]
+    """Forward passes that call a model several times, with what lies between the calls."""
 
 
 class Causes(Struct, frozen=True, dict=True):
@@ -72,6 +75,8 @@ class Causes(Struct, frozen=True, dict=True):
     """Thread that fed the GPU at the end of each, as an index in `CudaApiCalls.threads`."""
     in_mpi: Intervals
     """Part of ``sync`` in which the process waits in MPI."""
+    between_calls: Intervals
+    """Part of ``launch`` in which the host prepares a copy between calls of a forward pass."""
 
     def feeder_of(self, end: int) -> int:
         """Return the feeding thread of the gap that ends at a moment, or `NOBODY`."""
@@ -94,7 +99,40 @@ def read_evidence(trace: Trace) -> HostEvidence:
     for thread, intervals in intervals_by_thread(ranges).items():
         data[thread] = merge_touching(data.get(thread, EMPTY), intervals)
     phases = trace.events([Kind.PHASE], columns)
-    return HostEvidence(data, *map(intervals_by_thread, (overhead, mpi, phases)))
+    return HostEvidence(
+        data,
+        intervals_by_thread(overhead),
+        intervals_by_thread(mpi),
+        intervals_by_thread(phases),
+        _forward_passes(trace),
+    )
+
+
+def _forward_passes(trace: Trace) -> dict[tuple[int, int], Intervals]:
+    """Return when each thread calls its model several times before a backward pass, from the first
+    call to the last: what it does between them needs what the first returned, as a game that is
+    played does, unless it is recorded as a wait for data.
+    """
+    kinds = {Kind.PHASE, Kind.DATA_WAIT} & trace.kinds
+    events = by_thread(trace.events(kinds, ("start", "end", "name", "process", "thread")))
+    texts = trace.names(distinct_ids(events.name))
+
+    def named(name: str) -> Mask:
+        return is_among(events.name, [id for id, text in texts.items() if text == name])
+
+    events = events.select(~named(OTHER))
+    keys, called, backward = thread_keys(events), named(MODEL), named(BACKWARD)
+    # Calls in a row: no phase or wait of the thread lies between them.
+    follows = np.append(False, called[1:] & called[:-1] & (keys[1:] == keys[:-1]))[: len(keys)]
+    last = np.flatnonzero(called[:-1] & backward[1:] & (keys[1:] == keys[:-1]))
+    firsts = np.flatnonzero(~follows)
+    first = firsts[np.searchsorted(firsts, last, "right") - 1]
+    of_passes = Intervals(events.start[first], events.end[last])
+    passes = {}
+    for row in np.flatnonzero(np.diff(keys[first], prepend=-1)).tolist():
+        thread = int(events.process[first[row]]), int(events.thread[first[row]])
+        passes[thread] = of_passes.select(keys[first] == keys[first[row]])
+    return passes
 
 
 def _named(trace: Trace, events: Events, pattern: str) -> Events:
@@ -117,7 +155,7 @@ def intervals_by_thread(events: Events) -> dict[tuple[int, int], Intervals]:
 def without_calls(gaps: Intervals) -> Causes:
     """Return the causes without CUDA calls: nothing can be proven."""
     of = dict.fromkeys(IDLE_CAUSES, EMPTY) | {"other_idle": gaps}
-    return Causes(of, gaps.end, np.full(len(gaps), NOBODY, np.int32), EMPTY)
+    return Causes(of, gaps.end, np.full(len(gaps), NOBODY, np.int32), EMPTY, EMPTY)
 
 
 def find_causes(
@@ -143,7 +181,12 @@ def find_causes(
     feeding = [calls.threads[thread] for thread in distinct_ids(feeder[feeder != NOBODY]).tolist()]
     mpi = [evidence.mpi.get(pair, EMPTY) for pair in feeding]
     in_mpi = of["sync"].intersection(reduce(merge_touching, mpi, EMPTY))
-    return Causes(of, gaps.end, feeder, in_mpi)
+    prepares = [
+        times.intersection(evidence.passes.get(calls.threads[thread], EMPTY))
+        for thread, times in waits.items()
+    ]
+    between_calls = of["launch"].intersection(reduce(merge_touching, prepares, EMPTY))
+    return Causes(of, gaps.end, feeder, in_mpi, between_calls)
 
 
 def _proofs(
@@ -171,7 +214,8 @@ def _proofs(
         until = np.clip(issued[rows], mine.start, mine.end)
         waiting = Intervals(mine.start, until).select(until > mine.start)
         pair = calls.threads[thread]
-        data = merge_touching(waits.get(thread, EMPTY), evidence.data.get(pair, EMPTY))
+        loads = waits.get(thread, EMPTY).difference(evidence.passes.get(pair, EMPTY))
+        data = merge_touching(loads, evidence.data.get(pair, EMPTY))
         proofs["recorder"].append(mine.intersection(evidence.recorder.get(pair, EMPTY)))
         proofs["data_feeding"].append(waiting.intersection(data))
         blocked = merge_touching(
@@ -236,7 +280,8 @@ def _is_seen(
 def waits_for_data(
     calls: CudaApiCalls, input_copies: Sequence[Events], evidence: HostEvidence
 ) -> dict[int, Intervals]:
-    """Return when each thread made no CUDA call before issuing an input copy, by thread.
+    """Return when each thread made no CUDA call before issuing an input copy, by thread; within a
+    forward pass, that copy is none of a batch.
 
     The way starts where the thread last handed work to a GPU or had waited for one; calls after
     that which do neither (events, queries, allocations, synchronisations with nothing to wait for)
@@ -268,7 +313,10 @@ def all_waits(
 ) -> dict[tuple[int, int], Intervals]:
     """Return when threads of a process waited for data: recorded, or shown by their calls."""
     threads = calls.threads if calls is not None else ()
-    shown = {threads[thread]: intervals for thread, intervals in waits.items()}
+    shown = {
+        (pair := threads[thread]): intervals.difference(evidence.passes.get(pair, EMPTY))
+        for thread, intervals in waits.items()
+    }
     recorded = {pair: times for pair, times in evidence.data.items() if pair[0] == process}
     return {
         pair: merge_touching(recorded.get(pair, EMPTY), shown.get(pair, EMPTY))

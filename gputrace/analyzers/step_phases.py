@@ -29,6 +29,7 @@ from gputrace.model.host import (
     CLIPPING,
     DATA,
     FORWARD,
+    MODEL,
     OPTIMIZER,
     OTHER,
     PHASES,
@@ -45,8 +46,6 @@ from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
 from gputrace.readers.operators import CallSpan, innermost
 
-_MODEL: Final = "model"
-"""Name of the calls of the modules that no other module calls."""
 _KNOWN: Final = tuple(name for name in PHASES if name != OTHER)
 
 
@@ -116,7 +115,7 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     before = {name: calls(name) for name in (CHECKPOINT, WEIGHT_SYNC, ROLLOUT, REWARD)}
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
     ends.append(events.end[events.kind == Kind.STEP])
-    forward, model = calls(FORWARD), calls(_MODEL)
+    forward, model = calls(FORWARD), calls(MODEL)
     if not len(forward) and (len(optimizer) or len(model)):
         # A forward pass lasts from the last end of anything before a backward pass to its start.
         # Without a recorded optimizer, the program's own would be part of that.

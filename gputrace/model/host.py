@@ -109,6 +109,8 @@ CLIPPING: Final = "gradient clipping"
 OPTIMIZER: Final = "optimizer"
 CHECKPOINT: Final = "checkpoint"
 OTHER: Final = "other"
+MODEL: Final = "model"
+"""Name of the recorded calls of modules that no other module calls, parts of a forward pass."""
 
 PHASES: Final = {
     DATA: "the wait for data",

@@ -107,9 +107,12 @@ def host_optimizer(facts: Facts) -> Iterator[Finding]:
 
 def claim_host_work(host: Host) -> Intervals:
     """Prove that the host does other things than to issue a pass: no CUDA call for a millisecond
-    and more; or, where the phases of a step are recorded, it is in none of them.
+    and more, or none before a copy to the GPU in a forward pass; or, where the phases of a step are
+    recorded, it is in none of them.
     """
-    phases, idle = host.phases, host.pauses.difference(host.view.lane.causes.in_mpi)
+    causes = host.view.lane.causes
+    phases = host.phases
+    idle = merge_touching(host.pauses.difference(causes.in_mpi), causes.between_calls)
     if phases is None or not len(phases.of[FORWARD]):
         return idle
     known = reduce(merge_touching, phases.of.values(), EMPTY)

@@ -202,6 +202,30 @@ def test_a_programs_own_optimizer_on_the_host_is_known_by_its_copies(
         assert cure.gain_ns == pytest.approx(15 * MS, rel=0.05)
 
 
+def test_what_a_game_does_between_calls_of_the_model_loads_no_batch(tmp_path: Path) -> None:
+    """Though a copy to the GPU follows: its moves need what the call before it returned."""
+    loop = Loop()
+    for number in range(20):
+        loop.run.now = number * 20 * MS
+        for _ in range(8):
+            begin = loop.run.now
+            loop.run.kernel(100 * US, "gemm")
+            loop._add("GPUTRACE_HOST_RANGE", "model", begin, 0.02, kind=PHASE)
+            loop.run.copy(5 * US, to_host=True)
+            loop.run.wait(800 * US)
+            loop.run.input_copy(length=5 * US)
+        begin = loop.run.now
+        loop.run.kernel(100 * US, "gemm")
+        loop._add("GPUTRACE_HOST_RANGE", "model", begin, 0.02, kind=PHASE)
+        loop._add("GPUTRACE_HOST_RANGE", "backward", loop.run.now, 0.1, kind=PHASE)
+        loop.run.optimizer()
+        loop._add(STEP, "torch.step", number * 20 * MS, 20, step=number)
+    report = analyze(loop.export, tmp_path)
+    assert report.steps.count == 20
+    assert ids(report)[0] == "host-work"
+    assert "data-feeding" not in charged_ms(report)
+
+
 def test_work_outside_of_the_passes_is_the_programs_own(tmp_path: Path) -> None:
     """Even where it issues kernels all the time, and reads their results one by one."""
     loop = Loop()
