@@ -694,17 +694,6 @@ CURES: Final = (
         rare_cause="host-optimizer",
     ),
     Cure(
-        "save-aside",
-        ("checkpoint-stall",),
-        partial(without_host_time, "checkpoint-stall", (Kind.COPY_D2H,)),
-        "Checkpoints saved in the background",
-        "no step waits for a checkpoint to be copied and written",
-        _ON_TIME,
-        bounds=(Effect.LEAST,),
-        takes=("checkpoint-stall", "copies-exposed"),
-        rare_cause="checkpoint-stall",
-    ),
-    Cure(
         "host-work",
         ("host-work",),
         partial(without_host_time, "host-work", (Kind.COPY_D2H,)),
