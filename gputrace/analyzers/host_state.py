@@ -42,6 +42,7 @@ class HostState(Struct, frozen=True, dict=True):
         phases: of each process in which some were recorded.
         collections: when each process collected garbage.
         compilations: when each process compiled a part of its program.
+        anomaly_modes: processes in which autograd looked for anomalies.
         queued: time for which threads were queued for a core, in ``bytes``, from look to look.
         locks: when main threads waited for Python's lock, from a sample on, and the thread that
             had it; ``holders`` are the lines that it was at, by name.
@@ -50,6 +51,7 @@ class HostState(Struct, frozen=True, dict=True):
     phases: Mapping[int, PhaseTimes]
     collections: Mapping[int, Intervals]
     compilations: Mapping[int, Intervals]
+    anomaly_modes: frozenset[int]
     queued: Events
     locks: Events
     holders: Mapping[int, str]
@@ -92,12 +94,16 @@ def read_host_state(shard: Shard) -> HostState:
     columns = ("start", "end", "process", "thread", "name", "bytes")
     counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
     names = trace.names(distinct_ids(counted.name))
-    queued = is_among(counted.name, [id for id, text in names.items() if text == "queued"])
+
+    def named(name: str) -> Mask:
+        return is_among(counted.name, [id for id, text in names.items() if text == name])
+
     return HostState(
         read_phases(shard),
         _by_process(trace, Kind.COLLECTION),
         _by_process(trace, Kind.COMPILATION),
-        counted.select(queued),
+        frozenset(counted.process[named("anomaly mode")].tolist()),
+        counted.select(named("queued")),
         *read_locks(trace),
     )
 

@@ -203,6 +203,14 @@ class Optimizer:
         for hook in _after: assert hook(self, (), {}) is None
         return "stepped"
 """,
+    "torch/__init__.py": "def is_anomaly_enabled(): return True",
+    "torch/autograd/anomaly_mode.py": """
+class detect_anomaly:
+    def __enter__(self): pass
+    def __exit__(self, *args): pass
+class set_detect_anomaly:
+    def __init__(self, mode): pass
+""",
     "torch/serialization.py": "def save(obj, f): return f.write(obj)",
     "torch/compiler/__init__.py": "tracing = False\ndef is_compiling(): return tracing",
     "torch/distributed/pipelining/stage.py": """
@@ -271,6 +279,14 @@ def test_saving_a_checkpoint_is_timed_under_any_name(phased: Program) -> None:
     )
     assert out == "3 all\n"
     assert phases(phased.events()) == ["checkpoint", "optimizer"]
+
+
+def test_a_search_for_anomalies_is_recorded_once(phased: Program) -> None:
+    phased.quietly(
+        f"{USES}from torch.autograd.anomaly_mode import detect_anomaly\n"
+        "for _ in range(3):\n    with detect_anomaly(): optimizer.step()\n"
+    )
+    assert event_names(phased.events(), "counter").count("anomaly mode") == 1
 
 
 def test_the_phase_of_an_old_torchs_optimizer_is_timed(phased: Program) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from .. import steps
 from ..host_file import time_ns
-from ..recorder import PHASE, record, word
+from ..load import counter
+from ..recorder import PHASE, record, record_for_good, word
 from ..steps import OPTIMIZER, step_ended
 from ..wrappers import (
     around,
@@ -232,6 +233,19 @@ def count_optimizer_steps(module: ModuleType) -> None:
             cls._step_of_gputrace = word(f"{module.__name__}.{cls.__name__}.step")
 
 
+def anomaly_mode(module: Any) -> None:
+    """Record that autograd looks for anomalies, once."""
+    enabled: list[int] = []
+
+    def entered(_: object) -> None:
+        if not enabled and sys.modules["torch"].is_anomaly_enabled():
+            enabled.append(1)
+            record_for_good(time_ns(), word("anomaly mode"), counter(1))
+
+    call_after(module.detect_anomaly, "__enter__", entered)
+    call_after(module.set_detect_anomaly, "__init__", entered)
+
+
 def collectives(module: ModuleType) -> None:
     """Follow the functions of torch.distributed where hangs are looked for, at some 5 µs each."""
     if os.environ.get("GPUTRACE_HANG"):
@@ -284,6 +298,7 @@ PATCHES = [
     ("torch.amp.grad_scaler", grad_scaler),
     # ``Tensor.backward`` calls it.
     ("torch.autograd", phases("", backward="backward")),
+    ("torch.autograd.anomaly_mode", anomaly_mode),
     ("torch.autograd.profiler", profiler),
     ("torch.cuda.amp.grad_scaler", grad_scaler),
     ("torch.cuda.graphs", captures),
