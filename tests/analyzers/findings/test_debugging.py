@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.handmade import CALL, US, Run, analyze, ids
 from tests.helpers.exports import RUNTIME
+from tests.helpers.handmade import CALL, US, Run, analyze, ids
 from tests.helpers.sentences import words_of
 
 
