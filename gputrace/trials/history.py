@@ -62,8 +62,8 @@ simulation up to 2.3%, where the loader is a little slower than the training."""
 _PART: Final = 0.5
 """Part of the time of its causes that a cure without a prediction is hoped to save."""
 _TRIAL_PART: Final = 1 / 3
-"""Maximum part of the budget for a cure that has shown nothing, unless it promises more than the
-best of the others by as much.
+"""Part of the budget for a cure that has shown nothing; at most that, or the part of its promise by
+which it is above all others.
 """
 
 
@@ -142,8 +142,11 @@ class Row:
         """Return the best ratio that it may have, as far as is known."""
         if self.ratio is not None:
             return self.ratio.low
-        if self.cured:
-            return self.so_far
+        return self.so_far if self.cured else self.foretold
+
+    @property
+    def foretold(self) -> float:
+        """Return the best ratio that it may have by its prediction and the cost of its causes."""
         if self.prediction is None:
             return 1 - _PART * self.cost
         return max(self.prediction.middle, 1 - self.cost) if self.cost else self.prediction.middle
@@ -159,9 +162,9 @@ class Row:
         return bool(self.cured) and self.so_far < 1 / WORTH
 
     def rivals(self, other: Row) -> bool:
-        """Return whether another row is undecided, and not of the same cures with other values."""
+        """Return whether another row is not of the same cures with other values."""
         mine, its = ({s.cure.id for s in row.candidate.settings} for row in (self, other))
-        return mine != its and not other.over
+        return mine != its
 
     def take(self, run: Measured, turns: Sequence[Turn]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
@@ -260,9 +263,9 @@ class History:
             return math.inf
         seconds = 0.0
         for row in lot:
-            mine = max(1 - row.hope, 0.0)
-            others = max((1 - other.hope for other in self.rows if row.rivals(other)), default=0.0)
-            part = mine / (mine + others) if mine and others > 0 else 0.0
+            rivals = [1 - each.foretold for each in self.rows if row.rivals(each)]
+            mine = 1 - row.foretold
+            part = 1 - max(rivals, default=0.0) / mine if mine > 0 else 0.0
             most_s = max(_TRIAL_PART, 1 / len(self.rows), part) * self.request.budget_s
             seconds += max(most_s - row.spent_s, 0.0)
         return seconds

@@ -59,14 +59,16 @@ def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
 
 
 def _foremost(rows: Sequence[Row]) -> Row | None:
-    """Return the row that has had no run yet and promises far more than all others.
+    """Return the row that promises far more than all others, and that two whole runs may decide.
 
-    What its runs take is a guess, too high by what the first run alone compiles, say; but no other
+    What these take is a guess, too high by what the first run alone compiles, say; but no other row
     is worth the time.
     """
     first = next((lot[0] for lot in lots(rows)), None)
     others = [1 - row.hope for row in rows if row is not first and not row.over]
     if first is None or first.within or first.cured or not others:
+        return None
+    if min(first.hope, 1 - first.cost) > 1 / MANY:
         return None
     return first if max(others) < _WORTH_A_RUN * (1 - first.hope) else None
 
@@ -89,7 +91,8 @@ def next_turns(
 ) -> list[int]:
     """Return which rows of a run have further turns in it, by their numbers from 1; none to end it.
 
-    Decided cures get no more turns, nor do those that cannot be the best while others can; the run
+    Decided cures get no more turns, nor do those that cannot be the best while others can, but for
+    a first answer of what gains something; the run
     ends when the time left is needed for the first answers of others, or, if nothing in it gains
     anything so far, when others wait for theirs or its part of the budget is over.
 
@@ -102,6 +105,10 @@ def next_turns(
         costs: durations of runs.
     """
     further = contenders(later, others)
+    if not further:
+        # What gains something may add to a clear winner, and has begun.
+        wanting = [row for row in later if row.within and row.verdict == Verdict.OPEN]
+        further = [row for row in wanting if row.promises and len(row.cured) < TURNS]
     turn_s = _turns(further) * costs.turn(later)
     answered = all(row.over or len(row.cured) >= TURNS for row in later)
     if left_s <= turn_s or (answered and left_s - turn_s <= kept_s):

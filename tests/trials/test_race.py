@@ -103,7 +103,7 @@ def test_what_promises_far_more_than_all_others_has_its_runs_first() -> None:
     dynamic, gc = row_of("dynamic", hope=0.5), row_of("gc", hope=0.95)
     history = started(gc, dynamic)
     history.request = Request(("x",), budget_s=60.0)
-    assert history.trial_s([dynamic]) == pytest.approx(60 * 0.5 / 0.55)
+    assert history.trial_s([dynamic]) == pytest.approx(60 * 0.45 / 0.5)
     assert history.trial_s([gc]) == 30.0, "as always of two"
     assert next_run(history, history.rows, 9.0) == [dynamic], "a round"
     dynamic.cured, dynamic.bare, dynamic.seconds = [0.05], [1.0], 4.5
@@ -121,4 +121,10 @@ def test_what_goes_on_in_a_run_is_decided_without_a_trace_in_its_rows() -> None:
     later = after([gc, tf32], run)
     assert next_turns(later, [], 60.0, 0.0, 60.0, costs) == [2]
     assert next_turns(later, [], 60.0, 60.0, 60.0, costs) == [], "kept for others"
+    winner, adds = row_of("graphs", [0.3] * 3), row_of("no-sync", [0.97, 0.9, 0.94])
+    winner.over = True
+    assert (adds.verdict, contenders([winner, adds], [])) == (Verdict.OPEN, [])
+    assert next_turns([winner, adds], [], 60.0, 0.0, 60.0, costs) == [2], "it may add to that"
+    adds.cured, adds.bare = adds.cured * 2, adds.bare * 2
+    assert next_turns([winner, adds], [], 60.0, 0.0, 60.0, costs) == []
     assert (gc.cured, gc.ratio, tf32.cured, tf32.ratio) == ([], None, [], None)
