@@ -594,15 +594,17 @@ class Candidate:
         """True if it can be switched off and on within a run."""
         return bool(self.settings) and all(setting.cure.switched for setting in self.settings)
 
+    @property
+    def captures(self) -> bool:
+        """True if it keeps the forward pass with what was changed before."""
+        return any(setting.cure.forward == "captures" for setting in self.settings)
+
     def shares_run(self, other: Candidate) -> bool:
         """Return whether both may be switched in the same run."""
-        pairs = [(mine.cure, its.cure) for mine in self.settings for its in other.settings]
-        return not any(
-            mine.alone
-            or its.alone
-            or (mine.forward and its.forward and "captures" in (mine.forward, its.forward))
-            for mine, its in pairs
-        )
+        each, both = (self, other), [*self.settings, *other.settings]
+        change = [any(setting.cure.forward for setting in one.settings) for one in each]
+        captures = any(one.captures for one in each)
+        return not any(setting.cure.alone for setting in both) and not (captures and all(change))
 
     @property
     def numerics(self) -> bool:

@@ -246,9 +246,12 @@ class Trial:
             if len(lot) == 1:
                 history.add_failure(lot[0], rows, error)
             else:
-                # Half of them may still share a run.
-                for half in (lot[: len(lot) // 2], lot[len(lot) // 2 :]):
-                    self._switch(half, rows, until_s)
+                # A capture is the likely cause; else half of them may still share a run.
+                captured = [row for row in lot if row.candidate.captures]
+                rest = [row for row in lot if row not in captured]
+                half = len(lot) // 2
+                for part in (rest, captured) if captured and rest else (lot[:half], lot[half:]):
+                    self._switch(part, rows, until_s)
         except KeyboardInterrupt:
             for each in so_far:
                 history.add_turns(lot, each, turns, others)

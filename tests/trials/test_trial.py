@@ -241,6 +241,20 @@ def test_an_interrupt_between_runs_shows_each_round_so_far(
     assert ran.out.startswith("Nothing is proven yet; static-graph: ")
 
 
+def test_a_capture_with_which_the_program_fails_costs_the_others_one_run(
+    simulated: Simulated,
+) -> None:
+    simulated.failing, simulated.factors = {"graphs": "exit code 1"}, {"gc": 0.5}
+    outcome = gputrace.try_cures(["x"], "graphs,gc,less-often=train.py:9")
+    assert simulated.made[1:4] == [
+        "graphs+gc+less-often=train.py:9",
+        "gc+less-often=train.py:9",
+        "graphs",
+    ]
+    verdicts = {row.cure.partition("=")[0]: row.verdict for row in outcome.rows}
+    assert verdicts == {"graphs": "failed", "gc": "faster", "less-often": "no difference"}
+
+
 def test_a_cure_that_shows_nothing_has_a_third_of_the_budget_at_most(simulated: Simulated) -> None:
     """Compiling would take a minute of the 90 s; the others have their answers nevertheless."""
     times: list[float] = []
