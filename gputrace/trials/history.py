@@ -62,8 +62,8 @@ simulation up to 2.3%, where the loader is a little slower than the training."""
 _PART: Final = 0.5
 """Part of the time of its causes that a cure without a prediction is hoped to save."""
 _TRIAL_PART: Final = 1 / 3
-"""Part of the budget for a cure that has shown nothing; at most that, or the part of its promise by
-which it is above all others.
+"""Maximum part of the budget for a cure that has shown nothing, unless it promises most: that has a
+part as large as its promise next to the best of the others.
 """
 
 
@@ -265,7 +265,8 @@ class History:
         for row in lot:
             rivals = [1 - each.foretold for each in self.rows if row.rivals(each)]
             mine = 1 - row.foretold
-            part = 1 - max(rivals, default=0.0) / mine if mine > 0 else 0.0
+            most = max(rivals, default=0.0)
+            part = mine / (mine + most) if mine > most else 0.0
             most_s = max(_TRIAL_PART, 1 / len(self.rows), part) * self.request.budget_s
             seconds += max(most_s - row.spent_s, 0.0)
         return seconds

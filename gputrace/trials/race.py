@@ -25,7 +25,7 @@ from gputrace.trials.statistics import CLEAR, FEWEST, GLANCE, LOOKS, MANY, MOST,
 T = TypeVar("T")
 
 _FEWEST_TURNS: Final = LOOKS[1]
-"""Minimum rounds for which a run is worth its start."""
+"""Minimum rounds for which a run is worth its start, of what promises little."""
 _SLOW: Final = 3
 """Assumed length of the start with a slow cure, in starts without."""
 _WORTH_A_RUN: Final = 1 / 4
@@ -238,7 +238,9 @@ def next_lot(
         able = [row for row in lot if is_shared or costs.glance(row) <= trial_s([row])]
         chosen: list[Row] = []
         for row in able:
-            if costs.answer([*chosen, row], _FEWEST_TURNS) <= left_s:
+            # What is as much faster as it promises is seen at a glance.
+            turns = FEWEST if row.hope <= 1 / CLEAR else _FEWEST_TURNS
+            if costs.answer([*chosen, row], turns) <= left_s:
                 chosen.append(row)
         screening = not any(row.cured or row.within for row in lot)
         if chosen:

@@ -184,7 +184,7 @@ class Trial:
                     self._history.pilot = self._go(candidate, "recording", trace)
                     if not trace.exists():
                         raise UsageError(f"{trace}: the recording left no trace")
-                    return _analyze(trace)
+                    return _analyze(trace, self._few())
                 except GputraceError as error:
                     failed = error
                     # Cures that were named need no recording.
@@ -197,6 +197,16 @@ class Trial:
             except Spent as spent:
                 raise failed or spent from None
         return analysis
+
+    def _few(self) -> tuple[int, int] | None:
+        """Return the steps to analyze of a first run that was ended early; None for any other.
+
+        Of few steps, half may seem to be a start that is over: all but the first are what it is.
+        """
+        history, pilot = self._history, self._history.pilot
+        assert pilot is not None
+        is_early = pilot.code is None and pilot.made < history.warmup + history.steps
+        return (1, pilot.made) if is_early and pilot.made > 1 else None
 
     def _race(self, rows: Sequence[Row], until_s: float) -> None:
         """Make the runs that `next_run` asks for until it asks for none."""
@@ -385,8 +395,11 @@ class Trial:
         return time.monotonic() - self._began
 
 
-def _analyze(trace: Path) -> Analysis:
+def _analyze(trace: Path, steps: tuple[int, int] | None = None) -> Analysis:
     from gputrace.api import open as open_trace
 
     with open_trace(trace) as opened:
+        with suppress(UsageError):
+            return opened.analyze(steps=steps)
+        # The recorder may have met fewer.
         return opened.analyze()

@@ -63,7 +63,12 @@ def test_the_time_goes_to_the_best_foretold_and_keeps_first_answers_of_others() 
     assert answer == 5 + 6 * (1 + 0.6) * 0.5, "turns with a cure are as long as it is foretold"
     assert next_lot(rows, 48, costs) == [whole]
     assert next_lot(rows, 47, costs) == [loader]
-    assert next_lot(rows, 8, costs) == []
+    three = 5 + 3 * (1 + 0.6) * 0.5
+    assert next_lot([loader], three, costs) == [loader], "three rounds show as much"
+    assert next_lot([loader], three - 0.1, costs) == []
+    little = row_of("workers=4", hope=0.8)
+    assert next_lot([little], 5 + 4 * (1 + 0.8) * 0.5 - 0.1, costs) == []
+    assert next_lot(rows, 7, costs) == []
     assert kept(rows, [whole], 100, costs) == answer + 11
     assert kept(rows, [whole], 15, costs) == answer
     both = [row_of("fused"), row_of("gc")]
@@ -103,7 +108,7 @@ def test_what_promises_far_more_than_all_others_has_its_runs_first() -> None:
     dynamic, gc = row_of("dynamic", hope=0.5), row_of("gc", hope=0.95)
     history = started(gc, dynamic)
     history.request = Request(("x",), budget_s=60.0)
-    assert history.trial_s([dynamic]) == pytest.approx(60 * 0.45 / 0.5)
+    assert history.trial_s([dynamic]) == pytest.approx(60 * 0.5 / 0.55)
     assert history.trial_s([gc]) == 30.0, "as always of two"
     assert next_run(history, history.rows, 9.0) == [dynamic], "a round"
     dynamic.cured, dynamic.bare, dynamic.seconds = [0.05], [1.0], 4.5

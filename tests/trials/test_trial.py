@@ -255,6 +255,18 @@ def test_a_capture_with_which_the_program_fails_costs_the_others_one_run(
     assert verdicts == {"graphs": "failed", "gc": "faster", "less-often": "no difference"}
 
 
+@pytest.mark.parametrize(
+    ("made", "code", "steps"), [(8, None, (1, 8)), (8, 0, None), (50, None, None), (1, None, None)]
+)
+def test_of_a_first_run_that_was_ended_early_all_steps_but_the_first_count(
+    simulated: Simulated, made: int, code: int | None, steps: tuple[int, int] | None
+) -> None:
+    trial = Trial(Request(("x",)))
+    pilot = replace(simulated.run(Candidate(), 10, 40), made=made, code=code)
+    trial._history.pilot = pilot
+    assert trial._few() == steps
+
+
 def test_a_cure_that_shows_nothing_has_a_third_of_the_budget_at_most(simulated: Simulated) -> None:
     """Compiling would take a minute of the 90 s; the others have their answers nevertheless."""
     times: list[float] = []
