@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.findings import CHEAPER_KERNELS_SAVE
-from gputrace.model.results import Analysis
+from gputrace.model.results import Analysis, LedgerRow
 from gputrace.trials.cures import Candidate, Setting, Value, all_cures, lacking
 from gputrace.trials.recipes import find_needless
 from gputrace.trials.runs import Measured
@@ -18,6 +18,7 @@ from gputrace.trials.runs import Measured
 _LEAST: Final = 0.01
 """Minimum part of a step that the causes of a cure take for it to be tried."""
 _MOST_WORKERS: Final = 16
+_LATE: Final = "late-host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Charges:
 def charge(analysis: Analysis) -> Charges:
     """Return what the ledger of lost time charges, or else the costs of findings.
 
-    Of computation, an eighth: so much is taken to be saved by cheaper kernels. Where no GPU was
+    What others lose to a late host is charged to what makes it late. Of computation, an eighth: so
+    much is taken to be saved by cheaper kernels. Where no GPU was
     recorded, the host's phases are all of the step.
     """
     step_ns = analysis.steps.mean_ns or math.inf
@@ -48,13 +50,27 @@ def charge(analysis: Analysis) -> Charges:
         total_ns = sum(row.total_ns for row in analysis.breakdown)
         charged: dict[str, float] = defaultdict(float)
         for row in analysis.ledger:
-            charged[row.cause] += row.ns / max(total_ns, 1)
-        return Charges(causes | charged, {})
+            for cause, part in _of_late(row, analysis.ledger).items():
+                charged[cause] += part * row.ns / max(total_ns, 1)
+        return Charges({**causes, _LATE: 0.0, **charged}, {})
     rows = [(phase.name, phase.host_ns) for rank in analysis.step_phases for phase in rank.phases]
     all_ns = sum(rank.step_ns for rank in analysis.step_phases)
     phases = {name: ns / max(all_ns, 1) for name, ns in rows}
     computing = phases.get("forward", 0.0) + phases.get("backward", 0.0)
     return Charges(causes | {"compute-bound": CHEAPER_KERNELS_SAVE * computing}, phases)
+
+
+def _of_late(row: LedgerRow, ledger: Sequence[LedgerRow]) -> dict[str, float]:
+    """Return the parts of a row by cause: where others wait for a late host, by what delays that.
+
+    These are the causes of the idle time of its own GPU; it is its own cause where there are none.
+    """
+    own: dict[str, float] = defaultdict(float)
+    for each in ledger if row.cause == _LATE else ():
+        if each.rank == row.rank and each.of == "idle" and each.cause != _LATE:
+            own[each.cause] += each.ns
+    total = sum(own.values())
+    return {cause: ns / total for cause, ns in own.items()} if total else {row.cause: 1.0}
 
 
 def choose(

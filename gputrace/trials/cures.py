@@ -50,10 +50,12 @@ class Cure:
         advice: how to do the same by hand, if neither can.
         needs: what it has no effect without, words of `LACKS`.
         edit: what is done for good with the statement that makes each call: ``remove`` it, or have
-            it run ``every`` so many steps, which is the value.
+            it run ``every`` so many steps.
         group: cures of one group exclude each other.
         switched: whether the hooks can switch it off and on within a run.
-        alone: whether no other may be switched in that run, as it keeps what they change.
+        alone: whether no other may be switched in that run.
+        forward: what it does to the forward pass: ``changes`` it, or ``captures`` it with what was
+            changed before; a cure that captures it shares no run with others of these.
         ahead: whether its turn begins with batches made before it, which must be passed over.
         slow: whether a program takes much longer to start with it; it is tried after the others.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
@@ -77,6 +79,7 @@ class Cure:
     group: str = ""
     switched: bool = False
     alone: bool = False
+    forward: str = ""
     ahead: bool = False
     slow: bool = False
     hook: Path | None = None
@@ -91,6 +94,8 @@ LACKS: Final[Mapping[str, str]] = {
     "new-workers": "no workers start anew with each epoch",
     "unfused": "its optimizers are fused",
     "one-by-one": "its optimizers take several tensors at a time",
+    "keeps-gradients": "set_to_none is True already",
+    "reads": "it reads from no GPU by .item() in its loop",
     "convolutions": "its models have no convolution in two dimensions",
     "cudnn": "its models have no convolutions",
     "full-precision": "its models run in lower precision already",
@@ -201,7 +206,7 @@ CURES: Final = (
         findings=("sync-bound", "host-work"),
         predictions=("sync",),
         advice="copy what is read to pinned memory (non_blocking=True), and read that a step later",
-        needs="gpu",
+        needs="gpu reads",
         switched=True,
     ),
     Cure(
@@ -212,6 +217,7 @@ CURES: Final = (
         removes="layout-transposes",
         advice="model = model.to(memory_format=torch.channels_last), and its input",
         switched=True,
+        forward="changes",
         needs="convolutions",
     ),
     Cure(
@@ -225,6 +231,7 @@ CURES: Final = (
         line="torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
         needs="gpu tf32-off",
         switched=True,
+        forward="changes",
     ),
     Cure(
         "bf16",
@@ -236,6 +243,7 @@ CURES: Final = (
         removes="no-tensor-cores",
         advice="with torch.autocast(x.device.type, dtype=torch.bfloat16): around the forward pass",
         switched=True,
+        forward="changes",
         needs="full-precision",
     ),
     Cure(
@@ -251,7 +259,7 @@ CURES: Final = (
         needs="gpu eager",
         group="forward",
         switched=True,
-        alone=True,
+        forward="captures",
     ),
     Cure(
         "fused",
@@ -278,6 +286,7 @@ CURES: Final = (
         "call zero_grad(set_to_none=True)",
         _TORCH,
         findings=("launch-bound",),
+        needs="keeps-gradients",
         switched=True,
     ),
     Cure(
@@ -324,7 +333,6 @@ CURES: Final = (
         _TORCH,
         findings=("recompilation",),
         needs="compiled",
-        slow=True,
     ),
     Cure(
         "no-sync",
@@ -366,16 +374,6 @@ CURES: Final = (
         switched=True,
     ),
     Cure(
-        "log-every",
-        "log by writers every N steps",
-        takes="N",
-        value=50,
-        findings=("host-work", "sync-bound"),
-        advice="log every so many steps",
-        edit="every",
-        switched=True,
-    ),
-    Cure(
         "async-checkpoint",
         "have a thread write what torch.save saves in the loop",
         _TORCH,
@@ -394,6 +392,7 @@ CURES: Final = (
         line="torch.backends.cudnn.benchmark = {}",
         needs="gpu cudnn-benchmark-off cudnn",
         switched=True,
+        forward="changes",
     ),
     Cure(
         "gc",
@@ -596,9 +595,16 @@ class Candidate:
         return bool(self.settings) and all(setting.cure.switched for setting in self.settings)
 
     @property
-    def alone(self) -> bool:
-        """True if no others may be switched in the same run."""
-        return any(setting.cure.alone for setting in self.settings)
+    def captures(self) -> bool:
+        """True if it keeps the forward pass with what was changed before."""
+        return any(setting.cure.forward == "captures" for setting in self.settings)
+
+    def shares_run(self, other: Candidate) -> bool:
+        """Return whether both may be switched in the same run."""
+        each, both = (self, other), [*self.settings, *other.settings]
+        change = [any(setting.cure.forward for setting in one.settings) for one in each]
+        captures = any(one.captures for one in each)
+        return not any(setting.cure.alone for setting in both) and not (captures and all(change))
 
     @property
     def numerics(self) -> bool:

@@ -20,7 +20,17 @@ from gputrace.trials.choice import charge
 from gputrace.trials.cures import Candidate, Prediction, predict
 from gputrace.trials.ledger import learn
 from gputrace.trials.runs import FAILURE, WHOLE, Change, Measured, Turn, Turns, why_idle
-from gputrace.trials.statistics import FEWEST, LOOKS, WORTH, Ratio, Verdict, across, compare
+from gputrace.trials.statistics import (
+    FEWEST,
+    GLANCE,
+    LOOKS,
+    WORTH,
+    Ratio,
+    Verdict,
+    across,
+    compare,
+    glance,
+)
 
 WARMUP: Final = 10
 TURNS: Final = LOOKS[2]
@@ -32,7 +42,7 @@ longer measuring costs rounds, which make the answer sure; shorter saves little.
 _RUN_PART: Final = 0.02
 """Maximum part of the budget to measure in a run: an answer takes six, each with its start."""
 _STEPS: Final = (20, 200)
-_FEWEST_PASSED, _FEWEST_MEASURED, _SLOW_PART = 3, 5, 0.1
+_FEWEST_PASSED, _FEWEST_MEASURED, _SLOW_PART = 3, 5, 0.03
 """Steps of a run to pass and to measure at least, and the part of the budget that more of either
 may take in a run.
 """
@@ -52,7 +62,9 @@ simulation up to 2.3%, where the loader is a little slower than the training."""
 _PART: Final = 0.5
 """Part of the time of its causes that a cure without a prediction is hoped to save."""
 _TRIAL_PART: Final = 1 / 3
-"""Maximum part of the budget for a cure that has shown nothing."""
+"""Maximum part of the budget for a cure that has shown nothing, unless it promises most: that has a
+part as large as its promise next to the best of the others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +104,8 @@ class Row:
     """True if it may be in the best set: what changes results, only if it was asked for."""
     within: bool = field(init=False)
     """True if its cures are switched off and on within runs."""
-    apart: bool = field(init=False)
-    """True if no others are switched in those runs."""
+    apart: bool = False
+    """True if no others are switched in those runs, whatever its cures are."""
     bare: list[float] = field(default_factory=list)
     cured: list[float] = field(default_factory=list)
     losses: list[tuple[float, ...]] = field(default_factory=list)
@@ -113,7 +125,7 @@ class Row:
     over: bool = False
 
     def __post_init__(self) -> None:
-        self.within, self.apart = self.candidate.switched, self.candidate.alone
+        self.within = self.candidate.switched
 
     @property
     def slow(self) -> bool:
@@ -130,8 +142,11 @@ class Row:
         """Return the best ratio that it may have, as far as is known."""
         if self.ratio is not None:
             return self.ratio.low
-        if self.cured:
-            return self.so_far
+        return self.so_far if self.cured else self.foretold
+
+    @property
+    def foretold(self) -> float:
+        """Return the best ratio that it may have by its prediction and the cost of its causes."""
         if self.prediction is None:
             return 1 - _PART * self.cost
         return max(self.prediction.middle, 1 - self.cost) if self.cost else self.prediction.middle
@@ -145,6 +160,11 @@ class Row:
     def promises(self) -> bool:
         """Return whether steps so far gain what is worthwhile."""
         return bool(self.cured) and self.so_far < 1 / WORTH
+
+    def rivals(self, other: Row) -> bool:
+        """Return whether another row is not of the same cures with other values."""
+        mine, its = ({s.cure.id for s in row.candidate.settings} for row in (self, other))
+        return mine != its
 
     def take(self, run: Measured, turns: Sequence[Turn]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
@@ -166,6 +186,10 @@ class Row:
             failed = any(reason.startswith(FAILURE) for reason in reasons)
             self.end(Verdict.FAILED if failed else Verdict.NOTHING, why.removeprefix(FAILURE))
             return
+        if not self.within and len(self.cured) == GLANCE:
+            self.ratio = glance(self.bare, self.cured)
+            if self.ratio is not None:
+                self.verdict = self.ratio.verdict
         # Rounds may come several at a time; to look at other numbers would be one more look.
         for number in (look for look in LOOKS if look <= len(self.cured)):
             self.ratio = compare(self.bare[:number], self.cured[:number], least=self._least)
@@ -237,8 +261,15 @@ class History:
         """Return the seconds that rows may share as long as none has shown anything."""
         if len(self.rows) == 1 or any(row.promises for row in lot):
             return math.inf
-        most_s = max(_TRIAL_PART, 1 / len(self.rows)) * self.request.budget_s
-        return sum(max(most_s - row.spent_s, 0.0) for row in lot)
+        seconds = 0.0
+        for row in lot:
+            rivals = [1 - each.foretold for each in self.rows if row.rivals(each)]
+            mine = 1 - row.foretold
+            most = max(rivals, default=0.0)
+            part = mine / (mine + most) if mine > most else 0.0
+            most_s = max(_TRIAL_PART, 1 / len(self.rows), part) * self.request.budget_s
+            seconds += max(most_s - row.spent_s, 0.0)
+        return seconds
 
     def turns(self, lot: Sequence[Row]) -> Turns:
         """Return the turns of a run in which cures are switched."""

@@ -254,8 +254,7 @@ def _edit_calls(
 def _edit_statement(source: Source, change: Change, setting: Setting) -> set[TextEdit]:
     if setting.cure.edit == "remove":
         return remove(source, change.line, change.call)
-    steps = setting.value if isinstance(setting.value, int) else _STEPS
-    return run_every(source, change.line, change.call, steps)
+    return run_every(source, change.line, change.call, _STEPS)
 
 
 def _add(call: ast.Call, arguments: Mapping[str, str], source: Source) -> set[TextEdit]:

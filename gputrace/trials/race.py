@@ -20,12 +20,12 @@ from typing import Final, TypeVar
 from gputrace.trials.cures import Value, combine
 from gputrace.trials.history import TURNS, History, Row
 from gputrace.trials.runs import Measured
-from gputrace.trials.statistics import CLEAR, FEWEST, LOOKS, MOST, WORTH, Verdict
+from gputrace.trials.statistics import CLEAR, FEWEST, GLANCE, LOOKS, MANY, MOST, WORTH, Verdict
 
 T = TypeVar("T")
 
 _FEWEST_TURNS: Final = LOOKS[1]
-"""Minimum rounds for which a run is worth its start."""
+"""Minimum rounds for which a run is worth its start, of what promises little."""
 _SLOW: Final = 3
 """Assumed length of the start with a slow cure, in starts without."""
 _WORTH_A_RUN: Final = 1 / 4
@@ -43,7 +43,12 @@ def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
     A round is a run without cures and one with each of its rows.
     """
     costs = costs_of(history)
+    if (row := _foremost(rows)) and costs.glance(row) <= _VARIES * left_s:
+        return [row]
     lot = next_lot(rows, left_s, costs, history.trial_s)
+    many = [row for row in rows if _is_many(row)]
+    if not any(row in lot for row in many):
+        lot = next_lot(many, _VARIES * left_s, costs, history.trial_s) or lot
     if not lot and not any(row.over or row.ratio for row in history.rows):
         # A run that may be cut off is better than no answer at all.
         lot = next_lot(rows, _VARIES * left_s, costs, history.trial_s)[:1]
@@ -51,6 +56,21 @@ def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
         # What a run takes is a guess as yet.
         lot = [row for first in lots(rows)[:1] for row in first[:1]]
     return lot
+
+
+def _foremost(rows: Sequence[Row]) -> Row | None:
+    """Return the row that promises far more than all others, and that two whole runs may decide.
+
+    What these take is a guess, too high by what the first run alone compiles, say; but no other row
+    is worth the time.
+    """
+    first = next((lot[0] for lot in lots(rows)), None)
+    others = [1 - row.hope for row in rows if row is not first and not row.over]
+    if first is None or first.within or first.cured or not others:
+        return None
+    if min(first.hope, 1 - first.cost) > 1 / MANY:
+        return None
+    return first if max(others) < _WORTH_A_RUN * (1 - first.hope) else None
 
 
 def after(lot: Sequence[Row], run: Measured) -> list[Row]:
@@ -71,7 +91,8 @@ def next_turns(
 ) -> list[int]:
     """Return which rows of a run have further turns in it, by their numbers from 1; none to end it.
 
-    Decided cures get no more turns, nor do those that cannot be the best while others can; the run
+    Decided cures get no more turns, nor do those that cannot be the best while others can, but for
+    a first answer of what gains something; the run
     ends when the time left is needed for the first answers of others, or, if nothing in it gains
     anything so far, when others wait for theirs or its part of the budget is over.
 
@@ -84,7 +105,11 @@ def next_turns(
         costs: durations of runs.
     """
     further = contenders(later, others)
-    turn_s = (1 + len(further)) * costs.turn(later)
+    if not further:
+        # What gains something may add to a clear winner, and has begun.
+        wanting = [row for row in later if row.within and row.verdict == Verdict.OPEN]
+        further = [row for row in wanting if row.promises and len(row.cured) < TURNS]
+    turn_s = _turns(further) * costs.turn(later)
     answered = all(row.over or len(row.cured) >= TURNS for row in later)
     if left_s <= turn_s or (answered and left_s - turn_s <= kept_s):
         return []
@@ -127,7 +152,7 @@ class Costs:
     run: float
     """A run as a whole, with the steps measured in it."""
     turn: Callable[[Sequence[Row]], float]
-    """A turn within a run of some rows."""
+    """A turn of the program as it is, within a run of some rows."""
 
     def answer(self, lot: Sequence[Row], turns: int = TURNS) -> float:
         """Return the seconds to the next answer for rows that share a run, or rounds.
@@ -142,12 +167,14 @@ class Costs:
             # One run of the program as it is serves all cures of a round.
             return max(rounds) * self.run + runs
         start = self.start * (_SLOW if any(row.slow for row in lot) else 1)
-        return start + max(_rounds(row, turns) for row in lot) * (len(lot) + 1) * self.turn(lot)
+        return start + max(_rounds(row, turns) for row in lot) * _turns(lot) * self.turn(lot)
 
     def glance(self, row: Row) -> float:
         """Return the seconds to the first sign of what a row gains that has runs of its own."""
         starts = _SLOW if row.slow else 1
-        return starts * self.start + 2 * self.turn([row]) if row.within else (1 + starts) * self.run
+        if not row.within:
+            return (1 + starts) * self.run
+        return starts * self.start + _turns([row]) * self.turn([row])
 
 
 def costs_of(history: History) -> Costs:
@@ -163,9 +190,22 @@ def costs_of(history: History) -> Costs:
     return Costs(run_s - measured_s, run_s, lambda lot: history.turns(lot).stretch * step_s)
 
 
+def _is_many(row: Row) -> bool:
+    """Return whether one more round of whole runs may show that a row is many times as fast."""
+    begun = len(row.cured) == GLANCE - 1 and not (row.within or row.over)
+    return begun and row.so_far <= 1 / MANY
+
+
+def _turns(rows: Sequence[Row]) -> float:
+    """Return how many turns of the program as it is are as long as a round of some rows."""
+    return 1 + sum(min(row.hope, 1.0) for row in rows)
+
+
 def _rounds(row: Row, fewest: int) -> int:
     """Return how many more rounds a row needs for its next answer."""
     count = len(row.cured)
+    if _is_many(row):
+        return GLANCE - count
     return next((look for look in LOOKS if look > count and look >= fewest), MOST) - count
 
 
@@ -198,7 +238,9 @@ def next_lot(
         able = [row for row in lot if is_shared or costs.glance(row) <= trial_s([row])]
         chosen: list[Row] = []
         for row in able:
-            if costs.answer([*chosen, row], _FEWEST_TURNS) <= left_s:
+            # What is as much faster as it promises is seen at a glance.
+            turns = FEWEST if row.hope <= 1 / CLEAR else _FEWEST_TURNS
+            if costs.answer([*chosen, row], turns) <= left_s:
                 chosen.append(row)
         screening = not any(row.cured or row.within for row in lot)
         if chosen:
@@ -288,7 +330,8 @@ def sharing(rows: Sequence[Row]) -> list[list[Row]]:
         values = {setting.cure.id: setting.value for setting in row.candidate.settings}
         for known, shared in runs:
             same = all(known.get(id, value) == value for id, value in values.items())
-            if same and not (row.apart or shared[0].apart):
+            both = all(row.candidate.shares_run(each.candidate) for each in shared)
+            if same and both and not (row.apart or shared[0].apart):
                 known |= values
                 shared.append(row)
                 break

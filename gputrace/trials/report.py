@@ -72,8 +72,12 @@ def _verdict(outcome: Outcome) -> str:
     tried = _tried(outcome)
     if tried and all(row.verdict == "changes nothing" for row in tried):
         return "Nothing that was tried changes the program."
+    nothing = f"Nothing to gain beyond {100 * (WORTH - 1):.0f}%"
     if tried and all(row.gains_little for row in tried):
-        return f"Nothing to gain beyond {100 * (WORTH - 1):.0f}% by what was tried."
+        waiting = ", ".join(row.cure for row in outcome.rows if row not in tried)
+        return f"{nothing} by what was tried{f'; not tried: {waiting}' if waiting else ''}."
+    if not outcome.rows and outcome.findings and not outcome.interrupted:
+        return f"{nothing}: no cure that its findings ask for would change the program."
     most = min(tried, key=lambda row: row.ratio or 1.0, default=None)
     if most is not None and (most.ratio or 1.0) < 1 / WORTH:
         return f"Nothing is proven yet; {most.cure}: {format_answer(most)}"

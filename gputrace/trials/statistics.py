@@ -17,6 +17,10 @@ ALIKE: Final = 0.02
 LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
 """Rounds after which it is decided whether that was enough. To look more often would make chance
 decide more often."""
+GLANCE: Final = 2
+"""Rounds of whole runs after which what is `MANY` times as fast has an answer, if there is no time
+for more."""
+MANY: Final = 2
 FEWEST: Final = LOOKS[0]
 MOST: Final = LOOKS[-1]
 _ALL: Final = sum(LOOKS)
@@ -102,6 +106,24 @@ def compare(bare: Sequence[float], cured: Sequence[float], *, least: float = 0.0
     low, high = math.exp(middle - half), math.exp(middle + half)
     enough = rounds >= MOST or (rounds in LOOKS and narrow)
     return Ratio(math.exp(middle), low, high, error, rounds, verdict, enough)
+
+
+def glance(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
+    """Compare two whole runs with a cure to two without; None unless one side is `MANY` times as
+    fast and that is seen at a glance.
+
+    Both sides have a scatter of their own: two pairs would say little of theirs. The runs are in
+    the order ABBA, so that what drifts is a part of that scatter.
+    """
+    logs = [np.log(np.asarray(side, float)) for side in (bare, cured)]
+    middle = float(logs[1].mean() - logs[0].mean())
+    error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) for side in logs))
+    half = error * student(_GLANCES + 1, 2 * (len(cured) - 1))
+    if abs(middle) < math.log(MANY) or abs(middle) - half <= math.log(CLEAR):
+        return None
+    verdict = Verdict.FASTER if middle < 0 else Verdict.SLOWER
+    low, high = math.exp(middle - half), math.exp(middle + half)
+    return Ratio(math.exp(middle), low, high, error, len(cured), verdict, enough=False)
 
 
 def across(starts: Sequence[Ratio], *, least: float = 0.0) -> Ratio:

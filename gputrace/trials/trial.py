@@ -184,7 +184,7 @@ class Trial:
                     self._history.pilot = self._go(candidate, "recording", trace)
                     if not trace.exists():
                         raise UsageError(f"{trace}: the recording left no trace")
-                    return _analyze(trace)
+                    return _analyze(trace, self._few())
                 except GputraceError as error:
                     failed = error
                     # Cures that were named need no recording.
@@ -197,6 +197,16 @@ class Trial:
             except Spent as spent:
                 raise failed or spent from None
         return analysis
+
+    def _few(self) -> tuple[int, int] | None:
+        """Return the steps to analyze of a first run that was ended early; None for any other.
+
+        Of few steps, half may seem to be a start that is over: all but the first are what it is.
+        """
+        history, pilot = self._history, self._history.pilot
+        assert pilot is not None
+        is_early = pilot.code is None and pilot.made < history.warmup + history.steps
+        return (1, pilot.made) if is_early and pilot.made > 1 else None
 
     def _race(self, rows: Sequence[Row], until_s: float) -> None:
         """Make the runs that `next_run` asks for until it asks for none."""
@@ -246,9 +256,12 @@ class Trial:
             if len(lot) == 1:
                 history.add_failure(lot[0], rows, error)
             else:
-                # Half of them may still share a run.
-                for half in (lot[: len(lot) // 2], lot[len(lot) // 2 :]):
-                    self._switch(half, rows, until_s)
+                # A capture is the likely cause; else half of them may still share a run.
+                captured = [row for row in lot if row.candidate.captures]
+                rest = [row for row in lot if row not in captured]
+                half = len(lot) // 2
+                for part in (rest, captured) if captured and rest else (lot[:half], lot[half:]):
+                    self._switch(part, rows, until_s)
         except KeyboardInterrupt:
             for each in so_far:
                 history.add_turns(lot, each, turns, others)
@@ -382,8 +395,11 @@ class Trial:
         return time.monotonic() - self._began
 
 
-def _analyze(trace: Path) -> Analysis:
+def _analyze(trace: Path, steps: tuple[int, int] | None = None) -> Analysis:
     from gputrace.api import open as open_trace
 
     with open_trace(trace) as opened:
+        with suppress(UsageError):
+            return opened.analyze(steps=steps)
+        # The recorder may have met fewer.
         return opened.analyze()

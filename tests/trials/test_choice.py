@@ -58,6 +58,29 @@ def test_cures_are_tried_in_the_order_of_the_time_charged_to_their_causes() -> N
     assert chosen(analysis({}, lost), program("jax", "H100")) == "xla-graphs,gc"
 
 
+def test_what_a_late_host_costs_others_is_charged_to_what_delays_it() -> None:
+    """Of rank 1, whose GPU is idle for want of batches mostly; nothing is known of rank 2."""
+
+    def row(cause: str, of: str, rank: int, ns: int) -> Any:
+        return SimpleNamespace(cause=cause, of=of, rank=rank, ns=10 * ns)
+
+    recording = analysis({"late-host": 500})
+    recording.ledger = [
+        row("late-host", "communication", 1, 400),
+        row("data-feeding", "idle", 1, 300),
+        row("launch-bound", "idle", 1, 100),
+        row("compute-bound", "compute", 1, 100),
+        row("late-host", "communication", 2, 50),
+        row("launch-bound", "idle", 0, 20),
+    ]
+    causes = charge(recording).causes
+    assert causes["data-feeding"] == pytest.approx(0.3 + 0.4 * 0.75)
+    assert causes["launch-bound"] == pytest.approx(0.1 + 0.02 + 0.4 * 0.25)
+    assert causes["late-host"] == pytest.approx(0.05)
+    del recording.ledger[4]
+    assert charge(recording).causes["late-host"] == 0
+
+
 @pytest.mark.parametrize(("part_ns", "tried"), [(9, ""), (11, "gc")])
 def test_what_takes_less_than_a_hundredth_of_a_step_has_no_cure_tried(
     part_ns: int, tried: str

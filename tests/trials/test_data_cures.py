@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import signal
 import sys
 import weakref
@@ -18,6 +19,7 @@ import gputrace
 from gputrace.trials import runs
 from gputrace.trials.cures import combine, read_candidates
 from gputrace.trials.patch import make_patch
+from tests.helpers.programs import torch_python
 from tests.helpers.tried_programs import PROGRAM, InProgram, Real
 
 
@@ -44,6 +46,57 @@ def test_arguments_of_a_trainer_are_changed_where_the_program_gives_them(real: R
     assert {change.cure for change in run.changes if change.call == "DataLoader"} <= {"prefetch"}
     patch = make_patch(combine(read_candidates("workers=2")), run.changes[:1], "", ["x"])
     assert "+arguments = TrainingArguments(dataloader_num_workers=2)" in patch.diff
+
+
+LOADED: Final = """
+import gc, json, multiprocessing, sys, torch
+from torch.utils.data import DataLoader
+torch.set_num_threads(1)
+class Numbers(torch.utils.data.Dataset):
+    fails = False
+    def __len__(self): return 160
+    def __getitem__(self, at):
+        if self.fails and at == 70: raise KeyError("sample 70")
+        return at
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer, data, epochs = torch.optim.SGD([weight], 0.1), Numbers(), []
+loader = DataLoader(data, 1, shuffle=True, num_workers=1, persistent_workers=STAY)
+for epoch in range(4):
+    seen = []
+    data.fails = epoch == 3
+    try:
+        for batch in loader:
+            optimizer.zero_grad(); weight.sum().backward(); optimizer.step()
+            seen.append(int(batch))
+            if epoch == 1 and len(seen) == 90: break
+    except KeyError as error:
+        seen.append(str(error))
+    epochs.append(seen)
+del loader
+gc.collect()  # Torch's errors hold themselves.
+left = len(multiprocessing.active_children())
+with open(sys.argv[1], "w") as file: json.dump([epochs, left], file)
+"""
+
+
+@pytest.mark.parametrize("stay", [False, True])
+def test_torchs_loader_gives_each_sample_once_by_turns_and_leaves_no_worker(
+    real: Real, monkeypatch: pytest.MonkeyPatch, stay: bool
+) -> None:
+    """An epoch ends early, and one by an error of the data set, which persistent workers miss."""
+    monkeypatch.delenv("PYTHONPATH")
+    real.script.write_text(LOADED.replace("STAY", str(stay)))
+    seen = real.folder / "seen.json"
+    words = (torch_python(), str(real.script), str(seen))
+    [cure] = read_candidates("workers=3")
+    run = runs.Program(words).run(cure, 10, 900, turns=runs.Turns((cure,), 8, 2))
+    epochs, workers = json.loads(seen.read_text())
+    assert len(run.turns[0]) > 20
+    assert (run.code, run.reasons) == (0, {})
+    assert [sorted(epochs[0]), sorted(epochs[2])] == [list(range(160))] * 2
+    assert len(set(epochs[1])) == 90
+    assert stay or "sample 70" in epochs[3][-1]
+    assert workers == 0
 
 
 class Batches:

@@ -1,4 +1,4 @@
-"""Cures of what a program calls in its loop: collections, caches, logging, checkpoints."""
+"""Cures of what a program calls in its loop: collections, caches, checkpoints."""
 
 from __future__ import annotations
 
@@ -41,28 +41,6 @@ def test_collections_and_emptied_caches_are_left_out_while_the_cure_is_on(
     assert gc.collect() == 7, "before the loop"
     assert {change["cure"] for change in hooks.changes} == {"skip-gc-collect", "skip-empty-cache"}
     assert "skip-gc-collect-calls" in hooks.state.trial.has
-
-
-def test_a_writer_logs_in_one_of_so_many_steps_all_that_a_line_does(
-    hooks: InProgram, loop: Any
-) -> None:
-    class Writer:
-        def add_scalar(self, name: str) -> None:
-            logged.append(name)
-
-        def close(self) -> str:
-            return "closed"
-
-    logged: list[str] = []
-    hooks.state.cures["log-every"] = 3
-    hooks.state._on.add("log-every")
-    loop.tensorboard(SimpleNamespace(SummaryWriter=Writer))
-    for step in range(7):
-        for part in "ab":
-            Writer().add_scalar(f"{step}{part}")
-        hooks.state.trial.ends.append(step)
-    assert logged == ["0a", "0b", "3a", "3b", "6a", "6b"]
-    assert Writer().close() == "closed"
 
 
 def test_checkpoints_are_copied_and_written_by_a_thread(real: Real) -> None:

@@ -49,6 +49,7 @@ for x, y in DataLoader(data, 8):
     }
     assert len(run.losses) == run.steps == 8
     assert run.threads == 1
+    assert "keeps-gradients" in run.has
     if not run.gpu:
         assert {run.reasons[cure] for cure in skipped.split(",")} == {"torch sees no GPU"}
     switched = combine(read_candidates("fused,channels-last,bf16,set-to-none"))
@@ -223,6 +224,7 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
     assert waited == [0, 1], "only the first step waits"
     assert Tensor(7, is_cuda=False).item() == 7
     assert {change["cure"] for change in hooks.changes} == {"defer-item"}
+    assert "reads" in hooks.state.trial.has
 
 
 def fake_torch(tensor: type, capture: Any) -> Any:

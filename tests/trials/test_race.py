@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gputrace.trials.history import History, Request, Row
 from gputrace.trials.race import (
     Costs,
@@ -16,6 +18,7 @@ from gputrace.trials.race import (
     next_lot,
     next_run,
     next_turns,
+    sharing,
 )
 from gputrace.trials.runs import Change, Turn
 from gputrace.trials.statistics import Verdict
@@ -27,7 +30,7 @@ def test_first_answers_come_first_and_then_what_could_still_be_the_best() -> Non
     unsure = row_of("bucket-view", [0.3, 0.8, 0.7])
     compiled, foretold, other = (
         row_of("compile", hope=0.1),
-        row_of("graphs", hope=0.3),
+        row_of("workers=4", hope=0.3),
         row_of("async-checkpoint"),
     )
     rows = [slower, unsure, best, compiled, other, foretold]
@@ -53,17 +56,33 @@ def test_what_may_bring_more_has_its_rounds_before_what_brings_little() -> None:
 
 def test_the_time_goes_to_the_best_foretold_and_keeps_first_answers_of_others() -> None:
     costs = Costs(start=5, run=8, turn=lambda _: 0.5)
-    whole, graphs = row_of("threads=1", hope=0.5), row_of("graphs", hope=0.6)
-    rows = [row_of("fused"), graphs, whole]
+    whole, loader = row_of("threads=1", hope=0.5), row_of("workers=4", hope=0.6)
+    rows = [row_of("fused"), loader, whole]
     assert costs.answer([whole]) == 6 * 8
-    assert costs.answer([graphs]) == 5 + 6 * 2 * 0.5
+    answer = costs.answer([loader])
+    assert answer == 5 + 6 * (1 + 0.6) * 0.5, "turns with a cure are as long as it is foretold"
     assert next_lot(rows, 48, costs) == [whole]
-    assert next_lot(rows, 47, costs) == [graphs]
-    assert next_lot(rows, 8, costs) == []
-    assert kept(rows, [whole], 100, costs) == 11 + 11
-    assert kept(rows, [whole], 15, costs) == 11
+    assert next_lot(rows, 47, costs) == [loader]
+    three = 5 + 3 * (1 + 0.6) * 0.5
+    assert next_lot([loader], three, costs) == [loader], "three rounds show as much"
+    assert next_lot([loader], three - 0.1, costs) == []
+    little = row_of("workers=4", hope=0.8)
+    assert next_lot([little], 5 + 4 * (1 + 0.8) * 0.5 - 0.1, costs) == []
+    assert next_lot(rows, 7, costs) == []
+    assert kept(rows, [whole], 100, costs) == answer + 11
+    assert kept(rows, [whole], 15, costs) == answer
     both = [row_of("fused"), row_of("gc")]
     assert kept(both, [], 13.9, costs) == costs.answer(both[:1]) == 11, "one of them"
+
+
+def test_graphs_share_a_run_with_what_does_not_change_the_forward_pass() -> None:
+    graphs, less, tf32, bf16 = (
+        row_of(cure) for cure in ("graphs", "less-often=train.py:9", "tf32", "bf16")
+    )
+    assert sharing([graphs, less, tf32, bf16]) == [[graphs, less], [tf32, bf16]]
+    assert sharing([less, tf32, graphs]) == [[less, tf32], [graphs]]
+    alone = [row_of(cure) for cure in ("compile", "workers=4", "gc")]
+    assert sharing(alone) == [[row] for row in alone]
 
 
 def started(*rows: Row) -> History:
@@ -84,6 +103,20 @@ def test_without_any_round_so_far_the_first_row_has_a_run_however_short_the_time
     assert next_run(history, history.rows, 100.0) == [gc]
 
 
+def test_what_promises_far_more_than_all_others_has_its_runs_first() -> None:
+    """By the first run, in which all is compiled anew, a run takes 4.5 s; there are 60 s in all."""
+    dynamic, gc = row_of("dynamic", hope=0.5), row_of("gc", hope=0.95)
+    history = started(gc, dynamic)
+    history.request = Request(("x",), budget_s=60.0)
+    assert history.trial_s([dynamic]) == pytest.approx(60 * 0.5 / 0.55)
+    assert history.trial_s([gc]) == 30.0, "as always of two"
+    assert next_run(history, history.rows, 9.0) == [dynamic], "a round"
+    dynamic.cured, dynamic.bare, dynamic.seconds = [0.05], [1.0], 4.5
+    assert next_run(history, history.rows, 8.0) == [dynamic], "one more may decide"
+    dynamic.cured = [0.9]
+    assert next_run(history, history.rows, 8.0) == [gc]
+
+
 def test_what_goes_on_in_a_run_is_decided_without_a_trace_in_its_rows() -> None:
     gc, tf32 = row_of("gc"), row_of("tf32")
     costs, clear, noisy = costs_of(started(gc, tf32)), [0.5, 0.501] * 3, [0.5, 1.5] * 3
@@ -93,4 +126,10 @@ def test_what_goes_on_in_a_run_is_decided_without_a_trace_in_its_rows() -> None:
     later = after([gc, tf32], run)
     assert next_turns(later, [], 60.0, 0.0, 60.0, costs) == [2]
     assert next_turns(later, [], 60.0, 60.0, 60.0, costs) == [], "kept for others"
+    winner, adds = row_of("graphs", [0.3] * 3), row_of("no-sync", [0.97, 0.9, 0.94])
+    winner.over = True
+    assert (adds.verdict, contenders([winner, adds], [])) == (Verdict.OPEN, [])
+    assert next_turns([winner, adds], [], 60.0, 0.0, 60.0, costs) == [2], "it may add to that"
+    adds.cured, adds.bare = adds.cured * 2, adds.bare * 2
+    assert next_turns([winner, adds], [], 60.0, 0.0, 60.0, costs) == []
     assert (gc.cured, gc.ratio, tf32.cured, tf32.ratio) == ([], None, [], None)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from typing import Any, Final
+
+import pytest
 
 from gputrace.report import render_as, text
 from gputrace.trials.ledger import Entry
@@ -39,6 +42,28 @@ def test_markdown_has_the_table_of_answers_and_the_remarks_as_a_list() -> None:
     assert "| pinned | 100 → 80 ms, 1.25x faster (1.18x to 1.33x) | 4 |" in shown
     assert "- x\\|y: failed: it ended\n- findings of the recording: data-feeding" in shown
     assert shown.endswith("- One note.\n")
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        (("tf32",), "Nothing to gain beyond 3% by what was tried."),
+        (("tf32", "compile"), "Nothing to gain beyond 3% by what was tried; not tried: compile."),
+        (("compile",), "Nothing was tried."),
+        ((), "Nothing to gain beyond 3%: no cure that its findings ask for would change the"),
+    ],
+)
+def test_of_a_healthy_program_it_says_what_was_not_tried(
+    rows: tuple[str, ...], verdict: str
+) -> None:
+    known = {
+        "tf32": entry("tf32", verdict="no difference", ratio=1.0, low=0.99, high=1.01),
+        "compile": entry("compile", verdict="cannot tell yet", ratio=None, low=None, rounds=0),
+    }
+    outcome = replace(OUTCOME, rows=tuple(known[row] for row in rows), best=None)
+    assert render_as(outcome, "text", MODULE).startswith(verdict)
+    waited = replace(outcome, rows=(), interrupted=True)
+    assert render_as(waited, "text", MODULE).startswith("Nothing was tried.")
 
 
 def test_csv_has_a_row_for_each_answer() -> None:

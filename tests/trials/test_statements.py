@@ -91,4 +91,4 @@ STEP = """\
 def test_logging_is_put_under_a_condition_by_the_loops_counter(
     tmp_path: Path, before: str, after: str | None
 ) -> None:
-    assert patched(tmp_path, "log-every", "add_histogram", before) == after
+    assert patched(tmp_path, "less-often=train.py:1", "add_histogram", before) == after

@@ -11,9 +11,11 @@ from gputrace.trials.race import order
 from gputrace.trials.statistics import (
     ALIKE,
     MOST,
+    Ratio,
     Verdict,
     across,
     compare,
+    glance,
     losses_differ,
     turn_losses_differ,
 )
@@ -32,6 +34,22 @@ def test_intervals_of_several_starts_hold_what_a_start_gains_on_average(scatter:
         joined = across(ratios)
         held += joined.low <= 0.5 <= joined.high
     assert held >= 950
+
+
+@pytest.mark.parametrize("scatter", [0.02, 0.1, 0.3, 1.0])
+def test_two_whole_runs_decide_only_what_is_many_times_as_fast(scatter: float) -> None:
+    random = np.random.default_rng(3)
+
+    def ratio(effect: float) -> Ratio | None:
+        bare, cured = np.exp(random.normal(0, scatter, (2, 2)))
+        return glance(bare, effect * cured)
+
+    assert sum(ratio(1.0) is not None for _ in range(2000)) < 20
+    found = [each for each in (ratio(0.05) for _ in range(500)) if each]
+    assert all(each.verdict == Verdict.FASTER and not each.enough for each in found)
+    assert sum(not each.low <= 0.05 <= each.high for each in found) < 0.05 * 500
+    assert len(found) == 500 or scatter > 0.1
+    assert glance([1.0, 1.0], [0.6, 0.6]) is None
 
 
 def verdicts(

@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 
 MODULES = {
     "jax": "cures.model.jitted",
-    "mlflow.tracking.fluent": "cures.loop.mlflow",
     "tensorboard.summary.writer.event_file_writer": "cures.trial.event_files",
     "tensorboardX.event_file_writer": "cures.trial.event_files",
-    "tensorboardX.writer": "cures.loop.tensorboard",
     "tensorflow.python.data.ops.dataset_ops": "cures.data.tf_datasets",
     "tensorflow.python.ops.summary_ops_v2": "cures.trial.tf_summaries",
     "torch": "cures.model.torch_calls cures.host.torch_calls cures.loop.torch_calls",
@@ -49,9 +47,7 @@ MODULES = {
     "torch.nn.parallel.distributed": "cures.model.distributed",
     "torch.optim": "cures.model.optimizers",
     "torch.utils.data.dataloader": "cures.data.loaders",
-    "torch.utils.tensorboard.writer": "cures.loop.tensorboard",
     "transformers.training_args": "cures.data.trainer_arguments",
-    "wandb.sdk.wandb_run": "cures.loop.wandb",
 }
 """Functions of ours by the module that they change, loaded when the program imports that."""
 LOSSES = {

@@ -1,5 +1,4 @@
-"""Cures of what a program calls in its loop beside the training: collections, caches, logging,
-checkpoints.
+"""Cures of what a program calls in its loop besides the training: collections, caches, checkpoints.
 
 What it calls before the first step has ended stays as it is.
 """
@@ -108,38 +107,3 @@ def _apart(value: Any) -> Any:
     for key in new:
         new[key] = _apart(new[key])
     return new
-
-
-def _logs(name: str) -> bool:
-    """Return whether a method of a writer or tracker logs, by its name."""
-    return name == "log" or name.startswith(("add_", "log_metric", "log_scalar", "log_image"))
-
-
-def writer(cls: str) -> "Callable[[Any], None]":
-    """Return a hook that has the program log by a writer's class, or module, every few steps."""
-
-    def hook(module: Any) -> None:
-        holder = getattr(module, cls) if cls else module
-        for name in filter(_logs, list(vars(holder))):
-            in_place_of("log-every", holder, name, _log_at_times)
-
-    return hook
-
-
-tensorboard, wandb, mlflow = writer("SummaryWriter"), writer("Run"), writer("")
-_logged: "dict[Any, int]" = {}
-"""Step in which each line that logs last did."""
-
-
-def _is_due(line: Any) -> bool:
-    step, last = len(trial.ends), _logged.get(line)
-    if last is None or step >= last + cures["log-every"]:
-        last = _logged[line] = step
-    return step == last
-
-
-def _log_at_times(function: Any, *args: Any, **keywords: Any) -> Any:
-    caller = sys._getframe(2)
-    if _is_due((caller.f_code, caller.f_lineno)):
-        return function(*args, **keywords)
-    return None

@@ -102,9 +102,14 @@ def optimizers(module: Any) -> None:
             if cure in names:
                 later = bool(asked.get("stretch"))
                 change_call(cls, "__init__", partial(_faster, cure), later=later)
-    if "set-to-none" in cures:
-        forget = {"set_to_none": ("set-to-none", True)}
-        change_call(module.Optimizer, "zero_grad", lambda _: forget if is_on("set-to-none") else {})
+    if "set-to-none" in cures or not cures:
+        change_call(module.Optimizer, "zero_grad", _forget)
+
+
+def _forget(present: "Callable[[str], Any]") -> "dict[str, tuple[str, Any]]":
+    if not present("set_to_none"):
+        trial.has.add("keeps-gradients")
+    return {"set_to_none": ("set-to-none", True)} if is_on("set-to-none") else {}
 
 
 def _tell_optimizer(optimizer: Any) -> None:
