@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
-from gputrace.analyzers.grouping import StepsOf, stretches
+from gputrace.analyzers.grouping import StepsOf, median, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu
 from gputrace.model.events import UNKNOWN
@@ -104,11 +104,11 @@ def _use(
         host=gpu.host_name,
         name=card.name or gpu.name,
         samples=len(busy),
-        sm_clock_mhz=_reduced(busy["smClock"], np.median),
+        sm_clock_mhz=_reduced(busy["smClock"], median),
         sm_clock_max_mhz=card.sm_clock_max,
         sm_clock_application_mhz=card.sm_clock_application,
         sm_below_max=_below(busy["smClock"], card.sm_clock_max),
-        memory_clock_mhz=_reduced(busy["memoryClock"], np.median),
+        memory_clock_mhz=_reduced(busy["memoryClock"], median),
         memory_clock_max_mhz=card.memory_clock_max,
         memory_clock_application_mhz=card.memory_clock_application,
         memory_below_max=_below(busy["memoryClock"], card.memory_clock_max),
@@ -116,9 +116,9 @@ def _use(
         power_mw=_reduced(busy["power"], np.mean),
         power_limit_mw=card.power_limit_mw,
         temperature_c=_reduced(busy["temperature"], np.max),
-        pcie_gen=_whole(busy["pcieGen"], np.median),
+        pcie_gen=_whole(busy["pcieGen"], median),
         pcie_gen_max=card.pcie_gen_max,
-        pcie_width=_whole(busy["pcieWidth"], np.median),
+        pcie_width=_whole(busy["pcieWidth"], median),
         pcie_width_max=card.pcie_width_max,
         utilization_percent=_utilization(samples, measured),
         memory_used_bytes=_whole(inside["memoryUsed"], np.max),

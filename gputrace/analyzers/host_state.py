@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.grouping import spans_by_rank
+from gputrace.analyzers.grouping import median, spans_by_rank
 from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
@@ -264,7 +264,7 @@ class Counters:
         lengths, inside = ends - starts, union(*slow).within(starts, ends)
         outside = union(*others).within(starts, ends)
         # What another step is longer than usual, it may be queued.
-        usual = np.minimum(others[1], others[0] + int(np.median(others[1] - others[0])))
+        usual = np.minimum(others[1], others[0] + int(median(others[1] - others[0])))
         expected = union(others[0], usual).within(starts, ends)
         alone = (outside == lengths) & (inside == 0) & (expected > 0)
         if not alone.any():

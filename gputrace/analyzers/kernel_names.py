@@ -177,6 +177,7 @@ def is_optimizer(kernel: str) -> bool:
     return bool(_OPTIMIZER.search(read.lower()) and not re.search(_NOT_OPTIMIZER, read))
 
 
+@lru_cache(_MOST_NAMES)
 def family_of(name: str) -> str:
     """Return the family of `FAMILIES` that a kernel's name shows; ``other`` if none."""
     if is_communication(name):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.cuda_api_calls import NOBODY, by_thread, captured_in
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
-from gputrace.analyzers.grouping import StepsOf, spans_by_rank, stretches
+from gputrace.analyzers.grouping import StepsOf, median, spans_by_rank, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import read_sources
@@ -152,7 +152,7 @@ def _from(times: Intervals, starts: Times) -> Intervals:
     has_one, early = first < times.end, times.end <= starts[0]
     begins = np.where(has_one, first, times.start)
     if has_one.any():
-        usual = int(np.median(times.end[has_one] - first[has_one]))
+        usual = int(median(times.end[has_one] - first[has_one]))
         begins[early] = np.maximum(times.start, times.end - usual)[early]
     return union(begins, times.end)
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.cuda_api_calls import NOBODY, read_calls, thread_keys
+from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import family_of
 from gputrace.model.events import (
     UNKNOWN,
@@ -105,7 +106,7 @@ def _end_together(gpus: Sequence[Events], rows: Sequence[NDArray[np.intp]]) -> b
     start = np.array([gpu.start[mine] for gpu, mine in on])
     end = np.array([gpu.end[mine] for gpu, mine in on])
     overlap = np.mean(end.min(axis=0) >= start.max(axis=0))
-    apart, together = np.median(np.ptp(start, axis=0)), np.median(np.ptp(end, axis=0))
+    apart, together = median(np.ptp(start, axis=0)), median(np.ptp(end, axis=0))
     return bool(overlap >= _MOST and together * _CLOSER < apart)
 
 

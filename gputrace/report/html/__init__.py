@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
@@ -51,6 +50,8 @@ class Page:
 
     def _repr_html_(self) -> str:
         """Return the page in a frame of its own, whose styles and scripts stay in it."""
+        from html import escape
+
         look = f"width:100%;height:{self.height}px;border:0"
         what = f'style="{look}" sandbox="allow-scripts allow-popups allow-downloads"'
         return f'<iframe {what} srcdoc="{escape(self.html)}"></iframe>'
