@@ -63,6 +63,8 @@ def _load(
     only = [sort for sort in kernels if others.lack(sort)]
     copies = {f"{name}_ns": work.ns.get(sort_of(name), 0) for name in COPIES}
     copies |= {f"{name}_bytes": work.amount.get(sort_of(name), 0) for name in COPIES}
+    extra_ns = {"kernels": sum(ns for sort, ns in extra.items() if sort >= 0)}
+    extra_ns |= {name: extra.get(sort_of(name), 0) for name in COPIES}
     return Load(
         gpu=gpu.gpu,
         rank=gpu.rank,
@@ -74,7 +76,7 @@ def _load(
         communication_ns=work.communication_ns,
         h2d_run_ns=work.h2d_run_ns,
         memory_bytes=memory.get(gpu.gpu),
-        extra_ns=by_name(extra),
+        extra_ns=extra_ns,
         alone_ns=alone_ns,
         **copies,
     )
@@ -112,12 +114,6 @@ def more_than_others(work: GpuWork, index: int, others: Others) -> dict[int, int
         scale = room / total
         extra |= {sort: int(extra[sort] * scale) for sort in of_extra}
     return {sort: ns for sort, ns in extra.items() if ns > 0}
-
-
-def by_name(extra: dict[int, int]) -> dict[str, int]:
-    """Return the nanoseconds of extra work as ``kernels``, ``h2d``, ``d2h``, ``d2d``, ``peer``."""
-    kernels = sum(ns for sort, ns in extra.items() if sort >= 0)
-    return {"kernels": kernels} | {name: extra.get(sort_of(name), 0) for name in COPIES}
 
 
 def alone(gpus: PerGpu, works: Sequence[GpuWork], extra: Sequence[dict[int, int]]) -> list[int]:

@@ -322,7 +322,11 @@ def _group(trace: Trace, work: Mapping[_Pair, int]) -> list[list[_Pair]]:
     same numbering, so equal ordinals are one card; processes that mostly use the same ordinal each
     see their own (CUDA_VISIBLE_DEVICES set for each), so they are different cards.
     """
-    alone = _with_own_numbering(trace, work)
+    main = _main_devices(work)
+    placement = {process: (trace.processes[process].host, main[process]) for process in main}
+    shared = Counter(placement.values())
+    hosts = {host for (host, _), processes in shared.items() if processes > 1}
+    alone = {process for process, (host, _) in placement.items() if host in hosts}
     groups: dict[tuple[str, int, int, str], list[_Pair]] = {}
     for process, ordinal in work:
         device = trace.device(process, ordinal)
@@ -335,15 +339,6 @@ def _group(trace: Trace, work: Mapping[_Pair, int]) -> list[list[_Pair]]:
             key = ("ordinal of a host", host, ordinal, "")
         groups.setdefault(key, []).append((process, ordinal))
     return list(groups.values())
-
-
-def _with_own_numbering(trace: Trace, work: Mapping[_Pair, int]) -> set[int]:
-    """Return the processes of hosts where two mostly use the same ordinal."""
-    main = _main_devices(work)
-    placement = {process: (trace.processes[process].host, main[process]) for process in main}
-    shared = Counter(placement.values())
-    hosts = {host for (host, _), processes in shared.items() if processes > 1}
-    return {process for process, (host, _) in placement.items() if host in hosts}
 
 
 def _main_devices(work: Mapping[_Pair, int]) -> dict[int, int]:

@@ -187,10 +187,13 @@ class TableLayout(Struct, frozen=True):
         keys = [name for _, name, _, _, _, key, _ in rows if key]
         columns = {}
         for index, name, type_, _, default, key, _ in rows:
-            if not _holds_integers(str(type_)):
+            # Integers of other affinities are not returned as they are stored
+            # (sqlite.org/datatype3.html, section 3.1).
+            kind = str(type_).upper()
+            if "INT" not in kind and re.search("CHAR|CLOB|TEXT|REAL|FLOA|DOU[B]", kind):
                 continue
-            column = _Column(index, *_absence(str(type_), default))
-            if key and len(keys) == 1 and str(type_).upper() == "INTEGER":
+            column = _Column(index, *_absence(kind, default))
+            if key and len(keys) == 1 and kind == "INTEGER":
                 # That is the rowid, unless the column's definition says DESC.
                 if re.search(r"\bDESC\b", str(declaration), re.IGNORECASE):
                     continue
@@ -205,13 +208,6 @@ class TableLayout(Struct, frozen=True):
         if not all(value.columns for value in values) or not names.keys() <= self.columns.keys():
             return None
         return {name: position for position, name in enumerate(names)}
-
-
-def _holds_integers(type_: str) -> bool:
-    """Return True for a column type whose integers are returned as they are stored."""
-    # Rules of affinity, sqlite.org/datatype3.html, section 3.1.
-    type_ = type_.upper()
-    return "INT" in type_ or not re.search("CHAR|CLOB|TEXT|REAL|FLOA|DOU[B]", type_)
 
 
 def _absence(type_: str, default: object) -> tuple[int, int]:

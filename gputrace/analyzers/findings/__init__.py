@@ -206,9 +206,6 @@ def order(
     alone = 1 - min(shared / max(mean_ns, 1), 1.0)
 
     def gain_of(finding: Finding) -> float:
-        return _gain_of(finding) * (alone if finding.id in _OF_COMPUTATION else 1)
-
-    def _gain_of(finding: Finding) -> float:
         if finding.id == "compute-bound":
             return CHEAPER_KERNELS_SAVE * finding.impact_ns
         if finding.id in gains:
@@ -218,7 +215,8 @@ def order(
         return finding.impact_ns * _CERTAIN.get(finding.id, 1.0)
 
     def weigh(finding: Finding) -> tuple[bool, bool, float, int, Finding]:
-        gain, severity = gain_of(finding), finding.severity
+        gain = gain_of(finding) * (alone if finding.id in _OF_COMPUTATION else 1)
+        severity = finding.severity
         is_info = severity == "info" and finding.id != "compute-bound"
         if finding.impact_ns and severity != "info" and finding.id not in _DISTORTING:
             confirmed = severity_of(gain / max(mean_ns, 1)) or "low"

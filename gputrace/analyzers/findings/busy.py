@@ -576,7 +576,11 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     kernels = facts.kernels
     if kernels is None or not kernels.has_tensor_cores:
         return
-    single, half = (_beside(kernels, precisions) for precisions in (("fp32",), SIXTEEN))
+    missing = [product for product in kernels.products if product.tensor_cores == "no"]
+    single, half = (
+        sum(product.total_ns for product in missing if product.precision in precisions)
+        for precisions in (("fp32",), SIXTEEN)
+    )
     touched = single + half
     share = touched / max(kernels.total_ns, 1)
     if share < _PRODUCTS_SHARE:
@@ -600,12 +604,6 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
         },
         [f"they are {_names(kernels)}"],
     )
-
-
-def _beside(kernels: Kernels, precisions: tuple[str, ...]) -> int:
-    """Return the nanoseconds of products in precisions that are known to miss the tensor cores."""
-    missing = (p for p in kernels.products if p.tensor_cores == "no")
-    return sum(product.total_ns for product in missing if product.precision in precisions)
 
 
 def _of_sort(kernels: Kernels, sort: str) -> int:

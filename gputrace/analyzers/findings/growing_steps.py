@@ -157,7 +157,10 @@ def find_drift(lengths: ArrayLike, parts: Mapping[str, ArrayLike]) -> Drift | No
         shorter, longer = np.arange(count) < ends[0], np.arange(count) >= ends[1]
     elif jump is not None:
         shape, (_, before, after, block) = "jump", jump
-        since = _first_longer(lengths, edges[block - 1], edges[block + 1], (before + after) / 2)
+        # Where most steps from it on are longer than the middle, and most before it shorter.
+        apart = lengths[edges[block - 1] : edges[block + 1]] > (before + after) / 2
+        wrong = np.append(0, np.cumsum(apart)) + np.append(np.cumsum(~apart[::-1])[::-1], 0)
+        since = int(edges[block - 1] + np.argmin(wrong))
         longer = np.arange(count) >= since
         shorter = ~longer
     else:
@@ -214,13 +217,6 @@ def _jump(blocks: NDArray[np.float64]) -> tuple[float, float, float, int] | None
     apart = min(np.mean(blocks[:place] < middle), np.mean(blocks[place:] > middle))
     least = max(_LEAST_CHANGE * before, _CLEAR_CHANGE_RATIO * deviation)
     return best if apart >= _BEYOND_MIDDLE_PART and after - before >= least else None
-
-
-def _first_longer(lengths: NDArray[np.float64], first: int, end: int, middle: float) -> int:
-    """Return the step from which on most are longer than a length, and before it shorter."""
-    longer = lengths[first:end] > middle
-    wrong = np.append(0, np.cumsum(longer)) + np.append(np.cumsum(~longer[::-1])[::-1], 0)
-    return int(first + np.argmin(wrong))
 
 
 def _two_sizes(lengths: NDArray[np.float64]) -> Mask:

@@ -258,25 +258,22 @@ def predict(
 
 
 def replay_error(graph: Graph) -> float:
-    """Return the relative error of a replay without the unexplained delays."""
+    """Return the relative error of a replay with median lags after every cause, and without the
+    unexplained delays.
+    """
     recorded = measure(graph, graph.end).mean
-    explained = measure(graph, replay(explained_only(graph))).mean
-    return abs(recorded - explained) / recorded if recorded else 1.0
-
-
-def explained_only(graph: Graph) -> Graph:
-    """Return the graph with median lags after every cause and no unexplained delays."""
-    launched = issues(graph)
-    follows = runs(graph) & (graph.spacing > 0)
-    usual = [
+    launched, follows = issues(graph), runs(graph) & (graph.spacing > 0)
+    latency, spacing = (
         int(median(lags)) if len(lags) else 0
         for lags in (graph.latency[launched], graph.spacing[follows])
-    ]
-    return graph.changed(
-        latency=np.where(launched, usual[0], graph.latency),
-        spacing=np.where(follows, usual[1], graph.spacing),
+    )
+    explained_only = graph.changed(
+        latency=np.where(launched, latency, graph.latency),
+        spacing=np.where(follows, spacing, graph.spacing),
         residual=np.zeros_like(graph.residual),
     )
+    explained = measure(graph, replay(explained_only)).mean
+    return abs(recorded - explained) / recorded if recorded else 1.0
 
 
 class _Edit(Struct, frozen=True):

@@ -370,10 +370,8 @@ REPLAYED: Final = (
 def replay(graph: Graph) -> Times:
     """Return when the operation of each item ends; for items without one, when the call does."""
     loaded = library()
-    return walk(graph) if loaded is None else _replay_by(loaded, graph)
-
-
-def _replay_by(loaded: ctypes.CDLL, graph: Graph) -> Times:
+    if loaded is None:
+        return walk(graph)
     columns = [np.ascontiguousarray(getattr(graph, name), np.int64) for name in REPLAYED]
     edges = [graph.edges(column) for column in (graph.waits, graph.after)]
     pointers = [
@@ -448,24 +446,17 @@ def standard_error(values: NDArray[np.float64]) -> float:
 
 
 def measure(graph: Graph, ended: Times) -> Measure:
-    """Return the step lengths of a replay."""
-    ends = step_ends(graph, ended)
-    ends = ends[(ends > LONG_AGO).all(axis=1)]
-    if not len(ends):
-        return Measure(np.empty(0))
-    return Measure(np.diff(ends[:, SCENE - 1 :], axis=1).mean(axis=0))
-
-
-def step_ends(graph: Graph, ended: Times) -> Times:
-    """Return when the last operation of each step of each GPU ends, of shape (gpus, steps).
-
-    A step in which a GPU did nothing ends with the previous step.
-    """
+    """Return the step lengths of a replay, from the last operation of each step of each GPU."""
     gpus = int(graph.gpu.max(initial=-1)) + 1
     ends = np.full((gpus, graph.steps), LONG_AGO, np.int64)
     rows = np.flatnonzero((graph.stream >= 0) & (graph.step >= 0))
     np.maximum.at(ends.reshape(-1), graph.gpu[rows] * graph.steps + graph.step[rows], ended[rows])
-    return np.maximum.accumulate(ends, axis=1)
+    # A step in which a GPU did nothing ends with the previous step.
+    ends = np.maximum.accumulate(ends, axis=1)
+    ends = ends[(ends > LONG_AGO).all(axis=1)]
+    if not len(ends):
+        return Measure(np.empty(0))
+    return Measure(np.diff(ends[:, SCENE - 1 :], axis=1).mean(axis=0))
 
 
 class Recorded(Struct, frozen=True, dict=True):
