@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -182,6 +182,9 @@ class NoGpu(NamedTuple):
     """Advice for recording GPU activity."""
 
 
+_Result = TypeVar("_Result")
+
+
 class Trace(ABC):
     """Abstract base of open traces, which readers subclass; use it as a context manager.
 
@@ -222,6 +225,7 @@ class Trace(ABC):
         self.cut: Window | None = None
         self.idle_unknown = ""
         self.attempt = 0
+        self._once: dict[Callable[..., Any], Any] = {}
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -283,10 +287,7 @@ class Trace(ABC):
 
     @property
     def nvml(self) -> Nvml:
-        """NVML data recorded during the trace, empty if there are none.
-
-        Read on each access: host clocks may be shifted in between.
-        """
+        """NVML data recorded during the trace, empty if there are none."""
         return merge_nvml([self.read_nvml(), self.logged])
 
     def coverage(self, process: int) -> Coverage:
@@ -301,6 +302,14 @@ class Trace(ABC):
     def cover(self, attempt: int) -> None:
         """Read the rows of one attempt of `lives` from now on."""
         self.attempt = attempt
+        self._once.clear()
+
+    def once(self, work: Callable[[Self], _Result]) -> _Result:
+        """Return a function's result for the whole trace, computed once: not for each rank."""
+        if work not in self._once:
+            self._once[work] = work(self)
+        result: _Result = self._once[work]
+        return result
 
     def node_stretches(self) -> Sequence[Window]:
         """Return the ordered stretches in which any process had the nodes of CUDA graphs recorded.

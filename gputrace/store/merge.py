@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain, combinations, zip_longest
 from pathlib import Path
 from typing import Final
@@ -105,6 +106,7 @@ class MergedTrace(Trace):
             part.shift += next((shifts[clock] for clock in clocks if clock in shifts), 0)
         self.origin = min(part.trace.origin + part.shift for part in self._parts)
         self.has_one_clock = True
+        self._once.clear()
         notes = self.quality.notes
         replaced = MERGED_BY_WALL_CLOCK, MERGED_BY_BEGINNING
         notes[:] = [how, *(note for note in notes if note not in replaced)]
@@ -140,7 +142,7 @@ class MergedTrace(Trace):
             ),
         )
 
-    @property
+    @cached_property
     def kinds(self) -> frozenset[Kind]:
         return frozenset[Kind]().union(*(part.trace.kinds for part in self._parts))
 
@@ -312,6 +314,9 @@ class MergedTrace(Trace):
         return sorted(chain.from_iterable(parts))
 
     def read_nvml(self) -> Nvml:
+        return self.once(MergedTrace._merge_nvml)
+
+    def _merge_nvml(self) -> Nvml:
         for part in self._parts:
             part.trace.ask_nvml()
         merged = []

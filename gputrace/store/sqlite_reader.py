@@ -462,7 +462,7 @@ class SqliteTrace(Trace, Generic[_Table]):
     def on(self, database: Database) -> Self:
         """Return this trace over a slice of its `tables`, which the caller closes."""
         part = copy(self)
-        part._database, part.processes = database, list(self.processes)
+        part._database, part.processes, part._once = database, list(self.processes), {}
         return part
 
     @property

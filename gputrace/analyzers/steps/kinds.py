@@ -257,7 +257,7 @@ def _find_pass(
     begin = _after_uploads(trace, operations)
     start = int(operations.start[begin])
     names = _kernel_names(trace, operations)
-    texts = trace.search(_range_names(trace), f"(?i:{_BACKWARDS}|{_UPDATES})").values()
+    texts = trace.once(_training_ranges)
     parts = ["forward pass"]
     if any(re.search(BACKWARD, name) for name in names) or any(
         re.search(f"(?i){_BACKWARDS}", text) for text in texts
@@ -287,13 +287,14 @@ def settle_kind(trace: Trace, operations: GpuOperations, windows: StepWindows) -
     named, or if most generate; and no training where a network of PyTorch shows, but nothing of a
     backward pass or an update.
     """
-    if windows.kind in ("training", "rl") and rolls_out(trace):
+    if windows.kind in ("training", "rl") and trace.once(rolls_out):
         return replace(windows, kind="rl", reason=f"{windows.reason}; ranges of rollouts")
     if windows.kind != "training":
         return windows
     names = _kernel_names(trace, operations)
-    texts = trace.search(_range_names(trace), f"(?i:{_BACKWARDS}|{_UPDATES})")
-    trains = any(re.search(BACKWARD, name) or is_optimizer(name) for name in names) or bool(texts)
+    trains = bool(trace.once(_training_ranges)) or any(
+        re.search(BACKWARD, name) or is_optimizer(name) for name in names
+    )
     turns = generates(trace, operations, np.searchsorted(operations.start, windows.end))
     if trains and begin_turns(turns) is not None and turns.mean() >= _SHOWING_PART:
         return replace(windows, kind="rl", reason=f"{windows.reason}; tokens are generated in each")
@@ -307,9 +308,11 @@ def settle_kind(trace: Trace, operations: GpuOperations, windows: StepWindows) -
     return replace(_of_kind(trace, operations, windows, ""), reason=reason)
 
 
-def _range_names(trace: Trace) -> NDArray[np.int64]:
+def _training_ranges(trace: Trace) -> list[str]:
+    """Return the names of the ranges and phases that go backward, or update."""
     kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
-    return distinct_ids(trace.events(kinds, ["name"]).name) if kinds else np.empty(0, np.int64)
+    ids = distinct_ids(trace.events(kinds, ["name"]).name) if kinds else ()
+    return list(trace.search(ids, f"(?i:{_BACKWARDS}|{_UPDATES})").values())
 
 
 def _is_double(names: Column) -> bool:

@@ -295,7 +295,7 @@ def choose_marks(
     if calls is None:
         return None
     best: tuple[tuple[bool, bool, int], StepWindows] | None = None
-    reinforces = rollouts.rolls_out(trace)
+    reinforces = trace.once(rollouts.rolls_out)
     for mark in marks:
         if training != (mark.kind in ("training", "rl") or bool(mark.after)):
             continue

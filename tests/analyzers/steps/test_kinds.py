@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gputrace
 from gputrace.analyzers.steps.marks import Marks, join_updates, kind_of_ranges, mend
 from gputrace.analyzers.steps.windows import count_warmup
+from gputrace.model.events import Events, Kind
+from gputrace.model.trace import Trace
 from tests.helpers import kineto, lookups
 from tests.helpers.handmade import MS, US, Run, analyze
+from tests.synthetic import Plan, simulate, write_nsys
 
 NAMES = (
     "ampere_sgemm_128x64_tn",
@@ -393,3 +399,24 @@ def test_a_start_is_told(tmp_path: Path) -> None:
     run.kernel(20 * US, "fill")
     steps = analyze(run, tmp_path).steps
     assert (steps.kind, steps.count) == ("start-up", 0)
+
+
+def test_names_of_ranges_are_read_once_for_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, names = Trace.events, list[int]()
+
+    def count(
+        self: Trace, kinds: Iterable[Kind], columns: Sequence[str], *more: Any, **how: Any
+    ) -> Events:
+        names[-1] += list(columns) == ["name"]
+        return read(self, kinds, columns, *more, **how)
+
+    monkeypatch.setattr(Trace, "events", count)
+    for ranks in (2, 6):
+        path = tmp_path / f"{ranks}.sqlite"
+        write_nsys(simulate(Plan(steps=10, ranks=ranks)), path)
+        names.append(0)
+        with gputrace.open(path) as trace:
+            assert trace.analyze().steps.count == 10
+    assert names[0] == names[1]
