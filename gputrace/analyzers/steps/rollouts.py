@@ -69,13 +69,19 @@ def rolls_out(trace: Trace) -> bool:
     return bool(trace.search(ids, f"{_REINFORCES}|roll_?out|generate_sequences|make_experience"))
 
 
+def _rollout_names(trace: Trace) -> list[int]:
+    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
+    ids = distinct_ids(trace.events(kinds, ["name"]).name) if kinds else ()
+    return list(trace.search(ids, _ROLLOUT))
+
+
 def rollouts(trace: Trace, process: int) -> Intervals:
     """Return the ranges of a process that are named as generation."""
-    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
-    if not kinds:
+    named = trace.once(_rollout_names)
+    if not named:
         return EMPTY
+    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
     events = trace.events(kinds, ("start", "end", "name", "process"))
-    named = [*trace.search(distinct_ids(events.name), _ROLLOUT)]
     events = events.select((events.process == process) & np.isin(events.name, named))
     return union(events.start, events.end)
 
