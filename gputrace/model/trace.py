@@ -288,7 +288,7 @@ class Trace(ABC):
     @property
     def nvml(self) -> Nvml:
         """NVML data recorded during the trace, empty if there are none."""
-        return merge_nvml([self.read_nvml(), self.logged])
+        return merge_nvml([self.once(type(self).read_nvml), self.logged])
 
     def coverage(self, process: int) -> Coverage:
         """Return when a process was recorded; of most formats it is not known."""

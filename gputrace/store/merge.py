@@ -314,14 +314,13 @@ class MergedTrace(Trace):
         return sorted(chain.from_iterable(parts))
 
     def read_nvml(self) -> Nvml:
-        return self.once(MergedTrace._merge_nvml)
-
-    def _merge_nvml(self) -> Nvml:
         for part in self._parts:
             part.trace.ask_nvml()
         merged = []
         for part in self._parts:
-            nvml, named = part.trace.nvml, part.trace.session.hosts
+            # Not its `nvml`, which would be kept for each part, too.
+            nvml = merge_nvml([part.trace.read_nvml(), part.trace.logged])
+            named = part.trace.session.hosts
             name = next(iter(named)) if len(named) == 1 else ""
             numbers = {}
             for host in sorted({host for host, _ in nvml.places}):
