@@ -20,6 +20,7 @@ class Host:
         self.waits: list[tuple[int, int]] = []
         self.passes: list[tuple[int, int]] = []
         self.starts: list[tuple[int, int]] = []
+        self.saves: list[tuple[int, int]] = []
         self.marks = [0]
         self.true: list[int] = []
         """When each step begins."""
@@ -54,7 +55,7 @@ class Host:
         return Between(*(union(*rows) for rows in calls))
 
     def _calls(self) -> tuple[list[tuple[int, int]], ...]:
-        return self.waits, self.passes, self.starts
+        return self.waits, self.passes, self.starts, self.saves
 
 
 @given(
@@ -64,11 +65,12 @@ class Host:
     saving=st.sampled_from([10, 30_000, 400_000]),
     starting=st.sampled_from([0, 5_000]),
     micro=st.integers(1, 3),
+    timed=st.booleans(),
 )
 def test_steps_have_their_length_whatever_comes_between_epochs(
-    epochs: int, steps: int, batches: int, saving: int, starting: int, micro: int
+    epochs: int, steps: int, batches: int, saving: int, starting: int, micro: int, timed: bool
 ) -> None:
-    """A validation, a checkpoint, and the start of the loader's workers, which is the step's."""
+    """A validation, a checkpoint, which may be known as such, and the start of the loader's workers, which is the step's."""
     host = Host(micro)
     planted: list[tuple[int, int, int]] = []
     for epoch in range(epochs):
@@ -76,7 +78,7 @@ def test_steps_have_their_length_whatever_comes_between_epochs(
             begin = host.now
             host.validate(batches)
             until = host.now
-            host.spend(saving)
+            host.spend(saving, host.saves if timed else None)
             planted.append((begin, until, host.now))
         host.train(steps, starting if epoch else 0)
     edges, between = np.array(host.marks), host.between()
@@ -85,9 +87,11 @@ def test_steps_have_their_length_whatever_comes_between_epochs(
     for step, (start, until, end) in zip(range(steps, len(begins), steps), planted, strict=True):
         if end - start > (STEP + micro * (WAIT + PASS)) / 2:
             expected[step] = host.true[step]
+            rest = until if batches else start
+            saves = timed and 2 * saving > end - rest
             found = [(i.phase, i.start, i.end) for i in between.interludes(step - 1, start, end)]
             assert found == [
                 *[("validation", start, until)] * bool(batches),
-                ("between", until if batches else start, end),
+                ("checkpoint" if saves else "between", rest, end),
             ]
     assert begins.tolist() == expected.tolist()
