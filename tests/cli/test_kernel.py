@@ -251,8 +251,11 @@ def test_collectives_are_not_profiled_alone(machine: Machine) -> None:
     made = Run()
     for _ in range(5):
         made.kernel(MS, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)")
-    ran = machine.run(made.export.write(machine.folder / "t.sqlite"), "nccl")
-    assert_refused(ran, USAGE, "nccl", "cannot be profiled alone")
+    trace = made.export.write(machine.folder / "t.sqlite")
+    assert_refused(machine.profile(trace), USAGE, "nccl", "cannot be profiled alone")
+    shown = machine.run(trace, "nccl")
+    assert "It waits for other GPUs and cannot be profiled alone: ncu would hang." in shown.out
+    assert "ncu --" not in shown.out
 
 
 @pytest.mark.parametrize(

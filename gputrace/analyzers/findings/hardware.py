@@ -232,8 +232,8 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
         severity_of(facts.share_of(excess)) or "low",
         low,
         excess,
-        f"{named(low)} {'run' if len(low) > 1 else 'runs'} at a {name} clock of {slowest:,.0f} "
-        f"MHz, the others at {reference:,.0f} MHz",
+        f"{named(low)} {'run' if len(low) > 1 else 'runs'} with the {name} clock at "
+        f"{slowest:,.0f} MHz, the others at {reference:,.0f} MHz",
         _clock_advice(low, which),
         evidence,
         details,
