@@ -212,5 +212,6 @@ class Kernels(Struct, frozen=True):
     """Kernels that only the first of several GPUs runs, at most 20, the longest first."""
     launches: LaunchCost
     longest: LongestLaunch
+    """Where `gputrace kernel TRACE longest` looks."""
     flop: tuple[CountedFlop, ...] = ()
     """By GPU, where the trace has shapes of operators."""

@@ -534,7 +534,8 @@ def kernels_table(
         of += "; tc: on tensor cores"
     (label,) = kernel_labels([peak.name], longest)
     at = f"{(launch.start_ns - analysis.origin_ns) / 1e9:.6f} s"
-    at += "" if launch.step is None else f" in {loop_name(analysis)[0]} {launch.step}"
+    turn = loop_name(analysis)[0]
+    at += "" if launch.step is None or turn == "pass" else f" in {turn} {launch.step}"
     at += f" on {gpu_label(launch, analysis)}" if len(analysis.gpus) > 1 else ""
     of += f"; longest launch: {label}, {format_ns(launch.duration_ns)} at {at}"
     if any(use.activity for use in shown):

@@ -165,6 +165,7 @@ _KEYS: Final = (
     ("n p", "the next and the previous gap of the list"),
     ("/", "search a name, or the number of a step"),
     ("Enter", "the next hit; with Shift, the previous one"),
+    ("c", "copy a link to what is shown"),
     ("?", "these keys"),
 )
 _MOST_NOTES: Final = 50

@@ -595,6 +595,10 @@ def test_a_link_opens_where_it_was_copied_and_back_goes_back(
     browser.key("w")
     browser.until(f"{HASH}.startsWith('#t=')")
     zoomed, link = shown(browser), browser.run(HASH)
+    browser.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    browser.key("c")
+    browser.until("document.getElementById('where').textContent.startsWith('Link copied')")
+    assert browser.run("window.copied") == f"{address}{link}"
     browser.run("document.getElementById('search').value = 'nccl'")
     browser.run("document.getElementById('search').dispatchEvent(new Event('input'))")
     browser.run("document.getElementById('hit-next').click()")
