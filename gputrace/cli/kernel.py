@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("kernel")
 @click.argument("trace", type=options.UNCHECKED)
-@click.argument("kernel")
+@click.argument("kernel", metavar="KERNEL", required=False)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--count", type=click.IntRange(min=1), default=1, show_default=True, help="Launches to profile."
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the kernel and its launches as JSON.")
 def command(
     trace: Path,
-    kernel: str,
+    kernel: str | None,
     command: tuple[str, ...],
     output: Path,
     force: bool,
@@ -62,6 +62,10 @@ def command(
     from gputrace.collectors.launch import load_numpy
     from gputrace.collectors.ncu import LaunchFilter, words
 
+    if kernel is None:
+        raise UsageError("name a kernel: 1 for the one that takes most time, longest, or a name")
+    if not trace.exists() and Path(kernel).exists():
+        raise UsageError(f"write the trace first: gputrace kernel {kernel} {trace}")
     load_numpy()
     if command and not force and output.exists():
         raise UsageError(f"{output}: exists; name another with -o, or give --force")

@@ -136,8 +136,7 @@ def _assert_runs(name: str) -> None:
     try:
         find_program(name)
     except CannotRun as error:
-        hint = f"; write python {name}" if name.endswith(".py") else ""
-        raise UsageError(f"{error}{hint}") from None
+        raise UsageError(str(error)) from None
 
 
 def _apply(patch: Patch | None) -> None:

@@ -247,6 +247,12 @@ def test_what_goes_wrong_is_one_line(
     assert missing.err.startswith("gputrace: ncu is not installed here; install Nsight Compute")
 
 
+def test_words_that_lack_or_are_in_the_wrong_order_are_named(trace: Path, machine: Machine) -> None:
+    assert_refused(machine.run(trace), USAGE, "name a kernel: 1 for the one that takes most time")
+    swapped = command.gputrace("kernel", "longest", trace)
+    assert f"write the trace first: gputrace kernel {trace} longest" in swapped.err
+
+
 def test_collectives_are_not_profiled_alone(machine: Machine) -> None:
     made = Run()
     for _ in range(5):
