@@ -68,11 +68,14 @@ _NAMES: Final = {
     "host": "other host time",
 }
 _HOST_TOOK: Final = {
-    "starting_workers_ns": ("in each, a loader starts its workers for {}", KEEP_LOADER["pytorch"]),
-    "collecting_ns": ("in each, Python collects garbage for {}", COLLECT_BETWEEN),
-    "compiling_ns": ("in each, parts of the program are compiled for {}", COMPILE_ONCE),
+    "starting_workers_ns": (
+        "in {each}, a loader starts its workers for {took}",
+        KEEP_LOADER["pytorch"],
+    ),
+    "collecting_ns": ("in {each}, Python collects garbage for {took}", COLLECT_BETWEEN),
+    "compiling_ns": ("in {each}, parts of the program are compiled for {took}", COMPILE_ONCE),
     "queued_ns": (
-        "in each, the training thread is queued for a core for at least {} longer than usual",
+        "in {each}, the training thread is queued for a core for at least {took} longer than usual",
         CORES_ALONE,
     ),
 }
@@ -145,7 +148,8 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             if works and cause == "queued_ns":
                 continue
             if took[cause] >= _NAMED_REASON_SHARE * excess / len(numbers):
-                details.append(clause.format(format_ns(took[cause])))
+                each = "each" if len(numbers) > 1 else "it"
+                details.append(clause.format(each=each, took=format_ns(took[cause])))
                 advice = remedy
                 break
         slowest = longest[int(np.argmax(lengths))]

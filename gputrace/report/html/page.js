@@ -125,6 +125,7 @@
     for (const button of document.querySelectorAll("button[data-do]"))
       button.addEventListener("click", () => act(button.dataset.do, show));
     document.querySelector("[data-do=link]").hidden = location.protocol === "about:";
+    for (const link of document.querySelectorAll("a[href^='#t=']")) link.addEventListener("click", toLanes);
     document.addEventListener("keydown", key);
     addEventListener("resize", later);
     board.first = [board.range.start * 1e9, board.range.end * 1e9];

@@ -244,6 +244,7 @@ def _content(material: Material) -> SimpleNamespace:
         phases=_phases(analysis),
         sections={**report.sections, "links": links},
         all_kernels=_all_kernels(material.scene),
+        longest=_longest(analysis),
         more_kernels=_more_kernels(analysis, report.sections["kernels"]),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
         source=analysis.source,
@@ -295,6 +296,15 @@ def _more_kernels(analysis: Analysis, tables: Sequence[Table]) -> str:
     if kernels is None or not tables or len(tables[0].rows) == kernels.distinct:
         return ""
     return f"Top {len(tables[0].rows)} of {kernels.distinct} kernels."
+
+
+def _longest(analysis: Analysis) -> str:
+    """Return the part of the page's address that shows the longest launch of a kernel."""
+    if analysis.kernels is None:
+        return ""
+    launch = analysis.kernels.longest
+    start, length = launch.start_ns - analysis.origin_ns, launch.duration_ns
+    return f"#t={max(start - length, 0) / 1e9:.9f}-{(start + 2 * length) / 1e9:.9f}"
 
 
 def _gap_list(material: Material) -> dict[str, Any]:

@@ -619,6 +619,11 @@ def test_a_link_opens_where_it_was_copied_and_back_goes_back(
     assert browser.run("document.getElementById('search').value") == "nccl"
     browser.open(f"{address}{link}")
     browser.until(f"Math.abs({SHOWN}[0] - {zoomed[0]}) < 2")
+    launch = browser.run("document.querySelector('a[href^=\"#t=\"]').getAttribute('href')")
+    browser.run("document.querySelector('a[href^=\"#t=\"]').click()")
+    start = float(launch[3:].partition("-")[0]) * 1e9
+    browser.until(f"Math.abs({SHOWN}[0] - {start}) < 2")
+    browser.until("document.getElementById('lanes').getBoundingClientRect().top < innerHeight / 2")
     assert_nothing_wrong(browser)
 
 
