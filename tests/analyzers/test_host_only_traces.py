@@ -270,6 +270,13 @@ def test_a_csv_row_has_empty_cells_for_what_is_unknown(training: Path) -> None:
     assert int(cells["host_data_ns"]) > 0
 
 
+def test_the_page_of_a_comparison_has_no_empty_chart(training: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    ran = command.gputrace("report", "--compare", training, training, "-o", page)
+    assert (ran.code, ran.err) == (0, f"gputrace: wrote {page}\n")
+    assert "What came of it" not in page.read_text()
+
+
 def test_tables_for_pandas_have_the_ranks(ranks: Path) -> None:
     report = analyze(ranks)
     assert list(report.to_pandas()["rank"]) == [0, 1]

@@ -30,7 +30,7 @@ COLLECT_BETWEEN: Final = (
 _CALLED_SUFFIX: Final = ", called"
 """Part of the name of a collection that the program asked for."""
 _CALL_LESS: Final = (
-    "no gc.collect() in the loop, and no torch.cuda.empty_cache() beside it: call it once before "
+    "take gc.collect() out of the loop, and torch.cuda.empty_cache() with it: call it once before "
     "the first step, or between some epochs"
 )
 COMPILE_ONCE: Final = (

@@ -58,6 +58,8 @@ _ADDED_SHARE: Final = 0.02
 """Share of the steady time that slow steps must add to be reported."""
 _EPOCH_BEGINS_SHARE: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
+_FEW_OF_SLOW: Final = 0.7
+"""Part of the slow steps up to which those that have nearly all of the growth are named."""
 _NAMED_REASON_SHARE: Final = 0.5
 """Share that one of `_HOST_TOOK` must have of what slow steps take longer, to be named."""
 _NAMES: Final = {
@@ -126,15 +128,11 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     name, grown, part = _what_slow_steps_have(facts, rank, longest, slow)
     more = int(grown.mean())
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
-    most = [number for number, ns in zip(numbers, grown.tolist(), strict=True) if ns > more]
-    is_in_few = grown[grown > more].sum() >= NEARLY_ALL * grown.sum()
-    steps_most = f"step{'s' * (len(most) > 1)} {format_steps(most)}"
-    where = f", most of it in {steps_most}" if most and is_in_few else ""
     begins = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
     epoch_begins = sorted(step for step in begins if step is not None)
     begun = len(set(epoch_begins) & set(numbers)) >= _EPOCH_BEGINS_SHARE * len(numbers)
     epochs = epoch_begins[1] - epoch_begins[0] if len(epoch_begins) > 1 and begun else None
-    details = [f"what grew most is {_NAMES[name]} ({format_ns(more)}{where})"]
+    details = [f"what grew most is {_NAMES[name]} ({format_ns(more)}{_where_most(numbers, grown)})"]
     advice = _IN_SLOW_STEPS.get(name, _HOST_THEN)
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
@@ -188,6 +186,16 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         },
         details,
     )
+
+
+def _where_most(numbers: Sequence[int], grown: Times) -> str:
+    """Return which of the slow steps have nearly all of some growth; empty if most of them do."""
+    many = grown > grown.mean()
+    most = np.array(numbers)[many].tolist()
+    is_few = 0 < len(most) <= _FEW_OF_SLOW * len(numbers)
+    if not is_few or grown[many].sum() < NEARLY_ALL * grown.sum():
+        return ""
+    return f", most of it in step{'s' * (len(most) > 1)} {format_steps(most)}"
 
 
 def _slowed_by_neighbours(

@@ -521,7 +521,8 @@ def render_comparison(comparison: Comparison) -> str:
         classes = {row.name: row for row in pair.classes if row.name in CLASSES}
         labels = [plain_text(run.label, 80) for run in comparison.runs]
         values = {name: [row.a_ns / 1e6, row.b_ns / 1e6] for name, row in classes.items()}
-        charts["classes"] = stacked_bars(labels, values, f"ms {UNITS[comparison.unit]}")
+        if values:  # Runs without a GPU have none.
+            charts["classes"] = stacked_bars(labels, values, f"ms {UNITS[comparison.unit]}")
     return render_document(
         comparison_document(comparison, _LIMITS),
         charts,
