@@ -236,7 +236,7 @@ def expected_gain(analysis: Analysis, finding: Finding) -> str:
     costs = (int(finding.evidence.get(name) or 0) for name in _COSTS)
     cost = max(finding.impact_ns, *costs)
     if cure.beyond and gain > cost and format_ns(gain) != format_ns(cost):
-        text += f" (more than the loss above, as it includes {cure.beyond})"
+        text += f" (more than the loss: includes {cure.beyond})"
     return text
 
 

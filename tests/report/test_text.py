@@ -215,8 +215,8 @@ def predicted(report: Report, low_ns: int, high_ns: int, cost_ns: int = 1_000_00
 def test_a_gain_larger_than_the_cost_says_what_it_includes(report: Report) -> None:
     more = predicted(report, 8_000_000, 9_500_000, cost_ns=500_000)
     assert wording.expected_gain(more, more.findings[0]) == (
-        "1.00 ms a pass, likely 500 µs to 2.00 ms (more than the loss above, as it includes "
-        "launches that come sooner)"
+        "1.00 ms a pass, likely 500 µs to 2.00 ms (more than the loss: includes launches that "
+        "come sooner)"
     )
     wide = predicted(report, 8_000_000, 10_000_000)
     assert wording.expected_gain(wide, wide.findings[0]).startswith("up to 2.00 ms a pass (more")

@@ -616,7 +616,7 @@ CURES: Final = (
         "CUDA graphs of whole steps",
         "consecutive launches become one, without host time between them; kernels take as long as "
         "before",
-        "less synchronisation and less time between kernels",
+        "less synchronisation and time between kernels",
         takes=("launch-bound", "kernel-gaps", "sync-bound", "alloc-stall"),
     ),
     Cure(
@@ -637,7 +637,7 @@ CURES: Final = (
         "products get faster by three quarters of the ratio of the card's peaks in bf16 and FP32, "
         "at most by all of it, with half of the bytes to move elsewhere, at least by a quarter, or "
         "twice; numbers change",
-        "a speed-up beyond two, and half the bytes in other kernels",
+        "a speed-up beyond two, half the bytes in other kernels",
         only_as_cure=True,
     ),
     Cure(
