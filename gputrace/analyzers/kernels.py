@@ -40,6 +40,7 @@ from gputrace.model.kernels import (
     Kernels,
     KernelUse,
     LaunchCost,
+    LongestLaunch,
     Product,
 )
 from gputrace.model.names import short, words_of_mangled
@@ -59,7 +60,7 @@ class _Measured(NamedTuple):
     """Kernels of the measured steps of one GPU."""
 
     lane: LaneSummary
-    steps: int
+    steps: Sequence[Step]
     windows: Intervals
     """The measured steps; where there are none, the lane's window."""
     codes: dict[int, int]
@@ -80,7 +81,7 @@ def count_kernels(gpus: PerGpu, measured: Sequence[Step]) -> Kernels | None:
     codes = [codes_of[lane.gpu] for lane in gpus.lanes]
     most = min(_MOST_OF_ONE, _MOST_OF_ALL // max(len(gpus.lanes), 1))
     counted = gpus.each(count_by_name, gpus.lanes, windows, codes, same=(most,), keeps=True)
-    rows = list(map(_Measured, gpus.lanes, map(len, steps), windows, codes, counted))
+    rows = list(map(_Measured, gpus.lanes, steps, windows, codes, counted))
     # Only GPUs with measured steps count, if any has some, and with a relevant amount of work.
     rows = [row for row in rows if row.steps] or rows
     least = max(_STRAY_KERNELS_PART * max((row.counted.kernels for row in rows), default=0), 1)
@@ -95,9 +96,9 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
     span = sum(row.windows.total for row in rows)
     uses, flop = _add_work(gpus, _uses(gpus, rows, names, span), rows, names)
     uses = _add_activity(gpus, uses, rows, names)
-    top, longest = uses[:_MOST_LISTED], max(uses, key=lambda use: use.max_ns)
-    if longest.max_ns > max(use.max_ns for use in top):
-        top[-1] = longest
+    longest, top = _longest(rows, names), uses[:_MOST_LISTED]
+    if longest.name not in (use.name for use in top):
+        top[-1] = next(use for use in uses if use.name == longest.name)
     count = sum(use.count for use in uses)
     generations = [generation(row.lane.gpu.name, names) for row in rows]
     first = rows[0].lane.gpu.gpu, rows[0].lane.gpu.rank
@@ -111,7 +112,7 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
         products, span, lambda use: (use.tensor_cores or "", precision_of(use.name))
     )
     return Kernels(
-        steps=sum(row.steps for row in rows),
+        steps=sum(len(row.steps) for row in rows),
         total_ns=span,
         count=count,
         distinct=len(uses),
@@ -124,8 +125,18 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
         has_tf32=_all_have(generations, 8),
         first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(rows) > 1 else (),
         launches=LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles),
+        longest=longest,
         flop=flop,
     )
+
+
+def _longest(rows: Sequence[_Measured], names: Sequence[str]) -> LongestLaunch:
+    row = max(rows, key=lambda row: row.counted.longest.max())
+    gpu, by = row.lane.gpu, row.counted
+    at, start = int(by.longest.argmax()), by.longest_start
+    step = next((s.step for s in row.steps if s.start_ns <= start < s.end_ns), None)
+    name = names[int(by.code[at])]
+    return LongestLaunch(name, gpu.gpu, gpu.rank, start, int(by.longest[at]), step)
 
 
 def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
@@ -202,7 +213,7 @@ def _add_work(
         CountedFlop(
             row.lane.gpu.gpu,
             row.lane.gpu.rank,
-            row.steps,
+            len(row.steps),
             flop=float(work.flop.sum()),
             known=round(
                 float(work.known[is_product].sum() / max(work.time[is_product].sum(), 1)), 4
@@ -326,6 +337,7 @@ class Counted(Struct, frozen=True, dict=True):
         total: nanoseconds of all.
         median: nanoseconds of the (lower) middle one.
         longest: nanoseconds of the longest one.
+        longest_start: when the longest of all starts.
         launches: what their launching cost.
     """
 
@@ -334,6 +346,7 @@ class Counted(Struct, frozen=True, dict=True):
     total: Times
     median: Times
     longest: Times
+    longest_start: int
     launches: LaunchTimes
 
     @property
@@ -360,7 +373,7 @@ def count_by_name(
     sort_numbers(packed)
     packed = view.keep(_PACKED, packed)
     if not len(packed):
-        return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, launches)
+        return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, 0, launches)
     edges = np.searchsorted(
         packed, np.arange((int(packed[-1]) >> _LENGTH_BITS) + 2) << _LENGTH_BITS
     )
@@ -368,7 +381,8 @@ def count_by_name(
     first, counts = edges[code], np.diff(edges)[code]
     totals = np.add.reduceat(packed & _LONGEST, first)
     middle, last = (packed[first + at] & _LONGEST for at in ((counts - 1) // 2, counts - 1))
-    return Counted(code, counts, totals, middle, last, launches)
+    start = int(ops.start[rows[lengths.argmax()]])
+    return Counted(code, counts, totals, middle, last, start, launches)
 
 
 def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> dict[int, int]:
@@ -478,6 +492,11 @@ class Launches(Struct, frozen=True):
     """Step that contains the launch; None without steps."""
     from_start: bool
     """True if the trace holds the run from its beginning, so that all launches are counted."""
+    why_not: str
+    """Reason why Nsight Compute cannot profile it alone; empty if it can."""
+    longest: LongestLaunch | None
+    """Longest launch of all kernels, if it is of this one; ``start_ns`` counts from the trace's
+    origin."""
 
 
 def find_launches(
@@ -485,15 +504,17 @@ def find_launches(
 ) -> Launches:
     """Find a kernel by its name, a part of it, or its rank by time (``1`` takes most).
 
-    Raises UsageError where there is none, or one that Nsight Compute cannot profile: of AMD's
-    GPUs, or one that cannot be profiled alone.
+    Raises UsageError where there is none.
     """
     index, use = _choose(analysis, trace.title, which)
+    why_not = ""
     if are_of_hip(trace, trace.events([Kind.API], ["name"]).name):
-        raise UsageError(
-            f"{use.short} ran on an AMD GPU, which Nsight Compute cannot profile; rocprof-compute "
-            "can"
-        )
+        why_not = "ran on an AMD GPU, which Nsight Compute cannot profile; rocprof-compute can"
+    elif use.family == "communication":
+        why_not = "waits for other GPUs and cannot be profiled alone: ncu would hang"
+    launch = analysis.kernels.longest if analysis.kernels else None
+    if launch is not None:
+        launch = replace(launch, start_ns=launch.start_ns - analysis.origin_ns)
     busiest = max(use.by_gpu, key=lambda on_gpu: on_gpu.total_ns)
     totals = next(t for t in analysis.gpus if (t.gpu, t.rank) == (busiest.gpu, busiest.rank))
     key = totals.gpu, totals.rank
@@ -525,6 +546,8 @@ def find_launches(
         skip=skip,
         step=step if wanted.any() else None,
         from_start=ops.coverage.from_the_start,
+        why_not=why_not,
+        longest=launch if launch and launch.name == use.name else None,
     )
 
 
@@ -568,10 +591,4 @@ def _choose(analysis: Analysis, title: str, which: str) -> tuple[int, KernelUse]
         raise UsageError(
             f"{title}: no kernel {which!r} among the {len(top)} that take most time: {shown}, …"
         )
-    index, use = matches[0]
-    if use.family == "communication":
-        raise UsageError(
-            f"{use.short} waits for other GPUs and cannot be profiled alone: ncu would hang; "
-            "`gputrace analyze` covers communication"
-        )
-    return index, use
+    return matches[0]

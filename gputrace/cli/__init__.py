@@ -112,6 +112,22 @@ COMPLETES: Final = "_GPUTRACE_COMPLETE"
 
 
 _LONGEST_HELP: Final = 200
+_INSTEAD: Final = {
+    "record --": "profile run start trace",
+    "analyze": "explain gaps show stats steps summary",
+    "browse": "gui timeline tui ui view",
+    "report": "html open page serve web",
+    "compare": "diff",
+    "check": "gate test",
+}
+"""Words of other tools, by what does it here."""
+_INSTEAD_OF_OPTION: Final = {
+    **dict.fromkeys(("-o", "--output"), "> FILE keeps what it prints; `gputrace report` has -o"),
+    "--html": "`gputrace report` writes a page (--compare: of two runs)",
+    **dict.fromkeys(("--kernel", "--kernels", "--top"), "see `gputrace kernel --help`"),
+    "--baseline": "write `gputrace compare A B`",
+}
+"""What people mean by options that other commands have."""
 
 
 _VERBOSITY: Final = [
@@ -153,15 +169,22 @@ class _Commands(click.Group):
         name = args[0]
         if name in COMMANDS or name.startswith("-"):
             return super().resolve_command(ctx, args)
+        import shlex
+        import shutil
         from difflib import get_close_matches
 
-        hint = ""
-        if close := get_close_matches(name, COMMANDS, 1):
+        rest, hint = shlex.join(word for word in args[1:] if word != "--"), ""
+        if meant := next((does for does, words in _INSTEAD.items() if name in words.split()), ""):
+            hint = f"; write: gputrace {meant} {rest}".rstrip()
+        elif name == "help":
+            hint = "; write: " + " ".join(["gputrace", *args[1:2], "--help"])
+        elif close := get_close_matches(name, COMMANDS, 1):
             hint = f"; did you mean `{close[0]}`?"
+        elif name.endswith(".py") or shutil.which(name):
+            python = "python " if name.endswith(".py") else ""
+            hint = f"; to record it: gputrace record -- {python}{shlex.quote(name)} {rest}".rstrip()
         elif Path(name).is_file():
-            from shlex import quote
-
-            hint = f"; to see where its time went: gputrace analyze {quote(name)}"
+            hint = f"; to see where its time went: gputrace analyze {shlex.quote(name)}"
         ctx.fail(f"no such command: {name}{hint}")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -272,7 +295,7 @@ def explain(error: BaseException) -> tuple[str, ExitCode] | None:
             path = error.ctx.command_path if error.ctx else "gputrace"
             # `record` keeps 2 for its program, as `timeout` and `docker run` do.
             code = ExitCode.RECORDING_FAILED if path.endswith(" record") else ExitCode.USAGE
-            return f"{error.format_message()} (see {path} --help)", code
+            return f"{_problem(error)} (see {path} --help)", code
         case click.ClickException():
             return error.format_message(), ExitCode.USAGE
         case GputraceError():
@@ -290,6 +313,28 @@ def explain(error: BaseException) -> tuple[str, ExitCode] | None:
 
             plugin_error = blame(error)
             return (str(plugin_error), plugin_error.exit_code) if plugin_error else None
+
+
+def _problem(error: click.UsageError) -> str:
+    """Return what is wrong with a command line; for an unknown option, what may be meant."""
+    params = error.ctx.command.params if error.ctx is not None else []
+    if not isinstance(error, click.NoSuchOption):
+        has_baseline = any(param.name == "baseline" for param in params)
+        hint = "; --baseline names the run to compare with"
+        is_other_run = has_baseline and "extra argument" in error.message
+        return f"{error.format_message()}{hint if is_other_run else ''}"
+    from difflib import get_close_matches
+
+    name = error.option_name
+    options = {opt.strip("-"): opt for param in params for opt in param.opts if opt[:2] == "--"}
+    forms = next((getattr(p.type, "choices", ()) for p in params if p.name == "form"), ())
+    close = get_close_matches(name.strip("-"), options, 2, 0.7)
+    hint = f"; did you mean {' or '.join(options[word] for word in close)}?" if close else ""
+    if name.strip("-") in forms:
+        hint = f"; write --format {name.strip('-')}"
+    elif name in _INSTEAD_OF_OPTION:
+        hint = f"; {_INSTEAD_OF_OPTION[name]}"
+    return f"no such option: {name}{hint}"
 
 
 def _replace_closed_streams() -> None:

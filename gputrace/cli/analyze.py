@@ -139,7 +139,11 @@ def _hang(reports: tuple[Path, ...], form: str) -> str:
     return "".join((line[:2] if line[:1] == " " else "") + message(line) + "\n" for line in lines)
 
 
-@click.command("compare")
+@click.command(
+    "compare",
+    cls=options.Grouped,
+    sections={"Scaling": "batch global_batch", "Expert": "steps"},
+)
 @click.argument("traces", metavar="A B...", nargs=-1, required=True, type=options.UNCHECKED)
 @click.option("--label", "labels", multiple=True, help="Name of a run; give it once for each.")
 @options.batch

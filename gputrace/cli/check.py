@@ -185,8 +185,9 @@ def _verdict(check: Check) -> str:
     failed, count = sum(not gate.passed for gate in check.gates), len(check.gates)
     if not failed:
         return "The gate is met." if count == 1 else f"All {count} gates are met."
-    gates = "gate" if count == 1 else "gates"
-    return f"{failed} of {count} {gates} {'is' if failed == 1 else 'are'} not met."
+    if count == 1:
+        return "The gate is not met."
+    return f"{failed} of {count} gates {'is' if failed == 1 else 'are'} not met."
 
 
 def _text(check: Check) -> str:

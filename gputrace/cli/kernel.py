@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("kernel")
 @click.argument("trace", type=options.UNCHECKED)
-@click.argument("kernel")
+@click.argument("kernel", metavar="KERNEL", required=False)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--count", type=click.IntRange(min=1), default=1, show_default=True, help="Launches to profile."
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the kernel and its launches as JSON.")
 def command(
     trace: Path,
-    kernel: str,
+    kernel: str | None,
     command: tuple[str, ...],
     output: Path,
     force: bool,
@@ -52,9 +52,9 @@ def command(
 ) -> int:
     """Show where a kernel of TRACE is launched, and profile it in COMMAND with Nsight Compute.
 
-    KERNEL is a name, a part of a name, a rank by total time (1 takes most), or `longest`, for that
-    of the longest launch. COMMAND runs the
-    traced program again, under ncu; without COMMAND, the ncu command is printed.
+    KERNEL is a name, a part of a name, a rank by total time (1 takes most), or `longest`, for the
+    kernel of the longest launch. COMMAND runs the traced program again, under ncu; without COMMAND,
+    the ncu command is printed.
     """
     import shlex
 
@@ -62,21 +62,28 @@ def command(
     from gputrace.collectors.launch import load_numpy
     from gputrace.collectors.ncu import LaunchFilter, words
 
+    if kernel is None:
+        raise UsageError("name a kernel: 1 for the one that takes most time, longest, or a name")
+    if not trace.exists() and Path(kernel).exists():
+        raise UsageError(f"write the trace first: gputrace kernel {kernel} {trace}")
     load_numpy()
     if command and not force and output.exists():
         raise UsageError(f"{output}: exists; name another with -o, or give --force")
     with reading(trace.name) as progress, gputrace.open(trace) as opened:
         launches = opened.launches(kernel, progress=progress)
+    if command and launches.why_not:
+        raise UsageError(f"{launches.kernel.short} {launches.why_not}")
     first = launches.skip if skip is None else skip
     chosen = LaunchFilter(launches.pattern, first, count, launches.device)
     ready = shlex.join(words(chosen, output, command or ("COMMAND",)))
     if as_json:
         from gputrace.report import to_json
 
-        click.echo(to_json({"launches": launches, "command": ready}), nl=False)
+        shown = {"launches": launches, "command": None if launches.why_not else ready}
+        click.echo(to_json(shown), nl=False)
     else:
         click.echo(_launches_text(launches), nl=False, color=True)
-        if not command:
+        if not command and not launches.why_not:
             click.echo(f"\n{ready}")
     return _profile(chosen, output, command) if command else ExitCode.DONE
 
@@ -91,15 +98,20 @@ def _launches_text(launches: Launches) -> str:
     lines = [use.name] + ([_roofline(use.roofline)] if use.roofline is not None else [])
     if use.activity is not None:
         lines.append(f"While it runs: {use.activity.text}.")
+    if (at := launches.longest) is not None:
+        step = "" if at.step is None else f" in step {at.step}"
+        when = f"at {at.start_ns / 1e9:.6f} s{step} on gpu {at.gpu}"
+        lines.append(f"Its longest launch: {format_ns(at.duration_ns)} {when}.")
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
     gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
-    lines += [f"To look at: a launch on {gpu}, {where}, after {launches.skip:,} others of it."]
-    if launches.alike > 1:
+    launch = f"a launch on {gpu}, {where}, after {launches.skip:,} others of it"
+    lines.append(f"It {launches.why_not}." if launches.why_not else f"To profile: {launch}.")
+    if launches.alike > 1 and not launches.why_not:
         lines.append(
             f"{launches.alike} kernels have the same name: the right one comes if the "
             "program launches the same kernels as in the trace."
         )
-    if not launches.from_start:
+    if not launches.from_start and not launches.why_not:
         lines.append(
             "The trace does not begin with the run: earlier launches are not counted, and an "
             "earlier one is profiled."

@@ -36,15 +36,6 @@ PROGRAM: Final = "gputrace.program"
 """Key of the context's ``meta`` under which `WithProgram` has the program's words."""
 
 
-class WithProgram(click.Command):
-    """Command whose own words end at ``--``; those behind it are the program's."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[PROGRAM] = tuple(args[at + 1 :])
-        return super().parse_args(ctx, args[:at])
-
-
 class OursOrPlugins(_Text):
     """Choice among built-in names and plugins, which are looked up only for other names."""
 
@@ -105,6 +96,15 @@ class Grouped(click.Command):
         for title, listed in rows.items():
             with formatter.section(title):
                 formatter.write_dl(listed)
+
+
+class WithProgram(Grouped):
+    """Command whose own words end at ``--``; those behind it are the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[PROGRAM] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
 
 
 def _format(kind: Any) -> Callable[[_F], _F]:

@@ -27,7 +27,15 @@ _LABEL: Final = 30
 """Most characters of what a run is, beside the bar."""
 
 
-@click.command("try", cls=options.WithProgram)
+@click.command(
+    "try",
+    cls=options.WithProgram,
+    sections={
+        "What becomes of the best set": "diff apply_",
+        "Without running anything": "list_ history export",
+        "Expert": "steps warmup recording keep_recording workdir keep_trackers ledger",
+    },
+)
 @click.option("--budget", default="10min", show_default=True, metavar="TIME", help="Time to spend.")
 @click.option("--steps", type=_STEPS, help="Steps to measure in each run.")
 @click.option("--warmup", type=click.IntRange(min=1), help="Steps to skip first in each run.")
@@ -51,15 +59,15 @@ _LABEL: Final = 30
 @click.option("--keep-trackers", is_flag=True, help="Let the runs log to W&B and TensorBoard.")
 @click.option("--diff", is_flag=True, help="Print the best set as a unified diff of the program.")
 @click.option("--apply", "apply_", is_flag=True, help="Write the best set into the program.")
-@click.option("--list", "list_", is_flag=True, help="List what can be tried, and run nothing.")
+@click.option("--list", "list_", is_flag=True, help="List what can be tried.")
 @click.option(
-    "--history", is_flag=True, help="Show the ledger, of COMMAND if given, and run nothing."
+    "--history", is_flag=True, help="Show the ledger of earlier trials, of COMMAND if given."
 )
 @click.option(
     "--export",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="CSV",
-    help="Write predicted and measured steps from the ledger, and run nothing.",
+    help="Write predicted and measured steps from the ledger.",
 )
 @click.option(
     "--ledger",
@@ -128,8 +136,7 @@ def _assert_runs(name: str) -> None:
     try:
         find_program(name)
     except CannotRun as error:
-        hint = f"; write python {name}" if name.endswith(".py") else ""
-        raise UsageError(f"{error}{hint}") from None
+        raise UsageError(str(error)) from None
 
 
 def _apply(patch: Patch | None) -> None:

@@ -172,6 +172,19 @@ class LaunchCost(Struct, frozen=True):
     work; None where that never happened or no calls were recorded."""
 
 
+class LongestLaunch(Struct, frozen=True):
+    """Longest launch of any kernel in the measured steps, on all GPUs."""
+
+    name: str
+    """Name of the kernel, as recorded."""
+    gpu: int
+    rank: int
+    start_ns: int
+    duration_ns: int
+    step: int | None
+    """Step in which it starts; None without steps."""
+
+
 class Kernels(Struct, frozen=True):
     """Kernels of the measured steps, or of the whole span where there are none."""
 
@@ -198,5 +211,7 @@ class Kernels(Struct, frozen=True):
     first_gpu_only: tuple[KernelUse, ...]
     """Kernels that only the first of several GPUs runs, at most 20, the longest first."""
     launches: LaunchCost
+    longest: LongestLaunch
+    """Where `gputrace kernel TRACE longest` looks."""
     flop: tuple[CountedFlop, ...] = ()
     """By GPU, where the trace has shapes of operators."""

@@ -498,9 +498,9 @@ def kernels_table(
     shown = [use for use in kernels.top[:most] if use.share >= _WORTH] if kernels else []
     if kernels is None or not shown:
         return None
-    if longest_launches:
-        peak = max(kernels.top, key=lambda use: use.max_ns)
-        shown += [] if peak in shown else [peak]
+    launch = kernels.longest
+    peak = next(use for use in kernels.top if use.name == launch.name)
+    shown += [peak] if longest_launches and peak not in shown else []
     names = [use.name for use in shown]
     labels = dict(zip(names, kernel_labels(names, longest), strict=True))
 
@@ -532,10 +532,12 @@ def kernels_table(
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {use.tensor_cores for use in shown} & {"yes", "no"}:
         of += "; tc: on tensor cores"
-    if not longest_launches:
-        peak = max(kernels.top, key=lambda use: use.max_ns)
-        (label,) = kernel_labels([peak.name], longest)
-        of += f"; longest launch: {label}, {format_ns(peak.max_ns)}"
+    (label,) = kernel_labels([peak.name], longest)
+    at = f"{(launch.start_ns - analysis.origin_ns) / 1e9:.6f} s"
+    turn = loop_name(analysis)[0]
+    at += "" if launch.step is None or turn == "pass" else f" in {turn} {launch.step}"
+    at += f" on {gpu_label(launch, analysis)}" if len(analysis.gpus) > 1 else ""
+    of += f"; longest launch: {label}, {format_ns(launch.duration_ns)} at {at}"
     if any(use.activity for use in shown):
         of += "; SMs, math, memory: how busy the card's parts are meanwhile"
     return tabulate(f"Kernels that take most time ({of})", columns, shown, names=tuple(names))

@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
+from gputrace.model.kernels import LongestLaunch
 from gputrace.model.names import short
 from gputrace.model.results import TURNS, Analysis, Breakdown, Finding, Gap, GpuTotals, Step
 from gputrace.sanitize import LONGEST, clean, cut
@@ -94,7 +95,7 @@ def needs_ranks(rows: Sequence[GpuTotals] | Sequence[SceneLane]) -> bool:
     return len({row.rank for row in rows}) > 1 and any(row.gpu != row.rank for row in rows)
 
 
-def gpu_label(row: Breakdown | Gap | GpuTotals | Step, analysis: Analysis) -> str:
+def gpu_label(row: Breakdown | Gap | GpuTotals | LongestLaunch | Step, analysis: Analysis) -> str:
     """Return the name of a GPU; with the rank where it differs."""
     known = all(t.gpu_known for t in analysis.gpus if (t.gpu, t.rank) == (row.gpu, row.rank))
     ranked = row.gpu is not None and row.gpu >= 0 and needs_ranks(analysis.gpus)
@@ -211,8 +212,8 @@ def cut_middle(name: str, longest: int) -> str:
     return f"{name[:head]}…{name[len(name) - (longest - head - 1) :]}"
 
 
-_MORE: Final = 1.1
-"""Ratio to a finding's cost from which a predicted gain says why it is larger."""
+_COSTS: Final = ("cost_ns", "touched_ns")
+"""Evidence that a finding's sentence shows instead of its mean cost."""
 
 
 def expected_gain(analysis: Analysis, finding: Finding) -> str:
@@ -227,14 +228,16 @@ def expected_gain(analysis: Analysis, finding: Finding) -> str:
         return ""
     cure, turn = cures[0], loop_name(analysis)[1]
     least, most = (cure.now_ns - bound for bound in (cure.high_ns, cure.low_ns))
-    text = f"{format_ns(cure.gain_ns)} {turn}"
-    if least <= 0:
-        text = f"up to {format_ns(most)} {turn}"
-    elif format_ns(least) != format_ns(most):
+    gain = cure.gain_ns if least > 0 else most
+    text = f"{'' if least > 0 else 'up to '}{format_ns(gain)} {turn}"
+    if least > 0 and format_ns(least) != format_ns(most):
         text += f", likely {format_pair(least, 'to', most)}"
-    if cure.beyond and cure.gain_ns > _MORE * finding.impact_ns:
-        text += f" (includes {cure.beyond})"
-    return f"{text}, with {cure.what}" if len(cures) > 1 else text
+    text += f", with {cure.what}" if len(cures) > 1 else ""
+    costs = (int(finding.evidence.get(name) or 0) for name in _COSTS)
+    cost = max(finding.impact_ns, *costs)
+    if cure.beyond and gain > cost and format_ns(gain) != format_ns(cost):
+        text += f" (more than the loss: includes {cure.beyond})"
+    return text
 
 
 @lru_cache(maxsize=4096)

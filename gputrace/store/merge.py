@@ -230,10 +230,13 @@ class MergedTrace(Trace):
     def _check_overlap(self, spans: Sequence[_Span]) -> None:
         """Raise NotOneRun if some files ended before others began; spans are on one clock.
 
-        A file without GPU activity has no span and never conflicts.
+        A file without GPU activity has no span and never conflicts, unless none has any: then their
+        processes count.
         """
         if self._overlaps:
             return
+        if not any(spans):
+            spans = [part.lived for part in self._parts]
         known = [
             (span, part.trace.path)
             for span, part in zip(spans, self._parts, strict=True)
@@ -494,6 +497,13 @@ class MergePart:
         for reason, rows in quality.dropped.items():
             merged.drop(reason, rows, str(self.number))
         return bool(warnings or notes)
+
+    @property
+    def lived(self) -> _Span:
+        """Span of its processes on the merged clock; None where it is unknown."""
+        lives = [life.moved(self.shift, life.process) for life in self.trace.lives]
+        ends = [(life.start, life.end) for life in lives]
+        return (min(ends)[0], max(end for _, end in ends)) if ends else None
 
     def host_key(self, process: Process) -> tuple[str, int]:
         """Return a key of the machine: its name, or the first trace that saw the same cards; of

@@ -270,6 +270,22 @@ def test_a_csv_row_has_empty_cells_for_what_is_unknown(training: Path) -> None:
     assert int(cells["host_data_ns"]) > 0
 
 
+def test_the_page_of_a_comparison_has_no_empty_chart(training: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    ran = command.gputrace("report", "--compare", training, training, "-o", page)
+    assert (ran.code, ran.err) == (0, f"gputrace: wrote {page}\n")
+    assert "What came of it" not in page.read_text()
+
+
+def test_runs_one_after_another_are_not_taken_for_parts_of_one(
+    training: Path, tmp_path: Path
+) -> None:
+    later = record(tmp_path, "import gputrace\nfor _ in range(6):\n    gputrace.step()\n")
+    ran = command.gputrace("analyze", later, training)
+    assert ran.code == 3
+    assert f"after the end of {training}: not one run" in ran.err
+
+
 def test_tables_for_pandas_have_the_ranks(ranks: Path) -> None:
     report = analyze(ranks)
     assert list(report.to_pandas()["rank"]) == [0, 1]

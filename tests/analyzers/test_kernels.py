@@ -63,6 +63,22 @@ def test_a_kernel_is_counted_over_the_measured_steps(tmp_path: Path) -> None:
     assert use_of(report, ADAM).count == 2 * steady
 
 
+def test_the_longest_launch_has_its_place(tmp_path: Path) -> None:
+    _, report = run(tmp_path, Plan(steps=20))
+    longest = kernels_of(report).longest
+    assert longest.duration_ns == max(use.max_ns for use in kernels_of(report).top)
+    assert longest.duration_ns == use_of(report, longest.name).max_ns
+    (its,) = (
+        step
+        for step in report.step_list
+        if (step.gpu, step.rank) == (longest.gpu, longest.rank)
+        and step.start_ns <= longest.start_ns < step.end_ns
+    )
+    assert (longest.step, its.phase) == (its.step, "steady")
+    at = f"{(longest.start_ns - report.origin_ns) / 1e9:.6f} s in step {its.step}"
+    assert at in " ".join(report.render("text").split())
+
+
 def test_each_gpu_that_runs_a_kernel_is_told_and_what_the_first_one_runs_alone(
     tmp_path: Path,
 ) -> None:

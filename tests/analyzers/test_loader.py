@@ -261,7 +261,7 @@ def test_a_disk_and_a_cache_are_predicted(loading: Loading, tmp_path: Path) -> N
     assert loader.no_disk_step_ns == pytest.approx(11 * MS, rel=0.03)
     assert loader.cached_step_ns == pytest.approx(11 * MS, rel=0.03)
     assert "100% of what it reads comes from a disk" in words_of(found)
-    assert "(a step of 11.0 ms without waiting for the disk, of 11.0 ms with" in found.advice
+    assert "(a step would take 11.0 ms without waiting for the disk or with" in found.advice
 
 
 def test_samples_that_are_computed_are_no_matter_of_a_disk(
@@ -311,7 +311,7 @@ def test_nothing_is_predicted_where_threads_are_queued_for_cores(
     assert "num_workers" not in words_of(feeding(report))
     assert "Predicted with" not in report.render()
     (crowded,) = (found for found in report.findings if found.id == "cpu-starved")
-    assert "which costs 50% of each step (15.0 of 30.0 ms)" in crowded.message
+    assert "too few cores cost 50% of each step (15.0 of 30.0 ms)" in crowded.message
 
 
 @pytest.mark.parametrize("crowded", [False, True])

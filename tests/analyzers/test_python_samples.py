@@ -71,7 +71,7 @@ def test_other_work_of_the_host_names_its_line_too(tmp_path: Path) -> None:
         run.kernel(MS, "late")
         run.synchronize()
     report = analyze(run, tmp_path)
-    assert "for other work of the host at train.py:70 log" in message(report, "host-work")
+    assert "while the host does other work at train.py:70 log" in message(report, "host-work")
 
 
 def test_as_much_of_a_path_is_shown_as_tells_files_apart(tmp_path: Path) -> None:

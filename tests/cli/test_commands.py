@@ -90,12 +90,39 @@ def test_help_of_a_command_ends_with_examples_that_it_takes(name: str) -> None:
         ("analyse", "did you mean `analyze`?"),
         ("rekord", "did you mean `record`?"),
         ("comparison", "did you mean `compare`?"),
+        ("stats trace.sqlite", "write: gputrace analyze trace.sqlite"),
+        ("profile -- python 'my train.py'", "write: gputrace record -- python 'my train.py'"),
+        ("diff a.sqlite b.sqlite", "write: gputrace compare a.sqlite b.sqlite"),
+        ("help check", "write: gputrace check --help"),
+        ("train.py --epochs 3", "to record it: gputrace record -- python train.py --epochs 3"),
+        ("cat train.py", "to record it: gputrace record -- cat train.py"),
     ],
 )
-def test_a_misspelt_command_gets_a_suggestion(typed: str, hint: str) -> None:
-    ran = command.gputrace(typed)
+def test_another_word_for_a_command_gets_a_suggestion(typed: str, hint: str) -> None:
+    words = shlex.split(typed)
+    ran = command.gputrace(*words)
     assert ran.code == USAGE
-    assert ran.err == f"gputrace: no such command: {typed}; {hint} (see gputrace --help)\n"
+    assert ran.err == f"gputrace: no such command: {words[0]}; {hint} (see gputrace --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("analyze t --gap 3", "no such option: --gap; did you mean --gaps?"),
+        ("analyze t --slow", "no such option: --slow"),
+        ("analyze t --markdown", "no such option: --markdown; write --format markdown"),
+        (
+            "compare a b --html",
+            "no such option: --html; `gputrace report` writes a page (--compare",
+        ),
+        ("check t --max-wait 1%", "no such option: --max-wait; did you mean --max-data-wait?"),
+        ("check a b", "--baseline names the run to compare with"),
+    ],
+)
+def test_another_word_for_an_option_gets_a_suggestion(typed: str, hint: str) -> None:
+    ran = command.gputrace(*shlex.split(typed))
+    assert ran.code == USAGE
+    assert hint in ran.err
 
 
 def test_a_file_in_place_of_a_command_is_to_be_analyzed(tmp_path: Path) -> None:

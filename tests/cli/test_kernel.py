@@ -247,12 +247,21 @@ def test_what_goes_wrong_is_one_line(
     assert missing.err.startswith("gputrace: ncu is not installed here; install Nsight Compute")
 
 
+def test_words_that_lack_or_are_in_the_wrong_order_are_named(trace: Path, machine: Machine) -> None:
+    assert_refused(machine.run(trace), USAGE, "name a kernel: 1 for the one that takes most time")
+    swapped = command.gputrace("kernel", "longest", trace)
+    assert f"write the trace first: gputrace kernel {trace} longest" in swapped.err
+
+
 def test_collectives_are_not_profiled_alone(machine: Machine) -> None:
     made = Run()
     for _ in range(5):
         made.kernel(MS, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)")
-    ran = machine.run(made.export.write(machine.folder / "t.sqlite"), "nccl")
-    assert_refused(ran, USAGE, "nccl", "cannot be profiled alone")
+    trace = made.export.write(machine.folder / "t.sqlite")
+    assert_refused(machine.profile(trace), USAGE, "nccl", "cannot be profiled alone")
+    shown = machine.run(trace, "nccl")
+    assert "It waits for other GPUs and cannot be profiled alone: ncu would hang." in shown.out
+    assert "ncu --" not in shown.out
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_the_program_that_has_the_cores_is_named(tmp_path: Path, elsewhere: int)
     with gputrace.open(trace) as opened:
         found = opened.analyze().findings[0]
     assert found.id == "cpu-starved"
-    assert found.message.startswith("too few cores: ")
+    assert found.message.startswith("too few cores cost ")
     evidence = ". ".join(found.details)
     assert f"pid {elsewhere}" in evidence
     assert "of its core" in evidence

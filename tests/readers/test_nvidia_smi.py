@@ -446,7 +446,7 @@ def test_alone_it_shows_a_card_that_does_more_and_one_that_is_slower(tmp_path: P
     found = findings_of(log)
     assert next(iter(found)) == "uneven-utilization"
     assert "GPU 0 runs kernels 95% of the time, the others 40%" in found["uneven-utilization"]
-    assert "GPU 2 runs at a SM clock of 1,300 MHz" in found["clock-mismatch"]
+    assert "GPU 2 runs with the SM clock at 1,300 MHz" in found["clock-mismatch"]
     shown = command.gputrace("analyze", log)
     assert shown.code == 0
     assert "The cards while they work" in shown.out

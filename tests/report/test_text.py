@@ -204,7 +204,7 @@ def test_a_mean_over_gpus_that_work_for_different_times_is_said(report: Report) 
 
 def predicted(report: Report, low_ns: int, high_ns: int, cost_ns: int = 1_000_000) -> Report:
     """The report with a prediction of the step for its first finding, which gains 1 ms."""
-    first = replace(report.findings[0], impact_ns=cost_ns)
+    first = replace(report.findings[0], impact_ns=cost_ns, evidence={})
     cure = WhatIf(
         "pinned", first.id, "Pinned memory", 10_000_000, 9_000_000, low_ns, high_ns, 1_000_000,
         500_000, "", "launches that come sooner", 0.0, 8, 4,
@@ -215,9 +215,12 @@ def predicted(report: Report, low_ns: int, high_ns: int, cost_ns: int = 1_000_00
 def test_a_gain_larger_than_the_cost_says_what_it_includes(report: Report) -> None:
     more = predicted(report, 8_000_000, 9_500_000, cost_ns=500_000)
     assert wording.expected_gain(more, more.findings[0]) == (
-        "1.00 ms a pass, likely 500 µs to 2.00 ms (includes launches that come sooner)"
+        "1.00 ms a pass, likely 500 µs to 2.00 ms (more than the loss: includes launches that "
+        "come sooner)"
     )
     wide = predicted(report, 8_000_000, 10_000_000)
+    assert wording.expected_gain(wide, wide.findings[0]).startswith("up to 2.00 ms a pass (more")
+    wide = predicted(report, 8_000_000, 10_000_000, cost_ns=2_000_000)
     assert wording.expected_gain(wide, wide.findings[0]) == "up to 2.00 ms a pass"
     less = predicted(report, 9_000_000, 9_000_000)
     less = replace(less, steps=replace(less.steps, kind="training"))

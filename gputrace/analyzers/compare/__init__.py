@@ -539,7 +539,7 @@ def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
         word = "less" if row.difference_ns < 0 else "more"
         yield f"{format_ns(abs(row.difference_ns))} {word} {WORDS[row.name]}"
     if not sure and verdict in ("faster", "slower"):
-        yield "no class of time by more than its own noise"
+        yield "no class of time explains it beyond its noise"
 
 
 def _shares(pair: Pair) -> Iterator[str]:

@@ -238,7 +238,7 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
     if loader.sending >= _NAMED_PART_SHARE:
         share = sum(part.share for part in loader.parts if part.name == SENDING)
         clause = f"pickling and sending take {share:.0%} of the workers' time"
-        if loader.receive_ns:
+        if loader.receive_ns and loader.receiving_ns < _RECEIVING_PART * loader.wait_ns:
             clause += f", and receiving {format_ns(loader.receive_ns)} a batch"
         yield clause, _CHEAPER_BATCHES[SENDING]
     first = loader.parts[0]
@@ -262,12 +262,12 @@ def _reasons(loader: Loader, who: str) -> Iterator[tuple[str, str]]:
         steps["without waiting for the disk"] = loader.no_disk_step_ns
     elif loader.parts[0].name != COLLATING:
         steps["if it took half as long"] = loader.half_step_ns
-    gains = [
-        f"of {format_ns(step)} {how}"
-        for how, step in reversed(steps.items())
-        if step is not None and step < _CHEAPER_PART_STEP * loader.step_ns
-    ]
-    yield clause, cure + (f" (a step {', '.join(gains)})" if gains else "")
+    gains: dict[str, list[str]] = {}
+    for how, step in reversed(steps.items()):
+        if step is not None and step < _CHEAPER_PART_STEP * loader.step_ns:
+            gains.setdefault(format_ns(step), []).append(how)
+    then = ", ".join(f"{step} {' or '.join(how)}" for step, how in gains.items())
+    yield clause, cure + (f" (a step would take {then})" if then else "")
 
 
 def _on_workers(loader: Loader, who: str) -> Iterator[tuple[str, str]]:

@@ -57,7 +57,7 @@ _PINNED_PART: Final = 0.9
 _FEWEST_TURNS: Final = 3
 """Fewer steps may all hold what a process does once: none shows how long they are without it."""
 _FEWEST_TO_COUNT: Final = 8
-_MUCH, _NEARLY_ALL, _FEW_STEPS = 2, 0.8, 0.25
+_MUCH, NEARLY_ALL, _FEW_STEPS = 2, 0.8, 0.25
 """Steps from which it is said that few of them have a cause's time: those with so many times the
 mean have nearly all of it, and are at most this part of the steps."""
 _STRAY_OPERATIONS: Final = 0.01
@@ -518,7 +518,7 @@ class Facts(Struct, frozen=True, dict=True):
         total = sum(spent.values())
         few = [number for number in numbers if spent[number] * len(numbers) > _MUCH * total]
         share = sum(spent[number] for number in few) / max(total, 1)
-        if share < _NEARLY_ALL or len(few) > _FEW_STEPS * len(numbers):
+        if share < NEARLY_ALL or len(few) > _FEW_STEPS * len(numbers):
             return ""
         return f"{share:.0%} of it is in {len(few)} of {len(numbers)} steps ({format_steps(few)})"
 

@@ -219,7 +219,14 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
         if ratio > _BEYOND_CLOCK_RATIO * explained:
             longer += f", of which it explains {explained - 1:.1%}"
         excess = _by_clock(excess, ratio, explained)
-    details = [longer, f"that costs {facts.of_step(excess)}" if excess else ""]
+    message = (
+        f"{named(low)} {'run' if len(low) > 1 else 'runs'} with the {name} clock at "
+        f"{slowest:,.0f} MHz, the others at {reference:,.0f} MHz"
+    )
+    details = [longer]
+    if excess:
+        details.insert(0, message)
+        message = f"the lower {name} clock of {named(low)} costs {facts.of_step(excess)}"
     evidence: Evidence = {
         "clock": which,
         "clock_mhz": slowest,
@@ -232,8 +239,7 @@ def _mismatch(facts: Facts, which: str) -> Finding | None:
         severity_of(facts.share_of(excess)) or "low",
         low,
         excess,
-        f"{named(low)} {'run' if len(low) > 1 else 'runs'} at a {name} clock of {slowest:,.0f} "
-        f"MHz, the others at {reference:,.0f} MHz",
+        message,
         _clock_advice(low, which),
         evidence,
         details,

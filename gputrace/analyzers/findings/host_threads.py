@@ -94,7 +94,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         "cpu-starved",
         severity,
         cost,
-        f"too few cores: {crowd}, which costs {facts.of_step(queued)}",
+        f"too few cores cost {facts.of_step(queued)}: {crowd}",
         advice,
         _evidence(worst, facts.mean_ns),
         details,

@@ -19,7 +19,7 @@ from gputrace.model.events import Events, Kind, distinct_ids, is_among
 from gputrace.model.host import BACKWARD, CHECKPOINT, DATA, FORWARD, OPTIMIZER
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Finding
-from gputrace.units import format_ns, format_number
+from gputrace.units import format_count, format_ns, format_number
 
 _LOW_SHARE: Final = 0.02
 """Share of a step from which collections and compilations are reported."""
@@ -30,7 +30,7 @@ COLLECT_BETWEEN: Final = (
 _CALLED_SUFFIX: Final = ", called"
 """Part of the name of a collection that the program asked for."""
 _CALL_LESS: Final = (
-    "no gc.collect() in the loop, and no torch.cuda.empty_cache() beside it: call it once before "
+    "take gc.collect() out of the loop, and torch.cuda.empty_cache() with it: call it once before "
     "the first step, or between some epochs"
 )
 COMPILE_ONCE: Final = (
@@ -182,7 +182,7 @@ def host_work(facts: Facts) -> Iterator[Finding]:
     ask = "" if lines or facts.lines is not None or not facts.framework else _NAME_THE_LINE
     yield from facts.costly(
         "host-work",
-        "{gpus} {cost} for other work of the host{at}",
+        "{gpus} {cost} while the host does other work{at}",
         advice + ask,
         details,
     )
@@ -292,7 +292,8 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
             "share": round(share, 4),
         },
         [
-            f"{len(compilations):,} compilations in {steps:,} steps, mostly {most}",
+            f"{format_count(len(compilations), 'compilation')} in {format_count(steps, 'step')}, "
+            f"mostly {most}",
             f"reason: {reason}" if reason else "",
         ],
     )

@@ -227,7 +227,7 @@ def _why_allocating(use: Allocator) -> tuple[str, str] | None:
             f"torch.cuda.empty_cache() is called {format_count(use.emptied, 'time')} in {steps}, "
             f"and {format_count(use.segments, 'segment')} of {format_bytes(use.segment_bytes)} "
             "are allocated again"
-        ), "no torch.cuda.empty_cache() in the loop: the memory that it releases is needed again"
+        ), "take torch.cuda.empty_cache() out of the loop: the memory it frees is needed again"
     if use.segments:
         return (
             f"torch allocates {format_count(use.segments, 'new segment')} of "

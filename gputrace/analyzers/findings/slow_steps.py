@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
-from gputrace.analyzers.findings.facts import Facts, severity_of
+from gputrace.analyzers.findings.facts import NEARLY_ALL, Facts, severity_of
 from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
 from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
 from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN, COMPILE_ONCE
@@ -19,7 +19,7 @@ from gputrace.analyzers.loader import read_loaders
 from gputrace.analyzers.neighbours import CardNeighbours
 from gputrace.model.events import Mask
 from gputrace.model.host import DATA, FORWARD, PHASES
-from gputrace.model.intervals import EMPTY, union
+from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
 from gputrace.units import format_ns, format_ranges, format_steps
@@ -58,6 +58,8 @@ _ADDED_SHARE: Final = 0.02
 """Share of the steady time that slow steps must add to be reported."""
 _EPOCH_BEGINS_SHARE: Final = 0.75
 """Share of the slow steps that must begin epochs for the finding to say so."""
+_FEW_OF_SLOW: Final = 0.7
+"""Part of the slow steps up to which those that have nearly all of the growth are named."""
 _NAMED_REASON_SHARE: Final = 0.5
 """Share that one of `_HOST_TOOK` must have of what slow steps take longer, to be named."""
 _NAMES: Final = {
@@ -68,11 +70,14 @@ _NAMES: Final = {
     "host": "other host time",
 }
 _HOST_TOOK: Final = {
-    "starting_workers_ns": ("in each, a loader starts its workers for {}", KEEP_LOADER["pytorch"]),
-    "collecting_ns": ("in each, Python collects garbage for {}", COLLECT_BETWEEN),
-    "compiling_ns": ("in each, parts of the program are compiled for {}", COMPILE_ONCE),
+    "starting_workers_ns": (
+        "in {each}, a loader starts its workers for {took}",
+        KEEP_LOADER["pytorch"],
+    ),
+    "collecting_ns": ("in {each}, Python collects garbage for {took}", COLLECT_BETWEEN),
+    "compiling_ns": ("in {each}, parts of the program are compiled for {took}", COMPILE_ONCE),
     "queued_ns": (
-        "in each, the training thread is queued for a core for at least {} longer than usual",
+        "in {each}, the training thread is queued for a core for at least {took} longer than usual",
         CORES_ALONE,
     ),
 }
@@ -120,13 +125,14 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     excess = int((lengths[slow] - middle).sum())
     if not slow.any() or slow.mean() > 0.5 or excess < _ADDED_SHARE * lengths.sum():
         return None
-    name, more, part = _what_slow_steps_have(facts, rank, longest, slow)
+    name, grown, part = _what_slow_steps_have(facts, rank, longest, slow)
+    more = int(grown.mean())
     numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
     begins = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
     epoch_begins = sorted(step for step in begins if step is not None)
     begun = len(set(epoch_begins) & set(numbers)) >= _EPOCH_BEGINS_SHARE * len(numbers)
     epochs = epoch_begins[1] - epoch_begins[0] if len(epoch_begins) > 1 and begun else None
-    details = [f"what grew most is {_NAMES[name]} ({format_ns(more)})"]
+    details = [f"what grew most is {_NAMES[name]} ({format_ns(more)}{_where_most(numbers, grown)})"]
     advice = _IN_SLOW_STEPS.get(name, _HOST_THEN)
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
@@ -140,7 +146,8 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             if works and cause == "queued_ns":
                 continue
             if took[cause] >= _NAMED_REASON_SHARE * excess / len(numbers):
-                details.append(clause.format(format_ns(took[cause])))
+                each = "each" if len(numbers) > 1 else "it"
+                details.append(clause.format(each=each, took=format_ns(took[cause])))
                 advice = remedy
                 break
         slowest = longest[int(np.argmax(lengths))]
@@ -179,6 +186,16 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         },
         details,
     )
+
+
+def _where_most(numbers: Sequence[int], grown: Times) -> str:
+    """Return which of the slow steps have nearly all of some growth; empty if most of them do."""
+    many = grown > grown.mean()
+    most = np.array(numbers)[many].tolist()
+    is_few = 0 < len(most) <= _FEW_OF_SLOW * len(numbers)
+    if not is_few or grown[many].sum() < NEARLY_ALL * grown.sum():
+        return ""
+    return f", most of it in step{'s' * (len(most) > 1)} {format_steps(most)}"
 
 
 def _slowed_by_neighbours(
@@ -228,9 +245,9 @@ def _longest_of_each(steps: Sequence[Step]) -> list[Step]:
 
 def _what_slow_steps_have(
     facts: Facts, rank: int, steps: Sequence[Step], slow: Mask
-) -> tuple[str, int, float]:
-    """Return the class that grew most in the slow steps, its growth in nanoseconds, and the part of
-    the growth that no cause of idle time is charged with.
+) -> tuple[str, Times, float]:
+    """Return the class that grew most in the slow steps, its growth in nanoseconds in each of them,
+    and the part of the growth that no cause of idle time is charged with.
 
     Of a rank without a GPU, the classes are its phases, as far as they are known.
     """
@@ -246,8 +263,8 @@ def _what_slow_steps_have(
     else:
         shares = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
     table = np.array(list(shares.values()), np.int64)
-    more = table[:, slow].mean(axis=1) - [median(row[~slow]) for row in table]
-    most, grown = int(np.argmax(more)), np.maximum(more, 0)
+    growth = table[:, slow] - np.array([[median(row[~slow])] for row in table], np.int64)
+    most, grown = int(np.argmax(growth.sum(axis=1))), np.maximum(growth.mean(axis=1), 0)
     charged = np.array([name in IDLE_CAUSES for name in shares])
     part = 1 - float(grown[charged].sum() / max(grown.sum(), 1))
-    return list(shares)[most], int(more[most]), part
+    return list(shares)[most], growth[most], part

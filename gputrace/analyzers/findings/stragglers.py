@@ -337,7 +337,9 @@ def _more(late: Straggler, words: dict[str, str]) -> str:
     names = sorted(words, key=lambda name: -late.more[name])
     clauses = [words[name] for name in names if late.more[name] >= max(_NAMED_PART * most, 1)]
     lengths = [format_ns(late.more[name]) for name in names]
-    return " and ".join(text.format(ns) for text, ns in zip(clauses, lengths, strict=False))
+    first, *more = (text.format(ns) for text, ns in zip(clauses, lengths, strict=False))
+    verb = first.partition(" ")[0]
+    return " and ".join([first, *(clause.removeprefix(f"{verb} ") for clause in more)])
 
 
 def _finding(

@@ -25,7 +25,14 @@ from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, un
 from gputrace.model.results import Finding, Missing, Phase
 from gputrace.model.struct import Struct
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
-from gputrace.units import format_count, format_ids, format_ns, format_pair, format_ranges
+from gputrace.units import (
+    format_count,
+    format_ids,
+    format_ns,
+    format_pair,
+    format_ranges,
+    format_steps,
+)
 
 
 def recorder_overhead(facts: Facts) -> Iterator[Finding]:
@@ -398,7 +405,7 @@ def validation_downtime(facts: Facts) -> Iterator[Finding]:
         f"validation takes {_of_run(times, run)}",
         advice,
         _evidence(times, run, lost),
-        [_when(times), _meanwhile(facts, times)],
+        [_when(facts, times), _meanwhile(facts, times)],
     )
 
 
@@ -425,7 +432,7 @@ def checkpoint_stall(facts: Facts) -> Iterator[Finding]:
             f"saving checkpoints takes {_of_run(times, run)}",
             advice,
             _evidence(times, run, times.total_ns),
-            [_when(times), _meanwhile(facts, times)],
+            [_when(facts, times), _meanwhile(facts, times)],
         )
 
 
@@ -499,8 +506,13 @@ def _of_run(times: _Times, run: int) -> str:
     return f"{times.total_ns / run:.0%} of the run after warm-up ({amounts})"
 
 
-def _when(times: _Times) -> str:
-    return f"after {format_ids('step', times.steps[:5])}{', …' if len(times.steps) > 5 else ''}"
+def _when(facts: Facts, times: _Times) -> str:
+    """Name the steps that such a phase precedes, as slow steps are named."""
+    last = max(len(steps) for steps in facts.all_steps.by_rank.values()) - 1
+    follow = [step + 1 for step in times.steps if step < last]
+    clauses = [f"before {'step' if len(follow) == 1 else 'steps'} {format_steps(follow)}"]
+    at_end = ["after the last step"] if len(follow) < len(times.steps) else []
+    return " and ".join(clauses * bool(follow) + at_end)
 
 
 def _meanwhile(facts: Facts, times: _Times) -> str:

@@ -354,10 +354,12 @@ def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) ->
             rows.append(_on_gpu(scene, analysis, index, step, usual, trace, lines))
     if not rows:
         count = max((step.step for step in steps), default=-1)
-        have = f"it has steps 0 to {count}" if count >= 0 else "no steps were found in it"
+        why = "no steps were found in it"
         if here:
-            have = "it has no other measured step to compare it with"
-        raise UsageError(f"{scene.title}: step {number} cannot be explained; {have}")
+            why = f"it has no other measured step to compare step {number} with"
+        elif count >= 0:
+            why = f"no step {number}; it has steps 0 to {count}"
+        raise UsageError(f"{scene.title}: {why}")
     rows.sort(key=_own_growth, reverse=True)
     message = _message(analysis, number, rows[0])
     return StepExplanation(

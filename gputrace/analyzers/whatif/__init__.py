@@ -118,7 +118,7 @@ def what_if(facts: Facts, findings: Sequence[Finding], run: Replay | None) -> tu
     if run is None:
         return ()
     costs = {finding.id: finding.impact_ns for finding in findings}
-    others = " and less waiting between GPUs" if len(facts.working) > 1 else ""
+    others = ", less waiting between GPUs" if len(facts.working) > 1 else ""
     recorded = Recorded.of(run.gpus, facts.breakdown, facts.ledger, run.mean_ns)
     predicted = predict(run.graph, recorded, costs, run.rarely)
     cures = [replace(cure, beyond=cure.beyond + others) for cure in predicted]

@@ -515,7 +515,7 @@ _EXCHANGES: Final = (
     *("communication-exposed", "topology", "host-staged-comm", "copies-exposed", "h2d-exposed"),
     *("pipeline-bubble", "expert-imbalance"),
 )
-_ON_TIME: Final = "later launches on time"
+_ON_TIME: Final = "an earlier start of what follows"
 
 
 CURES: Final = (
@@ -553,7 +553,7 @@ CURES: Final = (
         straggler,
         "A rank as fast as the others",
         "every rank's kernels take as long as the median rank's",
-        "an earlier start of what follows",
+        _ON_TIME,
         bounds=(),
         takes=("straggler", "uneven-arrival"),
     ),
@@ -575,7 +575,7 @@ CURES: Final = (
         late_host,
         "A host as quick as on the other ranks",
         "every rank's host is as fast as the median rank's between the same calls",
-        "an earlier start of what follows",
+        _ON_TIME,
         bounds=(),
     ),
     Cure(
@@ -585,7 +585,7 @@ CURES: Final = (
         "Exchange over the GPUs' own links",
         "an exchange takes a twentieth of what it takes through the host's memory, as over NVLink; "
         "over PCIe a third",
-        "an earlier start of what follows",
+        _ON_TIME,
         only_as_cure=True,
         takes=_EXCHANGES,
     ),
@@ -596,7 +596,7 @@ CURES: Final = (
         "Overlapping all communication",
         "nothing waits for communication but communication, and it slows nothing down; at the "
         "least, each step's last exchange stays exposed",
-        "an earlier start of what follows",
+        _ON_TIME,
     ),
     Cure(
         "gathers",
@@ -616,7 +616,7 @@ CURES: Final = (
         "CUDA graphs of whole steps",
         "consecutive launches become one, without host time between them; kernels take as long as "
         "before",
-        "less synchronisation and less time between kernels",
+        "less synchronisation and time between kernels",
         takes=("launch-bound", "kernel-gaps", "sync-bound", "alloc-stall"),
     ),
     Cure(
@@ -637,7 +637,7 @@ CURES: Final = (
         "products get faster by three quarters of the ratio of the card's peaks in bf16 and FP32, "
         "at most by all of it, with half of the bytes to move elsewhere, at least by a quarter, or "
         "twice; numbers change",
-        "a speed-up beyond two, and half the bytes in other kernels",
+        "a speed-up beyond two, half the bytes in other kernels",
         only_as_cure=True,
     ),
     Cure(
@@ -646,7 +646,7 @@ CURES: Final = (
         sync,
         "A host that waits for no GPU",
         "the host never waits for a GPU, and runs ahead as far as launches can be queued",
-        "later launches on time",
+        _ON_TIME,
         bounds=(),
     ),
     Cure(

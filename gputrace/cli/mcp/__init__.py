@@ -42,7 +42,7 @@ _INSTRUCTIONS: Final = (
 )
 
 
-@click.command("mcp", cls=options.WithProgram)
+@click.command("mcp", cls=options.WithProgram, sections={})
 @click.argument("folder", metavar="[FOLDER] [-- COMMAND...]", type=options.UNCHECKED, default=".")
 @click.pass_context
 def command(ctx: click.Context, folder: Path) -> None:

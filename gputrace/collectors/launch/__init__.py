@@ -65,9 +65,11 @@ def find_program(name: str) -> str:
     """Return the file of a command's first word; raise CannotRun where a shell would fail."""
     if (program := shutil.which(name)) is not None:
         return program
+    hint = f"; write python {name}" if name.endswith(".py") else ""
     if os.sep in name and os.path.exists(name):  # noqa: PTH110
-        raise CannotRun(f"{name}: cannot be run (no permission, or a directory)", NOT_RUNNABLE)
-    raise CannotRun(f"{name}: no such program", NOT_FOUND)
+        why = f"{name}: cannot be run (no permission, or a directory){hint}"
+        raise CannotRun(why, NOT_RUNNABLE)
+    raise CannotRun(f"{name}: no such program{hint}", NOT_FOUND)
 
 
 def run(

@@ -411,7 +411,7 @@ static void examine_cupti(const char *path, const char *why) {
     capture.hazards = hazards_find(capture.version);
     if (capture.hazards & HAZARD_PEER_COPIES)
         spool_write_info("left_out",
-                         "copies between GPUs: this CUPTI crashes programs of XLA that have them recorded");
+                         "copies between GPUs: this CUPTI crashes XLA programs when it records them");
     spool_unlock();
     int with_xla = capture.hazards & HAZARD_GRAPHS_AT_ONCE;
     subscriber_find_calls(with_xla, !with_xla && environment_number("GPUTRACE_GRAPH_NODES"));

@@ -124,6 +124,8 @@
     rows.forEach((row, at) => row.addEventListener("click", () => choose(at, true)));
     for (const button of document.querySelectorAll("button[data-do]"))
       button.addEventListener("click", () => act(button.dataset.do, show));
+    document.querySelector("[data-do=link]").hidden = location.protocol === "about:";
+    for (const link of document.querySelectorAll("a[href^='#t=']")) link.addEventListener("click", toLanes);
     document.addEventListener("keydown", key);
     addEventListener("resize", later);
     board.first = [board.range.start * 1e9, board.range.end * 1e9];
@@ -133,6 +135,7 @@
     chooseSteps(found);
     board.glide = Moving.setUp(found, board, facts, { now: visible, show: put, describe, tell });
     if (facts.rows) Rows.setUp(found, board, facts, show, onto).then(rows => { board.rows = rows; if (location.hash) recall(); draw(); nameKernels(); document.body.dataset.rows = "yes"; });
+    else if (location.hash) recall();
   }
 
   // A click on a kernel's name goes to its longest launch.
@@ -192,6 +195,16 @@
     const address = String(parts) ? `#${parts}` : location.pathname + location.search;
     if (address === location.hash || (address[0] !== "#" && !location.hash.includes("="))) return;
     history[how](null, "", address);
+  }
+
+  // A browser without access to the clipboard shows the link.
+  async function copyLink() {
+    remember();
+    const elsewhere = location.protocol === "file:" ? "; to share it, send the page along: what follows # works wherever the page lies" : "";
+    try {
+      await navigator.clipboard.writeText(location.href);
+      where.textContent = `Link copied${elsewhere}.`;
+    } catch { prompt(`The link${elsewhere}:`, location.href); }
   }
 
   function recall() {
@@ -413,7 +426,7 @@
       left: () => show(from - width / 4, to - width / 4),
       right: () => show(from + width / 4, to + width / 4),
       previous: () => choose(chosen - 1), next: () => choose(chosen + 1),
-      fit: () => (board.rows && board.rows.fit()) || choose(chosen), keys: () => document.getElementById("keys").showModal(),
+      fit: () => (board.rows && board.rows.fit()) || choose(chosen), keys: () => document.getElementById("keys").showModal(), link: copyLink,
     };
     does[what]();
   }
@@ -423,11 +436,11 @@
     if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, textarea, select")) return;
     if (event.key.startsWith("Arrow") && event.target.closest(".scroll")) return;
     if (event.key === "/" && facts.rows) { event.preventDefault(); document.getElementById("search").focus(); return; }
-    const what = { "+": "in", "=": "in", "-": "out", w: "in", s: "out", ArrowLeft: "left", a: "left", ArrowRight: "right", d: "right", 0: "run", f: "fit", m: "measured", n: "next", p: "previous", "?": "keys" }[event.key];
+    const what = { "+": "in", "=": "in", "-": "out", w: "in", s: "out", ArrowLeft: "left", a: "left", ArrowRight: "right", d: "right", 0: "run", f: "fit", m: "measured", n: "next", p: "previous", c: "link", "?": "keys" }[event.key];
     if (!what) return;
     event.preventDefault();
     act(what, event.repeat ? board.glide.move : show);
-    if (what === "keys") return;
+    if (what === "keys" || what === "link") return;
     const { top, bottom } = document.getElementById("timeline").getBoundingClientRect();
     if (bottom < 0 || top > innerHeight) toLanes();
   }

@@ -165,6 +165,7 @@ _KEYS: Final = (
     ("n p", "the next and the previous gap of the list"),
     ("/", "search a name, or the number of a step"),
     ("Enter", "the next hit; with Shift, the previous one"),
+    ("c", "copy a link to what is shown"),
     ("?", "these keys"),
 )
 _MOST_NOTES: Final = 50
@@ -243,6 +244,7 @@ def _content(material: Material) -> SimpleNamespace:
         phases=_phases(analysis),
         sections={**report.sections, "links": links},
         all_kernels=_all_kernels(material.scene),
+        longest=_longest(analysis),
         more_kernels=_more_kernels(analysis, report.sections["kernels"]),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
         source=analysis.source,
@@ -294,6 +296,15 @@ def _more_kernels(analysis: Analysis, tables: Sequence[Table]) -> str:
     if kernels is None or not tables or len(tables[0].rows) == kernels.distinct:
         return ""
     return f"Top {len(tables[0].rows)} of {kernels.distinct} kernels."
+
+
+def _longest(analysis: Analysis) -> str:
+    """Return the part of the page's address that shows the longest launch of a kernel."""
+    if analysis.kernels is None:
+        return ""
+    launch = analysis.kernels.longest
+    start, length = launch.start_ns - analysis.origin_ns, launch.duration_ns
+    return f"#t={max(start - length, 0) / 1e9:.9f}-{(start + 2 * length) / 1e9:.9f}"
 
 
 def _gap_list(material: Material) -> dict[str, Any]:
@@ -510,7 +521,8 @@ def render_comparison(comparison: Comparison) -> str:
         classes = {row.name: row for row in pair.classes if row.name in CLASSES}
         labels = [plain_text(run.label, 80) for run in comparison.runs]
         values = {name: [row.a_ns / 1e6, row.b_ns / 1e6] for name, row in classes.items()}
-        charts["classes"] = stacked_bars(labels, values, f"ms {UNITS[comparison.unit]}")
+        if values:  # Runs without a GPU have none.
+            charts["classes"] = stacked_bars(labels, values, f"ms {UNITS[comparison.unit]}")
     return render_document(
         comparison_document(comparison, _LIMITS),
         charts,

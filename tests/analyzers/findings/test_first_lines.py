@@ -183,7 +183,7 @@ def test_pauses_of_the_host_are_no_launch_overhead(tmp_path: Path) -> None:
         run.kernels(40, f"part_{index % 7}")
     name, message = first(run, tmp_path)
     assert name == "host-work"
-    assert "for other work of the host" in message
+    assert "while the host does other work" in message
 
 
 def test_work_without_calls_is_said_to_lack_them(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_cache_that_is_emptied_is_named(tmp_path: Path) -> None:
     found = the(report, "alloc-stall")
     assert "torch.cuda.empty_cache() is called" in words_of(found)
     assert "segments of 200 MB are allocated again" in words_of(found)
-    assert found.advice.startswith("no torch.cuda.empty_cache()")
+    assert found.advice.startswith("take torch.cuda.empty_cache()")
 
 
 def test_segments_that_are_new_in_steady_steps_have_their_size(tmp_path: Path) -> None:

@@ -275,7 +275,9 @@ def test_contents_and_findings_lead_to_their_places(
     browser.open(write(recording(STARVED), tmp_path / "page.html"))
     links = browser.run("[...document.querySelectorAll('nav a')].map(a => a.textContent)")
     assert {"Also found", "The largest gaps", "Where the time goes", "Kernels"} <= {*links}
-    there = "[...document.querySelectorAll('a[href^=\"#\"]')].map(a => a.hash.slice(1))"
+    # Those with "=" name a part of the timeline.
+    inside = 'a[href^="#"]:not([href*="="])'
+    there = f"[...document.querySelectorAll('{inside}')].map(a => a.hash.slice(1))"
     for target in browser.run(there):
         assert browser.run(f"document.getElementById('{target}') !== null"), target
     browser.run("document.querySelector('header [data-finding=data-feeding]').click()")
@@ -595,6 +597,10 @@ def test_a_link_opens_where_it_was_copied_and_back_goes_back(
     browser.key("w")
     browser.until(f"{HASH}.startsWith('#t=')")
     zoomed, link = shown(browser), browser.run(HASH)
+    browser.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    browser.key("c")
+    browser.until("document.getElementById('where').textContent.startsWith('Link copied')")
+    assert browser.run("window.copied") == f"{address}{link}"
     browser.run("document.getElementById('search').value = 'nccl'")
     browser.run("document.getElementById('search').dispatchEvent(new Event('input'))")
     browser.run("document.getElementById('hit-next').click()")
@@ -615,6 +621,11 @@ def test_a_link_opens_where_it_was_copied_and_back_goes_back(
     assert browser.run("document.getElementById('search').value") == "nccl"
     browser.open(f"{address}{link}")
     browser.until(f"Math.abs({SHOWN}[0] - {zoomed[0]}) < 2")
+    launch = browser.run("document.querySelector('a[href^=\"#t=\"]').getAttribute('href')")
+    browser.run("document.querySelector('a[href^=\"#t=\"]').click()")
+    start = float(launch[3:].partition("-")[0]) * 1e9
+    browser.until(f"Math.abs({SHOWN}[0] - {start}) < 2")
+    browser.until("document.getElementById('lanes').getBoundingClientRect().top < innerHeight / 2")
     assert_nothing_wrong(browser)
 
 
