@@ -175,8 +175,10 @@ class _Replay:
                 known[tensor.stack.line, tensor.phase].add(tensor.kind)
             if tensor.kind == "gradients":
                 gradients[self._pass_of(tensor.begin)][tensor.asked] += 1
-        # As many tensors as the gradients of one pass have parameters of their sizes.
-        pairs = max(gradients.values(), key=Counter.total, default=Counter())
+        # As many tensors as the gradients of one pass have parameters of their sizes, known ones
+        # among them.
+        built = Counter(each.asked for each in self._tensors if each.kind == "parameters")
+        pairs = max(gradients.values(), key=Counter.total, default=Counter()) - built
         for tensor in self._tensors:
             if tensor.kind != "unknown" or tensor.end <= self._horizon:
                 continue
