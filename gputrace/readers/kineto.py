@@ -225,7 +225,7 @@ _PYTHON, _MODULE = "python_function", "nn.Module: "
 _STEP: Final = re.compile(r"ProfilerStep#?\d*$")
 _NUMBER: Final = re.compile(r"-?\d+$")
 _LABEL: Final = re.compile(r"(.*\d.*\D)\d+\s*$")
-_OF_MEMORY: Final = ("process", "device", "bytes", "correlation")
+_OF_MEMORY: Final = ("process", "device", "bytes", "correlation", "name")
 _COPY_ENDS: Final = ("source_memory", "destination_memory")
 _HALF: Final = 1 << 31
 _NO_TIME: Final = np.iinfo(np.int64).max
@@ -297,10 +297,10 @@ class FileRows:
         """Add events of memory."""
         at = nanoseconds([event.ts for event in events])
         rows = [
-            (self._process(event.pid), event.args.device, event.args.held, UNKNOWN)
+            (self._process(event.pid), event.args.device, event.args.held, UNKNOWN, UNKNOWN)
             for event in events
         ]
-        values = np.array(rows, object).reshape(-1, 4)
+        values = np.array(rows, object).reshape(-1, len(_OF_MEMORY))
         kept = at != UNKNOWN if self._kept is None else self._kept.touching(at, at + 1)
         columns = {
             name: np.array([integer(value) for value in column], np.int64)[kept]

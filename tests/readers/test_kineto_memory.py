@@ -141,3 +141,10 @@ def test_events_of_other_memory_or_without_figures_are_left_out(
     report = analyzed(profile, tmp_path)
     assert report.memory == ()
     assert "who holds" not in report.render()
+
+
+def test_memory_beside_calls_alone_is_no_gpu_activity(tmp_path: Path) -> None:
+    profile = Profile()
+    profile.events = [event for event in profile.events if event.get("cat") != "kernel"]
+    with open_trace(profile.write(tmp_path)) as trace:
+        assert trace.no_gpu is not None
