@@ -66,19 +66,21 @@ def read_kineto_memory(path: Path) -> list[DeviceSnapshot]:
     time = nanoseconds([event.ts for event in events])
     order = [row for row in np.argsort(time, kind="stable").tolist() if time[row] >= 0]
     moments: dict[Place, list[int]] = defaultdict(list)
+    takes = [integer(event.args.bytes) > 0 for event in events]
     for row in order:
-        moments[events[row].pid, events[row].tid].append(int(time[row]))
+        if takes[row]:
+            moments[events[row].pid, events[row].tid].append(int(time[row]))
     frames: dict[Place, list[tuple[int, int, str]]] = {place: [] for place in moments}
     busiest = sorted(moments, key=lambda place: -len(moments[place]))[:_MOST_THREADS]
     for part in _parts(path, DecodedEvents()):
         for place in busiest:
             frames[place] += _around(part, place, np.array(moments[place]))
-    reading, alive = SnapshotReading(_ANY_SIZE), dict[tuple[str, ...], list[Any]]()
+    reading, alive = SnapshotReading(_ANY_SIZE), dict[Any, Any]()
     stacks = {place: _stacks(moments[place], frames[place], reading, alive) for place in moments}
     devices: dict[int, list[tuple[MemoryEvent, Stack]]] = defaultdict(list)
     for row in order:
         event = events[row]
-        stack = next(stacks[event.pid, event.tid])
+        stack = next(stacks[event.pid, event.tid]) if takes[row] else Stack()
         devices[integer(event.args.device)].append((event, stack))
     return [_snapshot(device, rows) for device, rows in sorted(devices.items())]
 
@@ -109,9 +111,9 @@ def _stacks(
     moments: list[int],
     frames: list[tuple[int, int, str]],
     reading: SnapshotReading,
-    alive: dict[tuple[str, ...], list[Any]],
+    alive: dict[Any, Any],
 ) -> Iterator[Stack]:
-    """Yield the stack at each moment, which are in order; ``alive`` keeps the lists of frames."""
+    """Yield the stack at each moment, which are in order; ``alive`` keeps frames, and lists."""
     frames.sort(key=lambda frame: (frame[0], -frame[1]))
     begun, inside = 0, list[tuple[int, int, str]]()
     for moment, same in groupby(moments):
@@ -121,7 +123,8 @@ def _stacks(
         inside = [frame for frame in inside if frame[1] > moment][-_MOST_FRAMES:]
         names = tuple(name for _, _, name in inside)
         if names not in alive:
-            alive[names] = [_frame(name) for name in reversed(names)]
+            alive |= {name: _frame(name) for name in names if name not in alive}
+            alive[names] = [alive[name] for name in reversed(names)]
         stack = reading.stack(alive[names])
         if not stack.line:
             stack = stack._replace(line=next((n for n in names if n.startswith("aten::")), ""))
