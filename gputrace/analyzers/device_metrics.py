@@ -14,13 +14,14 @@ from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu
 from gputrace.analyzers.grouping import StepsOf, median, stretches
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import Gpu
-from gputrace.model.events import UNKNOWN
+from gputrace.model.events import UNKNOWN, Kind
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.kernels import Kernels, Roofline
 from gputrace.model.nvml import Card, Nvml, Samples
 from gputrace.model.options import Window
 from gputrace.model.results import CardUse, Curve, Energy, GpuCurves, Step, Throughput, Utilization
 from gputrace.model.time_class import CLASSES
+from gputrace.model.trace import Trace
 
 REASONS: Final[Mapping[str, tuple[int, str]]] = {
     "power cap": (0x4, "powerCapTime"),
@@ -455,6 +456,10 @@ def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> 
         both = samples.of(*key), activity.of(*key)
         of_samples = [curve for rows_of in both for curve in _sampled(rows_of, whole)]
         for gpu_or_none, curves in by_card.get(key, [(None, ())]):
+            if gpu_or_none and not any(curve.name == "memory" for curve in of_samples):
+                held = held_by_tensors(gpus.trace, gpu_or_none)
+                inside = (held.time >= whole.start) & (held.time < whole.end)
+                curves += tuple(_sampled(held.select(inside), whole))
             gpu_name = gpu_or_none.name if gpu_or_none else ""
             rows.append(
                 GpuCurves(
@@ -467,6 +472,17 @@ def find_utilization(nvml: Nvml, gpus: PerGpu, window: Window | None = None) -> 
                 )
             )
     return Utilization(whole.start, whole.end, tuple(rows))
+
+
+def held_by_tensors(trace: Trace, gpu: Gpu) -> Samples:
+    """Return the memory that tensors of a GPU's process hold, as samples of ``memoryUsed``."""
+    if Kind.MEMORY not in trace.kinds:
+        return Samples()
+    rows = trace.events([Kind.MEMORY], ["start", "process", "device", "bytes"])
+    rows = rows.select((rows.process == gpu.process) & (rows.device == gpu.device))
+    rows = rows.select(np.argsort(rows.start, kind="stable"))
+    host, number = (np.full(len(rows), place) for place in (gpu.host, gpu.gpu))
+    return Samples(rows.start, host, number, {"memoryUsed": rows.bytes.astype(np.float64)})
 
 
 def _busy(gpus: PerGpu, whole: Window) -> Iterator[tuple[Gpu, tuple[Curve, ...]]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.grouping import median
-from gputrace.model.events import Kind, Mask, distinct_ids
+from gputrace.model.events import UNKNOWN, Kind, Mask, distinct_ids
 from gputrace.model.host import (
     COLLATING,
     READING,
@@ -51,6 +51,7 @@ class LoaderEvents(Struct, frozen=True, dict=True):
         host: number of the machine.
         owner: the loader's number; in its workers, the worker's plus one.
         number: the batch, or what a moment tells.
+        is_aside: whether another thread of a process that marks steps is at it.
     """
 
     start: Times
@@ -60,15 +61,11 @@ class LoaderEvents(Struct, frozen=True, dict=True):
     name: NDArray[np.object_]
     owner: Times
     number: Times
+    is_aside: Mask
 
     def select(self, rows: Mask) -> LoaderEvents:
         """Return some of the events."""
-        return LoaderEvents(
-            *(
-                getattr(self, column)[rows]
-                for column in ("start", "end", "process", "host", "name", "owner", "number")
-            )
-        )
+        return LoaderEvents(*(getattr(self, column)[rows] for column in self.__struct_fields__))
 
     def of(self, name: str) -> LoaderEvents:
         """Return the events of a name."""
@@ -85,9 +82,13 @@ def read_loaders(shard: Shard) -> LoaderEvents | None:
     trace = shard.trace
     if Kind.LOADER not in trace.kinds:
         return None
-    events = trace.events([Kind.LOADER], ["start", "end", "name", "process", "correlation"])
+    columns = ["start", "end", "name", "process", "thread", "correlation"]
+    events = trace.events([Kind.LOADER], columns)
     if not len(events):
         return None
+    steps = trace.events([Kind.STEP], ["process", "thread"])
+    marks = np.full(len(trace.processes), UNKNOWN, np.int64)
+    marks[steps.process] = steps.thread
     texts = trace.names(distinct_ids(events.name))
     events = events.select(np.argsort(events.end, kind="stable"))
     hosts = np.array([process.host for process in trace.processes], np.int64)
@@ -99,6 +100,7 @@ def read_loaders(shard: Shard) -> LoaderEvents | None:
         np.array([texts[id] for id in events.name.tolist()], object),
         events.correlation >> 32,
         events.correlation & 0xFFFFFFFF,
+        (marks != UNKNOWN)[events.process] & (marks[events.process] != events.thread),
     )
 
 
@@ -185,6 +187,7 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
     at_least = max(per_step, 1e-9)
     predicted = _Prediction(pace, at_least, workers, cores, receiving, prefetch, batches)
     starts = mine.of("start workers").lengths
+    is_unknown = pace.is_crowded or (not workers and bool(asks.is_aside.all()))
     return Loader(
         rank,
         workers,
@@ -204,11 +207,11 @@ def _measure(events: LoaderEvents, rank: int, process: int, pace: Pace) -> Loade
         queue_empty=round(float(np.mean(asks.number == 0)), 4) if workers else None,
         step_ns=round(pace.step_ns),
         wait_ns=round(pace.wait_ns),
-        predictions=() if pace.is_crowded else predicted.choices(),
-        half_step_ns=None if pace.is_crowded else predicted.with_half(),
-        no_disk_step_ns=None if pace.is_crowded else predicted.without_waits(),
-        cached_step_ns=None if pace.is_crowded else predicted.with_cache(),
-        doubled_step_ns=predicted.with_twice_ahead() if workers and not pace.is_crowded else None,
+        predictions=() if is_unknown else predicted.choices(),
+        half_step_ns=None if is_unknown else predicted.with_half(),
+        no_disk_step_ns=None if is_unknown else predicted.without_waits(),
+        cached_step_ns=None if is_unknown else predicted.with_cache(),
+        doubled_step_ns=predicted.with_twice_ahead() if workers and not is_unknown else None,
     )
 
 

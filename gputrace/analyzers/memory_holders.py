@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Final
 
+from gputrace.model.events import Kind
 from gputrace.model.memory import (
     SCHEMA_VERSION,
     DeviceMemory,
@@ -30,6 +31,8 @@ from gputrace.model.memory import (
     MemoryReport,
     OutOfMemory,
 )
+from gputrace.model.trace import Trace
+from gputrace.readers.kineto_memory import read_kineto_memory
 from gputrace.readers.memory_snapshot import DeviceSnapshot, Stack
 from gputrace.units import format_bytes, format_share
 
@@ -51,6 +54,14 @@ def report_memory(snapshots: Iterable[tuple[str, Sequence[DeviceSnapshot]]]) -> 
     """Return who holds the memory of each GPU, given snapshots by path."""
     devices = (_analyzed(path, device) for path, held in snapshots for device in held)
     return MemoryReport(SCHEMA_VERSION, "memory snapshot", tuple(devices))
+
+
+def find_memory(trace: Trace) -> tuple[DeviceMemory, ...]:
+    """Return who holds the memory of each GPU by the events of memory in a profiler's files."""
+    if trace.elsewhere or Kind.MEMORY not in trace.kinds:
+        return ()
+    held = ((str(path), read_kineto_memory(path)) for path in trace.paths)
+    return report_memory(held).devices
 
 
 def _analyzed(path: str, device: DeviceSnapshot) -> DeviceMemory:
@@ -164,8 +175,10 @@ class _Replay:
                 known[tensor.stack.line, tensor.phase].add(tensor.kind)
             if tensor.kind == "gradients":
                 gradients[self._pass_of(tensor.begin)][tensor.asked] += 1
-        # As many tensors as the gradients of one pass have parameters of their sizes.
-        pairs = max(gradients.values(), key=Counter.total, default=Counter())
+        # As many tensors as the gradients of one pass have parameters of their sizes, known ones
+        # among them.
+        built = Counter(each.asked for each in self._tensors if each.kind == "parameters")
+        pairs = max(gradients.values(), key=Counter.total, default=Counter()) - built
         for tensor in self._tensors:
             if tensor.kind != "unknown" or tensor.end <= self._horizon:
                 continue
@@ -230,10 +243,14 @@ class _Replay:
             edges.append((tensor.address, 0, 1, False))
             edges.append((tensor.address + tensor.size, 0, -1, False))
         holes = _holes(edges)
+        last = min(max(at, 0), len(events) - 1)
         reserved = sum(size * change for _, size, change, _ in segments)
+        largest = max(holes, default=0) if not self._device.reserved else None
+        if self._device.reserved:
+            reserved = self._device.reserved[last]
         allocated = sum(tensor.size for tensor in held)
-        time = events[min(max(at, 0), len(events) - 1)].time_ns if events else 0
-        sizes = allocated, reserved, max(reserved - allocated, 0), max(holes, default=0)
+        time = events[last].time_ns if events else 0
+        sizes = allocated, reserved, max(reserved - allocated, 0), largest
         return HeldMemory(name, time, *sizes), holes
 
 
@@ -303,7 +320,7 @@ def _out_of_memory(
     message = (
         f"{format_bytes(asked)} were refused{f' at {line}' if line else ''}: the driver had "
         f"{format_bytes(left)}, the allocator's segments {format_bytes(moment.free_bytes)} "
-        f"free, in parts of at most {format_bytes(moment.largest_free_bytes)}{needed}"
+        f"free, in parts of at most {format_bytes(moment.largest_free_bytes or 0)}{needed}"
     )
     cause = "shortage" if missing else "fragmentation"
     return OutOfMemory(asked, left, missing, cause, line, message, tuple(advice))

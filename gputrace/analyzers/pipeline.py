@@ -38,6 +38,7 @@ from gputrace.analyzers.host_state import measure_throughput, read_work
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.ledger.causes import tree_of, with_plugins
+from gputrace.analyzers.memory_holders import find_memory
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import (
     find_experts,
@@ -161,6 +162,7 @@ def _answer(
         missing=facts.once(missing_rows),
         host_load=facts.host_load,
         allocators=facts.once(find_allocators),
+        memory=find_memory(trace),
         loader=facts.once(find_loaders),
         input_pipelines=facts.once(find_input_pipelines),
         step_phases=facts.step_phases,

@@ -48,6 +48,8 @@ from gputrace.readers.operators import CallSpan, innermost
 
 _KNOWN: Final = tuple(name for name in PHASES if name != OTHER)
 
+_IN_UPDATE: Final = (FORWARD, BACKWARD, UNSCALING, CLIPPING, OPTIMIZER)
+
 
 class PhaseTimes(Struct, frozen=True, dict=True):
     """When the thread of a process that trains was in each phase but `OTHER`; disjoint."""
@@ -58,6 +60,17 @@ class PhaseTimes(Struct, frozen=True, dict=True):
         """Return the nanoseconds of some time in each of `PHASES`; they sum to all of it."""
         known = [self.of[name].intersection(time).total for name in _KNOWN]
         return np.array([*known, time.total - sum(known)], np.int64)
+
+    @property
+    def between_passes(self) -> Intervals:
+        """When the thread was in no phase, from a forward or backward pass of an update on."""
+        known = [(self.of[name], name) for name in _KNOWN]
+        start, end = (np.concatenate([getattr(t, at) for t, _ in known]) for at in ("start", "end"))
+        names = np.concatenate([np.full(len(times), name) for times, name in known])
+        order = np.argsort(start)
+        start, end, names = start[order], end[order], names[order]
+        inside = np.isin(names[:-1], _IN_UPDATE[:-1]) & np.isin(names[1:], _IN_UPDATE[1:])
+        return union(end[:-1][inside], start[1:][inside])
 
 
 def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:

@@ -88,6 +88,9 @@ class Kind(IntEnum):
     """A line of the program's source: the name says of what (the path of a module: where it is
     called; a Triton kernel: where it is defined), `AT`, and the line as of a sample."""
 
+    MEMORY = 38
+    """The moment from which a process holds as many bytes of a GPU, ``bytes``, for its tensors."""
+
 
 AT: Final = " at "
 """Separator of the name of a `Kind.SOURCE` and the line."""

@@ -235,7 +235,8 @@ class Loader(Struct, frozen=True):
     wait_ns: int
     predictions: tuple[LoaderChoice, ...]
     """Steps by number of workers, the present number among them; empty where threads of the program
-    are queued for cores, by which all that was measured is longer than it would be with others."""
+    are queued for cores, by which all that was measured is longer than it would be with others, and
+    where a thread of the process that trains makes batches ahead."""
     half_step_ns: int | None
     """Predicted step if the longest transform took half as long; None without transforms, and where
     nothing is predicted."""

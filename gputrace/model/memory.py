@@ -45,8 +45,9 @@ class HeldMemory(Struct, frozen=True):
     """Bytes of the segments that the allocator holds of the driver."""
     free_bytes: int
     """Bytes of its segments that hold no tensor."""
-    largest_free_bytes: int
-    """Bytes of the largest part of a segment that holds no tensor."""
+    largest_free_bytes: int | None
+    """Bytes of the largest part of a segment that holds no tensor; None where only their sum is
+    known."""
 
     COLUMNS: ClassVar[Columns] = (
         Column("", "moment"),

@@ -21,6 +21,7 @@ from gputrace.model.communication import (
 )
 from gputrace.model.host import Allocator, HostLoad, InputPipeline, Loader, StepPhases
 from gputrace.model.kernels import Kernels
+from gputrace.model.memory import DeviceMemory
 from gputrace.model.struct import Column, Columns, Struct, limited
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
 from gputrace.units import format_ns, format_pair
@@ -787,6 +788,8 @@ class Analysis(Struct, frozen=True):
     """Energy of each GPU whose counter was read in the measured steps."""
     allocators: tuple[Allocator, ...] = ()
     """Allocator of torch on each rank in the measured steps; empty where it was not read."""
+    memory: tuple[DeviceMemory, ...] = ()
+    """Who holds the memory of each GPU at its peak; empty without events of memory."""
     modules: tuple[ModuleUse, ...] = ()
     """Modules of the network in order of their tree, by rank; empty where none were recorded."""
     copies: tuple[CopyUse, ...] = ()

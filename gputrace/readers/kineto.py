@@ -45,10 +45,12 @@ from gputrace.readers.kineto_events import (
     DecodedEvents,
     EventBatch,
     Ints,
+    MemoryEvent,
     Pairs,
     Properties,
     Value,
     integer,
+    nanoseconds,
     properties,
     tabulate,
 )
@@ -223,6 +225,7 @@ _PYTHON, _MODULE = "python_function", "nn.Module: "
 _STEP: Final = re.compile(r"ProfilerStep#?\d*$")
 _NUMBER: Final = re.compile(r"-?\d+$")
 _LABEL: Final = re.compile(r"(.*\d.*\D)\d+\s*$")
+_OF_MEMORY: Final = ("process", "device", "bytes", "correlation", "name")
 _COPY_ENDS: Final = ("source_memory", "destination_memory")
 _HALF: Final = 1 << 31
 _NO_TIME: Final = np.iinfo(np.int64).max
@@ -289,6 +292,23 @@ class FileRows:
         self._add_calls(events.select(np.concatenate([operators, modules])))
         self.has_gpu |= bool(on_gpu.any())
         self._take(events.select(on_gpu), events.select(on_host), self._kept)
+
+    def add_memory(self, events: Sequence[MemoryEvent]) -> None:
+        """Add events of memory."""
+        at = nanoseconds([event.ts for event in events])
+        rows = [
+            (self._process(event.pid), event.args.device, event.args.held, UNKNOWN, UNKNOWN)
+            for event in events
+        ]
+        values = np.array(rows, object).reshape(-1, len(_OF_MEMORY))
+        kept = at != UNKNOWN if self._kept is None else self._kept.touching(at, at + 1)
+        columns = {
+            name: np.array([integer(value) for value in column], np.int64)[kept]
+            for name, column in zip(_OF_MEMORY, values.T, strict=True)
+        }
+        columns |= {"start": at[kept], "end": at[kept]}
+        if kept.any():
+            self._on_host.append(columns | {"kind": np.full(len(at[kept]), Kind.MEMORY)})
 
     def _take(self, on_gpu: EventBatch, on_host: EventBatch, kept: RowSelection | None) -> None:
         if len(on_gpu) and len((timed := self._times(on_gpu, kept))[0]):
@@ -565,6 +585,7 @@ def decode(
         document = Document(text, decoder.decode, breaks)
         for part in document.parts():
             rows.add(tabulate(pairs.whole(part)) if isinstance(part, list) else part)
+    rows.add_memory(decoder.memory)
     about, broken = properties(document.around)
     trace = _trace(path, rows, about)
     if broken is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from json import JSONDecoder
@@ -69,6 +69,53 @@ class Event(Struct, gc=False):
     ts: Raw = Raw(b"")
     dur: Raw = Raw(b"")
     args: Args | None = None
+
+
+class MemoryArgs(Struct, gc=False):
+    """Arguments of a memory event."""
+
+    held: Value = field(default=UNKNOWN, name="Total Allocated")
+    reserved: Value = field(default=UNKNOWN, name="Total Reserved")
+    bytes: Value = field(default=UNKNOWN, name="Bytes")
+    address: Value = field(default=UNKNOWN, name="Addr")
+    device: Value = field(default=UNKNOWN, name="Device Id")
+    sort: Value = field(default=UNKNOWN, name="Device Type")
+
+
+class MemoryEvent(Struct, gc=False):
+    """Allocation or release of memory (``profile_memory=True``), an instant."""
+
+    args: MemoryArgs
+    pid: Value = None
+    tid: Value = None
+    ts: Raw = Raw(b"")
+
+    @property
+    def is_of_gpu(self) -> bool:
+        """Return whether all is known, and the memory is not the host's (device type 0)."""
+        numbers = (self.args.held, self.args.device, self.args.sort)
+        return all(isinstance(number, int) and number >= 0 for number in numbers) and (
+            self.args.sort != 0
+        )
+
+
+_MEMORY_NAME: Final = b'"[memory]"'
+_MEMORY_EVENT: Final = Decoder(MemoryEvent)
+
+
+def memory_events(text: bytes) -> Iterator[MemoryEvent]:
+    """Yield the events of memory of GPUs in a JSON list; those that are not as usual are left out.
+
+    They are instants, which the scan in C leaves out.
+    """
+    at = text.find(_MEMORY_NAME)
+    while at >= 0:
+        begin, end = text.rfind(b"{", 0, at), text.find(b"}", text.find(b"}", at) + 1) + 1
+        with suppress(DecodeError, UnicodeDecodeError):
+            event = _MEMORY_EVENT.decode(text[max(begin, 0) : end])
+            if event.is_of_gpu:
+                yield structs.replace(event, ts=event.ts.copy())
+        at = text.find(_MEMORY_NAME, at + 1)
 
 
 class CardProperties(Struct):
@@ -266,10 +313,13 @@ class DecodedEvents:
     def __init__(self) -> None:
         self.odd = 0
         """Number of items that are not events."""
+        self.memory: list[MemoryEvent] = []
+        """Events of memory so far."""
         self._scanner = EventScanner()
 
     def decode(self, text: bytes) -> EventBatch | list[Event]:
         """Return the events of a JSON list, or those with a duration as a table; raise BadJson."""
+        self.memory += memory_events(text)
         if (table := self._scanner.scan(text)) is not None:
             return table
         try:

@@ -83,6 +83,8 @@ class DeviceSnapshot(NamedTuple):
     events: tuple[Event, ...]
     settings: str
     """Settings as the program gave them, such as ``expandable_segments:True``."""
+    reserved: tuple[int, ...] = ()
+    """Bytes of segments after each event, where only these are known of them."""
 
 
 def is_memory_snapshot(path: Path) -> bool:
@@ -101,7 +103,7 @@ def read_snapshot(path: Path) -> list[DeviceSnapshot]:
     """
     data = content_of(path, _SNAPSHOT)
     try:
-        devices = _Reading(len(data)).devices(plain_pickle(data, MOST_OPCODES))
+        devices = SnapshotReading(len(data)).devices(plain_pickle(data, MOST_OPCODES))
     except MALFORMED as error:
         raise InputError(path, problem(error, _SNAPSHOT)) from error
     if not devices:
@@ -140,7 +142,7 @@ class _Frame(NamedTuple):
     node: str
 
 
-class _Reading:
+class SnapshotReading:
     """Reads a snapshot; each frame is looked at once, however many stacks it is in."""
 
     def __init__(self, size: int) -> None:
@@ -184,7 +186,7 @@ class _Reading:
                 # The first versions have a list of what the block was used for.
                 of = (block.get("history") or [block])[0]
                 asked = block.get("requested_size", of.get("real_size", size))
-                stack = self._stack(of.get("frames"))
+                stack = self.stack(of.get("frames"))
                 found.append((_number(block.get("address", at)), size, _number(asked), stack))
             at += size
         return found
@@ -196,9 +198,10 @@ class _Reading:
         time = 1000 * _number(entry.get("time_us", 0))
         frames = entry.get("frames") if action in ("alloc", "oom") else None
         address = _number(entry.get("addr", 0))
-        return Event(action, address, size, self._stack(frames), time, free)
+        return Event(action, address, size, self.stack(frames), time, free)
 
-    def _stack(self, frames: Any) -> Stack:
+    def stack(self, frames: Any) -> Stack:
+        """Return the stack of a list of frames, the innermost first, which must stay alive."""
         if not frames:
             return Stack(roles=frozenset() if frames is None else frozenset(("no frames",)))
         if id(frames) not in self._stacks:

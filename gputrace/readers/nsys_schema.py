@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from msgspec import DecodeError
+from msgspec.json import decode
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
@@ -135,7 +137,7 @@ TABLES: Final = (
     _of_host("CUPTI_ACTIVITY_KIND_OVERHEAD", Kind.OVERHEAD),
 )
 
-_SCHEMAS: Final = "gputrace knows nsys's schemas 2.9.1 to 3.25.0; use a newer one"
+_SCHEMAS: Final = "gputrace knows nsys's schemas 2.9.1 to 3.27.0; use a newer one"
 
 
 def usable(database: Database, table: Table, name: str) -> bool:
@@ -527,9 +529,10 @@ def _samples(database: Database, host: int, table: str, columns: Sequence[str]) 
     return Samples(time, np.full(len(time), host), gpu, floats)
 
 
-# NCCL's messages and communicators are in binary payloads of NVTX ranges. A payload begins with 32
+# NCCL's messages and communicators are in payloads of NVTX ranges. A binary one begins with 32
 # bytes: domain, schema, and sizes; NVTX_PAYLOAD_SCHEMA_ENTRIES says what is where in the rest.
-# Exports have them with --include-blobs=true alone.
+# Exports have them with --include-blobs=true alone. One in JSON has the labels of such entries, and
+# numbers or texts of them, with or without separators of thousands.
 
 _HEAD: Final = np.dtype([("domain", "<u4"), ("", "<u4"), ("schema", "<u4"), ("rest", "V20")])
 _INTEGERS: Final = {5: "<i4", 6: "<u4", 15: "<i4", 16: "<u4"} | dict.fromkeys(
@@ -555,7 +558,12 @@ Schema = Mapping[str, tuple[str, int]]
 
 def has_messages(database: Database) -> bool:
     """Return whether the ranges of NCCL may have payloads with sizes of messages."""
-    if not database.has("NVTX_EVENTS", "start", "end", "globalTid", "binaryData"):
+    if not database.has("NVTX_EVENTS", "start", "end", "globalTid"):
+        return False
+    in_json = _json_payloads(database)
+    if in_json and any(True for _ in database.query(f"{in_json} LIMIT 1")):
+        return True
+    if not database.has("NVTX_EVENTS", "binaryData"):
         return False
     labels = database.select("NVTX_PAYLOAD_SCHEMA_ENTRIES", "name")
     return not {label for (label,) in labels}.isdisjoint(_LABELS)
@@ -569,21 +577,30 @@ def read_messages(
     ``process_index`` returns the index of a process by its globalTid without the thread.
     """
     schemas = _schemas(database)
-    where = "binaryData IS NOT NULL"
+    inside = "1"
     if window is not None:
-        where += f' AND "start" < {window.end} AND "end" >= {window.start}'
+        inside = f'"start" < {window.end} AND COALESCE("end", "start") >= {window.start}'
+    where = f"binaryData IS NOT NULL AND {inside}"
     rows: dict[tuple[int, int, int], list[tuple[Any, ...]]] = defaultdict(list)
-    columns = "start", "COALESCE(end, start)", "globalTid", "COALESCE(textId, -1)", "binaryData"
     ranges = database.quoted("NVTX_EVENTS")
-    for row in database.query(f"SELECT {', '.join(columns)} FROM {ranges} WHERE {where}"):
+    query = f"SELECT {_OF_RANGE}, binaryData FROM {ranges} WHERE {where}"
+    for row in database.query(query) if database.has("NVTX_EVENTS", "binaryData") else ():
         blob = _bytes(row[-1])
         if len(blob) >= _HEAD.itemsize and all(isinstance(value, int) for value in row[:-1]):
             head = np.frombuffer(blob, _HEAD, 1)[0]
             rows[int(head["domain"]), int(head["schema"]), len(blob)].append((*row[:-1], blob))
     parts = [
-        _decoded(schema, size - _HEAD.itemsize, group, process_index)
+        _columns(group, _decoded(schema, size - _HEAD.itemsize, group), process_index)
         for (domain, number, size), group in rows.items()
         if (schema := schemas.get((domain, number), {}))
+    ]
+    parts += [
+        _columns(
+            group,
+            dict(zip(known, np.array([row[-1] for row in group], np.int64).T, strict=True)),
+            process_index,
+        )
+        for known, group in _json_rows(database, inside).items()
     ]
     names = ("start", "end", "kind", "name", "process", "thread", "correlation", "bytes", "device")
     return Events(
@@ -592,6 +609,57 @@ def read_messages(
             for name in names
         }
     )
+
+
+_OF_RANGE: Final = '"start", COALESCE("end", "start"), globalTid, COALESCE(textId, -1)'
+_MOST_JSON: Final = 1 << 12
+"""Characters of a payload of NCCL's in JSON, which has a few numbers."""
+
+
+def _json_payloads(database: Database, inside: str = "1") -> str:
+    """Return a query of ranges and their payloads in JSON, those that may be NCCL's; empty where
+    the export has no such column.
+    """
+    if not database.has("NVTX_EVENTS", "jsonText"):
+        return ""
+    payload = "jsonText"
+    if database.has("NVTX_EVENTS", "jsonTextId") and database.has("StringIds", "id", "value"):
+        texts = database.quoted("StringIds")
+        payload = f"COALESCE(jsonText, (SELECT value FROM {texts} WHERE id = jsonTextId))"
+    ranges = database.quoted("NVTX_EVENTS")
+    return (
+        f"SELECT {_OF_RANGE}, {payload} AS payload FROM {ranges} WHERE {inside} "
+        """AND payload LIKE '{%"%CCL communicator ID"%'"""
+    )
+
+
+def _json_rows(
+    database: Database, inside: str
+) -> dict[tuple[str, ...], list[tuple[int, int, int, int, list[int]]]]:
+    """Return ranges with what their payloads say, by the names of that."""
+    rows = defaultdict(list)
+    query = _json_payloads(database, inside)
+    for *of_range, text in database.query(query) if query else ():
+        if not isinstance(text, str) or len(text) > _MOST_JSON:
+            continue
+        try:
+            given = decode(text.encode())
+        except (DecodeError, UnicodeEncodeError, RecursionError):
+            continue
+        values = {
+            value: int(number)
+            for label, value in _LABELS.items()
+            if (number := str(given.get(label, "")).replace(",", "")).isdecimal()
+        }
+        # Ids have 64 bits without a sign.
+        values = {
+            name: number - (number >> 63 << 64)
+            for name, number in values.items()
+            if number < 1 << 64
+        }
+        if values and all(isinstance(value, int) for value in of_range):
+            rows[tuple(values)].append((*of_range, [*values.values()]))
+    return rows
 
 
 def _bytes(value: object) -> bytes:
@@ -617,10 +685,10 @@ def _schemas(database: Database) -> dict[tuple[int, int], Schema]:
 
 
 def _decoded(
-    schema: Schema, size: int, rows: list[tuple[Any, ...]], process_index: Callable[[int], int]
-) -> dict[str, NDArray[Any]]:
-    """Return the event columns of ranges of one schema, whose payloads have one size."""
-    start, end, thread, name, blobs = zip(*rows, strict=True)
+    schema: Schema, size: int, rows: list[tuple[Any, ...]]
+) -> dict[str, NDArray[np.int64]]:
+    """Return the values of ranges of one schema, whose payloads have one size."""
+    blobs = [row[-1] for row in rows]
     bytes_ = np.frombuffer(b"".join(blobs), np.uint8).reshape(len(rows), -1)[:, _HEAD.itemsize :]
     values = {}
     for value, (kind, offset) in schema.items():
@@ -628,6 +696,16 @@ def _decoded(
         if offset + width <= size:
             part = np.ascontiguousarray(bytes_[:, offset : offset + width])
             values[value] = part.view(kind)[:, 0].astype(np.int64)
+    return values
+
+
+def _columns(
+    rows: list[tuple[Any, ...]],
+    values: Mapping[str, NDArray[np.int64]],
+    process_index: Callable[[int], int],
+) -> dict[str, NDArray[Any]]:
+    """Return the event columns of ranges whose payloads say the same."""
+    start, end, thread, name, _ = zip(*rows, strict=True)
     unknown = np.full(len(rows), UNKNOWN, np.int64)
     makes = "ranks" in values
     threads = np.array(thread, np.int64)

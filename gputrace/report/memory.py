@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gputrace.model.memory import DeviceMemory, Holder, MemoryReport
@@ -25,19 +25,28 @@ def document(result: MemoryReport, limits: Limits) -> Document:
     out = [device.out_of_memory for device in result.devices]
     advice = (Line(text, name="What to do") for each in out if each for text in each.advice)
     return Document(
-        head=tuple(Line(f"{_name(result, each)}: {each.message}.") for each in result.devices),
-        tables=present(table for each in result.devices for table in _tables(result, each, limits)),
+        head=tuple(
+            Line(f"{_name(each, result.devices)}: {each.message}.") for each in result.devices
+        ),
+        tables=memory_tables(result.devices, limits),
         findings=tuple(advice),
     )
 
 
-def _name(result: MemoryReport, device: DeviceMemory) -> str:
-    paths = {each.path for each in result.devices}
+def memory_tables(devices: Sequence[DeviceMemory], limits: Limits) -> tuple[Table, ...]:
+    """Tabulate who holds the memory of each GPU, by kind, line and module, and how full it is."""
+    return present(table for each in devices for table in _tables(each, devices, limits))
+
+
+def _name(device: DeviceMemory, devices: Sequence[DeviceMemory]) -> str:
+    paths = {each.path for each in devices}
     return f"GPU {device.device}" + (f" of {Path(device.path).name}" if len(paths) > 1 else "")
 
 
-def _tables(result: MemoryReport, device: DeviceMemory, limits: Limits) -> Iterator[Table]:
-    name, moment = _name(result, device), device.moments[0].moment
+def _tables(
+    device: DeviceMemory, devices: Sequence[DeviceMemory], limits: Limits
+) -> Iterator[Table]:
+    name, moment = _name(device, devices), device.moments[0].moment
     at = "when memory ran out" if device.out_of_memory else f"at the {moment}"
     longest = max((limits.width or 100) - 45, 24)
 

@@ -37,6 +37,7 @@ from gputrace.report.document import (
     room_for_names,
     tabulate,
 )
+from gputrace.report.memory import memory_tables
 from gputrace.report.wording import (
     capital,
     explain,
@@ -591,6 +592,8 @@ def document(analysis: Analysis, limits: Limits) -> Document:
     width = limits.width
     names = room_for_names(width, BESIDE_KERNELS) if width else 80
     kernels = kernels_table(analysis, limits.kernels, names, longest_launches=not width)
+    held = {device.moments[0].allocated_bytes: device for device in analysis.memory}
+    fullest = [held[max(held)]] if held else []
     sections = {
         "host": (phases_table(analysis), *loader_tables(analysis)),
         "links": (
@@ -606,6 +609,7 @@ def document(analysis: Analysis, limits: Limits) -> Document:
         ),
         "kernels": (kernels,),
         "modules": (modules_table(analysis),),
+        "memory": memory_tables(fullest, limits),
         "extra": map(extra_table, analysis.tables),
     }
     first: list[Table | None] = []

@@ -131,10 +131,11 @@ class Loading:
         self.workers, self.ready, self.receive, self.handle = 2, 0, MS, 0
         self.parts: dict[str, int] = {"fetch": 54, "transform Decode": 40, "collate": 4, "send": 2}
         self.times_as_long = [1.0, 1.0]
-        self.is_torchs, self.in_bursts = True, False
+        self.is_torchs, self.in_bursts, self.thread = True, False, 0
 
     def add(self, name: str, start: int, length: int, owner: int, number: int, pid: int) -> None:
-        who = {"globalTid": global_id(pid, thread=pid), "nameId": self.export.string(name)}
+        thread = self.thread or pid
+        who = {"globalTid": global_id(pid, thread=thread), "nameId": self.export.string(name)}
         row = {"start": start + 1, "end": start + 1 + length, "kind": 5}
         self.export.add(RANGES, **row, **who, number=owner << 32 | number)
 
@@ -325,6 +326,17 @@ def test_a_process_that_loads_by_itself_is_told_its_setting(
     assert "the training process loads batches itself (num_workers=0)" in words_of(found)
     assert re.match(r"num_workers=\d+ .*\(now 0\)", found.advice)
     assert ("workers would" in words_of(found)) is not crowded
+
+
+def test_nothing_is_predicted_where_a_thread_makes_batches_ahead(
+    loading: Loading, tmp_path: Path
+) -> None:
+    """Batches of 18 ms in steps of 30 ms, of which none waits: another thread makes them."""
+    loading.workers, loading.parts, loading.thread = 0, {"fetch": 17, "collate": 1}, PID + 1
+    report = loading.report(tmp_path, wait=0)
+    assert the(report).predictions == ()
+    assert the(report).batch_ns == 18 * MS
+    assert "Predicted with" not in report.render()
 
 
 def test_a_worker_that_takes_longer_than_the_others_is_named(

@@ -58,6 +58,14 @@ def test_parameters_of_before_the_history_are_proven_by_their_gradients(tmp_path
     assert "(before the history)" in {row.name for row in device.lines}
 
 
+def test_a_batch_as_large_as_a_weight_is_not_a_parameter(tmp_path: Path) -> None:
+    """The gradients of that size are of weights that are known by where they were made."""
+    allocator = Allocator()
+    made.train(allocator, refused_in="forward", batch_bytes=made.WEIGHTS[0])
+    found = by_kind(analyzed(allocator.write(tmp_path / "s.pickle")))
+    assert found["parameters"] == sum(made.WEIGHTS)
+
+
 def test_a_shortage_names_what_holds_as_much_as_lacks(tmp_path: Path) -> None:
     allocator = Allocator()
     made.train(allocator, steps=2, refused_in="forward")

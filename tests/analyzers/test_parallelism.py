@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ from tests.helpers.per_gpu import gpus_with_lanes
 from tests.helpers.sentences import words_of
 from tests.synthetic.nvml import pcie
 from tests.synthetic.parallel import (
+    PAYLOADS,
+    SCHEMAS,
     STATIC,
     Chunk,
     Group,
@@ -586,6 +589,58 @@ def test_payloads_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     report = analyzed(world, tmp_path)
     assert {total.operation for total in report.collectives} == {"AllReduce"}
     assert (25 << 20) in {total.bytes for total in report.collectives}
+
+
+def _as_json(world: World, separator: str, by_id: bool) -> None:
+    """Write the payloads as nsys exports them in JSON, without the blobs."""
+    labels = {number: [name for name, _, _ in of] for number, of in SCHEMAS.values()}
+    for row in world.export.rows[NVTX]:
+        blob = row.pop("binaryData", None)
+        if isinstance(blob, bytes):
+            number = struct.unpack_from("<IIII", blob)[2] - STATIC
+            values = struct.unpack(PAYLOADS[number], blob[32:])
+            given = zip(labels[number], values, strict=True)
+            text = json.dumps({label: f"{n:{separator}}" for label, n in given} | {"Op": "Sum"})
+            row |= {"jsonTextId": world.export.string(text)} if by_id else {"jsonText": text}
+    world.export.strip(NVTX, "binaryData").give(NVTX, "jsonText", "jsonTextId")
+    world.export.rows.pop("NVTX_PAYLOAD_SCHEMA_ENTRIES")
+
+
+@pytest.mark.parametrize(("separator", "by_id"), [("", False), (",", False), ("", True)])
+def test_payloads_in_json_say_the_same(tmp_path: Path, separator: str, by_id: bool) -> None:
+    said = []
+    for is_json in (False, True):
+        world = World(2)
+        group = world.group([0, 1])
+        for _ in range(STEPS):
+            data_step(world, [group])
+        if is_json:
+            _as_json(world, separator, by_id)
+        (tmp_path / str(is_json)).mkdir()
+        said.append(analyzed(world, tmp_path / str(is_json)).collectives)
+    assert said[0] == said[1]
+    assert (25 << 20) in {total.bytes for total in said[0]}
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        "{",
+        "[1]",
+        '{"NCCL communicator ID": 1e99, "Message size [bytes]": -4}',
+        '{"x": "' + "y" * 9999,
+    ],
+)
+def test_payloads_in_json_that_make_no_sense_are_left_out(tmp_path: Path, strange: str) -> None:
+    world = World(2)
+    group = world.group([0, 1])
+    trained(world, lambda _: data_step(world, [group]))
+    _as_json(world, "", by_id=False)
+    rows = [row for row in world.export.rows[NVTX] if row.get("jsonText")]
+    for row in rows[4:9]:
+        row["jsonText"] = strange.replace("{", '{"NCCL communicator ID": ', 1)
+    report = analyzed(world, tmp_path)
+    assert {total.operation for total in report.collectives} == {"AllReduce"}
 
 
 @pytest.mark.parametrize("peers", [True, False])

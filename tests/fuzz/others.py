@@ -86,7 +86,7 @@ def give_snapshot(path: Path, depth: int, _place: Place) -> str:
     for device in report.devices:
         held = device.moments[0].allocated_bytes
         assert sum(row.held_bytes for row in device.kinds) == held
-        assert device.moments[0].largest_free_bytes >= 0
+        assert (device.moments[0].largest_free_bytes or 0) >= 0
     if depth >= looking.LOOK:
         for form in FORMATS:
             render_as(report, form, "gputrace.report.memory")

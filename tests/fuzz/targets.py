@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.fuzz import looking, others, spools
+from tests.fuzz import looking, others, reports, spools
 from tests.fuzz.mutators import Mutator, chunks, lines, raw, tables, trees, wire
 
 CORPUS: Final = Path(__file__).parent / "corpus"
@@ -102,6 +102,10 @@ TARGETS: Final = (
     ),
     Target("spool", "node0.4711.spool", chunks.mutate, spools.give_spool),
     Target("host", "node0.4711.host", chunks.mutate, spools.give_host),
+    Target(
+        *("reports", "report.json", reports.mutate_report, reports.give_report),
+        made=reports.reports,
+    ),
     Target("study", "study.toml", lines.mutate, others.give_study),
     Target("kept", "entry", others.mutate_kept, others.give_kept, made=others.entries),
     Target("results", "results.sqlite", tables.mutate, others.give_results, made=others.results),

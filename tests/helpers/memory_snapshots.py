@@ -187,14 +187,16 @@ WEIGHTS: Final = (4 * MIB, 6 * MIB, 10 * MIB, 14 * MIB)
 """Bytes of the weight of each layer; activations take five of each."""
 
 
-def train(allocator: Allocator, steps: int = 2, refused_in: str = "") -> None:
+def train(
+    allocator: Allocator, steps: int = 2, refused_in: str = "", batch_bytes: int = MIB
+) -> None:
     """Train; with ``refused_in``, memory is refused in that pass of the last step."""
     weights = [allocator.alloc(size, "parameters", BUILD) for size in WEIGHTS]
     states: list[int] = []
     assert len(weights) == len(WEIGHTS)
     for step in range(steps):
         stop = refused_in if step == steps - 1 else ""
-        batch = allocator.alloc(MIB, "unknown", LOAD)
+        batch = allocator.alloc(batch_bytes, "unknown", LOAD)
         saved = []
         for layer, size in enumerate(WEIGHTS):
             scratch = allocator.alloc(size, "temporary", forward(layer))

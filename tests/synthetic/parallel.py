@@ -33,7 +33,7 @@ SCHEMAS: Final = {
     "ncclRecv": (10, [_ID, _SIZE, ("Peer rank", 5, 16)]),
 }
 """Schemas as NCCL 2.27 registers them: number, and name, type and offset of each entry."""
-_PAYLOADS: Final = {0: "<Qiii4x", 4: "<QQ", 5: "<QQi4x", 7: "<QQi4x", 9: "<QQi4x", 10: "<QQi4x"}
+PAYLOADS: Final = {0: "<Qiii4x", 4: "<QQ", 5: "<QQi4x", 7: "<QQi4x", 9: "<QQi4x", 10: "<QQi4x"}
 
 
 @dataclass
@@ -102,7 +102,7 @@ class World:
         blob = None
         if payload and self.payloads:
             number = SCHEMAS[name][0]
-            data = struct.pack(_PAYLOADS[number], *payload)
+            data = struct.pack(PAYLOADS[number], *payload)
             blob = (
                 struct.pack("<IIIIQQ", 1, 0, STATIC + number, 0, len(data), 32 + len(data)) + data
             )

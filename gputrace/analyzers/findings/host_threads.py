@@ -14,8 +14,9 @@ from gputrace.analyzers.findings.reinforcement import awaited_phase
 from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.neighbours import programs_on_cores
 from gputrace.analyzers.python_samples import SampledLine
+from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.host import HostLoad
-from gputrace.model.intervals import EMPTY
+from gputrace.model.intervals import EMPTY, Intervals
 from gputrace.model.results import Finding
 from gputrace.units import format_count, format_ns
 
@@ -340,7 +341,8 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
     `data-feeding`.
 
     Cost: its blocked time, less its waits for data and for Python's lock, compilation, which
-    compiler threads may do while it waits, and what `steps-grow` and `update-waits` cost.
+    compiler threads may do while it waits, the time between the passes of an update, in which it
+    may wait for a device that was not recorded, and what `steps-grow` and `update-waits` cost.
 
     Wrong if: the named line does not wait.
     """
@@ -353,6 +355,7 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         time = facts.time_of_rank(load.rank)
         known = sum(step.host_data_ns or 0 for step in steps)
         known += compiled.get(facts.processes[load.rank], EMPTY).intersection(time).total
+        known += _between_passes(facts, load.rank).total
         share = load.blocked_ns / load.covered_ns - known / time.total
         share -= locked[load.rank].share if load.rank in locked else 0.0
         if awaited is not None and awaited[0].rank == load.rank:
@@ -388,6 +391,30 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
             details,
         )
         return
+
+
+def wait_between_passes(facts: Facts) -> Iterator[str]:
+    """Yield a clause on the rank that waits longest between the passes of an update, from 10 % of a
+    step on.
+    """
+    shares = {}
+    for load in facts.host_load:
+        part = _between_passes(facts, load.rank).total / max(load.covered_ns, 1)
+        shares[min(load.blocked_ns / max(load.covered_ns, 1), part)] = load.rank
+    share = max(shares, default=0.0)
+    if share >= _BLOCKED_SHARE:
+        place = facts.line_in(_between_passes(facts, shares[share]), _WAITING_NS)
+        at = f", at {place.line}" if place is not None else ""
+        yield (
+            f"the training thread waits {facts.of_step(round(share * facts.mean_ns))} between the "
+            f"passes of an update{at}, which may be for a device"
+        )
+
+
+def _between_passes(facts: Facts, rank: int) -> Intervals:
+    """Return the time of a rank's measured steps between the passes of an update."""
+    phases = facts.per_gpu.whole.once(read_phases).get(facts.processes[rank])
+    return EMPTY if phases is None else phases.between_passes.intersection(facts.time_of_rank(rank))
 
 
 class _Locked(NamedTuple):

@@ -13,6 +13,7 @@ import numpy as np
 from gputrace.analyzers.audit import find_missing
 from gputrace.analyzers.copies import weights_until
 from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
+from gputrace.analyzers.findings.host_threads import wait_between_passes
 from gputrace.analyzers.findings.host_work import save_aside
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.lanes import LaneSummary
@@ -540,7 +541,8 @@ def _evidence(times: _Times, run: int, lost: int) -> dict[str, float | int | str
 
 
 def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
-    """The trace holds only host activity (`low`); the details give the reason.
+    """The trace holds only host activity (`low`); the details give the reason, and what the host
+    waits between the passes of an update.
 
     Wrong if: `nvidia-smi` shows the program on a GPU.
     """
@@ -554,5 +556,5 @@ def no_gpu_activity(facts: Facts) -> Iterator[Finding]:
         "no GPU activity was recorded: kernels, copies and idle time are unknown",
         f"{remedy}; `gputrace doctor` says what a machine lacks to record its GPUs",
         {"why": why},
-        [why],
+        [why, *wait_between_passes(facts)],
     )

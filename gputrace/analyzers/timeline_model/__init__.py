@@ -160,7 +160,7 @@ def full_scene(facts: Facts, analysis: Analysis) -> Scene:
             layers = Layers(("host_data", "host_rest"), (waits, waits.complement(*host.window)))
             lanes.append(SceneLane(None, False, host.gpu.rank, "", host.window, layers))
         return _scene(trace, lanes, steps, join([]), analysis=analysis)
-    curves = find_curves(trace.nvml, facts.lanes)
+    curves = find_curves(trace, facts.lanes)
     for lane, operations, of_card in zip(facts.lanes, facts.operations, curves, strict=True):
         lost = lost_time(GpuShardView(facts.per_gpu.whole, lane.gpu))
         by_cause = Layers(tuple(lost), tuple(lost.values()))

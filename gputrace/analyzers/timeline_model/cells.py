@@ -24,11 +24,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gputrace.analyzers.device_metrics import held_by_tensors
 from gputrace.analyzers.lanes import Lane, Timeline
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
-from gputrace.model.nvml import Card, Nvml
+from gputrace.model.nvml import Card
 from gputrace.model.options import Window
 from gputrace.model.time_class import BUSY_CLASSES, CLASSES, IDLE_CAUSES
+from gputrace.model.trace import Trace
 
 EIGHTHS: Final = 8
 """Number of parts into which a character's height is divided."""
@@ -304,13 +306,15 @@ class Curve:
         return np.where(lengths > 0, sums / np.maximum(lengths, 1), np.nan)
 
 
-def find_curves(nvml: Nvml, lanes: Sequence[Lane]) -> tuple[tuple[Curve, ...], ...]:
-    """Return the curves of each lane's card; none where the card is unknown."""
+def find_curves(trace: Trace, lanes: Sequence[Lane]) -> tuple[tuple[Curve, ...], ...]:
+    """Return the curves of each lane's card; where it was not sampled, of what tensors hold."""
     curves: list[tuple[Curve, ...]] = []
+    nvml = trace.nvml
     for gpu in (lane.gpu for lane in lanes):
         samples, card = nvml.samples.of(gpu.host, gpu.gpu), nvml.card(gpu.host, gpu.gpu)
-        names = CURVES if gpu.gpu_known else ()
-        made = (make_curve(name, samples.time, samples[name], card) for name in names)
+        if not gpu.gpu_known or not len(samples):
+            samples = held_by_tensors(trace, gpu)
+        made = (make_curve(name, samples.time, samples[name], card) for name in CURVES)
         curves.append(tuple(curve for curve in made if curve is not None))
     return tuple(curves)
 

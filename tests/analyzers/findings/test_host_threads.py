@@ -130,6 +130,28 @@ def test_a_thread_that_waits_while_others_of_its_process_compute_needs_no_cure(
     assert ("while other threads of its process compute" in words_of(found)) == (computes > 6)
 
 
+@pytest.mark.parametrize("updates_at", [2, 7])
+def test_a_wait_between_the_passes_of_an_update_may_be_for_a_device(
+    tmp_path: Path, updates_at: int
+) -> None:
+    """Without GPU activity, a host whose device computes looks like one that waits there."""
+    export = with_counters()
+    export.give("GPUTRACE_HOST_RANGE", "start", "end", "globalTid", "nameId", "kind")
+    counted(export, {"on core": 3 * MS}, {})
+    who = {"globalTid": global_id(PID, thread=PID), "kind": 4}
+    passes = {"forward": (0, 1), "backward": (1, 2), "optimizer": (updates_at, 8)}
+    for step in range(STEPS):
+        for name, (start, end) in passes.items():
+            span = {"start": step * PERIOD + start * MS, "end": step * PERIOD + end * MS}
+            export.add("GPUTRACE_HOST_RANGE", **span, **who, nameId=export.string(name))
+    report = analyze(export, tmp_path)
+    blocked = [found for found in report.findings if found.id == "host-blocked"]
+    unseen = words_of(the(report, "no-gpu-activity"))
+    assert [round(found.impact_ns / MS) for found in blocked] == [{2: 7, 7: 2}[updates_at]]
+    said = "waits 50% of each step (5.00 of 10.0 ms) between the passes of an update"
+    assert (said in unseen) == (updates_at == 7)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_where_there_are_several_ranks_a_thread_may_wait_for_another(
     tmp_path: Path, ranks: int
