@@ -619,15 +619,17 @@ def _lead(tokens: NDArray[np.int64], cuts: Rows) -> int:
 def _repeat_windows(operations: GpuOperations, cuts: Rows, likeness: float) -> StepWindows:
     """Return the windows from cut to cut, and from the last one if the loop ends in the recording.
 
-    Windows begin where the loop does, if other work follows it, or if the recording ends where
-    such a window does.
+    Windows begin where the loop does, if other work follows it. Else the last of them ends with the
+    recording, if the loop began early enough before the first cut.
     """
     tokens = _tokens(operations)
     stop = int(cuts[-1]) + int(median(np.diff(cuts)))
     lead = _lead(tokens, cuts)
-    goes_on = is_among(operations.events.kind[stop:], (Kind.KERNEL, Kind.GRAPH)).any()
-    if goes_on or lead == stop - len(tokens):
-        cuts, stop = cuts - lead, stop - lead
+    if not is_among(operations.events.kind[stop:], (Kind.KERNEL, Kind.GRAPH)).any():
+        # What came before the loop may have ended as its turns do.
+        missing = max(stop - len(tokens), 0)
+        lead = missing if missing <= lead else 0
+    cuts, stop = cuts - lead, stop - lead
     starts = window_starts(operations, cuts)
     ends, last = starts[1:], tokens[cuts[-1] : stop]
     if stop <= len(tokens) and _alike(tokens[cuts[-2] : cuts[-1]], last) >= _ALIKE_COSINE:
