@@ -374,7 +374,11 @@ def find_host_lanes(
     unknown = "" if known or len(ranks) == 1 else _RANKS_UNKNOWN
     lanes, windows = [], {}
     for rank, process in sorted(ranks.items()):
-        steps = marked.get(process)
+        steps, turns = marked.get(process), None
+        if steps is not None:
+            turns = join_updates(trace, process, steps.start, steps.end)
+            if turns is not None:
+                steps = replace(steps, start=turns[2], end=steps.end[turns[1]])
         data = _waits_of(process, waits, steps.threads if steps else None)
         times = [some for some in (steps, data) if some is not None]
         first, last = min(int(t.start[0]) for t in times), max(int(t.end[-1]) for t in times)
@@ -383,9 +387,6 @@ def find_host_lanes(
         if first < last:
             lanes.append(HostLane(HostRank(rank), Window(first, last), data))
         if steps is not None:
-            turns = join_updates(trace, process, steps.end)
-            if turns is not None:
-                steps = replace(steps, start=steps.start[turns[0]], end=steps.end[turns[1]])
             between = read_between(trace, process, steps.threads)
             begins = between.begins(steps.start, steps.end) if turns is None else steps.start
             windows[rank] = StepWindows(

@@ -22,7 +22,9 @@ from gputrace.analyzers.grouping import StepsOf, median, spans_by_rank, stretche
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import read_sources
-from gputrace.model.events import UNKNOWN, Events, Kind, distinct_ids
+from gputrace.analyzers.steps.inferred import LEAST_INPUT_BYTES
+from gputrace.analyzers.steps.rollouts import phase_of, rollouts
+from gputrace.model.events import COPY_KINDS, UNKNOWN, Events, Kind, distinct_ids, is_among
 from gputrace.model.host import (
     BACKWARD,
     CHECKPOINT,
@@ -37,6 +39,7 @@ from gputrace.model.host import (
     REWARD,
     ROLLOUT,
     UNSCALING,
+    UPDATE,
     WEIGHT_SYNC,
     StepPhase,
     StepPhases,
@@ -46,7 +49,13 @@ from gputrace.model.results import ModuleUse, Step
 from gputrace.model.struct import Struct
 from gputrace.readers.operators import CallSpan, innermost
 
+_GENERATE: Final = "generate"
+"""Name of the calls of a network that generates."""
 _KNOWN: Final = tuple(name for name in PHASES if name != OTHER)
+_TIMED: Final = (Kind.PHASE, Kind.RANGE)
+_LEAST_SENT: Final = 8
+"""Number of copies of a kilobyte and more and of collectives before a rollout, from which they are
+of weights."""
 
 _IN_UPDATE: Final = (FORWARD, BACKWARD, UNSCALING, CLIPPING, OPTIMIZER)
 
@@ -74,25 +83,33 @@ class PhaseTimes(Struct, frozen=True, dict=True):
 
 
 def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:
-    """Read the phases of each process in which a backward pass or an optimizer was recorded."""
+    """Read the phases of each process in which some were recorded, or ranges of rollouts."""
     trace = shard.trace
-    if Kind.PHASE not in trace.kinds:
-        return {}
-    columns = ("start", "end", "kind", "name", "process", "thread")
-    events = trace.events([Kind.PHASE, Kind.DATA_WAIT, Kind.STEP], columns)
+    events = trace.events(
+        trace.kinds & {Kind.PHASE, Kind.RANGE, Kind.DATA_WAIT, Kind.STEP},
+        ("start", "end", "kind", "name", "process", "thread"),
+    )
     called = events.kind == Kind.PHASE
     names = trace.names(distinct_ids(events.name[called]))
+    ranges = trace.names(distinct_ids(events.name[events.kind == Kind.RANGE]))
+    ranges = {id: phase for id, text in ranges.items() if (phase := phase_of(text))}
+    if ROLLOUT not in {*names.values(), *ranges.values()}:
+        ranges = {}
+    events = events.select((events.kind != Kind.RANGE) | is_among(events.name, [*ranges]))
     by_process = {}
-    for process in distinct_ids(events.process[called]).tolist():
+    for process in distinct_ids(events.process[is_among(events.kind, _TIMED)]).tolist():
         mine = events.select(events.process == process)
         mine = mine.select(mine.thread == _training_thread(mine))
-        by_process[process] = _phase_times(mine, names)
+        by_process[process] = _phase_times(
+            mine, names, ranges, rollouts(trace, process), _weights_sent(shard, process)
+        )
     return by_process
 
 
 def _training_thread(events: Events) -> int:
     """Return the thread of a process that is longest in phases: autograd's have nested ones."""
-    called = events.select(events.kind == Kind.PHASE)
+    kind = Kind.PHASE if (events.kind == Kind.PHASE).any() else Kind.RANGE
+    called = events.select(events.kind == kind)
 
     def length(thread: int) -> int:
         mine = called.thread == thread
@@ -102,17 +119,39 @@ def _training_thread(events: Events) -> int:
     return max(threads, key=length)
 
 
-def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
+def _weights_sent(shard: Shard, process: int) -> Intervals:
+    """Return when a process issued copies and collectives that may carry weights."""
+    calls, sent = shard.calls, EMPTY
+    for operations in shard.operations if calls is not None else ():
+        kinds, sizes = operations.events.kind, operations.events.bytes
+        rows = operations.classes == OperationClass.COMMUNICATION
+        rows |= is_among(kinds, COPY_KINDS) & (sizes >= LEAST_INPUT_BYTES)
+        if calls is not None and operations.gpu.process == process:
+            by = calls.issued_by(operations.events.select(rows))
+            by = by[by != NOBODY]
+            sent = merge_touching(sent, union(calls.start[by], calls.end[by]))
+    return sent
+
+
+def _phase_times(
+    events: Events,
+    names: Mapping[int, str],
+    ranges: Mapping[int, str],
+    rolled: Intervals,
+    sent: Intervals,
+) -> PhaseTimes:
     """Return the phases of one thread; of calls within each other, the inner one counts.
 
     An optimizer may call a closure with forward and backward passes, and a backward pass an
-    optimizer for each parameter.
+    optimizer for each parameter. ``rolled`` are rollouts, of other processes where it has none;
+    ``sent`` is when it sent what may be weights.
     """
-    called = events.kind == Kind.PHASE
 
     def calls(name: str) -> Intervals:
-        ids = [id for id, text in names.items() if text == name]
-        rows = called & np.isin(events.name, ids)
+        rows = np.zeros(len(events), np.bool_)
+        for kind, texts in ((Kind.PHASE, names), (Kind.RANGE, ranges)):
+            ids = [id for id, text in texts.items() if text == name]
+            rows |= (events.kind == kind) & is_among(events.name, ids)
         return union(events.start[rows], events.end[rows])
 
     waits = events.kind == Kind.DATA_WAIT
@@ -125,33 +164,77 @@ def _phase_times(events: Events, names: Mapping[int, str]) -> PhaseTimes:
     inside, around = optimizer.select(inner), optimizer.select(~inner).difference(calls(OTHER))
     between = {UNSCALING: calls(UNSCALING), CLIPPING: calls(CLIPPING)}
     # An engine may get new weights in a rollout.
-    before = {name: calls(name) for name in (CHECKPOINT, WEIGHT_SYNC, ROLLOUT, REWARD)}
+    before = {name: calls(name) for name in (CHECKPOINT, WEIGHT_SYNC, REWARD)}
+    reference = calls(REFERENCE)
+    own = calls(ROLLOUT)
+    if len(backward):
+        own = merge_touching(own, calls(_GENERATE))
+    rolled = own if len(own) else rolled
     ends = [data.end, backward.end, around.end, *(times.end for times in between.values())]
+    ends += [rolled.end, reference.end, *(times.end for times in before.values())]
     ends.append(events.end[events.kind == Kind.STEP])
+    last_end = np.sort(np.concatenate(ends))
+    if not len(before[WEIGHT_SYNC]):
+        before[WEIGHT_SYNC] = _sync_before(rolled, last_end, sent)
     forward, model = calls(FORWARD), calls(MODEL)
     if not len(forward) and (len(optimizer) or len(model)):
         # A forward pass lasts from the last end of anything before a backward pass to its start.
         # Without a recorded optimizer, the program's own would be part of that.
-        last_end = np.sort(np.concatenate(ends))
         place = np.searchsorted(last_end, backward.start, "right") - 1
         passed = union(last_end[place[place >= 0]], backward.start[place >= 0])
+        passed, scored, compared = _after_rollouts(passed, rolled, model)
         forward = merge_touching(_from(passed, model.start).difference(calls(OTHER)), model)
+        before[REWARD] = merge_touching(before[REWARD], scored)
+        reference = merge_touching(reference, compared)
+        forward = forward.difference(reference)
     # The first to have a nanosecond keeps it.
     layers = [
         (DATA, data),
-        *before.items(),
+        (CHECKPOINT, before[CHECKPOINT]),
+        (WEIGHT_SYNC, before[WEIGHT_SYNC]),
+        (ROLLOUT, own),
+        (REWARD, before[REWARD]),
         *between.items(),
         (OPTIMIZER, inside),
         (BACKWARD, backward),
         (FORWARD, forward),
         (OPTIMIZER, around),
-        (REFERENCE, calls(REFERENCE)),
+        (REFERENCE, reference),
+        (UPDATE, calls(UPDATE)),
+        (ROLLOUT, rolled),
     ]
     of, given = dict.fromkeys(_KNOWN, EMPTY), EMPTY
     for name, times in layers:
         of[name] = merge_touching(of[name], times.difference(given))
         given = merge_touching(given, times)
     return PhaseTimes(of)
+
+
+def _sync_before(rolled: Intervals, last_end: Times, sent: Intervals) -> Intervals:
+    """Return when weights go to an engine: from the first to the last of many copies or collectives
+    between what came last before a rollout and the rollout.
+    """
+    begin = np.append(last_end[:1], last_end)[np.searchsorted(last_end, rolled.start, "right")]
+    first, last = np.searchsorted(sent.start, (begin, rolled.start))
+    many = last - first >= _LEAST_SENT
+    return union(sent.start[first[many]], sent.end[last[many] - 1])
+
+
+def _after_rollouts(
+    passed: Intervals, rolled: Intervals, model: Intervals
+) -> tuple[Intervals, Intervals, Intervals]:
+    """Return the forward passes among stretches that end with a backward pass; and, of those that
+    begin with the end of a rollout, what comes before a call of a network, which are rewards, and
+    the calls before those of other forward passes, which are for log-probabilities.
+    """
+    first, last = np.searchsorted(model.start, (passed.start, passed.end))
+    after = np.isin(passed.start, rolled.end) & (last > first)
+    others = (last - first)[~after & (last > first)]
+    own = max(int(median(others)), 1) if len(others) else 1
+    asked, begins = model.start[first[after]], model.start[np.maximum(last - own, first)[after]]
+    starts = passed.start.copy()
+    starts[after] = begins
+    return union(starts, passed.end), union(passed.start[after], asked), union(asked, begins)
 
 
 def _from(times: Intervals, starts: Times) -> Intervals:

@@ -108,6 +108,7 @@ UNSCALING: Final = "gradient unscaling"
 CLIPPING: Final = "gradient clipping"
 OPTIMIZER: Final = "optimizer"
 CHECKPOINT: Final = "checkpoint"
+UPDATE: Final = "update"
 OTHER: Final = "other"
 MODEL: Final = "model"
 """Name of the recorded calls of modules that no other module calls, parts of a forward pass."""
@@ -124,6 +125,7 @@ PHASES: Final = {
     CLIPPING: "gradient clipping",
     OPTIMIZER: "the optimizer's step",
     CHECKPOINT: "the saving of a checkpoint",
+    UPDATE: "the rest of the update",
     OTHER: "none of the phases",
 }
 """Each phase in its order in a step, and its name in a sentence."""

@@ -11,7 +11,7 @@ import pytest
 from gputrace.api import Report
 from gputrace.model.host import PHASES, StepPhases
 from gputrace.model.results import Finding
-from tests.helpers.exports import STEP, Export, global_id
+from tests.helpers.exports import NVTX, PUSH_POP_RANGE, STEP, Export, global_id
 from tests.helpers.handmade import MS, Run, analyze
 from tests.helpers.programs import recorded_with_torch
 from tests.helpers.sentences import words_of
@@ -145,6 +145,48 @@ def test_what_an_update_waits_for_is_named(tmp_path: Path, slow: str) -> None:
     assert (found.id, found.impact_ns) == ("update-waits", 4 * MS)
     assert found.message == f"the update waits 40% of each step (4.00 of 10.0 ms) for {slow}"
     assert found.details[0] == "the update itself takes 2.50 ms"
+
+
+def test_phases_of_a_loop_of_its_own_are_known_by_their_place(tmp_path: Path) -> None:
+    """A network generates, answers are scored, a reference is asked, and two updates are made."""
+    calls: Calls = [
+        *[("generate", 1, 4), ("model", 2, 3), ("model", 6, 6.5), ("model", 7, 7.4)],
+        *[("backward", 7.5, 8), ("optimizer", 8, 8.5), ("model", 8.6, 9)],
+        *[("backward", 9, 9.5), ("optimizer", 9.5, 10)],
+    ]
+    report = analyze(Host().trains(*calls).export, tmp_path)
+    expected = {"rollout": 3, "reward": 2, "reference": 1, "forward": 0.5 + 0.4, "backward": 1}
+    assert host_ms(the(report)) == {**expected, "optimizer": 1, "other": 1.1}
+    assert report.findings[0].message.endswith("for rollouts")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("update_weights", "gen", "reward", "old_log_prob", "update_actor"),
+        ("broadcast_to_vllm", "make_experience", "compute_score", "ref", "ppo_train"),
+        (
+            "prepare_for_generation",
+            "generation",
+            "reward_calculation",
+            "logprobs",
+            "policy_training",
+        ),
+        ("sync_weights", "train_wait", "rewards", "ref_log_probs", "actor_train"),
+    ],
+)
+def test_ranges_are_phases_as_frameworks_name_them(tmp_path: Path, names: tuple[str, ...]) -> None:
+    host = Host().trains(("optimizer", 9, 9.5))
+    for number in range(STEPS):
+        begin = (number + 1) * PERIOD
+        for name, start, end in zip(names, (0, 1, 5, 6, 7), (1, 5, 6, 7, 9.5), strict=True):
+            span = {"start": begin + start * MS, "end": begin + round(end * MS)}
+            who = {"globalTid": global_id(PID, thread=PID), "textId": host.export.string(name)}
+            host.export.add(NVTX, **span, **who, eventType=PUSH_POP_RANGE)
+    report = analyze(host.export, tmp_path)
+    expected = {"weight sync": 1, "rollout": 4, "reward": 1, "reference": 1}
+    assert host_ms(the(report)) == {**expected, "optimizer": 0.5, "update": 2, "other": 0.5}
+    assert report.findings[0].message.endswith("for rollouts")
 
 
 def test_an_optimizer_that_calls_a_closure_counts_for_the_rest(tmp_path: Path) -> None:

@@ -22,7 +22,14 @@ _FASTER: Final = {
     host.WEIGHT_SYNC: "send weights in large pieces and from GPU to GPU (NCCL, CUDA IPC), not "
     "through the host or a file; only those that changed; and less often",
 }
-_UPDATE: Final = (host.FORWARD, host.BACKWARD, host.UNSCALING, host.CLIPPING, host.OPTIMIZER)
+_UPDATE: Final = (
+    host.FORWARD,
+    host.BACKWARD,
+    host.UNSCALING,
+    host.CLIPPING,
+    host.OPTIMIZER,
+    host.UPDATE,
+)
 
 
 def awaited_phase(facts: Facts) -> tuple[StepPhases, StepPhase] | None:

@@ -300,11 +300,12 @@ def choose_marks(
         if training != (mark.kind in ("training", "rl") or bool(mark.after)):
             continue
         if mark.source == "markers" and re.search(_UPDATE, mark.name):
-            turns = rollouts.join_updates(trace, mark.process, mark.end)
+            turns = rollouts.join_updates(trace, mark.process, mark.start, mark.end)
             if turns is None:
                 mark = join_updates(mark, *_operations_of(mark, max(gpus, key=len), calls))
             else:
-                mark = replace(mark.join(*turns, "a turn of rollouts"), kind="rl")
+                first, last, start = turns
+                mark = replace(mark.join(first, last, "a turn of rollouts"), kind="rl", start=start)
         if mark.kind == "training" and reinforces:
             mark = replace(mark, kind="rl")
         projected = (project(mark, gpu, calls) for gpu in gpus)

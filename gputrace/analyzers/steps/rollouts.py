@@ -1,7 +1,13 @@
-"""Generation, token by token, and reinforcement learning, which updates on what it generates."""
+"""Generation, token by token, and reinforcement learning, which updates on what it generates.
+
+Phases of its turns are known by ranges, as programs name them: verl (``gen``, ``old_log_prob``,
+``update_actor``), OpenRLHF (``make_experience``, ``broadcast_to_vllm``, ``ppo_train``), NeMo-RL
+(``policy_and_reference_logprobs``, ``policy_training``), slime (``actor_train``, ``train_wait``).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,6 +18,7 @@ from gputrace.analyzers.grouping import median
 from gputrace.analyzers.kernel_names import family_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.model.events import Kind, Mask, distinct_ids, is_among
+from gputrace.model.host import REFERENCE, REWARD, ROLLOUT, UPDATE, WEIGHT_SYNC
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
 from gputrace.model.trace import Trace
 
@@ -28,11 +35,26 @@ _ATTENTIONS: Final = 3
 """Products of a matrix and the vectors of a token or few; what attention is known by; and the
 products in a row of which most are such, among so many that attend, where tokens are generated."""
 _REINFORCES: Final = r"(?i)(?<![a-z])(ppo|grpo|rlhf|rewards?)(?![a-z])"
-_ROLLOUT: Final = (
-    r"(?i)(?<![a-z])"
-    r"(roll_?outs?|generate_sequences|make_experience|generate(_batch)?|generation|gen)(?![a-z])"
-)
-"""Ranges of programs that learn by reinforcement, and of the generation in them."""
+_PHASES: Final = {
+    name: rf"(?i)(?<![a-z])({words})(?![a-z])"
+    for name, words in (
+        ("", "dump|save|load|checkpoint(ing)?|valid(ation)?|eval(uation)?|test(ing)?|prep|step"),
+        (
+            WEIGHT_SYNC,
+            "(sync|update|send|broadcast|transfer)(_\\w*)?_weights?|weights?_?sync|broadcast_to_[a-z]+"
+            "|refit|prepare_for_generation",
+        ),
+        (REWARD, "rewards?|verify|verifier|verification|scores?|scoring|rm_score"),
+        (REFERENCE, "log_?p(rob)?s?|ref(erence)?|(compute_)?values"),
+        (
+            ROLLOUT,
+            "roll_?outs?|generate(_sequences|_batch|_samples)?|generation|gen|make_experience"
+            "|train_wait",
+        ),
+        (UPDATE, "update|(ppo_|actor_|critic_)?train|policy_training|learn"),
+    )
+}
+"""Words in the ranges of a phase, the first of which to match counts; no phase has no name."""
 _FEWEST_TURNS: Final = 3
 _MOST_UPDATES: Final = 32
 """Turns to be sure of, and updates a turn: programs that train may generate now and then, too."""
@@ -69,33 +91,43 @@ def rolls_out(trace: Trace) -> bool:
     return bool(trace.search(ids, f"{_REINFORCES}|roll_?out|generate_sequences|make_experience"))
 
 
-def _rollout_names(trace: Trace) -> list[int]:
-    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
-    ids = distinct_ids(trace.events(kinds, ["name"]).name) if kinds else ()
-    return list(trace.search(ids, _ROLLOUT))
+def phase_of(name: str) -> str:
+    """Return the phase of a turn that a range of some name is; empty if it is none."""
+    return next((phase for phase, words in _PHASES.items() if re.search(words, name)), "")
 
 
 def rollouts(trace: Trace, process: int) -> Intervals:
-    """Return the ranges of a process that are named as generation."""
-    named = trace.once(_rollout_names)
-    if not named:
-        return EMPTY
+    """Return the ranges of a process that are named as generation; those of the others where it has
+    none, since engines may be processes of their own.
+    """
     kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
+    if not kinds:
+        return EMPTY
     events = trace.events(kinds, ("start", "end", "name", "process"))
-    events = events.select((events.process == process) & np.isin(events.name, named))
+    texts = trace.names(distinct_ids(events.name))
+    named = [id for id, text in texts.items() if phase_of(text) == ROLLOUT]
+    events = events.select(np.isin(events.name, named))
+    mine = events.process == process
+    events = events.select(mine) if mine.any() else events
     return union(events.start, events.end)
 
 
-def join_updates(trace: Trace, process: int, ends: Times) -> tuple[Rows, Rows] | None:
-    """Return the first and last update of each turn of a process that rolls out, of updates that
-    end at some times of its host; None if it does not.
+def join_updates(
+    trace: Trace, process: int, start: Times, end: Times
+) -> tuple[Rows, Rows, Times] | None:
+    """Return the first and last update of each turn of a process that rolls out, and when it
+    begins, of updates by its host's times; None if it does not.
     """
-    rolled = np.diff(np.searchsorted(rollouts(trace, process).end, ends), prepend=0) > 0
-    begins = begin_turns(rolled)
+    rolled = rollouts(trace, process)
+    ended = np.searchsorted(rolled.end, end)
+    begins = begin_turns(np.diff(ended, prepend=0) > 0)
     if begins is None:
         return None
     first = np.flatnonzero(begins)
-    return first, np.append(first[1:] - 1, len(ends) - 1)
+    starts = start[first]
+    # Before its first known update, the first turn may have made another after its rollout.
+    starts[0] = min(int(starts[0]), int(rolled.start[ended[first[0]] - 1]))
+    return first, np.append(first[1:] - 1, len(end) - 1), starts
 
 
 def begin_turns(rolled: Mask) -> Mask | None:

@@ -1,4 +1,4 @@
-"""transformers: forward passes and clipping of its Trainer."""
+"""transformers: forward passes and clipping of its Trainer, and generation."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ def test_forward_passes_and_clipping_of_a_trainer_are_timed(
     )
     assert out == "42 3\n"
     assert phases(program.events()) == ["forward", "gradient clipping"]
+
+
+def test_generation_is_timed(program: Program) -> None:
+    mixin = "class GenerationMixin:\n    def generate(self, prompt): return prompt * 2\n"
+    program.write({"transformers/generation/utils.py": mixin})
+    out = program.quietly(
+        "from transformers.generation.utils import GenerationMixin\n"
+        "print(GenerationMixin().generate(21))\n"
+    )
+    assert out == "42\n"
+    assert phases(program.events()) == ["generate"]

@@ -1,9 +1,10 @@
 """PyTorch (from 1.0 to 2.14): steps of its optimizers, phases of a step, its profilers.
 
-Backward passes, the optimizer's step and what is done to gradients between the two are timed; a
-forward pass calls nothing of torch's as a whole, but a stage of its pipelines does. A step costs
-2 µs, a phase 0.8 µs. ``torch_data`` has its data loader, ``torch_compile`` its compiler,
-``torch_memory`` its allocator, ``torch_modules`` and ``torch_model_calls`` the parts of a network.
+Backward passes, the optimizer's step, what is done to gradients between the two, and the loading of
+weights are timed; a forward pass calls nothing of torch's as a whole, but a stage of its pipelines
+does. A step costs 2 µs, a phase 0.8 µs. ``torch_data`` has its data loader, ``torch_compile`` its
+compiler, ``torch_memory`` its allocator, ``torch_modules`` and ``torch_model_calls`` the parts of a
+network.
 """
 
 import os
@@ -317,6 +318,8 @@ PATCHES = [
             backward_weight_one_chunk="backward",
         ),
     ),
+    # A network that generates what another one learns from gets its weights again and again.
+    ("torch.nn.modules.module", phases("Module", load_state_dict="weight sync")),
     ("torch.nn.utils", _clipping),
     ("torch.nn.utils.clip_grad", _clipping),
     ("torch.optim.optimizer", optimizer),

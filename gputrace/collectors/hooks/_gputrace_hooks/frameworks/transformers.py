@@ -1,4 +1,5 @@
-"""Hugging Face's transformers (tried with 5.24): forward passes and clipping of its Trainer.
+"""Hugging Face's transformers (tried with 5.24): forward passes and clipping of its Trainer, and
+generation.
 
 Steps, backward passes and waits are torch's and Accelerate's. A call costs 0.8 µs.
 """
@@ -21,6 +22,7 @@ def forward_passes(module: Any) -> None:
 
 
 PATCHES = [
+    ("transformers.generation.utils", phases("GenerationMixin", generate="generate")),
     ("transformers.trainer", phases("Trainer", _clip_grad_norm="gradient clipping")),
     ("transformers.trainer", forward_passes),
 ]
