@@ -27,7 +27,7 @@ from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
 from gputrace.analyzers.steps.between import read_between
 from gputrace.analyzers.steps.marks import mend
-from gputrace.analyzers.steps.rollouts import join_updates
+from gputrace.analyzers.steps.rollouts import join_updates, rollouts
 from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, distinct_ids, is_among
@@ -220,7 +220,10 @@ def read_host_side(
         gpus_of[of_gpu.gpu.process].append(of_gpu)
     for process, gpus in gpus_of.items():
         inputs = [of_gpu.events.select(find_input_copies(trace, of_gpu)) for of_gpu in gpus]
-        waits[process] = waits_for_data(calls, inputs, evidence)
+        # While another process generates, its answers are waited for.
+        rolled = rollouts(trace, process)
+        shown = waits_for_data(calls, inputs, evidence)
+        waits[process] = {thread: times.difference(rolled) for thread, times in shown.items()}
         if scratch is not None:
             scratch.let_go()
     return HostSide(calls, evidence, waits)

@@ -40,12 +40,14 @@ from gputrace.report.document import (
 from gputrace.report.memory import memory_tables
 from gputrace.report.wording import (
     capital,
+    describe_parts,
     explain,
     gpu_label,
     kernel_labels,
     labels_of,
     loop_name,
     notes,
+    run_parts,
     shown_findings,
     too_short,
     verdict,
@@ -629,8 +631,9 @@ def document(analysis: Analysis, limits: Limits) -> Document:
     head = Line(verdict(analysis), "" if too_short(analysis) else "green")
     if findings and not too_short(analysis):
         head = replace(findings.pop(0), name="")
+    parts = describe_parts(run_parts(analysis))
     return Document(
-        head=(head,),
+        head=(head, Line(f"The run: {parts}.")) if parts else (head,),
         tables=present(first),
         findings=tuple(findings),
         sections={name: present(tables) for name, tables in sections.items()},

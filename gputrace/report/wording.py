@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gputrace.model.kernels import LongestLaunch
 from gputrace.model.names import short
@@ -153,6 +153,63 @@ def _loader_note(analysis: Analysis) -> Iterator[str]:
             f"The host spends {format_ns(host / steps)} {a_turn} in the data loader; "
             f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
         )
+
+
+class RunPart(NamedTuple):
+    """A stretch of the run, in nanoseconds of the trace's clock."""
+
+    name: str
+    start: int
+    end: int
+
+
+_NAMES: Final = {"warmup": "warm-up", "steady": "measured", "between": "between steps"}
+_LEAST_PART: Final = 0.005
+_LEAST_OTHER: Final = 0.2
+"""Share of the run below which the time between two steps is not worth a part of its own; and that
+parts other than the measured steps must have to be told, if there is nothing between steps."""
+
+
+def run_parts(analysis: Analysis) -> tuple[RunPart, ...]:
+    """Return the parts of the run on its first rank with steps, in order: what came before the
+    first step, warm-up, measured steps, validation, checkpoints; none where nearly all is measured.
+    """
+    rank = min((step.rank for step in analysis.step_list), default=None)
+    named = {"warmup", "epoch"}
+    found = {(s.start_ns, s.end_ns, s.phase) for s in analysis.step_list if s.rank == rank}
+    found |= {
+        (phase.start_ns, phase.end_ns, phase.phase)
+        for phase in analysis.phases
+        if phase.rank == rank and phase.phase not in named
+    }
+    least = _LEAST_PART * analysis.span_ns
+    parts: list[RunPart] = []
+    at = analysis.origin_ns
+    for start, end, phase in sorted(found):
+        name, begin = _NAMES.get(phase, phase), start if start - at >= least else at
+        if begin > at:
+            parts.append(RunPart("between steps" if parts else "before the first step", at, begin))
+        elif parts and parts[-1].name == name:
+            begin = parts.pop().start
+        parts.append(RunPart(name, begin, max(at, end)))
+        at = parts[-1].end
+    end = analysis.origin_ns + analysis.span_ns
+    if parts and end - at >= least:
+        parts.append(RunPart("after the last step", at, end))
+    other = sum(part.end - part.start for part in parts if part.name != "measured")
+    between = any(phase.phase not in named for phase in analysis.phases)
+    return tuple(parts) if between or other >= _LEAST_OTHER * analysis.span_ns else ()
+
+
+def describe_parts(parts: Sequence[RunPart]) -> str:
+    """Return how long a run was in its parts of each name, in order of the first."""
+    lengths: dict[str, list[int]] = {}
+    for part in parts:
+        lengths.setdefault(part.name, []).append(part.end - part.start)
+    return ", ".join(
+        f"{name} {format_ns(sum(each))}" + (f" (in {len(each)} parts)" if len(each) > 1 else "")
+        for name, each in lengths.items()
+    )
 
 
 def loop_name(analysis: Analysis) -> tuple[str, str]:

@@ -56,6 +56,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
           host_work.claim_checkpoints, rule=whole_run.checkpoint_stall, in_all=True),
     Cause("host-optimizer", "host", "optimizer on the host", _IDLE_AND_COPIES,
           host_work.claim_host_optimizer, rule=host_work.host_optimizer, in_all=True),
+    Cause("update-waits", "host", "phases that updates wait for", ("launch",),
+          reinforcement.claim_waits, rule=reinforcement.update_waits),
     Cause("host-work", "host", "other work of the host", ("launch",), host_work.claim_host_work,
           rule=host_work.host_work, in_all=True),
     Cause("debugging", "host", "mode for debugging", ("launch", "sync"),
@@ -111,7 +113,6 @@ CAUSES: Final[tuple[Cause, ...]] = (
 RULES: Final[tuple[Rule, ...]] = (
     whole_run.lost_records,
     whole_run.low_utilization,
-    reinforcement.update_waits,
     *(cause.rule for cause in CAUSES if cause.rule is not None),
     busy.compute_bound,
     hardware.clock_mismatch,

@@ -3,33 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Final
 
+import numpy as np
+
 from gputrace.analyzers.findings.facts import HIGH, Facts
+from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.step_phases import read_phases
-from gputrace.model import host
-from gputrace.model.host import PHASES, StepPhase, StepPhases
+from gputrace.model.host import (
+    BACKWARD,
+    CLIPPING,
+    FORWARD,
+    OPTIMIZER,
+    PHASES,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    UNSCALING,
+    UPDATE,
+    WEIGHT_SYNC,
+    StepPhase,
+    StepPhases,
+)
+from gputrace.model.intervals import EMPTY, Intervals, merge_touching
 from gputrace.model.results import Finding
 from gputrace.units import format_ns
 
 _FASTER: Final = {
-    host.ROLLOUT: "generate with an engine made for it (vLLM, SGLang), in larger batches, "
+    ROLLOUT: "generate with an engine made for it (vLLM, SGLang), in larger batches, "
     "and without the slowest few answers; or roll out while the last batch is learned from",
-    host.REWARD: "score answers in parallel, in processes of their own, or while others are "
+    REWARD: "score answers in parallel, in processes of their own, or while others are "
     "generated; cache what was scored before; limit the time of a verifier",
-    host.REFERENCE: "score in larger batches, together with the old policy's; leave out the "
+    REFERENCE: "score in larger batches, together with the old policy's; leave out the "
     "reference where its weight (beta) is 0",
-    host.WEIGHT_SYNC: "send weights in large pieces and from GPU to GPU (NCCL, CUDA IPC), not "
+    WEIGHT_SYNC: "send weights in large pieces and from GPU to GPU (NCCL, CUDA IPC), not "
     "through the host or a file; only those that changed; and less often",
 }
 _UPDATE: Final = (
-    host.FORWARD,
-    host.BACKWARD,
-    host.UNSCALING,
-    host.CLIPPING,
-    host.OPTIMIZER,
-    host.UPDATE,
+    FORWARD,
+    BACKWARD,
+    UNSCALING,
+    CLIPPING,
+    OPTIMIZER,
+    UPDATE,
 )
+
+
+_MOST_TURNS: Final = 0.5
+"""Part of the steps that must have rollouts for them to be turns."""
+
+
+def claim_waits(host: Host) -> Intervals:
+    """Prove that updates wait for what comes before them in a turn: no CUDA call for a millisecond
+    and more in rollouts, rewards, log-probabilities without gradients or a sync of weights.
+    """
+    phases = host.phases
+    if phases is None or not len(host.steps[0]):
+        return EMPTY
+    if np.mean(phases.of[ROLLOUT].within(*host.steps) > 0) < _MOST_TURNS:
+        return EMPTY
+    awaited = reduce(merge_touching, (phases.of[name] for name in _FASTER))
+    return host.pauses.intersection(awaited)
 
 
 def awaited_phase(facts: Facts) -> tuple[StepPhases, StepPhase] | None:

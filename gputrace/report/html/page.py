@@ -38,6 +38,7 @@ from gputrace.report.document import TEXT_COLUMNS, Document, Limits, Table, pres
 from gputrace.report.html.charts import (
     CURVES,
     DASHED,
+    PHASES,
     add_legend,
     add_tips,
     class_chart,
@@ -54,7 +55,14 @@ from gputrace.report.html.charts import (
 )
 from gputrace.report.html.timeline import Material, facts, file_name, timeline_charts
 from gputrace.report.tables import document
-from gputrace.report.wording import card_name, gpu_label, kernel_labels, shown_findings
+from gputrace.report.wording import (
+    card_name,
+    describe_parts,
+    gpu_label,
+    kernel_labels,
+    run_parts,
+    shown_findings,
+)
 from gputrace.units import format_ns, format_number, format_share
 from gputrace.version import __version__
 
@@ -211,7 +219,7 @@ def _content(material: Material) -> SimpleNamespace:
     """
     analysis = material.analysis
     report = document(analysis, _LIMITS)
-    (verdict,), shown = report.head, shown_findings(analysis)
+    verdict, shown = report.head[0], shown_findings(analysis)
     first = shown[0] if len(shown) > len(report.findings) else None
     hosts = dict.fromkeys(link.host for link in analysis.links)
     matrices = present(_matrix(host, analysis) for host in hosts)
@@ -242,6 +250,8 @@ def _content(material: Material) -> SimpleNamespace:
         gap_summary=_gap_summary(analysis.gaps),
         tables=report.tables,
         phases=_phases(analysis),
+        parts=_parts(analysis),
+        parts_told=describe_parts(run_parts(analysis)),
         sections={**report.sections, "links": links},
         all_kernels=_all_kernels(material.scene),
         longest=_longest(analysis),
@@ -380,6 +390,23 @@ def _phases(analysis: Analysis) -> Table:
     shown = [phase for phase in analysis.phases if phase.phase != "epoch"]
     shown += [replace(each, phase=f"epoch, first of {len(epochs)}") for each in epochs[:1]]
     return tabulate("Phases that are not steady training", columns, shown[:_MOST_NOTES])
+
+
+_COLORS: Final = {"measured": "#009e73", "warm-up": PHASES["warmup"], **PHASES}
+
+
+def _parts(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the parts of the run for a strip that is 1,000 wide."""
+    parts = run_parts(analysis)
+    return [
+        {
+            "x": 1000 * (part.start - parts[0].start) / (parts[-1].end - parts[0].start),
+            "width": 1000 * (part.end - part.start) / (parts[-1].end - parts[0].start),
+            "color": _COLORS.get(part.name, "#8a8a8a"),
+            "title": f"{part.name}: {format_ns(part.end - part.start)}",
+        }
+        for part in parts
+    ]
 
 
 def _summary(material: Material) -> dict[str, str]:
