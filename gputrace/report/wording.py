@@ -182,9 +182,12 @@ def run_parts(analysis: Analysis) -> tuple[RunPart, ...]:
         for phase in analysis.phases
         if phase.rank == rank and phase.phase not in named
     }
-    least = _LEAST_PART * analysis.span_ns
-    parts: list[RunPart] = []
-    at = analysis.origin_ns
+    if not found:
+        return ()
+    first = min([*(gpu.start_ns for gpu in analysis.gpus), min(found)[0]])
+    at, last = min(analysis.origin_ns, first), first + analysis.span_ns
+    whole, parts = last - at, list[RunPart]()
+    least = _LEAST_PART * whole
     for start, end, phase in sorted(found):
         name, begin = _NAMES.get(phase, phase), start if start - at >= least else at
         if begin > at:
@@ -193,12 +196,11 @@ def run_parts(analysis: Analysis) -> tuple[RunPart, ...]:
             begin = parts.pop().start
         parts.append(RunPart(name, begin, max(at, end)))
         at = parts[-1].end
-    end = analysis.origin_ns + analysis.span_ns
-    if parts and end - at >= least:
-        parts.append(RunPart("after the last step", at, end))
+    if last - at >= least:
+        parts.append(RunPart("after the last step", at, last))
     other = sum(part.end - part.start for part in parts if part.name != "measured")
     between = any(phase.phase not in named for phase in analysis.phases)
-    return tuple(parts) if between or other >= _LEAST_OTHER * analysis.span_ns else ()
+    return tuple(parts) if between or other >= _LEAST_OTHER * whole else ()
 
 
 def describe_parts(parts: Sequence[RunPart]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from gputrace.analyzers.run_phases import find_epochs
 from gputrace.api import Report
 from gputrace.model.results import Phase
+from gputrace.report.wording import describe_parts, run_parts
 from tests.analyzers.test_generated_training import run
 from tests.helpers.handmade import MS, US, Run, analyze, assert_training, ids
 from tests.helpers.lookups import finding_of
@@ -80,6 +82,14 @@ class TestValidation:
         for phase, window in zip(of(report, "validation")[:2], true, strict=True):
             assert abs(phase.start_ns - window.start) < step
             assert abs(phase.end_ns - window.end) < step
+
+    def test_the_run_is_told_in_its_parts(self, tmp_path: Path) -> None:
+        _, report = run(tmp_path, self.plan)
+        parts = run_parts(report)
+        assert [part.name for part in parts][-5:] == [*["measured", "validation"] * 2, "measured"]
+        assert all(a.end == b.start for a, b in pairwise(parts))
+        assert parts[-1].end == min(gpu.start_ns for gpu in report.gpus) + report.span_ns
+        assert "validation" in describe_parts(parts)
 
     def test_ranks_that_wait_in_the_next_step_are_named_too(self, tmp_path: Path) -> None:
         """Nothing stops them before its first all-reduce."""

@@ -189,6 +189,27 @@ def test_ranges_are_phases_as_frameworks_name_them(tmp_path: Path, names: tuple[
     assert report.findings[0].message.endswith("for rollouts")
 
 
+def test_rollouts_of_another_process_are_no_data(tmp_path: Path) -> None:
+    """A trainer waits for an engine of another process, and copies what that generated."""
+    run = Run()
+    engine = Run(run.export, pid=PID + 100, device=1)
+    for _ in range(12):
+        begin = engine.now = run.now
+        engine.kernels(400, "decode")
+        engine.range(begin, engine.now, "generate_sequences")
+        run.now = begin = engine.now
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+        run.range(begin, run.now, "update_actor")
+    report = analyze(run, tmp_path)
+    assert report.steps.kind == "rl"
+    assert report.findings[0].id == "update-waits"
+    assert report.findings[0].message.endswith("for rollouts")
+    assert "data-feeding" not in {finding.id for finding in report.findings}
+
+
 def test_an_optimizer_that_calls_a_closure_counts_for_the_rest(tmp_path: Path) -> None:
     calls: Calls = [(WAIT, 0, 1), ("optimizer", 2, 10), ("backward", 5, 8)]
     row = the(analyze(Host().trains(*calls).export, tmp_path))

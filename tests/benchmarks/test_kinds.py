@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import pytest
 
 from benchmarks.kinds import is_good, score, table
 from tests.synthetic.programs import PROGRAMS
 
+SEEDS: Final = [*((kind, seed) for kind in PROGRAMS for seed in range(3)), ("generation", 172)]
+"""Some of each kind; and tokens after a prompt whose pass ends as theirs do."""
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", PROGRAMS)
+
+@pytest.mark.parametrize(("kind", "seed"), SEEDS)
 def test_kinds_and_turns_of_generated_programs_are_known(kind: str, seed: int) -> None:
     found = score(kind, seed)
     assert (found.found, found.is_counted, found.counts_layers) == (kind, True, False)

@@ -561,16 +561,22 @@ class Facts(Struct, frozen=True, dict=True):
         """Measured time of each of the GPUs that count."""
         return [self.time_of(lane) for lane in self.working]
 
-    def line_in(self, time: Intervals, stayed_ns: int = 0) -> SampledLine | None:
-        """Return the line at which most samples met the host in some time; None if none has 30 %
-        of them.
+    def line_in(
+        self, time: Intervals, stayed_ns: int = 0, processes: Collection[int] | None = None
+    ) -> SampledLine | None:
+        """Return the line at which most samples met the host, or some processes of it, in some
+        time; None if none has 30 % of them.
 
         If there are any, only samples count at whose line the thread stayed for some time.
         """
         lines = self.lines
         if lines is None:
             return None
-        samples = {thread: lines.within(thread, time) for thread in lines.times}
+        samples = {
+            thread: lines.within(thread, time)
+            for thread in lines.times
+            if processes is None or thread[0] in processes
+        }
         stayed = {
             thread: mine[lines.waited[thread][mine] >= stayed_ns]
             for thread, mine in samples.items()

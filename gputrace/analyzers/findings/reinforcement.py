@@ -11,6 +11,7 @@ import numpy as np
 from gputrace.analyzers.findings.facts import HIGH, Facts
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.step_phases import read_phases
+from gputrace.analyzers.steps.rollouts import read_rollouts
 from gputrace.model.host import (
     BACKWARD,
     CLIPPING,
@@ -99,9 +100,11 @@ def update_waits(facts: Facts) -> Iterator[Finding]:
         if name != longest.name and rank.of(name).host_ns
     ]
     update = format_ns(sum(rank.of(name).host_ns for name in _UPDATE))
-    phases = facts.per_gpu.whole.once(read_phases)[facts.processes[rank.rank]]
+    process = facts.processes[rank.rank]
+    phases = facts.per_gpu.whole.once(read_phases)[process]
     time = phases.of[longest.name].intersection(facts.time_of_rank(rank.rank))
-    place = facts.line_in(time)
+    engines = read_rollouts(facts.trace).keys() if longest.name == ROLLOUT else ()
+    place = facts.line_in(time, processes={process} if process in engines else engines or {process})
     yield facts.finding(
         "update-waits",
         "high",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from gputrace.analyzers.kernel_names import family_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.model.events import Kind, Mask, distinct_ids, is_among
 from gputrace.model.host import REFERENCE, REWARD, ROLLOUT, UPDATE, WEIGHT_SYNC
-from gputrace.model.intervals import EMPTY, Intervals, Times, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
 from gputrace.model.trace import Trace
 
 Rows = NDArray[np.intp]
@@ -96,20 +97,31 @@ def phase_of(name: str) -> str:
     return next((phase for phase, words in _PHASES.items() if re.search(words, name)), "")
 
 
-def rollouts(trace: Trace, process: int) -> Intervals:
-    """Return the ranges of a process that are named as generation; those of the others where it has
-    none, since engines may be processes of their own.
-    """
+def read_rollouts(trace: Trace) -> dict[int, Intervals]:
+    """Return the ranges that are named as generation, by process."""
     kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
     if not kinds:
-        return EMPTY
+        return {}
     events = trace.events(kinds, ("start", "end", "name", "process"))
     texts = trace.names(distinct_ids(events.name))
     named = [id for id, text in texts.items() if phase_of(text) == ROLLOUT]
     events = events.select(np.isin(events.name, named))
-    mine = events.process == process
-    events = events.select(mine) if mine.any() else events
-    return union(events.start, events.end)
+    return {
+        process: union(
+            events.start[events.process == process], events.end[events.process == process]
+        )
+        for process in distinct_ids(events.process).tolist()
+    }
+
+
+def rollouts(trace: Trace, process: int) -> Intervals:
+    """Return the rollouts of a process; those of the others where it has none, since engines may be
+    processes of their own.
+    """
+    by_process = read_rollouts(trace)
+    if process in by_process:
+        return by_process[process]
+    return reduce(merge_touching, by_process.values(), EMPTY)
 
 
 def join_updates(
