@@ -121,7 +121,13 @@ def what_if(facts: Facts, findings: Sequence[Finding], run: Replay | None) -> tu
     others = ", less waiting between GPUs" if len(facts.working) > 1 else ""
     recorded = Recorded.of(run.gpus, facts.breakdown, facts.ledger, run.mean_ns)
     predicted = predict(run.graph, recorded, costs, run.rarely)
-    cures = [replace(cure, beyond=cure.beyond + others) for cure in predicted]
+    # In a loop that generates, too, GPUs of one process do not train on parts of a batch.
+    parted = facts.all_steps.kind != "rl"
+    cures = [
+        replace(cure, beyond=cure.beyond + others)
+        for cure in predicted
+        if parted or cure.id != "ddp"
+    ]
     return tuple(within_lost_time(cures, recorded))
 
 
