@@ -25,7 +25,7 @@ from gputrace.analyzers.steps.inferred import (
 )
 from gputrace.analyzers.steps.windows import MarkedSteps, StepWindows
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
-from gputrace.model.host import BACKWARD, ROLLOUT
+from gputrace.model.host import BACKWARD
 from gputrace.model.intervals import Times, lie_in, union
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
@@ -400,8 +400,7 @@ def project(
     if np.count_nonzero(full) < max(least, 0.5 * np.count_nonzero(with_calls)):
         return None
     number, first, last = np.flatnonzero(full), first[full], last[full]
-    if rollouts.phase_of(marks.name) != ROLLOUT:  # What follows a rollout is of the same turn.
-        first = _with_early_copies(operations, first, last)
+    first = _with_early_copies(operations, first, last)
     is_sampled = not with_calls.all()
     if is_sampled:
         number, first, last = fill_in(operations, number, first, last)
