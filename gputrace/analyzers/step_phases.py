@@ -23,7 +23,7 @@ from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import read_sources
 from gputrace.analyzers.steps.inferred import LEAST_INPUT_BYTES
-from gputrace.analyzers.steps.rollouts import phase_of, rollouts
+from gputrace.analyzers.steps.rollouts import phase_of, read_rollouts, rollouts
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Events, Kind, distinct_ids, is_among
 from gputrace.model.host import (
     BACKWARD,
@@ -91,10 +91,10 @@ def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:
     )
     called = events.kind == Kind.PHASE
     names = trace.names(distinct_ids(events.name[called]))
-    ranges = trace.names(distinct_ids(events.name[events.kind == Kind.RANGE]))
-    ranges = {id: phase for id, text in ranges.items() if (phase := phase_of(text))}
-    if ROLLOUT not in {*names.values(), *ranges.values()}:
-        ranges = {}
+    ranges: dict[int, str] = {}
+    if trace.once(read_rollouts):
+        texts = trace.names(distinct_ids(events.name[events.kind == Kind.RANGE]))
+        ranges = {id: phase for id, text in texts.items() if (phase := phase_of(text))}
     events = events.select((events.kind != Kind.RANGE) | is_among(events.name, [*ranges]))
     by_process = {}
     for process in distinct_ids(events.process[is_among(events.kind, _TIMED)]).tolist():

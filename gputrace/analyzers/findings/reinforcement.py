@@ -103,7 +103,7 @@ def update_waits(facts: Facts) -> Iterator[Finding]:
     process = facts.processes[rank.rank]
     phases = facts.per_gpu.whole.once(read_phases)[process]
     time = phases.of[longest.name].intersection(facts.time_of_rank(rank.rank))
-    engines = read_rollouts(facts.trace).keys() if longest.name == ROLLOUT else ()
+    engines = facts.trace.once(read_rollouts).keys() if longest.name == ROLLOUT else ()
     place = facts.line_in(time, processes={process} if process in engines else engines or {process})
     yield facts.finding(
         "update-waits",

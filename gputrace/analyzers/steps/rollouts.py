@@ -100,11 +100,12 @@ def phase_of(name: str) -> str:
 def read_rollouts(trace: Trace) -> dict[int, Intervals]:
     """Return the ranges that are named as generation, by process."""
     kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
-    if not kinds:
+    ids = distinct_ids(trace.events(kinds, ["name"]).name) if kinds else ()
+    texts = trace.search(ids, _PHASES[ROLLOUT])
+    named = [id for id, text in texts.items() if phase_of(text) == ROLLOUT]
+    if not named:
         return {}
     events = trace.events(kinds, ("start", "end", "name", "process"))
-    texts = trace.names(distinct_ids(events.name))
-    named = [id for id, text in texts.items() if phase_of(text) == ROLLOUT]
     events = events.select(np.isin(events.name, named))
     return {
         process: union(
@@ -118,7 +119,7 @@ def rollouts(trace: Trace, process: int) -> Intervals:
     """Return the rollouts of a process; those of the others where it has none, since engines may be
     processes of their own.
     """
-    by_process = read_rollouts(trace)
+    by_process = trace.once(read_rollouts)
     if process in by_process:
         return by_process[process]
     return reduce(merge_touching, by_process.values(), EMPTY)
