@@ -8,9 +8,9 @@ from typing import Final
 
 from gputrace.analyzers.compare import compare
 from gputrace.analyzers.compare.runs import SLOW_RATIO, Run, lost_ns
-from gputrace.analyzers.findings import ALL_RULES, CAUSES
+from gputrace.analyzers.findings import ALL_RULES, CAUSES, HOST_RULES
 from gputrace.analyzers.findings.facts import SEVERITIES
-from gputrace.analyzers.ledger.causes import tree_of
+from gputrace.analyzers.ledger.causes import path_of, tree_of
 from gputrace.errors import UsageError
 from gputrace.model.results import Analysis
 from gputrace.model.time_class import BY_ID, CLASSES, IDLE_CAUSES
@@ -68,6 +68,12 @@ def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
 FIGURES: Final = (
     *(*CLASSES, "idle", "data_wait", "slow_steps", "step_time", "step_time_p95", "throughput"),
 )
+_NO_WAITS: Final = (
+    "no waits for data were recorded; if gputrace knows no loader of the loop, wrap what makes its "
+    "batches in `with gputrace.annotate('data'):`, or leave this limit out"
+)
+_OF_HOSTS: Final = {cause.id for cause in CAUSES if cause.rule in HOST_RULES}
+"""Causes that are found without a GPU."""
 OF_CAUSE: Final = "cause "
 """Beginning of the figures of causes, before the id."""
 
@@ -112,7 +118,19 @@ def _time_of(run: Run, figure: str, parts: Sequence[str]) -> tuple[float, str]:
     cause = figure.removeprefix(OF_CAUSE)
     general, _, label = run.analysis.cause_label(cause).rpartition(": ")
     label += f" ({general})" if general else ""
-    return lost_ns(run).get(cause, 0.0), f"the time lost to {label} is"
+    lost = lost_ns(run) if "compute" in run.loop.classes else _lost_by_hosts(run.analysis)
+    return lost.get(cause, 0.0), f"the time lost to {label} is"
+
+
+def _lost_by_hosts(analysis: Analysis) -> dict[str, float]:
+    """Return the time lost in a step by cause, and by each more general one, as findings say."""
+    lost: dict[str, float] = {}
+    for finding in analysis.findings:
+        if finding.id in _OF_HOSTS:
+            for cause in path_of(finding.id, CAUSES):
+                lost[cause] = lost.get(cause, 0.0) + finding.impact_ns
+    # Some are known by how long they last, and not when: they may overlap.
+    return {cause: min(ns, analysis.steps.mean_ns or ns) for cause, ns in lost.items()}
 
 
 def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
@@ -129,7 +147,12 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
         return "" if run.samples else "the batch size is not given (--batch)"
     if figure in ("data_wait", "slow_steps"):
         is_known = figure == "slow_steps" or "host_data" in run.loop.classes
-        return "" if is_known else "no waits for data were recorded"
+        return "" if is_known else _NO_WAITS
+    cause = figure.removeprefix(OF_CAUSE)
+    on_hosts = figure.startswith(OF_CAUSE) and "compute" not in run.loop.classes
+    if on_hosts and cause in {name for id in _OF_HOSTS for name in path_of(id, CAUSES)}:
+        is_known = path_of(cause, CAUSES)[0] != "data" or "host_data" in run.loop.classes
+        return "" if is_known else _NO_WAITS
     needed = ("compute",) if figure.startswith(OF_CAUSE) else parts
     known = figure.startswith("step_time") or all(name in run.loop.classes for name in needed)
     instead = "host_data" in run.loop.classes and figure == "data_feeding"

@@ -41,7 +41,8 @@ def _named(traces: tuple[Path, ...]) -> str:
     "--step",
     type=options.StepNumber(),
     metavar="N|slowest",
-    help="Say only why step N took as long as it did: its causes against the median step.",
+    help="Say only why step N took as long as it did: its causes against the median step; slowest "
+    "is that after warm-up.",
 )
 @options.report_format
 @options.keep_going

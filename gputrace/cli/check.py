@@ -33,7 +33,7 @@ def _limits(function: _F) -> _F:
         ("--max-step-time", "TIME", "Maximum mean step, e.g. 65ms."),
         (
             "--max-slow-steps",
-            "SHARE",
+            "PERCENT",
             "Maximum share of steps over 1.3 times the median, also on a CPU.",
         ),
         ("--max-data-wait", "SHARE", "Maximum time that the host waits for data; on CPUs, too."),

@@ -94,14 +94,16 @@ def _launches_text(launches: Launches) -> str:
     from gputrace.report.document import Document, Line, declared
 
     use = launches.kernel
-    title = f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place}"
+    title = (
+        f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place} by time"
+    )
     lines = [use.name] + ([_roofline(use.roofline)] if use.roofline is not None else [])
     if use.activity is not None:
         lines.append(f"While it runs: {use.activity.text}.")
     if (at := launches.longest) is not None:
-        step = "" if at.step is None else f" in step {at.step}"
+        step, after = (f" in step {at.step}", " after warm-up") if at.step is not None else ("", "")
         when = f"at {at.start_ns / 1e9:.6f} s{step} on gpu {at.gpu}"
-        lines.append(f"Its longest launch: {format_ns(at.duration_ns)} {when}.")
+        lines.append(f"Its longest launch{after}: {format_ns(at.duration_ns)} {when}.")
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
     gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
     launch = f"a launch on {gpu}, {where}, after {launches.skip:,} others of it"

@@ -165,14 +165,13 @@ class RunPart(NamedTuple):
 
 _NAMES: Final = {"warmup": "warm-up", "steady": "measured", "between": "between steps"}
 _LEAST_PART: Final = 0.005
-_LEAST_OTHER: Final = 0.2
-"""Share of the run below which the time between two steps is not worth a part of its own; and that
-parts other than the measured steps must have to be told, if there is nothing between steps."""
+"""Share of the run below which the time between two steps is not worth a part of its own."""
 
 
 def run_parts(analysis: Analysis) -> tuple[RunPart, ...]:
     """Return the parts of the run on its first rank with steps, in order: what came before the
-    first step, warm-up, measured steps, validation, checkpoints; none where nearly all is measured.
+    first step, warm-up, measured steps, validation, checkpoints; none where nothing lies between
+    steps.
     """
     rank = min((step.rank for step in analysis.step_list), default=None)
     named = {"warmup", "epoch"}
@@ -182,7 +181,7 @@ def run_parts(analysis: Analysis) -> tuple[RunPart, ...]:
         for phase in analysis.phases
         if phase.rank == rank and phase.phase not in named
     }
-    if not found:
+    if all(phase.phase in named for phase in analysis.phases):
         return ()
     first = min([*(gpu.start_ns for gpu in analysis.gpus), min(found)[0]])
     at, last = min(analysis.origin_ns, first), first + analysis.span_ns
@@ -198,9 +197,7 @@ def run_parts(analysis: Analysis) -> tuple[RunPart, ...]:
         at = parts[-1].end
     if last - at >= least:
         parts.append(RunPart("after the last step", at, last))
-    other = sum(part.end - part.start for part in parts if part.name != "measured")
-    between = any(phase.phase not in named for phase in analysis.phases)
-    return tuple(parts) if between or other >= _LEAST_OTHER * whole else ()
+    return tuple(parts)
 
 
 def describe_parts(parts: Sequence[RunPart]) -> str:

@@ -115,6 +115,19 @@ def host(tmp_path: Path) -> Path:
             NOT_MET,
             ["unknown: no GPU activity was recorded; --max-data-wait limits what the host waits"],
         ),
+        (
+            ("--max-cause", "data=50%", "--max-cause", "garbage-collection=5%"),
+            NOT_MET,
+            [
+                "the time lost to input is 60% of a step; at most 50% asked for",
+                "the time lost to garbage collection (host) is 0% of a step; at most 5% asked for",
+            ],
+        ),
+        (
+            ("--max-cause", "launch-bound=5%"),
+            NOT_MET,
+            ["unknown: no GPU activity was recorded"],
+        ),
     ],
 )
 def test_a_machine_without_a_gpu_can_hold_gates(

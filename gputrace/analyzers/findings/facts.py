@@ -32,7 +32,7 @@ from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.inferred import BACKWARD
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import DATA, OTHER, PHASES, HostLoad, StepPhases
+from gputrace.model.host import CHECKPOINT, DATA, OTHER, PHASES, HostLoad, StepPhases
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
@@ -475,7 +475,7 @@ class Facts(Struct, frozen=True, dict=True):
         if few := self._few_steps(causes, rows):
             shown.insert(0, few)
         phase = self._phase_of(causes, rows)
-        if phase is not None:
+        if phase is not None and phase[0] != CHECKPOINT:
             name, spent, total = phase
             shown.append(f"most of it is in {PHASES[name]} ({format_pair(spent, 'of', total)})")
             evidence |= {"phase": name, "phase_ns": spent}

@@ -480,13 +480,12 @@ def _message(analysis: Analysis, number: int, row: StepOnGpu) -> str:
         where = f" on {kind} {row.rank if row.gpu is None else row.gpu}"
     took = f"step {number} took {format_ns(row.end_ns - row.start_ns)}{where}"
     if row.more_ns < _LEAST_SHARE * row.usual_ns:
-        return (
-            f"{took}, no longer than the median step ({row.usual_step}, {format_ns(row.usual_ns)})"
-        )
+        usual = f"step {row.usual_step}, {format_ns(row.usual_ns)}"
+        return f"{took}, no longer than the median step ({usual})"
     grown = [part for part in row.parts if part.more_ns >= _NAMED_SHARE * row.more_ns]
     why = ", ".join(f"{part.label} {format_change(part.more_ns)}" for part in grown[:2])
     at = f", at {row.line.partition(' (')[0]}" if row.line else ""
     return (
-        f"{took}, {format_ns(row.more_ns)} longer than the median step ({row.usual_step})"
+        f"{took}, {format_ns(row.more_ns)} longer than the median step (step {row.usual_step})"
         f"{why and ': '}{why}{at}"
     )

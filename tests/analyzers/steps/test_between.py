@@ -70,7 +70,9 @@ class Host:
 def test_steps_have_their_length_whatever_comes_between_epochs(
     epochs: int, steps: int, batches: int, saving: int, starting: int, micro: int, timed: bool
 ) -> None:
-    """A validation, a checkpoint, which may be known as such, and the start of the loader's workers, which is the step's."""
+    """A validation, a checkpoint that may be recorded, and the start of the loader's workers, which
+    is the step's.
+    """
     host = Host(micro)
     planted: list[tuple[int, int, int]] = []
     for epoch in range(epochs):
