@@ -127,7 +127,7 @@ _INSTEAD_OF_OPTION: Final = {
     **dict.fromkeys(("--kernel", "--kernels", "--top"), "see `gputrace kernel --help`"),
     "--baseline": "write `gputrace compare A B`",
 }
-"""What people mean by options that other commands have."""
+"""Words to type in place of options that only other commands have."""
 
 
 _VERBOSITY: Final = [

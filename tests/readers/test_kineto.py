@@ -273,9 +273,9 @@ def test_what_only_cuda_has_is_not_advised_of_a_run_on_rocm(tmp_path: Path, libr
     assert ("gputrace record" in report.gaps.hint) == (library == "cuda")
     assert ("CUDA_MODULE_LOADING" in advice) == (library == "cuda")
     shown = command.gputrace("kernel", path, "1")
-    assert shown.code == {"cuda": 0, "hip": 2}[library]
+    assert shown.code == 0
     assert ("ncu --target-processes" in shown.out) == (library == "cuda")
-    assert ("Nsight Compute cannot profile" in shown.err) == (library == "hip")
+    assert ("Nsight Compute cannot profile" in shown.out) == (library == "hip")
 
 
 def test_a_run_on_rocm_gives_the_figures_of_one_on_cuda(

@@ -323,7 +323,6 @@ PATCHES = [
     ("torch.nn.utils", _clipping),
     ("torch.nn.utils.clip_grad", _clipping),
     ("torch.optim.optimizer", optimizer),
-    ("safetensors.torch", phases("", save_file="checkpoint", save_model="checkpoint")),
     ("torch.serialization", phases("", save="checkpoint")),
     ("torch.profiler._cupti.monitor", cupti_monitor),
     ("torch.profiler._cupti_monitor", cupti_monitor),
