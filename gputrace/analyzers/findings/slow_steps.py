@@ -12,13 +12,13 @@ from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
 from gputrace.analyzers.findings.facts import NEARLY_ALL, Facts, severity_of
 from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
 from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
-from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN, COMPILE_ONCE
+from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN, COMPILE_ONCE, save_aside
 from gputrace.analyzers.grouping import edges_of, median, time_of
 from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.loader import read_loaders
 from gputrace.analyzers.neighbours import CardNeighbours
 from gputrace.model.events import Mask
-from gputrace.model.host import DATA, FORWARD, PHASES
+from gputrace.model.host import CHECKPOINT, DATA, FORWARD, PHASES
 from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
@@ -134,6 +134,8 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     epochs = epoch_begins[1] - epoch_begins[0] if len(epoch_begins) > 1 and begun else None
     details = [f"what grew most is {_NAMES[name]} ({format_ns(more)}{_where_most(numbers, grown)})"]
     advice = _IN_SLOW_STEPS.get(name, _HOST_THEN)
+    if name == CHECKPOINT:
+        advice = save_aside(facts.framework)
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
     if epochs:
