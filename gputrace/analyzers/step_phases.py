@@ -96,13 +96,13 @@ def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:
         texts = trace.names(distinct_ids(events.name[events.kind == Kind.RANGE]))
         ranges = {id: phase for id, text in texts.items() if (phase := phase_of(text))}
     events = events.select((events.kind != Kind.RANGE) | is_among(events.name, [*ranges]))
-    by_process = {}
+    by_process, generates = {}, {ROLLOUT, _GENERATE}.intersection(names.values())
     for process in distinct_ids(events.process[is_among(events.kind, _TIMED)]).tolist():
         mine = events.select(events.process == process)
         mine = mine.select(mine.thread == _training_thread(mine))
-        by_process[process] = _phase_times(
-            mine, names, ranges, rollouts(trace, process), _weights_sent(shard, process)
-        )
+        rolled = rollouts(trace, process)
+        sent = _weights_sent(shard, process) if generates or len(rolled) else EMPTY
+        by_process[process] = _phase_times(mine, names, ranges, rolled, sent)
     return by_process
 
 
