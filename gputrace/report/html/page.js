@@ -210,6 +210,7 @@
   function recall() {
     const parts = new URLSearchParams(location.hash.slice(1)), [, from, to] = /^([\d.]+)-([\d.]+)$/.exec(parts.get("t")) || [];
     if (location.hash && !location.hash.includes("=")) return;
+    if (parts.has("step") && toStep(parts.get("step"))) return;
     const sel = parts.get("sel") || "", gap = /^gap\.(\d+)$/.exec(sel);
     chosen = -1;
     board.detail("chosen").data = { left: [], right: [], bottom: [], top: [], color: [] };

@@ -635,7 +635,8 @@ def test_a_step_is_shown_by_its_number_and_by_a_click_on_its_spike(
     plan = Plan(ranks=2, steps=16, allreduces=2, sync_every_step=True)
     plan = replace(plan, late_host_rank=1, late_host_ns=30_000_000, odd_steps=(9,))
     write_nsys(simulate(plan), tmp_path / "late.sqlite")
-    browser.open(write(tmp_path / "late.sqlite", tmp_path / "page.html"))
+    address = write(tmp_path / "late.sqlite", tmp_path / "page.html")
+    browser.open(address)
     browser.until("document.body.dataset.rows")
     browser.run("document.getElementById('search').value = '9'")
     browser.run("document.getElementById('search').focus()")
@@ -658,6 +659,9 @@ def test_a_step_is_shown_by_its_number_and_by_a_click_on_its_spike(
     )
     assert shown(browser) == pytest.approx(there)
     assert browser.run(WHY) == why
+    browser.open(f"{address}#step=9")
+    browser.until(f"({WHY}).startsWith('Step 9 took')")
+    assert shown(browser) == pytest.approx(there)
     assert_nothing_wrong(browser)
 
 
