@@ -32,9 +32,10 @@ def saves(_seconds: float) -> None:
     """A trainer that saves at the first signal, and gives up at the second one."""
     number, code, children = map(int, ARGUMENTS)
     ends, held = os.pipe()
+    # Before they are forked: a signal to the group may come while Python still forks.
+    signal.signal(number, signal.SIG_IGN)
     for _ in range(children):
         if not os.fork():
-            signal.signal(number, signal.SIG_IGN)
             os.close(held)
             os.read(ends, 1)
             os._exit(0)
