@@ -60,7 +60,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
           host_work.claim_host_optimizer, rule=host_work.host_optimizer, in_all=True),
     Cause("host-work", "host", "other work of the host", ("launch",), host_work.claim_host_work,
           rule=host_work.host_work, in_all=True),
-    Cause("debugging", "host", "mode for debugging", ("launch", "sync"),
+    Cause("debugging", "host", "debugging mode left on", ("launch", "sync"),
           debugging.claim_debugging, rule=debugging.debugging, certain=0.5),
     Cause("sync-bound", "host", "synchronising call", ("launch",), idle.claim_late_after_waits,
           rule=idle.sync_bound),
