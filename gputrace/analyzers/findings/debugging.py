@@ -20,7 +20,7 @@ _LONG_NS: Final = 20_000
 _FEWEST, _MOST = 10, 1_000
 """Number of such kernels that are looked at."""
 _WAITED_FOR: Final = 0.9
-"""Share of them that launches wait for: at most an eighth in 150 recordings without the mode."""
+"""Share of them that launches wait for: at most an eighth in 146 recordings without the mode."""
 
 
 def claim_debugging(host: Host) -> Intervals:
