@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 
 from gputrace.errors import InputError
 from gputrace.model.attempts import Life
-from gputrace.model.events import GPU_KINDS, UNKNOWN, Column, Events, Kind, concatenate, number_ids
+from gputrace.model.events import (
+    GPU_KINDS,
+    UNKNOWN,
+    Column,
+    Events,
+    Kind,
+    concatenate,
+    distinct_ids,
+    number_ids,
+)
 from gputrace.model.nvml import Nvml, merge_nvml
 from gputrace.model.options import Window
 from gputrace.model.trace import (
@@ -569,7 +578,7 @@ class Numbering:
 
     def by_part(self, numbers: _Ids) -> Iterator[tuple[int, _Ids, _Ids]]:
         """Group numbers by trace: yield the trace, its ids, and their numbers."""
-        wanted = np.unique(numbers)
+        wanted = distinct_ids(numbers)
         wanted = wanted[(wanted >= 0) & (wanted < self._count)]
         if not len(wanted):
             return

@@ -79,7 +79,7 @@ def claim_autotune(host: Host) -> Intervals:
             rows = first + np.flatnonzero(calls.sort[first:stop] == sort)
             if sort == Call.ALLOC:
                 ordered = host.view.trace.search(distinct_ids(calls.name[rows]), _STREAM_ORDERED)
-                rows = rows[~np.isin(calls.name[rows], list(ordered))]
+                rows = rows[~is_among(calls.name[rows], ordered)]
             low, high = np.searchsorted(calls.start[rows], np.stack([starts, ends]))
             count += high - low
             if sort == Call.ALLOC:
