@@ -87,6 +87,7 @@ TRAININGS: Final = {
         "--model resnet50 --batch 128", 220, False, 0.01, modules=_SEES, ranks=2
     ),
     "ddp-resnet18": Training("--model resnet18 --batch 8", 220, True, 0.02, modules=_SEES, ranks=2),
+    "ddp-gpt2": Training("--model gpt2 --batch 2 --micro 8", 60, True, 0.02, ranks=2),
     "jax": Training(_JAX, 600, False, 0.01, JAX_TRAIN, ("jax",), has_profiler=False),
     "resnet18": Training("--model resnet18 --batch 4 --block 32", 1500, True, 0.02, modules=_SEES),
     "gpt2": Training("--model gpt2 --batch 2 --block 16", 480, True, 0.02),

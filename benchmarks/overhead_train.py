@@ -40,6 +40,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument(
+        "--micro", type=int, default=1, help="batches a step, whose gradients add up"
+    )
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--block", type=int, default=1, help="steps between waits for the GPU")
@@ -275,11 +278,12 @@ def _prepare(options: argparse.Namespace) -> tuple[Callable[[], None], Callable[
     layout = torch.channels_last if inputs.dim() == 4 else torch.preserve_format
 
     def step() -> None:
-        x, y = inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        with torch.autocast(device, torch.bfloat16, cache_enabled=not options.graph):
-            loss = torch.nn.functional.cross_entropy(model(x.to(memory_format=layout)), y)
         optimizer.zero_grad(set_to_none=not options.graph)
-        loss.backward()
+        for _ in range(options.micro):
+            x, y = inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            with torch.autocast(device, torch.bfloat16, cache_enabled=not options.graph):
+                loss = torch.nn.functional.cross_entropy(model(x.to(memory_format=layout)), y)
+            loss.backward()
         optimizer.step()
 
     wait = (lambda: None) if options.cpu else torch.cuda.synchronize
