@@ -42,6 +42,8 @@ _NAME: Final = (
 )
 """Bounds keep the time linear in the length of a word."""
 _ENDS_SECRET: Final = re.compile(rf"(?i){_NAME}$")
+_PIN: Final = r"(?<![a-z])pin(?:[-_]?(?:code|value))?"
+"""Name of a number: ``I_MPI_PIN=1`` and ``--pin=on`` fix threads to cores."""
 _SPACE: Final = re.compile(r"\s")
 _VALUE: Final = r"""(?:"[^"]*"|'[^']*'|\\.|[^\s"'\\;&|])+"""
 
@@ -150,6 +152,7 @@ _WITHIN: Final = (
     ),
     re.compile(rf"(?i)(?P<shown>(?<!\S)-[\w.-]{{0,40}}?{_NAME}\s+){_VALUE}"),
     re.compile(rf"(?i)(?P<shown>\bbearer\s+){_VALUE}"),
+    re.compile(rf"""(?i)(?P<shown>{_PIN}\\?["']?\s*[=:]\s*["']?)\d{{4,12}}(?![\w.,-])"""),
     # of curl: -u user:password, but not docker's -u 1000:1000
     re.compile(
         rf"(?P<shown>(?<!\S)(?:-u\s*|--(?:proxy-)?user[\s=]+)(?!\d+:\d+(?!\S))[^\s:/]{{1,80}}:)"
@@ -160,14 +163,16 @@ _WITHIN: Final = (
         rf"(?P<shown>\b(?:echo|printf)\s){_SAID}(?=\|[^|;&\n]{{0,200}}?(?:{_READS_SECRET}))"
     ),
     re.compile(rf"(?P<shown>(?:{_READS_SECRET})[^|;&<\n]{{0,200}}+<<<\s*){_VALUE}"),
+    # with a password that is not encoded, which no port begins: it ends at the last @ before a path
+    # or a port, else before the first host with a dot (a version follows the path), else at the last
+    re.compile(
+        r"""(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#:\["']{0,80}+:(?!\d{1,5}[/?#])"""
+        r"""(?:[^\s"']{1,400}(?=@[^\s"'@/:]{1,80}[/:][^\s"'@]{0,400}(?![^\s"']))"""
+        r"""|[^\s"'@]{1,400}(?=@[\w-]{1,80}\.[\w.-]{1,80}(?![\w@.-]))|[^\s"']{1,400}(?=@))"""
+    ),
     # of an address: scheme://user:password@host, scheme://token@host
     re.compile(
         rf"(?P<shown>[A-Za-z][\w+.-]{{0,20}}://)(?:[^/\s?#@:]*:|{_LOGINS_ALONE})[^/\s?#]+(?=@)"
-    ),
-    # with a password that is not encoded, which no port begins
-    re.compile(
-        r"""(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#@:\["']{0,80}+:(?!\d{1,5}[/?#])"""
-        r"""[^\s@"']{1,400}+(?=@)"""
     ),
     re.compile(rf"(?P<shown>{'|'.join(_WEBHOOKS)})[\w/:@%+.-]+"),
     re.compile(rf"(?P<shown>\b)(?:{'|'.join(_TOKENS.values())})[\w.-]*"),

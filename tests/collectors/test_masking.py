@@ -31,6 +31,12 @@ from gputrace.collectors.masking import masked
         (["x", "--use-token", "--token", "t"], ["x", "--use-token", "***", "***"]),
         (["x", "https://u:p@host/a"], ["x", "https://***@host/a"]),
         (["x", "--db=pg://u:p@host/a?b=c"], ["x", "--db=pg://***@host/a?b=c"]),
+        (
+            ["git+https://u:p@git.example.org/a/b.git@v1.0"],
+            ["git+https://***@git.example.org/a/b.git@v1.0"],
+        ),
+        (["env", "PIN=4711", "SIM_PIN=123456"], ["env", "PIN=***", "SIM_PIN=***"]),
+        (["sh", "-c", "PIN='4711' x"], ["sh", "-c", "PIN='***' x"]),
         (["x", "http://h/a?b=1&sig=s&c=2"], ["x", "http://h/a?b=1&sig=***&c=2"]),
         (["-H", "Authorization: Bearer t"], ["-H", "Authorization: Bearer ***"]),
         (["sh", "-c", "x --token t --lr=1"], ["sh", "-c", "x --token *** --lr=1"]),
@@ -131,6 +137,11 @@ FORMS: Final = [
     ["x", "--so-pin", PLANTED],
     ["env", "DB_PASS=" + PLANTED, "x"],
     ["sh", "-c", f"x --pin {PLANTED} --lr 1"],
+    ["postgres://u:p@" + PLANTED + "/w0rd@host/db"],
+    ["postgres://u:p/" + PLANTED + "@w0rd@host:5432/db"],
+    ["postgres://u:p@ss/" + PLANTED + "@host"],
+    ["--db=postgres://me@org:p/@" + PLANTED + "@db.example.org/x?y=z"],
+    ["git+https://u:" + PLANTED + "@git.example.org/org/repo.git@v1.0"],
     # options that stand for a password in some programs
     ["mysql", "-u", "root", "-p" + PLANTED, "db"],
     ["mysql", "-p", PLANTED],
@@ -211,6 +222,7 @@ HARMLESS: Final = [
     ["mysql", "-P", "3306", "-p", "-h", "db"],
     ["torchrun", "-a", "b", "-w", "2", "-P", "4"],
     ["gmx", "mdrun", "-pin", "on"],
+    ["env", "I_MPI_PIN=1", "PIN=0-3", "spin=1024", "I_MPI_PIN_DOMAIN=1024"],
     ["sh", "-c", "mysql -h db -e q; mkdir -p out"],
     ["sh", "-c", "docker login --help && docker run -p 80:80 x"],
     ["sh", "-c", "echo done | tee log"],
@@ -233,7 +245,7 @@ HARMLESS: Final = [
 
 
 REPEATED: Final = (
-    "a", "-token-", "--token ", '"', "\\", "a://b:c/", "echo ", "mysql -p ", "xai-a_", "tskey-a-",
+    "a", "-token-", "--token ", "a://b:c@d", "a://b:c@d.e/", "pin=", '"', "\\", "a://b:c/", "echo ", "mysql -p ", "xai-a_", "tskey-a-",
     "-----BEGIN PRIVATE KEY-----", "--password-stdin <",
 )  # fmt: skip
 
