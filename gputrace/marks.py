@@ -101,14 +101,20 @@ def _hooks_from_here(module: str) -> Any:
 
 
 _NOTHING: Final = Annotation()
-_steps: Any = _hooks("steps")
-_recorder: Any = _hooks("recorder")
+_steps: Any = None
+_recorder: Any = None
 
 
 def reload_hooks() -> None:
-    """Import the hooks again, which a notebook installs while it runs."""
+    """Import the hooks, again in a notebook, which installs them while it runs."""
     global _steps, _recorder
     _steps, _recorder = _hooks("steps"), _hooks("recorder")
+    # Without a framework, whose import does this, the program's own marks say that it has steps.
+    if _steps is not None and "GPUTRACE_LINES" in os.environ:
+        _hooks("sampler").install_for_steps(os.environ["GPUTRACE_LINES"])
+
+
+reload_hooks()
 
 
 class _Step(Annotation):

@@ -161,6 +161,7 @@ def _answer(
         recorder=all_steps.cost,
         missing=facts.once(missing_rows),
         host_load=facts.host_load,
+        host_lines=facts.host_lines,
         allocators=facts.once(find_allocators),
         memory=find_memory(trace),
         loader=facts.once(find_loaders),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from itertools import count
 from pathlib import PurePath
@@ -68,6 +69,19 @@ class PythonLines(Struct, frozen=True, dict=True):
     def within(self, thread: Thread, time: Intervals) -> NDArray[np.intp]:
         """Return the mask of a thread's samples that lie in some stretches of time."""
         return np.flatnonzero(time.contains(self.times[thread]))
+
+    def count(self, process: int, time: Intervals) -> Counter[str]:
+        """Return the number of samples by line that met the stepping thread of a process in some
+        time.
+        """
+        thread = self.stand_ins.get(process)
+        if thread is None:
+            return Counter()
+        names, counts = np.unique(self.names[thread][self.within(thread, time)], return_counts=True)
+        met: Counter[str] = Counter()
+        for name, times in zip(names.tolist(), counts.tolist(), strict=True):
+            met[self.text[name]] += times
+        return met
 
     def waits_for_lock(self, process: int, time: Intervals) -> tuple[int, int, SampledLine | None]:
         """Return how many of the samples of a process in some stretches of time met its main thread

@@ -64,6 +64,26 @@ class HostLoad(Struct, frozen=True):
         return round(share_ns / max(self.covered_ns, 1) * step_ns)
 
 
+class HostLine(Struct, frozen=True):
+    """Line of the program that samples of a rank's stepping thread met in the measured steps."""
+
+    rank: int
+    line: str
+    """Text such as ``train.py:48 load_batch``, with as much of the path as makes it unique."""
+    step_ns: int
+    """Its part of a mean step, by its share of the samples."""
+    share: float
+    """Share of the rank's samples in these steps."""
+    samples: int
+    """Number of samples at the line."""
+    COLUMNS: ClassVar[Columns] = (
+        Column("", "line"),
+        Column("a step", "step_ns"),
+        Column("share", "share", "{:.1%}"),
+        Column("samples", "samples"),
+    )
+
+
 class Allocator(Struct, frozen=True):
     """torch's caching allocator on the device of a rank, as it counts, in the measured steps."""
 

@@ -19,7 +19,7 @@ from gputrace.model.communication import (
     ShardedData,
     TensorParallel,
 )
-from gputrace.model.host import Allocator, HostLoad, InputPipeline, Loader, StepPhases
+from gputrace.model.host import Allocator, HostLine, HostLoad, InputPipeline, Loader, StepPhases
 from gputrace.model.kernels import Kernels
 from gputrace.model.memory import DeviceMemory
 from gputrace.model.struct import Column, Columns, Struct, limited
@@ -762,6 +762,8 @@ class Analysis(Struct, frozen=True):
     """Input pipeline of each rank that has one which is not torch's DataLoader."""
     host_load: tuple[HostLoad, ...] = ()
     """Time of the hosts' threads, a row per rank; empty where it was not counted."""
+    host_lines: tuple[HostLine, ...] = ()
+    """Lines of the program that samples met in the measured steps, by rank, the most first."""
     pipelines: tuple[Pipeline, ...] = ()
     """Pipelines of stages whose messages are known."""
     experts: tuple[Experts, ...] = ()

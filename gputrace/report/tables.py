@@ -276,6 +276,28 @@ def phases_table(analysis: Analysis) -> Table | None:
     return tabulate(title, columns, rows, [total])
 
 
+_FEWEST_SAMPLES: Final = 20
+_LEAST_OF_LINE: Final = 0.02
+"""Share of the samples from which a line is listed."""
+_MOST_LINES: Final = 8
+
+
+def lines_table(analysis: Analysis) -> Table | None:
+    """Tabulate the lines at which samples met the host, of the rank with most samples; None where
+    there are few.
+    """
+    samples: dict[int, int] = {}
+    for row in analysis.host_lines:
+        samples[row.rank] = samples.get(row.rank, 0) + row.samples
+    rank = max(samples, key=lambda rank: samples[rank], default=0)
+    if samples.get(rank, 0) < _FEWEST_SAMPLES:
+        return None
+    mine = [row for row in analysis.host_lines if row.rank == rank and row.share >= _LEAST_OF_LINE]
+    of = f" of rank {rank}" if len(samples) > 1 else ""
+    title = f"Where the host{of} is, by line ({loop_name(analysis)[1]}, {samples[rank]:,} samples)"
+    return declared(title, mine[:_MOST_LINES])
+
+
 _LEAST_SHARE: Final = 0.005
 """Share of a loader's time from which a part is listed."""
 _LONGEST_PART: Final = 40
@@ -597,7 +619,7 @@ def document(analysis: Analysis, limits: Limits) -> Document:
     held = {device.moments[0].allocated_bytes: device for device in analysis.memory}
     fullest = [held[max(held)]] if held else []
     sections = {
-        "host": (phases_table(analysis), *loader_tables(analysis)),
+        "host": (phases_table(analysis), lines_table(analysis), *loader_tables(analysis)),
         "links": (
             collectives_table(analysis),
             *parallel_tables(analysis, limits.parallel),

@@ -32,7 +32,7 @@ from gputrace.analyzers.step_phases import measure_phases, read_phases
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.inferred import BACKWARD
 from gputrace.model.events import Kind, distinct_ids
-from gputrace.model.host import CHECKPOINT, DATA, OTHER, PHASES, HostLoad, StepPhases
+from gputrace.model.host import CHECKPOINT, DATA, OTHER, PHASES, HostLine, HostLoad, StepPhases
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
@@ -211,6 +211,21 @@ class Facts(Struct, frozen=True, dict=True):
         """Time of the hosts' threads in the measured steps, by rank; empty where not counted."""
         counters = self.per_gpu.whole.once(read_counters)
         return measure_load(counters, self.processes, self.timed or self.steps)
+
+    @property
+    def host_lines(self) -> tuple[HostLine, ...]:
+        """Sampled lines of each rank in its measured steps, the most first."""
+        if self.lines is None or not self.mean_ns:
+            return ()
+        rows: list[HostLine] = []
+        for rank, process in sorted(self.processes.items()):
+            met = self.lines.count(process, self.time_of_rank(rank))
+            whole = met.total()
+            rows += (
+                HostLine(rank, line, round(self.mean_ns * count / whole), count / whole, count)
+                for line, count in met.most_common()
+            )
+        return tuple(rows)
 
     @property
     def unrecorded(self) -> float:
