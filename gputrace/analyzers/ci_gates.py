@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gputrace.analyzers.compare import compare
+from gputrace.analyzers.compare import changed_parts, compare
 from gputrace.analyzers.compare.runs import SLOW_RATIO, Run, lost_ns
 from gputrace.analyzers.findings import ALL_RULES, CAUSES, HOST_RULES
 from gputrace.analyzers.findings.facts import SEVERITIES
@@ -187,7 +187,11 @@ def gate_findings(analysis: Analysis, word: str) -> Gate:
 
 
 def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
-    """Fail where the slow-down exceeds the limit and is statistically significant."""
+    """Fail where the slow-down exceeds the limit by more than the noise of the steps.
+
+    That is, where all of its 95 % bounds do: those of the steps, and, without GPUs, those of the
+    steps without their waits for cores that other programs had, which say nothing of the program.
+    """
     if len(run.keys) != len(baseline.keys):
         why = f"the baseline ran on {len(baseline.keys)} GPUs, this on {len(run.keys)}"
         return Gate("max-slowdown", False, False, None, limit, "share", f"unknown: {why}")
@@ -201,19 +205,38 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         slowdown, low, high = (
             1 / speed - 1 for speed in (pair.speed_up, pair.speed_up_high, pair.speed_up_low)
         )
-        passed = slowdown <= limit or low <= 0
+        own = (1 - _waits_for_others(run)) / (1 - _waits_for_others(baseline))
+        own_slowdown, own_low, own_high = ((1 + x) * own - 1 for x in (slowdown, low, high))
+        passed = slowdown <= limit or min(low, own_low) <= limit
         message = f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'} than the baseline"
         message += f" ({low:+.1%} to {high:+.1%}); the limit is {100 * limit:.3g}% slower"
-        if passed and slowdown > limit:
-            message += "; the noise of the steps could explain it"
+        if passed and low > limit:
+            message += (
+                f"; other programs had the cores: without waits for them, it is {own_slowdown:+.1%}"
+                f" ({own_low:+.1%} to {own_high:+.1%}); record both while the machine is quiet"
+            )
+        elif passed and slowdown > limit:
+            message += "; the noise of the steps could explain it: record more steps"
         elif passed and high > limit:
             message += "; more is not excluded: record more steps"
         if pair.work_ratio != 1:
             message += f"; a step does {format_number(pair.work_ratio)}x the work"
+        parts = () if passed else changed_parts("slower", pair, comparison.unit)
         doubts = [warning for warning in comparison.warnings if "equal work" in warning]
-        message = "; ".join([message, *doubts])
+        message = "; ".join([message, *filter(None, [", ".join(parts)]), *doubts])
         return Gate("max-slowdown", passed, True, slowdown, limit, "share", message)
     return Gate("max-slowdown", False, False, None, limit, "share", f"unknown: {why}")
+
+
+def _waits_for_others(run: Run) -> float:
+    """Return the share of a step in which a host without GPUs waits for a core that another program
+    has.
+    """
+    found = [finding for finding in run.analysis.findings if finding.id == "cpu-starved"]
+    if not found or not found[0].evidence["others_are_why"] or run.analysis.gpus:
+        return 0.0
+    queued, step = found[0].evidence["queued_ns"], run.analysis.steps.mean_ns
+    return min(float(queued or 0) / (step or 1), 0.99)
 
 
 SCHEMA_VERSION = 1

@@ -242,6 +242,17 @@ class Counters:
             preemptions=self._sum(mine, "preemptions"),
         )
 
+    def queued_in(self, start: int, end: int) -> int:
+        """Return the nanoseconds of a short time for which the thread that marks steps is queued,
+        of a look that is partly in it as large a part; 0 where the looks are too far apart to tell.
+        """
+        rows = self._events.select(self._of_thread & self._is("queued"))
+        lengths = rows.end - rows.start
+        rows = rows.select((lengths > 0) & (lengths <= _COUNTED_LENGTHS * (end - start)))
+        inside = np.minimum(rows.end, end) - np.maximum(rows.start, start)
+        parts = np.maximum(inside, 0) / np.maximum(rows.end - rows.start, 1)
+        return round(float((rows.bytes * parts).sum()))
+
     def queued_more(self, slow: Times, others: Times) -> int:
         """Return the least nanoseconds by which the thread that marks steps is queued for longer in
         slow steps than in as much of other ones; 0 where the looks are too far apart to tell.

@@ -98,7 +98,8 @@ def command(
     """Check a run against limits: the exit code is 1 if one is not met, or cannot be evaluated.
 
     A SHARE is a part of the mean step (10%) or a time per step (5ms). Figures are means over the
-    measured steps and the GPUs. A slowdown counts only if it is larger than the noise of the steps.
+    measured steps and the GPUs. A slowdown counts only if its 95% bounds, from the noise of the
+    steps, are above the limit.
     """
     from gputrace.analyzers.ci_gates import check
     from gputrace.api import open_runs

@@ -145,6 +145,16 @@ class CauseChange(Struct, frozen=True):
     difference_ns: int
 
 
+class LineChange(Struct, frozen=True):
+    """Time of a mean step that samples met the hosts in a function, mean over the ranks."""
+
+    line: str
+    """Most sampled line of the function, in B if it was met there."""
+    a_ns: int
+    b_ns: int
+    difference_ns: int
+
+
 class Pair(Struct, frozen=True):
     """Comparison of two runs: A, then B."""
 
@@ -166,6 +176,9 @@ class Pair(Struct, frozen=True):
     """Findings of either run."""
     causes: tuple[CauseChange, ...] = ()
     """Causes of lost time, largest difference first; empty where there are no steps."""
+    lines: tuple[LineChange, ...] = ()
+    """Functions of the program whose time changed beyond the noise of the samples, largest
+    difference first; empty where only one run was sampled."""
 
 
 class Loss(Struct, frozen=True):
@@ -322,3 +335,5 @@ class StepExplanation(Struct, frozen=True):
     """Answer in a sentence without its full stop."""
     gpus: tuple[StepOnGpu, ...]
     """GPUs, first the one on which it grew most by something else than waiting for others."""
+    advice: str = ""
+    """What to do about the cause that grew most, where a finding of the trace says it."""

@@ -122,6 +122,9 @@ def _tables(comparison: Comparison, longest: int) -> Iterator[Table]:
         rows = [row for row in pair.causes[:_MOST_CAUSES] if abs(row.difference_ns) >= least]
         title = f"Why ({UNITS[comparison.unit]}, mean over the GPUs; largest changes first)"
         yield tabulate(title, (Column("", "label"), *_changes(comparison)), rows)
+        title = f"Where the host is, by line ({UNITS[comparison.unit]}; what changed)"
+        lines = pair.lines[:_MOST_CAUSES]
+        yield tabulate(title, (Column("", "line"), *_changes(comparison)), lines)
         if len(pair.gpus) > 1 or comparison.unit != "step":
             yield _gpus_table(comparison, pair)
         by_share = comparison.unit == "span"
@@ -352,9 +355,10 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield findings and caveats, each with its heading."""
     pair = comparison.pair if comparison.scaling is None else None
     for finding in pair.findings if pair is not None else ():
-        if {finding.a_severity, finding.b_severity} == {"info"}:
-            continue
-        yield finding.status, _finding(finding, pair)
+        if {finding.a_severity, finding.b_severity} != {"info"} and (
+            text := _finding(finding, pair)
+        ):
+            yield finding.status, text
     kernels = pair.kernels if pair is not None and comparison.unit != "span" else ()
     if kernels and all(kernel.changed is None for kernel in kernels):
         yield "kernels", f"too few steps to tell which of {len(kernels)} differ."
@@ -374,11 +378,12 @@ def _units(pair: Pair) -> tuple[str, str]:
 
 
 def _finding(finding: FindingChange, pair: Pair | None) -> str:
+    """Say what came of a finding; nothing of one that stayed and costs nothing."""
     if finding.status != "stayed" or pair is None:
         return f"{finding.id}: {finding.message}."
     least = _NO_COST * (pair.step.a_ns if pair.step else 1)
     if max(finding.a_impact_ns or 0, finding.b_impact_ns or 0) <= least:
-        return f"{finding.id}."
+        return ""
     a, b = format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0)
     first, second = _units(pair)
     if first == second:

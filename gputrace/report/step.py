@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from gputrace.model.comparison import StepExplanation, StepOnGpu
 from gputrace.model.struct import Column
 from gputrace.report.document import Document, Limits, Line, Records, attributes, declared, present
 from gputrace.report.wording import capital, gpu_name, kernel_labels
 from gputrace.units import format_ns, format_share
+
+_LEAST_PART: Final = 0.005
+"""Difference of a cause, as a fraction of the median step, from which it is listed."""
 
 
 def _name(row: StepOnGpu) -> str:
@@ -25,8 +30,12 @@ def document(result: StepExplanation, limits: Limits) -> Document:
     names = [kernel.name for kernel in first.kernels]
     labels = dict(zip(names, kernel_labels(names, limits.width or 80), strict=True))
     gpus = result.gpus if len(result.gpus) > 1 else ()
+    if result.advice:
+        notes.append(f"What to do: {result.advice}.")
+    least = _LEAST_PART * first.usual_ns
+    parts = [part for part in first.parts if abs(part.more_ns) >= least]
     tables = (
-        declared(f"What step {result.step} has more of than step {first.usual_step}", first.parts),
+        declared(f"What step {result.step} has more of than step {first.usual_step}", parts),
         declared("Kernels that differ", first.kernels, Column("", lambda each: labels[each.name])),
         declared("On each GPU", gpus, Column("", _name)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import log
@@ -27,6 +28,7 @@ from gputrace.model.comparison import (
     FindingChange,
     GpuPair,
     KernelChange,
+    LineChange,
     Loss,
     Pair,
     RunSummary,
@@ -68,6 +70,7 @@ def compare_pair(a: Run, b: Run, unit: str, work: tuple[float, str]) -> Pair:
         gpus=tuple(_gpus(a, b)),
         findings=tuple(_findings(a, b)),
         causes=_causes(a, b) if unit != "span" else (),
+        lines=_lines(a, b) if unit != "span" else (),
     )
 
 
@@ -203,6 +206,41 @@ def _causes(a: Run, b: Run) -> tuple[CauseChange, ...]:
         x, y = round(first.get(cause, 0)), round(second.get(cause, 0))
         rows.append(CauseChange(cause, label, x, y, y - x))
     return tuple(sorted(rows, key=lambda row: (-abs(row.difference_ns), row.cause)))
+
+
+_LINE_MATTERS: Final = 0.02
+"""Minimum difference of a function's time that matters, as a fraction of the step."""
+_LINE_DEVIATIONS: Final = 3
+"""Minimum difference of a function's time, in standard deviations of the counted samples."""
+
+
+def _lines(a: Run, b: Run) -> tuple[LineChange, ...]:
+    """Compare the time in the functions of the program; lines move when it is changed."""
+    times: list[dict[str, float]] = []
+    squares: Counter[str] = Counter()
+    label: dict[str, str] = {}
+    for run in (a, b):
+        rows, of_run = run.analysis.host_lines, dict[str, float]()
+        ranks, most = len({row.rank for row in rows}), dict[str, int]()
+        for row in rows:
+            place, _, function = row.line.partition(" ")
+            key = f"{place.rpartition(':')[0]} {function}"
+            of_run[key] = of_run.get(key, 0) + row.step_ns / ranks
+            squares[key] += (row.step_ns / ranks) ** 2 / row.samples
+            if row.samples > most.get(key, 0):
+                most[key], label[key] = row.samples, row.line
+        times.append(of_run)
+    first, second = times
+    if not first or not second:
+        return ()
+    changes = {key: second.get(key, 0) - first.get(key, 0) for key in label}
+    least = _LINE_MATTERS * lengths(a, b)[0].value
+    found = [
+        LineChange(label[key], round(first.get(key, 0)), round(second.get(key, 0)), round(change))
+        for key, change in changes.items()
+        if abs(change) >= max(least, _LINE_DEVIATIONS * squares[key] ** 0.5)
+    ]
+    return tuple(sorted(found, key=lambda row: -abs(row.difference_ns)))
 
 
 _EQUAL_INPUT_DIFFERENCE: Final = 0.02
@@ -377,7 +415,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
         message = describe_scaling(scaling, unit)
     elif pair is not None:
         speed = _speed(verdict, pair, labels, unit)
-        changes = ", ".join(_classes(verdict, pair, unit))
+        changes = ", ".join(changed_parts(verdict, pair, unit))
         message = f"{speed}{': ' if unit == 'span' else '; '}{changes}" if changes else speed
     else:
         message = f"these runs cannot be compared: {reason}"
@@ -419,7 +457,7 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
     sources = sorted({run.analysis.source for run in runs})
     if len(sources) > 1:
         yield f"Different recorders ({', '.join(sources)}) name kernels and cost time differently"
-    if any(not run.analysis.gpus for run in runs):
+    if len({bool(run.analysis.gpus) for run in runs}) > 1:
         yield "Some runs have no GPU activity recorded: ranks are counted instead"
     for run in runs:
         for finding in run.analysis.findings:
@@ -523,8 +561,10 @@ def _bounds(pair: Pair, step: Change) -> str:
     return f"{change:+.1f}%: {low:+.1f} to {high:+.1f}%"
 
 
-def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
-    """Yield the classes that changed in the direction of the difference, largest first."""
+def changed_parts(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
+    """Yield the classes that changed in the direction of the difference, largest first, and the
+    line of the host that did, where no GPU was recorded or no class did.
+    """
     if unit == "span":
         yield from _shares(pair)
         return
@@ -535,10 +575,18 @@ def _classes(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
     sure = [row for row in rows if row.changed and row.name in CLASSES]
     # Where classes vary against each other from step to step, sums and the loader are more certain.
     sure = sure or [row for row in rows if row.changed]
+    more = {True: "less", False: "more"}
     for row in sure[:_CLASSES_NAMED]:
-        word = "less" if row.difference_ns < 0 else "more"
+        word = more[row.difference_ns < 0]
         yield f"{format_ns(abs(row.difference_ns))} {word} {WORDS[row.name]}"
-    if not sure and verdict in ("faster", "slower"):
+    on_hosts = not any(row.name in CLASSES for row in pair.classes)
+    if verdict not in ("faster", "slower") or (sure and not on_hosts):
+        return
+    lines = [line for line in pair.lines if (line.difference_ns < 0) == (verdict == "faster")]
+    if lines:
+        word = more[lines[0].difference_ns < 0]
+        yield f"{format_ns(abs(lines[0].difference_ns))} {word} in {lines[0].line}"
+    elif not sure and not on_hosts:
         yield "no class of time explains it beyond its noise"
 
 

@@ -28,15 +28,13 @@ from gputrace.analyzers.findings import (
     whole_run,
 )
 from gputrace.analyzers.findings.facts import SEVERITIES, Facts, Rule, severity_of
-from gputrace.analyzers.ledger.causes import IDLE, WAITS, Cause
+from gputrace.analyzers.ledger.causes import IDLE, IDLING, WAITS, Cause
 from gputrace.analyzers.neighbours import claim_turns
 from gputrace.model.results import Finding, WhatIf
 
 __all__ = ["ALL_RULES", "CAUSES", "CHEAPER_KERNELS_SAVE", "RULES", "Facts", "find", "order"]
 
 _IDLE_AND_COPIES = (*IDLE, "h2d", "other_copy")
-_IDLING = ("launch-bound", "host-work", "sync-bound", "late-host", "idle-unexplained")
-"""Causes of which a cause may be a part that is known by its length alone."""
 CAUSES: Final[tuple[Cause, ...]] = (
     # Claimed first, the most certain before the others.
     Cause("garbage-collection", "host", "garbage collection", IDLE, host_work.claim_collections,
@@ -84,15 +82,15 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("pipeline-bubble", "waiting", "pipeline bubble", rule=busy.pipeline_bubble),
     Cause("expert-imbalance", "waiting", "uneven experts", rule=busy.expert_imbalance),
     # Known by how long they last, but not when.
-    Cause("gil-wait", "host", "lock of Python", _IDLING, amount=host_threads.amount_locked,
+    Cause("gil-wait", "host", "lock of Python", IDLING, amount=host_threads.amount_locked,
           rule=host_threads.gil_wait),
-    Cause("cpu-throttled", "host", "CPU quota", _IDLING, amount=host_threads.amount_throttled,
+    Cause("cpu-throttled", "host", "CPU quota", IDLING, amount=host_threads.amount_throttled,
           rule=host_threads.cpu_throttled),
-    Cause("cpu-starved", "host", "queued for a core", _IDLING, amount=host_threads.amount_queued,
+    Cause("cpu-starved", "host", "queued for a core", IDLING, amount=host_threads.amount_queued,
           rule=host_threads.cpu_starved),
-    Cause("page-faults", "host", "page faults", _IDLING, amount=host_threads.amount_faults,
+    Cause("page-faults", "host", "page faults", IDLING, amount=host_threads.amount_faults,
           rule=host_threads.page_faults),
-    Cause("slow-cores", "host", "slow core", _IDLING, amount=host_threads.amount_slow_cores,
+    Cause("slow-cores", "host", "slow core", IDLING, amount=host_threads.amount_slow_cores,
           rule=host_threads.slow_cores),
     Cause("h2d-pageable", "copies", "pageable memory", ("h2d-exposed",),
           amount=busy.amount_pageable, rule=busy.h2d_pageable),

@@ -56,12 +56,11 @@ def debugging(facts: Facts) -> Iterator[Finding]:
     finds_anomalies = bool(facts.per_gpu.whole.once(read_host_state).anomaly_modes)
     yield from facts.costly(
         "debugging",
-        "{gpus} {cost} while autograd looks for anomalies"
+        "{gpus} {cost} while autograd looks for anomalies (detect_anomaly)"
         if finds_anomalies
-        else "{gpus} {cost} because each launch waits for its kernel to end",
+        else "{gpus} {cost} because each launch waits for its kernel (CUDA_LAUNCH_BLOCKING=1)",
         "train without torch.autograd.set_detect_anomaly(True) and detect_anomaly(): they check "
         "each gradient and keep a traceback of each operation"
         if finds_anomalies
         else "unset CUDA_LAUNCH_BLOCKING, which is for finding a kernel that fails",
-        [] if finds_anomalies else ["launches return late, as under CUDA_LAUNCH_BLOCKING=1"],
     )

@@ -68,7 +68,8 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     if not wanting > worst.cores > 0:
         crowd = f"other threads occupy the {cores}"
     others, used = _others_on_cores(facts, worst)
-    if are_why := others and used >= _OTHERS_PART * _queued(worst):
+    are_why = bool(others) and used >= _OTHERS_PART * _queued(worst)
+    if are_why:
         crowd = "other programs use them"
         if worst.threads > worst.cores > 0:
             crowd = f"its {worst.threads} threads share {cores} with other programs"
@@ -97,7 +98,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
         cost,
         f"too few cores cost {facts.of_step(queued)}: {crowd}",
         advice,
-        _evidence(worst, facts.mean_ns),
+        _evidence(worst, facts.mean_ns) | {"others_are_why": are_why},
         details,
     )
 

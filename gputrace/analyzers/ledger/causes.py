@@ -212,6 +212,8 @@ ROOTS: Final = (
 )
 """General causes, which group the others."""
 
+IDLING: Final = ("launch-bound", "host-work", "sync-bound", "late-host", "idle-unexplained")
+"""Causes of which a cause may be a part that is known by its length alone."""
 DEFAULTS: Final[Mapping[str, str]] = {
     "communication": "communication-exposed",
     "h2d": "h2d-exposed",

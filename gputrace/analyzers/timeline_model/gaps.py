@@ -13,9 +13,9 @@ import numpy as np
 from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, line_of, range_of
 from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls, read_calls, read_host
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.host_state import Counters, read_counters, read_host_state
 from gputrace.analyzers.lanes import ranks_of
-from gputrace.analyzers.ledger.causes import DEFAULTS
+from gputrace.analyzers.ledger.causes import DEFAULTS, IDLING
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.python_samples import PythonLines, read_python_lines
 from gputrace.analyzers.timeline_model import NO_STEP, Scene, SceneLane, index_in
@@ -339,6 +339,10 @@ def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) ->
     analysis = scene.analysis
     assert analysis is not None
     lines = None if trace is None else read_python_lines(Shard(trace))
+    counters = {} if trace is None else read_counters(Shard(trace))
+    if trace is not None:
+        ranked = ranks_of(trace, dict.fromkeys(counters, 0))[0]
+        counters = {rank: counters[process] for rank, process in ranked.items()}
     steps = analysis.step_list
     if isinstance(number, str):
         steady = [step for step in steps if step.phase == "steady"]
@@ -351,7 +355,8 @@ def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) ->
         others = [each for each in mine if each.phase == "steady" and each.step != number]
         if step is not None and others:
             usual = sorted(others, key=_length)[(len(others) - 1) // 2]
-            rows.append(_on_gpu(scene, analysis, index, step, usual, trace, lines))
+            counted = counters.get(lane.rank)
+            rows.append(_on_gpu(scene, analysis, index, step, usual, trace, lines, counted))
     if not rows:
         count = max((step.step for step in steps), default=-1)
         why = "no steps were found in it"
@@ -361,9 +366,13 @@ def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) ->
             why = f"no step {number}; it has steps 0 to {count}"
         raise UsageError(f"{scene.title}: {why}")
     rows.sort(key=_own_growth, reverse=True)
-    message = _message(analysis, number, rows[0])
+    message, advice = _message(analysis, number, rows[0]), ""
+    if rows[0].more_ns >= _LEAST_SHARE * rows[0].usual_ns:
+        grown = rows[0].parts[0].cause
+        wanted = (grown, *BY_ID["data_feeding"].findings) if grown == "host_data" else (grown,)
+        advice = next((f.advice for f in analysis.findings if f.id in wanted), "")
     return StepExplanation(
-        _SCHEMA_VERSION, analysis.path, number, here[0].phase, message, tuple(rows)
+        _SCHEMA_VERSION, analysis.path, number, here[0].phase, message, tuple(rows), advice
     )
 
 
@@ -384,9 +393,10 @@ def _on_gpu(
     usual: Step,
     trace: Trace | None,
     lines: PythonLines | None,
+    counters: Counters | None,
 ) -> StepOnGpu:
     lane = scene.lanes[index]
-    spent, before = (_by_cause(lane, each) for each in (step, usual))
+    spent, before = (_by_cause(lane, each, counters) for each in (step, usual))
     names = dict.fromkeys([*spent, *before])
     times = ((name, spent.get(name, 0), before.get(name, 0)) for name in names)
     parts = [StepPart(name, _label(analysis, name), ns, was, ns - was) for name, ns, was in times]
@@ -403,8 +413,25 @@ def _on_gpu(
     )  # fmt: skip
 
 
-def _by_cause(lane: SceneLane, step: Step) -> dict[str, int]:
+_QUEUED: Final = "cpu-starved"
+_MAY_BE_QUEUED: Final = (*IDLING, "host_rest", "host_data")
+"""Causes of which waiting for a core may be a part."""
+
+
+def _by_cause(lane: SceneLane, step: Step, counters: Counters | None) -> dict[str, int]:
     """Return the nanoseconds of a step by cause; they sum to its length."""
+    spent = _by_proof(lane, step)
+    queued = 0 if counters is None else counters.queued_in(step.start_ns, step.end_ns)
+    mine = {cause: spent[cause] for cause in _MAY_BE_QUEUED if spent.get(cause, 0) > 0}
+    share = min(1.0, queued / max(sum(mine.values()), 1))
+    for cause, ns in mine.items() if share else ():
+        part = round(ns * share)
+        spent[_QUEUED], spent[cause] = spent.get(_QUEUED, 0) + part, ns - part
+    return spent
+
+
+def _by_proof(lane: SceneLane, step: Step) -> dict[str, int]:
+    """Return the nanoseconds of a step by cause, without waits for a core."""
     edges = (step.start_ns, step.end_ns)
     layers = lane.layers.split(edges)[0].tolist()
     spent = dict(zip(lane.layers.classes, layers, strict=True))
