@@ -13,10 +13,18 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gputrace.analyzers.cuda_api_calls import NOBODY, are_of_hip, by_thread
+from gputrace.analyzers.breakdown import range_of
+from gputrace.analyzers.cuda_api_calls import (
+    NOBODY,
+    are_of_hip,
+    by_thread,
+    read_calls,
+    read_host,
+)
 from gputrace.analyzers.device_metrics import roofline
 from gputrace.analyzers.gpu_shards import GpuShardView, HasGpu, PerGpu, Shard, same_names
 from gputrace.analyzers.grouping import StepsOf, median, stretches
+from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.kernel_activity import measure_activity, time_alone
 from gputrace.analyzers.kernel_names import (
     PRODUCTS,
@@ -29,7 +37,7 @@ from gputrace.analyzers.kernel_names import (
 )
 from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import read_operations
-from gputrace.analyzers.python_samples import read_sources
+from gputrace.analyzers.python_samples import read_python_lines, read_sources
 from gputrace.errors import InputError, UsageError
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, number_ids, sort_numbers
 from gputrace.model.intervals import Intervals, Times
@@ -44,9 +52,11 @@ from gputrace.model.kernels import (
     Product,
 )
 from gputrace.model.names import short, words_of_mangled
+from gputrace.model.options import Window
 from gputrace.model.results import Analysis, Step
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Trace
+from gputrace.units import format_ns
 
 _MOST_LISTED: Final = 50
 _MOST_OF_FIRST_GPU: Final = 20
@@ -497,6 +507,9 @@ class Launches(Struct, frozen=True):
     longest: LongestLaunch | None
     """Longest launch of all kernels, if it is of this one; ``start_ns`` counts from the trace's
     origin."""
+    issued: str = ""
+    """Call that issued it, or else the launch to look at: when, on which thread, in which phase,
+    range and line; empty where calls were not recorded."""
 
 
 def find_launches(
@@ -533,8 +546,14 @@ def find_launches(
     ]
     start, step = min(steady, default=(totals.start_ns, None))
     launches = kernels.select(np.isin(kernels.name, sorted(alike)))
+    is_longest = launch is not None and launch.name == use.name
     wanted = np.isin(launches.name, sorted(ours)) & (launches.start >= start)
     skip = int(np.flatnonzero(wanted)[0]) if wanted.any() else 0
+    at, shown = np.flatnonzero(wanted)[:1], launches
+    if launch is not None and is_longest:
+        whose = {(gpu.gpu.gpu, gpu.gpu.rank): gpu.events for gpu in operations}
+        shown = whose[launch.gpu, launch.rank]
+        at = np.flatnonzero(shown.start == launch.start_ns + analysis.origin_ns)[:1]
     return Launches(
         kernel=use,
         place=index,
@@ -547,8 +566,38 @@ def find_launches(
         step=step if wanted.any() else None,
         from_start=ops.coverage.from_the_start,
         why_not=why_not,
-        longest=launch if launch and launch.name == use.name else None,
+        longest=launch if is_longest else None,
+        issued=_issued(trace, shown.having("process", "correlation").select(at), analysis),
     )
+
+
+_NEAR_NS: Final = 100_000_000
+"""Time from a launch within which a sample says where the program was: two usual intervals."""
+
+
+def _issued(trace: Trace, launched: Events, analysis: Analysis) -> str:
+    """Say which call issued one kernel, if any, and where the host was."""
+    calls = read_calls(trace)
+    if calls is None or not len(launched) or (call := int(calls.issued_by(launched)[0])) == NOBODY:
+        return ""
+    start, end, name = int(calls.start[call]), int(calls.end[call]), int(calls.name[call])
+    pair, shard = calls.threads[int(calls.thread[call])], Shard(trace)
+    at = (start - analysis.origin_ns) / 1e9
+    text = trace.names([name])[name].partition("_v")[0]
+    text += f" at {at:.6f} s (thread {pair[1] & 0xFFFFFFFF})"
+    text = ", ".join([text, *read_host_state(shard).during(pair, start, end)])
+    ranges = read_host(trace, pair[0], Kind.RANGE, Window(start, end))
+    text += range_of(trace, ranges, pair, start, end)
+    lines = read_python_lines(shard)
+    thread = None if lines is None else lines.teller(pair)
+    if lines is None or thread is None:
+        return f"{text}; record with --python to name the line"
+    nearest = int(np.argmin(abs(lines.times[thread] - start)))
+    apart = int(lines.times[thread][nearest]) - start
+    if abs(apart) > _NEAR_NS:
+        return text
+    when = f"{format_ns(abs(apart))} {'later' if apart > 0 else 'earlier'}"
+    return f"{text}; the program was at {lines.text[int(lines.names[thread][nearest])]} {when}"
 
 
 def pattern_of(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -88,22 +88,31 @@ def command(
     return _profile(chosen, output, command) if command else ExitCode.DONE
 
 
+_LONGEST_NAME: Final = 320
+"""Characters of a kernel's full name; the JSON has all of it."""
+
+
 def _launches_text(launches: Launches) -> str:
     """Render the kernel's time on each GPU, and a description of the launch to profile."""
     from gputrace.report import text
     from gputrace.report.document import Document, Line, declared
+    from gputrace.sanitize import clean
 
     use = launches.kernel
     title = (
         f"{use.short} ({use.family}): {use.share:.1%} of the time, number {launches.place} by time"
     )
-    lines = [use.name] + ([_roofline(use.roofline)] if use.roofline is not None else [])
+    lines = [clean(use.name, _LONGEST_NAME)] + (
+        [_roofline(use.roofline)] if use.roofline is not None else []
+    )
     if use.activity is not None:
         lines.append(f"While it runs: {use.activity.text}.")
     if (at := launches.longest) is not None:
         step, after = (f" in step {at.step}", " after warm-up") if at.step is not None else ("", "")
         when = f"at {at.start_ns / 1e9:.6f} s{step} on gpu {at.gpu}"
         lines.append(f"Its longest launch{after}: {format_ns(at.duration_ns)} {when}.")
+    if launches.issued:
+        lines.append(f"Issued by {launches.issued}.")
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
     gpu = f"gpu {launches.gpu} (device {launches.device} of rank {launches.rank})"
     launch = f"a launch on {gpu}, {where}, after {launches.skip:,} others of it"

@@ -164,7 +164,7 @@ _WITHIN: Final = (
     ),
     re.compile(rf"(?P<shown>(?:{_READS_SECRET})[^|;&<\n]{{0,200}}+<<<\s*){_VALUE}"),
     # with a password that is not encoded, which no port begins: it ends at the last @ before a path
-    # or a port, else before the first host with a dot (a version follows the path), else at the last
+    # or a port, else at the first @ before a host with a dot (a version follows), else at the last
     re.compile(
         r"""(?P<shown>[A-Za-z][\w+.-]{0,20}://)[^/\s?#:\["']{0,80}+:(?!\d{1,5}[/?#])"""
         r"""(?:[^\s"']{1,400}(?=@[^\s"'@/:]{1,80}[/:][^\s"'@]{0,400}(?![^\s"']))"""
