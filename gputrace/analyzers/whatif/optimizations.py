@@ -682,6 +682,18 @@ CURES: Final = (
         rare_cause="recompilation",
     ),
     Cure(
+        "save-aside",
+        ("checkpoint-stall",),
+        partial(without_host_time, "checkpoint-stall", ()),
+        "Checkpoints saved in the background",
+        "the threads that train save nothing in the steps; their copies to the host stay",
+        _ON_TIME,
+        bounds=(Effect.LEAST,),
+        only_as_cure=True,
+        takes=("checkpoint-stall",),
+        rare_cause="checkpoint-stall",
+    ),
+    Cure(
         "gpu-optimizer",
         ("host-optimizer",),
         partial(without_host_time, "host-optimizer", (Kind.COPY_H2D, Kind.COPY_D2H)),
