@@ -193,7 +193,12 @@ def _compared(
     },
 )
 @options.traces
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The page to write; by default TRACE.html, or TRACE-2.html and so on if that exists.",
+)
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option(
     "--serve", is_flag=True, help="Serve the page from this machine, to zoom into large traces."
@@ -232,7 +237,8 @@ def report(
     """
     if serve and (output is not None or compare):
         raise UsageError("--serve shows one run and writes no file; leave out -o and --compare")
-    target = output or options.default_target(traces[0], ".compare.html" if compare else ".html")
+    suffix = ".compare.html" if compare else ".html"
+    target = output or options.default_target(traces[0], suffix, force)
     if compare:
         if part["time"] is not None or keep_going:
             raise UsageError("--compare takes whole runs; leave out --time and --keep-going")
@@ -296,7 +302,7 @@ def export(
     import gputrace
 
     suffix = _SUFFIXES.get(form, f".part{traces[0].suffix or '.sqlite'}")
-    target = output or options.default_target(traces[0], suffix)
+    target = output or options.default_target(traces[0], suffix, force)
     with (
         gputrace.open(*traces, keep_going=keep_going, windows=time is not None) as opened,
         progress_bar(f"exporting {_named(traces)}") as progress,

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -202,9 +203,17 @@ def show(report: Report, form: str) -> None:
     click.echo(render(report, form, wide, use_color()), nl=False, color=True)
 
 
-def default_target(trace: Path, suffix: str) -> Path:
-    """Return the target of a command: in the current folder, named after the trace."""
-    return Path((trace.resolve().name.partition(".")[0] or "trace") + suffix)
+def default_target(trace: Path, suffix: str, force: bool) -> Path:
+    """Return the target of a command: in the current folder, named after the trace, and numbered
+    where that exists and is not to be replaced: ``trace-2.html``.
+    """
+    name = trace.resolve().name.partition(".")[0] or "trace"
+    target = Path(name + suffix)
+    for number in count(2):
+        if force or not target.exists():
+            break
+        target = Path(f"{name}-{number}{suffix}")
+    return target
 
 
 def log_left_out(opened: OpenTrace) -> int:

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,6 +187,17 @@ def test_the_verdict_says_that_no_gpu_was_seen(training: Path) -> None:
     assert "No GPU was recorded: it would wait at most this long." in told
     assert "What to do: record on a machine with an NVIDIA" in told
     assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_lines_of_a_program_without_a_framework_are_sampled(training: Path) -> None:
+    report = analyze(training)
+    (most, *_) = report.host_lines
+    assert most.line.endswith(" load")
+    assert sum(row.share for row in report.host_lines) == pytest.approx(1)
+    many = structs.replace(report, host_lines=(structs.replace(most, samples=20, share=1.0),))
+    for form in ("text", "markdown"):
+        assert "Where the host is, by line" in many.render(form)
+        assert "Where the host is" not in report.render(form)  # Too few samples.
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gputrace
 from gputrace.analyzers.host_state import least_queued
 from gputrace.api import Report
 from gputrace.model.results import Gap
@@ -211,6 +212,16 @@ def test_a_slow_step_says_that_its_thread_was_queued_as_far_as_looks_tell(
     assert ("taskset" in slow.advice) is is_said
     if is_said and usual is BUSY:
         assert said_ns >= 0.98 * queued_ms * MS
+
+
+def test_the_causes_of_a_slow_step_have_its_wait_for_a_core(tmp_path: Path) -> None:
+    path = Looked(BUSY, {12: CROWDED}, 0).analyze(tmp_path).path
+    with gputrace.open(path) as trace:
+        (row,) = trace.explain_step(12).gpus
+    parts = {part.cause: part for part in row.parts}
+    assert parts["cpu-starved"].ns == pytest.approx(55 * MS, rel=0.01)
+    assert sum(part.ns for part in row.parts) == row.total_ns
+    assert row.parts[0].cause == "cpu-starved"
 
 
 def test_a_slow_step_in_which_the_gpu_works_is_not_put_down_to_the_host(tmp_path: Path) -> None:

@@ -253,6 +253,12 @@ def test_words_that_lack_or_are_in_the_wrong_order_are_named(trace: Path, machin
     assert f"write the trace first: gputrace kernel {trace} longest" in swapped.err
 
 
+def test_the_launch_has_its_call_thread_and_hint(trace: Path) -> None:
+    text = " ".join(command.gputrace("kernel", trace, "longest").out.split())
+    assert re.search(r"Issued by cudaLaunchKernel at [\d.]+ s \(thread \d+\)", text)
+    assert "record with --python to name the line." in text
+
+
 def test_collectives_are_not_profiled_alone(machine: Machine) -> None:
     made = Run()
     for _ in range(5):

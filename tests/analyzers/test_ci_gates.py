@@ -1,0 +1,90 @@
+"""The gate on a slow-down: what noise, and other programs on the machine, can explain passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace as replaced
+
+from gputrace.analyzers.ci_gates import gate_slowdown
+from gputrace.analyzers.compare import compare
+from gputrace.analyzers.compare.runs import Run
+from gputrace.api import open_runs
+from gputrace.model.host import HostLine
+from gputrace.model.results import Finding
+from tests.analyzers.test_host_only_traces import Made
+
+MS = 1_000_000
+
+
+def run_of(
+    path: Path,
+    step: float,
+    scatter: float = 0.5,
+    queued: float = 0,
+    others: bool = True,
+    lines: Mapping[str, float] | None = None,
+) -> Run:
+    """40 steps without a GPU; times in milliseconds of a step."""
+    made = Made(path)
+    made.process(1, 0)
+    signs = (1, 1, -1, 1, -1, -1, 1, -1)
+    lengths = [step + scatter * signs[number % 8] for number in range(40)]
+    for start, end in pairwise(accumulate(lengths, initial=0)):
+        made.step(start, end)
+    made.report()
+    (run,) = open_runs([path], [path.stem])
+    evidence = {"others_are_why": others, "queued_ns": round(queued * MS)}
+    starved = Finding("cpu-starved", "high", (), (0,), round(queued * MS), "", "", evidence)
+    rows = tuple(
+        HostLine(0, line, round(ns * MS), ns / step, round(1_000 * ns / step))
+        for line, ns in (lines or {}).items()
+    )
+    findings = (starved,) if queued else ()
+    return replace(run, analysis=replaced(run.analysis, findings=findings, host_lines=rows))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "passed", "said"),
+    [
+        pytest.param((20, 0.5), (20.2, 0.5), True, "limit is 3% slower", id="no slower"),
+        pytest.param((20, 0.5), (26, 0.5), False, "30.0% slower", id="clearly slower"),
+        pytest.param((20, 2), (21, 2), True, "the noise of the steps could explain it", id="noise"),
+        pytest.param(
+            (20, 0.5, 2), (26, 0.5, 8), True, "other programs had the cores", id="a busy machine"
+        ),
+        pytest.param((20, 0.5, 10), (26, 0.5, 13), False, "30.0% slower", id="slower and busy"),
+        pytest.param((20, 0.5, 2), (26, 0.5, 8, False), False, "30.0% slower", id="own threads"),
+    ],
+)
+def test_only_what_nothing_else_explains_fails(
+    before: tuple[float, ...],
+    after: tuple[float, ...],
+    passed: bool,
+    said: str,
+    tmp_path: Path,
+) -> None:
+    baseline = run_of(tmp_path / "a.sqlite", *before)  # type: ignore[arg-type]
+    run = run_of(tmp_path / "b.sqlite", *after)  # type: ignore[arg-type]
+    gate = gate_slowdown(run, baseline, 0.03)
+    assert (gate.passed, gate.evaluated) == (passed, True)
+    assert said in gate.message
+
+
+def test_the_line_that_grew_is_the_reason(tmp_path: Path) -> None:
+    """A line that moved within its function is the same place; a small one is noise."""
+    before = {"train.py:7 load": 8.0, "train.py:12 model": 11.0, "train.py:20 log": 1.0}
+    after = {"train.py:8 load": 8.1, "train.py:15 model": 17.0, "train.py:23 log": 0.9}
+    a = run_of(tmp_path / "a.sqlite", 20, lines=before)
+    b = run_of(tmp_path / "b.sqlite", 26, lines=after)
+    result = compare([a, b])
+    assert result.pair is not None
+    assert [(row.line, row.difference_ns) for row in result.pair.lines] == [
+        ("train.py:15 model", 6 * MS)
+    ]
+    assert result.message.endswith("6.00 ms more in train.py:15 model")
+    assert gate_slowdown(b, a, 0.03).message.endswith("6.00 ms more in train.py:15 model")
