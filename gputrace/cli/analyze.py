@@ -334,10 +334,11 @@ def browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> in
     """
     if bool(traces) == demo:
         raise UsageError("browse takes either a TRACE or --demo (see gputrace browse --help)")
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    # It draws on stderr.
+    is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_terminal or os.environ.get("TERM") == "dumb":
         raise UsageError(
-            "browse needs a terminal, and stdin or stdout is not one; "
+            "browse needs a terminal, and stdin, stdout or stderr is not one; "
             "use `gputrace analyze` instead"
         )
     try:

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pytest
-from msgspec import structs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 import gputrace
 from gputrace.api import Report

@@ -245,7 +245,8 @@ HARMLESS: Final = [
 
 
 REPEATED: Final = (
-    "a", "-token-", "--token ", "a://b:c@d", "a://b:c@d.e/", "pin=", '"', "\\", "a://b:c/", "echo ", "mysql -p ", "xai-a_", "tskey-a-",
+    "a", "-token-", "--token ", "a://b:c@d", "a://b:c@d.e/", "pin=",
+    '"', "\\", "a://b:c/", "echo ", "mysql -p ", "xai-a_", "tskey-a-",
     "-----BEGIN PRIVATE KEY-----", "--password-stdin <",
 )  # fmt: skip
 
