@@ -52,10 +52,10 @@ def verdict(analysis: Analysis) -> str:
     if analysis.findings:
         return f"{capital(analysis.findings[0].message)}."
     if not analysis.breakdown:
-        return "There is no verdict: how much the GPUs work was not measured."
+        return "No verdict: how much the GPUs work was not measured."
     idle, whole = (sum(getattr(row, of) for row in analysis.breakdown) for of in _UNEXPLAINED)
     if 2 * idle > whole:
-        return "There is no verdict: when the GPUs were idle is unknown (see the notes)."
+        return "No verdict: the trace does not say when the GPUs were idle (see the notes)."
     return "Nothing stands out: no class of time is worth a change."
 
 

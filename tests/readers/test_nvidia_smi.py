@@ -483,7 +483,7 @@ def test_of_a_card_in_mig_mode_utilization_is_unknown_and_the_rest_is_not(tmp_pa
     (card,) = analysis.cards
     assert (card.samples, card.sm_clock_mhz, card.utilization_percent) == (5, 1410, None)
     shown = command.gputrace("analyze", log).out
-    assert "There is no verdict: how much the GPUs work was not measured." in shown
+    assert "No verdict: how much the GPUs work was not measured." in shown
     assert "Utilization of GPU 0 is unknown: the driver gives none of a card in MIG" in shown
 
 

@@ -224,7 +224,7 @@ class TestClocks:
             file.kernel(start, start + 5_000 * US)
         file.row("METRIC", metricId=1, correlationId=1)
         ran = command.gputrace("analyze", file.save())
-        assert ran.out.startswith("There is no verdict: when the GPUs were idle is unknown")
+        assert ran.out.startswith("No verdict: the trace does not say when the GPUs were idle")
 
     def test_of_several_files_are_one(self, tmp_path: Path) -> None:
         paths = _two_ranks(tmp_path, cards=({1, 2}, {1, 2}))
