@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import log
@@ -217,7 +217,7 @@ _LINE_DEVIATIONS: Final = 3
 def _lines(a: Run, b: Run) -> tuple[LineChange, ...]:
     """Compare the time in the functions of the program; lines move when it is changed."""
     times: list[dict[str, float]] = []
-    squares: Counter[str] = Counter()
+    squares: defaultdict[str, float] = defaultdict(float)
     label: dict[str, str] = {}
     for run in (a, b):
         rows, of_run = run.analysis.host_lines, dict[str, float]()
