@@ -136,7 +136,7 @@ def test_a_cell_of_a_notebook_shows_the_page_in_a_frame_of_its_own(
     open_frame = cell.replace("sandbox=", "data-sandbox=")
     target.write_text(f"<!doctype html><body data-ready=yes>{open_frame}", encoding="utf-8")
     browser.open(target.as_uri())
-    browser.until("frames[0].document.body && frames[0].document.body.dataset.ready === 'yes'")
+    browser.until("frames[0]?.document.body?.dataset.ready === 'yes'")
     assert browser.run("document.querySelector('iframe').clientHeight") == 640
     seen = f"{RANGE}.end - {RANGE}.start".replace("Bokeh", "frames[0].Bokeh")
     before = browser.run(f"frames[0].focus(), {seen}")
