@@ -233,9 +233,9 @@ def _waits_for_others(run: Run) -> float:
     has.
     """
     found = [finding for finding in run.analysis.findings if finding.id == "cpu-starved"]
-    if not found or not found[0].evidence["others_are_why"] or run.analysis.gpus:
+    if not found or not found[0].evidence.get("others_are_why") or run.analysis.gpus:
         return 0.0
-    queued, step = found[0].evidence["queued_ns"], run.analysis.steps.mean_ns
+    queued, step = found[0].evidence.get("queued_ns"), run.analysis.steps.mean_ns
     return min(float(queued or 0) / (step or 1), 0.99)
 
 
