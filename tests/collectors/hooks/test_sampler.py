@@ -141,11 +141,12 @@ FRAMEWORK: Final = "import accelerate.optimizer\n"
     [
         (FRAMEWORK + STEPS, (), True),
         (FRAMEWORK + STEPS, ("--no-python",), False),
-        (STEPS, (), False),
+        (STEPS, (), True),
+        (STEPS, ("--no-python",), False),
     ],
-    ids=["a framework", "not wanted", "no framework"],
+    ids=["a framework", "not wanted", "own marks", "own marks, not wanted"],
 )
-def test_steps_of_a_framework_are_sampled_without_being_asked(
+def test_steps_are_sampled_without_being_asked(
     tmp_path: Path, source: str, options: tuple[str, ...], is_sampled: bool
 ) -> None:
     """Less often than with the option, and nothing before them."""
@@ -194,12 +195,12 @@ def test_no_value_or_text_of_the_program_is_in_the_trace(tmp_path: Path) -> None
     assert b"planted" not in (tmp_path / "t.sqlite").read_bytes()
 
 
-def test_without_the_option_nothing_is_sampled(tmp_path: Path) -> None:
+def test_without_the_option_a_program_without_steps_is_not_sampled(tmp_path: Path) -> None:
     trace = tmp_path / "t.sqlite"
-    source = "import sys, os, time, gputrace; time.sleep(0.05); gputrace.step()\n"
-    source += "print(len(os.listdir('/proc/self/task')), '_gputrace_hooks.sampler' in sys.modules)"
+    source = "import os, time, gputrace; time.sleep(0.05)\n"
+    source += "print(len(os.listdir('/proc/self/task')))"
     ran = command.gputrace("record", "-o", trace, "--", sys.executable, "-c", source)
-    assert ran.out == "1 False\n"
+    assert ran.out == "1\n"
     assert samples(trace) == []
 
 
