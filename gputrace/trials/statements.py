@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeGuard
 
 TextEdit = tuple[int, int, str]
 """Offsets in bytes of what is replaced, and the text in its place."""
 _STEPPING: Final = ("backward", "step", "train_step", "training_step")
 """Names of functions by whose calls the loop over the steps is known."""
-_TRAINING: Final = ("zero_grad", "clip_grad_norm_", "clip_grad_value_")
-"""Further functions of a step that computes something else without them."""
+_STEPS_OF_LOOPS: Final = ("train_step", "training_step")
+"""Names of functions that are a step themselves, called by a loop elsewhere."""
+_COUNTERS: Final = ("batch_idx", "global_step", "iteration", "step")
+"""Names of arguments that count the steps."""
 _JUMPS: Final = (ast.Break, ast.Continue, ast.Return, ast.Yield, ast.YieldFrom, ast.Await)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 
@@ -26,6 +28,30 @@ class Source:
         self.starts = [0]
         for line in self.data.splitlines(keepends=True):
             self.starts.append(self.starts[-1] + len(line))
+
+    @cached_property
+    def functions(self) -> Mapping[str, ast.FunctionDef]:
+        """Return the functions that the text defines, by their name."""
+        return {
+            node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)
+        }
+
+    def reached(self, node: ast.AST) -> list[ast.AST]:
+        """Return what runs with a node: all below it, and the functions of the text it calls."""
+        found, known = [*ast.walk(node)], set[str]()
+        for each in found:
+            name = _called(each) if isinstance(each, ast.Call) else ""
+            if name in self.functions and name not in known:
+                known.add(name)
+                found += ast.walk(self.functions[name])
+        return found
+
+    def steps(self, node: ast.AST) -> bool:
+        """Return whether a node, or a function of the text that it calls, trains: by names."""
+        calls = [_called(each) for each in self.reached(node) if isinstance(each, ast.Call)]
+        others = (set(name.split("_")) for name in calls if name not in self.functions)
+        trains = any({"backward", "step"} & words for words in others)
+        return trains or any(name in _STEPPING for name in calls)
 
     @cached_property
     def above(self) -> Mapping[ast.AST, ast.AST]:
@@ -127,34 +153,58 @@ def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]
 def needless_statement(source: Source, line: int, function: str) -> ast.stmt | None:
     """Return the largest statement around a line that its loop over the steps can go without.
 
-    Where the line has none, ``function`` is what it is in, and the first call of that is meant.
+    Where the line has none, ``function`` is what it is in, and the first call of that is meant, or
+    of a function that calls it.
     """
-    places = [(line, ""), *((at, function) for at in source.calls(function))]
-    found = (
-        _needless(source, within)
-        for at, call in places
-        for _, within in _within_loop(source, at, call)
-    )
-    return next(filter(None, found), None)
+    places, known = [(line, ""), *((at, function) for at in source.calls(function))], {function}
+    for at, call in places:
+        for _, within in _within_loop(source, at, call):
+            if found := _needless(source, within):
+                return found
+        for statement in source.statements(at, call)[:1]:
+            caller = next((x.name for x in source.around(statement) if _is_function(x)), "")
+            if caller and caller not in known:
+                known.add(caller)
+                places += [(above, caller) for above in source.calls(caller)]
+    return None
 
 
 def _within_loop(source: Source, line: int, call: str) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
-    """Yield the loop over the steps that the calls of a function at a line are in, and what holds
-    them within it, the innermost first; nothing where they are what trains.
+    """Yield the loop over the steps that the calls of a function at a line are in, or the function
+    that is a step, and what holds them within it, the innermost first; nothing where they are what
+    trains.
     """
     for statement in source.statements(line, call)[:1]:
         around = [*source.around(statement)]
         scope = next(node for node in around if isinstance(node, _SCOPES))
-        around = around[: around.index(scope)]
-        loops = (node for node in around if isinstance(node, ast.For | ast.While) and _steps(node))
-        loop = next(loops, None)
-        if loop is not None and not _steps(statement):
+        around = around[: around.index(scope) + 1]
+        loop = next((node for node in around if _is_loop(source, node)), None)
+        if loop is None and _is_step(source, scope):
+            loop = scope
+        if loop is not None and not source.steps(statement):
             yield loop, [statement, *around[: around.index(loop)]]
+
+
+def _is_function(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    return isinstance(node, ast.FunctionDef)
+
+
+def _is_loop(source: Source, node: ast.AST) -> bool:
+    return isinstance(node, ast.For | ast.While) and source.steps(node)
+
+
+def _is_step(source: Source, scope: ast.AST) -> bool:
+    """Return whether a function is a step of a loop elsewhere: by its name, or as it trains without
+    a loop over that.
+    """
+    if not _is_function(scope) or scope.name in _STEPPING:
+        return _is_function(scope) and scope.name in _STEPS_OF_LOOPS
+    return source.steps(scope) and not any(_is_loop(source, node) for node in ast.walk(scope))
 
 
 def _needless(source: Source, within: Sequence[ast.AST]) -> ast.stmt | None:
     """Return the outermost of these that trains nothing, if the loop can go without it."""
-    steps_too = [node for node in within if _steps(node)]
+    steps_too = [node for node in within if source.steps(node)]
     top = within[(within.index(steps_too[0]) if steps_too else len(within)) - 1]
     scope = next(node for node in source.around(within[-1]) if isinstance(node, _SCOPES))
     return top if isinstance(top, ast.stmt) and _can_be_left_out(source, top, scope) else None
@@ -163,11 +213,6 @@ def _needless(source: Source, within: Sequence[ast.AST]) -> ast.stmt | None:
 def _called(call: ast.Call) -> str:
     function = call.func
     return getattr(function, "attr", getattr(function, "id", ""))
-
-
-def _steps(node: ast.AST) -> bool:
-    calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
-    return any(_called(call) in _STEPPING for call in calls)
 
 
 def _modulus(test: ast.expr) -> ast.Constant | None:
@@ -188,7 +233,9 @@ def _modulus(test: ast.expr) -> ast.Constant | None:
 
 
 def _counter(loop: ast.AST) -> str:
-    """Return the variable that counts the rounds of a loop; empty without one."""
+    """Return the variable that counts the rounds of a loop, or the calls of a function that is a
+    step; empty without one.
+    """
     match loop:
         case ast.For(
             target=ast.Tuple(elts=[ast.Name(id=name), *_]),
@@ -197,21 +244,29 @@ def _counter(loop: ast.AST) -> str:
             return name
         case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"))):
             return name
+        case ast.FunctionDef(args=ast.arguments(args=arguments)):
+            if names := [each.arg for each in arguments if each.arg in _COUNTERS]:
+                return names[0]
     for node in ast.walk(loop):
         match node:
-            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add(), value=ast.Constant(value=1)):
-                return name
+            case ast.AugAssign(
+                target=ast.Name() | ast.Attribute() as target,
+                op=ast.Add(),
+                value=ast.Constant(value=1),
+            ):
+                return ast.unparse(target)
     return ""
 
 
 def _can_be_left_out(source: Source, statement: ast.stmt, scope: ast.AST) -> bool:
-    """Return whether the rest of a function goes on without a statement on lines of its own."""
-    mine = [*ast.walk(statement)]
+    """Return whether the rest of a program goes on without a statement on lines of its own."""
+    mine, reached = [*ast.walk(statement)], source.reached(statement)
     texts = [node for node in mine if isinstance(node, ast.Constant | ast.JoinedStr)]
-    called = (_called(node) for node in mine if isinstance(node, ast.Call))
+    called = (_called(node) for node in reached if isinstance(node, ast.Call))
     if not source.is_alone(statement) or any(isinstance(node, _JUMPS) for node in mine):
         return False
-    if any(name in _TRAINING for name in called):
+    # What is changed in place, by PyTorch's names, may be weights.
+    if any(name == "zero_grad" or (name.endswith("_") and name[-2:] != "__") for name in called):
         return False
     if any(node.lineno != node.end_lineno for node in texts):
         return False
@@ -223,10 +278,16 @@ def _can_be_left_out(source: Source, statement: ast.stmt, scope: ast.AST) -> boo
             own = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
             own |= _stored(function)
             others -= {each for each in ast.walk(function) if getattr(each, "id", "") in own}
+    fields = {node.attr for node in reached if _is_field(node, ast.Store)}
+    elsewhere = {*ast.walk(source.tree)}.difference(reached)
     return not any(
         isinstance(node, ast.Name) and node.id in stored and isinstance(node.ctx, ast.Load)
         for node in others
-    )
+    ) and not any(_is_field(node, ast.Load) and node.attr in fields for node in elsewhere)
+
+
+def _is_field(node: ast.AST, use: type[ast.expr_context]) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, use)
 
 
 def _stored(within: ast.stmt) -> set[str]:

@@ -11,6 +11,7 @@ import pytest
 from gputrace.trials.cures import read_candidates
 from gputrace.trials.patch import make_patch
 from gputrace.trials.runs import Change
+from gputrace.trials.statements import Source, needless_statement
 
 
 def patched(folder: Path, cure: str, call: str, before: str) -> str | None:
@@ -92,3 +93,63 @@ def test_logging_is_put_under_a_condition_by_the_loops_counter(
     tmp_path: Path, before: str, after: str | None
 ) -> None:
     assert patched(tmp_path, "less-often=train.py:1", "add_histogram", before) == after
+
+
+TRAINER = """\
+class Trainer:
+    def fit(self):
+        for batch in self.loader:
+            self.train_one(batch)
+            self.report()
+
+    def train_one(self, batch):
+        self.forward(batch)
+        self.backward_all()
+        self.optimizer.step()
+        self.steps += 1
+        self.log_norms()
+
+    def forward(self, batch):
+        self.out = self.model(batch)
+
+    def backward_all(self):
+        self.loss(self.out).backward()
+
+    def log_norms(self):
+        for p in self.weights:
+            self.norms(p)
+
+    def norms(self, p):
+        self.log.append(p.norm().item())
+
+    def average(self):
+        for k in self.slow:
+            k.lerp_(self.fast[k], 0.1)
+
+    def report(self):
+        self.average()
+"""
+
+
+@pytest.mark.parametrize(
+    ("within", "wanted"),
+    [
+        ("p.norm()", "self.log_norms()"),
+        ("self.model(batch)", None),
+        (".backward()", None),
+        ("k.lerp_(", None),
+    ],
+)
+def test_a_step_may_be_a_function_that_a_loop_elsewhere_calls(
+    within: str, wanted: str | None
+) -> None:
+    source, lines = Source(TRAINER), TRAINER.splitlines()
+    line = 1 + next(at for at, text in enumerate(lines) if within in text)
+    found = needless_statement(source, line, "")
+    assert (found and lines[found.lineno - 1].strip()) == wanted
+
+
+def test_the_condition_of_a_step_takes_the_counter_of_its_object(tmp_path: Path) -> None:
+    after = patched(tmp_path, "less-often=train.py:1", "log_norms", TRAINER)
+    indented = "        if self.steps % 50 == 0:\n            self.log_norms()\n"
+    assert after == TRAINER.replace("        self.log_norms()\n", indented)
