@@ -40,6 +40,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 def test_a_slow_program_is_made_fast_in_seven_calls(agent: Client, tmp_path: Path) -> None:
     [recorded] = agent.called("record", target="before.sqlite", measure=30)
     assert recorded["rows"][0]["path"] == "before.sqlite"
+    assert "workers=4" in recorded["rows"][0]["cures"]
     verdict, *_ = agent.called("verdict", trace="before.sqlite")
     assert "data" in verdict["text"]
     causes = agent.called("causes", trace="before.sqlite")

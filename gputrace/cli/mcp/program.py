@@ -101,11 +101,13 @@ def _box(candidate: Candidate) -> tuple[str, dict[str, str]]:
 
 
 def _record(call: Call, target: Path, measure: int = 40) -> Iterator[Said]:
-    """Run the program for some steps and record them. It runs in its folder and may rewrite its
-    outputs, such as checkpoints.
+    """Run the program for some steps and record them, and name the cures that may help. It runs in
+    its folder and may rewrite its outputs, such as checkpoints.
     """
+    import gputrace
     from gputrace.studies.runner import Failed
     from gputrace.trials import runs
+    from gputrace.trials.choice import choose
     from gputrace.trials.cures import Candidate
     from gputrace.units import format_count, format_ns
 
@@ -121,11 +123,15 @@ def _record(call: Call, target: Path, measure: int = 40) -> Iterator[Said]:
         run = program.run(Candidate(), _WARMUP, measure, target)
     except Failed as error:
         raise InputError(name, f"the program did not make these steps: {error}") from None
+    with gputrace.open(target) as opened:
+        chosen, _ = choose(opened.analyze(), run)
+    cures = [str(each) for each in chosen]
     row = {"path": name, "step_ns": run.step_ns, "steps": run.steps, "seconds": run.seconds}
+    to_try = f" To `try`, the most promising first: {', '.join(cures)}." if cures else ""
     yield said(
         f"Recorded {name}: {format_count(run.steps, 'step')} of {format_ns(run.step_ns)} after "
-        f"{_WARMUP} that were passed. Next: `verdict` and `causes` of it.",
-        cite("recording", row),
+        f"{_WARMUP} that were passed. Next: `verdict` and `causes` of it.{to_try}",
+        cite("recording", row | {"cures": cures}),
     )
 
 
