@@ -1,9 +1,10 @@
-"""Cures that place a rank on the cores of its GPU's node."""
+"""Cures of the host: modes for debugging; cores of the node of a rank's GPU."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,3 +84,26 @@ def test_the_node_of_a_gpu_is_known_by_its_number_and_by_its_uuid(
         device.mkdir(parents=True)
         (device / "numa_node").write_text(f"{min(number, 1)}\n")
     assert hooks.host._gpu_nodes(2) == nodes
+
+
+def test_a_mode_for_debugging_is_off_while_its_cure_is_on(
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enabled: list[tuple[bool, bool]] = []
+    torch = SimpleNamespace(
+        set_anomaly_enabled=lambda mode, check_nan=True: enabled.append((mode, check_nan)),
+        cuda=SimpleNamespace(_lazy_init=lambda: None),
+    )
+    hooks.start("skip-anomalies", "async-launches")
+    hooks.host._skip_anomalies(torch)
+    torch.set_anomaly_enabled(True, False)
+    hooks.state._switch_to(set())
+    hooks.state._switch_to({"skip-anomalies"})
+    assert enabled == [(False, False), (True, False), (False, False)]
+    hooks.host._let_launches_return(torch)
+    # As many programs do, in their first lines.
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    torch.cuda._lazy_init()
+    assert os.environ["CUDA_LAUNCH_BLOCKING"] == "0"
+    assert hooks.state.trial.has >= {"anomalies", "launches-wait"}
+    assert [change["cure"] for change in hooks.changes] == ["skip-anomalies", "async-launches"]

@@ -29,17 +29,22 @@ def test_collections_and_emptied_caches_are_left_out_while_the_cure_is_on(
         return 7
 
     monkeypatch.setattr(gc, "collect", collect)
-    cuda = SimpleNamespace(empty_cache=lambda: called.append("empty"))
-    hooks.start("skip-gc-collect", "skip-empty-cache")
+    cuda = SimpleNamespace(
+        empty_cache=lambda: called.append("empty"), synchronize=lambda: called.append("wait")
+    )
+    hooks.start("skip-gc-collect", "skip-empty-cache", "skip-synchronize")
     loop.skip_collections()
     loop.torch_calls(SimpleNamespace(cuda=cuda, save=None))
-    assert (gc.collect(), cuda.empty_cache(), called) == (0, None, [])
+    assert (gc.collect(), cuda.empty_cache(), cuda.synchronize(), called) == (0, None, None, [])
     hooks.state._on.clear()
-    assert (gc.collect(), cuda.empty_cache(), called) == (7, None, ["collect", "empty"])
+    assert (gc.collect(), cuda.empty_cache(), cuda.synchronize()) == (7, None, None)
+    assert called == ["collect", "empty", "wait"]
     hooks.start("skip-gc-collect")
     hooks.state.trial.ends.clear()
     assert gc.collect() == 7, "before the loop"
-    assert {change["cure"] for change in hooks.changes} == {"skip-gc-collect", "skip-empty-cache"}
+    assert {change["cure"] for change in hooks.changes} == {
+        *("skip-gc-collect", "skip-empty-cache", "skip-synchronize")
+    }
     assert "skip-gc-collect-calls" in hooks.state.trial.has
 
 

@@ -21,9 +21,16 @@ from .trial import (
 
 def torch_calls(torch: Any) -> None:
     """Change what torch's calls wait for, and its threads."""
-    changes = {"non-blocking": _non_blocking, "defer-item": _defer_item, "threads": _set_threads}
+    changes = {
+        "async-launches": _let_launches_return,
+        "defer-item": _defer_item,
+        "non-blocking": _non_blocking,
+        "skip-anomalies": _skip_anomalies,
+        "threads": _set_threads,
+    }
     for cure, change in changes.items():
-        if cure in cures or (cure == "defer-item" and not cures):
+        # Without cures, most say what the program has.
+        if cure in cures or (not cures and cure not in ("non-blocking", "threads")):
             guarded(cure, change, torch)
 
 
@@ -31,6 +38,40 @@ def _set_threads(torch: Any) -> None:
     """Set them again after the first step, should the program have said otherwise."""
     threads = cures["threads"]
     between.append(lambda count: torch.set_num_threads(threads) if count == 1 else None)
+
+
+def _let_launches_return(torch: Any) -> None:
+    """Have a variable that the program or its caller set be off once CUDA reads it."""
+    begin, name = torch.cuda._lazy_init, "CUDA_LAUNCH_BLOCKING"
+
+    @wraps(begin)
+    def begin_cuda() -> None:
+        if os.environ.get(name, "0") != "0":
+            trial.has.add("launches-wait")
+            if "async-launches" in cures:
+                trial.change("async-launches", "", name, -1, os.environ[name], "0")
+                os.environ[name] = "0"
+        begin()
+
+    torch.cuda._lazy_init = begin_cuda
+
+
+def _skip_anomalies(torch: Any) -> None:
+    """Have autograd look for anomalies only while the cure is off."""
+    enable, cure = torch.set_anomaly_enabled, "skip-anomalies"
+    asked_for = [False, True]
+
+    @wraps(enable)
+    def enable_unless_on(mode: bool, check_nan: bool = True) -> None:
+        asked_for[:] = mode, check_nan
+        if mode and "anomalies" not in trial.has:
+            trial.has.add("anomalies")
+            if cure in cures:
+                trial.change(cure, "", "", -1, "", "")
+        enable(mode and not is_on(cure), check_nan)
+
+    torch.set_anomaly_enabled = enable_unless_on
+    switched.append((cure, lambda on: enable(asked_for[0] and not on, asked_for[1])))
 
 
 def _non_blocking(torch: Any) -> None:

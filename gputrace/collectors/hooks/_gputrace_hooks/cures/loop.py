@@ -55,10 +55,11 @@ def skip_collections() -> None:
 
 
 def torch_calls(torch: Any) -> None:
-    """Have torch's caches stay, and checkpoints written by a thread."""
+    """Have torch's caches stay, the host not wait, and checkpoints written by a thread."""
     cuda = getattr(torch, "cuda", None)
     for holder in (cuda, getattr(cuda, "memory", None)):
         in_place_of("skip-empty-cache", holder, "empty_cache", lambda *_, **__: None)
+    in_place_of("skip-synchronize", cuda, "synchronize", lambda *_, **__: None)
     in_place_of("async-checkpoint", torch, "save", partial(_save_aside, torch))
 
 
