@@ -95,7 +95,7 @@ LACKS: Final[Mapping[str, str]] = {
     "unfused": "its optimizers are fused",
     "one-by-one": "its optimizers take several tensors at a time",
     "keeps-gradients": "set_to_none is True already",
-    "reads": "it reads from no GPU by .item() in its loop",
+    "reads": "it reads no number from a GPU in its loop",
     "convolutions": "its models have no convolution in two dimensions",
     "cudnn": "its models have no convolutions",
     "full-precision": "its models run in lower precision already",
@@ -203,7 +203,7 @@ CURES: Final = (
     ),
     Cure(
         "defer-item",
-        "let .item() return the previous step's number, without waiting for the GPU",
+        "let .item(), float() and bool() return the previous step's number, without waiting",
         _TORCH,
         numerics=True,
         findings=("sync-bound", "host-work"),

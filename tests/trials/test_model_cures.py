@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -186,19 +186,22 @@ def test_an_optimizer_that_could_not_be_made_is_not_switched(real: Real) -> None
     assert (len(run.turns[0]), run.reasons) == (2, {})
 
 
+@pytest.mark.parametrize("read", [lambda tensor: tensor.item(), lambda tensor: float(tensor)])
 def test_a_number_of_the_step_before_is_read_without_waiting(
-    hooks: InProgram, monkeypatch: pytest.MonkeyPatch
+    hooks: InProgram, monkeypatch: pytest.MonkeyPatch, read: Callable[[Any], float]
 ) -> None:
     """Tensors here count the reads that wait for a GPU."""
     waited: list[float] = []
 
     class Tensor:
         def __init__(self, value: float, is_cuda: bool = True) -> None:
-            self.value, self.is_cuda = value, is_cuda
+            self.value, self.is_cuda = float(value), is_cuda
 
         def item(self) -> float:
             waited.extend([self.value] * self.is_cuda)
             return self.value
+
+        __float__ = item
 
         def detach(self) -> Tensor:
             return self
@@ -218,7 +221,7 @@ def test_a_number_of_the_step_before_is_read_without_waiting(
     hooks.host.torch_calls(torch)
     reads = []
     for step in range(3):
-        reads.append([Tensor(10 * step + part).item() for part in range(2)])
+        reads.append([read(Tensor(10 * step + part)) for part in range(2)])
         hooks.state.trial.ends.append(step)
     assert reads == [[0, 1], [0, 1], [10, 11]]
     assert waited == [0, 1], "only the first step waits"

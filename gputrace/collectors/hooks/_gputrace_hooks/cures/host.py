@@ -105,8 +105,15 @@ def _defer_item(torch: Any) -> None:
     """
     if not sees_gpu("defer-item"):
         return
-    trial.skip("defer-item", "no line of the program reads from a GPU by .item()")
-    item, home = torch.Tensor.item, os.path.dirname(torch.__file__) + os.sep
+    trial.skip("defer-item", "no line of the program reads a number from a GPU")
+    for name in ("item", "__float__", "__bool__"):
+        if hasattr(torch.Tensor, name):
+            _defer(torch, name)
+
+
+def _defer(torch: Any, name: str) -> None:
+    """Have a method that reads a number of a GPU return that of the step before."""
+    item, home = getattr(torch.Tensor, name), os.path.dirname(torch.__file__) + os.sep
     copies: dict[tuple[str, int, int], tuple[Any, Any]] = {}
     counts: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -132,11 +139,11 @@ def _defer_item(torch: Any) -> None:
         copies[(*line, count)] = copy, event
         if before is None:
             return item(self)
-        trial.change("defer-item", "item", "", -1, "", "")
+        trial.change("defer-item", name, "", -1, "", "")
         before[1].synchronize()
         return item(before[0])
 
-    torch.Tensor.item = ours(item_before)
+    setattr(torch.Tensor, name, ours(item_before))
 
 
 def collect_between_steps() -> None:
