@@ -56,7 +56,8 @@ class Cure:
         alone: whether no other may be switched in that run.
         forward: what it does to the forward pass: ``changes`` it, or ``captures`` it with what was
             changed before; a cure that captures it shares no run with others of these.
-        ahead: whether its turn begins with batches made before it, which must be passed over.
+        ahead: ``batches`` or ``epochs`` if its turn begins with batches made before it, which must
+            be passed over, by some batches or whole epochs.
         slow: whether a program takes much longer to start with it; it is tried after the others.
         hook: file of Python with ``patches(value)``, of a plugin's cure.
     """
@@ -80,7 +81,7 @@ class Cure:
     switched: bool = False
     alone: bool = False
     forward: str = ""
-    ahead: bool = False
+    ahead: str = ""
     slow: bool = False
     hook: Path | None = None
 
@@ -146,7 +147,7 @@ CURES: Final = (
         predictions=("prefetch",),
         switched=True,
         alone=True,
-        ahead=True,
+        ahead="batches",
         needs="loader",
     ),
     Cure(
@@ -159,7 +160,7 @@ CURES: Final = (
         needs="loader workers",
         switched=True,
         alone=True,
-        ahead=True,
+        ahead="batches",
     ),
     Cure(
         "persistent",
@@ -169,7 +170,7 @@ CURES: Final = (
         needs="loader workers new-workers",
         switched=True,
         alone=True,
-        ahead=True,
+        ahead="epochs",
     ),
     Cure(
         "pinned",
@@ -180,7 +181,7 @@ CURES: Final = (
         needs="gpu loader unpinned",
         switched=True,
         alone=True,
-        ahead=True,
+        ahead="batches",
     ),
     Cure(
         "staging",
@@ -395,11 +396,11 @@ CURES: Final = (
     ),
     Cure(
         "less-often",
-        "run a statement that the training can go without in one of 50 steps",
+        "run a statement that the training can go without in one of 50 times",
         takes="FILE:LINE",
         value=None,
         findings=("host-work", "sync-bound", "checkpoint-stall"),
-        advice="run it in one of 50 steps",
+        advice="run it in one of 50 times",
         edit="every",
         switched=True,
     ),

@@ -20,6 +20,7 @@ from gputrace.trials.choice import charge
 from gputrace.trials.cures import Candidate, Prediction, predict
 from gputrace.trials.ledger import learn
 from gputrace.trials.runs import FAILURE, WHOLE, Change, Measured, Turn, Turns, why_idle
+from gputrace.trials.statements import EVERY
 from gputrace.trials.statistics import (
     FEWEST,
     GLANCE,
@@ -133,9 +134,9 @@ class Row:
         return any(setting.cure.slow for setting in self.candidate.settings)
 
     @property
-    def ahead(self) -> bool:
-        """True if its turn begins with batches made before it."""
-        return any(setting.cure.ahead for setting in self.candidate.settings)
+    def ahead(self) -> set[str]:
+        """Return whether its turn begins with ``batches`` or ``epochs`` made before it."""
+        return {setting.cure.ahead for setting in self.candidate.settings} - {""}
 
     @property
     def hope(self) -> float:
@@ -169,7 +170,11 @@ class Row:
     def take(self, run: Measured, turns: Sequence[Turn]) -> None:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
         self.bare = [*self.bare, *(turn.bare_ns for turn in turns)]
-        self.cured = [*self.cured, *(turn.cured_ns for turn in turns)]
+        # By turns, what is to run in one of many steps runs in none.
+        part = 1 / EVERY if run.turns and self._thins else 0.0
+        saved = (max(turn.bare_ns - turn.cured_ns, 0.0) for turn in turns)
+        cured = (turn.cured_ns + part * ns for turn, ns in zip(turns, saved, strict=True))
+        self.cured = [*self.cured, *cured]
         ids = {setting.cure.id for setting in self.candidate.settings}
         self.changes = tuple(change for change in run.changes if change.cure in ids)
         self.seconds = run.seconds
@@ -197,6 +202,10 @@ class Row:
                 self.verdict, self.over = self.ratio.verdict, self.ratio.enough
             if self.over:
                 return
+
+    @property
+    def _thins(self) -> bool:
+        return any(setting.cure.edit == "every" for setting in self.candidate.settings)
 
     @property
     def _least(self) -> float:
@@ -358,7 +367,7 @@ class History:
         for row, pairs in zip(lot, run.turns, strict=True):
             row.take(run, pairs)
             if not row.within:
-                _have_whole_runs(others)
+                _have_whole_runs(row, others)
             elif run.code is not None and not row.over and len(row.cured) < FEWEST:
                 row.forget()
                 # A program of few steps has shorter turns, then those for one cure, or whole runs.
@@ -370,7 +379,7 @@ class History:
         if row.ahead:
             # Two loaders may be too many.
             row.forget()
-            _have_whole_runs([row, *rows])
+            _have_whole_runs(row, [row, *rows])
         else:
             row.end(Verdict.FAILED, str(error))
 
@@ -386,10 +395,10 @@ def _period(candidate: Candidate, analysis: Analysis) -> int:
     return min(int(np.median(periods)), _TURN[1])
 
 
-def _have_whole_runs(rows: Sequence[Row]) -> None:
-    """Give whole runs to the rows that change a loader and have no rounds yet."""
+def _have_whole_runs(first: Row, rows: Sequence[Row]) -> None:
+    """Give whole runs to the rows that change a loader as the first does, and have no rounds."""
     for row in rows:
-        row.within &= not row.ahead or bool(row.cured)
+        row.within &= row.ahead.isdisjoint(first.ahead) or bool(row.cured)
 
 
 def _ready(candidate: Candidate, buffered: int) -> int:

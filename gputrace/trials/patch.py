@@ -20,11 +20,9 @@ from typing import Final
 
 from gputrace.trials.cures import Candidate, Setting
 from gputrace.trials.runs import Change
-from gputrace.trials.statements import Source, TextEdit, remove, run_every
+from gputrace.trials.statements import EVERY, Source, TextEdit, remove, run_every
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
-_STEPS: Final = 50
-"""Steps of which a statement runs in one, where no number is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +252,7 @@ def _edit_calls(
 def _edit_statement(source: Source, change: Change, setting: Setting) -> set[TextEdit]:
     if setting.cure.edit == "remove":
         return remove(source, change.line, change.call)
-    return run_every(source, change.line, change.call, _STEPS)
+    return run_every(source, change.line, change.call, EVERY)
 
 
 def _add(call: ast.Call, arguments: Mapping[str, str], source: Source) -> set[TextEdit]:

@@ -43,9 +43,10 @@ def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
     A round is a run without cures and one with each of its rows.
     """
     costs = costs_of(history)
-    if (row := _foremost(rows)) and costs.glance(row) <= _VARIES * left_s:
-        return [row]
     lot = next_lot(rows, left_s, costs, history.trial_s)
+    row = _foremost(rows)
+    if row is not None and row not in lot and costs.glance(row) <= _VARIES * left_s:
+        return [row]
     many = [row for row in rows if _is_many(row)]
     if not any(row in lot for row in many):
         lot = next_lot(many, _VARIES * left_s, costs, history.trial_s) or lot
@@ -59,18 +60,20 @@ def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
 
 
 def _foremost(rows: Sequence[Row]) -> Row | None:
-    """Return the row that promises far more than all others, and that two whole runs may decide.
+    """Return the row of whole runs that promises most, if two may decide it, and far more than any
+    by turns.
 
     What these take is a guess, too high by what the first run alone compiles, say; but no other row
     is worth the time.
     """
     first = next((lot[0] for lot in lots(rows)), None)
-    others = [1 - row.hope for row in rows if row is not first and not row.over]
-    if first is None or first.within or first.cured or not others:
+    others = [1 - row.hope for row in rows if row is not first and row.within and not row.over]
+    if first is None or first.within or first.cured:
         return None
     if min(first.hope, 1 - first.cost) > 1 / MANY:
         return None
-    return first if max(others) < _WORTH_A_RUN * (1 - first.hope) else None
+    least = _WORTH_A_RUN * (1 - first.hope)
+    return first if max(others, default=0.0) < least else None
 
 
 def after(lot: Sequence[Row], run: Measured) -> list[Row]:

@@ -15,6 +15,7 @@ from gputrace.model.results import Analysis
 from gputrace.trials.cures import all_cures
 from gputrace.trials.patch import Edit
 from gputrace.trials.statements import (
+    EVERY,
     Source,
     TextEdit,
     needless_statement,
@@ -25,8 +26,6 @@ from gputrace.trials.statements import (
 _LEAST: Final = 0.05
 """Minimum part of a step that a cause takes for a recipe."""
 _MOST: Final = 3
-_STEPS: Final = 50
-"""Steps of which one does what need not be done in each."""
 _PLACE: Final = re.compile(r"(.*):(\d+) (\S+)")
 """Line of a ledger's row: end of the file's path, number, function."""
 _UNCHANGEABLE: Final = ("warmup", "recorder-overhead", "idle-unexplained")
@@ -95,7 +94,7 @@ def _edit(cause: str, line: str, main: Path) -> Edit | None:
     else:
         # In a function, the calls of which can be fewer.
         places = [(number, ""), *((at, function) for at in source.calls(function))]
-        changes = (run_every(source, at, call, _STEPS) for at, call in places)
+        changes = (run_every(source, at, call, EVERY) for at, call in places)
         edits = next(filter(None, changes), set())
     return Edit(path, source.data.decode(), source.edited(edits)) if edits else None
 

@@ -9,6 +9,8 @@ from typing import Final, TypeGuard
 
 TextEdit = tuple[int, int, str]
 """Offsets in bytes of what is replaced, and the text in its place."""
+EVERY: Final = 50
+"""Times of which a statement runs in one, if the training can go without it."""
 _STEPPING: Final = ("backward", "step", "train_step", "training_step")
 """Names of functions by whose calls the loop over the steps is known."""
 _STEPS_OF_LOOPS: Final = ("train_step", "training_step")
@@ -134,7 +136,8 @@ def remove(source: Source, line: int, call: str) -> set[TextEdit]:
 
 
 def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]:
-    """Return the edits that have the calls of a function at a line run every so many steps.
+    """Return the edits that have the calls of a function at a line run in one of so many steps of
+    those that come there.
 
     It takes a condition that is there already, or puts one around all that does nothing else for
     the loop. There are none where the loop has no counter, or needs what is computed there.
@@ -143,7 +146,9 @@ def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]
         for node in within:
             if isinstance(node, ast.If) and (every := _modulus(node.test)) is not None:
                 begin, end = source.span(every)
-                return {(begin, end, str(steps))} if every.value != steps else set()
+                text = source.data[begin:end].decode()
+                more = int(text) * steps if text.isdigit() else f"({steps} * {text})"
+                return {(begin, end, str(more))}
         counter, top = _counter(loop), _needless(source, within)
         if top is not None and counter:
             return _under_condition(source, top, f"if {counter} % {steps} == 0:")
@@ -215,8 +220,8 @@ def _called(call: ast.Call) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
-def _modulus(test: ast.expr) -> ast.Constant | None:
-    """Return the number of ``step % 50 == 0``, if the condition asks for that."""
+def _modulus(test: ast.expr) -> ast.expr | None:
+    """Return the 50 of ``step % 50 == 0``, if the condition asks for that."""
     match test:
         case ast.BoolOp(op=ast.And(), values=tests):
             return next(filter(None, map(_modulus, tests)), None)
@@ -227,7 +232,10 @@ def _modulus(test: ast.expr) -> ast.Constant | None:
         case _:
             return None
     match divided:
-        case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=int()) as number):
+        case ast.BinOp(
+            op=ast.Mod(),
+            right=(ast.Constant(value=int()) | ast.Name() | ast.Attribute()) as number,
+        ):
             return number
     return None
 

@@ -66,6 +66,14 @@ def test_a_statement_runs_in_one_of_fifty_steps_of_a_program_that_is_otherwise_t
     assert [(change.cure, change.line) for change in run.changes] == [("less-often", 13)]
 
 
+def test_a_statement_of_every_few_steps_runs_in_one_of_fifty_of_them(
+    real: Real, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(real.folder)
+    real.run("less-often=train.py:13", program.replace("step >= 0", "step % 2 == 0"), steps=999)
+    assert seen(real)["measures"] == [0.0, 50.0]
+
+
 def test_it_may_be_in_a_module_that_the_program_imports(
     real: Real, program: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

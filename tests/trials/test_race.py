@@ -20,7 +20,7 @@ from gputrace.trials.race import (
     next_turns,
     sharing,
 )
-from gputrace.trials.runs import Change, Turn
+from gputrace.trials.runs import WHOLE, Change, Turn
 from gputrace.trials.statistics import Verdict
 from tests.helpers.tried_programs import row_of
 
@@ -133,3 +133,32 @@ def test_what_goes_on_in_a_run_is_decided_without_a_trace_in_its_rows() -> None:
     adds.cured, adds.bare = adds.cured * 2, adds.bare * 2
     assert next_turns([winner, adds], [], 60.0, 0.0, 60.0, costs) == []
     assert (gc.cured, gc.ratio, tf32.cured, tf32.ratio) == ([], None, [], None)
+
+
+def test_of_whole_runs_the_first_may_be_all_that_there_is_time_for() -> None:
+    """A run takes 4.5 s: two are too many for an answer of three rounds, or of two rows."""
+    threads, pinned = row_of("threads=1", hope=0.5), row_of("pin-threads", hope=0.5)
+    history = started(row_of("gc", hope=0.95), threads, pinned)
+    history.request = Request(("x",), budget_s=60.0)
+    assert next_run(history, history.rows, 20.0) == [threads]
+    assert next_run(history, history.rows, 60.0) == [threads, pinned]
+
+
+def test_a_loader_that_cannot_take_turns_keeps_those_of_epochs() -> None:
+    workers, prefetch, persistent = (
+        row_of(cure) for cure in ("workers=4", "prefetch=4", "persistent")
+    )
+    run: Any = SimpleNamespace(
+        changes=[], seconds=9.0, turns=((),), reasons={"workers": f"{WHOLE}short"}, losses=()
+    )
+    history = started(workers, prefetch, persistent)
+    history.add_turns([workers], run, history.turns([workers]), [prefetch, persistent])
+    assert [row.within for row in history.rows] == [False, False, True]
+
+
+def test_what_runs_in_no_step_of_a_turn_is_taken_to_run_in_one_of_fifty() -> None:
+    less, gc = row_of("less-often=train.py:9"), row_of("gc")
+    run: Any = SimpleNamespace(changes=[], seconds=9.0, turns=((),), reasons={}, losses=())
+    for row in (less, gc):
+        row.take(run, [Turn(100.0, 50.0), Turn(100.0, 110.0)])
+    assert (less.cured, gc.cured) == ([51.0, 110.0], [50.0, 110.0])

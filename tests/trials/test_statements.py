@@ -69,7 +69,13 @@ STEP = """\
         ),
         (
             f"for x in data:\n{STEP}    n += 1\n    if n % 5 == 0:\n        w.add_histogram(x)\n",
-            f"for x in data:\n{STEP}    n += 1\n    if n % 50 == 0:\n        w.add_histogram(x)\n",
+            f"for x in data:\n{STEP}    n += 1\n    if n % 250 == 0:\n        w.add_histogram(x)\n",
+        ),
+        (
+            f"for i, x in enumerate(d):\n{STEP}    if not i % a.often:\n"
+            "        w.add_histogram(x)\n",
+            f"for i, x in enumerate(d):\n{STEP}    if not i % (50 * a.often):\n"
+            "        w.add_histogram(x)\n",
         ),
         (
             f"while True:\n    with scope:\n        w.add_histogram(x)\n{STEP}    n += 1\n",

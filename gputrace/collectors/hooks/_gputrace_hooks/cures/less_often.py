@@ -1,7 +1,7 @@
-"""Cure of a statement in the loop that need not run in each step: it runs in one of many.
+"""Cure of a statement in the loop that need not run as often: it runs in one of many steps.
 
 The file that it is in, of the program or of a module of its own, is compiled with a condition
-around the statement; its lines keep their numbers.
+around the statement, or within its own ``if step % 20 == 0``; its lines keep their numbers.
 """
 
 import ast
@@ -13,14 +13,14 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType
 from typing import Any
 
-from .trial import cures, guarded, is_on, trial
+from .trial import asked, cures, guarded, is_on, trial
 
 CURE = "less-often"
-STEPS = 50
-"""Steps of which the statement runs in one."""
+EVERY = 50
+"""Steps that come to the statement, of which it runs in one."""
 _IS_DUE, _RUN = "_gputrace_is_due", "_gputrace_run"
-_last = [-STEPS]
-"""Step in which the statement last ran."""
+_last, _passed = [-1], [-1]
+"""Step that last came to the statement, and how many have passed it over since it ran."""
 _file = [""]
 """File that the statement is in, which is named from the folder that the program starts in."""
 
@@ -45,14 +45,19 @@ def install() -> None:
 
 
 def _is_due() -> bool:
-    """Return whether the statement is to run now, which it does in all of the loop's first step."""
+    """Return whether the statement is to run now, which it does in all of the loop's first step.
+
+    By turns it runs in none of the others: whether one of the few falls into a turn is chance.
+    """
     step = len(trial.ends)
-    if not step or not is_on(CURE) or step >= _last[0] + STEPS:
+    if step != _last[0]:
         _last[0] = step
-    elif step > _last[0]:
+        is_next = _passed[0] >= EVERY - 1 and not asked.get("stretch")
+        runs = not step or not is_on(CURE) or _passed[0] < 0 or is_next
+        _passed[0] = 0 if runs else _passed[0] + 1
+    if _passed[0]:
         trial.change(CURE, "", "", -1, "", "")
-        return False
-    return True
+    return not _passed[0]
 
 
 def _is_asked(path: str) -> bool:
@@ -72,12 +77,21 @@ def _changed(path: str) -> "CodeType | None":
             block: Any = getattr(node, field, None)
             for at, statement in enumerate(block if isinstance(block, list) else ()):
                 if isinstance(statement, ast.stmt) and statement.lineno == line:
-                    name = ast.Name(_IS_DUE, ast.Load())
-                    block[at] = ast.If(ast.Call(name, [], []), [statement], [])
+                    due: ast.expr = ast.Call(ast.Name(_IS_DUE, ast.Load()), [], [])
+                    if isinstance(statement, ast.If) and _counts(statement.test):
+                        statement.test = ast.BoolOp(ast.And(), [statement.test, due])
+                    else:
+                        block[at] = ast.If(due, [statement], [])
                     ast.fix_missing_locations(ast.copy_location(block[at], statement))
                     return compile(tree, path, "exec", dont_inherit=True)
     trial.skip(CURE, f"no statement begins at {cures[CURE]}")
     return None
+
+
+def _counts(test: ast.expr) -> bool:
+    """Return whether a condition is one of the step's number alone."""
+    kinds = {type(node) for node in ast.walk(test)}
+    return ast.Mod in kinds and ast.Call not in kinds
 
 
 class _Script:
