@@ -11,7 +11,7 @@ from typing import Final
 
 from gputrace.analyzers.findings import CHEAPER_KERNELS_SAVE
 from gputrace.model.results import Analysis, LedgerRow
-from gputrace.trials.cures import Candidate, Setting, Value, all_cures, lacking
+from gputrace.trials.cures import Candidate, Setting, Value, all_cures, combine, lacking
 from gputrace.trials.recipes import find_needless
 from gputrace.trials.runs import Measured
 
@@ -119,6 +119,10 @@ def choose(
                 left_out[str(candidate)] = "it has as many"
             else:
                 chosen.append(candidate)
+    # Only what is pinned is copied without waiting.
+    pair = [each for each in chosen if str(each) in ("pinned", "non-blocking")]
+    if len(pair) > 1:
+        chosen = [each for each in chosen if each not in pair] + [combine(pair)]
     return sorted(chosen, key=charges.of, reverse=True), left_out
 
 

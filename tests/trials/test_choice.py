@@ -124,3 +124,11 @@ def test_cures_are_for_the_frameworks_that_the_program_has(
     finding: str, framework: str, cures: str
 ) -> None:
     assert chosen(analysis({finding: 800}), program(framework, "H100")) == cures
+
+
+def test_copies_that_do_not_wait_are_tried_from_pinned_memory() -> None:
+    tried = {
+        has: chosen(analysis(ledger={"h2d-pageable": 300}), program(gpu="H100", has=has))
+        for has in ("loader", "")
+    }
+    assert tried == {"loader": "staging,pinned+non-blocking", "": "non-blocking"}

@@ -87,7 +87,7 @@ def _without_waiting(tensor: Any, name: str) -> None:
 
     @wraps(copy)
     def copied(self: Any, *args: Any, **keywords: Any) -> Any:
-        said = "non_blocking" in keywords or any(isinstance(arg, bool) for arg in args)
+        said = keywords.get("non_blocking") or any(isinstance(arg, bool) for arg in args)
         if is_on("non-blocking") and not said and not self.is_cuda:
             result = copy(self, *args, **dict(keywords, non_blocking=True))
             if result.is_cuda and len(trial.changes) < MOST_CALLS:
