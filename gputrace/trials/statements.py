@@ -147,7 +147,7 @@ def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]
             if isinstance(node, ast.If) and (every := _modulus(node.test)) is not None:
                 begin, end = source.span(every)
                 text = source.data[begin:end].decode()
-                more = int(text) * steps if text.isdigit() else f"({steps} * {text})"
+                more = int(text) * steps if text.isdigit() else f"({steps} * ({text}))"
                 return {(begin, end, str(more))}
         counter, top = _counter(loop), _needless(source, within)
         if top is not None and counter:
@@ -234,7 +234,9 @@ def _modulus(test: ast.expr) -> ast.expr | None:
     match divided:
         case ast.BinOp(
             op=ast.Mod(),
-            right=(ast.Constant(value=int()) | ast.Name() | ast.Attribute()) as number,
+            right=(
+                ast.Constant(value=int()) | ast.Name() | ast.Attribute() | ast.IfExp()
+            ) as number,
         ):
             return number
     return None

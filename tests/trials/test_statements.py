@@ -74,7 +74,7 @@ STEP = """\
         (
             f"for i, x in enumerate(d):\n{STEP}    if not i % a.often:\n"
             "        w.add_histogram(x)\n",
-            f"for i, x in enumerate(d):\n{STEP}    if not i % (50 * a.often):\n"
+            f"for i, x in enumerate(d):\n{STEP}    if not i % (50 * (a.often)):\n"
             "        w.add_histogram(x)\n",
         ),
         (
