@@ -191,7 +191,7 @@ class Row:
             failed = any(reason.startswith(FAILURE) for reason in reasons)
             self.end(Verdict.FAILED if failed else Verdict.NOTHING, why.removeprefix(FAILURE))
             return
-        if not self.within and len(self.cured) == GLANCE:
+        if len(self.cured) == GLANCE:
             self.ratio = glance(self.bare, self.cured)
             if self.ratio is not None:
                 self.verdict = self.ratio.verdict

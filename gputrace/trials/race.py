@@ -207,7 +207,7 @@ def _turns(rows: Sequence[Row]) -> float:
 def _rounds(row: Row, fewest: int) -> int:
     """Return how many more rounds a row needs for its next answer."""
     count = len(row.cured)
-    if _is_many(row):
+    if _is_many(row) or (row.within and count < GLANCE == fewest):
         return GLANCE - count
     return next((look for look in LOOKS if look > count and look >= fewest), MOST) - count
 
@@ -242,7 +242,8 @@ def next_lot(
         chosen: list[Row] = []
         for row in able:
             # What is as much faster as it promises is seen at a glance.
-            turns = FEWEST if row.hope <= 1 / CLEAR else _FEWEST_TURNS
+            few = GLANCE if row.hope <= 1 / MANY else FEWEST
+            turns = few if row.hope <= 1 / CLEAR else _FEWEST_TURNS
             if costs.answer([*chosen, row], turns) <= left_s:
                 chosen.append(row)
         screening = not any(row.cured or row.within for row in lot)

@@ -18,8 +18,7 @@ LOOKS: Final = (3, 4, 6, 8, 11, 15, 21, 29)
 """Rounds after which it is decided whether that was enough. To look more often would make chance
 decide more often."""
 GLANCE: Final = 2
-"""Rounds of whole runs after which what is `MANY` times as fast has an answer, if there is no time
-for more."""
+"""Rounds after which what is `MANY` times as fast has an answer, if there is no time for more."""
 MANY: Final = 2
 FEWEST: Final = LOOKS[0]
 MOST: Final = LOOKS[-1]
@@ -109,11 +108,11 @@ def compare(bare: Sequence[float], cured: Sequence[float], *, least: float = 0.0
 
 
 def glance(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
-    """Compare two whole runs with a cure to two without; None unless one side is `MANY` times as
+    """Compare two runs or turns with a cure to two without; None unless one side is `MANY` times as
     fast and that is seen at a glance.
 
-    Both sides have a scatter of their own: two pairs would say little of theirs. The runs are in
-    the order ABBA, so that what drifts is a part of that scatter.
+    Both sides have a scatter of their own: two pairs would say little of theirs. They are in the
+    order ABBA, so that what drifts is a part of that scatter.
     """
     logs = [np.log(np.asarray(side, float)) for side in (bare, cured)]
     middle = float(logs[1].mean() - logs[0].mean())

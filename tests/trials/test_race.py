@@ -162,3 +162,16 @@ def test_what_runs_in_no_step_of_a_turn_is_taken_to_run_in_one_of_fifty() -> Non
     for row in (less, gc):
         row.take(run, [Turn(100.0, 50.0), Turn(100.0, 110.0)])
     assert (less.cured, gc.cured) == ([51.0, 110.0], [50.0, 110.0])
+
+
+def test_two_rounds_of_turns_tell_what_is_many_times_as_fast() -> None:
+    change = Change("workers", "f", "", -1, "", "", "", 0)
+    for cured, verdict in ((30.0, Verdict.FASTER), (60.0, Verdict.OPEN)):
+        row = row_of("workers=4", hope=0.4)
+        run: Any = SimpleNamespace(changes=[change], seconds=9.0, turns=((),), reasons={})
+        row.take(run, [Turn(100.0, cured), Turn(101.0, cured + 1)])
+        assert (row.verdict, row.over) == (verdict, False)
+    costs = Costs(start=5, run=8, turn=lambda _: 10.0)
+    row = row_of("workers=4", hope=0.4)
+    assert next_lot([row], 5 + 2 * (1 + 0.4) * 10, costs) == [row]
+    assert next_lot([row], 5 + 2 * (1 + 0.4) * 10 - 0.1, costs) == []
