@@ -18,7 +18,7 @@ from gputrace.trials.statements import (
     EVERY,
     Source,
     TextEdit,
-    needless_statement,
+    needless_statements,
     remove,
     run_every,
 )
@@ -116,7 +116,7 @@ def _find(line: str, main: Path) -> tuple[Path, Source, int, str] | None:
 
 def find_needless(analysis: Analysis, main: str) -> list[str]:
     """Return the statements in which causes of lost time are that the training can go without, as
-    ``train.py:14``, from the current folder; those that take most first.
+    ``train.py:14`` or ``train.py:14-16``, from the current folder; those that take most first.
     """
     charged = Counter[str]()
     for row in analysis.ledger:
@@ -129,8 +129,11 @@ def find_needless(analysis: Analysis, main: str) -> list[str]:
         for path, source, number, function in filter(
             None, (_find(at, Path(main)) for at in (line, calls))
         ):
-            if statement := needless_statement(source, number, function):
+            if group := needless_statements(source, number, function):
                 name = path.relative_to(here) if path.is_relative_to(here) else path
-                places[f"{name}:{statement.lineno}"] += ns
+                lines = "-".join(
+                    str(at) for at in dict.fromkeys(each.lineno for each in (group[0], group[-1]))
+                )
+                places[f"{name}:{lines}"] += ns
                 break
     return [place for place, _ in places.most_common(_MOST)]

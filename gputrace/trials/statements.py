@@ -103,6 +103,11 @@ class Source:
             node = self.above[node]
             yield node
 
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return the statements that follow each other, of which one is given."""
+        bodies = vars(self.above[statement]).values()
+        return next(body for body in bodies if isinstance(body, list) and statement in body)
+
     def is_alone(self, statement: ast.stmt) -> bool:
         """Return whether a statement has its lines for itself, with a comment at most."""
         begin, end = self.span(statement)
@@ -121,13 +126,7 @@ def remove(source: Source, line: int, call: str) -> set[TextEdit]:
         if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
             return set()
         begin, end = source.span(statement)
-        block = [
-            body
-            for name in ("body", "orelse", "finalbody")
-            if isinstance(body := getattr(source.above[statement], name, None), list)
-            and statement in body
-        ]
-        if source.is_alone(statement) and len(block[0]) > 1:
+        if source.is_alone(statement) and len(source.block(statement)) > 1:
             last = statement.end_lineno or statement.lineno
             edits.add((source.starts[statement.lineno - 1], source.starts[last], ""))
         else:
@@ -149,14 +148,15 @@ def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]
                 text = source.data[begin:end].decode()
                 more = int(text) * steps if text.isdigit() else f"({steps} * ({text}))"
                 return {(begin, end, str(more))}
-        counter, top = _counter(loop), _needless(source, within)
-        if top is not None and counter:
-            return _under_condition(source, top, f"if {counter} % {steps} == 0:")
+        counter, group = _counter(loop), _needless(source, within)
+        if group and counter:
+            return _under_condition(source, group, f"if {counter} % {steps} == 0:")
     return set()
 
 
-def needless_statement(source: Source, line: int, function: str) -> ast.stmt | None:
-    """Return the largest statement around a line that its loop over the steps can go without.
+def needless_statements(source: Source, line: int, function: str) -> list[ast.stmt]:
+    """Return the largest statement around a line that its loop over the steps can go without, with
+    those after it that use what it sets.
 
     Where the line has none, ``function`` is what it is in, and the first call of that is meant, or
     of a function that calls it.
@@ -171,7 +171,7 @@ def needless_statement(source: Source, line: int, function: str) -> ast.stmt | N
             if caller and caller not in known:
                 known.add(caller)
                 places += [(above, caller) for above in source.calls(caller)]
-    return None
+    return []
 
 
 def _within_loop(source: Source, line: int, call: str) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
@@ -207,12 +207,24 @@ def _is_step(source: Source, scope: ast.AST) -> bool:
     return source.steps(scope) and not any(_is_loop(source, node) for node in ast.walk(scope))
 
 
-def _needless(source: Source, within: Sequence[ast.AST]) -> ast.stmt | None:
-    """Return the outermost of these that trains nothing, if the loop can go without it."""
+def _needless(source: Source, within: Sequence[ast.AST]) -> list[ast.stmt]:
+    """Return the outermost of these that trains nothing, up to the last statement that uses what it
+    sets, if the loop can go without them.
+    """
     steps_too = [node for node in within if source.steps(node)]
     top = within[(within.index(steps_too[0]) if steps_too else len(within)) - 1]
     scope = next(node for node in source.around(within[-1]) if isinstance(node, _SCOPES))
-    return top if isinstance(top, ast.stmt) and _can_be_left_out(source, top, scope) else None
+    if not isinstance(top, ast.stmt):
+        return []
+    block = source.block(top)
+    at, end, stored = block.index(top), 0, _stored(top)
+    group = [top]
+    while len(group) != end:
+        end = len(group)
+        uses = [n for n in range(at + 1, len(block)) if stored & _loaded(block[n])]
+        group = block[at : max(uses, default=at) + 1]
+        stored = set().union(*map(_stored, group))
+    return group if _can_be_left_out(source, group, scope) else []
 
 
 def _called(call: ast.Call) -> str:
@@ -268,19 +280,22 @@ def _counter(loop: ast.AST) -> str:
     return ""
 
 
-def _can_be_left_out(source: Source, statement: ast.stmt, scope: ast.AST) -> bool:
-    """Return whether the rest of a program goes on without a statement on lines of its own."""
-    mine, reached = [*ast.walk(statement)], source.reached(statement)
+def _can_be_left_out(source: Source, group: Sequence[ast.stmt], scope: ast.AST) -> bool:
+    """Return whether the rest of a program goes on without statements on lines of their own."""
+    mine = [node for each in group for node in ast.walk(each)]
+    reached = [node for each in group for node in source.reached(each)]
     texts = [node for node in mine if isinstance(node, ast.Constant | ast.JoinedStr)]
     called = (_called(node) for node in reached if isinstance(node, ast.Call))
-    if not source.is_alone(statement) or any(isinstance(node, _JUMPS) for node in mine):
+    if not all(map(source.is_alone, group)) or any(isinstance(node, _JUMPS) for node in mine):
+        return False
+    if any(map(source.steps, group)):
         return False
     # What is changed in place, by PyTorch's names, may be weights.
     if any(name == "zero_grad" or (name.endswith("_") and name[-2:] != "__") for name in called):
         return False
     if any(node.lineno != node.end_lineno for node in texts):
         return False
-    stored = _stored(statement)
+    stored = set().union(*map(_stored, group))
     others = {*ast.walk(scope)} - {*mine}
     for function in ast.walk(scope):
         if isinstance(function, ast.FunctionDef) and function is not scope:
@@ -300,6 +315,12 @@ def _is_field(node: ast.AST, use: type[ast.expr_context]) -> TypeGuard[ast.Attri
     return isinstance(node, ast.Attribute) and isinstance(node.ctx, use)
 
 
+def _loaded(within: ast.stmt) -> set[str]:
+    """Return the variables that a statement reads."""
+    names = [node for node in ast.walk(within) if isinstance(node, ast.Name)]
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
+
+
 def _stored(within: ast.stmt) -> set[str]:
     """Return the variables that a statement sets, less those that it declares to be global."""
     names = [node for node in ast.walk(within) if isinstance(node, ast.Name)]
@@ -308,10 +329,9 @@ def _stored(within: ast.stmt) -> set[str]:
     return {name.id for name in names if isinstance(name.ctx, ast.Store)} - outer
 
 
-def _under_condition(source: Source, statement: ast.stmt, condition: str) -> set[TextEdit]:
-    first, last = statement.lineno, statement.end_lineno or statement.lineno
-    starts = source.starts[first - 1 : last]
-    line = source.data[starts[0] : source.span(statement)[0]]
+def _under_condition(source: Source, group: Sequence[ast.stmt], condition: str) -> set[TextEdit]:
+    starts = source.starts[group[0].lineno - 1 : group[-1].end_lineno]
+    line = source.data[starts[0] : source.span(group[0])[0]]
     indent = line.decode()
     step = "\t" if indent.startswith("\t") else "    "
     end = "\r\n" if b"\r\n" in source.data else "\n"

@@ -83,6 +83,19 @@ def test_it_may_be_in_a_module_that_the_program_imports(
     assert seen(real)["measures"] == [0.0]
 
 
+def test_what_uses_a_result_runs_as_often(
+    real: Real, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statements from a line to the beginning of the last one."""
+    monkeypatch.chdir(real.folder)
+    apart = program.replace("seen.append(measures.mean(step))", "value = measures.mean(step)")
+    real.script.write_text(
+        apart.replace("last =", "    if value:\n        seen.append(value)\nlast =")
+    )
+    run = real.run("less-often=train.py:13-15", real.script.read_text(), steps=999)
+    assert (seen(real)["measures"], run.reasons) == ([25.0, 50.0], {})
+
+
 @pytest.mark.parametrize("place", ["train.py:4", "other.py:13", "elsewhere/train.py:13"])
 def test_a_place_without_a_statement_changes_nothing_and_is_said(
     real: Real, program: str, place: str, monkeypatch: pytest.MonkeyPatch

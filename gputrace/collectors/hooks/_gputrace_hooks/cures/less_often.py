@@ -1,4 +1,4 @@
-"""Cure of a statement in the loop that need not run as often: it runs in one of many steps.
+"""Cure of statements in the loop that need not run as often: they run in one of many steps.
 
 The file that it is in, of the program or of a module of its own, is compiled with a condition
 around the statement, or within its own ``if step % 20 == 0``; its lines keep their numbers.
@@ -71,7 +71,8 @@ def _changed(path: str) -> "CodeType | None":
         return None
     with open(path, "rb") as file:
         tree = ast.parse(file.read(), path)
-    line = int(cures[CURE].rpartition(":")[2])
+    first, _, last = cures[CURE].rpartition(":")[2].partition("-")
+    line, end = int(first), int(last or first)
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             block: Any = getattr(node, field, None)
@@ -81,7 +82,8 @@ def _changed(path: str) -> "CodeType | None":
                     if isinstance(statement, ast.If) and _counts(statement.test):
                         statement.test = ast.BoolOp(ast.And(), [statement.test, due])
                     else:
-                        block[at] = ast.If(due, [statement], [])
+                        count = sum(line <= each.lineno <= end for each in block)
+                        block[at : at + count] = [ast.If(due, block[at : at + count], [])]
                     ast.fix_missing_locations(ast.copy_location(block[at], statement))
                     return compile(tree, path, "exec", dont_inherit=True)
     trial.skip(CURE, f"no statement begins at {cures[CURE]}")
