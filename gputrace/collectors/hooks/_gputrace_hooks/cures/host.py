@@ -156,6 +156,8 @@ def collect_between_steps() -> None:
         if count == 1 and not gc.isenabled():
             trial.skip("gc", "the program has the collector off already")
         elif count == 1:
+            # Once: its time, and the caches that it sweeps, would be of each turn with the cure.
+            gc.collect()
             switched.append(("gc", switch))
             if is_on("gc"):
                 switch(True)
@@ -165,7 +167,6 @@ def collect_between_steps() -> None:
 
     def switch(on: bool) -> None:
         if on:
-            gc.collect()
             gc.freeze()
             gc.disable()
         else:
