@@ -145,7 +145,8 @@ class Trial:
             self._race(history.rows, request.budget_s - kept_s)
             together = combine([row.candidate for row in history.winners()])
             if len(together.settings) > 1 and str(together) not in map(str, candidates):
-                history.rows.append(Row(together))
+                period = max(row.period for row in history.winners())
+                history.rows.append(Row(together, period=period))
                 self._race(history.rows[-1:], request.budget_s)
             self._start_anew()
             self._race(history.rows, request.budget_s)
@@ -306,7 +307,7 @@ class Trial:
         best = next(iter(history.winners()), None)
         if best is None or not best.within:
             return
-        others = [Row(best.candidate) for _ in range(_STARTS - 1)]
+        others = [Row(best.candidate, period=best.period) for _ in range(_STARTS - 1)]
         left_s, costs = history.request.budget_s - self._spent(), costs_of(history)
         if sum(costs.answer([row]) for row in others) > left_s:
             return

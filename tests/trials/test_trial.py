@@ -323,6 +323,27 @@ def test_a_healthy_program_has_nothing_to_gain(
     assert simulated.spent <= 60
 
 
+def test_turns_of_the_best_together_and_of_other_starts_hold_as_many_checkpoints(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    simulated.factors = {"gc": 0.6, "fused": 0.7}
+    chosen = tuple(read_candidates("gc,fused"))
+    monkeypatch.setattr("gputrace.trials.trial.choose", lambda *_: (chosen, {}))
+    monkeypatch.setattr("gputrace.trials.history._period", lambda *_: 60)
+    measured: list[int] = []
+    by_turns = simulated.by_turns
+
+    def kept(run: Measured, turns: Turns, *more: Any) -> Measured:
+        measured.append(turns.stretch - turns.passed)
+        return by_turns(run, turns, *more)
+
+    monkeypatch.setattr(simulated, "by_turns", kept)
+    recording = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
+    outcome = gputrace.try_cures(["x"], recording=recording)
+    assert (outcome.best, len(measured)) == ("gc+fused", 4)
+    assert set(measured) == {60}
+
+
 def test_a_workers_number_that_the_winner_excludes_has_no_run(
     simulated: Simulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
