@@ -4,39 +4,78 @@ jump, or two sizes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
 from gputrace.analyzers.findings.facts import Facts, severity_of
-from gputrace.analyzers.grouping import median
-from gputrace.model.events import Mask
-from gputrace.model.results import Finding, Step
+from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN
+from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.grouping import edges_of, median, quantile, time_of
+from gputrace.analyzers.host_state import FAULT_NS, read_counters, read_host_state
+from gputrace.analyzers.ledger import charges_within
+from gputrace.analyzers.python_samples import PythonLines, Thread
+from gputrace.analyzers.step_phases import read_phases
+from gputrace.model.events import Kind, Mask
+from gputrace.model.host import BACKWARD, DATA, FORWARD, PHASES, HostLoad
+from gputrace.model.intervals import EMPTY, Intervals, Times, union
+from gputrace.model.results import Evidence, Finding, Step
 from gputrace.model.struct import Struct
-from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
-from gputrace.units import format_ns, format_pair
+from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from gputrace.units import format_bytes, format_ns, format_pair
 
-_DRIFT_ADVICE: Final = {
-    "grow": "look for what the program keeps from step to step: losses that hold their graph "
-    "(keep loss.item()), lists, hooks or callbacks added again, a history that is searched; "
-    "compare an early step with a late one (--steps)",
-    "jump": "check what changed at that step: longer inputs, a larger batch, clocks and heat, "
-    "another program on the machine, a cache that no longer fits; compare steps before and after "
-    "it (--steps)",
+_KEEPS: Final = (
+    "look for what the program keeps from step to step: losses that hold their graph (keep "
+    "loss.item()), lists, hooks or callbacks added again, a history that is searched, a file that "
+    "is read again"
+)
+_LONGER: Final = (
+    "check whether inputs become longer, or batches larger (sort samples, cut or pack them)"
+)
+_ADVICE: Final = {
+    FORWARD: f"{_LONGER}, or hooks are added again",
+    BACKWARD: f"{_LONGER}, or a loss holds the graphs of earlier steps",
+    "garbage-collection": "a collection walks all objects that are kept: look for lists and "
+    f"caches that grow, losses that hold their graph; or {COLLECT_BETWEEN}",
+    "data-feeding": "look for what makes later samples slower: a list that is searched, a cache "
+    "that fills, longer samples, files read from farther away",
+    "compute": f"{_LONGER}; if all kernels take longer, the GPU's clock, heat and other programs",
+    "communication-exposed": "check what else uses the links then, and whether messages grow",
+    "page-faults": "reuse large buffers, and look for what the program keeps",
 }
-_ACTIVITIES: Final = {
-    **{row.id: row.activity for row in TIME_CLASSES},
-    "host_data": "waiting for data",
-    "host": "other host time",
+"""Advice by the row that grew, then by the shape of the change."""
+_AT_ONCE: Final = (
+    "check what changed at that step: longer inputs, a larger batch, clocks and heat, "
+    "another program on the machine, a cache that no longer fits"
+)
+_COMPARE: Final = {
+    "grow": "compare an early step with a late one (--steps)",
+    "jump": "compare steps before and after it (--steps)",
 }
+_NAMED_SHARE: Final = 0.5
+"""Share of the growth that a line has if it is named."""
+_TOLD_SHARE: Final = 0.2
+"""Share of the growth that more page faults have to be told; and part by which kernels become more,
+or what a process holds."""
+_FEW_KERNELS: Final = 0.1
+_ALIKE_SHARE: Final = 0.7
+"""Part of the kernels that may grow less, and share of the mean growth that the others have, where
+all kernels become longer alike."""
+_HELD: Final = {
+    "resident memory": ("the process's memory grows", format_bytes, 1 << 26),
+    "Python blocks": ("Python's objects grow", "{:,.0f}".format, 20_000),
+    "open files": ("its open files grow", "{:,.0f}".format, 20),
+}
+"""What a process may hold ever more of, as counted, and by how much that must grow to be told."""
 
 
 def steps_grow(facts: Facts) -> Iterator[Finding]:
     """Forty or more steps grow by 15 % over the run, or take so much longer from one step on, three
-    times as much as they scatter. A detail names the class that grew most.
+    times as much as they scatter. Details name the row of the ledger that grew most (without a GPU,
+    the phase of the host, or its collections), the line, and what the process holds ever more of.
 
     Cost: the time that they take longer than at the begin, or before that step, on average, less
     the part in which their GPUs idle, which is charged to what keeps them idle.
@@ -55,17 +94,16 @@ def steps_grow(facts: Facts) -> Iterator[Finding]:
     own = sum(ns for name, ns in drift.grew if name not in IDLE_CAUSES)
     cost = round(longer * own / max(sum(ns for _, ns in drift.grew), 1))
     severity = severity_of(facts.share_of(cost)) or "low"
-    count, lengths = len(_steps(facts, rank)), format_pair(drift.from_ns, "to", drift.to_ns)
-    message = f"steps grow from {lengths} over {count} steps"
+    steps, lengths = _steps(facts, rank), format_pair(drift.from_ns, "to", drift.to_ns)
+    message = f"steps grow from {lengths} over {len(steps)} steps"
     if drift.shape == "jump":
-        message = f"steps grow from {lengths} at step {drift.since}"
-    details = [
-        f"what grew most is {_ACTIVITIES[name]} ({format_ns(longer)})"
-        for name, longer in drift.grew[:1]
-    ]
-    evidence = {"from_ns": drift.from_ns, "to_ns": drift.to_ns, "since": drift.since}
+        message = f"steps grow from {lengths} at step {steps[drift.since].step}"
+    since = drift.since if drift.shape == "grow" else steps[drift.since].step
+    row, details, known = _what_grew(facts, rank, steps, drift)
+    evidence = {"from_ns": drift.from_ns, "to_ns": drift.to_ns, "since": since, **known}
     evidence |= {f"{name}_ns": ns for name, ns in drift.grew}
-    advice = _DRIFT_ADVICE[drift.shape]
+    otherwise = _KEEPS if drift.shape == "grow" else _AT_ONCE
+    advice = f"{_ADVICE.get(row, otherwise)}; {_COMPARE[drift.shape]}"
     yield facts.finding("steps-grow", severity, cost, message, advice, evidence, details)
 
 
@@ -78,22 +116,170 @@ def longer_ns(facts: Facts, rank: int) -> int:
 def _drift_of(facts: Facts, rank: int) -> Drift | None:
     """Return how the steps of a rank become longer; None if they do not, or come in two sizes."""
     steps = _steps(facts, rank)
-    parts = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
     lengths = [step.end_ns - step.start_ns for step in steps]
-    waits = [step.host_data_ns or 0 for step in steps]
-    if steps and steps[0].gpu is None:
-        host = [length - wait for length, wait in zip(lengths, waits, strict=True)]
-        parts = {"host_data": waits, "host": host}
-    drift = find_drift(lengths, {name: ns for name, ns in parts.items() if None not in ns})
-    if drift is None or drift.shape not in _DRIFT_ADVICE:
-        return None
-    return drift if drift.shape == "grow" else replace(drift, since=steps[drift.since].step)
+    drift = find_drift(lengths, time_by_part(facts, rank, steps)) if steps else None
+    return drift if drift is not None and drift.shape in _COMPARE else None
 
 
 def _steps(facts: Facts, rank: int) -> Sequence[Step]:
     """Return the steady steps of a rank's first GPU, with calls or without."""
     mine = [step for step in facts.timed if step.rank == rank]
     return [step for step in mine if step.gpu == mine[0].gpu]
+
+
+def time_by_part(facts: Facts, rank: int, steps: Sequence[Step]) -> dict[str, Times]:
+    """Return the nanoseconds of each step of a rank by class; without a GPU, by the host's phase as
+    far as it is known, and what is left as ``host``.
+    """
+    if steps[0].gpu is not None:
+        known = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
+        return {name: np.array(ns, np.int64) for name, ns in known.items() if None not in ns}
+    starts, ends = edges_of(steps)
+    waited = np.array([step.host_data_ns or 0 for step in steps], np.int64)
+    phases = facts.per_gpu.whole.once(read_phases).get(facts.processes.get(rank, -1))
+    of = {} if phases is None else phases.of
+    parts = {name: of[name].within(starts, ends) for name in of if name != DATA}
+    return {"host_data": waited, **parts, "host": ends - starts - waited - sum(parts.values())}
+
+
+class _Stretch(NamedTuple):
+    """Early or late steps of a rank, and their time."""
+
+    steps: Sequence[Step]
+    time: Intervals
+
+    def mean(self, of: Intervals) -> int:
+        """Return the nanoseconds of a mean step that lie in some time."""
+        return of.intersection(self.time).total // len(self.steps)
+
+    def at_lines(self, lines: PythonLines, thread: Thread) -> Counter[str]:
+        """Return the nanoseconds of a mean step by line, and by function, as samples met them."""
+        met = lines.names[thread][lines.within(thread, self.time)]
+        each, spent = self.time.total / len(self.steps) / max(len(met), 1), Counter[str]()
+        for id, count in zip(
+            *(x.tolist() for x in np.unique(met, return_counts=True)), strict=True
+        ):
+            at, _, function = lines.text[id].partition(" ")
+            spent[lines.text[id]] += round(each * count)
+            if function and function != "<module>":
+                spent[f"{function} ({at.rpartition(':')[0]})"] += round(each * count)
+        return spent
+
+
+def _what_grew(
+    facts: Facts, rank: int, steps: Sequence[Step], drift: Drift
+) -> tuple[str, list[str], Evidence]:
+    """Return the row of the ledger that grew most, or, without a GPU, the part of a step; details
+    on it, and evidence.
+    """
+    process, shard = facts.processes.get(rank, -1), facts.per_gpu.whole
+    chosen = [[steps[n] for n in np.flatnonzero(of).tolist()] for of in drift.compared]
+    early, late = (_Stretch(part, time_of(part)) for part in chosen)
+    edges, rows = [edges_of(part) for part in chosen], Counter(dict(drift.grew))
+    whose = steps[0].gpu, rank
+    lanes = [lane for lane in facts.working if (lane.gpu.gpu, lane.gpu.rank) == whose]
+    if lanes and facts.ledger.rows:
+        before, after = facts.per_gpu.each(_mean_charges, lanes, same=(edges,))[0]
+        rows = Counter(compute=rows["compute"])
+        rows.update(after)
+        rows.subtract(before)
+    elif rows:
+        collections = shard.once(read_host_state).collections.get(process, EMPTY)
+        collected = late.mean(collections) - early.mean(collections)
+        if collected >= _NAMED_SHARE * max(rows.values()):
+            rows = Counter({"garbage-collection": collected})
+    if not rows:
+        return "", [], {}
+    ((row, ns),) = rows.most_common(1)
+    row = "data-feeding" if row == "host_data" else row
+    labels = {cause.id: cause.label for cause in facts.causes}
+    labels |= {**PHASES, "host": "other host time", "compute": "computing"}
+    details = [f"what grew most is {labels.get(row, row)} ({format_ns(ns)})"]
+    evidence: dict[str, float | int | str | None] = {"row": row, "row_ns": ns}
+    lines = facts.lines
+    thread = None if lines is None else lines.stand_ins.get(process)
+    if row == "compute":
+        details += facts.per_gpu.each(_kernels_then, lanes, same=(edges,))
+    elif lines is not None and thread is not None and row != "garbage-collection":
+        grew = late.at_lines(lines, thread)
+        grew.subtract(early.at_lines(lines, thread))
+        # A line goes before its function, which has as much at least.
+        named = (line for line in grew if grew[line] >= _NAMED_SHARE * ns)
+        line = max(named, key=lambda line: ("(" not in line, grew[line]), default=None)
+        if line is not None:
+            details.append(f"the host is at {line} for {format_ns(grew[line])} longer")
+            evidence |= {"line": line, "line_ns": grew[line]}
+    counters = shard.once(read_counters).get(process)
+    if counters is not None:
+        loads = [counters.load_in(part.time, rank, len(part.steps)) for part in (early, late)]
+        more, held = _more_load(loads, drift, ns), counters.held(_HELD, time_of(steps))
+        details += more
+        for name, (first, last) in held.items():
+            clause, write, least = _HELD[name]
+            if last - first >= max(least, _TOLD_SHARE * first):
+                details.append(f"{clause} from {write(first)} to {write(last)}")
+                evidence |= {f"{name.lower().replace(' ', '_')}_from": first}
+                evidence |= {f"{name.lower().replace(' ', '_')}_to": last}
+    return row, details, evidence
+
+
+def _more_load(loads: Sequence[HostLoad | None], drift: Drift, grew_ns: int) -> Iterator[str]:
+    """Yield clauses on the page faults and the queueing for a core that late steps have more of, if
+    these explain a part of the growth.
+    """
+    before, after = loads
+    if before is None or after is None:
+        return
+    lengths = drift.from_ns / before.covered_ns, drift.to_ns / after.covered_ns
+    faults = before.minor_faults * lengths[0], after.minor_faults * lengths[1]
+    if (least := (faults[1] - faults[0]) * FAULT_NS) >= _TOLD_SHARE * grew_ns:
+        pair = f"{faults[0]:,.0f} to {faults[1]:,.0f}"
+        yield f"page faults grow from {pair} a step, which take at least {format_ns(least)}"
+    # As long as the thread works for longer, it is queued for longer.
+    usual = before.queued_ns * after.on_core_ns / max(before.on_core_ns, 1)
+    queued = (after.queued_ns - usual * lengths[0] / lengths[1]) * lengths[1]
+    if queued >= _NAMED_SHARE * grew_ns:
+        yield f"it is queued for a core for {format_ns(queued)} longer"
+
+
+def _mean_charges(view: GpuShardView, edges: Sequence[Times]) -> list[Counter[str]]:
+    """Return what a GPU is charged with in the mean one of some steps by cause, for each choice."""
+    means = []
+    for part in edges:
+        charged: Counter[str] = Counter()
+        for of_step in charges_within(view, *part):
+            charged.update(of_step)
+        means.append(Counter({cause: ns // part.shape[1] for cause, ns in charged.items()}))
+    return means
+
+
+def _kernels_then(view: GpuShardView, edges: Sequence[Times]) -> str:
+    """Return what late steps have more of than early ones: kernels, or longer ones of all names, as
+    with a lower clock, or of some, as with longer inputs.
+    """
+    events = view.operations.events
+    kernels = events.select(events.kind == Kind.KERNEL)
+    size = int(kernels.name.max(initial=0)) + 1
+    inside = [union(*part).contains(kernels.start) for part in edges]
+    counts = [np.bincount(kernels.name[rows], minlength=size) for rows in inside]
+    times = [
+        np.bincount(kernels.name[rows], (kernels.end - kernels.start)[rows], size)
+        for rows in inside
+    ]
+    before, after = (count.sum() / part.shape[1] for count, part in zip(counts, edges, strict=True))
+    if after > (1 + _TOLD_SHARE) * before:
+        return f"a step has {after:,.0f} kernels instead of {before:,.0f}"
+    same = (counts[0] > 0) & (counts[1] > 0)
+    first, then = (time[same] / count[same] for time, count in zip(times, counts, strict=True))
+    if not len(first) or not first.all():
+        return ""
+    ratios, often = then / first, counts[0][same]
+    mean = float((then * often).sum() / (first * often).sum())
+    if quantile(ratios, _FEW_KERNELS) >= 1 + _ALIKE_SHARE * (mean - 1):
+        why = "as with a lower clock, or beside another program"
+        return f"all kernels are {mean:.2g} times as long, {why}"
+    longer = int(np.count_nonzero(ratios > 1 + _NAMED_SHARE * (mean - 1)))
+    return f"{longer} of {len(ratios)} kernels are longer, as with longer inputs"
 
 
 _FEWEST_STEPS: Final = 40
@@ -128,6 +314,7 @@ class Drift(Struct, frozen=True, dict=True):
         to_ns: length at the end, after the jump, or of the longer size.
         since: position of the first step that is longer.
         grew: nanoseconds by which parts of a step are longer then, largest first.
+        compared: masks of the short steps and of the long ones that are compared.
     """
 
     shape: str
@@ -135,6 +322,7 @@ class Drift(Struct, frozen=True, dict=True):
     to_ns: int
     since: int
     grew: tuple[tuple[str, int], ...]
+    compared: tuple[Mask, Mask]
 
 
 def find_drift(lengths: ArrayLike, parts: Mapping[str, ArrayLike]) -> Drift | None:
@@ -174,7 +362,7 @@ def find_drift(lengths: ArrayLike, parts: Mapping[str, ArrayLike]) -> Drift | No
         for name, ns in parts.items()
     }
     grew = sorted(((name, ns) for name, ns in more.items() if ns > 0), key=lambda row: -row[1])
-    return Drift(shape, round(before), round(after), since, tuple(grew))
+    return Drift(shape, round(before), round(after), since, tuple(grew), (shorter, longer))
 
 
 def _growth(blocks: NDArray[np.float64]) -> tuple[float, float, float] | None:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from gputrace.analyzers.findings.facts import HIGH, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import longer_ns
 from gputrace.analyzers.findings.reinforcement import awaited_phase
-from gputrace.analyzers.host_state import read_host_state
+from gputrace.analyzers.host_state import FAULT_NS, read_host_state
 from gputrace.analyzers.neighbours import programs_on_cores
 from gputrace.analyzers.python_samples import SampledLine
 from gputrace.analyzers.step_phases import read_phases
@@ -22,8 +22,6 @@ from gputrace.units import format_count, format_ns
 
 THROTTLED_SHARE: Final = 0.02
 """Share of the time for which a quota stops threads, from which it is reported."""
-_FAULT_NS: Final = 500
-"""Least time of a page fault: 0.5 to 1 µs to map and clear 4 KiB (Linux 6 on shared cores)."""
 CORES_ALONE: Final = (
     "give the run's processes dedicated cores (taskset, numactl, one NUMA node each), or run less "
     "beside it"
@@ -163,7 +161,7 @@ def _stopped(load: HostLoad) -> float:
 
 def amount_faults(facts: Facts) -> dict[int | None, int]:
     """Return the least time of a step that each rank's training thread spends in page faults."""
-    return {load.rank: round(_faults(load) * _FAULT_NS * facts.mean_ns) for load in facts.host_load}
+    return {load.rank: round(_faults(load) * FAULT_NS * facts.mean_ns) for load in facts.host_load}
 
 
 def _faults(load: HostLoad) -> float:
@@ -305,7 +303,7 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
     if worst is None or not facts.mean_ns:
         return
     faults = _faults(worst) * facts.mean_ns
-    cost = facts.host_cost("page-faults", faults * _FAULT_NS)
+    cost = facts.host_cost("page-faults", faults * FAULT_NS)
     severity = severity_of(facts.share_of(cost))
     if severity is None:
         return
@@ -359,8 +357,9 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         known += _between_passes(facts, load.rank).total
         share = load.blocked_ns / load.covered_ns - known / time.total
         share -= locked[load.rank].share if load.rank in locked else 0.0
-        if awaited is not None and awaited[0].rank == load.rank:
-            share -= facts.share_of(awaited[1].host_ns)
+        if awaited is not None:
+            mine = (row for row in facts.step_phases if row.rank == load.rank)
+            share -= facts.share_of(sum(row.of(awaited[1].name).host_ns for row in mine))
         if share < _BLOCKED_SHARE:
             continue
         cost = max(round(share * facts.mean_ns) - longer_ns(facts, load.rank), 0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
 from gputrace.analyzers.findings.facts import NEARLY_ALL, Facts, severity_of
+from gputrace.analyzers.findings.growing_steps import time_by_part
 from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
 from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
 from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN, COMPILE_ONCE, save_aside
@@ -18,7 +19,7 @@ from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.loader import read_loaders
 from gputrace.analyzers.neighbours import CardNeighbours
 from gputrace.model.events import Mask
-from gputrace.model.host import CHECKPOINT, DATA, FORWARD, PHASES
+from gputrace.model.host import CHECKPOINT, FORWARD, PHASES
 from gputrace.model.intervals import EMPTY, Times, union
 from gputrace.model.results import Finding, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES, TIME_CLASSES
@@ -253,17 +254,7 @@ def _what_slow_steps_have(
 
     Of a rank without a GPU, the classes are its phases, as far as they are known.
     """
-    if steps[0].gpu is None:
-        # The nanoseconds of each step by phase; `host` is what is left.
-        starts, ends = np.array([(step.start_ns, step.end_ns) for step in steps], np.int64).T
-        waited = np.array([step.host_data_ns or 0 for step in steps], np.int64)
-        known = facts.per_gpu.whole.once(read_host_state).phases.get(facts.processes.get(rank, -1))
-        of = {} if known is None else {name: known.of[name] for name in known.of if name != DATA}
-        phases = {name: times.within(starts, ends) for name, times in of.items()}
-        rest = ends - starts - waited - sum(phases.values())
-        shares = {"host_data": waited, **phases, "host": rest}
-    else:
-        shares = {name: [getattr(step, f"{name}_ns") for step in steps] for name in CLASSES}
+    shares = time_by_part(facts, rank, steps)
     table = np.array(list(shares.values()), np.int64)
     growth = table[:, slow] - np.array([[median(row[~slow])] for row in table], np.int64)
     most, grown = int(np.argmax(growth.sum(axis=1))), np.maximum(growth.mean(axis=1), 0)

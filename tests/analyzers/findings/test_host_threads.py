@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gputrace
+from gputrace.analyzers.findings.growing_steps import _HELD
 from gputrace.api import Report
 from gputrace.collectors.spool.host_events import counts
 from gputrace.model.results import Finding
@@ -258,6 +259,27 @@ def test_the_clock_is_that_of_the_core_that_the_thread_is_on(tmp_path: Path) -> 
     counters = events.records["counter"]
     mine = [events.names[int(name)] == "core kHz" for name in counters["name"]]
     assert set(counts(counters[mine]).tolist()) == {1_800_000}
+
+
+def test_what_a_process_holds_ever_more_of_is_counted(tmp_path: Path) -> None:
+    program = Program(tmp_path)
+    program.quietly(
+        "import gputrace, time\nfrom _gputrace_hooks import load\n"
+        "load._BETWEEN_SCANS = load._PATIENCE = 0\nkept = []\n"
+        "for _ in range(8):\n"
+        "    kept += [bytearray(4 << 20), [[n] for n in range(20_000)], open('/dev/null')]\n"
+        "    time.sleep(0.02)\n"
+        "    gputrace.step()\n"
+    )
+    events, held = program.events(), dict[str, list[int]]()
+    counters = events.records["counter"]
+    for row, value in zip(counters, counts(counters).tolist(), strict=True):
+        held.setdefault(events.names[int(row["name"])], []).append(value)
+    grown = {name: held[name][-1] - held[name][0] for name in _HELD}
+    more = len(held["open files"]) - 1
+    assert grown["open files"] == more > 1
+    assert grown["resident memory"] >= more * (4 << 20)
+    assert more * 20_000 <= grown["Python blocks"] <= 3.2 * more * 20_000
 
 
 COUNTS: Final = """
