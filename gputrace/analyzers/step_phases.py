@@ -174,7 +174,10 @@ def _phase_times(
     ends += [rolled.end, reference.end, *(times.end for times in before.values())]
     ends.append(events.end[events.kind == Kind.STEP])
     last_end = np.sort(np.concatenate(ends))
-    if not len(before[WEIGHT_SYNC]):
+    if len(before[WEIGHT_SYNC]):
+        # To pickle weights for an engine is to save them.
+        before[CHECKPOINT] = before[CHECKPOINT].difference(before[WEIGHT_SYNC])
+    else:
         before[WEIGHT_SYNC] = _sync_before(rolled, last_end, sent)
     forward, model = calls(FORWARD), calls(MODEL)
     if not len(forward) and (len(optimizer) or len(model)):

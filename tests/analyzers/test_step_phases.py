@@ -44,10 +44,13 @@ class Host:
         self.export.rows.setdefault("GPUTRACE_META", [])
         self.step = PERIOD
 
-    def trains(self, *calls: tuple[str, float, float], thread: int = PID) -> Host:
+    def trains(
+        self, *calls: tuple[str, float, float], thread: int = PID, marks: bool = True
+    ) -> Host:
+        """Calls of a thread, which is a process of its own from 200 on."""
         for number in range(STEPS):
             begin = (number + 1) * self.step
-            if thread == PID:
+            if marks and thread % PID == 0:
                 self._add(STEP, "torch.step", begin, begin + self.step, thread, step=number)
             for name, start, end in calls:
                 span = begin + round(start * MS), begin + round(end * MS)
@@ -55,8 +58,9 @@ class Host:
         return self
 
     def _add(self, table: str, name: str, start: int, end: int, thread: int, **more: int) -> None:
-        who = {"globalTid": global_id(PID, thread=thread), "nameId": self.export.string(name)}
-        self.export.add(table, start=start, end=end, **who, **more)
+        who = {"globalTid": global_id(thread // PID * PID, thread=thread)}
+        name_id = self.export.string(name)
+        self.export.add(table, start=start, end=end, nameId=name_id, **who, **more)
 
     def computes(self, *work: tuple[float, float]) -> Run:
         """A GPU that works from the one to the other millisecond of each step."""
@@ -129,6 +133,7 @@ def test_what_an_update_waits_for_is_named(tmp_path: Path, slow: str) -> None:
     sync, rolled, scored = {"rollouts": (1, 5, 6), "rewards": (1, 2, 6)}.get(slow, (4, 5, 6))
     calls: Calls = [
         *[("rollout", 0, rolled), ("weight sync", 0, sync), ("model", 1, 2)],
+        ("checkpoint", 0, 0.5),  # Weights are pickled.
         *[("reward", rolled, scored), ("reference", scored, 6.5)],
         *[("forward", 7, 8), ("reference", 7, 7.5), ("backward", 8, 9), ("optimizer", 9, 9.5)],
     ]
@@ -145,6 +150,32 @@ def test_what_an_update_waits_for_is_named(tmp_path: Path, slow: str) -> None:
     assert (found.id, found.impact_ns) == ("update-waits", 4 * MS)
     assert found.message == f"the update waits 40% of each step (4.00 of 10.0 ms) for {slow}"
     assert found.details[0] == "the update itself takes 2.50 ms"
+
+
+def test_the_rank_whose_rewards_take_longest_is_named(tmp_path: Path) -> None:
+    host = Host()
+    for pid, scored in ((100, 2.2), (200, 6)):
+        calls: Calls = [("rollout", 0, 2), ("reward", 2, scored), ("backward", 8, 9)]
+        host.trains(*calls, ("optimizer", 9, 10), thread=pid)
+    found = analyze(host.export, tmp_path).findings[0]
+    assert found.message.endswith("(4.00 of 10.0 ms) for rewards of rank 1")
+    assert found.details[0] == "on another rank they take 200 µs"
+
+
+@pytest.mark.parametrize("call", ["backward", "generate"])
+def test_an_engine_that_gets_weights_has_no_optimizer(tmp_path: Path, call: str) -> None:
+    run = Run(Host().trains((call, 4, 9), marks=False).export)
+    for number in range(STEPS):
+        run.now = (number + 1) * PERIOD
+        for _ in range(10):
+            run.copy(20, to_host=True)
+        run.wait(2 * MS)
+        for _ in range(10):
+            run.input_copy(length=20)
+        run.kernels(400, "decode", 5_000)
+        run.synchronize()
+    charged = {row.cause for row in analyze(run, tmp_path).ledger}
+    assert ("host-optimizer" in charged) is (call == "backward")
 
 
 def test_phases_of_a_loop_of_its_own_are_known_by_their_place(tmp_path: Path) -> None:

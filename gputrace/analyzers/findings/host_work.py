@@ -16,7 +16,7 @@ from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.steps.inferred import find_returned
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
-from gputrace.model.host import BACKWARD, CHECKPOINT, DATA, FORWARD, OPTIMIZER
+from gputrace.model.host import BACKWARD, CHECKPOINT, DATA, FORWARD, OPTIMIZER, ROLLOUT
 from gputrace.model.intervals import EMPTY, Intervals, merge_touching, union
 from gputrace.model.results import Finding
 from gputrace.units import format_count, format_ns, format_number
@@ -76,6 +76,8 @@ def claim_host_optimizer(host: Host) -> Intervals:
     """
     phases, named = host.phases, host.in_ranges(_HOST_OPTIMIZERS)
     if phases is not None and not len(phases.of[OPTIMIZER]):
+        if len(phases.of[ROLLOUT]) and not len(phases.of[BACKWARD]):
+            return named  # An engine, which gets new weights and returns tokens.
         gone, back = find_returned(operations := host.view.operations)
         return merge_touching(named, union(operations.start[gone], operations.end[back]))
     updates = host.with_calls(EMPTY if phases is None else phases.of[OPTIMIZER])

@@ -51,6 +51,8 @@ _UPDATE: Final = (
 )
 
 
+_OF_ONE_RANK: Final = 0.5
+"""Part of the awaited phase that a rank has beyond others for it to be named."""
 _MOST_TURNS: Final = 0.5
 """Part of the steps that must have rollouts for them to be turns."""
 
@@ -81,6 +83,17 @@ def awaited_phase(facts: Facts) -> tuple[StepPhases, StepPhase] | None:
     return longest if longest and facts.share_of(longest[1].host_ns) >= HIGH else None
 
 
+def waits_alone(facts: Facts, rank: int) -> int:
+    """Return by how many nanoseconds of a turn the awaited phase is longer on a rank than where it
+    is shortest; 0 for other ranks than the one on which it is longest.
+    """
+    awaited = facts.once(awaited_phase)
+    if awaited is None or awaited[0].rank != rank:
+        return 0
+    name, longest_ns = awaited[1].name, awaited[1].host_ns
+    return longest_ns - min(row.of(name).host_ns for row in facts.step_phases)
+
+
 def update_waits(facts: Facts) -> Iterator[Finding]:
     """Rollouts, rewards, log-probabilities without gradients or the sync of weights, as far as they
     were timed, take 20 % of a turn of reinforcement learning. Named is the longest of them on the
@@ -105,14 +118,17 @@ def update_waits(facts: Facts) -> Iterator[Finding]:
     time = phases.of[longest.name].intersection(facts.time_of_rank(rank.rank))
     engines = facts.trace.once(read_rollouts).keys() if longest.name == ROLLOUT else ()
     place = facts.line_in(time, processes={process} if process in engines else engines or {process})
+    alone = waits_alone(facts, rank.rank)
+    of_rank = f" of rank {rank.rank}" if alone >= _OF_ONE_RANK * longest.host_ns else ""
     yield facts.finding(
         "update-waits",
         "high",
         longest.host_ns,
-        f"the update waits {facts.of_step(longest.host_ns)} for {PHASES[longest.name]}",
+        f"the update waits {facts.of_step(longest.host_ns)} for {PHASES[longest.name]}{of_rank}",
         _FASTER[longest.name],
         {f"{phase.name.replace(' ', '_')}_ns": phase.host_ns for phase in rank.phases},
         [
+            of_rank and f"on another rank they take {format_ns(longest.host_ns - alone)}",
             f"the update itself takes {update}",
             ", ".join(others) and f"{', '.join(others)} besides",
             f"the host is at {place.line} in {place.count} of {place.samples} samples"

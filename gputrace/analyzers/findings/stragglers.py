@@ -18,6 +18,7 @@ from gputrace.analyzers.findings.hardware import (
     unknown_neighbours,
 )
 from gputrace.analyzers.findings.idle import ONE_PROCESS, ONE_PROCESS_ELSE
+from gputrace.analyzers.findings.reinforcement import waits_alone
 from gputrace.analyzers.grouping import median, median_of_others
 from gputrace.analyzers.kernel_ratios import KernelRatio
 from gputrace.analyzers.lateness import Lateness, Straggler, find_lateness, find_stragglers
@@ -185,8 +186,14 @@ def late_causes(facts: Facts) -> dict[int, str]:
     causes = {}
     for gpu, (cost, works) in slow.items():
         cause = "shared-gpu" if _by_neighbours(facts, gpu, cost) else "straggler"
-        causes[gpu.rank] = cause if works else "late-host"
+        late = "update-waits" if _awaited_by_others(facts, gpu, cost) else "late-host"
+        causes[gpu.rank] = cause if works else late
     return causes
+
+
+def _awaited_by_others(facts: Facts, gpu: Gpu, cost_ns: int) -> bool:
+    """Return whether a phase that updates wait for is why a GPU costs so much of a turn."""
+    return waits_alone(facts, gpu.rank) >= _CONFIRMED_PART * cost_ns
 
 
 def _by_neighbours(facts: Facts, gpu: Gpu, cost_ns: int) -> bool:
@@ -212,6 +219,8 @@ def late_host(facts: Facts) -> Iterator[Finding]:
     for late in facts.once(find_late):
         kernels = _kernels(facts, late)
         if _works_longer(facts, late, kernels):
+            continue
+        if _awaited_by_others(facts, late.lane.gpu, late.cost_ns):
             continue
         equal = kernels.ratio is not None and kernels.ratio < _SLOWER_KERNELS_RATIO
         details = ["its kernels are as fast as theirs"] if equal else []
