@@ -204,6 +204,13 @@ def test_phases_of_a_loop_of_its_own_are_known_by_their_place(tmp_path: Path) ->
             "policy_training",
         ),
         ("sync_weights", "train_wait", "rewards", "ref_log_probs", "actor_train"),
+        (
+            "train.update_weights",
+            "train.rollout",
+            "compute_reward",
+            "train.ref_logp",
+            "train.ppo_update",
+        ),
     ],
 )
 def test_ranges_are_phases_as_frameworks_name_them(tmp_path: Path, names: tuple[str, ...]) -> None:

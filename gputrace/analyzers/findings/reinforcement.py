@@ -97,7 +97,8 @@ def waits_alone(facts: Facts, rank: int) -> int:
 def update_waits(facts: Facts) -> Iterator[Finding]:
     """Rollouts, rewards, log-probabilities without gradients or the sync of weights, as far as they
     were timed, take 20 % of a turn of reinforcement learning. Named is the longest of them on the
-    rank on which it takes longest; details name the others, and the line at which the host waits.
+    rank on which it takes longest, and the rank if on another one it is half as long at most;
+    details name the others, and the line at which the host waits.
 
     Cost: the host's time in that phase.
 

@@ -209,7 +209,8 @@ _IDLE: Final = {row.id: row.longer for row in TIME_CLASSES if row.is_idle}
 
 def late_host(facts: Facts) -> Iterator[Finding]:
     """Others wait for a GPU whose kernels are as fast as theirs: its host is late. Details
-    name the idle time that it has more of.
+    name the idle time that it has more of. If a phase that updates wait for takes longer on its
+    rank, it is `update-waits`.
 
     Cost: the time that another GPU loses waiting for it.
 

@@ -2,7 +2,8 @@
 
 Phases of its turns are known by ranges, as programs name them: verl (``gen``, ``old_log_prob``,
 ``update_actor``), OpenRLHF (``make_experience``, ``broadcast_to_vllm``, ``ppo_train``), NeMo-RL
-(``policy_and_reference_logprobs``, ``policy_training``), slime (``actor_train``, ``train_wait``).
+(``policy_and_reference_logprobs``, ``policy_training``), slime (``actor_train``, ``train_wait``),
+AReaL (``train.rollout``, ``train.ppo_update``). No range says with which weights answers were made.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _PHASES: Final = {
             "roll_?outs?|generate(_sequences|_batch|_samples)?|generation|gen|make_experience"
             "|train_wait",
         ),
-        (UPDATE, "update|(ppo_|actor_|critic_)?train|policy_training|learn"),
+        (UPDATE, r"update|(ppo_|actor_|critic_)?train(?!\.)|policy_training|learn"),
     )
 }
 """Words in the ranges of a phase, the first of which to match counts; no phase has no name."""
