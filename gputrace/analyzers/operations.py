@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from enum import IntEnum
 from functools import cached_property
 from itertools import pairwise, repeat
@@ -219,7 +219,7 @@ class Gpu(Struct, frozen=True):
     that number, the next free one."""
     gpu_known: bool
     device: int
-    """CUDA ordinal in the process that uses the GPU most."""
+    """CUDA ordinal in the process that uses the GPU most, of those that mark steps if some do."""
     process: int
     """Index of that process."""
     rank: int
@@ -297,11 +297,14 @@ def group_gpus(trace: Trace, work: Mapping[_Pair, int]) -> list[Gpu]:
             f"operations on {most:,} GPUs of one host, of {MOST_GPUS:,} at most; the device ids "
             "look damaged: record again",
         )
-    ranks = _ranks(trace, work)
+    ranks, stepping = _ranks(trace, work), set[int]()
+    if Kind.STEP in trace.kinds:
+        stepping = set(distinct_ids(trace.events([Kind.STEP], ["process"]).process).tolist())
     by_name: dict[tuple[int, int], Gpu] = {}
     # Where the cards of some devices alone are known, an ordinal may be the index of another card.
     for gpu in sorted(
-        (_gpu(trace, pairs, ranks, work) for pairs in groups), key=lambda gpu: not gpu.gpu_known
+        (_gpu(trace, pairs, ranks, work, stepping) for pairs in groups),
+        key=lambda gpu: not gpu.gpu_known,
     ):
         numbers = range(gpu.gpu, gpu.gpu + len(by_name) + 1)
         number = next(n for n in numbers if (n, gpu.rank) not in by_name)
@@ -367,9 +370,14 @@ def _ranks(trace: Trace, work: Mapping[_Pair, int]) -> dict[int, tuple[int, bool
 
 
 def _gpu(
-    trace: Trace, pairs: list[_Pair], ranks: dict[int, tuple[int, bool]], work: Mapping[_Pair, int]
+    trace: Trace,
+    pairs: list[_Pair],
+    ranks: dict[int, tuple[int, bool]],
+    work: Mapping[_Pair, int],
+    stepping: Set[int],
 ) -> Gpu:
-    process, ordinal = max(pairs, key=lambda pair: work[pair])
+    # An engine beside the trainer may do more on the card.
+    process, ordinal = max(pairs, key=lambda pair: (pair[0] in stepping, work[pair]))
     device = trace.device(process, ordinal)
     rank, rank_known = ranks[process]
     known = device.gpu != UNKNOWN

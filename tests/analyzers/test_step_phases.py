@@ -162,6 +162,23 @@ def test_the_rank_whose_rewards_take_longest_is_named(tmp_path: Path) -> None:
     assert found.details[0] == "on another rank they take 200 µs"
 
 
+def test_an_engine_that_does_more_on_the_trainers_card_is_no_trainer(tmp_path: Path) -> None:
+    host = Host().trains(("rollout", 0, 5), ("backward", 6, 8), ("optimizer", 8, 9))
+    host.trains(("generate", 1, 5), thread=200, marks=False)
+    for pid, kernels, at in ((200, 40, 1), (100, 4, 6)):
+        host.export.ordinal(pid, 0, 0)
+        run = Run(host.export, pid=pid)
+        for number in range(1, STEPS + 1):
+            run.now = number * PERIOD + at * MS
+            run.kernels(kernels, "gemm", length=10_000)
+    host.export.card(0, "0000:01:00.0")
+    report = analyze(host.export, tmp_path)
+    assert len(report.breakdown) == 1
+    expected = {"rollout": 5, "backward": 2, "optimizer": 1, "forward": 1, "other": 1}
+    assert host_ms(the(report)) == pytest.approx(expected, rel=0.06)
+    assert report.findings[0].id == "update-waits"
+
+
 @pytest.mark.parametrize("call", ["backward", "generate"])
 def test_an_engine_that_gets_weights_has_no_optimizer(tmp_path: Path, call: str) -> None:
     run = Run(Host().trains((call, 4, 9), marks=False).export)

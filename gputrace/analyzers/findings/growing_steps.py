@@ -57,9 +57,10 @@ _COMPARE: Final = {
 }
 _NAMED_SHARE: Final = 0.5
 """Share of the growth that a line has if it is named."""
+_FAULTS_SHARE: Final = 0.1
+"""Share of the growth that more page faults take at least, to be told."""
 _TOLD_SHARE: Final = 0.2
-"""Share of the growth that more page faults have to be told; and part by which kernels become more,
-or what a process holds."""
+"""Part by which kernels become more, or what a process holds, to be told."""
 _FEW_KERNELS: Final = 0.1
 _ALIKE_SHARE: Final = 0.7
 """Part of the kernels that may grow less, and share of the mean growth that the others have, where
@@ -232,7 +233,7 @@ def _more_load(loads: Sequence[HostLoad | None], drift: Drift, grew_ns: int) -> 
         return
     lengths = drift.from_ns / before.covered_ns, drift.to_ns / after.covered_ns
     faults = before.minor_faults * lengths[0], after.minor_faults * lengths[1]
-    if (least := (faults[1] - faults[0]) * FAULT_NS) >= _TOLD_SHARE * grew_ns:
+    if (least := (faults[1] - faults[0]) * FAULT_NS) >= _FAULTS_SHARE * grew_ns:
         pair = f"{faults[0]:,.0f} to {faults[1]:,.0f}"
         yield f"page faults grow from {pair} a step, which take at least {format_ns(least)}"
     # As long as the thread works for longer, it is queued for longer.
