@@ -411,6 +411,18 @@ def find_host_lanes(
                     )
                 ),
             )
+        elif data is not None and len(data) > _FEWEST_BATCHES:
+            # The last wait is for the loader's end, or for a batch that was not used up.
+            windows[rank] = StepWindows(
+                rank=rank,
+                start=data.start[:-1],
+                end=data.start[1:],
+                busy_from=data.start[:-1],
+                source="markers",
+                kind="iterations",
+                confidence=0.6,
+                reason=f"from batch to batch of the loader: no step was marked{unknown}",
+            )
     if not lanes and trace.is_host_timeline:
         ranges = trace.events([Kind.RANGE], ("start", "end"), window)
         if len(ranges):
@@ -428,6 +440,8 @@ def find_host_lanes(
     return lanes, FoundSteps(windows, warmup, chosen, "no step was marked")
 
 
+_FEWEST_BATCHES: Final = 10
+"""Batches of a loader, in a program that marks no step, from which they are iterations."""
 _FROM_SECOND: Final = ", step 0 being the program's second"
 _RANKS_UNKNOWN: Final = " (ranks were not recorded: processes in order of their ids)"
 

@@ -147,6 +147,18 @@ def train(made: Made, pid: int = 1, wait: float = 12) -> None:
         made.step(20 * number, 20 * number + 20, pid)
 
 
+@pytest.mark.parametrize(("batches", "kind"), [(12, "iterations"), (9, "none")])
+def test_batches_are_iterations_where_no_step_was_marked(
+    batches: int, kind: str, made: Made
+) -> None:
+    made.process(1, 0)
+    for number in range(batches + 1):  # The last wait is for the loader's end.
+        made.wait(20 * number, 20 * number + 12)
+    steps = made.report().steps
+    assert (steps.kind, steps.count) == (kind, batches * (kind != "none"))
+    assert "no step was marked" in steps.reason
+
+
 def test_steps_that_take_no_time_tell_nothing(made: Made) -> None:
     made.process(1, 0)
     made.step(10, 10)
