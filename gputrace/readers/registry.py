@@ -129,7 +129,7 @@ READERS: Final = (
     _built_in("gputrace's traces", "gputrace", "is_own", "OwnTrace"),
     _built_in("nsys SQLite exports", "nsys", "is_nsys", "NsysTrace"),
     _built_in("nvprof files", "nvprof", "is_nvprof", "NvprofTrace"),
-    _built_in("databases of AMD's rocprofv3", "rocpd", "is_rocpd", "RocpdTrace"),
+    _built_in("databases of AMD's rocprofv3", "rocpd", "is_rocpd", "open_rocpd"),
     _converted("nsys reports", lambda file: is_report(file.path), "export_report"),
     _converted(
         "folders of tables that nsys exports", lambda file: file.is_folder, "convert_folder"
@@ -144,6 +144,7 @@ READERS: Final = (
     ),
     _built_in("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace", text=True),
     _built_in("their .trace.json.gz", "xplane", "is_trace_viewer", "open_trace_viewer", text=True),
+    _built_in("their JSON", "rocprof_json", "is_rocprof_json", "open_rocprof_json", text=True),
     _built_in("MXNet's profiles", _TIMELINES, "is_mxnet", "MxnetTrace", text=True),
     _built_in("Horovod's timelines", _TIMELINES, "is_horovod", "HorovodTrace", text=True),
 )
@@ -257,7 +258,6 @@ _ROCPD: Final = (
     "record the program with `rocprofv3 --runtime-trace --output-format rocpd -- python train.py`"
 )
 _KNOWN: Final = (
-    (rb'^\s*\{\s*"rocprofiler-sdk-tool"', "rocprofv3's JSON, not its database; " + _ROCPD),
     (
         rb'^\s*\{\s*"call_history"\s*:',
         "a TimerHook of Chainer: how long each call took, but not when, so there is no timeline; "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.errors import InputError
-from gputrace.model.events import GPU_KINDS, UNKNOWN, Events, IdLookup, Kind
+from gputrace.model.events import GPU_KINDS, UNKNOWN, Events, IdLookup, Kind, Mask
 from gputrace.model.trace import Device, Process, Session
 from gputrace.readers.in_memory import MemoryTrace, Names
 from gputrace.store.sqlite_page_scan import Query, Value
@@ -46,45 +46,62 @@ def is_rocpd(database: Database) -> bool:
     return any(True for _ in _suffixes(database))
 
 
-class RocpdTrace(MemoryTrace):
-    """Kernels, copies, HIP calls and ROCTX ranges of one or more processes."""
+def open_rocpd(path: Path, database: Database) -> RocprofTrace:
+    """Open kernels, copies, HIP calls and ROCTX ranges of one or more processes."""
+    names = Names()
+    sets: list[_TableSet] = []
+    for suffix in _suffixes(database):
+        before = sum(len(tables.processes) for tables in sets)
+        sets.append(_TableSet(database, suffix, names, before))
+    sizes = {tables.world_size for tables in sets} - {UNKNOWN}
+    trace = RocprofTrace(
+        path,
+        [part for tables in sets for part in tables.parts()],
+        names.texts,
+        [process for tables in sets for process in tables.processes],
+        [device for tables in sets for device in tables.devices()],
+        min(sizes) if len(sizes) == 1 else None,
+    )
+    database.close()
+    return trace
 
-    def __init__(self, path: Path, database: Database) -> None:
-        names = Names()
-        sets: list[_TableSet] = []
-        for suffix in _suffixes(database):
-            before = sum(len(tables.processes) for tables in sets)
-            sets.append(_TableSet(database, suffix, names, before))
-        processes = [process for tables in sets for process in tables.processes]
-        rows = [part for tables in sets for part in tables.parts() if len(part["start"])]
+
+class RocprofTrace(MemoryTrace):
+    """Rows of rocprofv3, on a clock that begins shortly before the first of them."""
+
+    def __init__(
+        self,
+        path: Path,
+        parts: Iterable[Columns],
+        names: Sequence[str],
+        processes: Sequence[Process],
+        devices: Sequence[Device],
+        world_size: int | None = None,
+    ) -> None:
+        """Create the trace of columns with the times of a file, in nanoseconds since the boot.
+
+        Raises InputError if nothing in them ran on a GPU.
+        """
+        rows = [part for part in parts if len(part["start"])]
         if not any(np.isin(part["kind"], GPU_KINDS).any() for part in rows):
             raise InputError(path, _NOTHING)
         timed = [part["start"][part["start"] > 0] for part in rows]
         first = min((int(starts.min()) for starts in timed if len(starts)), default=BEFORE)
-        sizes = {tables.world_size for tables in sets} - {UNKNOWN}
-        parts = []
+        moved = []
         for part in rows:
-            moved = dict(part)
+            columns = dict(part)
             for edge in ("start", "end"):
                 is_time = (part[edge] > 0) & (part[edge] < 1 << 62)
-                moved[edge] = np.where(is_time, part[edge] + BEFORE - first, UNKNOWN)
-            parts.append(Events.fitting(moved))
-        super().__init__(
-            path,
-            "rocprofv3",
-            parts,
-            names.texts,
-            processes,
-            [device for tables in sets for device in tables.devices()],
-            Session(
-                epoch_ns=first - BEFORE,
-                hosts=frozenset(process.host_name for process in processes) - {""},
-                ranks=frozenset(process.rank for process in processes) - {UNKNOWN},
-                world_size=min(sizes) if len(sizes) == 1 else None,
-            ),
+                columns[edge] = np.where(is_time, part[edge] + BEFORE - first, UNKNOWN)
+            moved.append(Events.fitting(columns))
+        session = Session(
+            epoch_ns=first - BEFORE,
+            hosts=frozenset(process.host_name for process in processes) - {""},
+            ranks=frozenset(process.rank for process in processes) - {UNKNOWN},
+            world_size=world_size,
         )
+        super().__init__(path, "rocprofv3", moved, names, processes, devices, session)
         self.origin = BEFORE
-        database.close()
 
 
 def _suffixes(database: Database) -> Iterator[str]:
@@ -159,21 +176,15 @@ class _TableSet:
         ends = rows["src_agent_id"], rows["dst_agent_id"]
         from_gpu, to_gpu = (_look_up(agents, self._is_gpu, end) for end in ends)
         source, destination = (_look_up(agents, numbers, end) for end in ends)
-        kinds = np.full(len(source), Kind.COPY_OTHER, np.int64)
-        kinds[(from_gpu == 0) & (to_gpu == 1)] = Kind.COPY_H2D
-        kinds[(from_gpu == 1) & (to_gpu == 0)] = Kind.COPY_D2H
-        both = (from_gpu == 1) & (to_gpu == 1)
-        kinds[both] = np.where(source == destination, Kind.COPY_D2D, Kind.COPY_PEER)[both]
-        is_peer = kinds == Kind.COPY_PEER
-        return self._common(rows, events) | {
-            "kind": kinds,
-            "name": self._strings(rows["name_id"]),
-            "device": np.where(to_gpu == 1, destination, np.where(from_gpu == 1, source, UNKNOWN)),
-            "stream": rows["stream_id"],
-            "bytes": rows["size"],
-            "source_device": np.where(is_peer, source, UNKNOWN),
-            "destination_device": np.where(is_peer, destination, UNKNOWN),
-        }
+        return (
+            self._common(rows, events)
+            | copy_columns(from_gpu == 1, to_gpu == 1, source, destination)
+            | {
+                "name": self._strings(rows["name_id"]),
+                "stream": rows["stream_id"],
+                "bytes": rows["size"],
+            }
+        )
 
     def _calls(self, events: Columns) -> Iterator[Columns]:
         """Yield HIP's and RCCL's calls and ROCTX's ranges, and then its marks."""
@@ -277,6 +288,22 @@ class _TableSet:
         known = (texts.get(id) for id in used.tolist())
         numbers = [self._names.number(text) if text else UNKNOWN for text in known]
         return np.array(numbers, np.int64)[index]
+
+
+def copy_columns(from_gpu: Mask, to_gpu: Mask, source: Ints, destination: Ints) -> Columns:
+    """Return kinds and devices of copies, given whether each end is a GPU, and its number."""
+    kinds = np.full(len(source), Kind.COPY_OTHER, np.int64)
+    kinds[~from_gpu & to_gpu] = Kind.COPY_H2D
+    kinds[from_gpu & ~to_gpu] = Kind.COPY_D2H
+    both = from_gpu & to_gpu
+    kinds[both] = np.where(source == destination, Kind.COPY_D2D, Kind.COPY_PEER)[both]
+    is_peer = kinds == Kind.COPY_PEER
+    return {
+        "kind": kinds,
+        "device": np.where(to_gpu, destination, np.where(from_gpu, source, UNKNOWN)),
+        "source_device": np.where(is_peer, source, UNKNOWN),
+        "destination_device": np.where(is_peer, destination, UNKNOWN),
+    }
 
 
 def _look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
