@@ -122,6 +122,7 @@ class _Replay:
         self._passes, self._phases = [-1], ["unknown"]  # Events that begin a pass; its phase.
         self._tensors: list[_Tensor] = []
         self.refused = -1
+        self._freed: set[int] = set()
         actions = {event.action for event in device.events}
         ends = "free_completed" if "free_completed" in actions else "free_requested"
         has_stacks = any(event.stack.roles - {"no frames"} for event in device.events)
@@ -167,6 +168,13 @@ class _Replay:
             if "module" in tensor.stack.roles and tensor.begin >= 0:
                 kept[tensor.end > self._horizon] += tensor.size
         keeps = bool(backward) or kept[True] > kept[False]
+        # Backward passes whose gradients were freed later: what is left of them are workspaces.
+        self._freed = {
+            born
+            for tensor in self._tensors
+            if tensor.phase == "backward" and tensor.begin >= 0 and tensor.end <= self._horizon
+            if self._pass_of(tensor.end) != (born := self._pass_of(tensor.begin))
+        }
         known: dict[tuple[str, str], set[str]] = defaultdict(set)
         gradients: dict[int, Counter[int]] = defaultdict(Counter)
         for tensor in self._tensors:
@@ -199,6 +207,8 @@ class _Replay:
             return "gradients"
         if tensor.begin >= 0 and born == died and phase != "unknown":
             return "temporary"
+        if phase == "backward" and is_held and born in self._freed and born < last_backward:
+            return "unknown"
         if phase in ("backward", "optimizer"):
             known = {"backward": "gradients", "optimizer": "optimizer"}[phase]
             return known if not is_open or "state" in roles else "unknown"
