@@ -246,14 +246,17 @@ def _charge(
     """Charge the time of one GPU as far as its own host shows why, and keep that with its rows;
     return the sums in its measured time, waits in collectives apart, if it has a row.
     """
-    lane = view.lane
+    lane, (time, waits) = view.lane, counted
     left = {
         name: lane.timeline.classes[OperationClass[name.upper()]].clip(*lane.window)
         for name in BUSY_CLASSES
         if name != "compute"
     }
-    left |= {name: times.clip(*lane.window) for name, times in lane.causes.of.items()}
-    host = Host(view, feeds, (steps[0], steps[1]), left, repeats=repeats)
+    window = lane.window
+    if time:  # Steps may begin before the GPU's first operation, and end after its last.
+        window = Window(min(window.start, int(time.start[0])), max(window.end, int(time.end[-1])))
+    left |= {name: times.clip(*window) for name, times in lane.causes.of.items()}
+    host = Host(view, feeds, (steps[0], steps[1]), left, repeats=repeats, window=window)
     charges: dict[tuple[str, str], Intervals] = {}
     for cause in causes:
         names = [name for name in cause.takes if name in left and len(left[name])]
@@ -265,7 +268,6 @@ def _charge(
                 left[name] = left[name].difference(charged)
     charges |= {(DEFAULTS[name], name): times for name, times in left.items() if len(times)}
     view.keep(CHARGES, charges)
-    time, waits = counted
     return None if time is None else _sum(view, time, waits, max(steps.shape[1], 1))
 
 

@@ -34,7 +34,7 @@ class Host:
 
     Attributes:
         view: rows of the GPU.
-        window: time that is accounted for.
+        window: time that is accounted for; by default, that of the GPU's operations.
         feeds: number of GPUs that its process feeds, whose threads hold each other up.
         steps: starts and ends of the measured steps.
         left: time that is not yet charged, by class.
@@ -49,10 +49,11 @@ class Host:
         left: dict[str, Intervals] | None = None,
         *,
         repeats: bool = True,
+        window: Window | None = None,
     ) -> None:
         self.view, self.feeds, self.steps, self.left = view, feeds, steps, left or {}
         self.repeats = repeats
-        self.window: Window = view.lane.window
+        self.window: Window = window or view.lane.window
 
     @property
     def process(self) -> int:

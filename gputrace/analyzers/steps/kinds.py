@@ -57,6 +57,8 @@ _FILLS: Final = r"(?i)fill|distribution|random|philox|arange"
 """Kernels that make a network's weights, or nothing: however often they run, they compute none."""
 _MOST_READS: Final = 3
 """Copies to the host by which a program reads one token; more read several."""
+_PROMPT_NS: Final = 100_000
+"""Maximum time from an operation's issue to its start on a GPU that had nothing to do."""
 _TORCH: Final = "at::native|^triton_[a-z]+_fused_"
 _BACKWARDS: Final = r"backward|bwd"
 _UPDATES: Final = r"optimi[sz]er[._ ]?step|optimi[sz]er$"
@@ -93,7 +95,7 @@ def find_turns(
         return _of_kind(trace, busiest, passes, "one window of the recording")
     shown = None if repeated is None else _shown(busiest, calls, repeated)
     if repeated is None or shown is None:
-        return _find_pass(trace, gpus, repeated)
+        return _find_pass(trace, gpus, repeated, calls)
     return _of_kind(trace, busiest, repeated, shown) if shown else None
 
 
@@ -240,7 +242,10 @@ def _calls_of_networks(
 
 
 def _find_pass(
-    trace: Trace, gpus: Sequence[GpuOperations], layers: StepWindows | None
+    trace: Trace,
+    gpus: Sequence[GpuOperations],
+    layers: StepWindows | None,
+    calls: CudaApiCalls | None,
 ) -> StepWindows | None:
     """Return the one pass that a rank ran, with the repeated layers in it, if there are some.
 
@@ -255,7 +260,8 @@ def _find_pass(
         if len(layers) > _MOST_LAYERS or (np.abs(halves - len(layers)) <= 1).any():
             return None
     begin = _after_uploads(trace, operations)
-    start = int(operations.start[begin])
+    first = int(operations.start[begin])
+    start = first if begin or calls is None else _begin_of_mark(trace, operations, calls)
     names = _kernel_names(trace, operations)
     texts = trace.once(_training_ranges)
     parts = ["forward pass"]
@@ -274,12 +280,25 @@ def _find_pass(
         rank=operations.gpu.rank,
         start=np.array([start]),
         end=np.array([max(int(gpu.reach[-1]) for gpu in gpus)]),
-        busy_from=np.array([start]),
-        source="inferred",
+        busy_from=np.array([first]),
+        source="inferred" if start == first else "profiler",
         kind="pass",
         confidence=0.6,
         reason=f"one {parts[0]}: no input, update or mark parts the kernels{within}",
     )
+
+
+def _begin_of_mark(trace: Trace, operations: GpuOperations, calls: CudaApiCalls) -> int:
+    """Return when the first operation starts; or the only marked step that it was issued in, if it
+    started as soon as it was issued: until then the GPU waited for the host.
+    """
+    first = int(operations.start[0])
+    marks = trace.events([Kind.STEP], ["start", "end"])
+    by = int(calls.issued_by(operations.events.select(slice(1)))[0])
+    if len(marks) != 1 or by == NOBODY or first > calls.end[by] + _PROMPT_NS:
+        return first
+    start, end = int(marks.start[0]), int(marks.end[0])
+    return start if start <= calls.start[by] < end else first
 
 
 def settle_kind(trace: Trace, operations: GpuOperations, windows: StepWindows) -> StepWindows:
