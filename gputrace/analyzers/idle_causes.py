@@ -33,6 +33,8 @@ _DATA_RANGE: Final = (
 )
 """Names of NVTX ranges that wait for the next batch, or make it."""
 
+_PART_RANGE: Final = r"(?i)(?<![a-z])(layers?|weights?|kv|experts?|attention|mlp)(?![a-z])"
+"""Names of ranges within a pass: what is copied in them, such as weights, is none of a batch."""
 _MPI_WAITS: Final = (
     r"P?MPI_(?!\w*_(init|local)\b)(Wait|Barrier|S?[Ss]end|M?[Rr]ecv|M?[Pp]robe|All(?!oc)|Reduce"
     r"|Bcast|Gather|Scatter|Scan|Exscan|Neighbor|Win_(fence|wait|lock|unlock|flush))"
@@ -59,7 +61,8 @@ class HostEvidence(Struct, frozen=True, dict=True):
     mpi: Mapping[tuple[int, int], Intervals]
     """Calls of MPI that wait for other ranks."""
     phases: Mapping[tuple[int, int], Intervals]
-    """Calls that are a part of a step, as a forward pass is: no thread loads data in them."""
+    """Calls and ranges that are a part of a step, as a forward pass or a layer is: no thread loads
+    data in them."""
     passes: Mapping[tuple[int, int], Intervals]
     """Forward passes that call a model several times, with what lies between the calls."""
 
@@ -98,12 +101,14 @@ def read_evidence(trace: Trace) -> HostEvidence:
     data = intervals_by_thread(waits)
     for thread, intervals in intervals_by_thread(ranges).items():
         data[thread] = merge_touching(data.get(thread, EMPTY), intervals)
-    phases = trace.events([Kind.PHASE], columns)
+    phases = intervals_by_thread(trace.events([Kind.PHASE], columns))
+    for thread, intervals in intervals_by_thread(_named(trace, every, _PART_RANGE)).items():
+        phases[thread] = merge_touching(phases.get(thread, EMPTY), intervals)
     return HostEvidence(
         data,
         intervals_by_thread(overhead),
         intervals_by_thread(mpi),
-        intervals_by_thread(phases),
+        phases,
         _forward_passes(trace),
     )
 

@@ -90,6 +90,7 @@ TARGETS: Final = (
     Target("tables", f"{_KERNELS}.parquet", raw.mutate, _tables, made=others.kernels),
     Target("nvprof", "run.nvvp", tables.mutate, _trace),
     Target("rocpd", "run_results.db", tables.mutate, _trace),
+    Target("rocprof", "run_results.json", trees.mutate_json, _trace),
     Target("kineto", "run.pt.trace.json", trees.mutate_json, _trace),
     Target("xplane", "run.xplane.pb", wire.mutate, _trace),
     Target("trace-viewer", "run.trace.json", trees.mutate_json, _trace),

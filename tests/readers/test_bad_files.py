@@ -187,12 +187,6 @@ def test_a_database_of_rocm_profile_data(tmp_path: Path) -> None:
     assert_unreadable(path, "rocmProfileData", "rocprofv3 --runtime-trace --output-format rocpd")
 
 
-def test_the_json_of_rocprofv3(tmp_path: Path) -> None:
-    path = tmp_path / "908_results.json"
-    path.write_text('{"rocprofiler-sdk-tool":[{"metadata":{"pid":908}}]}')
-    assert_unreadable(path, "rocprofv3's JSON", "--output-format rocpd")
-
-
 def test_an_export_without_cuda_tables(tmp_path: Path) -> None:
     export = Export().add("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="3.20.3")
     export.string("python")

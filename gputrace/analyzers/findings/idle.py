@@ -448,6 +448,8 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     elif not facts.per_gpu.has_calls:
         why = "its CUDA API calls were not recorded"
         advice = "record CUDA API calls too (gputrace record, or nsys -t cuda,nvtx,osrt)"
+        if facts.trace.source == "rocprofv3":
+            advice = "record HIP's calls too (rocprofv3 --runtime-trace)"
     elif 2 * (before_unknown // facts.turns) > facts.mean("other_idle"):
         why = "the calls that issued the next operations were not recorded"
         advice = "record CUDA API calls from the start (gputrace record, or nsys -t cuda)"
