@@ -42,6 +42,12 @@ _MOST_IDS: Final = 1 << 41
 _MOST_IMPOSSIBLE: Final = 0.05
 """Largest part of the operations that may be at impossible times. If more are, a stream is not what
 it is taken for, or a clock is wrong."""
+MISTIMED: Final = (
+    f"over {_MOST_IMPOSSIBLE:.0%} of the GPUs' work starts before its launch: a clock is wrong, "
+    "and when the GPUs were idle is unknown"
+)
+"""Note on a trace whose times say nothing of idle time."""
+_EARLY_REASON: Final = "GPU work that starts before its launch"
 
 _Ints = NDArray[np.int64]
 
@@ -77,14 +83,14 @@ def find_possible(
         too_long &= length > span
     overlapping, early = np.zeros((2, len(operations)), np.bool_)
     overlapping[_overlapping(operations, rows)] = True
-    suspects = _suspects(rows)
+    suspects = np.union1d(_suspects(rows), _before_pause(operations, launched))
     if len(suspects):
         begun = launched(operations.select(suspects))
         early[suspects[(begun != UNKNOWN) & (operations.start[suspects] < begun - _EARLY)]] = True
     bad = np.zeros_like(early)
     for reason, mask in (
         ("longer than an hour and than the run", too_long),
-        ("GPU work that starts before its launch", early),
+        (_EARLY_REASON, early),
         ("kernels that run during others of their stream", overlapping),
     ):
         mask &= ~bad
@@ -92,6 +98,8 @@ def find_possible(
         if count <= max(1, _MOST_IMPOSSIBLE * len(operations)):
             quality.drop(reason, count, where)
             bad |= mask
+        elif reason == _EARLY_REASON and MISTIMED not in quality.notes:
+            quality.notes.append(MISTIMED)
     return ~bad if bad.any() else None
 
 
@@ -134,18 +142,26 @@ def _overlapping(operations: Events, rows: _Rows) -> _Ints:
     return on_stream
 
 
+def _before_pause(operations: Events, launched: Callable[[Events], _Ints]) -> _Ints:
+    """Return the operations before a long pause of all GPUs, if the last of them begins long before
+    its launch.
+    """
+    bins = (operations.start - operations.start.min()) // (_LONG_GAP // 2)
+    used = distinct_ids(bins)
+    before = used[:-1][np.diff(used) > 1]
+    rows = np.flatnonzero(is_among(bins, before))
+    rows = rows[np.lexsort((operations.start[rows], bins[rows]))]
+    last = rows[np.flatnonzero(np.diff(bins[rows], append=-1))]
+    begun = launched(operations.select(last)) if len(last) else last
+    is_early = (begun != UNKNOWN) & (operations.start[last] < begun - _LONG_GAP)
+    return np.flatnonzero(bins <= bins[last[is_early]].max(initial=-1))
+
+
 def _suspects(rows: _Rows) -> _Ints:
     """Return the operations that may begin before their launch: those that begin long before others
-    of their stream that were launched earlier, and a few first ones long before all others.
+    of their stream that were launched earlier.
     """
-    few = max(2, int(_MOST_IMPOSSIBLE * len(rows.order)) + 2)
-    first = np.sort(
-        np.partition(rows.start, few - 1)[:few] if few < len(rows.start) else rows.start
-    )
-    gap = int(np.argmax(np.diff(first)))
     suspects = []
-    if first[gap + 1] - first[gap] > _LONG_GAP:
-        suspects.append(rows.order[rows.start <= first[gap]])
     if rows.issued.min() == UNKNOWN:
         rows = _Rows(*(column[rows.issued != UNKNOWN] for column in rows))
     least_id = int(rows.issued.min(initial=0))

@@ -14,7 +14,7 @@ import pytest
 
 import gputrace
 from gputrace.model.events import GPU_KINDS, UNKNOWN, Events, Kind
-from gputrace.model.impossible_times import find_launches, find_possible
+from gputrace.model.impossible_times import MISTIMED, find_launches, find_possible
 from gputrace.model.trace import Quality
 from gputrace.readers.registry import open_trace
 from tests.helpers.kineto import event, kernel, write
@@ -80,6 +80,22 @@ def rows(**columns: Iterable[int]) -> Events:
     count = len(arrays["start"])
     whole = {"kind": Kind.KERNEL, "process": 0, "device": 0, "stream": 7, "correlation": UNKNOWN}
     return Events({name: np.full(count, value) for name, value in whole.items()} | arrays)
+
+
+@pytest.mark.parametrize("early", [range(20), range(0, 60, 2)], ids=["the first", "every other"])
+def test_much_work_before_its_launch_leaves_idle_time_unknown(
+    early: Iterable[int], tmp_path: Path
+) -> None:
+    moved = {number: {"ts": 100 * number + AT - 3_000_000} for number in early}
+    path = run(tmp_path / "run.pt.trace.json", moved)
+    with open_trace(path) as whole:
+        assert not whole.quality.dropped
+        assert MISTIMED in whole.quality.notes
+    with gputrace.open(path) as trace:
+        report = trace.analyze()
+    assert {"idle-unexplained", "launch-bound", "host-work"}.isdisjoint(
+        finding.id for finding in report.findings
+    )
 
 
 def test_kernels_of_several_streams_and_of_one_graph_may_overlap() -> None:

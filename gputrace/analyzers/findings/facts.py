@@ -33,6 +33,7 @@ from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.steps.inferred import BACKWARD
 from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.host import CHECKPOINT, DATA, OTHER, PHASES, HostLine, HostLoad, StepPhases
+from gputrace.model.impossible_times import MISTIMED
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
 from gputrace.model.kernels import Kernels
 from gputrace.model.results import (
@@ -259,6 +260,11 @@ class Facts(Struct, frozen=True, dict=True):
                 return framework
         return "pytorch" if "kineto" in self.trace.source.split("+") else ""
 
+    @property
+    def idle_unknown(self) -> bool:
+        """Return whether the GPUs' idle time says nothing of the program."""
+        return bool(self.trace.idle_unknown) or MISTIMED in self.trace.quality.notes
+
     @cached_property
     def is_hip(self) -> bool:
         """Return whether the calls are HIP's: the GPUs are AMD's, which gputrace cannot record."""
@@ -478,7 +484,7 @@ class Facts(Struct, frozen=True, dict=True):
         share = self.share_of(cost)
         severity = severity_of(share, medium, high)
         charged = self.ledger.of(*causes)
-        is_unknown = self.trace.idle_unknown and {row.of for row in charged} == {"idle"}
+        is_unknown = self.idle_unknown and {row.of for row in charged} == {"idle"}
         if severity is None or is_unknown:
             return
         evidence: dict[str, float | int | str | None] = {

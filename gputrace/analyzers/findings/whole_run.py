@@ -223,7 +223,7 @@ _HOST_ROWS: Final = frozenset((Kind.RANGE, Kind.OPERATOR, Kind.DATA_WAIT))
 def runs_almost_nothing(facts: Facts) -> bool:
     """Return whether a recording without steps shows next to nothing of a GPU."""
     kernels = sum(lane.kernels for lane in facts.working)
-    is_whole = facts.per_gpu.has_calls and not facts.trace.idle_unknown
+    is_whole = facts.per_gpu.has_calls and not facts.idle_unknown
     if facts.repeats or not is_whole:
         return False
     recorded, waited = facts.once(_recorded_ns)
