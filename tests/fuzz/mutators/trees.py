@@ -11,6 +11,8 @@ from tests.fuzz import values
 from tests.fuzz.mutators import raw
 
 _DEEP: Final = (3, 40, 600, 100_000)
+_SHORT: Final = 10_000
+"""Characters of what is repeated many times."""
 
 
 def mutate_json(rng: Random, data: bytes) -> bytes:
@@ -67,10 +69,13 @@ def _place(rng: Random, holder: list[Any]) -> tuple[Any, Any]:
 def _another(rng: Random, value: Any) -> Any:
     if isinstance(value, (int, float)) and rng.random() < 0.5 and abs(value) < 1e300:
         return values.near(rng, int(value))
+    text = str(value)
+    # Many of many, changed again and again, would take longer to write than to read.
+    many = 50 if len(text) < _SHORT else 2
     pool: tuple[Any, ...] = (
         None, True, False, [], {}, [value], {"a": value}, values.integer(rng), values.integer(rng),
         values.integer(rng, 128), values.text(rng), values.text(rng), rng.choice(values.FLOATS),
-        float("nan"), rng.random() * 1e15, str(value), [value] * 50,
+        float("nan"), rng.random() * 1e15, text, [value] * many,
     )  # fmt: skip
     return rng.choice(pool)
 
