@@ -116,10 +116,10 @@ def meet_on_card(trace: Trace, gpu: Gpu, window: Window, own: int = 1) -> CardNe
     """Return who else computes within a window on a card of which ``own`` processes of the run have
     a part, as far as the driver lists processes; None if nobody.
     """
-    is_ours = _of_run(trace)
     uses = [use for use in trace.nvml.processes if (use.host, use.gpu) == (gpu.host, gpu.gpu)]
     if not gpu.gpu_known or not uses:
         return None
+    is_ours = _of_run(trace)
     # Processes of other instances have their own part of the card.
     instances = {use.sharing for use in uses if is_ours(use) and use.sharing.startswith("MIG")}
     others = [use for use in uses if use.pid is not None and not is_ours(use)]
