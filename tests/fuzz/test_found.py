@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gputrace
+from gputrace.analyzers import neighbours
 from gputrace.analyzers.timeline_model import Scene
 from gputrace.collectors.finalize import merge
 from gputrace.collectors.spool import CHUNK, HEADER
@@ -21,6 +22,7 @@ from gputrace.collectors.spool.activity import SPOOL, read_spool, windows_of
 from gputrace.collectors.spool.host_events import CLOCKS
 from gputrace.errors import GputraceError, InputError, MissingError, UsageError
 from gputrace.model import names
+from gputrace.model.trace import Trace
 from gputrace.store.cache import Kept, load_columns
 from gputrace.store.sqlite_reader import Database as TraceDatabase
 from gputrace.studies.database import Database
@@ -360,3 +362,22 @@ def test_ranks_in_one_file_are_known_beside_a_process_of_none(tmp_path: Path) ->
     path = kineto.write(tmp_path / "merged.pt.trace.json", *rows, call)
     with gputrace.open(path) as trace:
         assert {gpu.rank for gpu in trace.analyze().gpus} == {0, 1}
+
+
+def test_the_processes_of_a_run_are_not_looked_through_for_each_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Trace] = []
+    of_run = neighbours._of_run
+
+    def look_through(trace: Trace) -> neighbours._OfRun:
+        calls.append(trace)
+        return of_run(trace)
+
+    monkeypatch.setattr(neighbours, "_of_run", look_through)
+    export = Export()
+    for number in range(3):
+        export.kernel(number, number + 10, deviceId=number, globalPid=global_id(100 + number))
+    with gputrace.open(export.write(tmp_path / "many.sqlite")) as trace:
+        assert len(trace.analyze().gpus) == 3
+    assert len(calls) <= 1
