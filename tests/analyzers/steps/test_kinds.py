@@ -134,6 +134,24 @@ def test_an_optimizer_ends_each_step_however_the_rest_of_it_is_launched(
     assert (steps.kind, steps.count) == ("training", 12)
 
 
+@pytest.mark.parametrize("late_us", [0, 500], ids=["the GPU waited", "the GPU was behind"])
+def test_a_pass_begins_with_the_only_marked_step_if_the_gpu_waited(
+    tmp_path: Path, late_us: int
+) -> None:
+    events = [kineto.event("user_annotation", "ProfilerStep#6", 1_000, 60_000)]
+    for number in range(40):
+        at, correlated = 41_000 + 100 * number, {"correlation": number + 1}
+        events.append(kineto.event("cuda_runtime", "cudaLaunchKernel", at, 5, args=correlated))
+        name = NAMES[number % 8 if number != 20 else 0]
+        events.append(kineto.kernel(at + 10 + late_us, 80, correlation=number + 1) | {"name": name})
+    with gputrace.open(kineto.write(tmp_path / "run.pt.trace.json", *events)) as trace:
+        report = trace.analyze()
+    assert (report.steps.kind, report.steps.count) == ("pass", 1)
+    (row,) = report.breakdown
+    assert (row.total_ns > 40 * MS) == (late_us == 0)
+    assert (report.findings[0].id == "host-work") == (late_us == 0)
+
+
 def test_winograd_is_no_backward_pass(tmp_path: Path) -> None:
     for name, kind in (("winograd_fwd_4x4", "evaluation"), ("winogradWgradData4x4", "training")):
         run, network = Run(), Network(1)
