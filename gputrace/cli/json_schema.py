@@ -6,8 +6,8 @@ import ast
 import inspect
 import re
 import sys
-import textwrap
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
@@ -67,8 +67,7 @@ def titles_of(row: type) -> dict[str, str]:
 
 def meanings(row: type) -> dict[str, str]:
     """Return the text below each field in the source."""
-    (made,) = ast.parse(textwrap.dedent(inspect.getsource(row))).body
-    assert isinstance(made, ast.ClassDef)
+    made = _classes(row.__module__)[row.__name__]
     pairs = zip(made.body, made.body[1:], strict=False)
     return {
         field.target.id: _values(row, inspect.cleandoc(text.value.value))
@@ -79,6 +78,13 @@ def meanings(row: type) -> dict[str, str]:
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes in a module's source, parsed once for all of them."""
+    made = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {one.name: one for one in made if isinstance(one, ast.ClassDef)}
 
 
 def _values(row: type, text: str) -> str:

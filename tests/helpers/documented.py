@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -72,9 +73,10 @@ class Block:
         return [call for command, _ in commands(self) if (call := gputrace_call(command))]
 
 
-def blocks(page: Path) -> list[Block]:
+@cache
+def blocks(page: Path) -> tuple[Block, ...]:
     """All blocks of a page, in order."""
-    return list(_blocks(page))
+    return tuple(_blocks(page))
 
 
 def _blocks(page: Path) -> Iterator[Block]:
