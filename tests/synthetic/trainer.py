@@ -67,8 +67,11 @@ class Trainer:
     def around(self, ns: Ints | Floats | float, jitter: float | None = None) -> Ints:
         """Durations that scatter about `ns` by the plan's jitter."""
         spread = self.plan.jitter if jitter is None else jitter
-        scatter = np.clip(1 + spread * self.rng.standard_normal(np.shape(ns)), 0.3, 3)
-        return np.asarray(ns * scatter, np.int64)
+        if not isinstance(ns, np.ndarray):  # mostly, and numpy takes long for one number
+            scatter = min(max(1 + spread * self.rng.standard_normal(), 0.3), 3)
+            return np.asarray(ns * scatter, np.int64)
+        scatters = 1 + spread * self.rng.standard_normal(ns.shape)
+        return (ns * np.minimum(np.maximum(scatters, 0.3), 3)).astype(np.int64)
 
     def python(self, ns: int) -> None:
         """Let the main thread run Python for about that long."""
