@@ -40,6 +40,7 @@ def test_the_bar_goes_on_within_a_run(real: Real, monkeypatch: pytest.MonkeyPatc
     update = console._LateBar.update
 
     def seen(bar: console._LateBar, done: int, total: int, what: str = "") -> None:
+        bar._timer.join()  # It starts the bar, and may have to import rich first.
         update(bar, done, total, what)
         assert bar._bar is not None
         shown.append((bar._bar.tasks[0].description, bar._bar.tasks[0].total))

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -456,6 +457,7 @@ def recorded(folder: Path, program: str, *options: str, before: tuple[str, ...] 
 def test_a_burner_on_the_same_core_is_measured_as_the_program_itself_measures_it(
     tmp_path: Path,
 ) -> None:
+    """What else runs on the machine comes and goes: any part of the run as long may be counted."""
     report = recorded(
         tmp_path,
         """
@@ -464,17 +466,22 @@ burner = os.fork()
 if not burner:
     hash_for(60)
     os._exit(0)
-begin, used = time.perf_counter(), time.thread_time()
-steps(60, lambda: hash_for(0.02))
-wall, used = time.perf_counter() - begin, time.thread_time() - used
+def work():
+    hash_for(0.02)
+    print(time.perf_counter_ns(), time.thread_time_ns())
+steps(60, work)
 os.kill(burner, 9); os.wait()
-print(1 - used / wall)
 """,
     )
     (load,) = report.host_load
-    expected = float((tmp_path / "said").read_text())
-    assert load.queued_ns / load.covered_ns == pytest.approx(expected, rel=0.1)
-    assert "1 core" in words_of(the(report, "cpu-starved"))
+    lines = (tmp_path / "said").read_text().splitlines()
+    clocks = np.array([line.split() for line in lines], np.int64)
+    assert len(clocks) == 60
+    parts = [end - begin for begin, end in combinations(clocks, 2)]
+    queued = [1 - used / wall for wall, used in parts if wall >= 0.9 * load.covered_ns]
+    assert 0.9 * min(queued) <= load.queued_ns / load.covered_ns <= 1.1 * max(queued)
+    # The words depend on what else runs.
+    assert the(report, "cpu-starved").evidence["cores"] == 1
 
 
 def test_more_threads_than_cores_are_counted(tmp_path: Path) -> None:
