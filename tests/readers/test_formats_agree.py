@@ -23,7 +23,7 @@ from tests.synthetic import (
 )
 from tests.synthetic.kineto import PLAIN
 
-MANY_GAPS: Final = 200
+MANY_GAPS: Final = 60
 RANGES: Final = ("step", "data")
 
 TOLD_BY_SOME: Final = {

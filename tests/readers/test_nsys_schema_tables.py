@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -20,20 +21,20 @@ ALL = ("KERNEL", "MEMCPY", "MEMSET", "RUNTIME", "SYNCHRONIZATION", "OSRT_API", "
 def renamed(path: Path, suffix: str, *tables: str) -> None:
     with closing(sqlite3.connect(path)) as database, database:
         for (name,) in list(database.execute("SELECT name FROM sqlite_master WHERE type='table'")):
-            if name.removeprefix("CUPTI_ACTIVITY_KIND_") in tables:
+            if suffix and name.removeprefix("CUPTI_ACTIVITY_KIND_") in tables:
                 database.execute(f'ALTER TABLE "{name}" RENAME TO "{name}{suffix}"')
 
 
-@pytest.mark.parametrize("suffix", ["_V3", "_V12", "_2027"])
 @pytest.mark.parametrize("tables", [ALL, ("KERNEL",), ("RUNTIME", "NVTX_EVENTS")])
-def test_a_suffix_changes_nothing(suffix: str, tables: tuple[str, ...], tmp_path: Path) -> None:
-    path = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
-    reports = []
-    for _ in range(2):
+def test_a_suffix_changes_nothing(tables: tuple[str, ...], tmp_path: Path) -> None:
+    path, reports = tmp_path / "trace.sqlite", []
+    recording = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
+    for suffix in ("", "_V3", "_V12", "_2027"):
+        shutil.copy(recording, path)
+        renamed(path, suffix, *tables)
         with gputrace.open(path) as trace:
             reports.append(json.loads(trace.analyze().render("json")))
-        renamed(path, suffix, *tables)
-    assert reports[0] == reports[1]
+    assert reports[1:] == [reports[0]] * 3
 
 
 def test_a_trace_with_suffixes_can_be_cut(tmp_path: Path) -> None:

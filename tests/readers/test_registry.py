@@ -32,6 +32,16 @@ def kernels(path: Path) -> int:
         return len(trace.events([Kind.KERNEL], ["start"]))
 
 
+@pytest.fixture(scope="module", params=[2, 40_000])
+def counted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[int, bytes]:
+    """So many kernels, and a trace of them: one of more than a block is among them."""
+    path = tmp_path_factory.mktemp("counted") / "run.json"
+    write(path, *(kernel(at, 1, "gemmé") for at in range(request.param)))
+    return request.param, path.read_bytes()
+
+
 @pytest.mark.parametrize(
     "written",
     [
@@ -59,12 +69,11 @@ def kernels(path: Path) -> int:
         "gzip-of-zstd",
     ],
 )
-@pytest.mark.parametrize("count", [2, 40_000])
 def test_a_trace_is_read_in_any_encoding(
-    written: Callable[[bytes], bytes], count: int, tmp_path: Path
+    written: Callable[[bytes], bytes], counted: tuple[int, bytes], tmp_path: Path
 ) -> None:
-    path = write(tmp_path / "run.json", *(kernel(at, 1, "gemmé") for at in range(count)))
-    path.write_bytes(written(path.read_bytes()))
+    path, (count, text) = tmp_path / "run.json", counted
+    path.write_bytes(written(text))
     assert kernels(path) == count
 
 

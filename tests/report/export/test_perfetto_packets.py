@@ -104,7 +104,7 @@ def slices_of_json(path: Path) -> Counter[Slice]:
 
 @pytest.mark.parametrize("form", ["one file", "a file a rank"])
 def test_the_packets_hold_the_slices_of_the_json(tmp_path: Path, form: str) -> None:
-    recording = simulate(Plan(steps=6, ranks=2))
+    recording = simulate(Plan(steps=6, ranks=2, kernels_per_step=30))
     paths = [tmp_path / "run.sqlite"]
     if form == "one file":
         write_nsys(recording, paths[0])
