@@ -31,7 +31,7 @@ demo: $(VENV)/.runtime ## Analyze the trace that comes with gputrace, and one ma
 # Hundreds of tests record real processes, which a busy machine can delay: a test that fails
 # has one more try, and those that needed it are listed.
 test: $(VENV)/.dev ## Run the tests
-	$(BIN)/python -m pytest -q -n 3 --reruns 1 -raR
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --reruns 1 -raR
 
 lint: $(VENV)/.dev ## Check style, types, imports and spelling
 	$(BIN)/ruff check $(CODE) examples workloads .ci

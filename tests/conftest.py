@@ -27,8 +27,9 @@ from tests.native.build import Machine, compile_once
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 
-# The same examples in each run: make fuzz looks for others.
-settings.register_profile("gputrace", deadline=None, derandomize=True)
+# The same examples in each run: make fuzz looks for others, and make matrix at more.
+settings.register_profile("gputrace", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("release", settings.get_profile("gputrace"), max_examples=200)
 settings.load_profile("gputrace")
 
 # Hundreds of tests start the command; without compiled files, each of them would compile it anew.

@@ -192,7 +192,7 @@ def whole(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 LATITUDE: Final = settings(
-    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
