@@ -19,7 +19,8 @@ LOCK := $(BIN)/uv -q pip compile pyproject.toml --universal --python-version 3.1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint audit format docs bench gpu faults fuzz sanitize workloads lock dist wheels matrix clean
+CHECKS := types style imports spelling
+.PHONY: help demo test compiled lint $(CHECKS) audit format docs bench gpu faults fuzz sanitize workloads lock dist wheels matrix clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile | expand -t 16
@@ -33,11 +34,24 @@ demo: $(VENV)/.runtime ## Analyze the trace that comes with gputrace, and one ma
 test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal --reruns 1 -raR
 
-lint: $(VENV)/.dev ## Check style, types, imports and spelling
+# Once, where each of the three processes would compile all tests for itself.
+compiled: $(VENV)/.dev
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --collect-only >/dev/null
+
+lint: $(CHECKS) ## Check style, types, imports and spelling
+
+# Targets of their own, so that `make -j2 lint` checks the rest while types are, which take longest.
+types: $(VENV)/.dev
+	$(BIN)/mypy $(CODE) .ci/audit.py
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check $(CODE) examples workloads .ci
 	$(BIN)/ruff format --check $(CODE) examples workloads .ci
-	$(BIN)/mypy $(CODE) .ci/audit.py
+
+imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo --no-cache
+
+spelling: $(VENV)/.dev
 	$(BIN)/codespell
 
 audit: $(VENV)/.dev ## Ask whether a weakness is known of what the locks name
