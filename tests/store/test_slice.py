@@ -33,7 +33,7 @@ def export(source: Path, target: Path, time: str | tuple[int, int]) -> Path:
 
 def analyze(path: Path, time: str | tuple[int, int] | None = None) -> Report:
     with gputrace.open(path) as trace:
-        return trace.analyze(time=time, gaps=1_000)
+        return trace.analyze(time=time, gaps=200)
 
 
 def answers(report: Report) -> object:
