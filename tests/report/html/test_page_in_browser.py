@@ -77,6 +77,12 @@ def write(trace: Path, target: Path) -> str:
     return target.as_uri()
 
 
+@pytest.fixture(scope="module")
+def starved(recording: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a page that many tests look at, written once."""
+    return write(recording(STARVED), tmp_path_factory.mktemp("starved") / "page.html")
+
+
 def assert_nothing_wrong(browser: Browser) -> None:
     assert browser.complaints == []
     outside = [url for url in browser.requests if not url.startswith(("file:", "data:"))]
@@ -112,10 +118,8 @@ def test_real_traces_are_drawn_zoomed_and_searched(
     assert_nothing_wrong(browser)
 
 
-def test_the_gap_of_the_sleep_is_named_at_first_glance(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_the_gap_of_the_sleep_is_named_at_first_glance(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     words = browser.run(WORDS)
     assert sum(bool(re.fullmatch(r"25\.\d ms data feeding", word)) for word in words) >= 8
     top = browser.run("document.querySelector('#timeline').getBoundingClientRect().top")
@@ -146,9 +150,9 @@ def test_a_cell_of_a_notebook_shows_the_page_in_a_frame_of_its_own(
 
 
 def test_zoomed_in_boxes_have_names_and_details_and_point_to_their_launch(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    browser: Browser, starved: str
 ) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.open(starved)
     browser.until("document.body.dataset.rows")
     pressed = (
         "[...document.querySelectorAll('#groups [aria-pressed=true]')].map(b => b.textContent)"
@@ -210,10 +214,8 @@ def test_the_longest_launch_is_a_column_and_a_click_away(
     assert_nothing_wrong(browser)
 
 
-def test_a_click_on_a_box_selects_it(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_a_click_on_a_box_selects_it(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     browser.until("document.body.dataset.rows")
     boxes = ROWS.format("boxes")
     longest = browser.run(
@@ -224,10 +226,8 @@ def test_a_click_on_a_box_selects_it(
     assert name in browser.run("document.getElementById('detail').innerText")
 
 
-def test_zooming_ends_at_the_shortest_operation(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_zooming_ends_at_the_shortest_operation(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     shortest = browser.run("JSON.parse(document.getElementById('facts').textContent).shortest")
     for _ in range(40):
         browser.run("document.querySelector('[data-do=in]').click()")
@@ -269,10 +269,8 @@ def test_warm_up_is_folded_until_it_is_asked_for_or_looked_at(
     assert_nothing_wrong(browser)
 
 
-def test_contents_and_findings_lead_to_their_places(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_contents_and_findings_lead_to_their_places(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     links = browser.run("[...document.querySelectorAll('nav a')].map(a => a.textContent)")
     assert {"Also found", "The largest gaps", "Where the time goes", "Kernels"} <= {*links}
     # Those with "=" name a part of the timeline.
@@ -289,10 +287,8 @@ def test_contents_and_findings_lead_to_their_places(
     assert start < float(browser.run(f"{chosen}.dataset.start")) < end
 
 
-def test_columns_sort_by_length_number_and_name(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_columns_sort_by_length_number_and_name(browser: Browser, starved: str) -> None:
+    browser.open(starved)
 
     def column(heading: str, at: int) -> list[str]:
         rows = f"document.querySelector('[aria-labelledby={heading}] tbody').rows"
@@ -343,10 +339,8 @@ def test_nothing_is_wider_than_the_window(width: int, browser: Browser, tmp_path
         browser.ask("Emulation.clearDeviceMetricsOverride")
 
 
-def test_no_tooltip_is_printed(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_no_tooltip_is_printed(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     browser.run("document.getElementById('classes').scrollIntoView({ block: 'center' })")
     x, y = browser.run(
         "(box => [box.left + 150, box.top + 30])"
@@ -389,11 +383,11 @@ received: Queue[Any] = Queue()
 
 
 def test_the_trace_is_handed_to_a_viewer_that_the_person_runs_when_asked(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    browser: Browser, starved: str
 ) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Viewer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        browser.open(write(recording(STARVED), tmp_path / "page.html"))
+        browser.open(starved)
         browser.until("document.body.dataset.rows")
         assert_nothing_wrong(browser)
         browser.run("document.getElementById('viewer').value = 'javascript:alert(1)'")
@@ -416,9 +410,9 @@ def test_the_trace_is_handed_to_a_viewer_that_the_person_runs_when_asked(
 
 
 def test_what_moves_too_fast_to_be_drawn_in_full_is_when_it_stands(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    browser: Browser, starved: str
 ) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.open(starved)
     browser.run("document.querySelector('[data-do=run]').click()")
     full = browser.run(f"{FRAME}.then(() => {BARS}.left.length)")
     # Each frame comes late, as where there is too much to draw.
@@ -437,9 +431,9 @@ def test_what_moves_too_fast_to_be_drawn_in_full_is_when_it_stands(
 
 
 def test_a_drag_moves_the_lanes_at_once_and_the_charts_when_it_rests(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    browser: Browser, starved: str
 ) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+    browser.open(starved)
     browser.until("document.body.dataset.rows")
     browser.run("document.getElementById('lanes').scrollIntoView()")
     browser.run("document.querySelector('[data-do=in]').click()")
@@ -489,10 +483,8 @@ def test_a_drag_moves_the_lanes_at_once_and_the_charts_when_it_rests(
     assert_nothing_wrong(browser)
 
 
-def test_the_wheel_zooms_at_the_pointer_with_ctrl(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_the_wheel_zooms_at_the_pointer_with_ctrl(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     browser.until("document.body.dataset.rows")
     before = shown(browser)
     turn = """document.getElementById("{}").dispatchEvent(new WheelEvent("wheel",
@@ -506,10 +498,8 @@ def test_the_wheel_zooms_at_the_pointer_with_ctrl(
     assert_nothing_wrong(browser)
 
 
-def test_every_key_does_what_the_page_says(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_every_key_does_what_the_page_says(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     browser.until("document.body.dataset.rows")
     assert browser.run("document.activeElement === document.body"), "they need no click before"
     first = shown(browser)
@@ -588,10 +578,9 @@ WHY: Final = "document.getElementById('why').textContent"
 
 
 def test_a_link_opens_where_it_was_copied_and_back_goes_back(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    browser: Browser, starved: str
 ) -> None:
-    address = write(recording(STARVED), tmp_path / "page.html")
-    browser.open(address)
+    browser.open(starved)
     browser.until("document.body.dataset.rows")
     first = shown(browser)
     browser.key("w")
@@ -600,7 +589,7 @@ def test_a_link_opens_where_it_was_copied_and_back_goes_back(
     browser.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
     browser.key("c")
     browser.until("document.getElementById('where').textContent.startsWith('Link copied')")
-    assert browser.run("window.copied") == f"{address}{link}"
+    assert browser.run("window.copied") == f"{starved}{link}"
     browser.run("document.getElementById('search').value = 'nccl'")
     browser.run("document.getElementById('search').dispatchEvent(new Event('input'))")
     browser.run("document.getElementById('hit-next').click()")
@@ -615,11 +604,11 @@ def test_a_link_opens_where_it_was_copied_and_back_goes_back(
     assert browser.run("document.getElementById('search').value") == ""
     browser.run("history.back()")
     browser.until(f"{HASH} === '' && Math.abs({SHOWN}[0] - {first[0]}) < 2")
-    browser.open(f"{address}{selected}")
+    browser.open(f"{starved}{selected}")
     browser.until(f"({NAME}) !== undefined")
     assert browser.run(NAME) == name
     assert browser.run("document.getElementById('search').value") == "nccl"
-    browser.open(f"{address}{link}")
+    browser.open(f"{starved}{link}")
     browser.until(f"Math.abs({SHOWN}[0] - {zoomed[0]}) < 2")
     launch = browser.run("document.querySelector('a[href^=\"#t=\"]').getAttribute('href')")
     browser.run("document.querySelector('a[href^=\"#t=\"]').click()")
@@ -690,10 +679,8 @@ def test_a_merged_box_has_the_colour_of_most_of_its_time_and_what_is_absent_is_h
     assert_nothing_wrong(browser)
 
 
-def test_two_fingers_zoom_the_lanes(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_two_fingers_zoom_the_lanes(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     browser.run("document.getElementById('timeline').scrollIntoView({ block: 'center' })")
     start, end = shown(browser)
     y = browser.run(
@@ -806,10 +793,8 @@ class TestServe:
         assert process.stderr.read().lstrip() == "gputrace: interrupted\n"
 
 
-def test_all_kernels_are_in_a_table_that_filters(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
-) -> None:
-    browser.open(write(recording(STARVED), tmp_path / "page.html"))
+def test_all_kernels_are_in_a_table_that_filters(browser: Browser, starved: str) -> None:
+    browser.open(starved)
     browser.until("document.body.dataset.rows")
     rows = "[...document.querySelectorAll('details.kernels tbody tr')]"
     count = browser.run(f"{rows}.length")
