@@ -3,8 +3,8 @@
 Phases of its turns are known by ranges, as programs name them: verl (``gen``, ``old_log_prob``,
 ``update_actor``), OpenRLHF (``make_experience``, ``broadcast_to_vllm``, ``ppo_train``), NeMo-RL
 (``policy_and_reference_logprobs``, ``policy_training``), slime (``actor_train``, ``train_wait``),
-AReaL (``train.rollout``, ``train.ppo_update``). The ranges read so far do not say with which weights
-answers were made.
+AReaL (``train.rollout``, ``train.ppo_update``). The ranges read so far do not say with which
+weights answers were made.
 """
 
 from __future__ import annotations
