@@ -34,8 +34,10 @@ demo: $(VENV)/.runtime ## Analyze the trace that comes with gputrace, and one ma
 test: $(VENV)/.dev ## Run the tests
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal --reruns 1 -raR
 
-# Once, where each of the three processes would compile all tests for itself.
+# Once, where each process that a test starts would compile the package for itself, and each of the
+# three workers all tests.
 compiled: $(VENV)/.dev
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m compileall -q gputrace benchmarks workloads
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -q --collect-only >/dev/null
 
 lint: $(CHECKS) ## Check style, types, imports and spelling

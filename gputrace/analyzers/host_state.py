@@ -70,22 +70,26 @@ class HostState(Struct, frozen=True, dict=True):
             took = of_process.get(process, EMPTY).clip(start, end).total
             if took >= _WORTH_TELLING * (end - start):
                 yield f"{what} {format_ns(took)}"
-        if len(self.locks) or len(self.queued):
-            # What a thread waits for: Python's lock, a core.
-            held = self.locks
-            held = held.select((held.process == process) & (held.thread != number))
-            held = held.select((held.end > start) & (held.start < end))
-            took = union(held.start, held.end).clip(start, end).total
-            if len(held) and took >= _WORTH_TELLING * (end - start):
-                line = self.holders[int(held.name[np.argmax(held.end - held.start)])]
-                at = f", at {PurePath(line).name}" if line else ""
-                yield f"waits for Python's lock, which another thread holds{at}"
-            queued = self.queued
-            queued = queued.select((queued.process == process) & (queued.thread == number))
-            queued = queued.select((queued.end > start) & (queued.start < end))
-            around, waited = union(queued.start, queued.end).total, int(queued.bytes.sum())
-            if 0 < around <= _COUNTED_LENGTHS * (end - start) and waited >= _QUEUED_PART * around:
-                yield f"queued for a core {format_ns(waited)} of the {format_ns(around)} around it"
+        # What a thread waits for: Python's lock, a core.
+        held = self.locks
+        rows = _overlapping(held, (held.process == process) & (held.thread != number), start, end)
+        took = union(held.start[rows], held.end[rows]).clip(start, end).total
+        if len(rows) and took >= _WORTH_TELLING * (end - start):
+            line = self.holders[int(held.name[rows[np.argmax((held.end - held.start)[rows])]])]
+            at = f", at {PurePath(line).name}" if line else ""
+            yield f"waits for Python's lock, which another thread holds{at}"
+        queued = self.queued
+        mine = (queued.process == process) & (queued.thread == number)
+        rows = _overlapping(queued, mine, start, end)
+        around, waited = union(queued.start[rows], queued.end[rows]).total, queued.bytes[rows].sum()
+        if 0 < around <= _COUNTED_LENGTHS * (end - start) and waited >= _QUEUED_PART * around:
+            yield (
+                f"queued for a core {format_ns(int(waited))} of the {format_ns(around)} around it"
+            )
+
+
+def _overlapping(events: Events, mine: Mask, start: int, end: int) -> NDArray[np.intp]:
+    return np.flatnonzero(mine & (events.end > start) & (events.start < end))
 
 
 def read_host_state(shard: Shard) -> HostState:
