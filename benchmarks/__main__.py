@@ -41,6 +41,7 @@ BENCHMARKS: Final = (
     Benchmark("phases", "benchmarks.phases", "phases of a step, by the loops' clocks (GPU)", 4),
     Benchmark("modules", "benchmarks.modules", "modules, MFU, energy, by others' counts (GPU)", 3),
     Benchmark("sick", "benchmarks.sick", "cures by gputrace try and by hand (GPU)", 6),
+    Benchmark("causes", "benchmarks.causes.run", "planted faults, named by the first line (GPU)"),
     Benchmark("loaders", "benchmarks.loaders", "steps by loader workers, as predicted (GPU)", 4),
     Benchmark("idle", "benchmarks.idle", "what a CUPTI that records nothing costs (needs a GPU)"),
     Benchmark("hour", "benchmarks.hour", "an hour in a ring: is its cost flat (--minutes 60)"),

@@ -144,27 +144,28 @@ class Journal:
         """Say and keep one line of a table."""
         shown = "; ".join(f"{name.replace('_', ' ')} {cell}" for name, cell in cells.items())
         print(f"  {part}: {shown}", flush=True)
-        self._keep("rows", {"part": part} | {name: _plain(cell) for name, cell in cells.items()})
+        self.keep("rows", {"part": part} | {name: _plain(cell) for name, cell in cells.items()})
 
     def check(self, part: str, check: Check) -> None:
         """Say and keep whether a figure is what it should be."""
         print(f"  {part}: {check}", flush=True)
         self.code = max(self.code, int(check.met is False))
-        self._keep("checks", {"part": part} | asdict(check) | {"met": check.met})
+        self.keep("checks", {"part": part} | asdict(check) | {"met": check.met})
 
     def skip(self, part: str, why: str) -> None:
         """Say and keep that a part is left out."""
         print(f"  {part}: skipped: {why}", flush=True)
-        self._keep("skipped", {"part": part, "why": why})
+        self.keep("skipped", {"part": part, "why": why})
 
     def fail(self, part: str, why: str) -> None:
         """Say and keep that a program failed; the experiment goes on, and ends with 1."""
         print(f"  {part}: FAILED: {why}", flush=True)
         self.code = 1
-        self._keep("skipped", {"part": part, "why": why, "failed": True})
+        self.keep("skipped", {"part": part, "why": why, "failed": True})
 
-    def _keep(self, kind: str, line: dict[str, Any]) -> None:
-        self._kept[kind].append(line)
+    def keep(self, kind: str, line: dict[str, Any]) -> None:
+        """Keep a line of a kind of its own in the file, and print nothing."""
+        self._kept.setdefault(kind, []).append(line)
         path = self._options.save
         if path is None:
             return
@@ -215,7 +216,9 @@ def in_lane(command: Sequence[str], lane: int | None) -> Sequence[str]:
     cores = sorted(os.sched_getaffinity(0))
     half = len(cores) // 2
     chosen = ",".join(map(str, cores[half:] if lane else cores[:half]))
-    return ("env", f"CUDA_VISIBLE_DEVICES={lane}", "taskset", "-c", chosen, *command)
+    visible = [card for card in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if card]
+    card = visible[lane] if visible else lane
+    return ("env", f"CUDA_VISIBLE_DEVICES={card}", "taskset", "-c", chosen, *command)
 
 
 def half_width(values: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ CURED = os.environ.get("CURED", "") not in ("", "0")
 TINY = bool(os.environ.get("TINY"))
 STEPS = int(os.environ.get("STEPS", "60"))
 WARM = int(os.environ.get("WARM", "15"))
-RANK = int(os.environ.get("RANK", "0"))
+RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def size(usual, tiny):
@@ -85,8 +85,8 @@ def device(rank=0):
     return torch.device("cuda", rank)
 
 
-def join(rank, world):
-    """Join the process group of `world` ranks on this machine."""
+def join(rank=RANK, world=WORLD):
+    """Join the process group of the ranks on this machine; gives back the rank's device."""
     import torch.distributed as dist
 
     where = device(rank)

@@ -1,0 +1,120 @@
+"""Judges the first line of a tool's answer by the truth about a program, the same way for each tool."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HONEST: Final = ("", "compute-bound", "idle-unexplained", "low-utilization")
+"""First lines that accuse nothing."""
+_LINE: Final = re.compile(r"([\w.-]+\.py):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The first line of what a tool says."""
+
+    cause: str
+    """Its id; empty if the tool says nothing."""
+    words: str = ""
+    """The line, and what stands below it."""
+    ranks: tuple[int, ...] = ()
+    saves: float | None = None
+    """Part of a step that the cure is said to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What is wrong with a program; the fields are those of truth.toml."""
+
+    name: str
+    path: Path
+    fault: str
+    cause: str
+    first: tuple[str, ...]
+    says: str
+    where: tuple[str, ...]
+    rank: int | None
+    gpus: int
+    cpu: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What of an answer is right; None where there is nothing to be judged."""
+
+    cause: bool
+    place: bool | None
+    accuses: bool
+    """It names a cause that is not the program's."""
+
+
+def judge(truth: Truth, answer: Answer) -> Verdict:
+    """Return whether an answer names the cause and the place, and whether it accuses another."""
+    named = answer.cause in truth.first and bool(re.search(truth.says, answer.words, re.I))
+    place: list[bool] = []
+    if truth.where:
+        lines = _lines(truth)
+        place.append(any(found in lines for found in _said(answer.words)))
+    if truth.rank is not None:
+        place.append(truth.rank in answer.ranks)
+    accuses = answer.cause not in (*HONEST, *truth.first)
+    return Verdict(named, all(place) if place else None, accuses)
+
+
+def of_gputrace(found: Mapping[str, Any]) -> Answer:
+    """Return the first line of what ``gputrace analyze --json`` says."""
+    findings: Sequence[Mapping[str, Any]] = found["findings"]
+    if not findings:
+        return Answer("")
+    first, step = findings[0], found["steps"].get("mean_ns")
+    words = "\n".join((first["message"], first["advice"], *first["details"]))
+    saves = first["impact_ns"] / step if step else None
+    return Answer(first["id"], words, tuple(first["ranks"]), saves)
+
+
+def truths(table: Mapping[str, Mapping[str, Any]], root: Path) -> list[Truth]:
+    """Return the truths of a table; `root` is the folder of the checkout."""
+    programs = Path(__file__).with_name("programs")
+    return [
+        Truth(
+            name,
+            root / row["file"] if "file" in row else programs / f"{name}.py",
+            row["class"],
+            row["cause"],
+            tuple(row["first"]),
+            row.get("says", ""),
+            tuple(row["where"]),
+            row.get("rank"),
+            row.get("gpus", 1),
+            row.get("cpu", False),
+        )
+        for name, row in table.items()
+    ]
+
+
+def _said(words: str) -> Iterator[tuple[str, int]]:
+    for name, line in _LINE.findall(words):
+        yield name, int(line)
+
+
+def _lines(truth: Truth) -> set[tuple[str, int]]:
+    """Return the lines of the functions of `where`, in the program and the files beside it."""
+    lines = set()
+    for path in truth.path.parent.glob("*.py"):
+        for name, first, last in _functions(ast.parse(path.read_text(encoding="utf-8")).body):
+            if name in truth.where:
+                lines |= {(path.name, line) for line in range(first, last + 1)}
+    return lines
+
+
+def _functions(body: Sequence[ast.stmt], within: str = "") -> Iterator[tuple[str, int, int]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{within}{node.name}.")
+        elif isinstance(node, ast.FunctionDef):
+            yield f"{within}{node.name}", node.lineno, node.end_lineno or node.lineno
