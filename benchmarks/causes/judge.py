@@ -1,4 +1,4 @@
-"""Judges the first line of a tool's answer by the truth about a program, the same way for each tool."""
+"""Judges the first line of a tool's answer by the truth about a program."""
 
 from __future__ import annotations
 

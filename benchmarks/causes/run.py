@@ -7,7 +7,6 @@ GPU train on all cards at once, and one on a card: only their start-ups overlap.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 import tomllib
@@ -173,7 +172,7 @@ class Judges:
         print(f"\n{right} of {len(done)} right, {accused} false accusations")
 
     def _measured(self, truth: Truth) -> str:
-        """Return the part of a bare step that the cure saves; of a recorded one, if there is none."""
+        """Return the part of a step that the cure saves; of a recorded one, if none was bare."""
         sick = self.steps.get((truth.name, "sick")) or self.steps.get((truth.name, "recorded"))
         cured = self.steps.get((truth.name, "cured"))
         return f"{100 * (1 - cured / sick):.0f} %" if sick and cured else ""
@@ -191,7 +190,9 @@ def _lacks(truth: Truth, options: Options) -> str:
         return "needs a GPU"
     text = truth.path.read_text(encoding="utf-8")
     frameworks = ("jax", "transformers", "pytorch_lightning", "torchvision")
-    return lacks(*(name for name in frameworks if re.search(rf"^\s*(import|from) {name}", text, re.M)))
+    return lacks(
+        *(name for name in frameworks if re.search(rf"^\s*(import|from) {name}", text, re.M))
+    )
 
 
 def _word(right: bool | None) -> str:

@@ -1,8 +1,8 @@
 """Forward hooks copy each block's activations to the host and take their statistics there."""
-import torch
-from torch import nn
 
+import torch
 from parts import CURED, Clock, device, size
+from torch import nn
 
 
 class Watch:
@@ -39,7 +39,9 @@ class Block(nn.Module):
 def main():
     dev = device()
     w = size(768, 16)
-    net = nn.Sequential(nn.Linear(64, w), *[Block(w) for _ in range(size(10, 2))], nn.Linear(w, 64)).to(dev)
+    net = nn.Sequential(
+        nn.Linear(64, w), *[Block(w) for _ in range(size(10, 2))], nn.Linear(w, 64)
+    ).to(dev)
     watch = Watch(net)
     opt = torch.optim.AdamW(net.parameters(), 1e-4, fused=dev.type == "cuda")
     clock = Clock()

@@ -16,7 +16,9 @@ class KeepBest:
             return
         if loss.item() < self.best + 1.0:
             self.best = min(self.best, loss.item())
-            self.weights = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
+            self.weights = {
+                name: value.cpu().clone() for name, value in self.model.state_dict().items()
+            }
 
 
 def main():

@@ -39,7 +39,16 @@ def to_gpu(pictures, dev):
 def main():
     dev = device()
     w = size(128, 4)
-    net = nn.Sequential(nn.Conv2d(3, w, 4, 4), nn.GELU(), nn.Conv2d(w, 2 * w, 2, 2), nn.GELU(), nn.Conv2d(2 * w, 4 * w, 2, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * w, 10)).to(dev)
+    net = nn.Sequential(
+        nn.Conv2d(3, w, 4, 4),
+        nn.GELU(),
+        nn.Conv2d(w, 2 * w, 2, 2),
+        nn.GELU(),
+        nn.Conv2d(2 * w, 4 * w, 2, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * w, 10),
+    ).to(dev)
     opt = torch.optim.AdamW(net.parameters(), 1e-3)
     clock = Clock()
     for pictures in Pictures(size(64, 4), size(160, 32)):

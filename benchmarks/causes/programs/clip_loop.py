@@ -1,8 +1,8 @@
 """A masked language model; gradients are clipped by a Python loop that reads each norm."""
-import torch
-from torch import nn
 
+import torch
 from parts import CURED, Clock, device, size
+from torch import nn
 
 
 class MaskedLM(nn.Module):
@@ -10,7 +10,9 @@ class MaskedLM(nn.Module):
         super().__init__()
         self.words = nn.Embedding(words, width)
         self.where = nn.Parameter(torch.zeros(256, width))
-        layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, width // 64, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
         self.out = nn.Linear(width, words)
 

@@ -1,8 +1,8 @@
 """A confusion matrix of all pixels is counted by Python loops in each step."""
-import torch
-from torch import nn
 
+import torch
 from parts import CURED, Clock, device, size
+from torch import nn
 
 CLASSES = 21
 
@@ -15,7 +15,9 @@ class Confusion:
     def add(self, scores, truth):
         guess = scores.argmax(1)
         if CURED:
-            self.dense += torch.bincount((truth * CLASSES + guess).flatten(), minlength=CLASSES * CLASSES)
+            self.dense += torch.bincount(
+                (truth * CLASSES + guess).flatten(), minlength=CLASSES * CLASSES
+            )
             return
         for picture, wanted in zip(guess.tolist(), truth.tolist()):
             for line, true_line in zip(picture, wanted):
@@ -26,8 +28,20 @@ class Confusion:
 class Segmenter(nn.Module):
     def __init__(self, width=size(96, 8)):
         super().__init__()
-        self.down = nn.ModuleList([nn.Conv2d(3, width, 3, 1, 1), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.Conv2d(2 * width, 4 * width, 3, 2, 1), nn.Conv2d(4 * width, 4 * width, 3, 1, 1)])
-        self.up = nn.ModuleList([nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)])
+        self.down = nn.ModuleList(
+            [
+                nn.Conv2d(3, width, 3, 1, 1),
+                nn.Conv2d(width, 2 * width, 3, 2, 1),
+                nn.Conv2d(2 * width, 4 * width, 3, 2, 1),
+                nn.Conv2d(4 * width, 4 * width, 3, 1, 1),
+            ]
+        )
+        self.up = nn.ModuleList(
+            [
+                nn.ConvTranspose2d(4 * width, 2 * width, 2, 2),
+                nn.ConvTranspose2d(2 * width, width, 2, 2),
+            ]
+        )
         self.out = nn.Conv2d(width, CLASSES, 1)
 
     def forward(self, x):

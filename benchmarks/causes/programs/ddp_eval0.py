@@ -1,9 +1,9 @@
 """Rank 0 alone evaluates every eight steps; the other rank waits for it."""
+
 import torch
 import torch.distributed as dist
-from torch import nn
-
 from parts import CURED, RANK, WORLD, Clock, join, size
+from torch import nn
 
 
 def evaluate(net, dev):
@@ -23,8 +23,23 @@ def evaluate(net, dev):
 def main():
     dev = join()
     c = size(128, 8)
-    net = nn.Sequential(nn.Conv2d(3, c, 3, 1, 1), nn.BatchNorm2d(c), nn.ReLU(), nn.Conv2d(c, 2 * c, 3, 2, 1), nn.BatchNorm2d(2 * c), nn.ReLU(), nn.Conv2d(2 * c, 4 * c, 3, 2, 1), nn.BatchNorm2d(4 * c), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * c, 50)).to(dev)
-    ddp = nn.parallel.DistributedDataParallel(net, device_ids=[RANK] if dev.type == "cuda" else None)
+    net = nn.Sequential(
+        nn.Conv2d(3, c, 3, 1, 1),
+        nn.BatchNorm2d(c),
+        nn.ReLU(),
+        nn.Conv2d(c, 2 * c, 3, 2, 1),
+        nn.BatchNorm2d(2 * c),
+        nn.ReLU(),
+        nn.Conv2d(2 * c, 4 * c, 3, 2, 1),
+        nn.BatchNorm2d(4 * c),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * c, 50),
+    ).to(dev)
+    ddp = nn.parallel.DistributedDataParallel(
+        net, device_ids=[RANK] if dev.type == "cuda" else None
+    )
     opt = torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9)
     clock, i = Clock(), 0
     while True:

@@ -1,9 +1,9 @@
 """Rank 1's shard has the longer documents."""
+
 import torch
 import torch.distributed as dist
-from torch import nn
-
 from parts import CURED, RANK, Clock, join, size
+from torch import nn
 
 
 class Tagger(nn.Module):
@@ -21,7 +21,9 @@ class Tagger(nn.Module):
 def main():
     dev = join()
     net = Tagger(size(768, 64), size(8, 1)).to(dev)
-    net = nn.parallel.DistributedDataParallel(net, device_ids=[RANK] if dev.type == "cuda" else None)
+    net = nn.parallel.DistributedDataParallel(
+        net, device_ids=[RANK] if dev.type == "cuda" else None
+    )
     opt = torch.optim.AdamW(net.parameters(), 1e-4, fused=dev.type == "cuda")
     usual = 384 if CURED else (256, 512)[RANK]
     clock = Clock()

@@ -37,7 +37,9 @@ class Experts(nn.Module):
 def main():
     dev = device()
     dim, tokens = size(512, 16), size(8192, 64)
-    net = nn.Sequential(*(Experts(dim, size(32, 4)) for _ in range(size(4, 2))), nn.Linear(dim, 100)).to(dev)
+    net = nn.Sequential(
+        *(Experts(dim, size(32, 4)) for _ in range(size(4, 2))), nn.Linear(dim, 100)
+    ).to(dev)
     opt = torch.optim.AdamW(net.parameters(), 1e-4, fused=dev.type == "cuda")
     clock = Clock()
     while True:

@@ -37,7 +37,12 @@ class Task:
         self.world = int(os.environ["WORLD_SIZE"])
         self.dev = join(RANK, self.world)
         w = size(2048, 16)
-        net = nn.Sequential(nn.Linear(512, w), nn.GELU(), *(nn.Sequential(nn.Linear(w, w), nn.GELU()) for _ in range(8)), nn.Linear(w, 1000))
+        net = nn.Sequential(
+            nn.Linear(512, w),
+            nn.GELU(),
+            *(nn.Sequential(nn.Linear(w, w), nn.GELU()) for _ in range(8)),
+            nn.Linear(w, 1000),
+        )
         self.net = DistributedDataParallel(net.to(self.dev))
         self.opt = torch.optim.AdamW(self.net.parameters(), 1e-4, fused=self.dev.type == "cuda")
         self.metric = (LocalMetric if CURED else Metric)(self.world)

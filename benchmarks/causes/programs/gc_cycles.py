@@ -1,12 +1,12 @@
 """Samples refer back to their clip, so their images stay on the GPU until a collection: the author collects in each step."""
+
 import gc
 import weakref
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
-
 from parts import CURED, Clock, device, size
+from torch import nn
 
 
 @dataclass
@@ -50,9 +50,20 @@ class Stage(nn.Module):
 
 def main():
     dev = device()
-    net = nn.Sequential(Stage(3, 64), Stage(64, 128), Stage(128, 256), Stage(256, 512), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 80)).to(dev)
+    net = nn.Sequential(
+        Stage(3, 64),
+        Stage(64, 128),
+        Stage(128, 256),
+        Stage(256, 512),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, 80),
+    ).to(dev)
     opt = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
-    annotations = [[Note(i % 80, (float(i), float(i + 1), 0.5, k)) for k in range(6)] for i in range(size(40000, 50))]
+    annotations = [
+        [Note(i % 80, (float(i), float(i + 1), 0.5, k)) for k in range(6)]
+        for i in range(size(40000, 50))
+    ]
     clock, index = Clock(), 0
     while True:
         clip = assemble(annotations, index, dev)

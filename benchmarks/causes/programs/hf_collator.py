@@ -27,7 +27,9 @@ def word_by_word(rows):
         for word in row["ids"]:
             chance = random.random()
             hide = chance < 0.15
-            masked.append(4 if hide and chance < 0.12 else random.randrange(5, WORDS) if hide else word)
+            masked.append(
+                4 if hide and chance < 0.12 else random.randrange(5, WORDS) if hide else word
+            )
             wanted.append(word if hide else -100)
         ids.append(masked)
         labels.append(wanted)

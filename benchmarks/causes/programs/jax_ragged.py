@@ -1,10 +1,10 @@
 """A jitted update gets batches as long as their longest sentence: another shape in each step."""
+
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from parts import CURED, Clock, size, turn
 
 W, L, V, T = size(512, 32), size(4, 1), size(8192, 64), size(200, 40)
@@ -13,7 +13,13 @@ W, L, V, T = size(512, 32), size(4, 1), size(8192, 64), size(200, 40)
 def init(key):
     keys = iter(jax.random.split(key, 4 * L + 1))
     draw = lambda *s: jax.random.normal(next(keys), s) * 0.02
-    return {"words": draw(V, W), "layers": [{"qkv": draw(W, 3 * W), "o": draw(W, W), "up": draw(W, 4 * W), "down": draw(4 * W, W)} for _ in range(L)]}
+    return {
+        "words": draw(V, W),
+        "layers": [
+            {"qkv": draw(W, 3 * W), "o": draw(W, W), "up": draw(W, 4 * W), "down": draw(4 * W, W)}
+            for _ in range(L)
+        ],
+    }
 
 
 def norm(x):

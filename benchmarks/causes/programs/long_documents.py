@@ -46,7 +46,9 @@ class Trainer:
     def __init__(self, dev):
         dim = size(1024, 32)
         self.embed = nn.Embedding(1000, dim).to(dev)
-        self.net = nn.Sequential(*(Layer(dim) for _ in range(size(4, 1))), nn.Linear(dim, 2)).to(dev)
+        self.net = nn.Sequential(*(Layer(dim) for _ in range(size(4, 1))), nn.Linear(dim, 2)).to(
+            dev
+        )
         params = [*self.embed.parameters(), *self.net.parameters()]
         self.opt = torch.optim.AdamW(params, 1e-4, fused=dev.type == "cuda")
         self.dev = dev

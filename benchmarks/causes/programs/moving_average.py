@@ -33,7 +33,9 @@ def block(width):
 
 
 def net(width, depth):
-    return nn.Sequential(nn.Linear(64, width), *(block(width) for _ in range(depth)), nn.Linear(width, 10))
+    return nn.Sequential(
+        nn.Linear(64, width), *(block(width) for _ in range(depth)), nn.Linear(width, 10)
+    )
 
 
 if __name__ == "__main__":
@@ -42,7 +44,10 @@ if __name__ == "__main__":
     ema = EMA(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, foreach=True)
     clock = Clock()
-    x, y = torch.randn(size(2048, 32), 64, device=dev), torch.randint(0, 10, (size(2048, 32),), device=dev)
+    x, y = (
+        torch.randn(size(2048, 32), 64, device=dev),
+        torch.randint(0, 10, (size(2048, 32),), device=dev),
+    )
     while not clock.done():
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(x), y).backward()

@@ -1,8 +1,8 @@
 """A detector's backbone at another size in each step, with cudnn.benchmark."""
-import torch
-from torch import nn
 
+import torch
 from parts import CURED, Clock, device, size
+from torch import nn
 
 torch.backends.cudnn.benchmark = not CURED
 
@@ -14,7 +14,16 @@ def conv(i, o, s=1):
 def main():
     dev = device()
     c = size(32, 4)
-    net = nn.Sequential(conv(3, c), conv(c, 2 * c, 2), conv(2 * c, 2 * c), conv(2 * c, 4 * c, 2), conv(4 * c, 4 * c), conv(4 * c, 8 * c, 2), conv(8 * c, 8 * c), nn.Conv2d(8 * c, 85, 1)).to(dev)
+    net = nn.Sequential(
+        conv(3, c),
+        conv(c, 2 * c, 2),
+        conv(2 * c, 2 * c),
+        conv(2 * c, 4 * c, 2),
+        conv(4 * c, 4 * c),
+        conv(4 * c, 8 * c, 2),
+        conv(8 * c, 8 * c),
+        nn.Conv2d(8 * c, 85, 1),
+    ).to(dev)
     opt = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
     clock, i = Clock(), 0
     while True:

@@ -1,9 +1,9 @@
 """The optimizer is the author's own, in numpy: gradients come to the host, weights go back."""
+
 import numpy as np
 import torch
-from torch import nn
-
 from parts import CURED, Clock, device, size
+from torch import nn
 
 
 class HostAdam:
@@ -27,7 +27,12 @@ class HostAdam:
 def main():
     dev = device()
     w = size(1024, 16)
-    net = nn.Sequential(nn.Linear(256, w), nn.ReLU(), *[m for _ in range(5) for m in (nn.Linear(w, w), nn.ReLU())], nn.Linear(w, 32)).to(dev)
+    net = nn.Sequential(
+        nn.Linear(256, w),
+        nn.ReLU(),
+        *[m for _ in range(5) for m in (nn.Linear(w, w), nn.ReLU())],
+        nn.Linear(w, 32),
+    ).to(dev)
     mine = HostAdam(net.parameters(), 1e-3)
     theirs = torch.optim.Adam(net.parameters(), 1e-3)
     clock = Clock()

@@ -1,9 +1,9 @@
 """Two stages of a pipeline; the first has wider layers than the second."""
+
 import torch
 import torch.distributed as dist
-from torch import nn
-
 from parts import CURED, RANK, Clock, join, size
+from torch import nn
 
 D, PARTS = size(2048, 16), 6
 

@@ -1,4 +1,5 @@
 """A small GAN; every five steps a figure of samples is drawn and saved."""
+
 import tempfile
 
 import matplotlib
@@ -6,9 +7,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-from torch import nn
-
 from parts import CURED, Clock, device, size
+from torch import nn
 
 
 def picture(samples, step, folder):
@@ -24,15 +24,41 @@ def picture(samples, step, folder):
 def main():
     dev = device()
     f = size(64, 8)
-    maker = nn.Sequential(nn.ConvTranspose2d(64, 4 * f, 4), nn.BatchNorm2d(4 * f), nn.ReLU(), nn.ConvTranspose2d(4 * f, 2 * f, 4, 2, 1), nn.BatchNorm2d(2 * f), nn.ReLU(), nn.ConvTranspose2d(2 * f, f, 4, 2, 1), nn.BatchNorm2d(f), nn.ReLU(), nn.ConvTranspose2d(f, 1, 4, 2, 1), nn.Tanh()).to(dev)
-    critic = nn.Sequential(nn.Conv2d(1, f, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(f, 2 * f, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(2 * f, 4 * f, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(4 * f, 1, 4)).to(dev)
-    opt_m, opt_c = torch.optim.Adam(maker.parameters(), 2e-4), torch.optim.Adam(critic.parameters(), 2e-4)
+    maker = nn.Sequential(
+        nn.ConvTranspose2d(64, 4 * f, 4),
+        nn.BatchNorm2d(4 * f),
+        nn.ReLU(),
+        nn.ConvTranspose2d(4 * f, 2 * f, 4, 2, 1),
+        nn.BatchNorm2d(2 * f),
+        nn.ReLU(),
+        nn.ConvTranspose2d(2 * f, f, 4, 2, 1),
+        nn.BatchNorm2d(f),
+        nn.ReLU(),
+        nn.ConvTranspose2d(f, 1, 4, 2, 1),
+        nn.Tanh(),
+    ).to(dev)
+    critic = nn.Sequential(
+        nn.Conv2d(1, f, 4, 2, 1),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(f, 2 * f, 4, 2, 1),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(2 * f, 4 * f, 4, 2, 1),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(4 * f, 1, 4),
+    ).to(dev)
+    opt_m, opt_c = (
+        torch.optim.Adam(maker.parameters(), 2e-4),
+        torch.optim.Adam(critic.parameters(), 2e-4),
+    )
     clock, step, folder = Clock(), 0, tempfile.mkdtemp()
     fixed = torch.randn(16, 64, 1, 1, device=dev)
     while True:
         real = torch.rand(size(512, 4), 1, 32, 32, device=dev)
         fake = maker(torch.randn(len(real), 64, 1, 1, device=dev))
-        loss_c = nn.functional.softplus(-critic(real)).mean() + nn.functional.softplus(critic(fake.detach())).mean()
+        loss_c = (
+            nn.functional.softplus(-critic(real)).mean()
+            + nn.functional.softplus(critic(fake.detach())).mean()
+        )
         opt_c.zero_grad()
         loss_c.backward()
         opt_c.step()

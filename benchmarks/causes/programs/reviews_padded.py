@@ -11,7 +11,10 @@ LONGEST = size(1024, 64)
 
 def reviews():
     while True:
-        yield [random.randint(1, 999) for _ in range(min(LONGEST, int(random.expovariate(8 / LONGEST)) + 8))]
+        yield [
+            random.randint(1, 999)
+            for _ in range(min(LONGEST, int(random.expovariate(8 / LONGEST)) + 8))
+        ]
 
 
 def batches(source, n):

@@ -1,10 +1,10 @@
 """Policy gradients; the environment's pure Python moves 64 carts one by one, sixteen moves a step."""
+
 import math
 
 import torch
-from torch import nn
-
 from parts import CURED, Clock, device, size
+from torch import nn
 
 N, MOVES = size(64, 4), size(16, 3)
 
@@ -39,14 +39,24 @@ class Fast:
         c, s = a.cos(), a.sin()
         f = push * 20.0 - 10 + 0.05 * w * w * s
         aa = (9.8 * s - c * f / 1.1) / (0.5 * (4 / 3 - 0.1 * c * c / 1.1))
-        self.s = torch.stack([x + 0.02 * v, v + 0.02 * f / 1.1, a + 0.02 * w, w + 0.02 * aa], 1).clamp(-3, 3)
+        self.s = torch.stack(
+            [x + 0.02 * v, v + 0.02 * f / 1.1, a + 0.02 * w, w + 0.02 * aa], 1
+        ).clamp(-3, 3)
         return self.s
 
 
 def main():
     dev = device()
     w = size(2048, 16)
-    policy = nn.Sequential(nn.Linear(4, w), nn.Tanh(), nn.Linear(w, w), nn.Tanh(), nn.Linear(w, w), nn.Tanh(), nn.Linear(w, 2)).to(dev)
+    policy = nn.Sequential(
+        nn.Linear(4, w),
+        nn.Tanh(),
+        nn.Linear(w, w),
+        nn.Tanh(),
+        nn.Linear(w, w),
+        nn.Tanh(),
+        nn.Linear(w, 2),
+    ).to(dev)
     opt = torch.optim.Adam(policy.parameters(), 1e-4)
     carts, fast, clock = [Cart() for _ in range(N)], Fast(dev), Clock()
     seen = torch.zeros(N, 4, device=dev)

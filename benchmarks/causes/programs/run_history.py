@@ -15,7 +15,10 @@ class History:
     def __init__(self, path, earlier):
         self.path, self.fresh = path, []
         # The run was resumed, and has the history of its earlier parts.
-        self.rows = [{"step": i, "loss": random.random(), "lr": 3e-4, "grad_norm": 1.0} for i in range(earlier)]
+        self.rows = [
+            {"step": i, "loss": random.random(), "lr": 3e-4, "grad_norm": 1.0}
+            for i in range(earlier)
+        ]
 
     def log(self, **row):
         self.rows.append(row)

@@ -55,4 +55,8 @@ def fit(model, reader, dev):
 
 if __name__ == "__main__":
     where = device()
-    fit(encoder(size(768, 32), size(8, 1), size(12, 4), 4096).to(where), Reader(Storage(), 8 if CURED else 1, 8 if CURED else 1), where)
+    fit(
+        encoder(size(768, 32), size(8, 1), size(12, 4), 4096).to(where),
+        Reader(Storage(), 8 if CURED else 1, 8 if CURED else 1),
+        where,
+    )

@@ -8,7 +8,9 @@ from torch.utils.data import DataLoader, Dataset
 
 class FewShots(Dataset):
     def __init__(self):
-        self.index = [{"id": i, "tags": [str(i % 7), str(i % 5)]} for i in range(size(300_000, 300))]
+        self.index = [
+            {"id": i, "tags": [str(i % 7), str(i % 5)]} for i in range(size(300_000, 300))
+        ]
 
     def __len__(self):
         return size(512, 32)
@@ -37,7 +39,10 @@ def main():
     clock = Clock()
     for _epoch in range(STEPS):
         for pictures, labels in loader:
-            pictures, labels = pictures.to(dev, non_blocking=True), labels.to(dev, non_blocking=True)
+            pictures, labels = (
+                pictures.to(dev, non_blocking=True),
+                labels.to(dev, non_blocking=True),
+            )
             loss = nn.functional.cross_entropy(net(pictures), labels)
             optimizer.zero_grad()
             loss.backward()

@@ -6,13 +6,17 @@ from torch import nn
 
 
 def conv(i, o, stride=1):
-    return nn.Sequential(nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU(True))
+    return nn.Sequential(
+        nn.Conv2d(i, o, 3, stride, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU(True)
+    )
 
 
 class Segmenter(nn.Module):
     def __init__(self, w):
         super().__init__()
-        self.down = nn.Sequential(conv(3, w), conv(w, 2 * w, 2), conv(2 * w, 4 * w, 2), conv(4 * w, 4 * w))
+        self.down = nn.Sequential(
+            conv(3, w), conv(w, 2 * w, 2), conv(2 * w, 4 * w, 2), conv(4 * w, 4 * w)
+        )
         self.up = nn.Sequential(nn.Upsample(scale_factor=4), nn.Conv2d(4 * w, 21, 1))
 
     def forward(self, x):

@@ -1,15 +1,20 @@
 """Text is cut into word pieces in collate_fn, by one worker."""
+
 import random
 import re
 
 import torch
+from parts import CURED, Clock, device, size
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from parts import CURED, Clock, device, size
-
 WORDS = ["".join(random.Random(k).choices("abcdefghijklmnop", k=3 + k % 9)) for k in range(4000)]
-PIECES = {p: k + 1 for k, p in enumerate(sorted({w[a:b] for w in WORDS[:1500] for a in range(len(w)) for b in range(a + 1, a + 5)}))}
+PIECES = {
+    p: k + 1
+    for k, p in enumerate(
+        sorted({w[a:b] for w in WORDS[:1500] for a in range(len(w)) for b in range(a + 1, a + 5)})
+    )
+}
 
 
 def cut(text, most):
@@ -66,8 +71,12 @@ def main():
     net = Classifier(size(512, 16)).to(dev)
     opt = torch.optim.Adam(net.parameters(), 1e-3)
     clock = Clock()
-    for ids, y in DataLoader(Texts(), size(128, 8), collate_fn=batch, num_workers=1, pin_memory=dev.type == "cuda"):
-        loss = nn.functional.cross_entropy(net(ids.to(dev, non_blocking=True)), y.to(dev, non_blocking=True))
+    for ids, y in DataLoader(
+        Texts(), size(128, 8), collate_fn=batch, num_workers=1, pin_memory=dev.type == "cuda"
+    ):
+        loss = nn.functional.cross_entropy(
+            net(ids.to(dev, non_blocking=True)), y.to(dev, non_blocking=True)
+        )
         opt.zero_grad()
         loss.backward()
         opt.step()

@@ -1,8 +1,8 @@
 """A vision transformer in a Trainer that saves all its state every ten steps."""
-import torch
-from torch import nn
 
+import torch
 from parts import CURED, Clock, device, size
+from torch import nn
 from trainer_lib import Trainer
 
 

@@ -1,4 +1,5 @@
 """A small trainer, as many projects have their own."""
+
 import pathlib
 import tempfile
 
@@ -26,7 +27,12 @@ class Trainer:
             self.persist()
 
     def persist(self):
-        parts = {"net": self.net.state_dict(), "optimizer": self.opt.state_dict(), "average": self.average, "count": self.count}
+        parts = {
+            "net": self.net.state_dict(),
+            "optimizer": self.opt.state_dict(),
+            "average": self.average,
+            "count": self.count,
+        }
         path = self.folder / f"state-{self.count // self.every % 2}.pt"
         torch.save(parts, path)
 

@@ -1,8 +1,8 @@
 """Clips lie in ordinary memory; each batch of 150 MB is copied from there."""
-import torch
-from torch import nn
 
+import torch
 from parts import CURED, Clock, device, size
+from torch import nn
 
 
 def main():
@@ -12,7 +12,19 @@ def main():
     clips[::2] = -0.5
     if CURED and dev.type == "cuda":
         clips = clips.pin_memory()
-    net = nn.Sequential(nn.Conv2d(3, 128, 8, 8), nn.GELU(), nn.Conv2d(128, 256, 2, 2), nn.GELU(), nn.Conv2d(256, 512, 3, 1, 1), nn.GELU(), nn.Conv2d(512, 512, 3, 1, 1), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)).to(dev)
+    net = nn.Sequential(
+        nn.Conv2d(3, 128, 8, 8),
+        nn.GELU(),
+        nn.Conv2d(128, 256, 2, 2),
+        nn.GELU(),
+        nn.Conv2d(256, 512, 3, 1, 1),
+        nn.GELU(),
+        nn.Conv2d(512, 512, 3, 1, 1),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    ).to(dev)
     opt = torch.optim.AdamW(net.parameters(), 1e-3)
     clock, i = Clock(), 0
     while True:

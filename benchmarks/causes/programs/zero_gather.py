@@ -1,15 +1,17 @@
 """Weights are sharded by hand: each parameter is gathered alone before the forward pass, each gradient scattered alone."""
+
 import torch
 import torch.distributed as dist
-from torch import nn
-
 from parts import CURED, WORLD, Clock, join, size
+from torch import nn
 
 
 class Sharded:
     def __init__(self, net):
         self.params = list(net.parameters())
-        self.shards = [p.detach().flatten().chunk(WORLD)[dist.get_rank()].clone() for p in self.params]
+        self.shards = [
+            p.detach().flatten().chunk(WORLD)[dist.get_rank()].clone() for p in self.params
+        ]
         self.flat = torch.cat(self.shards)
         self.total = torch.empty(WORLD * self.flat.numel(), device=self.flat.device)
 
@@ -43,7 +45,16 @@ class Sharded:
 def main():
     dev = join()
     w = size(768, 16)
-    cell = lambda: nn.Sequential(nn.LayerNorm(w), nn.Linear(w, w), nn.SiLU(), nn.Linear(w, w), nn.LayerNorm(w), nn.Linear(w, 2 * w), nn.SiLU(), nn.Linear(2 * w, w))
+    cell = lambda: nn.Sequential(
+        nn.LayerNorm(w),
+        nn.Linear(w, w),
+        nn.SiLU(),
+        nn.Linear(w, w),
+        nn.LayerNorm(w),
+        nn.Linear(w, 2 * w),
+        nn.SiLU(),
+        nn.Linear(2 * w, w),
+    )
     net = nn.Sequential(*[cell() for _ in range(size(16, 2))]).to(dev)
     sharded, clock = Sharded(net), Clock()
     while True:
