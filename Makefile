@@ -2,8 +2,9 @@
 
 # The Python that .venv is made with.
 PYTHON ?= python3
-# How long `make fuzz` gives inputs, all targets together, and what `make gpu` may take.
-MINUTES ?= $(if $(filter gpu,$(MAKECMDGOALS)),30,10)
+# How long `make fuzz` gives inputs, all targets together, and what `make gpu` and `make causes` may
+# take.
+MINUTES ?= $(if $(filter gpu causes,$(MAKECMDGOALS)),30,10)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ LOCK := $(BIN)/uv -q pip compile pyproject.toml --universal --python-version 3.1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 CHECKS := types style imports spelling
-.PHONY: help demo test compiled lint $(CHECKS) audit format docs bench gpu faults fuzz sanitize workloads lock dist wheels matrix clean
+.PHONY: help demo test compiled lint $(CHECKS) audit format docs bench gpu causes faults fuzz sanitize workloads lock dist wheels matrix clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile | expand -t 16
@@ -73,6 +74,10 @@ bench: $(VENV)/.dev ## Run the benchmarks
 gpu: $(VENV)/.dev ## Measure what only a GPU can tell, in MINUTES=30, into build/gpu.json
 	@mkdir -p build
 	$(BIN)/python -m benchmarks gpu --minutes $(MINUTES) --save build/gpu.json
+
+causes: $(VENV)/.dev ## Judge the first line on trainings with planted faults, in MINUTES=30
+	@mkdir -p build
+	$(BIN)/python -m benchmarks causes --minutes $(MINUTES) --save build/causes.json
 
 faults: $(VENV)/.dev ## Inject over a thousand faults into recordings
 	$(BIN)/python -m tests.faults --docs docs/faults.md

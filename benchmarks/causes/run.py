@@ -2,11 +2,14 @@
 
 Each is recorded as it is, and trains bare as it is and cured, which is what the gain is measured
 by. All that a tool says is judged by `judge`; ``truth.toml`` has what is right. Programs with one
-GPU train on all cards at once, and one on a card: only their start-ups overlap.
+GPU train on all cards at once, and one on a card: only their start-ups overlap. With recordings
+in the folder that ``GPUTRACE_CAUSES`` names, as ``--save`` leaves them, only those are judged.
 """
 
 from __future__ import annotations
 
+import lzma
+import os
 import re
 import tempfile
 import tomllib
@@ -45,18 +48,26 @@ _KEPT: Final = ("id", "severity", "ranks", "impact_ns", "message", "advice", "de
 
 def run(options: Options) -> int:
     """Print a line for each program and the score; 1 if a program failed."""
-    if why := unfit(options, "torch"):
+    table = tomllib.loads(Path(__file__).with_name("truth.toml").read_text(encoding="utf-8"))
+    all_of_them = truths(table, ROOT)
+    wanted = [one for one in all_of_them if not options.parts or one.name in options.parts]
+    kept = os.environ.get("GPUTRACE_CAUSES")
+    if kept is None and (why := unfit(options, "torch")):
         print(f"causes: {why}")
         return 0
-    table = tomllib.loads(Path(__file__).with_name("truth.toml").read_text(encoding="utf-8"))
     journal = Journal("causes", options)
-    wanted = [truth for truth in truths(table, ROOT) if not _lacks(truth, options)]
-    if options.parts:
-        wanted = [truth for truth in wanted if truth.name in options.parts]
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.save.parent / "causes" if options.save else Path(scratch)
         folder.mkdir(exist_ok=True)
         judges = Judges(journal, options, folder)
+        if kept is not None:
+            for path in sorted(Path(kept).glob("*.sqlite*")):
+                for truth in wanted:
+                    if truth.name == path.name.partition(".")[0]:
+                        judges.read(truth, unpacked(path, folder))
+            judges.close(wanted)
+            return journal.code
+        wanted = [truth for truth in wanted if not _lacks(truth, options)]
         # The recordings and cured runs first; runs that are neither say what recording costs.
         for part in (judges.record, partial(judges.bare, cured=True), judges.bare):
             judges.each([truth for truth in wanted if truth.gpus == 1], part)
@@ -106,6 +117,9 @@ class Judges:
         """Record a program as it is, and judge the first line."""
         trace = self.folder / f"{truth.name}.sqlite"
         self._train(truth, lane, "recorded", trace)
+        self.read(truth, trace)
+
+    def read(self, truth: Truth, trace: Path) -> None:
         found = analysis(trace)
         answer = of_gputrace(found)
         verdict = judge(truth, answer)
@@ -176,6 +190,15 @@ class Judges:
         sick = self.steps.get((truth.name, "sick")) or self.steps.get((truth.name, "recorded"))
         cured = self.steps.get((truth.name, "cured"))
         return f"{100 * (1 - cured / sick):.0f} %" if sick and cured else ""
+
+
+def unpacked(path: Path, folder: Path) -> Path:
+    """Return a recording, unpacked into a folder if it is compressed."""
+    if path.suffix != ".xz":
+        return path
+    unpacked = folder / path.stem
+    unpacked.write_bytes(lzma.decompress(path.read_bytes()))
+    return unpacked
 
 
 def _ranks(truth: Truth) -> int:
