@@ -311,7 +311,7 @@ def completed(command: Sequence[str], limit_s: float = LIMIT_S) -> Ended:
 
 def printed_result(ran: Ended) -> dict[str, Any]:
     """Return the last line of JSON that a program printed."""
-    lines = [line for line in ran.output.splitlines() if line.startswith("{")]
+    lines = [line for line in ran.output.splitlines() if line.startswith('{"')]
     if not lines:
         raise Failed("it printed no line of JSON")
     found: dict[str, Any] = json.loads(lines[-1])

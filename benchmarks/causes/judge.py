@@ -41,6 +41,8 @@ class Truth:
     rank: int | None
     gpus: int
     cpu: bool
+    steps: int
+    """How many steps it trains; 0 for as many as most programs do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def truths(table: Mapping[str, Mapping[str, Any]], root: Path) -> list[Truth]:
             row.get("rank"),
             row.get("gpus", 1),
             row.get("cpu", False),
+            row.get("steps", 0),
         )
         for name, row in table.items()
     ]

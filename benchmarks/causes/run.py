@@ -38,7 +38,7 @@ from benchmarks.experiment import (
 from benchmarks.measure import ROOT, Failed
 from benchmarks.options import Options
 
-LIMIT_S: Final = 75.0
+LIMIT_S: Final = 90.0
 """One run of a program, with its start and the reading of its recording."""
 AT_ONCE: Final = 2
 """Programs of a card, of which one trains while the other one starts or is read."""
@@ -151,6 +151,8 @@ class Judges:
             words.append("--tiny")
         command = program(*words, ranks=_ranks(truth))
         variables = {"CURED": str(int(how == "cured"))}
+        if truth.steps:
+            variables |= {"STEPS": str(truth.steps), "WARM": str(truth.steps // 4)}
         if self.options.cpu:
             variables["TINY"] = "1"
         elif lane is not None:
