@@ -349,6 +349,13 @@ def on_tensor_cores(name: str, family: str) -> str | None:
     return "no" if _has(_PLAIN, name) else "unknown"
 
 
+def is_unaligned(name: str, precision: str) -> bool:
+    """Return whether a product in 16 bits reads less than eight numbers at a time, as its sizes are
+    no multiples of 8: tensor cores then wait for memory.
+    """
+    return precision in SIXTEEN and _has(r"_(align[ac]?|ldg)[124](?!\d)", name)
+
+
 def precision_of(name: str) -> str:
     """Return the precision of what is multiplied, of `_PRECISIONS`, or ``unknown``."""
     return _first(_PRECISIONS, name) or "unknown"

@@ -13,6 +13,7 @@ from gputrace.analyzers.kernel_names import (
     generation,
     is_communication,
     is_optimizer,
+    is_unaligned,
     on_tensor_cores,
     precision_of,
     short_name,
@@ -130,6 +131,21 @@ def test_a_hadamard_transform_ends_no_step() -> None:
     assert not is_optimizer("void transformer_engine::HadamardTransformKernel<16>(T1)")
     gathers = "multi_tensor_apply_kernel<UnaryOpFunctor<T, 2>, at::native::Copy<T, float>>"
     assert not is_optimizer(f"{AT}<unnamed>::{gathers}(T1)")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_so"),
+    [
+        ("cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_nn_align1", True),
+        ("ampere_fp16_s16816gemm_fp16_128x64_ldg2_f2f_nn", True),
+        (CUTLASS, False),
+        ("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_nn", False),
+        ("cutlass_tensorop_s1688dgrad_optimized_tf32_256x64_16x4_nhwc_align4", False),
+        ("cutlass_80_simt_sgemm_128x32_8x5_nn_align1", False),
+    ],
+)
+def test_products_in_16_bits_need_rows_of_multiples_of_8(name: str, is_so: bool) -> None:
+    assert is_unaligned(name, precision_of(name)) == is_so
 
 
 @pytest.mark.parametrize(

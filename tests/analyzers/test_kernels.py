@@ -158,6 +158,26 @@ def test_fp32_products_are_told_where_the_card_has_tensor_cores(tmp_path: Path) 
     assert "TF32" in finding_of(newer, "no-tensor-cores").advice
 
 
+def test_products_of_unsuitable_sizes_are_told_though_tensor_cores_multiply(tmp_path: Path) -> None:
+    odd = "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>(T1)"
+    report = analyze(training((odd, 500 * US), (TENSOR, 500 * US), card="NVIDIA H200"), tmp_path)
+    found = finding_of(report, "no-tensor-cores")
+    assert found.evidence["unaligned_ns"] == found.evidence["touched_ns"] == 500 * US
+    assert "no multiples of 8" in found.message
+    assert "multiples of 8" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [(RELU, "in element-wise kernels and reductions"), (ADAM, "in the optimizer"), (TENSOR, "")],
+)
+def test_a_limit_by_the_cards_says_what_they_spend_most_on(
+    tmp_path: Path, kernel: str, words: str
+) -> None:
+    found = finding_of(analyze(training((kernel, 3 * MS)), tmp_path), "compute-bound")
+    assert found.message.endswith(f"% of it {words}" if words else "its speed is the limit")
+
+
 def test_without_steps_products_and_layouts_cost_what_they_take_on_a_gpu(tmp_path: Path) -> None:
     run = Run()
     for run.device in (0, 1):

@@ -14,7 +14,7 @@ from gputrace.analyzers.findings.facts import MEDIUM, Facts, severity_of
 from gputrace.analyzers.findings.idle import work_waiting
 from gputrace.analyzers.findings.whole_run import runs_almost_nothing
 from gputrace.analyzers.gpu_shards import GpuShardView
-from gputrace.analyzers.kernel_names import SIXTEEN
+from gputrace.analyzers.kernel_names import SIXTEEN, is_unaligned, precision_of
 from gputrace.analyzers.parallelism import find_experts, find_sharded, total_collectives
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.model.events import Kind
@@ -402,7 +402,9 @@ _LATER_COMPUTE_SHARE: Final = 0.9
 
 def compute_bound(facts: Facts) -> Iterator[Finding]:
     """The GPUs compute 70 % of the time or more (`info`), without kernels that wait; or, in a trace
-    without steps, 90 % of its later half, as idle time before that belongs to start-up.
+    without steps, 90 % of its later half, as idle time before that belongs to start-up. The message
+    says whether most of that is passes over memory (element-wise kernels, reductions) or the
+    optimizer.
 
     Cost: class `compute`, less what `kernel-waits` costs.
 
@@ -413,15 +415,45 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
     if max(share, settled) < _COMPUTE_SHARE or runs_almost_nothing(facts):
         return
     whose = "its" if len(facts.rows) == 1 else "their"
+    most, part = _most_of_kernels(facts)
     yield facts.finding(
         "compute-bound",
         "info",
         facts.mean("compute") - waits_ns,
-        f"{facts.do('compute')} {share:.0%} of the time: {whose} speed is the limit",
-        "make the kernels cheaper: " + _how_to_compute_less(facts),
+        f"{facts.do('compute')} {share:.0%} of the time: {whose} speed is the limit"
+        + (f", {part:.0%} of it in {most}" if most else ""),
+        "make the kernels cheaper: " + _LESS.get(most, "") + _how_to_compute_less(facts),
         {"share": round(share, 4)} | ({"settled_share": round(settled, 4)} if settled else {}),
         [f"in the later half, it is {settled:.0%}" if settled else ""],
     )
+
+
+_PASSES: Final = "element-wise kernels and reductions"
+_UPDATES: Final = "the optimizer"
+_PARTS: Final = {
+    _PASSES: ("elementwise", "reduction", "normalisation", "layout"),
+    _UPDATES: ("optimizer",),
+}
+"""Kernels that are limited by memory, not by arithmetic, by families."""
+_LESS: Final = {
+    _PASSES: "fewer passes over memory (attention as one kernel, fused operations, no casts to and "
+    "fro), ",
+    _UPDATES: "a fused optimizer, sparse gradients for large tables of embeddings, an update for "
+    "several batches, ",
+}
+_MOST: Final = 0.5
+"""Share of the kernels' time from which a part is called most of it."""
+
+
+def _most_of_kernels(facts: Facts) -> tuple[str, float]:
+    """Return what most of the kernels' time goes to, where memory limits that, and its share."""
+    spent: Counter[str] = Counter()
+    for row in facts.kernels.families if facts.kernels is not None else ():
+        part = next((part for part, families in _PARTS.items() if row.family in families), "")
+        spent[part] += row.total_ns
+    most, longest = max(spent.items(), key=lambda item: item[1], default=("", 0))
+    share = longest / max(spent.total(), 1)
+    return (most, share) if most and share >= _MOST else ("", share)
 
 
 def _settled_share(facts: Facts) -> float:
@@ -518,7 +550,7 @@ def work_beside_tensor_cores(facts: Facts) -> Mapping[tuple[int, int], int]:
     """Return the nanoseconds that tensor cores would save each GPU, with its rank."""
     if facts.kernels is None or not facts.kernels.has_tensor_cores:
         return {}
-    spent = spent_by_gpu(facts, lambda use: use.tensor_cores == "no")
+    spent = spent_by_gpu(facts, lambda use: use.tensor_cores == "no" or _is_unaligned(use))
     return {
         gpu: ns * (_TENSOR_CORES_SPEED_UP - 1) // _TENSOR_CORES_SPEED_UP
         for gpu, ns in spent.items()
@@ -565,9 +597,13 @@ def layout_transposes(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _is_unaligned(use: KernelUse) -> bool:
+    return use.tensor_cores == "yes" and is_unaligned(use.name, precision_of(use.name))
+
+
 def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     """On cards with tensor cores, 5 % of the time goes to matrix products and convolutions known
-    not to use them: fp32, or half precision with unsuitable sizes.
+    not to use them, or to use them badly: fp32, or half precision with unsuitable sizes.
 
     Cost: half of their duration, assuming that tensor cores are twice as fast.
 
@@ -581,17 +617,19 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
         sum(product.total_ns for product in missing if product.precision in precisions)
         for precisions in (("fp32",), SIXTEEN)
     )
-    touched = single + half
+    unaligned = sum(use.total_ns for use in kernels.top if _is_unaligned(use))
+    touched = single + half + unaligned
     share = touched / max(kernels.total_ns, 1)
     if share < _PRODUCTS_SHARE:
         return
     steps = kernels.steps or facts.turns
-    what = "half-precision" if half > single else "fp32"
+    what = "half-precision" if half + unaligned > single else "fp32"
+    sizes = "of sizes that are no multiples of 8" if unaligned > single + half else ""
     yield facts.finding(
         "no-tensor-cores",
         severity_of(share * (_TENSOR_CORES_SPEED_UP - 1) / _TENSOR_CORES_SPEED_UP) or "low",
         touched // steps * (_TENSOR_CORES_SPEED_UP - 1) // _TENSOR_CORES_SPEED_UP,
-        f"{what} products and convolutions without tensor cores take "
+        f"{what} products and convolutions {sizes or 'without tensor cores'} take "
         f"{facts.of_step(touched // steps)}",
         _how_to_use_them(facts, kernels, what),
         {
@@ -599,6 +637,7 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
             "touched_ns": touched // steps,
             "fp32_ns": single // steps,
             "half_ns": half // steps,
+            "unaligned_ns": unaligned // steps,
             "on_tensor_cores_ns": _of_sort(kernels, "yes") // steps,
             "unknown_ns": _of_sort(kernels, "unknown") // steps,
         },
@@ -611,7 +650,8 @@ def _of_sort(kernels: Kernels, sort: str) -> int:
 
 
 def _names(kernels: Kernels) -> str:
-    beside = [use.short for use in kernels.top if use.tensor_cores == "no"]
+    uses = (use for use in kernels.top if use.tensor_cores == "no" or _is_unaligned(use))
+    beside = [use.short for use in uses]
     shown = list(dict.fromkeys(beside))[:_KERNELS_NAMED]
     return f"in {', '.join(shown)}" if shown else "not among the longest kernels"
 
