@@ -68,12 +68,17 @@ def judge(truth: Truth, answer: Answer) -> Verdict:
     return Verdict(named, all(place) if place else None, accuses)
 
 
-def of_gputrace(found: Mapping[str, Any]) -> Answer:
-    """Return the first line of what ``gputrace analyze --json`` says."""
+def of_gputrace(found: Mapping[str, Any], step_ms: float | None = None) -> Answer:
+    """Return the first line of what ``gputrace analyze --json`` says.
+
+    What it saves is a part of a step by the program's own clock, which has what lies between steps
+    too; by the recording without one.
+    """
     findings: Sequence[Mapping[str, Any]] = found["findings"]
     if not findings:
         return Answer("")
     first, step = findings[0], found["steps"].get("mean_ns")
+    step = 1e6 * step_ms if step_ms else step
     words = "\n".join((first["message"], first["advice"], *first["details"]))
     saves = first["impact_ns"] / step if step else None
     return Answer(first["id"], words, tuple(first["ranks"]), saves)

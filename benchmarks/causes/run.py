@@ -121,7 +121,7 @@ class Judges:
 
     def read(self, truth: Truth, trace: Path) -> None:
         found = analysis(trace)
-        answer = of_gputrace(found)
+        answer = of_gputrace(found, self.steps.get((truth.name, "recorded")))
         verdict = judge(truth, answer)
         row = {
             "first": answer.cause,

@@ -373,6 +373,8 @@ def claim_kernel_gaps(host: Host) -> Intervals:
     return idle.select(idle.lengths <= _KERNEL_GAP_NS)
 
 
+_MANY_SYNCHRONISATIONS: Final = 50
+"""Synchronising calls a step from which the finding about launches names them."""
 _TINY_KERNELS_SHARE: Final = 0.5
 """Share of the kernels that must be tiny for the finding about launches to say so."""
 
@@ -398,6 +400,10 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     )
     if facts.infers:
         advice = advice.replace("fused optimizers, ", "")
+    waits = facts.mean_over_gpus(_synchronisations)
+    if waits >= _MANY_SYNCHRONISATIONS:
+        details.append(f"the host synchronises {waits:,} times a step, and launches nothing ahead")
+        advice += f"; {_RUN_AHEAD.get(facts.framework, _RUN_AHEAD['training'])}".format(pinned="")
     processes = [lane.gpu.process for lane in facts.working]
     feeds_several = len(processes) > len(set(processes))
     if feeds_several and (facts.trains or facts.mean("communication")):
@@ -410,6 +416,14 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
         details,
         beside=("kernel-gaps",) if between else (),
     )
+
+
+def _synchronisations(gpu: GpuShardView, time: Intervals) -> int:
+    """Return the synchronising calls that a GPU's host makes in some time."""
+    if gpu.calls is None:
+        return 0
+    waits = gpu.calls.sort == Call.SYNC
+    return int(np.count_nonzero(time.contains(gpu.calls.start[waits])))
 
 
 def graph_gaps(facts: Facts) -> Iterator[Finding]:

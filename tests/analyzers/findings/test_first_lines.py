@@ -116,6 +116,19 @@ def test_a_slow_host_that_waits_once_a_step_is_launch_bound(tmp_path: Path) -> N
     assert first(run, tmp_path)[0] == "launch-bound"
 
 
+def test_a_slow_host_is_told_how_often_it_waits(tmp_path: Path) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy(length=20 * US)
+        for _ in range(60):
+            run.kernels(4, "small", US)
+            run.synchronize()
+        run.optimizer()
+    found = finding_of(analyze(run, tmp_path), "launch-bound")
+    assert "synchronises 60 times a step" in " ".join(found.details)
+    assert "run ahead" in found.advice
+
+
 def test_launches_before_a_wait_are_not_its_doing(tmp_path: Path) -> None:
     """One synchronisation at the end of a recording that begins with a slow host."""
     run = Run()
