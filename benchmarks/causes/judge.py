@@ -60,7 +60,7 @@ def judge(truth: Truth, answer: Answer) -> Verdict:
     named = answer.cause in truth.first and bool(re.search(truth.says, answer.words, re.I))
     place: list[bool] = []
     if truth.where:
-        lines = _lines(truth)
+        lines = lines_of(truth, truth.where)
         place.append(any(found in lines for found in _said(answer.words)))
     if truth.rank is not None:
         place.append(truth.rank in answer.ranks)
@@ -80,7 +80,7 @@ def of_gputrace(found: Mapping[str, Any], step_ms: float | None = None) -> Answe
     first, step = findings[0], found["steps"].get("mean_ns")
     step = 1e6 * step_ms if step_ms else step
     words = "\n".join((first["message"], first["advice"], *first["details"]))
-    saves = first["impact_ns"] / step if step else None
+    saves = first["impact_ns"] / step if step and first["id"] not in HONEST else None
     return Answer(first["id"], words, tuple(first["ranks"]), saves)
 
 
@@ -110,12 +110,12 @@ def _said(words: str) -> Iterator[tuple[str, int]]:
         yield name, int(line)
 
 
-def _lines(truth: Truth) -> set[tuple[str, int]]:
-    """Return the lines of the functions of `where`, in the program and the files beside it."""
+def lines_of(truth: Truth, functions: Sequence[str]) -> set[tuple[str, int]]:
+    """Return the lines of some functions, in the program and the files beside it."""
     lines = set()
     for path in truth.path.parent.glob("*.py"):
         for name, first, last in _functions(ast.parse(path.read_text(encoding="utf-8")).body):
-            if name in truth.where:
+            if name in functions:
                 lines |= {(path.name, line) for line in range(first, last + 1)}
     return lines
 

@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Any, Final
 
 from benchmarks.causes.judge import Truth, judge, of_gputrace, truths
+from benchmarks.causes.peers import nsys_ai
 from benchmarks.experiment import (
     Journal,
     analysis,
@@ -123,6 +124,7 @@ class Judges:
         found = analysis(trace)
         answer = of_gputrace(found, self.steps.get((truth.name, "recorded")))
         verdict = judge(truth, answer)
+        other = nsys_ai(trace) if self.options.peers else None
         row = {
             "first": answer.cause,
             "right": verdict.cause,
@@ -130,6 +132,8 @@ class Judges:
             "accuses": verdict.accuses,
             "saves": answer.saves,
             "says": answer.words.splitlines()[:1],
+            "nsys_ai": other and other.words.splitlines()[0],
+            "nsys_ai_right": other and judge(truth, other).cause,
             "steps": found["steps"]["count"],
             "step_ms": (found["steps"].get("mean_ns") or 0) / 1e6,
         }
@@ -186,6 +190,8 @@ class Judges:
         right = sum(self.rows[truth.name]["right"] for truth in done)
         accused = sum(self.rows[truth.name]["accuses"] for truth in done)
         print(f"\n{right} of {len(done)} right, {accused} false accusations")
+        if others := [row["nsys_ai_right"] for row in self.rows.values() if row["nsys_ai"]]:
+            print(f"nsys-ai: {sum(others)} of {len(others)} right")
 
     def _measured(self, truth: Truth) -> str:
         """Return the part of a step that the cure saves; of a recorded one, if none was bare."""

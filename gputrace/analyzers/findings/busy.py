@@ -436,8 +436,8 @@ _PARTS: Final = {
 }
 """Kernels that are limited by memory, not by arithmetic, by families."""
 _LESS: Final = {
-    _PASSES: "fewer passes over memory (attention as one kernel, fused operations, no casts to and "
-    "fro), ",
+    _PASSES: "fewer passes over memory (attention as one kernel, fused operations, fewer casts "
+    "between precisions), ",
     _UPDATES: "a fused optimizer, sparse gradients for large tables of embeddings, an update for "
     "several batches, ",
 }
