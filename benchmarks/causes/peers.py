@@ -29,10 +29,11 @@ def nsys_ai(trace: Path) -> Answer | None:
     if program is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        # It writes beside its input, and into it.
+        # It writes into its input, beside it, and into the current folder.
         copy, report = Path(folder, "trace.sqlite"), Path(folder, "findings.json")
         shutil.copy(trace, copy)
-        ended = execute((program, "diagnose", str(copy), "--format", "json", "-o", str(report)))
+        command = ("diagnose", str(copy), "--format", "json", "-o", str(report))
+        ended = execute(("env", "-C", folder, program, *command))
         if not report.exists():
             raise Failed(f"nsys-ai: {ended.last_words}")
         first = json.loads(report.read_text(encoding="utf-8"))["findings"][:1]
