@@ -6,13 +6,23 @@ analysis = gputrace.open("trace.sqlite").analyze()
 
 from __future__ import annotations
 
-__all__ = ["GputraceError", "__version__", "annotate", "compare", "open", "step", "try_cures"]
+__all__ = [
+    "GputraceError",
+    "__version__",
+    "annotate",
+    "arm",
+    "compare",
+    "open",
+    "step",
+    "try_cures",
+]
 
 TYPE_CHECKING = False  # Not typing's: the program that is recorded may have a typing.py.
 if TYPE_CHECKING:
     from typing import Any
 
     from gputrace.api import compare, open
+    from gputrace.collectors.in_process import arm
     from gputrace.errors import GputraceError
     from gputrace.marks import annotate, step
     from gputrace.trials.trial import try_cures
@@ -25,6 +35,7 @@ def __getattr__(name: str) -> Any:
         "open": "api",
         "compare": "api",
         "annotate": "marks",
+        "arm": "collectors.in_process",
         "step": "marks",
         "try_cures": "trials.trial",
         "GputraceError": "errors",

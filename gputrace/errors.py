@@ -22,7 +22,7 @@ _SHOWN: Final = dict.fromkeys(_CONTROL, "\ufffd") | dict.fromkeys(map(ord, _SPAC
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every command but ``record``, which returns its child's own."""
+    """Exit codes of every command but ``record`` and ``arm``, which have their program's own."""
 
     DONE = 0
     GATE_NOT_MET = 1

@@ -26,6 +26,19 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "gputrace record --python -- torchrun --nproc-per-node 4 train.py",
             "gputrace record --steps 20:40 -- python train.py",
         ),
+        "arm": (
+            "arm.arm",
+            "gputrace arm -- torchrun --nproc-per-node 4 train.py",
+            'eval "$(gputrace arm --env)"',
+        ),
+        "on": (
+            "arm.on",
+            "gputrace on",
+            "gputrace on 4711 --steps 20 -o slow.sqlite",
+        ),
+        "off": ("arm.off", "gputrace off 4711"),
+        "status": ("arm.status", "gputrace status 4711 --json"),
+        "list": ("arm.list_", "gputrace list"),
     },
     "Look": {
         "demo": ("demo.command", "gputrace demo", "gputrace demo -o demo.sqlite"),
@@ -293,8 +306,9 @@ def explain(error: BaseException) -> tuple[str, ExitCode] | None:
     match error:
         case click.UsageError():
             path = error.ctx.command_path if error.ctx else "gputrace"
-            # `record` keeps 2 for its program, as `timeout` and `docker run` do.
-            code = ExitCode.RECORDING_FAILED if path.endswith(" record") else ExitCode.USAGE
+            # These keep 2 for their program, as `timeout` and `docker run` do.
+            runs = path.endswith((" record", " arm"))
+            code = ExitCode.RECORDING_FAILED if runs else ExitCode.USAGE
             return f"{_problem(error)} (see {path} --help)", code
         case click.ClickException():
             return error.format_message(), ExitCode.USAGE

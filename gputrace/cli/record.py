@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gputrace.collectors.session import Prepared, Size
 
 
-_OUTPUT: Final = Path("trace.sqlite")
+OUTPUT: Final = Path("trace.sqlite")
 LARGE: Final = 10 * 10**9
 LARGE_AT_A_TERMINAL: Final = 10**9
 """Sizes in bytes at which a running recording is reported on stderr."""
@@ -142,7 +142,7 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
     output = given["output"]
     try:
         if output is None:
-            given["output"] = _OUTPUT if force else unused(_OUTPUT, command)
+            given["output"] = OUTPUT if force else unused(OUTPUT, command)
         plan = _plan(given)
         terminal = _terminal() if live else None
         prepared = prepare(plan, command, force)
@@ -153,8 +153,8 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
     except OSError as error:
         at = error.filename or given["output"]
         return _fail(f"{at}: {error.strerror}", ExitCode.RECORDING_FAILED)
-    if output is None and plan.output != _OUTPUT:
-        note(f"{_OUTPUT} exists: records into {plan.output}")
+    if output is None and plan.output != OUTPUT:
+        note(f"{OUTPUT} exists: records into {plan.output}")
     if bound := _bound(plan.limits):
         note(bound)
     if terminal is None:
@@ -230,7 +230,7 @@ def _conclude(prepared: Prepared, has_run: bool, *, failed: bool) -> int:
         problem = str(error)
     else:
         if merged is not None:
-            _log_merged(merged, output, prepared.traces, failed=failed)
+            log_merged(merged, output, prepared.traces, failed=failed)
         for path in sorted(output.parent.glob(f"{output.stem}.*.pickle")):
             if prepared.plan.memory:
                 note(f"who holds the memory: gputrace analyze {path}")
@@ -253,7 +253,8 @@ _LEAST_STEPS: Final = 2
 """Marks of steps that an analysis needs where no GPU was seen: from one to the next is a step."""
 
 
-def _log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> None:
+def log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> None:
+    """Report on a trace that was made; ``failed`` says that the program has ended with an error."""
     size = output.stat().st_size / 1e6
     for line in (f"{output}: {_counts(merged)}, {size:,.1f} MB", *merged.notes):
         note(line)

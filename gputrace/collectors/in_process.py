@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from gputrace import marks
+from gputrace.collectors.armed import arming
 from gputrace.collectors.backend import Merged, has_driver
 from gputrace.collectors.backends.cupti import CUPTI, collector_library, cupti_folders
-from gputrace.collectors.finalize import merge
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.session import HOOKS, can_be_read_meanwhile, finish
-from gputrace.collectors.spool import CHUNK, HEADER, ChunkFile
-from gputrace.errors import UsageError
+from gputrace.collectors.spool import copy_since
+from gputrace.errors import GputraceError, UsageError
 
 _FOR_CUDA: Final = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 _LATE: Final = (
@@ -55,14 +55,7 @@ class ProcessRecorder:
         if self.obstacle is None:
             os.environ |= dict.fromkeys((*_FOR_CUDA, "GPUTRACE_LIBRARY"), str(self._library))
             os.environ |= {"GPUTRACE_CAPTURE": "manual"} | cupti_folders()
-        sys.path.append(str(HOOKS))
-        try:
-            import_module("_gputrace_hooks.imports").install()
-            self._recorder: Any = import_module("_gputrace_hooks.recorder")
-            self._steps: Any = import_module("_gputrace_hooks.steps")
-        finally:
-            sys.path.remove(str(HOOKS))
-        marks.reload_hooks()
+        self._recorder, self._steps = _install_hooks()
         self._forget()
 
     def begin(self, gpu: bool) -> None:
@@ -108,6 +101,8 @@ class ProcessRecorder:
 
     def save(self, trace: Path) -> Merged:
         """Write the trace of the ended stretch; raise OSError if that fails."""
+        from gputrace.collectors.finalize import merge  # It imports numpy.
+
         for path in self._files():
             copy_since(path, self._cell / path.name, self._sizes.get(path.name, 0), self._began)
         meta = {
@@ -138,6 +133,38 @@ class ProcessRecorder:
             os.environ.pop(name, None)
 
 
+def _install_hooks() -> tuple[Any, Any]:
+    """Load the hooks into this process; return their recorder and the counter of steps."""
+    sys.path.append(str(HOOKS))
+    try:
+        import_module("_gputrace_hooks.imports").install()
+        loaded = [import_module(f"_gputrace_hooks.{name}") for name in ("recorder", "steps")]
+    finally:
+        sys.path.remove(str(HOOKS))
+    marks.reload_hooks()
+    return loaded[0], loaded[1]
+
+
+def arm() -> str:
+    """Have this program wait for ``gputrace on``, as one that ``gputrace arm`` has started.
+
+    Call it before the program starts CUDA, best in its first lines. Processes that it starts are
+    armed too. Does nothing in a program that is armed or recorded already.
+
+    Returns:
+        Why its GPUs, or all of it, cannot be recorded; empty if they can.
+    """
+    if marks.recording_folder() is not None:
+        return ""
+    late = _LATE if has_driver() and has_started() else ""
+    try:
+        os.environ |= arming(os.environ)
+        _install_hooks()
+    except (GputraceError, OSError, ImportError) as error:
+        return str(error)
+    return late
+
+
 def save_so_far(folder: Path, trace: Path) -> Merged:
     """Write the trace of a recording under way of which this process is a part.
 
@@ -158,33 +185,6 @@ def _remove(folder: Path, owner: int) -> None:
     """Remove the folder at exit, unless in a forked child."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-_LASTING: Final = frozenset((b"FULL", b"NAME", b"INFO", b"THRD", b"DEVI"))
-"""Tags of chunks that describe any later ones."""
-
-
-def copy_since(source: Path, target: Path, offset: int, began: tuple[int, int]) -> None:
-    """Copy a spool or a host file without the records that end before ``offset`` bytes.
-
-    ``began`` is the start of the copy on CLOCK_REALTIME and CLOCK_MONOTONIC. Raises OSError if that
-    fails.
-    """
-    raw = source.read_bytes()
-    if len(raw) < HEADER.size:
-        return
-    magic, version, pid, started, _ = HEADER.unpack_from(raw)
-    parts = [HEADER.pack(magic, version, pid, *began)]
-    at = HEADER.size
-    for tag, body, whole in ChunkFile(pid, source.name, started, raw).chunks():
-        if not whole:
-            break
-        if at >= offset or tag in _LASTING:
-            parts += [CHUNK.pack(tag, len(body)), bytes(body)]
-        at += CHUNK.size + len(body)
-    ended = b"ended=a cell of a notebook"
-    parts += [CHUNK.pack(b"INFO", len(ended)), ended]
-    target.write_bytes(b"".join(parts))
 
 
 _DRIVER: Final = "libcuda.so.1"

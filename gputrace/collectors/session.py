@@ -238,7 +238,7 @@ def prepare(plan: Plan, command: Sequence[str], force: bool) -> Prepared:
     team, output = _gather(name, task, backend, force)
     plan = replace(plan, output=output)
     try:
-        environment = _with_hooks(plan, team.folder, os.environ)
+        environment = with_hooks(plan, team.folder, os.environ)
         launch = backend.launch(plan, team.folder, keep_hooks(command), environment)
     except GputraceError:
         with team.leave() as is_last:
@@ -277,15 +277,15 @@ def _gather(
     output = name.path
     if task is not None and not name.is_tasks_own:
         if backend.shares and not _is_of(output, task.job):
-            folder = _folder(output, force)
+            folder = spool_of(output, force)
             with suppress(job_tasks.CannotShare):
                 return job_tasks.Team(folder, task.job, task.rank, task.local_tasks), output
         output = job_tasks.of_task(output, task)
-    return job_tasks.Team(_folder(output, force), rank=0 if task is None else task.rank), output
+    return job_tasks.Team(spool_of(output, force), rank=0 if task is None else task.rank), output
 
 
-def _folder(output: Path, force: bool) -> Path:
-    """Return the folder of a trace; raise UsageError if the trace exists."""
+def spool_of(output: Path, force: bool = False) -> Path:
+    """Return the folder of a trace's recording; raise UsageError if the trace exists."""
     if output.exists() and not (force and output.is_file()):
         raise UsageError(f"{output}: exists; name another with -o, or give --force")
     return output.with_name(f"{output.name}.spool")
@@ -301,9 +301,10 @@ def _is_of(output: Path, job: str) -> bool:
         return False
 
 
-def _with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+def with_hooks(plan: Plan, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the inherited environment with what loads the hooks into the program's Python."""
     changed = dict(inherited) | {"GPUTRACE_DIR": str(folder.absolute())}
+    changed.pop("GPUTRACE_ARM", None)
     library = built("_ticker") if plan.python is not False else None
     if plan.python is None and library is not None:
         changed["GPUTRACE_LINES"] = str(library)
@@ -341,7 +342,7 @@ def keep_hooks(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-_OF_A_PROCESS: Final = re.compile(r"\.(\d+)(?:[-.]\d+)?(?:~\d+)?\.(spool|host)")
+OF_A_PROCESS: Final = re.compile(r"\.(\d+)(?:[-.]\d+)?(?:~\d+)?\.(spool|host)")
 
 
 class LimitWatch:
@@ -369,7 +370,7 @@ def prune(folder: Path, older_ns: int, now: int) -> None:
     by_process: dict[tuple[str, str], list[tuple[int, Path]]] = defaultdict(list)
     # Not by iterdir, which raises for a folder that the program has removed.
     for path in folder.glob("*"):
-        if match := _OF_A_PROCESS.search(path.name):
+        if match := OF_A_PROCESS.search(path.name):
             with suppress(FileNotFoundError):
                 by_process[match[1], match[2]].append((path.stat().st_mtime_ns, path))
     for (pid, _), files in by_process.items():

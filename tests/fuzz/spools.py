@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputrace.collectors.finalize import merge
-from gputrace.collectors.in_process import copy_since
+from gputrace.collectors.spool import copy_since
 from gputrace.collectors.live import RecentHost, RecentSpool
 from gputrace.collectors.spool import HEADER
 from gputrace.collectors.spool.activity import join_spools, read_spool, windows_of

@@ -1,4 +1,4 @@
-"""Python imports this at its start, in every process under ``gputrace record``.
+"""Python imports this at its start, in every process under ``gputrace record`` or ``arm``.
 
 The folder it lies in comes first on PYTHONPATH. It puts the hooks in place and then runs the
 sitecustomize that the program would have had without it. Nothing that goes wrong with the hooks
@@ -13,8 +13,8 @@ import sys
 
 def _start_hooks():
     # type: () -> None
-    folder = os.environ.get("GPUTRACE_DIR")
-    if sys.version_info < (3, 6) or not folder or not os.path.isdir(folder):
+    is_recorded = os.path.isdir(os.environ.get("GPUTRACE_DIR", ""))
+    if sys.version_info < (3, 6) or not (is_recorded or os.environ.get("GPUTRACE_ARM")):
         return
     try:
         __import__("_gputrace_hooks.imports").imports.install()

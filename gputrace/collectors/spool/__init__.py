@@ -133,6 +133,65 @@ def read_all(
     return [join(parts) for parts in files.values() if parts]
 
 
+_LASTING: Final = frozenset((b"FULL", b"NAME", b"INFO", b"THRD", b"DEVI"))
+"""Tags of chunks that describe any later ones."""
+_SWITCHES: Final = frozenset(
+    (
+        *(b"capture_on", b"capture_off", b"calls_on", b"calls_off", b"let_go", b"idle", b"paused"),
+        *(b"nodes_on", b"nodes_off"),
+    )
+)
+"""Keys of INFO that say when something was switched, and describe nothing later."""
+_EVENT: Final = struct.Struct("<QQIIHHI")
+"""Start, end, thread, name, kind, rank and number of an event in a host file."""
+_LASTING_EVENTS: Final = (4, 12)
+"""Kinds: notes, and places in the source."""
+
+
+def copy_since(
+    source: Path,
+    target: Path,
+    offset: int,
+    began: tuple[int, int] | None,
+    span: tuple[int, int] = (0, LATEST),
+) -> None:
+    """Copy a spool or a host file without the records that end before ``offset`` bytes.
+
+    ``began`` is the start of the copy on CLOCK_REALTIME and CLOCK_MONOTONIC, None for that of the
+    file. Of the events of a host file, those are kept that end after the start of ``span``, in
+    nanoseconds of CLOCK_REALTIME, and not after its end. Raises OSError if that fails.
+    """
+    raw = source.read_bytes()
+    if len(raw) < HEADER.size:
+        return
+    magic, version, pid, *own = HEADER.unpack_from(raw)
+    parts = [HEADER.pack(magic, version, pid, *(began or own))]
+    at = HEADER.size
+    for tag, body, whole in ChunkFile(pid, source.name, own[0], raw).chunks():
+        if not whole:
+            break
+        if tag == b"EVNT":
+            kept = _events(bytes(body), span if at >= offset else (LATEST, LATEST))
+        elif at >= offset or (tag in _LASTING and bytes(body).partition(b"=")[0] not in _SWITCHES):
+            kept = bytes(body)
+        else:
+            kept = b""
+        parts += [CHUNK.pack(tag, len(kept)), kept] if kept else []
+        at += CHUNK.size + len(body)
+    ended = b"ended=a part of a recording"
+    parts += [CHUNK.pack(b"INFO", len(ended)), ended]
+    target.write_bytes(b"".join(parts))
+
+
+def _events(body: bytes, span: tuple[int, int]) -> bytes:
+    """Return the events that end in a span, and those that describe any others."""
+    return b"".join(
+        _EVENT.pack(*event)
+        for event in _EVENT.iter_unpack(body[: len(body) // _EVENT.size * _EVENT.size])
+        if span[0] < event[1] <= span[1] or event[4] in _LASTING_EVENTS
+    )
+
+
 _MOST_AT_ONCE: Final = 16 << 20
 """Maximum bytes of records read at once; earlier ones are skipped."""
 _LAST_LINES: Final = 4 << 20

@@ -96,6 +96,19 @@ def rest(hold_ns: int, stays: bool) -> bool:
     return _does("gputrace_begin_stretch", ctypes.c_uint64(hold_ns), int(stays))
 
 
+def end_capture(pace_ns: int) -> None:
+    """End a window after which no other is planned, with steps of ``pace_ns`` nanoseconds: CUPTI
+    leaves the process as soon as the GPU can have ended what it was given.
+    """
+    if not rest(hold_ns(pace_ns), False):
+        capture(False)
+
+
+def hold_ns(pace_ns: int) -> int:
+    """Return how long to hold CUPTI after a window with steps of ``pace_ns`` nanoseconds."""
+    return _HOLD_NS + _HELD * pace_ns
+
+
 def record_nodes(on: bool) -> bool:
     """Begin or end the steps of which the nodes of graphs are recorded; return True if so done."""
     return _does("gputrace_record_nodes", int(on))
@@ -107,6 +120,16 @@ def keeps_cupti() -> bool:
     CUDA graphs that were made while it was recorded do not survive that.
     """
     return _does("gputrace_keep_cupti")
+
+
+def is_loaded() -> bool:
+    """Return True if the collector is in this process: the program has started CUDA, or NVTX."""
+    return bool(os.environ.get("GPUTRACE_LIBRARY")) and _loaded_library() is not None
+
+
+def write() -> None:
+    """Have the collector write all that it has."""
+    _does("gputrace_write")
 
 
 def _does(function: str, *values: "Any") -> bool:
@@ -227,7 +250,7 @@ class Stretches:
     def _rest(self, count: int) -> None:
         """Begin a stretch, unless it would be too long."""
         pace, steps = self.recorded, _LEAST
-        hold = _HOLD_NS + _HELD * pace
+        hold = hold_ns(pace)
         # No number of steps is enough where the clock was set back.
         while steps * pace < hold + max(_ENOUGH_NS, _MEASURED * pace) and steps < count:
             steps *= 2

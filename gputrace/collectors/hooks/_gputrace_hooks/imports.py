@@ -113,6 +113,10 @@ def patch(module: "ModuleType") -> None:
         from . import sampler
 
         sampler.install_for_steps(os.environ["GPUTRACE_LINES"])
+    if os.environ.get("GPUTRACE_ARM") and module.__name__ != "multiprocessing.util":
+        from . import remote
+
+        remote.listen_unless_worker()
     for hook in hooks:
         try:
             hook(module)
@@ -136,6 +140,8 @@ def install() -> None:
 
         cures.install()
         changes.append(cures.change_hooks)
+    if os.environ.get("GPUTRACE_ARM"):
+        from . import remote  # noqa: F401
     sys.meta_path.insert(0, Finder())
     loaded: dict[str, Any] = dict(sys.modules)
     for name, module in loaded.items():

@@ -25,6 +25,7 @@ on_step: "list[Callable[[int, int], None]]" = []
 
 _PATIENCE = 50
 _by_user = word("gputrace.step")
+_is_armed = bool(os.environ.get("GPUTRACE_ARM"))
 
 
 class _Source:
@@ -85,6 +86,8 @@ _again: "list[int | None]" = [None, None, None]
 _begin = [0]
 # The step from which on is recorded; None outside of a window.
 _since: "list[int | None]" = [0]
+span = [0, 0]
+"""When the last window began and ended, in nanoseconds of CLOCK_REALTIME; 0 where it has not."""
 _stretches = control.Stretches()
 _nodes = control.NodeSteps()
 
@@ -127,6 +130,23 @@ def recorded() -> "tuple[int, int | None]":
     return _sources[max(_sources)].count - since, None if end is None else end - since
 
 
+def ended() -> int:
+    """Return how many steps have ended."""
+    return _sources[max(_sources)].count if _sources else 0
+
+
+def window() -> "tuple[int | None, int | None]":
+    """Return the step with which a window will open, and the one that closes it; None for none."""
+    return _window[0], _window[1]
+
+
+def set_window(first: "int | None", end: "int | None") -> None:
+    """Have the window of these steps recorded, from ``first`` to the one before ``end``."""
+    span[:] = [0, 0]
+    _window[:] = [first, end]
+    _since[0] = None
+
+
 def step_by_user(samples: int = 0, tokens: int = 0, flop: float = 0) -> None:
     """Mark the end of a step, for ``gputrace.step()``, and record the work that it did."""
     step_ended(_by_user, USER, step_by_user)
@@ -145,21 +165,26 @@ def _apply_window(source: _Source) -> None:
     first, end = _window
     if first is not None and source.count >= first:
         _window[0] = None
+        span[:] = [time_ns(), 0]
         control.capture(True)
         _since[0] = source.count
         # What a recorder takes to begin is no part of a step.
         source.last = time_ns()
         _note_window(f"recording from step {first}")
     if end is not None and source.count >= end:
+        span[1] = time_ns()
+        if _is_armed:
+            control.end_capture((span[1] - span[0]) // max(end - (_since[0] or 0), 1))
+        else:
+            control.capture(False)
         _window[1] = _since[0] = None
-        control.capture(False)
         _note_window(f"recorded to the end of step {end - 1}")
         _set_next(source.count)
 
 
 def _note_window(text: str) -> None:
-    """Note the window; of recurring windows the trace has all in a table."""
-    if _again[0] is None:
+    """Note the window; of several windows the trace has all in a table."""
+    if _again[0] is None and not _is_armed:
         note(text)
 
 
@@ -188,7 +213,7 @@ def read_window() -> None:
             _set_next(_begin[0])
     except ValueError:
         note(f"GPUTRACE_STEPS={text} names no steps")
-    _since[0] = None if _window[0] else 0
+    _since[0] = None if _window[0] or _is_armed else 0
     if _window[0] == 0:
         # No note: a process that trains nothing should leave no file.
         _window[0] = None

@@ -1,0 +1,484 @@
+"""Armed programs of this user on this machine, and windows recorded in them while they run.
+
+``_gputrace_hooks/remote.py`` says what they listen to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gputrace.collectors import job_tasks
+from gputrace.collectors.backend import SECOND_NS, Merged, Plan, has_driver, ring
+from gputrace.collectors.backends import HOST, choose
+from gputrace.collectors.masking import masked
+from gputrace.collectors.nvml import Sampler
+from gputrace.collectors.processes import read_environment, read_stat
+from gputrace.collectors.session import OF_A_PROCESS, finish, spool_of, with_hooks
+from gputrace.collectors.spool import LATEST, copy_since
+from gputrace.errors import UsageError
+
+KEPT_NS: Final = 600 * SECOND_NS
+"""Nanoseconds that an armed process keeps on disk, and the longest window."""
+_SETTLES_S: Final = 0.5
+_HELD_STEPS: Final = 5
+"""Seconds and steps after a window until the collector has all of it: it holds CUPTI for a quarter
+of a second and five steps (``_gputrace_hooks/control.py``)."""
+_PATIENCE_S: Final = 3.0
+_MOST_BYTES: Final = 4096
+_POLL_S: Final = 0.25
+_PACE_S: Final = 0.5
+_TRIES: Final = 4
+_CREDENTIALS: Final = struct.Struct("3i")
+"""struct ucred: pid, user and group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmedProcess:
+    """Process that listens, and what it answered."""
+
+    pid: int
+    folder: Path
+    job: str
+    """Launcher's name of the job; without one, the pid of the first armed process."""
+    rank: int | None
+    step: int
+    """Training steps that have ended."""
+    state: str
+    """``cold``, ``waiting`` for the first step of a window, ``recording``, or ``silent``: it did
+    not answer."""
+    gpu: str
+    """``ready``, ``unstarted`` as long as it has not started CUDA, or ``none``: only steps and
+    other signals of the host are recorded."""
+    windows: int
+    """Windows that have ended."""
+    span: tuple[int, int]
+    """When the last one began and ended, in nanoseconds of CLOCK_REALTIME; 0 for not yet."""
+    command: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return what `gputrace list --json` prints of it."""
+        names = ("job", "pid", "rank", "step", "state", "gpu", "windows", "command")
+        return {name: getattr(self, name) for name in names}
+
+
+def arming(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which programs start armed.
+
+    Raises MissingError if something else records here, UsageError if the folder of armed processes
+    is not this user's alone.
+    """
+    if "GPUTRACE_DIR" in inherited and "GPUTRACE_ARM" not in inherited:
+        raise UsageError("this program is recorded already: there is nothing to arm")
+    plan = Plan(Path("armed"), python=None, limits=ring(KEPT_NS, 0))
+    backend = choose(plan, inherited)
+    above = _above(inherited)
+    with suppress(FileExistsError):
+        above.mkdir(mode=0o700)
+    _assert_private(above)
+    environment = with_hooks(plan, above, inherited)
+    launch = backend.launch(plan, above, (), environment)
+    changed = dict(launch.environment) | {"GPUTRACE_ARM": str(above)}
+    del changed["GPUTRACE_DIR"]
+    if backend is not HOST:
+        changed["GPUTRACE_CAPTURE"] = "manual"
+    return changed
+
+
+def _above(environment: Mapping[str, str]) -> Path:
+    """Return the folder of this user's armed processes.
+
+    Not $XDG_RUNTIME_DIR, which is memory, another one in a shell than in a job, and removed when
+    the user logs out.
+    """
+    asked = environment.get("GPUTRACE_ARM", "")
+    return Path(asked if os.path.isabs(asked) else f"/tmp/gputrace-{os.getuid()}")  # noqa: PTH117
+
+
+def _assert_private(folder: Path) -> None:
+    status = folder.lstat()
+    if (status.st_mode, status.st_uid) != (stat.S_IFDIR | 0o700, os.getuid()):
+        raise UsageError(
+            f"{folder}: not a folder of mode 0700 that belongs to you; name another in GPUTRACE_ARM"
+        )
+
+
+def find() -> list[ArmedProcess]:
+    """Return all armed processes of this user on this machine, by job, rank and pid.
+
+    Removes what killed processes have left.
+    """
+    found: list[ArmedProcess] = []
+    above = _above(os.environ)
+    with suppress(FileNotFoundError):
+        _assert_private(above)
+        for folder in sorted(above.iterdir()):
+            if not folder.is_symlink() and folder.is_dir():
+                found += filter(None, map(_meet, sorted(folder.glob("*.socket"))))
+                _remove_if_left(folder)
+    return sorted(found, key=lambda p: (p.job, -1 if p.rank is None else p.rank, p.pid))
+
+
+def _meet(path: Path) -> ArmedProcess | None:
+    """Ask a process; remove its socket and return None if it has ended."""
+    pid = int(path.stem) if path.stem.isdecimal() else 0
+    stat = read_stat(pid)
+    try:
+        if not pid or stat is None or stat[0] == b"Z":
+            raise ConnectionRefusedError
+        said = ask(path, "status")
+    except (ConnectionRefusedError, FileNotFoundError):
+        for left in (path, path.with_suffix(".token")):
+            left.unlink(missing_ok=True)
+        return None
+    except OSError:
+        said = {"state": "silent"}
+    environment = read_environment(pid) or {}
+    task = job_tasks.find_task(environment)
+    rank = int(said.get("rank", -1))
+    if rank < 0 and task is not None:
+        rank = task.rank
+    return ArmedProcess(
+        pid,
+        path.parent,
+        (task.job if task is not None else "") or path.parent.name.partition("-")[0],
+        None if rank < 0 else rank,
+        int(said.get("step", 0)),
+        said["state"],
+        said.get("gpu", "none"),
+        int(said.get("windows", 0)),
+        (int(said.get("began", 0)), int(said.get("ended", 0))),
+        " ".join(masked(_command(pid))),
+    )
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return words.rstrip("\0").split("\0")
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder without a socket once its first process has ended, as after SIGKILL."""
+    owner = folder.name.partition("-")[0]
+    if Path("/proc", owner).exists() or any(folder.glob("*.socket")):
+        return
+    with suppress(OSError), _locked(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _locked:
+    """Lock of a folder, by which no process removes it; raises OSError where another has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._file)
+
+
+def ask(path: Path, word: str, *numbers: int) -> dict[str, str]:
+    """Make a request of a process; return its answer.
+
+    Raises TimeoutError if it does not answer, ConnectionRefusedError if nobody listens, OSError
+    for another reason, such as an answer of another user's process.
+    """
+    token = path.with_suffix(".token").read_text("ascii")
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as peer:
+        peer.settimeout(_PATIENCE_S)
+        peer.connect(str(path))
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+            raise PermissionError(f"{path}: another user's process listens there")
+        peer.sendall(" ".join([token, word, *map(str, numbers)]).encode() + b"\n")
+        line = b""
+        while not line.endswith(b"\n") and len(line) < _MOST_BYTES:
+            part = peer.recv(_MOST_BYTES)
+            if not part:
+                raise TimeoutError(f"{path}: no answer")
+            line += part
+    return dict(pair.split("=", 1) for pair in line.decode().split())
+
+
+def select(target: str | None, among: Sequence[ArmedProcess]) -> list[ArmedProcess]:
+    """Return the processes of the job that a pid or a name stands for.
+
+    Without a target, of the only one. Those that neither train nor use a GPU, as launchers do, are
+    left out if others do. Raises UsageError if there is no such job.
+    """
+    jobs = sorted({process.job for process in among})
+    chosen = {p.job for p in among if target in _names(p)} if target else set(jobs)
+    if not chosen and target and target.isdecimal() and Path("/proc", target).exists():
+        raise UsageError(
+            f"process {target} was not armed: CUDA loads a recorder only as it starts; "
+            f"`py-spy dump --pid {target}` shows the line that it is at, and after a restart with "
+            "`gputrace arm --` it can be recorded at any time"
+        )
+    if not chosen:
+        what = f"no armed process or job {target}" if target else "no armed process"
+        raise UsageError(f"{what} on this machine; start one with `gputrace arm -- COMMAND`")
+    if len(chosen) > 1:
+        raise UsageError(f"several jobs are armed: name one of {', '.join(sorted(chosen))}")
+    members = [process for process in among if process.job in chosen]
+    active = [p for p in members if p.step or p.gpu == "ready" or p.state != "cold"]
+    return active or members
+
+
+def _names(process: ArmedProcess) -> set[str]:
+    """Return what may stand for a process: its pid, its parent's, its job's name or id."""
+    last = process.job.rpartition(" ")[2]
+    owner = process.folder.name.partition("-")[0]
+    return {str(process.pid), owner, process.job, last, last.partition(".")[0]}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Window to record: of steps, or of a time if there are none."""
+
+    steps: int = 0
+    first: int | None = None
+    """First step; None for the next one that all ranks can begin with."""
+    duration_ns: int = 0
+
+
+def record(
+    members: Sequence[ArmedProcess],
+    window: Window,
+    output: Path,
+    force: bool,
+    log: Callable[[str], object],
+) -> Merged:
+    """Record a window in all processes of a job and make its trace; Ctrl+C ends the window early.
+
+    Raises UsageError if the trace is in the way, or a process is recording or cannot begin in
+    time, OSError if the trace cannot be written. Nothing stays open in the processes.
+    """
+    folders = sorted({member.folder for member in members})
+    team = job_tasks.Team(spool_of(output, force), rank=members[0].rank or 0)
+    sampler = Sampler() if has_driver() and len(folders) == 1 else None
+    try:
+        locks = _lock_all(folders)
+        try:
+            _write(members)
+            sizes = {path: path.stat().st_size for path in _files(folders)}
+            began = time.time_ns(), time.monotonic_ns()
+            if sampler is not None:
+                sampler.start(folders[0])
+            try:
+                opened = _open(members, window, log)
+                with suppress(KeyboardInterrupt):
+                    _await(opened, log)
+            finally:
+                _ask_each(members, "end")
+                if sampler is not None:
+                    sampler.stop()
+            spans = _spans(opened)
+            time.sleep(_settles_s(members, window, spans[0]))
+            _write(members)
+            _copy(_files(folders), sizes, began, spans, team.folder)
+            _write_meta(members, team.folder)
+        finally:
+            for lock in locks:
+                lock.__exit__()
+            for path in (path for folder in folders for path in folder.glob("*.nvml.jsonl")):
+                path.unlink(missing_ok=True)
+    except BaseException:
+        team.dissolve()
+        raise
+    for folder in folders:
+        _remove_if_left(folder)
+    return finish(team.folder, output)
+
+
+def stop(members: Sequence[ArmedProcess]) -> int:
+    """End what is being recorded in processes; return in how many there was a window."""
+    answers = _ask_each((m for m in members if m.state in ("waiting", "recording")), "end")
+    return sum("error" not in said for said in answers.values())
+
+
+def _lock_all(folders: Iterable[Path]) -> list[_locked]:
+    """Keep folders from being removed; raise UsageError if somebody else records there."""
+    locks: list[_locked] = []
+    try:
+        for folder in folders:
+            locks.append(_locked(folder))
+    except OSError:
+        for lock in locks:
+            lock.__exit__()
+        raise UsageError("another `gputrace on` is recording there") from None
+    return locks
+
+
+def _open(
+    members: Sequence[ArmedProcess], window: Window, log: Callable[[str], object]
+) -> dict[int, ArmedProcess]:
+    """Open the window in all processes; return them by pid, as they were before."""
+    if not window.steps:
+        limit = window.duration_ns
+        answers = _ask_each(members, "begin", limit)
+        _assert_done(answers)
+        log(f"recording for {limit / 1e9:g} s: {_of(members)}")
+        return {member.pid: member for member in members}
+    for attempt in range(_TRIES):
+        before = [_renewed(member) for member in members]
+        time.sleep(_PACE_S)
+        now = [_renewed(member) for member in members]
+        # As many steps ahead as the ranks make while all of them are asked, with a margin.
+        made = max(b.step - a.step for a, b in zip(before, now, strict=True))
+        ahead = 2 + made * 2**attempt
+        first = window.first
+        if first is None:
+            first = max(member.step for member in now) + ahead
+        answers = _ask_each(now, "record", first, first + window.steps, KEPT_NS)
+        late = [pid for pid, said in answers.items() if said.get("error") == "late"]
+        if not late:
+            _assert_done(answers)
+            log(f"recording steps {first} to {first + window.steps - 1}: {_of(members)}")
+            return {member.pid: member for member in now}
+        _ask_each(now, "end")
+        if window.first is not None:
+            raise UsageError(f"step {first} is over, or too near, in process {late[0]}")
+    raise UsageError("the steps are too short to begin at the same one; give --duration")
+
+
+def _of(members: Sequence[ArmedProcess]) -> str:
+    if len(members) == 1:
+        return f"process {members[0].pid}"
+    return f"{len(members)} processes of job {members[0].job}"
+
+
+def _renewed(member: ArmedProcess) -> ArmedProcess:
+    """Return a process as it is now; raise UsageError if it has ended or does not answer."""
+    met = _meet(_socket_of(member))
+    if met is None or met.state == "silent":
+        problem = "does not answer" if met else "has ended"
+        raise UsageError(f"process {member.pid} {problem}")
+    return met
+
+
+def _socket_of(member: ArmedProcess) -> Path:
+    return member.folder / f"{member.pid}.socket"
+
+
+def _ask_each(
+    members: Iterable[ArmedProcess], word: str, *numbers: int
+) -> dict[int, dict[str, str]]:
+    """Ask all processes; return the answers by pid, ``error=gone`` of those without one."""
+    answers = {}
+    for member in members:
+        try:
+            answers[member.pid] = ask(_socket_of(member), word, *numbers)
+        except OSError:
+            answers[member.pid] = {"error": "gone"}
+    return answers
+
+
+_PROBLEMS: Final = {
+    "busy": "is recording already; `gputrace off` ends that",
+    "gone": "has ended, or does not answer",
+}
+
+
+def _assert_done(answers: Mapping[int, Mapping[str, str]]) -> None:
+    for pid, said in answers.items():
+        if problem := said.get("error"):
+            raise UsageError(f"process {pid} {_PROBLEMS.get(problem, 'did not understand')}")
+
+
+def _await(opened: dict[int, ArmedProcess], log: Callable[[str], object]) -> None:
+    """Wait until the window has ended in all processes, or the processes have.
+
+    Leaves in ``opened`` how each was last seen.
+    """
+    left = dict(opened)
+    while left:
+        time.sleep(_POLL_S)
+        for pid, before in list(left.items()):
+            now = _meet(_socket_of(before))
+            if now is None:
+                log(f"process {pid} has ended")
+            elif now.state != "silent":
+                opened[pid] = now
+            if now is None or now.windows != before.windows:
+                del left[pid]
+
+
+def _spans(opened: Mapping[int, ArmedProcess]) -> dict[int, tuple[int, int]]:
+    """Return when the window began and ended in each process, and, as 0, in any."""
+    spans = {}
+    for pid, member in opened.items():
+        span = (_meet(_socket_of(member)) or member).span
+        spans[pid] = (span[0] or LATEST, span[1] or LATEST)
+    return spans | {0: (min(a for a, _ in spans.values()), max(b for _, b in spans.values()))}
+
+
+def _settles_s(members: Iterable[ArmedProcess], window: Window, span: tuple[int, int]) -> float:
+    if all(member.gpu == "none" for member in members):
+        return _POLL_S
+    # Of a time, the steps are not known; nothing is sure of a window that did not end.
+    pace_s = min((span[1] - span[0]) / 1e9 / (window.steps or 1), 2.0)
+    return _SETTLES_S + _HELD_STEPS * (pace_s if window.steps else 0.2)
+
+
+def _write(members: Iterable[ArmedProcess]) -> None:
+    _ask_each(members, "write")
+
+
+def _files(folders: Iterable[Path]) -> list[Path]:
+    kinds = ("*.spool", "*.host", "*.nvml.jsonl")
+    return sorted(path for folder in folders for kind in kinds for path in folder.glob(kind))
+
+
+def _copy(
+    files: Iterable[Path],
+    sizes: Mapping[Path, int],
+    began: tuple[int, int],
+    spans: Mapping[int, tuple[int, int]],
+    target: Path,
+) -> None:
+    """Copy what the files have more than they had, and of the host's events those of the window."""
+    for path in files:
+        # A ring may have removed it.
+        with suppress(FileNotFoundError):
+            if path.name.endswith(".jsonl"):
+                shutil.copyfile(path, target / path.name)
+            elif path.stat().st_size > (offset := sizes.get(path, 0)):
+                match = OF_A_PROCESS.search(path.name)
+                span = spans.get(int(match[1]) if match else 0, spans[0])
+                copy_since(path, target / path.name, offset, began if offset else None, span)
+
+
+def _write_meta(members: Sequence[ArmedProcess], folder: Path) -> None:
+    environment = read_environment(members[0].pid) or {}
+    task = job_tasks.find_task(environment)
+    meta = {
+        "command": json.dumps(members[0].command.split()),
+        "hostname": socket.gethostname(),
+        "backend": HOST.name if all(m.gpu == "none" for m in members) else "cupti",
+        "driver": "yes" if has_driver() else "no",
+    }
+    if task is not None:
+        meta |= {"job": task.job, "world_size": str(task.tasks)}
+        for member in members:
+            (folder / f"{member.rank or 0}.task").touch()
+    job_tasks.write_meta(folder, meta)
