@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -125,7 +125,12 @@ def find() -> list[ArmedProcess]:
         _assert_private(above)
         for folder in sorted(above.iterdir()):
             if not folder.is_symlink() and folder.is_dir():
-                found += filter(None, map(_meet, sorted(folder.glob("*.socket"))))
+                here = [*filter(None, map(_meet, sorted(folder.glob("*.socket"))))]
+                # A launcher does not have the name that it gives its workers.
+                named = {process.job for process in here} - {_first_pid(folder)}
+                if len(named) == 1:
+                    here = [replace(process, job=max(named)) for process in here]
+                found += here
                 _remove_if_left(folder)
     return sorted(found, key=lambda p: (p.job, -1 if p.rank is None else p.rank, p.pid))
 
@@ -152,7 +157,7 @@ def _meet(path: Path) -> ArmedProcess | None:
     return ArmedProcess(
         pid,
         path.parent,
-        (task.job if task is not None else "") or path.parent.name.partition("-")[0],
+        (task.job if task is not None else "") or _first_pid(path.parent),
         None if rank < 0 else rank,
         int(said.get("step", 0)),
         said["state"],
@@ -161,6 +166,11 @@ def _meet(path: Path) -> ArmedProcess | None:
         (int(said.get("began", 0)), int(said.get("ended", 0))),
         " ".join(masked(_command(pid))),
     )
+
+
+def _first_pid(folder: Path) -> str:
+    """Return the pid of the process that made a folder."""
+    return folder.name.partition("-")[0]
 
 
 def _command(pid: int) -> list[str]:
@@ -173,8 +183,7 @@ def _command(pid: int) -> list[str]:
 
 def _remove_if_left(folder: Path) -> None:
     """Remove a folder without a socket once its first process has ended, as after SIGKILL."""
-    owner = folder.name.partition("-")[0]
-    if Path("/proc", owner).exists() or any(folder.glob("*.socket")):
+    if Path("/proc", _first_pid(folder)).exists() or any(folder.glob("*.socket")):
         return
     with suppress(OSError), _locked(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -228,10 +237,12 @@ def select(target: str | None, among: Sequence[ArmedProcess]) -> list[ArmedProce
     """
     jobs = sorted({process.job for process in among})
     chosen = {p.job for p in among if target in _names(p)} if target else set(jobs)
-    if not chosen and target and target.isdecimal() and Path("/proc", target).exists():
+    if not chosen and target and target.isdecimal() and read_stat(int(target)) is not None:
+        if "GPUTRACE_ARM" in (read_environment(int(target)) or {}):
+            raise UsageError(f"process {target} is armed, but has not begun to train")
         raise UsageError(
-            f"process {target} was not armed: CUDA loads a recorder only as it starts; "
-            f"`py-spy dump --pid {target}` shows the line that it is at, and after a restart with "
+            f"process {target} was not armed: CUDA loads a recorder only as it starts; `py-spy "
+            f"dump --pid {target}` shows the line that it is at, and after a restart with "
             "`gputrace arm --` it can be recorded at any time"
         )
     if not chosen:
@@ -247,7 +258,7 @@ def select(target: str | None, among: Sequence[ArmedProcess]) -> list[ArmedProce
 def _names(process: ArmedProcess) -> set[str]:
     """Return what may stand for a process: its pid, its parent's, its job's name or id."""
     last = process.job.rpartition(" ")[2]
-    owner = process.folder.name.partition("-")[0]
+    owner = _first_pid(process.folder)
     return {str(process.pid), owner, process.job, last, last.partition(".")[0]}
 
 
