@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,6 +116,7 @@ def on(
     list` shows; it need not be given where there is one.
     """
     from gputrace.collectors.armed import KEPT_NS, Window, find, record, select
+    from gputrace.collectors.job_tasks import name_output
     from gputrace.collectors.session import unused
 
     if duration is not None and (steps or at is not None):
@@ -130,6 +132,9 @@ def on(
         raise UsageError("no step of a training was seen so far: give --duration, e.g. 5s")
     window = Window(0 if duration else steps or _DEFAULT_STEPS, at, length)
     output = output or (OUTPUT if force else unused(OUTPUT, ("gputrace",)))
+    output = name_output(
+        str(output), None, ("gputrace",), os.environ, socket.gethostname(), os.getpid()
+    ).path
     try:
         merged = record(members, window, output, force, note)
     except OSError as error:

@@ -37,6 +37,7 @@ _HELD_STEPS: Final = 5
 of a second and five steps (``_gputrace_hooks/control.py``)."""
 _PATIENCE_S: Final = 3.0
 _MOST_BYTES: Final = 4096
+_ABANDONED_S: Final = 60.0
 _POLL_S: Final = 0.25
 _PACE_S: Final = 0.5
 _TRIES: Final = 4
@@ -136,18 +137,19 @@ def find() -> list[ArmedProcess]:
 
 
 def _meet(path: Path) -> ArmedProcess | None:
-    """Ask a process; remove its socket and return None if it has ended."""
+    """Ask a process; remove its socket and return None if it has ended.
+
+    Where nobody listens, it has: a process of another container may not be seen here. One that
+    does not answer may have left its socket to a child that knows nothing of it.
+    """
     pid = int(path.stem) if path.stem.isdecimal() else 0
-    stat = read_stat(pid)
     try:
-        if not pid or stat is None or stat[0] == b"Z":
-            raise ConnectionRefusedError
         said = ask(path, "status")
-    except (ConnectionRefusedError, FileNotFoundError):
-        for left in (path, path.with_suffix(".token")):
-            left.unlink(missing_ok=True)
-        return None
-    except OSError:
+    except OSError as error:
+        if isinstance(error, (ConnectionRefusedError, FileNotFoundError)) or has_ended(pid):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".token").unlink(missing_ok=True)
+            return None
         said = {"state": "silent"}
     environment = read_environment(pid) or {}
     task = job_tasks.find_task(environment)
@@ -168,6 +170,12 @@ def _meet(path: Path) -> ArmedProcess | None:
     )
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether there is no such process here, or a zombie."""
+    status = read_stat(pid)
+    return status is None or status[0] == b"Z"
+
+
 def _first_pid(folder: Path) -> str:
     """Return the pid of the process that made a folder."""
     return folder.name.partition("-")[0]
@@ -181,12 +189,14 @@ def _command(pid: int) -> list[str]:
     return words.rstrip("\0").split("\0")
 
 
-def _remove_if_left(folder: Path) -> None:
-    """Remove a folder without a socket once its first process has ended, as after SIGKILL."""
-    if Path("/proc", _first_pid(folder)).exists() or any(folder.glob("*.socket")):
-        return
-    with suppress(OSError), _locked(folder):
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove_if_left(folder: Path, after_s: float = _ABANDONED_S) -> None:
+    """Remove a folder without a socket, as SIGKILL leaves it, once nobody has written for long."""
+    with suppress(OSError, ValueError):
+        latest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+        is_old = time.time() - latest >= after_s and has_ended(int(_first_pid(folder)))
+        if is_old and not any(folder.glob("*.socket")):
+            with _locked(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class _locked:
@@ -317,7 +327,7 @@ def record(
         team.dissolve()
         raise
     for folder in folders:
-        _remove_if_left(folder)
+        _remove_if_left(folder, 0)
     return finish(team.folder, output)
 
 

@@ -149,7 +149,7 @@ def arm() -> str:
     """Have this program wait for ``gputrace on``, as one that ``gputrace arm`` has started.
 
     Call it before the program starts CUDA, best in its first lines. Processes that it starts are
-    armed too. Does nothing in a program that is armed or recorded already.
+    armed too. Does nothing in a program that is armed or recorded already; never raises.
 
     Returns:
         Why its GPUs, or all of it, cannot be recorded; empty if they can.

@@ -235,7 +235,8 @@ def test_every_option_for_slurm_is_documented() -> None:
 
 
 PUBLIC: Final = (
-    *(gputrace.open, gputrace.compare, gputrace.step, gputrace.annotate, gputrace.try_cures),
+    *(gputrace.open, gputrace.compare, gputrace.step, gputrace.annotate, gputrace.arm),
+    gputrace.try_cures,
     *(
         OpenTrace.analyze,
         OpenTrace.explain_step,

@@ -18,8 +18,8 @@ and recording; ``windows``, how many have ended; ``gpu``, of none (not to be rec
 and ready; ``rank``, -1 if unknown; ``began`` and ``ended``, of the last window in nanoseconds of
 CLOCK_REALTIME. Or it is ``error=`` and one word, and nothing was done.
 
-The thread that answers waits in accept(2). It is gone while the process forks, so that nothing
-warns of a thread; a child listens for itself once it trains.
+The thread that answers waits in accept(2). Where Python would warn of it at a fork, which is where
+the program has no other, it is gone until the next step; a child listens once it trains itself.
 """
 
 import _socket
@@ -45,14 +45,15 @@ _UNKNOWN_PACE_NS = 200000000
 _WAITING = 64
 _ALL_SIGNALS = set(range(1, 65)) - {32, 33}
 """But for the two that are the C library's own."""
-_ALL_SIGNALS = set(range(1, 65)) - {32, 33}
-"""But for the two that are the C library's own."""
 _GONE_S = 0.05
 _KEPT_S = 600
 """Files of processes that have ended are removed after so long, as the ring's are."""
 _BETWEEN_LOOKS_S = 60
 _COUNTS_THREADS = sys.version_info >= (3, 12)
-"""A fork warns of threads, those that were started after it in the parent among them."""
+"""A fork warns of threads."""
+_OURS = 3
+"""Threads where the program has one: it, this one and the sampler's."""
+_MOST_NS = 600 * 1000000000
 
 
 class _Window:
@@ -195,8 +196,8 @@ class _Listener:
                 finally:
                     self.peer = None
                     peer.close()
-        except OSError:
-            # Closed, or no descriptor is left.
+        except Exception:
+            # Closed, no descriptor or memory is left. It starts again with the next events.
             pass
         finally:
             self.runs = False
@@ -237,7 +238,7 @@ class _Listener:
                 return "busy"
             if steps.ended() >= first:
                 return "late"
-            if not first < end <= 1 << 32:
+            if not (first < end <= 1 << 32 and 0 < limit <= _MOST_NS):
                 return "request"
             window.open(limit, first, end)
             if steps.ended() >= first and window.state() == "waiting":
@@ -245,9 +246,12 @@ class _Listener:
                 window.close()
                 return "late"
         elif word == "begin":
+            (limit,) = numbers
             if window.until:
                 return "busy"
-            window.open(*numbers)
+            if not 0 < limit <= _MOST_NS:
+                return "request"
+            window.open(limit)
         elif word == "end":
             window.close()
         elif word == "write":
@@ -303,14 +307,8 @@ def _listen() -> None:
 
 
 def _before_fork() -> None:
-    for listener in _listeners:
-        listener.stop()
-
-
-def _after_fork() -> None:
-    # Else it starts with the next events: other threads would be warned of in any case.
-    if not _COUNTS_THREADS or len(os.listdir("/proc/self/task")) > 1:
-        _go_on()
+    if _listeners and _COUNTS_THREADS and len(os.listdir("/proc/self/task")) <= _OURS:
+        _listeners[0].stop()
 
 
 def _go_on() -> None:
@@ -376,4 +374,4 @@ recorder.on_write.append(_go_on)
 recorder.on_fork.append(_in_forked_child)
 atexit.register(_leave)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+    os.register_at_fork(before=_before_fork)
