@@ -276,6 +276,11 @@ def recorded(trace: Path, command: Sequence[str], *how: str) -> tuple[str, ...]:
     return (*gputrace(), "record", "--force", *how, "-o", str(trace), "--", *command)
 
 
+def arm(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that arms another."""
+    return (*gputrace(), "arm", "--", *command)
+
+
 def execute(command: Sequence[str], limit_s: float = LIMIT_S) -> Ended:
     """Run a command to its end, or end it after a while."""
     # Programs of a Python that has no gputrace call gputrace.step() too.

@@ -1,7 +1,7 @@
 """Programs that should end under the recorder as they do without: exit code, output, kernels.
 
 Small programs of each framework, some with their own profiler inside the recording, run many times
-without and with ``gputrace record``, several at once. A run is whole if its exit code and its
+without, with ``gputrace record`` and with ``gputrace arm``, several at once. A run is whole if its exit code and its
 standard output are those of the runs without, and if the trace has as many kernels (and replays of
 CUDA graphs) as most traces of the program have, one a step at least, and all steps, where hooks see
 them.
@@ -27,6 +27,7 @@ from benchmarks.experiment import (
     Check,
     Ended,
     Journal,
+    arm,
     execute,
     lacks,
     program,
@@ -134,25 +135,28 @@ def _try(journal: Journal, part: str, options: Options) -> None:
         bare = list(pool.map(lambda _: execute(command, LIMIT_S), range(runs)))
         traces = [Path(folder, f"{number}.sqlite") for number in range(runs)]
         runs_of = list(pool.map(lambda trace: _recorded(command, chosen.how, trace), traces))
+        armed = list(pool.map(lambda _: execute(arm(command), LIMIT_S), range(runs)))
     least = Least(
         0 if options.cpu or chosen.has_profiler else STEPS, STEPS if chosen.marks_steps else 0
     )
     whole, why = whole_runs(bare, runs_of, least)
     kernels, replays, steps = usual(runs_of)
     cells = {"kernels": kernels, "replays": replays, "steps": steps, "not_whole": why or "–"}
-    journal.row(part, whole=f"{whole} of {runs}", **cells)
+    same = sum((ended.code, ended.output) == (0, bare[0].output) for ended in armed)
+    journal.row(part, whole=f"{whole} of {runs}", armed=f"{same} of {runs}", **cells)
     journal.check(part, Check("whole runs", whole, runs, 0))
+    journal.check(part, Check("armed runs", same, runs, 0))
     return None
 
 
 def affordable(wanted: int, left_s: float, per_s: float) -> int:
     """Return how many runs without and with a recorder there is time for; three at least.
 
-    A recorded run is taken to last half as long again as one without.
+    A recorded run is taken to last half as long again as one without, an armed one as long.
     """
     if math.isinf(left_s):
         return wanted
-    return max(min(wanted, int(left_s * per_s / 2.5)), min(wanted, 3))
+    return max(min(wanted, int(left_s * per_s / 3.5)), min(wanted, 3))
 
 
 def _recorded(command: Sequence[str], how: Sequence[str], trace: Path) -> Recorded:

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_all(asked: argparse.Namespace, machine: Path, root: Path) -> list[Outcome]:
     planned = list(plan(asked.seed, asked.only, asked.share))
+    if asked.armed:
+        planned = [(k, n, armed) for k, n, fault in planned if (armed := fault.arm())]
     # So that those that wait and those that work come mixed, and a run cut short has some of all.
     random.Random(asked.seed).shuffle(planned)
     outcomes: list[Outcome] = []
@@ -102,6 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="kinds whose name or group has this in it")
     parser.add_argument("--share", type=float, default=1.0, help="of the times of each kind")
+    parser.add_argument(
+        "--armed", action="store_true", help="arm the programs, and open windows in them all along"
+    )
     parser.add_argument("--at-once", type=int, default=8, help="how many run at the same time")
     parser.add_argument("--json", help="where to write what came of it")
     parser.add_argument("--docs", help="a page whose tables are to be these")

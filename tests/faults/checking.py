@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,10 @@ def run_fault(kind: str, number: int, fault: Fault, machine: Path, folder: Path)
         with closing(_Disk(lives[1].folder / "disk", fault.disk)):
             truth, recorded = in_parallel(lives)
             _compare(fault, truth, recorded, outcome)
-            find_trace(fault, lives[1], recorded, outcome)
+            if fault.armed:
+                outcome.broken += [f"{path} is left" for path in _left_of(lives[1], recorded)]
+            else:
+                find_trace(fault, lives[1], recorded, outcome)
             _compare_folders(lives, outcome)
             outcome.broken += lives[1].problems
     except Exception:
@@ -37,6 +41,13 @@ def run_fault(kind: str, number: int, fault: Fault, machine: Path, folder: Path)
     if outcome.is_good:
         shutil.rmtree(folder)
     return outcome
+
+
+def _left_of(life: Life, ran: Ran) -> list[Path]:
+    """Sockets that are still there once `gputrace list` has looked, of a program that has ended."""
+    words = [sys.executable, "-m", "gputrace", "list"]
+    subprocess.run(words, env=life.environment(), check=True, capture_output=True)
+    return [*life.folder.glob("arm/*/*.socket")] if ran.code is not None else []
 
 
 _BOTH: Final = ("plain", "recorded")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -72,6 +72,8 @@ class Fault:
         squeeze: MiB of address space that the recorder may take beyond what it has once the program
             has begun; None for no limit.
         control: whether some steps go unrecorded; kernels are not counted then.
+        armed: whether the program is armed, and windows are opened in it all the time, in place of
+            being recorded from start to end.
         ignored: signals that whoever starts the program, or its recorder, ignores.
     """
 
@@ -89,6 +91,15 @@ class Fault:
     squeeze: int | None = None
     control: bool = False
     ignored: tuple[signal.Signals, ...] = ()
+    armed: bool = False
+
+    def arm(self) -> Fault | None:
+        """Return the same for an armed program; None for what goes wrong in a recorder."""
+        of_recorders = self.recorder_dies or self.disk or self.squeeze is not None
+        of_recorders = of_recorders or bool(self.inner) or self.again or self.nvml is not None
+        if of_recorders or any(s.at in ("recorder", "merging") for s in self.strikes):
+            return None
+        return replace(self, armed=True)
 
 
 Maker = Callable[[random.Random], Fault]

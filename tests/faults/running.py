@@ -7,12 +7,16 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from gputrace.collectors import armed
+from gputrace.collectors.backend import SECOND_NS
 from tests.faults import ledger
 from tests.faults.model import Fault, Strike
 from tests.helpers.command import ROOT
@@ -25,6 +29,11 @@ _WITH_NVML: Final = (
     "record.has_driver = lambda: True\nsys.exit(cli.run(sys.argv[1:]))"
 )
 """A recorder that believes in a driver, which only the stand-in for NVML is."""
+_ARMED: Final = (
+    "import sys; from gputrace.collectors import backends; backends.has_driver = lambda: True\n"
+    "from gputrace import cli; sys.exit(cli.run(sys.argv[1:]))"
+)
+"""`gputrace arm` that believes in a driver, so that it arms for CUPTI."""
 _IGNORING: Final = (
     "import os, signal, sys\nfor number in sys.argv[1].split(','):\n"
     "    signal.signal(int(number), signal.SIG_IGN)\nos.execv(sys.argv[2], sys.argv[2:])"
@@ -58,7 +67,7 @@ class Life:
 
     def __init__(self, fault: Fault, machine: Path, folder: Path, recorded: bool) -> None:
         self.fault, self.folder, self._recorded = fault, folder, recorded
-        self._machine = machine
+        self._machine, self._is_armed = machine, fault.armed and recorded
         self.problems: list[str] = []
         self._began = time.monotonic_ns()
         for name in ("work", "temporary", "disk"):
@@ -86,6 +95,7 @@ class Life:
             "LEDGER": str(self.folder / "ledger"),
             "TMPDIR": str(self.folder / "temporary"),
             "FAULT_RUN": str(self.folder),
+            **({"GPUTRACE_ARM": str(self.folder / "arm")} if self._is_armed else {}),
             **told,
             **{name: text.replace("MACHINE", machine) for name, text in self.fault.env.items()},
         }
@@ -95,6 +105,8 @@ class Life:
         program = [sys.executable, "-m", "tests.faults.subject", *self.fault.words]
         if not self._recorded:
             return program
+        if self._is_armed:
+            return [sys.executable, "-c", _ARMED, "arm", "--", *program]
         program = [*self.fault.inner, *program]
         nvml = self.fault.nvml is not None
         start = ["-c", _WITH_NVML] if nvml else ["-m", "gputrace"]
@@ -120,6 +132,8 @@ class Life:
                 cwd=self.folder / "work",
                 start_new_session=True,
             )
+        if self._is_armed:
+            threading.Thread(target=self._toggle, args=(started,), daemon=True).start()
         try:
             self._strike_all(started)
             code: int | None = started.wait(LIMIT_S)
@@ -130,6 +144,18 @@ class Life:
         said, own = _divide(err_text)
         code = 128 - code if code is not None and code < 0 else code
         return Ran(self.folder, code, out_text, own, said, self._began)
+
+    def _toggle(self, started: subprocess.Popen[bytes]) -> None:
+        """Open and close windows in all processes that listen, until the first one has ended."""
+        while started.poll() is None:
+            for path in self.folder.glob("arm/*/*.socket"):
+                with suppress(OSError):
+                    step = int(armed.ask(path, "status").get("step", 0))
+                    armed.ask(path, "record", step + 2, step + 5, SECOND_NS)
+                    time.sleep(0.05)
+                    armed.ask(path, "end")
+                    armed.ask(path, "begin", SECOND_NS // 20)
+            time.sleep(0.02)
 
     def _strike_all(self, started: subprocess.Popen[bytes]) -> None:
         told = _await(self._told, started)

@@ -344,19 +344,18 @@ def _remove_ended(folder: str, kept_s: float) -> None:
 
 def _leave() -> None:
     """Remove the socket, and the folder if this process made it and no other listens there."""
-    for listener in _listeners:
-        if listener.pid == os.getpid():
-            listener.stop()
-            listener.close()
-            listener.remove()
-    folder = _folder()
-    if not os.path.basename(folder).startswith(f"{os.getpid()}-"):
-        return
     import fcntl
 
+    folder = _folder()
     try:
-        names = os.listdir(folder)
-        if any(name.endswith(".socket") for name in names):
+        for listener in _listeners:
+            if listener.pid == os.getpid():
+                listener.stop()
+                listener.close()
+                listener.remove()
+        others = [name[: -len(".socket")] for name in os.listdir(folder) if ".socket" in name]
+        is_own = os.path.basename(folder).startswith(f"{os.getpid()}-")
+        if not is_own or any(os.path.exists(f"/proc/{pid}") for pid in others):
             return
         # Held by who makes a trace of what is there, who then removes it.
         lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -365,6 +364,7 @@ def _leave() -> None:
             os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
     except OSError as error:
+        # Another user's by now, or gone: `gputrace list` removes what is left.
         if is_handlers(error):
             raise
 
