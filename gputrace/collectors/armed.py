@@ -13,8 +13,8 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from typing import Final
 from gputrace.collectors import job_tasks
 from gputrace.collectors.backend import SECOND_NS, Merged, Plan, has_driver, ring
 from gputrace.collectors.backends import HOST, choose
+from gputrace.collectors.backends.cupti import CUPTI
 from gputrace.collectors.masking import masked
 from gputrace.collectors.nvml import Sampler
 from gputrace.collectors.processes import read_environment, read_stat
@@ -67,6 +68,11 @@ class ArmedProcess:
     span: tuple[int, int]
     """When the last one began and ended, in nanoseconds of CLOCK_REALTIME; 0 for not yet."""
     command: str
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.folder / f"{self.pid}.socket"
 
     def to_json(self) -> dict[str, object]:
         """Return what `gputrace list --json` prints of it."""
@@ -126,7 +132,7 @@ def find() -> list[ArmedProcess]:
         _assert_private(above)
         for folder in sorted(above.iterdir()):
             if not folder.is_symlink() and folder.is_dir():
-                here = [*filter(None, map(_meet, sorted(folder.glob("*.socket"))))]
+                here = [*filter(None, map(meet, sorted(folder.glob("*.socket"))))]
                 # A launcher does not have the name that it gives its workers.
                 named = {process.job for process in here} - {_first_pid(folder)}
                 if len(named) == 1:
@@ -136,7 +142,7 @@ def find() -> list[ArmedProcess]:
     return sorted(found, key=lambda p: (p.job, -1 if p.rank is None else p.rank, p.pid))
 
 
-def _meet(path: Path) -> ArmedProcess | None:
+def meet(path: Path) -> ArmedProcess | None:
     """Ask a process; remove its socket and return None if it has ended.
 
     Where nobody listens, it has: a process of another container may not be seen here. One that
@@ -199,21 +205,15 @@ def _remove_if_left(folder: Path, after_s: float = _ABANDONED_S) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-class _locked:
-    """Lock of a folder, by which no process removes it; raises OSError where another has it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._file)
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, which no process removes then; raises OSError where another has locked it."""
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(file)
 
 
 def ask(path: Path, word: str, *numbers: int) -> dict[str, str]:
@@ -296,109 +296,129 @@ def record(
     """
     folders = sorted({member.folder for member in members})
     team = job_tasks.Team(spool_of(output, force), rank=members[0].rank or 0)
-    sampler = Sampler() if has_driver() and len(folders) == 1 else None
     try:
-        locks = _lock_all(folders)
-        try:
-            _write(members)
-            sizes = {path: path.stat().st_size for path in _files(folders)}
-            began = time.time_ns(), time.monotonic_ns()
-            if sampler is not None:
-                sampler.start(folders[0])
-            try:
-                opened = _open(members, window, log)
-                with suppress(KeyboardInterrupt):
-                    _await(opened, log)
-            finally:
-                _ask_each(members, "end")
-                if sampler is not None:
-                    sampler.stop()
-            spans = _spans(opened)
-            time.sleep(_settles_s(members, window, spans[0]))
-            _write(members)
-            _copy(_files(folders), sizes, began, spans, team.folder)
-            _write_meta(members, team.folder)
-        finally:
-            for lock in locks:
-                lock.__exit__()
-            for path in (path for folder in folders for path in folder.glob("*.nvml.jsonl")):
-                path.unlink(missing_ok=True)
-    except BaseException:
+        with ExitStack() as held:
+            for folder in folders:
+                held.enter_context(_locked(folder))
+            _record_into(team.folder, members, folders, window, log)
+    except BaseException as error:
         team.dissolve()
+        if isinstance(error, BlockingIOError):
+            raise UsageError("another `gputrace on` is recording there") from None
         raise
     for folder in folders:
         _remove_if_left(folder, 0)
     return finish(team.folder, output)
 
 
+def _record_into(
+    target: Path,
+    members: Sequence[ArmedProcess],
+    folders: Sequence[Path],
+    window: Window,
+    log: Callable[[str], object],
+) -> None:
+    """Record a window into a folder of which a trace can be made."""
+    meta = _describe(members)
+    for member in members if "job" in meta else ():
+        (target / f"{member.rank or 0}.task").touch()
+    job_tasks.write_meta(target, meta)
+    _ask_each(members, "write")
+    sizes = {path: path.stat().st_size for path in _files(folders)}
+    began = time.time_ns(), time.monotonic_ns()
+    # Of several folders, it would take the processes of all but one for another program's.
+    sampler = Sampler() if has_driver() and len(folders) == 1 else None
+    if sampler is not None:
+        sampler.start(folders[0])
+    try:
+        opened = _open(members, window, log)
+        with suppress(KeyboardInterrupt):
+            _await(opened, log)
+    finally:
+        _ask_each(members, "end")
+        if sampler is not None:
+            sampler.stop()
+    spans = {}
+    for pid, member in opened.items():
+        begin, end = (meet(member.socket) or member).span
+        spans[pid] = begin or LATEST, end or LATEST
+    whole = min(begin for begin, _ in spans.values()), max(end for _, end in spans.values())
+    # Of a time, the steps are not known; of a window that a process did not end, nothing is.
+    pace_s = min((whole[1] - whole[0]) / 1e9 / window.steps, 2.0) if window.steps else 0.2
+    uses_gpus = meta["backend"] != HOST.name
+    time.sleep(_SETTLES_S + _HELD_STEPS * pace_s if uses_gpus else _POLL_S)
+    _ask_each(members, "write")
+    for path in _files(folders):
+        # A ring may have removed it.
+        with suppress(FileNotFoundError):
+            if path.suffix == ".jsonl":
+                shutil.move(path, target / path.name)
+            elif path.stat().st_size > (offset := sizes.get(path, 0)):
+                match = OF_A_PROCESS.search(path.name)
+                span = spans.get(int(match[1]) if match else 0, whole)
+                copy_since(path, target / path.name, offset, began if offset else None, span)
+
+
+def _files(folders: Iterable[Path]) -> list[Path]:
+    kinds = ("*.spool", "*.host", "*.nvml.jsonl")
+    return sorted(path for folder in folders for kind in kinds for path in folder.glob(kind))
+
+
+def _describe(members: Sequence[ArmedProcess]) -> dict[str, str]:
+    task = job_tasks.find_task(read_environment(members[0].pid) or {})
+    return {
+        "command": json.dumps(members[0].command.split()),
+        "hostname": socket.gethostname(),
+        "backend": HOST.name if all(m.gpu == "none" for m in members) else CUPTI.name,
+        "driver": "yes" if has_driver() else "no",
+        **({"job": task.job, "world_size": str(task.tasks)} if task is not None else {}),
+    }
+
+
 def stop(members: Sequence[ArmedProcess]) -> int:
     """End what is being recorded in processes; return in how many there was a window."""
-    answers = _ask_each((m for m in members if m.state in ("waiting", "recording")), "end")
+    answers = _ask_each([m for m in members if m.state in ("waiting", "recording")], "end")
     return sum("error" not in said for said in answers.values())
-
-
-def _lock_all(folders: Iterable[Path]) -> list[_locked]:
-    """Keep folders from being removed; raise UsageError if somebody else records there."""
-    locks: list[_locked] = []
-    try:
-        for folder in folders:
-            locks.append(_locked(folder))
-    except OSError:
-        for lock in locks:
-            lock.__exit__()
-        raise UsageError("another `gputrace on` is recording there") from None
-    return locks
 
 
 def _open(
     members: Sequence[ArmedProcess], window: Window, log: Callable[[str], object]
 ) -> dict[int, ArmedProcess]:
-    """Open the window in all processes; return them by pid, as they were before."""
-    if not window.steps:
-        limit = window.duration_ns
-        answers = _ask_each(members, "begin", limit)
-        _assert_done(answers)
-        log(f"recording for {limit / 1e9:g} s: {_of(members)}")
-        return {member.pid: member for member in members}
+    """Open the window in all processes; return them by pid, as they were before.
+
+    Raises UsageError if one does not answer, is recording already, or is too late.
+    """
+    whom = f"{len(members)} processes of job {members[0].job}"
+    whom = whom if len(members) > 1 else f"process {members[0].pid}"
     for attempt in range(_TRIES):
-        before = [_renewed(member) for member in members]
+        before = list(members)
         time.sleep(_PACE_S)
-        now = [_renewed(member) for member in members]
+        members = [meet(member.socket) or replace(member, state="silent") for member in members]
         # As many steps ahead as the ranks make while all of them are asked, with a margin.
-        made = max(b.step - a.step for a, b in zip(before, now, strict=True))
-        ahead = 2 + made * 2**attempt
-        first = window.first
-        if first is None:
-            first = max(member.step for member in now) + ahead
-        answers = _ask_each(now, "record", first, first + window.steps, KEPT_NS)
-        late = [pid for pid, said in answers.items() if said.get("error") == "late"]
-        if not late:
-            _assert_done(answers)
-            log(f"recording steps {first} to {first + window.steps - 1}: {_of(members)}")
-            return {member.pid: member for member in now}
-        _ask_each(now, "end")
-        if window.first is not None:
-            raise UsageError(f"step {first} is over, or too near, in process {late[0]}")
+        made = max(b.step - a.step for a, b in zip(before, members, strict=True))
+        soonest = max(member.step for member in members) + 2 + made * 2**attempt
+        first = soonest if window.first is None else window.first
+        asked = ("record", first, first + window.steps, KEPT_NS)
+        answers = _ask_each(members, *(asked if window.steps else ("begin", window.duration_ns)))
+        problems = {said["error"]: pid for pid, said in answers.items() if "error" in said}
+        if not problems:
+            what = f"for {window.duration_ns / 1e9:g} s"
+            if window.steps:
+                what = f"steps {first} to {first + window.steps - 1}"
+            log(f"recording {what}: {whom}")
+            return {member.pid: member for member in members}
+        for problem, pid in problems.items():
+            if problem != "late" or window.first is not None:
+                raise UsageError(f"process {pid} {_PROBLEMS.get(problem, 'did not understand')}")
+        _ask_each(members, "end")
     raise UsageError("the steps are too short to begin at the same one; give --duration")
 
 
-def _of(members: Sequence[ArmedProcess]) -> str:
-    if len(members) == 1:
-        return f"process {members[0].pid}"
-    return f"{len(members)} processes of job {members[0].job}"
-
-
-def _renewed(member: ArmedProcess) -> ArmedProcess:
-    """Return a process as it is now; raise UsageError if it has ended or does not answer."""
-    met = _meet(_socket_of(member))
-    if met is None or met.state == "silent":
-        problem = "does not answer" if met else "has ended"
-        raise UsageError(f"process {member.pid} {problem}")
-    return met
-
-
-def _socket_of(member: ArmedProcess) -> Path:
-    return member.folder / f"{member.pid}.socket"
+_PROBLEMS: Final = {
+    "busy": "is recording already; `gputrace off` ends that",
+    "gone": "has ended, or does not answer",
+    "late": "is beyond that step, or about to begin it",
+}
 
 
 def _ask_each(
@@ -408,22 +428,10 @@ def _ask_each(
     answers = {}
     for member in members:
         try:
-            answers[member.pid] = ask(_socket_of(member), word, *numbers)
+            answers[member.pid] = ask(member.socket, word, *numbers)
         except OSError:
             answers[member.pid] = {"error": "gone"}
     return answers
-
-
-_PROBLEMS: Final = {
-    "busy": "is recording already; `gputrace off` ends that",
-    "gone": "has ended, or does not answer",
-}
-
-
-def _assert_done(answers: Mapping[int, Mapping[str, str]]) -> None:
-    for pid, said in answers.items():
-        if problem := said.get("error"):
-            raise UsageError(f"process {pid} {_PROBLEMS.get(problem, 'did not understand')}")
 
 
 def _await(opened: dict[int, ArmedProcess], log: Callable[[str], object]) -> None:
@@ -435,71 +443,10 @@ def _await(opened: dict[int, ArmedProcess], log: Callable[[str], object]) -> Non
     while left:
         time.sleep(_POLL_S)
         for pid, before in list(left.items()):
-            now = _meet(_socket_of(before))
+            now = meet(before.socket)
             if now is None:
                 log(f"process {pid} has ended")
             elif now.state != "silent":
                 opened[pid] = now
             if now is None or now.windows != before.windows:
                 del left[pid]
-
-
-def _spans(opened: Mapping[int, ArmedProcess]) -> dict[int, tuple[int, int]]:
-    """Return when the window began and ended in each process, and, as 0, in any."""
-    spans = {}
-    for pid, member in opened.items():
-        span = (_meet(_socket_of(member)) or member).span
-        spans[pid] = (span[0] or LATEST, span[1] or LATEST)
-    return spans | {0: (min(a for a, _ in spans.values()), max(b for _, b in spans.values()))}
-
-
-def _settles_s(members: Iterable[ArmedProcess], window: Window, span: tuple[int, int]) -> float:
-    if all(member.gpu == "none" for member in members):
-        return _POLL_S
-    # Of a time, the steps are not known; nothing is sure of a window that did not end.
-    pace_s = min((span[1] - span[0]) / 1e9 / (window.steps or 1), 2.0)
-    return _SETTLES_S + _HELD_STEPS * (pace_s if window.steps else 0.2)
-
-
-def _write(members: Iterable[ArmedProcess]) -> None:
-    _ask_each(members, "write")
-
-
-def _files(folders: Iterable[Path]) -> list[Path]:
-    kinds = ("*.spool", "*.host", "*.nvml.jsonl")
-    return sorted(path for folder in folders for kind in kinds for path in folder.glob(kind))
-
-
-def _copy(
-    files: Iterable[Path],
-    sizes: Mapping[Path, int],
-    began: tuple[int, int],
-    spans: Mapping[int, tuple[int, int]],
-    target: Path,
-) -> None:
-    """Copy what the files have more than they had, and of the host's events those of the window."""
-    for path in files:
-        # A ring may have removed it.
-        with suppress(FileNotFoundError):
-            if path.name.endswith(".jsonl"):
-                shutil.copyfile(path, target / path.name)
-            elif path.stat().st_size > (offset := sizes.get(path, 0)):
-                match = OF_A_PROCESS.search(path.name)
-                span = spans.get(int(match[1]) if match else 0, spans[0])
-                copy_since(path, target / path.name, offset, began if offset else None, span)
-
-
-def _write_meta(members: Sequence[ArmedProcess], folder: Path) -> None:
-    environment = read_environment(members[0].pid) or {}
-    task = job_tasks.find_task(environment)
-    meta = {
-        "command": json.dumps(members[0].command.split()),
-        "hostname": socket.gethostname(),
-        "backend": HOST.name if all(m.gpu == "none" for m in members) else "cupti",
-        "driver": "yes" if has_driver() else "no",
-    }
-    if task is not None:
-        meta |= {"job": task.job, "world_size": str(task.tasks)}
-        for member in members:
-            (folder / f"{member.rank or 0}.task").touch()
-    job_tasks.write_meta(folder, meta)

@@ -468,8 +468,12 @@ ON_STAND_IN: Final = ("--backend", "cupti", "--no-nvml")
 @pytest.mark.parametrize(
     ("script", "code", "said"),
     [
-        ("", 0, "whole 2 of 2; kernels 48; replays 3; steps 0; not whole –"),
-        ('echo "$GPUTRACE_DIR"', 1, "whole 0 of 2; kernels 48; replays 3; steps 0; not whole an"),
+        ("", 0, "whole 2 of 2; armed 2 of 2; kernels 48; replays 3; steps 0; not whole –"),
+        (
+            'echo "$GPUTRACE_DIR"',
+            1,
+            "whole 0 of 2; armed 2 of 2; kernels 48; replays 3; steps 0; not whole an",
+        ),
         ('[ -z "$GPUTRACE_DIR" ]', 1, "not whole exit status 1: 2"),
     ],
 )
