@@ -29,7 +29,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "arm": (
             "arm.arm",
             "gputrace arm -- torchrun --nproc-per-node 4 train.py",
-            'eval "$(gputrace arm --env)"',
+            "gputrace arm --env",
         ),
         "on": (
             "arm.on",
