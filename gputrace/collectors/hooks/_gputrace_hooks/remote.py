@@ -128,10 +128,15 @@ class _Listener:
 
     def start(self) -> None:
         """Start the thread, unless it runs; no signal of the program's is to reach it."""
-        import _signal  # type: ignore[import-not-found]
-
         if self.runs or self.pid != os.getpid():
             return
+        import _signal  # type: ignore[import-not-found]
+        from ctypes import CDLL
+
+        with Suppress(OSError):
+            # Else the C library loads it for a thread that Python ends at the end of the process,
+            # and aborts where the program has changed its root.
+            CDLL("libgcc_s.so.1")
         before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _ALL_SIGNALS)
         try:
             self.leaves, self.runs = False, True
@@ -141,18 +146,25 @@ class _Listener:
         finally:
             _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
-    def stop(self) -> None:
-        """Stop the thread; returns when the system no longer counts it, or after a moment."""
+    def stop(self, for_good: bool = False) -> None:
+        """Stop the thread; returns when the system no longer counts it, or after a moment.
+
+        ``for_good`` shuts the socket, which needs no path.
+        """
         if not self.runs or self.pid != os.getpid():
             return
         self.leaves = True
         with Suppress(OSError, AttributeError):
             self.peer.shutdown(_socket.SHUT_RDWR)  # type: ignore[union-attr]
-        caller = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        with Suppress(OSError):
-            caller.setblocking(False)
-            caller.connect(self.base + ".socket")
-        caller.close()
+        if for_good and self.is_open():
+            with Suppress(OSError):
+                self.socket.shutdown(_socket.SHUT_RDWR)
+        elif not for_good:
+            caller = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+            with Suppress(OSError):
+                caller.setblocking(False)
+                caller.connect(self.base + ".socket")
+            caller.close()
         until = monotonic() + _GONE_S
         while monotonic() < until and not self._is_gone():
             sleep(0.0001)
@@ -350,7 +362,7 @@ def _leave() -> None:
     try:
         for listener in _listeners:
             if listener.pid == os.getpid():
-                listener.stop()
+                listener.stop(for_good=True)
                 listener.close()
                 listener.remove()
         others = [name[: -len(".socket")] for name in os.listdir(folder) if ".socket" in name]
