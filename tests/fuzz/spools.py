@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gputrace.collectors.finalize import merge
-from gputrace.collectors.spool import copy_since
 from gputrace.collectors.live import RecentHost, RecentSpool
-from gputrace.collectors.spool import HEADER
+from gputrace.collectors.spool import HEADER, copy_since
 from gputrace.collectors.spool.activity import join_spools, read_spool, windows_of
 from gputrace.collectors.spool.host_events import join_hosts, read_host_file
 from tests.fuzz.looking import LOOK, look

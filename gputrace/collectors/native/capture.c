@@ -137,15 +137,22 @@ static int register_with_cupti(void) {
     return 0;
 }
 
+/* A graph that was instantiated while GRAPH_TRACE was off, and is replayed while it is on, crashes the program: a
+ * step of PyTorch 2.11 as one graph, and JAX with command buffers, each in 2 of 2 programs, also where CUPTI had
+ * recorded before the graph was made. Without GRAPH_TRACE, CUPTI records the nodes of such graphs: 3 and 6
+ * windows in 2 programs of each, with all kernels (H200, driver 580). So GRAPH_TRACE is on only from the start of
+ * CUDA, and is turned on again only in programs whose graphs were seen until then. */
 static void begin_window(void) {
     note_left();
     stay();
     capture.hold_ns = capture.usual_hold_ns;
     capture.stays_idle = 0;
+    if (capture.was_off && !decode_has_seen_graphs()) capture.leaves_out_replays = 1;
     if (register_with_cupti()) return;
     subscriber_take_if_needed(1);
     for (size_t i = 0; i < KINDS; i++) {
         if (gpu_kinds[i] == KIND_MEMCPY2 && capture.hazards & HAZARD_PEER_COPIES) continue;
+        if (gpu_kinds[i] == KIND_GRAPH_TRACE && capture.leaves_out_replays) continue;
         int code = cupti.enable(gpu_kinds[i]);
         if (i < NEEDED_KINDS) cupti_check(code, "cuptiActivityEnable");
     }
@@ -165,6 +172,7 @@ static void end_window(void) {
     leave_out_calls(moment);
     if (capture.records_nodes) note_moment("nodes_off", moment);
     capture.records_nodes = 0;
+    capture.was_off = 1;
     for (size_t i = 0; i < KINDS; i++) cupti.disable(gpu_kinds[i]);
     flush_cupti(0);
     /* A choice of single calls lasts once some were recorded so; until then it is kept, and
@@ -367,9 +375,10 @@ void capture_reset_in_child(void) {
     pthread_mutex_init(&capture.lock, NULL);
 }
 
-void capture_init(int from_start, int by_profiler, uint64_t hold_ns) {
+void capture_init(int from_start, int from_later, int by_profiler, uint64_t hold_ns) {
     static const struct subscriber_handlers handlers = {capture_set_window, on_call_end};
     capture.wanted = from_start;
+    capture.was_off = from_later;
     capture.usual_hold_ns = capture.hold_ns = hold_ns;
     subscriber_init(by_profiler, &handlers);
 }

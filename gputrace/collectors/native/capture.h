@@ -58,6 +58,8 @@ struct capture {
     /* In RECORDING. */
     int keeps_calls;   /* calls are kept, and not left out; true is what a file says that says nothing */
     int records_nodes; /* nodes of CUDA graphs are recorded, not whole replays */
+    int was_off;       /* for a time: graphs may have been made without CUPTI's knowledge */
+    int leaves_out_replays; /* for good, see begin_window */
 
     /* In HOLDING: how long it lasts, which is `usual_hold_ns` after a window, and since when (CLOCK_MONOTONIC).
      * What follows is LEAVING, or ARMED for a stretch with an idle CUPTI.
@@ -74,9 +76,9 @@ struct capture {
     int has_clock;     /* ours is registered with it */
 };
 
-/* Whether to record from the start of CUDA on, whether cudaProfilerStart and Stop open and close windows, and
- * for how many nanoseconds to hold CUPTI after one. */
-void capture_init(int from_start, int by_profiler, uint64_t hold_ns);
+/* Whether to record from the start of CUDA on, or from later; whether cudaProfilerStart and Stop open and close
+ * windows, and for how many nanoseconds to hold CUPTI after one. */
+void capture_init(int from_start, int from_later, int by_profiler, uint64_t hold_ns);
 
 /* Called in cuInit, before there is a context: finds CUPTI and arms it, or notes why that cannot be. */
 void capture_start(void);

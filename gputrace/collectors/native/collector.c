@@ -92,9 +92,9 @@ static void start(void) {
     pthread_atfork(before_fork, after_fork, in_forked_child);
     write_process();
     writer_write_clocks();
-    if (!by_profiler && !by_hand && !environment_number("GPUTRACE_DELAY_NS"))
-        spool_write_info("capture_from", "start");
-    capture_init(!by_profiler && !by_hand && !window_is_requested(), by_profiler,
+    int from_later = by_profiler || by_hand || environment_number("GPUTRACE_DELAY_NS");
+    if (!from_later) spool_write_info("capture_from", "start");
+    capture_init(!from_later && !window_is_requested(), from_later, by_profiler,
                  getenv("GPUTRACE_HOLD_NS") ? environment_number("GPUTRACE_HOLD_NS") : USUAL_HOLD);
     sampling_init();
     is_running = !writer_start();

@@ -503,8 +503,8 @@ def test_in_programs_of_xla_copies_between_gpus_are_left_out(
 
 def test_cupti_stays_once_there_was_a_graph(machine: Machine, tmp_path: Path) -> None:
     """It may crash programs that have CUDA graphs if it is let go of."""
-    script = "inject plain capture 1 sleep 5 sample capture 0 sleep 1500 plain finalized"
-    assert said(machine, tmp_path, script, MANUAL) == [0]
+    script = "inject plain sleep 5 sample capture 0 sleep 1500 plain finalized"
+    assert said(machine, tmp_path, script, {"GPUTRACE_HOLD_NS": "0"}) == [0]
 
 
 def test_a_profiler_that_lets_go_of_cupti_gets_it_before_there_is_a_graph_of_xla(

@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from gputrace.collectors.finalize import merge
+from gputrace.collectors.spool.activity import read_spool
 from tests.helpers.exports import KERNEL
 from tests.native.build import Machine
 
@@ -99,6 +100,20 @@ def test_the_thread_that_captures_is_known_and_the_moment(machine: Machine, tmp_
 
 def test_without_the_option_nobody_is_told_of_nodes(machine: Machine, tmp_path: Path) -> None:
     assert noted(machine, tmp_path, f"taken {REPLAYS}", {}) == [[], [2000, 2001, 2002]]
+
+
+@pytest.mark.parametrize("before", ["", "replays 1 ", "rest 0 sleep 1200 plain replays 1 "])
+def test_graphs_that_cupti_may_not_know_are_recorded_by_their_nodes(
+    machine: Machine, tmp_path: Path, before: str
+) -> None:
+    """It crashes programs that replay such a graph while replays are recorded as a whole."""
+    later = "rest" not in before
+    env = {"GPUTRACE_CAPTURE": "manual", "GPUTRACE_HOLD_NS": "0"} if later else {}
+    script = f"{before}capture 1 sleep 5 replays 3 capture 0 sleep 1500 plain finalized"
+    assert said(machine, tmp_path, script, env) == [0]
+    (spool,) = map(read_spool, tmp_path.glob("*.spool"))
+    assert len(spool.records[b"GRPH"]) == 0
+    assert len(spool.records[b"KERN"]) == 9
 
 
 def test_nodes_of_xla_are_not_noted(machine: Machine, tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ _BEFORE, _RECORDED, _HOLDING, _FREE = range(4)
 # The first step of which nodes may be recorded: graphs are captured before.
 _NODES_AT = 16
 
+graphs_made: "list[None]" = []
+"""Not empty once the program has made a CUDA graph, which may not survive that CUPTI leaves."""
 _pending: "dict[str, tuple[int, ...]]" = {}
 _step: "list[Callable[[], object]]" = []
 
@@ -98,9 +100,9 @@ def rest(hold_ns: int, stays: bool) -> bool:
 
 def end_capture(pace_ns: int) -> None:
     """End a window after which no other is planned, with steps of ``pace_ns`` nanoseconds: CUPTI
-    leaves the process as soon as the GPU can have ended what it was given.
+    leaves the process as soon as the GPU can have ended what it was given, or is idle then.
     """
-    if not rest(hold_ns(pace_ns), False):
+    if not rest(hold_ns(pace_ns), bool(graphs_made)):
         capture(False)
 
 

@@ -190,8 +190,8 @@ class _Listener:
         return status.st_dev, status.st_ino
 
     def _run(self) -> None:
-        self.thread = recorder.thread_id()
         try:
+            self.thread = recorder.thread_id()
             while not self.leaves and self.is_open():
                 self.window.look()
                 left = self.window.until - monotonic() if self.window.until else None

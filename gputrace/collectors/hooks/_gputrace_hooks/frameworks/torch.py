@@ -14,7 +14,7 @@ from functools import wraps
 from types import CodeType, ModuleType
 from typing import Any
 
-from .. import steps
+from .. import control, steps
 from ..host_file import time_ns
 from ..load import counter
 from ..recorder import PHASE, record, record_for_good, word
@@ -273,6 +273,7 @@ def captures(module: Any) -> None:
 
     @around(module.CUDAGraph, "capture_begin")
     def begin(original: Any, *args: Any, **keywords: Any) -> Any:
+        control.graphs_made[:] = [None]
         modules.capture(True)
         return original(*args, **keywords)
 
