@@ -138,10 +138,10 @@ static int register_with_cupti(void) {
 }
 
 /* A graph that was instantiated while GRAPH_TRACE was off, and is replayed while it is on, crashes the program: a
- * step of PyTorch 2.11 as one graph, and JAX with command buffers, each in 2 of 2 programs, also where CUPTI had
- * recorded before the graph was made. Without GRAPH_TRACE, CUPTI records the nodes of such graphs: 3 and 6
- * windows in 2 programs of each, with all kernels (H200, driver 580). So GRAPH_TRACE is on only from the start of
- * CUDA, and is turned on again only in programs whose graphs were seen until then. */
+ * step of PyTorch as one graph, and JAX with its defaults, each in 2 of 2 programs, of which one had CUPTI record
+ * for a moment before its graphs were made. Without GRAPH_TRACE, CUPTI records the nodes of such graphs: 3 windows
+ * of the former and 6 of the latter, in 2 programs each, with all kernels (H200, driver 580). So GRAPH_TRACE is
+ * on from the start of CUDA, and is turned on again only in programs whose graphs were seen until then. */
 static void begin_window(void) {
     note_left();
     stay();
