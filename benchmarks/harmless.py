@@ -1,10 +1,10 @@
 """Programs that should end under the recorder as they do without: exit code, output, kernels.
 
 Small programs of each framework, some with their own profiler inside the recording, run many times
-without, with ``gputrace record`` and with ``gputrace arm``, several at once. A run is whole if its exit code and its
-standard output are those of the runs without, and if the trace has as many kernels (and replays of
-CUDA graphs) as most traces of the program have, one a step at least, and all steps, where hooks see
-them.
+without, with ``gputrace record`` and with ``gputrace arm``, several at once. A run is whole if its
+exit code and its standard output are those of the runs without, and if the trace has as many
+kernels (and replays of CUDA graphs) as most traces of the program have, one a step at least, and
+all steps, where hooks see them.
 """
 
 from __future__ import annotations
