@@ -290,7 +290,9 @@ def waits_for_data(
 
     The way starts where the thread last handed work to a GPU or had waited for one; calls after
     that which do neither (events, queries, allocations, synchronisations with nothing to wait for)
-    interrupt the wait and do not end it; so does a phase of a step, where these were recorded.
+    interrupt the wait and do not end it; so does a phase of a step, where these were recorded. If a
+    wait for the loader was recorded on the way, it starts there: what comes before, such as
+    logging, is other work of the program.
     """
     waits: dict[int, Intervals] = {}
     copies = np.concatenate([calls.issued_by(events) for events in input_copies])
@@ -307,10 +309,21 @@ def waits_for_data(
         begins, ends = calls.end[work[before]], calls.start[mine]
         # Where calls were not recorded all along, none between the two proves nothing.
         sure = calls.all_recorded(calls.threads[thread][0], begins, ends)
-        stretches = union(begins[sure], ends[sure])
+        stretches = _from_request(
+            union(begins[sure], ends[sure]), evidence.data.get(calls.threads[thread], EMPTY)
+        )
         phases = evidence.phases.get(calls.threads[thread], EMPTY)
         waits[thread] = stretches.difference(calls.of_thread(thread)).difference(phases)
     return waits
+
+
+def _from_request(stretches: Intervals, requests: Intervals) -> Intervals:
+    """Return stretches from the first request in each on; whole where there is none in it."""
+    if not len(requests):
+        return stretches
+    first = np.minimum(search(requests.end, stretches.start, "right"), len(requests) - 1)
+    start = np.clip(requests.start[first], stretches.start, None)
+    return Intervals(np.where(start < stretches.end, start, stretches.start), stretches.end)
 
 
 def all_waits(

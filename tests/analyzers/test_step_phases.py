@@ -392,6 +392,20 @@ def test_what_a_phase_takes_before_an_input_copy_is_no_loading(tmp_path: Path) -
     assert row.launch_ns / row.steps == pytest.approx(5.5 * MS, rel=0.1)
 
 
+def test_what_the_program_does_before_it_asks_for_a_batch_is_no_loading(tmp_path: Path) -> None:
+    """It logs for 5 ms, then waits 2 ms for the loader and changes the batch for 1 ms."""
+    host = Host().trains((WAIT, 7, 9))
+    run = Run(host.export, pid=PID)
+    for number in range(STEPS + 1):
+        run.now = number * PERIOD
+        run.input_copy()
+        run.now = number * PERIOD + MS
+        run.kernel(MS, "gemm")
+    (row,) = analyze(run, tmp_path).breakdown
+    assert row.data_feeding_ns / row.steps == pytest.approx(3 * MS, rel=0.1)
+    assert row.launch_ns / row.steps == pytest.approx(5.5 * MS, rel=0.1)
+
+
 # ---- with calls of the model ----
 
 
