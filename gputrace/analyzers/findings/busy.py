@@ -447,12 +447,15 @@ _MOST: Final = 0.5
 
 def _most_of_kernels(facts: Facts) -> tuple[str, float]:
     """Return what most of the kernels' time goes to, where memory limits that, and its share."""
+    if facts.kernels is None:
+        return "", 0.0
     spent: Counter[str] = Counter()
-    for row in facts.kernels.families if facts.kernels is not None else ():
+    for row in facts.kernels.families:
         part = next((part for part, families in _PARTS.items() if row.family in families), "")
         spent[part] += row.total_ns
     most, longest = max(spent.items(), key=lambda item: item[1], default=("", 0))
-    share = longest / max(spent.total(), 1)
+    # Of all kernels: what whole graphs run belongs to no family.
+    share = longest / max(facts.kernels.total_ns, 1)
     return (most, share) if most and share >= _MOST else ("", share)
 
 
