@@ -21,6 +21,7 @@ from gputrace.analyzers.findings import (
     host_threads,
     host_work,
     idle,
+    recomputation,
     reinforcement,
     slow_links,
     slow_steps,
@@ -106,6 +107,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
           rule=busy.layout_transposes),
     Cause("no-tensor-cores", "work", "beside the tensor cores",
           work=busy.work_beside_tensor_cores, rule=busy.no_tensor_cores),
+    Cause("recomputation", "work", "forward pass again", work=recomputation.work_recomputed,
+          rule=recomputation.recomputation),
 )  # fmt: skip
 """Causes of lost time that a ledger charges, in this order."""
 RULES: Final[tuple[Rule, ...]] = (

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gputrace.analyzers.cuda_api_calls import Call
 from gputrace.analyzers.device_metrics import peak_of
 from gputrace.analyzers.operations import OperationClass
+from gputrace.analyzers.repeated_launches import launched_again
 from gputrace.analyzers.whatif.build import SHORT_NS
 from gputrace.analyzers.whatif.graph import NONE, Graph, Index, before_on, measure, replay
 from gputrace.analyzers.whatif.late_ranks import with_quick_host
@@ -421,6 +422,25 @@ def products(precision: str, graph: Graph, effect: Effect) -> Graph | None:
     return graph.changed(ns=ns, residual=residual)
 
 
+def keep_activations(graph: Graph, _effect: Effect) -> Graph | None:
+    """Leave out what the backward pass launches of the forward pass again, with its launches."""
+    rows = np.flatnonzero(issues(graph) & (graph.kind == Kind.KERNEL))
+    again = np.zeros(len(graph), np.bool_)
+    for process in distinct_ids(graph.process[rows]).tolist():
+        mine = rows[graph.process[rows] == process]
+        order = mine[np.argsort(graph.thread[mine], kind="stable")]
+        first = int(graph.thread[mine[0]])
+        again[order] = launched_again(graph.name[order], graph.thread[order], first)
+    if not again.any():
+        return None
+    return graph.changed(
+        ns=np.where(again, 0, graph.ns),
+        own=np.where(again, 0, graph.own),
+        gap=np.where(again & (graph.hand < 0), graph.kept, graph.gap),
+        residual=np.where(again, 0, graph.residual),
+    )
+
+
 SHORT_CALL_NS: Final = 10_000
 """Duration of a copy call that need not wait."""
 
@@ -618,6 +638,16 @@ CURES: Final = (
         "before",
         "less synchronisation and time between kernels",
         takes=("launch-bound", "kernel-gaps", "sync-bound", "alloc-stall"),
+    ),
+    Cure(
+        "keep-activations",
+        ("recomputation",),
+        keep_activations,
+        "Keeping the activations that are computed again",
+        "the backward pass launches nothing of the forward pass again; memory suffices",
+        "the launches of that part",
+        bounds=(),
+        only_as_cure=True,
     ),
     Cure(
         "tf32",

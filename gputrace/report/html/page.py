@@ -185,6 +185,7 @@ _PLACES: Final = {
     "kernel-waits": _KERNELS,
     "layout-transposes": _KERNELS,
     "no-tensor-cores": _KERNELS,
+    "recomputation": _KERNELS,
     "compute-bound": _KERNELS,
     "autotune-repeated": _KERNELS,
     "communication-exposed": _LINKS,
