@@ -196,7 +196,16 @@ def test_the_package_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         _ = gputrace.analyse
     assert set(gputrace.__all__) == {
-        *("GputraceError", "__version__", "annotate", "compare", "open", "step", "try_cures"),
+        *(
+            "GputraceError",
+            "__version__",
+            "annotate",
+            "arm",
+            "compare",
+            "open",
+            "step",
+            "try_cures",
+        ),
     }
     assert dir(gputrace) == sorted(gputrace.__all__)
 

@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is wrong with a program; the fields are those of truth.toml."""
+    """Fault of a program; the fields are those of truth.toml."""
 
     name: str
     path: Path
@@ -47,7 +47,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What of an answer is right; None where there is nothing to be judged."""
+    """Parts of an answer that are right; None where there is nothing to be judged."""
 
     cause: bool
     place: bool | None

@@ -1,4 +1,4 @@
-"""What other programs say first about the same recording, where they are installed."""
+"""First answers of other programs about the same recording, where they are installed."""
 
 from __future__ import annotations
 

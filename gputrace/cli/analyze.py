@@ -334,6 +334,7 @@ def browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> in
     """
     if bool(traces) == demo:
         raise UsageError("browse takes either a TRACE or --demo (see gputrace browse --help)")
+    folder = None if demo else _under_way(traces)
     # It draws on stderr.
     is_terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not is_terminal or os.environ.get("TERM") == "dumb":
@@ -342,22 +343,23 @@ def browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> in
             "use `gputrace analyze` instead"
         )
     try:
-        return _browse(traces, beside, demo)
+        return _browse(traces, beside, folder)
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("textual"):
             raise
         raise MissingError("browse needs textual; install it with `pip install textual`") from None
 
 
-def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...], demo: bool) -> int:
+def _browse(traces: tuple[Path, ...], beside: tuple[Path, ...], folder: Path | None) -> int:
+    """Browse traces, or the demo's without any; first a recording under way in a folder."""
     from gputrace.report.tui import app
 
-    if demo:
+    if not traces:
         from gputrace.data import unpacked
 
         with unpacked("demo.sqlite.xz") as path:
             return app.browse((path,), beside)
-    if (folder := _under_way(traces)) is None:
+    if folder is None:
         return app.browse(traces, beside)
     from gputrace.cli.record_live import RecordingFeed
     from gputrace.report.tui.live import watch

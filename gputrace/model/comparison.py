@@ -336,4 +336,4 @@ class StepExplanation(Struct, frozen=True):
     gpus: tuple[StepOnGpu, ...]
     """GPUs, first the one on which it grew most by something else than waiting for others."""
     advice: str = ""
-    """What to do about the cause that grew most, where a finding of the trace says it."""
+    """Advice on the cause that grew most, where a finding of the trace says it."""

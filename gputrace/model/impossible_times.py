@@ -83,7 +83,7 @@ def find_possible(
         too_long &= length > span
     overlapping, early = np.zeros((2, len(operations)), np.bool_)
     overlapping[_overlapping(operations, rows)] = True
-    suspects = np.union1d(_suspects(rows), _before_pause(operations, launched))
+    suspects = distinct_ids(np.concatenate((_suspects(rows), _before_pause(operations, launched))))
     if len(suspects):
         begun = launched(operations.select(suspects))
         early[suspects[(begun != UNKNOWN) & (operations.start[suspects] < begun - _EARLY)]] = True

@@ -109,7 +109,7 @@ class _About(Struct, frozen=True):
 
 
 class _Recorded(Struct, frozen=True):
-    """What one process left."""
+    """Rows of one process."""
 
     metadata: _About = _About()
     agents: list[Raw] = []

@@ -25,7 +25,7 @@ class Metric:
 
 
 class LocalMetric(Metric):
-    """The same, gathered as two numbers at the end of an epoch."""
+    """Metrics that are gathered as two numbers at the end of an epoch."""
 
     def update(self, logits, labels):
         self.right = self.right + (logits.argmax(-1) == labels).sum()

@@ -1,4 +1,4 @@
-"""What the programs share: the switch, the clock of the steps, and a small transformer.
+"""Parts that the programs share: the switch, the clock of the steps, and a small transformer.
 
 CURED=1 trains without the fault; STEPS and WARM count steps; TINY=1 is for machines without a GPU.
 """

@@ -29,7 +29,7 @@ class Cart:
 
 
 class Fast:
-    """The same, for all carts at once on the GPU."""
+    """All carts at once, on the GPU."""
 
     def __init__(self, dev):
         self.s = torch.zeros(N, 4, device=dev)

@@ -70,7 +70,7 @@ _HELD: Final = {
     "Python blocks": ("Python's objects grow", "{:,.0f}".format, 20_000),
     "open files": ("its open files grow", "{:,.0f}".format, 20),
 }
-"""What a process may hold ever more of, as counted, and by how much that must grow to be told."""
+"""Things that a process may hold ever more of, and by how much they must grow to be told."""
 
 
 def steps_grow(facts: Facts) -> Iterator[Finding]:
