@@ -113,16 +113,18 @@ class _Listener:
         finally:
             os.close(file)
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        self.socket.bind(self.base + ".socket")
-        os.chmod(self.base + ".socket", 0o600)
+        # Nobody is to find it before it listens: a socket that refuses is taken for a dead one's.
+        self.socket.bind(self.base + ".new")
+        os.chmod(self.base + ".new", 0o600)
         self.socket.listen(_WAITING)
+        os.rename(self.base + ".new", self.base + ".socket")
         self.socket = _socket.socket(fileno=move_high(self.socket.detach()))
         self.identity = self._identify()
         self.start()
 
     def remove(self) -> None:
         """Remove what this process, or one of its number, has left in the folder."""
-        for ending in (".socket", ".token"):
+        for ending in (".new", ".socket", ".token"):
             with Suppress(FileNotFoundError):
                 os.unlink(self.base + ending)
 
