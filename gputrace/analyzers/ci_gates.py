@@ -32,18 +32,23 @@ __all__ = [
 
 def check_words(fail_on: Iterable[str]) -> None:
     """Raise UsageError for a word that is neither a severity nor a finding: it would never fail."""
-    ids = {rule.__name__.replace("_", "-") for rule in ALL_RULES}
-    ids |= set(names("analyzers"))
+    ids = _finding_ids()
     for word in fail_on:
         if word not in ids and word not in SEVERITIES:
             known = ", ".join((*SEVERITIES, *sorted(ids)))
             raise UsageError(f"{word!r} is neither a finding nor a severity; choose from {known}")
 
 
+def _finding_ids() -> set[str]:
+    return {*(rule.__name__.replace("_", "-") for rule in ALL_RULES), *names("analyzers")}
+
+
 def check_causes(causes: Iterable[str]) -> None:
     """Raise UsageError for what is not a cause of lost time."""
     known = (*(node.id for node in tree_of(CAUSES)), *names("causes"))
     for cause in causes:
+        if cause in _finding_ids() - set(known):
+            raise UsageError(f"{cause!r} is a finding and no cause: give --fail-on {cause}")
         if cause not in known:
             raise UsageError(
                 f"{cause!r} is not a cause of lost time; choose from {', '.join(known)}"
@@ -215,6 +220,8 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
                 f"; other programs had the cores: without waits for them, it is {own_slowdown:+.1%}"
                 f" ({own_low:+.1%} to {own_high:+.1%}); record both while the machine is quiet"
             )
+        elif passed and slowdown > limit and low > 0:
+            message += "; it is slower, but not for certain by more than that: record more steps"
         elif passed and slowdown > limit:
             message += "; the noise of the steps could explain it: record more steps"
         elif passed and high > limit:

@@ -597,7 +597,8 @@ def _issued(trace: Trace, launched: Events, analysis: Analysis) -> str:
     if abs(apart) > _NEAR_NS:
         return text
     when = f"{format_ns(abs(apart))} {'later' if apart > 0 else 'earlier'}"
-    return f"{text}; the program was at {lines.text[int(lines.names[thread][nearest])]} {when}"
+    line = lines.text[int(lines.names[thread][nearest])]
+    return f"{text}; the nearest sample of the program, {when}, is at {line}"
 
 
 def pattern_of(name: str) -> str:

@@ -54,6 +54,7 @@ def run_of(
         pytest.param((20, 0.5), (20.2, 0.5), True, "limit is 3% slower", id="no slower"),
         pytest.param((20, 0.5), (26, 0.5), False, "30.0% slower", id="clearly slower"),
         pytest.param((20, 2), (21, 2), True, "the noise of the steps could explain it", id="noise"),
+        pytest.param((20, 0.5), (20.7, 0.5), True, "but not for certain by more", id="near it"),
         pytest.param(
             (20, 0.5, 2), (26, 0.5, 8), True, "other programs had the cores", id="a busy machine"
         ),

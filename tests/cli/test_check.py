@@ -153,6 +153,10 @@ def test_a_cause_without_a_gpu_is_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        (
+            "host-blocked=5%",
+            "'host-blocked' is a finding and no cause: give --fail-on host-blocked",
+        ),
         ("hunger=5%", "'hunger' is not a cause of lost time; choose from data, host, "),
         ("host=much", "--max-cause host much: write 10% of a step, or a time, 5ms"),
         ("host", "--max-cause host: write 10% of a step, or a time, 5ms"),
