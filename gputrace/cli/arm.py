@@ -37,7 +37,7 @@ def arm(command: tuple[str, ...], env: bool) -> int:
     cannot be run, 127 if it is not found.
     """
     from gputrace.collectors.armed import arming
-    from gputrace.collectors.launch import PYTHONS, CannotRun, find_program
+    from gputrace.collectors.launch import PYTHONS, CannotRun, find_program, start_program
     from gputrace.collectors.session import keep_hooks
 
     if bool(command) == env:
@@ -61,15 +61,12 @@ def arm(command: tuple[str, ...], env: bool) -> int:
     for number in PYTHONS:
         signal.signal(number, signal.SIG_DFL)
     try:
-        try:
-            os.execve(program, words, environment)
-        except OSError as error:
-            if error.errno != 8:  # ENOEXEC: as shells do, run a script without #! by the shell.
-                raise
-            os.execve("/bin/sh", ["/bin/sh", program, *words[1:]], environment)
-    except OSError as error:
-        log(f"{command[0]}: cannot be run ({error.strerror})")
-        return 126
+        return start_program(
+            lambda path, given: os.execve(path, given, environment), program, words
+        )
+    except CannotRun as error:
+        log(str(error))
+        return error.code
 
 
 _target = click.argument("target", metavar="[PID|JOB]", required=False)

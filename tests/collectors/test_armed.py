@@ -294,6 +294,17 @@ def test_what_cannot_be_armed_or_run_has_an_exit_code_of_its_own(
     assert (program.returncode, problem in errors.decode()) == (code, True), errors
 
 
+def test_a_script_without_a_first_line_is_run_by_the_shell(
+    machine: Machine, tmp_path: Path
+) -> None:
+    script = tmp_path / "train"
+    script.write_text("echo $1; exit 3\n")
+    script.chmod(0o700)
+    program = machine.start(str(script), "two words")
+    said, _ = program.communicate(timeout=_PATIENCE_S)
+    assert (said, program.returncode) == (b"two words\n", 3)
+
+
 def test_a_shell_gets_the_environment_that_arms_its_programs(machine: Machine) -> None:
     arms = f'eval "$({sys.executable} -m gputrace arm --env)"; exec "$@"'
     words = ["sh", "-c", arms, "sh", sys.executable, "-c", TRAINS]

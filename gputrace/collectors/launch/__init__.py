@@ -219,14 +219,21 @@ def _spawn(
             return _spawn_ignoring(ignored, file, words, environment, mask)
         return os.posix_spawn(file, words, environment, setsigmask=mask, setsigdef=PYTHONS)
 
+    return start_program(spawn, program, command)
+
+
+def start_program(
+    start: Callable[[str, list[str]], int], program: str, command: Sequence[str]
+) -> int:
+    """Start a program by its path and words; return what that returns. Raises CannotRun."""
     try:
         try:
-            return spawn(program, list(command))
+            return start(program, list(command))
         except OSError as error:
             if error.errno != errno.ENOEXEC:
                 raise
             # Like execvp and shells, run a script without #! by the shell.
-            return spawn("/bin/sh", ["/bin/sh", program, *command[1:]])
+            return start("/bin/sh", ["/bin/sh", program, *command[1:]])
     except OSError as error:
         raise CannotRun(f"{command[0]}: cannot be run ({error.strerror})", NOT_RUNNABLE) from None
 
