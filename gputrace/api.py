@@ -18,7 +18,6 @@ from gputrace.errors import GputraceError, InputError, UsageError
 from gputrace.model.comparison import Comparison
 from gputrace.model.options import Options, Window, read_options, read_steps, read_window
 from gputrace.model.results import Analysis, LeftOut, as_subclass
-from gputrace.report.html import Page, load, write_page
 from gputrace.report.wording import verdict
 from gputrace.store.cache import ResultCache
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from gputrace.analyzers.timeline_model import Scene
     from gputrace.model.comparison import StepExplanation
     from gputrace.model.trace import Progress, Trace
+    from gputrace.report.html import Page
     from gputrace.report.html.timeline import Material
 
     Batch = float | Sequence[float] | None
@@ -291,6 +291,8 @@ class OpenTrace:
         Raises what `analyze` raises, UsageError for an existing target, MissingError without
         bokeh, OSError if the target cannot be written.
         """
+        from gputrace.report.html import write_page
+
         write_page(
             target,
             self._trace.paths,
@@ -318,6 +320,8 @@ class OpenTrace:
 
         Raises what `analyze` raises, MissingError without bokeh.
         """
+        from gputrace.report.html import Page, load
+
         material = self.material(steps=steps, time=time, gaps=gaps, progress=progress)
         return Page(load("page").render(material), height)
 
@@ -520,6 +524,8 @@ class ComparisonReport(Comparison, frozen=True):
 
         Raises UsageError for an existing target, unless ``force``; MissingError without bokeh.
         """
+        from gputrace.report.html import write_page
+
         inputs = [Path(path) for run in self.runs for path in run.paths]
         write_page(target, inputs, force, lambda page: page.render_comparison(self))
 

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Final
 
-from gputrace.model.events import Kind
 from gputrace.model.memory import (
     SCHEMA_VERSION,
     DeviceMemory,
@@ -31,8 +30,6 @@ from gputrace.model.memory import (
     MemoryReport,
     OutOfMemory,
 )
-from gputrace.model.trace import Trace
-from gputrace.readers.kineto_memory import read_kineto_memory
 from gputrace.readers.memory_snapshot import DeviceSnapshot, Stack
 from gputrace.units import format_bytes, format_share
 
@@ -54,14 +51,6 @@ def report_memory(snapshots: Iterable[tuple[str, Sequence[DeviceSnapshot]]]) -> 
     """Return who holds the memory of each GPU, given snapshots by path."""
     devices = (_analyzed(path, device) for path, held in snapshots for device in held)
     return MemoryReport(SCHEMA_VERSION, "memory snapshot", tuple(devices))
-
-
-def find_memory(trace: Trace) -> tuple[DeviceMemory, ...]:
-    """Return who holds the memory of each GPU by the events of memory in a profiler's files."""
-    if trace.elsewhere or Kind.MEMORY not in trace.kinds:
-        return ()
-    held = ((str(path), read_kineto_memory(path)) for path in trace.paths)
-    return report_memory(held).devices
 
 
 def _analyzed(path: str, device: DeviceSnapshot) -> DeviceMemory:

@@ -38,7 +38,6 @@ from gputrace.analyzers.host_state import measure_throughput, read_work
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.ledger.causes import tree_of, with_plugins
-from gputrace.analyzers.memory_holders import find_memory
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import (
     find_experts,
@@ -54,8 +53,9 @@ from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.whatif import late_gains, prepare_replay, what_if
 from gputrace.errors import InputError, PluginError, UsageError
 from gputrace.model.attempts import choose_attempt, describe_lives
-from gputrace.model.events import Mask
+from gputrace.model.events import Kind, Mask
 from gputrace.model.intervals import Times
+from gputrace.model.memory import DeviceMemory
 from gputrace.model.options import Options, Window
 from gputrace.model.results import (
     SCHEMA_VERSION,
@@ -163,7 +163,7 @@ def _answer(
         host_load=facts.host_load,
         host_lines=facts.host_lines,
         allocators=facts.once(find_allocators),
-        memory=find_memory(trace),
+        memory=_memory(trace),
         loader=facts.once(find_loaders),
         input_pipelines=facts.once(find_input_pipelines),
         step_phases=facts.step_phases,
@@ -183,6 +183,16 @@ def _answer(
         ledger=ledger.rows,
         causes=tree_of(facts.causes, waits_known=facts.waits_known),
     )
+
+
+def _memory(trace: Trace) -> tuple[DeviceMemory, ...]:
+    """Return who holds the memory of each GPU by the events of memory in a profiler's files."""
+    if trace.elsewhere or Kind.MEMORY not in trace.kinds:
+        return ()
+    from gputrace.analyzers.memory_holders import report_memory
+    from gputrace.readers.kineto_memory import read_kineto_memory
+
+    return report_memory((str(path), read_kineto_memory(path)) for path in trace.paths).devices
 
 
 def _throughput(facts: Facts) -> tuple[Throughput, ...]:

@@ -75,18 +75,21 @@ def analyze(
     """
     import gputrace
     from gputrace.native import keep_freed_memory
-    from gputrace.readers.flight_recorder import is_hang_report
-    from gputrace.readers.memory_snapshot import is_memory_snapshot
     from gputrace.report import render_as
+    from gputrace.store import is_database
 
-    if all(map(is_memory_snapshot, traces)):
-        module, width = "gputrace.report.memory", options.width()
-        shown = render_as(_memory(traces), form, module, width, options.use_color())
-        click.echo(shown, nl=False, color=True)
-        return ExitCode.DONE
-    if all(map(is_hang_report, traces)):
-        click.echo(_hang(traces, form), nl=False)
-        return ExitCode.DONE
+    if not any(map(is_database, traces)):
+        from gputrace.readers.flight_recorder import is_hang_report
+        from gputrace.readers.memory_snapshot import is_memory_snapshot
+
+        if all(map(is_memory_snapshot, traces)):
+            module, width = "gputrace.report.memory", options.width()
+            shown = render_as(_memory(traces), form, module, width, options.use_color())
+            click.echo(shown, nl=False, color=True)
+            return ExitCode.DONE
+        if all(map(is_hang_report, traces)):
+            click.echo(_hang(traces, form), nl=False)
+            return ExitCode.DONE
     keep_freed_memory()
     with (
         reading(_named(traces)) as progress,

@@ -20,9 +20,8 @@ from gputrace.model.trace import Trace
 from gputrace.readers.compressed import text_size
 from gputrace.readers.nsys_export import is_table_folder
 from gputrace.readers.registry import Candidate, reader_of, try_open
-from gputrace.store import LARGE, cache_folder
+from gputrace.store import LARGE, cache_folder, is_database
 from gputrace.store.sqlite_page_scan import count_cores
-from gputrace.store.sqlite_reader import MAGIC, open_input
 
 if TYPE_CHECKING:
     from gputrace.model.trace import Progress
@@ -160,10 +159,9 @@ def open_each(
 
 
 def _is_decoded(file: Path) -> bool:
+    if is_database(file):
+        return False
     try:
-        with open_input(file) as opened:
-            if opened.read(len(MAGIC)) == MAGIC:
-                return False
         with closing(Candidate(file)) as candidate:
             reader = reader_of(candidate)
     except InputError:

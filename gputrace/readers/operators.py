@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from msgspec import DecodeError
@@ -18,7 +18,9 @@ from msgspec.json import decode
 from numpy.typing import NDArray
 
 from gputrace.model.events import UNKNOWN, Kind
-from gputrace.readers.in_memory import Names
+
+if TYPE_CHECKING:
+    from gputrace.readers.in_memory import Names
 
 Shape = Sequence[int]
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gputrace.model.communication import CollectiveTotals, GpuLink
 from gputrace.model.host import PHASES, LoaderChoice
 from gputrace.model.kernels import KernelUse
+from gputrace.model.memory import DeviceMemory
 from gputrace.model.results import (
     Analysis,
     Breakdown,
@@ -37,7 +38,6 @@ from gputrace.report.document import (
     room_for_names,
     tabulate,
 )
-from gputrace.report.memory import memory_tables
 from gputrace.report.wording import (
     capital,
     describe_parts,
@@ -611,13 +611,21 @@ def extra_table(table: ExtraTable) -> Table:
     return Table(table.title, table.header, tuple(tuple(map(cell, row)) for row in table.rows))
 
 
+def _memory_tables(devices: Sequence[DeviceMemory], limits: Limits) -> tuple[Table, ...]:
+    """Tabulate the memory of the GPU that holds most; importing the tables takes a while."""
+    if not devices:
+        return ()
+    from gputrace.report.memory import memory_tables
+
+    fullest = max(devices, key=lambda device: device.moments[0].allocated_bytes)
+    return memory_tables([fullest], limits)
+
+
 def document(analysis: Analysis, limits: Limits) -> Document:
     """Return the report of an analysis."""
     width = limits.width
     names = room_for_names(width, BESIDE_KERNELS) if width else 80
     kernels = kernels_table(analysis, limits.kernels, names, longest_launches=not width)
-    held = {device.moments[0].allocated_bytes: device for device in analysis.memory}
-    fullest = [held[max(held)]] if held else []
     sections = {
         "host": (phases_table(analysis), lines_table(analysis), *loader_tables(analysis)),
         "links": (
@@ -633,7 +641,7 @@ def document(analysis: Analysis, limits: Limits) -> Document:
         ),
         "kernels": (kernels,),
         "modules": (modules_table(analysis),),
-        "memory": memory_tables(fullest, limits),
+        "memory": _memory_tables(analysis.memory, limits),
         "extra": map(extra_table, analysis.tables),
     }
     first: list[Table | None] = []

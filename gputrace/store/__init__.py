@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,19 @@ def cache_folder() -> Path:
 
 LARGE: Final = 1 << 29
 """Bytes of SQLite files above which windows are sliced; rows take 1.5 times as much memory."""
+
+
+MAGIC: Final = b"SQLite format 3\0"
+"""Beginning of an SQLite database (sqlite.org/fileformat2.html, section 1.3)."""
+
+
+def is_database(path: Path) -> bool:
+    """Return True for a file that begins as an SQLite database; a pipe is not waited for."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
 def cached_file(folder: str, identity: str, make: Callable[[Path], None]) -> Path:

@@ -36,7 +36,7 @@ from gputrace.model.impossible_times import find_launches, find_possible
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Progress, Quality, Trace
-from gputrace.store import sqlite_security
+from gputrace.store import MAGIC, sqlite_security
 from gputrace.store.sqlite_page_scan import (
     Integers,
     Query,
@@ -46,8 +46,6 @@ from gputrace.store.sqlite_page_scan import (
     count_threads,
     quote_identifier,
 )
-
-MAGIC: Final = b"SQLite format 3\0"
 
 LEAST_BYTES_A_ROW: Final = 4
 """Minimum bytes per row; a table with more rows has a cycle among its pages."""
