@@ -15,7 +15,7 @@ from gputrace.analyzers.grouping import median
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
-from gputrace.model.host import BACKWARD, MODEL, OTHER
+from gputrace.model.host import BACKWARD, DATA_RANGE, MODEL, OTHER
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, search, union
 from gputrace.model.results import RecorderCost
 from gputrace.model.struct import Struct
@@ -26,12 +26,6 @@ _RECORDER: Final = (
     r"(?i)CUPTI|profiling|\(Profiler\)|injection|^Buffer Flush|^Activity Buffer|^Instrumentation"
 )
 """Names of overhead rows caused by the recorder, not the driver (lazy loading, JIT)."""
-
-_DATA_RANGE: Final = (
-    r"(?i)^data$|data.?(load|wait|feed|fetch|iter)|(load|next|fetch|get).?(batch|data|input)"
-    r"|__next__|infeed"
-)
-"""Names of NVTX ranges that wait for the next batch, or make it."""
 
 _PART_RANGE: Final = r"(?i)(?<![a-z])(layers?|weights?|kv|experts?|attention|mlp)(?![a-z])"
 """Names of ranges within a pass: what is copied in them, such as weights, is none of a batch."""
@@ -96,7 +90,7 @@ def read_evidence(trace: Trace) -> HostEvidence:
     columns = ("start", "end", "name", "process", "thread")
     waits = trace.events([Kind.DATA_WAIT], columns)
     every = trace.events([Kind.RANGE], columns)
-    ranges, mpi = _named(trace, every, _DATA_RANGE), _named(trace, every, _MPI_WAITS)
+    ranges, mpi = _named(trace, every, DATA_RANGE), _named(trace, every, _MPI_WAITS)
     overhead = _named(trace, trace.events([Kind.OVERHEAD], columns), _RECORDER)
     data = intervals_by_thread(waits)
     for thread, intervals in intervals_by_thread(ranges).items():

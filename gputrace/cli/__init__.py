@@ -37,6 +37,11 @@ GROUPS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "gputrace on 4711 --steps 20 -o slow.sqlite",
         ),
         "off": ("arm.off", "gputrace off 4711"),
+        "watch": (
+            "watch.command",
+            "gputrace watch",
+            "gputrace watch 4711 --metrics 9400 --alert 'notify-send \"$GPUTRACE_ALERT\"'",
+        ),
         "status": ("arm.status", "gputrace status 4711 --json"),
         "list": ("arm.list_", "gputrace list"),
     },

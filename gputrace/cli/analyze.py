@@ -81,6 +81,7 @@ def analyze(
     if not any(map(is_database, traces)):
         from gputrace.readers.flight_recorder import is_hang_report
         from gputrace.readers.memory_snapshot import is_memory_snapshot
+        from gputrace.store.sketches import is_sketch_folder
 
         if all(map(is_memory_snapshot, traces)):
             module, width = "gputrace.report.memory", options.width()
@@ -89,6 +90,13 @@ def analyze(
             return ExitCode.DONE
         if all(map(is_hang_report, traces)):
             click.echo(_hang(traces, form), nl=False)
+            return ExitCode.DONE
+        if all(map(is_sketch_folder, traces)):
+            shown = render_as(
+                *(_sketches(traces), form, "gputrace.report.sketches"),
+                *(options.width(), options.use_color()),
+            )
+            click.echo(shown, nl=False, color=True)
             return ExitCode.DONE
     keep_freed_memory()
     with (
@@ -120,6 +128,14 @@ def _memory(snapshots: tuple[Path, ...]) -> Any:
     from gputrace.readers.memory_snapshot import read_snapshot
 
     return report_memory((str(path), read_snapshot(path)) for path in snapshots)
+
+
+def _sketches(folders: tuple[Path, ...]) -> Any:
+    """Return late ranks and changes by the sketches that `gputrace watch` wrote."""
+    from gputrace.analyzers.sketch_changes import report_sketches
+    from gputrace.store.sketches import read_sketches
+
+    return report_sketches([sketch for folder in folders for sketch in read_sketches(folder)])
 
 
 def _hang(reports: tuple[Path, ...], form: str) -> str:

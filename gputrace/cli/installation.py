@@ -35,7 +35,7 @@ _USE: Final = (
 @click.command("schema")
 @click.argument(
     "result",
-    type=click.Choice(("analysis", "step", "comparison", "check", "memory", "study")),
+    type=click.Choice(("analysis", "step", "comparison", "check", "memory", "sketches", "study")),
 )
 def schema(result: str) -> None:
     """Print the JSON Schema of what analyze, compare, check or bench print with --json."""

@@ -16,6 +16,7 @@ from gputrace.analyzers.ci_gates import Check
 from gputrace.model.comparison import Comparison, StepExplanation
 from gputrace.model.memory import MemoryReport
 from gputrace.model.results import Analysis
+from gputrace.model.sketches import SketchReport
 from gputrace.model.struct import Columns
 from gputrace.studies.results import Summary
 
@@ -25,6 +26,7 @@ ROOTS: Final[dict[str, type]] = {
     "comparison": Comparison,
     "check": Check,
     "memory": MemoryReport,
+    "sketches": SketchReport,
     "study": Summary,
 }
 """Results that are printed as JSON, by what they are of."""

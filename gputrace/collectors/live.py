@@ -266,6 +266,17 @@ class RecordingFollower:
         """Return the samples of the last two minutes; times are CLOCK_REALTIME."""
         return [lines.log() for _, lines in self._nvml.values()]
 
+    def host_events(self, pid: int) -> HostEvents | None:
+        """Return what is known of the last two minutes of a process; None before anything is."""
+        parts = [self._hosts[path].host for path in in_order(self._hosts)]
+        known = [part for part in parts if part is not None and part.pid == pid]
+        if not known:
+            return None
+        names = {id: name for part in known for id, name in part.names.items()}
+        kinds = known[0].records
+        joined = {kind: np.concatenate([part.records[kind] for part in known]) for kind in kinds}
+        return replace(known[-1], names=names, records=joined)
+
     def steps(self, most: int) -> list[RankSteps]:
         """Return the last steps of each rank that has any, in order of rank."""
         steps: dict[int, RankSteps] = {}

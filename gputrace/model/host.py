@@ -133,6 +133,12 @@ OTHER: Final = "other"
 MODEL: Final = "model"
 """Name of the recorded calls of modules that no other module calls, parts of a forward pass."""
 
+DATA_RANGE: Final = (
+    r"(?i)^data$|data.?(load|wait|feed|fetch|iter)|(load|next|fetch|get).?(batch|data|input)"
+    r"|__next__|infeed"
+)
+"""Names of ranges that wait for the next batch, or make it."""
+
 PHASES: Final = {
     DATA: "the wait for data",
     ROLLOUT: "rollouts",

@@ -1,0 +1,183 @@
+"""Command ``watch``: sketches of an armed job while it runs, and what becomes slow in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from gputrace.cli.console import log, note
+from gputrace.errors import ExitCode, InputError, MissingError, UsageError
+from gputrace.units import parse_duration
+
+if TYPE_CHECKING:
+    from gputrace.model.sketches import SketchReport, Slowdown
+
+_SHORTEST_NS: Final = 500_000_000
+
+
+@click.command("watch")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for the sketches; by default gputrace-JOB.",
+)
+@click.option("--every", default="5s", metavar="TIME", help="Look so often.", show_default=True)
+@click.option(
+    "--for", "length", metavar="TIME", help="Stop after so long; by default when the job ends."
+)
+@click.option(
+    "--alert",
+    metavar="COMMAND",
+    help="Run a shell command at each new finding, with the sentence in GPUTRACE_ALERT.",
+)
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Serve Prometheus metrics, on this machine alone unless HOST says otherwise.",
+)
+@click.argument("target", metavar="[PID|JOB]", required=False)
+def command(
+    output: Path | None,
+    every: str,
+    length: str | None,
+    alert: str | None,
+    metrics: str | None,
+    target: str | None,
+) -> int:
+    """Watch a job under `gputrace arm`: which rank is late, and since when steps are slower.
+
+    Writes some hundred bytes for each step of each rank, which `gputrace analyze FOLDER` reads at
+    any time: put the folder of all machines of a job on a shared disk. Nothing is added to the
+    processes, whose hooks write anyway. Each finding is one line, printed when it is new.
+    """
+    from gputrace.analyzers.sketch_changes import WINDOW, report_sketches
+    from gputrace.collectors.armed import find, select
+    from gputrace.collectors.sketching import Sketcher
+    from gputrace.store.sketches import read_sketches
+
+    pause_ns, length_ns = _duration("--every", every), length and _duration("--for", length)
+    members = select(target, find())
+    job = members[0].job
+    folder = output or Path("gputrace-" + "".join(c if c.isalnum() else "-" for c in job))
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: a file; name a folder")
+    show = _serve(metrics) if metrics else None
+    until = time.monotonic() + length_ns / 1e9 if length_ns else None
+    known: dict[tuple[str, str, int | None], int] = {}
+    try:
+        sketcher = Sketcher(folder)
+        note(f"sketches of {len(members)} processes of job {job}, in {folder}; Ctrl+C ends this")
+        while True:
+            members = [member for member in find() if member.job == job]
+            sketcher.look(members)
+            if any(folder.glob("*.sketch")):
+                report = report_sketches(read_sketches(folder))
+                for change in report.changes:
+                    key = change.job, change.kind, change.rank
+                    if change.since_step - known.get(key, -WINDOW) >= WINDOW:
+                        _say(change, alert)
+                    known.setdefault(key, change.since_step)
+                if show is not None:
+                    show(report)
+            if not members or (until is not None and time.monotonic() >= until):
+                return ExitCode.DONE
+            time.sleep(pause_ns / 1e9)
+    except KeyboardInterrupt:
+        return ExitCode.DONE
+    except OSError as error:
+        raise InputError(folder, f"cannot be written ({error.strerror})") from error
+
+
+def _duration(option: str, text: str) -> int:
+    try:
+        length = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if length < _SHORTEST_NS:
+        raise UsageError(f"{option} {text}: half a second at least")
+    return length
+
+
+def _say(change: Slowdown, alert: str | None) -> None:
+    """Print a finding, and run the user's command, whose failure is said and ends nothing."""
+    note(f"{time.strftime('%H:%M:%S')} {change.message}")
+    if alert is None:
+        return
+    environment = {**os.environ, "GPUTRACE_ALERT": change.message, "GPUTRACE_KIND": change.kind}
+    try:
+        ended = subprocess.run(alert, shell=True, env=environment, timeout=30, check=False)
+        problem = f"ended with {ended.returncode}" if ended.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = "did not end within 30 s"
+    if problem:
+        log(f"--alert: {alert} {problem}")
+
+
+def _serve(address: str) -> Callable[[SketchReport], None]:
+    """Serve metrics; return the function that sets them. Raises MissingError without the client."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or not int(port) < 1 << 16:
+        raise UsageError(f"--metrics {address}: not a port, nor HOST:PORT")
+    try:
+        from prometheus_client import start_http_server
+        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.registry import CollectorRegistry
+    except ImportError:
+        problem = "--metrics needs prometheus-client"
+        raise MissingError(f'{problem}: pip install "gputrace[metrics]"') from None
+    latest: list[SketchReport] = []
+
+    class _Collector:
+        def collect(self) -> Iterator[Any]:
+            for name, text, labels, rows in _families(latest[0]) if latest else ():
+                family = GaugeMetricFamily(f"gputrace_{name}", text, labels=labels)
+                for values, figure in rows:
+                    family.add_metric(list(map(str, values)), figure)
+                yield family
+
+    registry = CollectorRegistry()
+    registry.register(_Collector())
+    try:
+        start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--metrics {address}: {reason}") from None
+
+    def show(report: SketchReport) -> None:
+        latest[:] = [report]
+
+    return show
+
+
+_Family = tuple[str, str, Sequence[str], list[tuple[tuple[Any, ...], float]]]
+
+
+def _families(report: SketchReport) -> Iterator[_Family]:
+    """Yield name, help, labels and rows of each metric."""
+    where = ("job", "rank", "host")
+    rows = [((row.job, row.rank, row.host), row) for row in report.ranks]
+    for name, text, field, scale in (
+        ("steps", "Training steps that have ended.", "steps", 1.0),
+        ("step_seconds", "Median step.", "median_ns", 1e-9),
+        ("step_p95_seconds", "95th percentile of steps.", "p95_ns", 1e-9),
+        ("resident_bytes", "Memory of the process.", "resident_bytes", 1.0),
+    ):
+        yield name, text, where, [(key, getattr(row, field) * scale) for key, row in rows]
+    parts = ("data", "gc", "compilation", "checkpoint", "queued")
+    spent = [
+        ((*key, part), getattr(row, f"{part}_ns") * 1e-9) for key, row in rows for part in parts
+    ]
+    yield "step_part_seconds", "Mean part of a step.", (*where, "part"), spent
+    found = [
+        ((c.job, c.kind, "" if c.rank is None else c.rank, c.part), c.ns * 1e-9)
+        for c in report.changes
+    ]
+    labels = ("job", "kind", "rank", "part")
+    yield "lost_seconds", "Time that a step loses to a late rank or a change.", labels, found

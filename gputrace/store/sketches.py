@@ -1,0 +1,150 @@
+"""Sketches: about a hundred bytes for each step of a rank, kept for a whole run.
+
+A folder has two files for each process: HOST.PID.sketch is a line of JSON about it, then records of
+`STEP`; HOST.PID.lines has the texts of lines of the program, the first of which is number 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gputrace.errors import InputError
+
+PARTS: Final = ("data", "gc", "compilation", "checkpoint", "forward", "backward", "optimizer")
+"""Parts of a step that hooks see, each of which a record has a field for."""
+STEP: Final = np.dtype(
+    [
+        *(("end", "<i8"), ("length", "<i8"), ("forward_end", "<i8")),
+        *((part, "<i8") for part in PARTS),
+        *(("queued", "<i8"), ("resident_bytes", "<i8"), ("step", "<u4"), ("line", "<u4")),
+    ]
+)
+"""A step: its end in nanoseconds of CLOCK_REALTIME, its length, when its last forward pass ended (0
+without one), the time of its parts, for how long its thread waited for a core, memory, its number,
+and the last line that was sampled in it, or 0."""
+Steps = NDArray[np.void]
+"""Records of `STEP`, in the order of their steps."""
+
+_VERSION: Final = 1
+_LONGEST_HEAD: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RankSketch:
+    """Steps of one process, and what it is."""
+
+    job: str
+    rank: int
+    host: str
+    pid: int
+    first: int
+    last: int
+    """Numbers of its first and last step; the first is larger if it has none."""
+    load: Callable[[], Steps]
+    """Reads the steps: those of thousands of ranks need not be in memory at once."""
+    lines: Sequence[str] = ()
+
+    def line(self, number: int) -> str:
+        """Return a line of the program by its number; empty for 0."""
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+
+
+def is_sketch_folder(path: Path) -> bool:
+    """Return whether a path is a folder with sketches in it."""
+    return path.is_dir() and any(path.glob("*.sketch"))
+
+
+class SketchWriter:
+    """Writer of the sketch of one process, which goes on where an earlier one has ended."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """``about`` has the job, rank, host and pid."""
+        stem = f"{about['host']}.{about['pid']}"
+        self._steps, self._lines = folder / f"{stem}.sketch", folder / f"{stem}.lines"
+        self._number: dict[str, int] = {}
+        if self._lines.exists():
+            texts = self._lines.read_text(encoding="utf-8").splitlines()
+            self._number = {text: number for number, text in enumerate(texts, 1)}
+        self.last = -1
+        """Number of the last step that was written."""
+        if self._steps.exists():
+            _, start, count = _read(self._steps)
+            if count:
+                end = start + (count - 1) * STEP.itemsize
+                self.last = int(_steps(self._steps, end, 1)["step"][0])
+        else:
+            head = json.dumps({"gputrace_sketch": _VERSION, **about})
+            self._steps.write_text(head + "\n", encoding="utf-8")
+
+    def number(self, line: str) -> int:
+        """Return the number of a line of the program, which is written down if it is new."""
+        text = " ".join(line.split())
+        if text not in self._number:
+            self._number[text] = len(self._number) + 1
+            with self._lines.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+        return self._number[text]
+
+    def append(self, steps: Steps) -> None:
+        """Append steps; raises OSError if that fails."""
+        with self._steps.open("ab") as file:
+            file.write(steps.tobytes())
+        self.last = int(steps["step"][-1])
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], int, int]:
+    """Return what a sketch is of, and where its steps begin and how many there are."""
+    try:
+        with path.open("rb") as file:
+            head = file.readline(_LONGEST_HEAD)
+            about, start = json.loads(head), file.tell()
+        if about["gputrace_sketch"] != _VERSION:
+            raise InputError(path, "a sketch of another version of gputrace")
+        return about, start, (path.stat().st_size - start) // STEP.itemsize
+    except OSError as error:
+        raise InputError(path, f"cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(path, "not a sketch, or a broken one") from None
+
+
+def _steps(path: Path, start: int, count: int) -> Steps:
+    return np.fromfile(path, STEP, count, offset=start)
+
+
+def read_sketches(folder: Path) -> list[RankSketch]:
+    """Find the sketches of a folder that have steps, in order of job, rank and first step.
+
+    A record that was cut is left out. Raises InputError for a file that is no sketch.
+    """
+    sketches = []
+    for path in sorted(folder.glob("*.sketch")):
+        about, start, count = _read(path)
+        if not count:
+            continue
+        ends = (start, start + (count - 1) * STEP.itemsize)
+        first, last = (int(_steps(path, at, 1)["step"][0]) for at in ends)
+        lines = path.with_suffix(".lines")
+        texts = lines.read_text("utf-8", "replace").splitlines() if lines.exists() else []
+        try:
+            job, host = str(about["job"]), str(about["host"])
+            rank, pid = int(about["rank"]), int(about["pid"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise InputError(path, "not a sketch, or a broken one") from None
+        load = partial(_steps, path, start, count)
+        sketches.append(RankSketch(job, rank, host, pid, first, last, load, texts))
+    return sorted(sketches, key=lambda sketch: (sketch.job, sketch.rank, sketch.last))
+
+
+def latest_of_each_rank(sketches: Iterable[RankSketch]) -> list[RankSketch]:
+    """Return the sketches without those of processes that came less far than another of the rank,
+    as after a restart.
+    """
+    return list({(sketch.job, sketch.rank): sketch for sketch in sketches}.values())
