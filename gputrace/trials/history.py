@@ -36,7 +36,7 @@ from gputrace.trials.statistics import (
 WARMUP: Final = 10
 TURNS: Final = LOOKS[2]
 """Rounds within a run for a first answer: with fewer, intervals are wide."""
-_PILOT_STEPS: Final = 40
+PILOT_STEPS: Final = 40
 _RUN_NS: Final = (7 * 10**8, 3 * 10**9)
 """Minimum and maximum time to measure in a run; in between, as long as the program takes to start:
 longer measuring costs rounds, which make the answer sure; shorter saves little."""
@@ -192,7 +192,7 @@ class Row:
             self.end(Verdict.FAILED if failed else Verdict.NOTHING, why.removeprefix(FAILURE))
             return
         if len(self.cured) == GLANCE:
-            self.ratio = glance(self.bare, self.cured)
+            self.ratio = glance(self.bare, self.cured) or self.ratio
             if self.ratio is not None:
                 self.verdict = self.ratio.verdict
         # Rounds may come several at a time; to look at other numbers would be one more look.
@@ -259,7 +259,7 @@ class History:
 
     def __post_init__(self) -> None:
         self.warmup = self.request.warmup or WARMUP
-        self.steps = self.request.steps or _PILOT_STEPS
+        self.steps = self.request.steps or PILOT_STEPS
 
     def winners(self) -> list[Row]:
         """Return the rows that are faster and may be in the best set, the fastest first."""

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from time import monotonic, time_ns
@@ -146,6 +147,8 @@ class Measured:
     """Threads of torch for mathematics; 0 without torch."""
     has: frozenset[str] = frozenset()
     """Words of `Cure.needs` for all that the program has."""
+    lengths_ns: tuple[int, ...] = ()
+    """Lengths of the measured steps of the slowest rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +455,7 @@ class Program:
             buffered=max(each.buffered for each in left),
             threads=first.threads,
             has=frozenset(word for each in left for word in each.has),
+            lengths_ns=tuple(b - a for a, b in pairwise(slowest.ends[warmup - 1 :])),
             seconds=seconds,
             ended=code is not None,
             made=len(slowest.ends),

@@ -28,6 +28,8 @@ So the last rounds, dearest to get, have the most to say, and the intervals hold
 the last (repeated confidence intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989)."""
 _TRIMMED: Final = 0.1
 """Part of the rounds left out at each end of the ratios."""
+_ERR: Final = 0.05
+"""Chance that an interval of a single look leaves out the truth."""
 _NARROW: Final = 0.03
 _NARROW_PART: Final = 0.15
 """Half-width at which the interval of a difference is narrow enough: of a step, of the gain."""
@@ -123,6 +125,29 @@ def glance(bare: Sequence[float], cured: Sequence[float]) -> Ratio | None:
     verdict = Verdict.FASTER if middle < 0 else Verdict.SLOWER
     low, high = math.exp(middle - half), math.exp(middle + half)
     return Ratio(math.exp(middle), low, high, error, len(cured), verdict, enough=False)
+
+
+def compare_with_first(first: Sequence[float], cured: Sequence[float]) -> Ratio | None:
+    """Compare the steps of a run with a cure to those of the first run; None unless some of these
+    take `MANY` times as long as any with the cure, so often that it is seen at a glance.
+
+    The interval is that of how often a step is as slow (Clopper and Pearson, Biometrika 26, 1934).
+    The others count as the steps with the cure do, since the first run is recorded.
+    """
+    slow = [step for step in first if step >= MANY * max(cured)]
+    if not slow:
+        return None
+    more = sum(slow) / len(slow) / (sum(cured) / len(cured)) - 1
+    count, parts = len(first), np.linspace(0, 1, 10_001)
+    chances = [
+        math.comb(count, n) * parts**n * (1 - parts) ** (count - n) for n in range(count + 1)
+    ]
+    least = parts[sum(chances[len(slow) :]) >= _ERR / 2].min()
+    most = parts[sum(chances[: len(slow) + 1]) >= _ERR / 2].max()
+    low, ratio, high = (1 / (1 + float(part) * more) for part in (most, len(slow) / count, least))
+    if high > 1 / CLEAR:
+        return None
+    return Ratio(ratio, low, high, math.log(high / low) / 4, 1, Verdict.FASTER, enough=False)
 
 
 def across(starts: Sequence[Ratio], *, least: float = 0.0) -> Ratio:

@@ -25,11 +25,20 @@ from gputrace.studies.runner import Failed
 from gputrace.trials import ledger
 from gputrace.trials.choice import choose
 from gputrace.trials.cures import Candidate, combine, read_candidates
-from gputrace.trials.history import TURNS, History, Request, Row
+from gputrace.trials.history import PILOT_STEPS, TURNS, History, Request, Row
 from gputrace.trials.outcome import Outcome, conclude
-from gputrace.trials.race import after, costs_of, kept, kept_for_best, next_run, next_turns, order
+from gputrace.trials.race import (
+    after,
+    costs_of,
+    has_one_run,
+    kept,
+    kept_for_best,
+    next_run,
+    next_turns,
+    order,
+)
 from gputrace.trials.runs import Measured, Program, Spent, Turn, Turns, call_command
-from gputrace.trials.statistics import FEWEST, MOST, Verdict
+from gputrace.trials.statistics import FEWEST, MOST, Verdict, compare_with_first
 from gputrace.units import parse_duration
 
 _LEAST_TIMEOUT_S: Final = 600.0
@@ -37,6 +46,8 @@ _BEYOND_BUDGET: Final = 0.03
 """Part of the budget by which the last run may exceed it."""
 _PILOT_PART: Final = 0.25
 """Part of the budget after which the first run ends with few steps."""
+_ONE_RUN_PART: Final = 0.95
+"""Part of the time left after which a run that is the only one of its cure ends with few steps."""
 _STARTS: Final = 3
 """Starts of the program in which the best is measured, if there is time for all of them."""
 
@@ -176,13 +187,14 @@ class Trial:
         That run measures nothing: it pays for files and compilations that later ones have ready.
         """
         request, candidate = self._history.request, Candidate()
+        enough_s = math.inf if request.steps else _PILOT_PART * request.budget_s
         failed: BaseException | None = None
         if request.recording is None:
             with tempfile.TemporaryDirectory(prefix="gputrace-try-") as folder:
                 # Absolute, as the program may run in a copy of its folder.
                 trace = (request.keep_recording or Path(folder) / "first.sqlite").absolute()
                 try:
-                    self._history.pilot = self._go(candidate, "recording", trace)
+                    self._history.pilot = self._go(candidate, "recording", trace, enough_s=enough_s)
                     if not trace.exists():
                         raise UsageError(f"{trace}: the recording left no trace")
                     return _analyze(trace, self._few())
@@ -194,7 +206,7 @@ class Trial:
         analysis = None if request.recording is None else _analyze(request.recording)
         if self._history.pilot is None:
             try:
-                self._history.pilot = self._go(candidate, "without recording")
+                self._history.pilot = self._go(candidate, "without recording", enough_s=enough_s)
             except Spent as spent:
                 raise failed or spent from None
         return analysis
@@ -217,6 +229,8 @@ class Trial:
             try:
                 if lot[0].within:
                     self._switch(lot, rows, until_s)
+                elif has_one_run(history, lot[0], until_s - self._spent()):
+                    self._run_once(lot[0], rows)
                 else:
                     self._round(lot, rows, until_s)
             except InputError as error:
@@ -299,6 +313,36 @@ class Trial:
                     row.take(run, [Turn(bare.step_ns, run.step_ns)])
             self._note(rows)
 
+    def _run_once(self, row: Row, rows: Sequence[Row]) -> None:
+        """Run the program once with a cure, from the step on that was the first to be measured in
+        the first run, and compare it with that.
+        """
+        history = self._history
+        first = history.pilot
+        assert first is not None
+        try:
+            run = self._go(
+                row.candidate,
+                str(row.candidate),
+                steps=max(first.steps, PILOT_STEPS),
+                lot=[row],
+                enough_s=_ONE_RUN_PART * (history.request.budget_s - self._spent()),
+                warmup=first.made - first.steps,
+            )
+        except Failed as error:
+            if not row.over:
+                row.end(Verdict.FAILED, str(error))
+            return
+        row.take(run, [Turn(first.step_ns, run.step_ns)])
+        ratio = None if row.over else compare_with_first(first.lengths_ns, run.lengths_ns)
+        if ratio is not None:
+            row.ratio, row.verdict = ratio, ratio.verdict
+            history.notes.append(
+                f"{row.candidate} had one run, compared with the first: a start takes "
+                f"{run.start_s:.0f} s, too long for rounds in the budget"
+            )
+        self._note(rows)
+
     def _start_anew(self) -> None:
         """Measure the best in other starts of the program, if its answer is from a single one and
         there is time for all of them.
@@ -335,6 +379,8 @@ class Trial:
         turns: Turns | None = None,
         going: Callable[[Measured], Sequence[int]] | None = None,
         lot: Sequence[Row] = (),
+        enough_s: float = math.inf,
+        warmup: int = 0,
     ) -> Measured:
         """Make a run, for the rows of a lot; raises InputError where the program as it is fails,
         Spent for no budget, and Failed where it fails with cures but would not without them, or
@@ -348,11 +394,10 @@ class Trial:
         self._runs, self._label = self._runs + 1, label
         self._show()
         steps = steps or history.steps
+        warmup = warmup or history.warmup
         try:
-            is_pilot = history.pilot is None and request.steps is None
-            enough_s = _PILOT_PART * request.budget_s if is_pilot else math.inf
             run = self._program.run(
-                candidate, history.warmup, steps, record, turns, going, left_s, trial_s, enough_s
+                candidate, warmup, steps, record, turns, going, left_s, trial_s, enough_s
             )
         except Spent:
             if trial_s > left_s:

@@ -13,6 +13,7 @@ from gputrace.trials.race import (
     after,
     contenders,
     costs_of,
+    has_one_run,
     kept,
     lots,
     next_lot,
@@ -115,6 +116,19 @@ def test_what_promises_far_more_than_all_others_has_its_runs_first() -> None:
     assert next_run(history, history.rows, 8.0) == [dynamic], "one more may decide"
     dynamic.cured = [0.9]
     assert next_run(history, history.rows, 8.0) == [gc]
+
+
+def test_what_takes_most_of_a_step_has_one_run_if_there_is_no_time_for_more() -> None:
+    """A run takes 4.5 s, so that two rounds take 18 s."""
+    dynamic, gc = row_of("dynamic", hope=0.5), row_of("gc", hope=0.95)
+    history = started(gc, dynamic)
+    assert not has_one_run(history, dynamic, 8.0), "nothing is charged to its causes"
+    dynamic.cost = 0.6
+    assert not has_one_run(history, dynamic, 18.0)
+    assert has_one_run(history, dynamic, 17.9)
+    assert next_run(history, history.rows, 4.0) == [dynamic]
+    dynamic.bare, dynamic.cured = [1.0], [0.1]
+    assert not has_one_run(history, dynamic, 8.0)
 
 
 def test_what_goes_on_in_a_run_is_decided_without_a_trace_in_its_rows() -> None:

@@ -15,6 +15,7 @@ from gputrace.trials.statistics import (
     Verdict,
     across,
     compare,
+    compare_with_first,
     glance,
     losses_differ,
     turn_losses_differ,
@@ -115,6 +116,28 @@ def test_what_is_seen_at_a_glance_is_said_after_three_rounds(
     answer = compare([1.0] * 3, steps)
     assert answer is not None
     assert (answer.verdict, answer.enough) == (verdict, enough)
+
+
+def test_a_single_run_is_compared_with_the_first_by_how_many_steps_were_slow() -> None:
+    """Of five steps, one took 101: by then at least 0.5% of all do, and at most 72%."""
+    ratio = compare_with_first([1.3, 101, 1, 1, 1], [1.0] * 9)
+    assert ratio is not None
+    times = [1 / each for each in (ratio.high, ratio.ratio, ratio.low)]
+    assert times == pytest.approx([1.51, 21, 72.6], rel=0.01)
+    assert compare_with_first([1.3, 101, 1, 1, 1], [1.0] * 8 + [51]) is None, "one with it, too"
+    assert compare_with_first([1, 31, 1, 1, 1], [1.0] * 9) is None, "too rare to be clear"
+    assert compare_with_first([1.9] * 40, [1.0] * 40) is None, "the first run is recorded"
+
+
+def test_a_single_run_is_hardly_ever_wrong_about_how_often_steps_are_slow() -> None:
+    random = np.random.default_rng(3)
+    for part in (0.01, 0.1, 0.5):
+        truth, wrong = 1 / (1 + 99 * part), 0
+        for _ in range(500):
+            steps = np.where(random.random(6) < part, 100.0, 1.0)
+            ratio = compare_with_first(steps.tolist(), [1.0] * 6)
+            wrong += ratio is not None and not ratio.low <= truth <= ratio.high
+        assert wrong <= 0.05 * 500
 
 
 def test_little_that_is_sure_is_no_difference_and_noise_ends_undecided() -> None:

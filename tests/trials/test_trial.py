@@ -19,6 +19,7 @@ import gputrace
 from gputrace.errors import InputError, UsageError
 from gputrace.studies.runner import Failed
 from gputrace.trials import ledger, runs
+from gputrace.trials.choice import Charges
 from gputrace.trials.cures import Candidate, Prediction, read_candidates
 from gputrace.trials.history import History, Request, Row
 from gputrace.trials.runs import Change, Measured, Spent, Turns
@@ -355,6 +356,35 @@ def test_a_workers_number_that_the_winner_excludes_has_no_run(
     outcome = gputrace.try_cures(["x"], recording=recording)
     assert (outcome.best, [row.rounds > 0 for row in outcome.rows]) == ("workers=8", [False, True])
     assert "left out: workers=4 (little to gain next to workers=8)" in outcome.notes
+
+
+@pytest.mark.parametrize(("slow", "said"), [(8000, "faster"), (15, "cannot tell yet")])
+def test_what_starts_slowly_is_compared_with_the_first_run(
+    simulated: Simulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow: int, said: str
+) -> None:
+    """A run takes 20 s: in the first one, a step in five compiles; there is time for one more."""
+
+    def run(candidate: Candidate, warmup: int, steps: int, *given: Any) -> Measured:
+        asked.append((str(candidate), warmup, steps))
+        made = simulated_run(candidate, warmup, steps, *given)
+        lengths = [10] * steps if candidate.settings else [10, slow, 10, 10, 10]
+        step_ns = 1e6 * sum(lengths) / len(lengths)
+        lengths_ns = tuple(1_000_000 * ms for ms in lengths)
+        return replace(made, step_ns=step_ns, steps=len(lengths), made=6, lengths_ns=lengths_ns)
+
+    asked, simulated_run = list[tuple[str, int, int]](), simulated.run
+    monkeypatch.setattr(simulated, "run", run)
+    chosen = tuple(read_candidates("dynamic"))
+    monkeypatch.setattr("gputrace.trials.trial.choose", lambda *_: (chosen, {}))
+    charges = Charges({"recompilation": 0.9}, {})
+    monkeypatch.setattr("gputrace.trials.history.charge", lambda _: charges)
+    simulated.seconds = 20.0
+    recording = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
+    outcome = gputrace.try_cures(["x"], recording=recording, budget="1min")
+    assert asked[1:] == [("dynamic", 1, 40)], "the first step is passed in both"
+    assert [(row.verdict, row.rounds) for row in outcome.rows] == [(said, 1)]
+    is_said = any(note.startswith("dynamic had one run, compared") for note in outcome.notes)
+    assert is_said == (said == "faster")
 
 
 def _predict(candidate: Candidate, _: object) -> Prediction:
