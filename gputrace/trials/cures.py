@@ -382,6 +382,7 @@ CURES: Final = (
         "have autograd look for no anomalies",
         _TORCH,
         findings=("debugging",),
+        phases=("forward", "backward"),
         advice="take out torch.autograd.set_detect_anomaly(True) and detect_anomaly()",
         needs="anomalies",
         switched=True,

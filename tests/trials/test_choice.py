@@ -96,6 +96,9 @@ def test_without_a_gpu_the_phases_of_the_host_are_the_step() -> None:
     assert charges.of(compiled) == pytest.approx(0.4 / 8), "cheaper kernels save an eighth"
     assert charges.of(collector) == 0
     assert charge(analysis({}, {"launch-bound": 10}, phases)).of(fused) == pytest.approx(0.01)
+    anomalies = "skip-anomalies"
+    assert anomalies in chosen(analysis(phases=phases), program(has="anomalies"))
+    assert anomalies not in chosen(analysis(phases=phases), program()), "it does not look for any"
 
 
 def test_what_the_program_lacks_or_has_already_is_left_out_and_said_in_one_line() -> None:
