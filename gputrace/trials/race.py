@@ -45,10 +45,8 @@ def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
     costs = costs_of(history)
     lot = next_lot(rows, left_s, costs, history.trial_s)
     row = _foremost(rows)
-    if row is not None and row not in lot:
-        has_one = has_one_run(history, row, left_s)
-        if (costs.run if has_one else costs.glance(row)) <= _VARIES * left_s:
-            return [row]
+    if row is not None and row not in lot and costs.run <= _VARIES * left_s:
+        return [row]
     many = [row for row in rows if _is_many(row)]
     if not any(row in lot for row in many):
         lot = next_lot(many, _VARIES * left_s, costs, history.trial_s) or lot
@@ -62,8 +60,8 @@ def next_run(history: History, rows: Sequence[Row], left_s: float) -> list[Row]:
 
 
 def _foremost(rows: Sequence[Row]) -> Row | None:
-    """Return the row of whole runs that promises most, if two may decide it, and far more than any
-    by turns.
+    """Return the row of whole runs that promises most, if one or two may decide it, and far more
+    than any by turns.
 
     What these take is a guess, too high by what the first run alone compiles, say; but no other row
     is worth the time.
