@@ -84,7 +84,7 @@ def conclude(
         notes += describe_payoff(best, history.start_s)
     if analysis is not None and pilot is not None:
         cured = {id for row in winners for s in row.candidate.settings for id in s.cure.findings}
-        notes += map(str, find_recipes(analysis, pilot.main, cured))
+        notes += find_recipes(analysis, pilot.main, cured)
     notes += [describe_starts(row) for row in history.rows if row.starts]
     has_begun = pilot is not None and not interrupted
     waiting = [row for row in history.rows if pilot and not row.over and not row.cured]

@@ -141,7 +141,7 @@ def kept_for_best(history: History, left_s: float) -> float:
     """
     costs = costs_of(history)
     fast = [row for row in history.rows if not row.slow]
-    left_s -= kept(fast, (), math.inf, costs)
+    left_s -= kept(fast, math.inf, costs)
     allowed = [row.candidate for row in history.rows if row.joins]
     for some in ([each for each in allowed if each.switched], allowed):
         together = combine(some)
@@ -275,11 +275,11 @@ def why_not_tried(history: History, row: Row) -> str:
     return ""
 
 
-def kept(rows: Sequence[Row], lot: Collection[Row], left_s: float, costs: Costs) -> float:
-    """Return how much of the time left to keep for the first answers of rows not in a lot."""
+def kept(rows: Sequence[Row], left_s: float, costs: Costs) -> float:
+    """Return how much of the time left to keep for the first answers of rows."""
     seconds = 0.0
     for other in lots(rows):
-        waiting = [row for row in other if row.ratio is None and row not in lot]
+        waiting = [row for row in other if row.ratio is None]
         # Of whole runs, one answer: the first round shows for which row.
         most = len(waiting) if waiting and waiting[0].within else min(len(waiting), 1)
         answers = (costs.answer(waiting[:count]) for count in range(most, 0, -1))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -34,27 +32,9 @@ _THINNED: Final = ("host-work", "sync-bound", "checkpoint-stall")
 """Causes whose work can be done in some steps only, at the line where most of it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Change for one cause, unproven."""
-
-    cause: str
-    share: float
-    """Part of a step that the cause takes."""
-    place: str
-    """Line of the program, as ``train.py:14``; empty if unknown."""
-    words: str
-    edit: Edit | None
-    """Change of the file, where it is mechanical."""
-
-    def __str__(self) -> str:
-        at = f" at {self.place}" if self.place else ""
-        lines = f" ({'; '.join(self.edit.lines)})" if self.edit else ""
-        return f"{self.cause} takes {self.share:.0%} of a step{at}: {self.words}{lines}"
-
-
-def find_recipes(analysis: Analysis, main: str, cured: Collection[str] = ()) -> list[Recipe]:
-    """Return what to change in the source for the causes that take most of a step.
+def find_recipes(analysis: Analysis, main: str, cured: Collection[str] = ()) -> list[str]:
+    """Return what to change in the source for the causes that take most of a step, in words, with
+    the changed lines where the change is mechanical; nothing of it is proven.
 
     These are the causes that no cure is for, and those whose line is known. The words are the
     finding's advice.
@@ -64,10 +44,7 @@ def find_recipes(analysis: Analysis, main: str, cured: Collection[str] = ()) -> 
         main: path of the program.
         cured: causes that a cure has been proven to shorten.
     """
-    return [*islice(_recipes(analysis, Path(main), cured), _MOST)]
-
-
-def _recipes(analysis: Analysis, main: Path, cured: Collection[str]) -> Iterator[Recipe]:
+    recipes = list[str]()
     causes = {cause.id for cause in analysis.causes}.difference(cured, _UNCHANGEABLE)
     curable = {finding for cure in all_cures().values() for finding in cure.findings}
     step_ns = analysis.steps.mean_ns or math.inf
@@ -79,8 +56,13 @@ def _recipes(analysis: Analysis, main: Path, cured: Collection[str]) -> Iterator
         share, line = finding.impact_ns / step_ns, max(lines, key=lambda at: lines[at], default="")
         wanted = finding.id in causes and finding.advice and share >= _LEAST
         if wanted and (line or finding.id not in curable):
-            place = line.rpartition(" ")[0]
-            yield Recipe(finding.id, share, place, finding.advice, _edit(finding.id, line, main))
+            at = f" at {line.rpartition(' ')[0]}" if line else ""
+            edit = _edit(finding.id, line, Path(main))
+            changed = f" ({'; '.join(edit.lines)})" if edit else ""
+            recipes.append(
+                f"{finding.id} takes {share:.0%} of a step{at}: {finding.advice}{changed}"
+            )
+    return recipes[:_MOST]
 
 
 def _edit(cause: str, line: str, main: Path) -> Edit | None:

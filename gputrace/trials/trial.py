@@ -251,7 +251,7 @@ class Trial:
         settings = dict.fromkeys(setting for row in lot for setting in row.candidate.settings)
         label = f"{', '.join(str(row.candidate) for row in lot)} by turns"
         others, costs = [row for row in rows if row not in lot], costs_of(history)
-        kept_s = kept(others, (), until_s - self._spent() - costs.answer(lot), costs)
+        kept_s = kept(others, until_s - self._spent() - costs.answer(lot), costs)
         began_s, trial_s = self._spent(), history.trial_s(lot)
         so_far: list[Measured] = []
 
@@ -299,7 +299,7 @@ class Trial:
                     # A start with all would leave too little time for any answer, or for others.
                     left_s = until_s - self._spent() - (2 * FEWEST - 1) * bare.seconds
                     others = [other for other in rows if other.within]
-                    if left_s < kept(others, (), max(left_s, 0.0), costs_of(history)):
+                    if left_s < kept(others, max(left_s, 0.0), costs_of(history)):
                         continue
                 try:
                     cured.append((row, self._go(row.candidate, str(row.candidate), lot=[row])))

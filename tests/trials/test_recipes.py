@@ -52,23 +52,19 @@ def test_what_takes_most_of_a_step_is_changed_at_its_line(
     main.parent.mkdir()
     main.write_text(PROGRAM, encoding="utf-8")
     [recipe] = find_recipes(analysis(cause, line), str(main))
-    assert recipe.edit is not None
-    assert [line for line in recipe.edit.lines if "if i" in line or "without" in line] == lines
-    assert ("collect" in recipe.edit.after) is (cause != "garbage-collection")
-    said = f"{cause} takes 50% of a step at {line.partition(' ')[0]}: do less of it"
-    assert str(recipe).startswith(said)
+    said = f"{cause} takes 50% of a step at {line.partition(' ')[0]}: do less of it ("
+    assert recipe.startswith(said)
+    changed = recipe.removeprefix(said).removesuffix(")").split("; ")
+    assert [line for line in changed if "if i" in line or "without" in line] == lines
 
 
 def test_only_what_matters_and_has_no_cure_gets_a_recipe(tmp_path: Path) -> None:
     main = str(tmp_path / "train.py")
     [recipe] = find_recipes(analysis("host-optimizer"), main)
-    assert (recipe.edit, str(recipe)) == (
-        None,
-        "host-optimizer takes 50% of a step: do less of it",
-    )
+    assert recipe == "host-optimizer takes 50% of a step: do less of it"
     assert find_recipes(analysis("host-optimizer", share=0.02), main) == []
     assert find_recipes(analysis("launch-bound"), main) == [], "cures are tried"
     assert find_recipes(analysis("warmup"), main) == []
     assert find_recipes(analysis("host-work", "gone.py:3 f"), main, {"host-work"}) == []
     [recipe] = find_recipes(analysis("host-work", "gone.py:3 f"), main)
-    assert recipe.edit is None
+    assert recipe.endswith(" at gone.py:3: do less of it")
