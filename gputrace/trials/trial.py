@@ -334,13 +334,20 @@ class Trial:
                 row.end(Verdict.FAILED, str(error))
             return
         row.take(run, [Turn(first.step_ns, run.step_ns)])
-        ratio = None if row.over else compare_with_first(first.lengths_ns, run.lengths_ns)
-        if ratio is not None:
-            row.ratio, row.verdict = ratio, ratio.verdict
-            history.notes.append(
-                f"{row.candidate} had one run, compared with the first: a start takes "
-                f"{run.start_s:.0f} s, too long for rounds in the budget"
-            )
+        if row.over:
+            return
+        ratio = compare_with_first(first.lengths_ns, run.lengths_ns)
+        if ratio is None:
+            # The first run is recorded: their ratio would be no sign of anything.
+            row.forget()
+            row.end(Verdict.OPEN, "time for one run, which shows nothing")
+            history.left_out[str(row.candidate)] = row.why
+            return
+        row.ratio, row.verdict = ratio, ratio.verdict
+        history.notes.append(
+            f"{row.candidate} had one run, compared with the first: a start takes "
+            f"{run.start_s:.0f} s, too long for rounds in the budget"
+        )
         self._note(rows)
 
     def _start_anew(self) -> None:

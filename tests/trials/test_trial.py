@@ -382,9 +382,10 @@ def test_what_starts_slowly_is_compared_with_the_first_run(
     recording = unpack("h200x4-ddp-starved-9-15.sqlite", tmp_path)
     outcome = gputrace.try_cures(["x"], recording=recording, budget="1min")
     assert asked[1:] == [("dynamic", 1, 40)], "the first step is passed in both"
-    assert [(row.verdict, row.rounds) for row in outcome.rows] == [(said, 1)]
-    is_said = any(note.startswith("dynamic had one run, compared") for note in outcome.notes)
-    assert is_said == (said == "faster")
+    assert [(row.verdict, row.rounds) for row in outcome.rows] == [(said, int(said == "faster"))]
+    notes = " ".join(outcome.notes)
+    assert ("dynamic had one run, compared with the first" in notes) == (said == "faster")
+    assert ("dynamic (time for one run, which shows nothing)" in notes) == (said != "faster")
 
 
 def _predict(candidate: Candidate, _: object) -> Prediction:
