@@ -171,7 +171,8 @@ class Row:
         """Add what a run measured: steps without the cures and with them, a pair a round."""
         self.bare = [*self.bare, *(turn.bare_ns for turn in turns)]
         # By turns, what is to run in one of many steps runs in none.
-        part = 1 / EVERY if run.turns and self._thins else 0.0
+        thins = any(setting.cure.edit == "every" for setting in self.candidate.settings)
+        part = 1 / EVERY if run.turns and thins else 0.0
         saved = (max(turn.bare_ns - turn.cured_ns, 0.0) for turn in turns)
         cured = (turn.cured_ns + part * ns for turn, ns in zip(turns, saved, strict=True))
         self.cured = [*self.cured, *cured]
@@ -202,10 +203,6 @@ class Row:
                 self.verdict, self.over = self.ratio.verdict, self.ratio.enough
             if self.over:
                 return
-
-    @property
-    def _thins(self) -> bool:
-        return any(setting.cure.edit == "every" for setting in self.candidate.settings)
 
     @property
     def _least(self) -> float:

@@ -85,7 +85,9 @@ def conclude(
     if analysis is not None and pilot is not None:
         cured = {id for row in winners for s in row.candidate.settings for id in s.cure.findings}
         notes += find_recipes(analysis, pilot.main, cured)
-    notes += [describe_starts(row) for row in history.rows if row.starts]
+    for row in (row for row in history.rows if row.starts):
+        gains = ", ".join(format_times(1 / ratio) for ratio in row.starts)
+        notes.append(f"{row.candidate} gained {gains} in {len(row.starts)} starts of the program")
     has_begun = pilot is not None and not interrupted
     waiting = [row for row in history.rows if pilot and not row.over and not row.cured]
     whys = {str(row.candidate): why for row in waiting if (why := why_not_tried(history, row))}
@@ -176,12 +178,6 @@ def describe_payoff(row: Row, start_s: float) -> list[str]:
         return []
     least = f"{round(steps, -2):,.0f}"
     return [f"The {start_s:.1f} s start-up matters only for runs under {least} steps."]
-
-
-def describe_starts(row: Row) -> str:
-    """Return the gains of a cure in each start of the program."""
-    gains = [format_times(1 / ratio) for ratio in row.starts]
-    return f"{row.candidate} gained {', '.join(gains)} in {len(gains)} starts of the program"
 
 
 def describe_rest(rows: Sequence[Row], last: Measured | None, spent_s: float) -> str:

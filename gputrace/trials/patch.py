@@ -13,6 +13,7 @@ import sysconfig
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
@@ -228,7 +229,9 @@ def _edit_calls(
     lacking: dict[ast.Call, list[Change]] = defaultdict(list)
     for change in changes:
         if not change.argument:
-            new = _edit_statement(text, change, whole[change.cure])
+            is_left_out = whole[change.cure].cure.edit == "remove"
+            edited = remove if is_left_out else partial(run_every, steps=EVERY)
+            new = edited(text, change.line, change.call)
             edits |= new
             missed += [] if new else [change]
             continue
@@ -247,12 +250,6 @@ def _edit_calls(
         edits |= new
         missed += [] if new else added
     return text.edited(edits), missed
-
-
-def _edit_statement(source: Source, change: Change, setting: Setting) -> set[TextEdit]:
-    if setting.cure.edit == "remove":
-        return remove(source, change.line, change.call)
-    return run_every(source, change.line, change.call, EVERY)
 
 
 def _add(call: ast.Call, arguments: Mapping[str, str], source: Source) -> set[TextEdit]:
