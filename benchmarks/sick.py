@@ -33,8 +33,10 @@ from benchmarks.experiment import (
 )
 from benchmarks.measure import Failed
 from benchmarks.options import Options
+from gputrace.model.struct import UNKNOWN
 from gputrace.trials.ledger import Entry
-from gputrace.trials.report import format_answer, format_prediction
+from gputrace.trials.report import format_answer
+from gputrace.units import format_times
 
 FOLDER: Final = WORKLOADS / "sick"
 POINTS: Final = 5.0
@@ -167,11 +169,13 @@ def asked(sick: Sick, trials: Sequence[Trial]) -> list[Check]:
 def ledger_row(name: str, row: Entry) -> str:
     """Return an answer as a row of the tables of docs/studies/cures.md."""
     step = "" if row.bare_ns is None else f"{row.bare_ns / 1e6:.1f}"
+    ratios = row.predicted, row.predicted_high, row.predicted_low
+    gain, *bounds = ["" if each is None else format_times(1 / max(each, 1e-3)) for each in ratios]
     cells = (
         f"`{name}.py`",
         f"`{row.cure}`",
         format_answer(row),
-        format_prediction(row),
+        f"{gain or UNKNOWN} ({' to '.join(bounds)})" if all(bounds) else gain or UNKNOWN,
         step,
         str(row.rounds),
     )

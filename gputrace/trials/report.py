@@ -155,15 +155,6 @@ def _steps(bare_ns: float, cured_ns: float) -> str:
     return f"{format_number(bare_ns / scale)} → {format_number(cured_ns / scale)} {unit}"
 
 
-def format_prediction(row: Entry) -> str:
-    """Return a prediction as ``1.56x (1.12x to 2.0x)``; a dash without one."""
-    if row.predicted is None:
-        return UNKNOWN
-    if row.predicted_low is None or row.predicted_high is None:
-        return _gain(row.predicted)
-    return f"{_gain(row.predicted)} ({_gain(row.predicted_high)} to {_gain(row.predicted_low)})"
-
-
 def _gain(ratio: float) -> str:
     return format_times(1 / max(ratio, 1e-3))
 

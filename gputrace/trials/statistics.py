@@ -28,8 +28,8 @@ So the last rounds, dearest to get, have the most to say, and the intervals hold
 the last (repeated confidence intervals: Jennison and Turnbull, J. R. Stat. Soc. B 51, 1989)."""
 _TRIMMED: Final = 0.1
 """Part of the rounds left out at each end of the ratios."""
-_ERR: Final = 0.05
-"""Chance that an interval of a single look leaves out the truth."""
+_OUTSIDE: Final = 0.05
+"""Chance with which the truth is outside of the interval of a single look."""
 _NARROW: Final = 0.03
 _NARROW_PART: Final = 0.15
 """Half-width at which the interval of a difference is narrow enough: of a step, of the gain."""
@@ -142,8 +142,8 @@ def compare_with_first(first: Sequence[float], cured: Sequence[float]) -> Ratio 
     chances = [
         math.comb(count, n) * parts**n * (1 - parts) ** (count - n) for n in range(count + 1)
     ]
-    least = parts[sum(chances[len(slow) :]) >= _ERR / 2].min()
-    most = parts[sum(chances[: len(slow) + 1]) >= _ERR / 2].max()
+    least = parts[sum(chances[len(slow) :]) >= _OUTSIDE / 2].min()
+    most = parts[sum(chances[: len(slow) + 1]) >= _OUTSIDE / 2].max()
     low, ratio, high = (1 / (1 + float(part) * more) for part in (most, len(slow) / count, least))
     if high > 1 / CLEAR:
         return None
