@@ -442,7 +442,7 @@ def find_host_lanes(
 
 _FEWEST_BATCHES: Final = 10
 """Batches of a loader, in a program that marks no step, from which they are iterations."""
-_FROM_SECOND: Final = ", step 0 being the program's second"
+_FROM_SECOND: Final = " (step 0 is the program's second)"
 _RANKS_UNKNOWN: Final = " (ranks were not recorded: processes in order of their ids)"
 
 
@@ -459,10 +459,10 @@ def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:
             before = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, steps.end[rows][:-1]))
             rows = rows[steps.start[rows] >= before]
             start, end = steps.start[rows], steps.end[rows]
-            note = f"{len(steps) - len(rows):,} that begin within another are left out"
+            note = f"{len(steps) - len(rows):,} begin within another and are left out"
         else:
             rows, start, end, note = mended
-        if note and (note := f"of the marked steps, {note}") not in trace.quality.notes:
+        if note and (note := f"marked steps: {note}") not in trace.quality.notes:
             trace.quality.notes.append(note)
         steps = steps.select(rows)
         threads = frozenset(steps.thread.tolist())

@@ -88,7 +88,7 @@ _EVENTS: Final = re.compile(
     rb'(?s)^\s*\[\s*\{.*("start_time_since_epoch_in_micros"|"NEGOTIATE_(ALL|BROADCAST|REDUCE))'
 )
 _HOROVOD_NO_GPU: Final = NoGpu(
-    "a timeline of Horovod: when tensors were negotiated and reduced, not what a GPU ran",
+    "a timeline of Horovod says when tensors were negotiated and reduced, not what a GPU ran",
     "record the program with `gputrace record -- python train.py`",
 )
 

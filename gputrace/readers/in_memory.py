@@ -226,7 +226,7 @@ class JoinedWindows(MemoryTrace):
             first.path, first.source, parts, names.texts, processes, devices, session, reason
         )
         self.origin = first.origin
-        self.quality.notes.append(f"{len(traces)} files of one process, each of another time")
+        self.quality.notes.append(f"{len(traces)} files of one process, from different times")
         for trace in traces:
             self.quality.warnings += trace.quality.warnings
             self.quality.notes += trace.quality.notes

@@ -62,11 +62,11 @@ _COUNTED: Final = ("METRIC", "METRIC_INSTANCE", "EVENT", "EVENT_INSTANCE", "PC_S
 _BESIDE: Final = (Kind.RANGE, Kind.MARK, Kind.OVERHEAD)
 _REPLAYED: Final = (
     "nvprof counted events in it (--metrics, --events, --analysis-metrics), for which it replays "
-    "kernels, one at a time: it causes the GPUs' idle time; record without these"
+    "kernels, one at a time: it causes the GPUs' idle time; record without these options"
 )
 _SOME_KERNELS: Final = (
-    "nvprof counted events in it (--metrics, --events), of some kernels at least (--kernels), and "
-    "recorded nothing else: when the GPUs were idle is unknown; record without these"
+    "nvprof only counted events of some kernels (--metrics, --events, --kernels): when the GPUs "
+    "were idle is unknown; record without these options"
 )
 
 

@@ -319,7 +319,7 @@ class XlaTrace(MemoryTrace):
             [Process(0, host_name=recording.host)],
             [Device(0, device, name=name) for device, name in recording.cards.items()],
             Session(base or recording.epoch_ns, hosts=frozenset({recording.host} - {""})),
-            NoGpu("the profile holds the host's side alone", _REMEDY),
+            NoGpu("the profile holds only the host's side", _REMEDY),
         )
         self.quality.warnings += recording.warnings
 

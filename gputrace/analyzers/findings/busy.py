@@ -627,7 +627,7 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
         return
     steps = kernels.steps or facts.turns
     what = "half-precision" if half + unaligned > single else "fp32"
-    sizes = "of sizes that are no multiples of 8" if unaligned > single + half else ""
+    sizes = "whose sizes are not multiples of 8" if unaligned > single + half else ""
     yield facts.finding(
         "no-tensor-cores",
         severity_of(share * (_TENSOR_CORES_SPEED_UP - 1) / _TENSOR_CORES_SPEED_UP) or "low",

@@ -45,6 +45,8 @@ _ADVICE: Final = {
     "compute": f"{_LONGER}; if all kernels take longer, the GPU's clock, heat and other programs",
     "communication-exposed": "check what else uses the links then, and whether messages grow",
     "page-faults": "reuse large buffers, and look for what the program keeps",
+    "cpu-starved": "look for what takes the cores then: more threads or workers of its own, other "
+    "programs on the machine (top); give the run dedicated cores (taskset, numactl)",
 }
 """Advice by the row that grew, then by the shape of the change."""
 _AT_ONCE: Final = (
@@ -55,6 +57,8 @@ _COMPARE: Final = {
     "grow": "compare an early step with a late one (--steps)",
     "jump": "compare steps before and after it (--steps)",
 }
+_NOT_AT_LINES: Final = ("garbage-collection", "cpu-starved")
+"""Rows that no line of the program explains."""
 _NAMED_SHARE: Final = 0.5
 """Share of the growth that a line has if it is named."""
 _FAULTS_SHARE: Final = 0.1
@@ -177,6 +181,11 @@ def _what_grew(
     chosen = [[steps[n] for n in np.flatnonzero(of).tolist()] for of in drift.compared]
     early, late = (_Stretch(part, time_of(part)) for part in chosen)
     edges, rows = [edges_of(part) for part in chosen], Counter(dict(drift.grew))
+    counters = shard.once(read_counters).get(process)
+    loads = [
+        None if counters is None else counters.load_in(part.time, rank, len(part.steps))
+        for part in (early, late)
+    ]
     whose = steps[0].gpu, rank
     lanes = [lane for lane in facts.working if (lane.gpu.gpu, lane.gpu.rank) == whose]
     if lanes and facts.ledger.rows:
@@ -193,15 +202,18 @@ def _what_grew(
         return "", [], {}
     ((row, ns),) = rows.most_common(1)
     row = "data-feeding" if row == "host_data" else row
+    if row != "compute" and (queued := _queued(loads, drift)) >= _NAMED_SHARE * ns:
+        row, ns = "cpu-starved", queued
     labels = {cause.id: cause.label for cause in facts.causes}
     labels |= {**PHASES, "host": "other host time", "compute": "computing"}
+    labels |= {"cpu-starved": "waiting for a core"}
     details = [f"what grew most is {labels.get(row, row)} ({format_ns(ns)})"]
     evidence: dict[str, float | int | str | None] = {"row": row, "row_ns": ns}
     lines = facts.lines
     thread = None if lines is None else lines.stand_ins.get(process)
     if row == "compute":
         details += facts.per_gpu.each(_kernels_then, lanes, same=(edges,))
-    elif lines is not None and thread is not None and row != "garbage-collection":
+    elif lines is not None and thread is not None and row not in _NOT_AT_LINES:
         grew = late.at_lines(lines, thread)
         grew.subtract(early.at_lines(lines, thread))
         # A line goes before its function, which has as much at least.
@@ -210,12 +222,9 @@ def _what_grew(
         if line is not None:
             details.append(f"the host is at {line} for {format_ns(grew[line])} longer")
             evidence |= {"line": line, "line_ns": grew[line]}
-    counters = shard.once(read_counters).get(process)
-    if counters is not None:
-        loads = [counters.load_in(part.time, rank, len(part.steps)) for part in (early, late)]
-        more, held = _more_load(loads, drift, ns), counters.held(_HELD, time_of(steps))
-        details += more
-        for name, (first, last) in held.items():
+    if counters is not None and row != "cpu-starved":
+        details += _more_load(loads, drift, ns)
+        for name, (first, last) in counters.held(_HELD, time_of(steps)).items():
             clause, write, least = _HELD[name]
             if last - first >= max(least, _TOLD_SHARE * first):
                 details.append(f"{clause} from {write(first)} to {write(last)}")
@@ -225,8 +234,8 @@ def _what_grew(
 
 
 def _more_load(loads: Sequence[HostLoad | None], drift: Drift, grew_ns: int) -> Iterator[str]:
-    """Yield clauses on the page faults and the queueing for a core that late steps have more of, if
-    these explain a part of the growth.
+    """Yield a clause on the page faults that late steps have more of, if they explain a part of the
+    growth.
     """
     before, after = loads
     if before is None or after is None:
@@ -236,11 +245,18 @@ def _more_load(loads: Sequence[HostLoad | None], drift: Drift, grew_ns: int) -> 
     if (least := (faults[1] - faults[0]) * FAULT_NS) >= _FAULTS_SHARE * grew_ns:
         pair = f"{faults[0]:,.0f} to {faults[1]:,.0f}"
         yield f"page faults grow from {pair} a step, which take at least {format_ns(least)}"
-    # As long as the thread works for longer, it is queued for longer.
+
+
+def _queued(loads: Sequence[HostLoad | None], drift: Drift) -> int:
+    """Return for how many nanoseconds longer the thread is queued for a core in a late step; as
+    long as it works for longer, it is queued for longer.
+    """
+    before, after = loads
+    if before is None or after is None:
+        return 0
     usual = before.queued_ns * after.on_core_ns / max(before.on_core_ns, 1)
-    queued = (after.queued_ns - usual * lengths[0] / lengths[1]) * lengths[1]
-    if queued >= _NAMED_SHARE * grew_ns:
-        yield f"it is queued for a core for {format_ns(queued)} longer"
+    lengths = drift.from_ns / before.covered_ns, drift.to_ns / after.covered_ns
+    return round(after.queued_ns * lengths[1] - usual * lengths[0])
 
 
 def _mean_charges(view: GpuShardView, edges: Sequence[Times]) -> list[Counter[str]]:

@@ -260,7 +260,7 @@ def _clocks(facts: Facts, which: str) -> dict[CardUse, float]:
 
 
 def lower_clock(facts: Facts, gpu: int, rank: int) -> str | None:
-    """Return ``its SM clock is 1,590 MHz and theirs 1,980 MHz``; empty if no clock of the GPU is
+    """Return ``its SM clock is 1,590 MHz, the others' 1,980 MHz``; empty if no clock of the GPU is
     lower, None if clocks are unknown.
     """
     lower = None
@@ -271,8 +271,9 @@ def lower_clock(facts: Facts, gpu: int, rank: int) -> str | None:
         if of_gpu and others:
             lower = ""
             if of_gpu[0] < (1 - _CLOCK_DIFFERENCE) * float(median(others)):
-                theirs = f"{median(others):,.0f} MHz"
-                return f"its {name} clock is {of_gpu[0]:,.0f} MHz and theirs {theirs}"
+                whose = "the others'" if len(others) > 1 else "the other's"
+                usual = f"{median(others):,.0f} MHz"
+                return f"its {name} clock is {of_gpu[0]:,.0f} MHz, {whose} {usual}"
     return lower
 
 
@@ -530,7 +531,10 @@ def low_utilization(facts: Facts) -> Iterator[Finding]:
         text,
         "record some steps of the run (gputrace record -- COMMAND) to see what they wait for",
         {"utilization_percent": round(percent, 1), "still": times, "still_ns": still},
-        [stand if still else "", "a log does not say what they wait for, or how well they compute"],
+        [
+            stand if still else "",
+            "a log does not say what a GPU waits for, or how well it computes",
+        ],
     )
 
 

@@ -394,7 +394,7 @@ def launch_bound(facts: Facts) -> Iterator[Finding]:
     details = [f"{format_ns(between)} of it is between consecutive kernels"] if between else []
     if kernels and kernels.launches.tiny_count >= _TINY_KERNELS_SHARE * kernels.count:
         share, limit = kernels.launches.tiny_count / kernels.count, kernels.launches.tiny_limit_ns
-        details.append(f"{share:.0%} of the kernels are shorter than {format_ns(limit)}")
+        details.append(f"{share:.0%} of the kernels take less than {format_ns(limit)}")
     advice = _LAUNCH_LESS.get(
         facts.framework, "launch less often and sooner: CUDA graphs, fused kernels, larger batches"
     )
@@ -435,9 +435,9 @@ def graph_gaps(facts: Facts) -> Iterator[Finding]:
     """
     yield from facts.costly(
         "graph-gaps",
-        "{gpus} nothing {cost} between the nodes of CUDA graphs",
+        "{gpus} {cost} between the nodes of CUDA graphs",
         "fewer and larger nodes: fused kernels (torch.compile, Triton), larger batches",
-        verb="run",
+        verb="idle",
     )
 
 
@@ -450,12 +450,12 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     Wrong if: a more detailed recording (`--python`, all calls) shows another cause, or the step is
     no shorter with managed memory prefetched.
     """
-    message, charged = "{gpus} nothing {cost}", facts.ledger.of("idle-unexplained")
+    message, charged = "{gpus} {cost}", facts.ledger.of("idle-unexplained")
     message += ", and the trace does not show why"
     each = facts.per_gpu.each(_unexplained_before, facts.working, facts.working_times)
     before_pages, before_unknown = np.reshape(each, (-1, 2)).sum(axis=0).tolist()
     if 2 * before_pages > sum(row.of("other_idle") for row in facts.rows):
-        message = "{gpus} nothing {cost} before page migrations of managed memory"
+        message = "{gpus} {cost} before page migrations of managed memory"
         why = "pages migrate one after another as they are accessed"
         advice = "move managed memory before it is used (cudaMemPrefetchAsync), or fill it on "
         advice += "the GPU; or cudaMalloc and copies"
@@ -475,7 +475,7 @@ def idle_unexplained(facts: Facts) -> Iterator[Finding]:
     else:
         why = "work had been issued and was waiting"
         advice = "check which events and streams the work waits for, and the other GPUs"
-    yield from facts.costly("idle-unexplained", message, advice, [why], verb="run")
+    yield from facts.costly("idle-unexplained", message, advice, [why], verb="idle")
 
 
 def _unexplained_before(gpu: GpuShardView, time: Intervals) -> tuple[int, int]:

@@ -224,7 +224,7 @@ def late_host(facts: Facts) -> Iterator[Finding]:
         if _awaited_by_others(facts, late.lane.gpu, late.cost_ns):
             continue
         equal = kernels.ratio is not None and kernels.ratio < _SLOWER_KERNELS_RATIO
-        details = ["its kernels are as fast as theirs"] if equal else []
+        details = [f"its kernels are as fast as {_theirs(facts)}"] if equal else []
         details.append(f"its GPU {_more(late, _IDLE)}")
         advice = BY_ID[late.cause].advice or how_to_feed_faster(facts)
         where: Evidence = {}
@@ -276,12 +276,13 @@ def _straggler(facts: Facts, late: Straggler, kernels: _Kernels) -> Finding:
     """Return the finding about a GPU whose kernels are slower, or that has more of them."""
     slower = kernels.ratio is not None and kernels.ratio >= _SLOWER_KERNELS_RATIO
     extra = kernels.extra_ns > _NAMED_PART * max(late.more["compute"], late.cost_ns)
-    reasons = [f"its kernels take {kernels.ratio:.2f} times as long as theirs"] if slower else []
+    theirs = _theirs(facts)
+    reasons = [f"its kernels take {kernels.ratio:.2f} times as long as {theirs}"] if slower else []
     if extra:
-        reasons.append(f"it runs {format_ns(kernels.extra_ns)} of kernels a step that they do not")
+        reasons.append(f"{format_ns(kernels.extra_ns)} a step are kernels that only it runs")
     why = lower_clock(facts, late.lane.gpu.gpu, late.lane.gpu.rank) if slower else None
     if why is not None:
-        reasons.append(why or "its clock is as high as theirs")
+        reasons.append(why or f"its clock is as high as {theirs}")
     met = neighbours_of(facts, late.lane.gpu) if slower else None
     reasons += [str(met)] if met is not None else []
     reasons += [] if reasons else ["it " + _more(late, _WORK)]
@@ -316,9 +317,9 @@ def _mixture(facts: Facts, late: Straggler) -> list[str]:
     if gains is None or late.pattern != "constant":
         return []
     without = {
-        "without the kernels that the others do not run": gains.extra_ns,
-        "with kernels as quick as theirs": gains.slower_ns,
-        "with a host as quick as theirs": gains.host_ns,
+        "without the kernels that only it runs": gains.extra_ns,
+        f"with kernels as quick as {_theirs(facts)}": gains.slower_ns,
+        f"with a host as quick as {_theirs(facts)}": gains.host_ns,
     }
     most = max(gains)
     reasons = [f"{format_ns(ns)} {how}" for how, ns in without.items() if ns >= _NAMED_PART * most]
@@ -362,8 +363,6 @@ def _finding(
     more: Evidence | None = None,
 ) -> Finding:
     gpu, share = late.lane.gpu, facts.share_of(late.cost_ns)
-    lateness = facts.once(measure_lateness)
-    several = lateness is not None and len(lateness.lanes) > 2
     evidence = {
         "pattern": late.pattern,
         "steps": len(late.steps),
@@ -377,8 +376,8 @@ def _finding(
         **{f"more_{name}_ns": ns for name, ns in late.more.items()},
         **(more or {}),
     }
-    message = f"the other {'GPUs lose' if several else 'GPU loses'} {facts.of_step(late.cost_ns)} "
-    message += f"to {_who(facts, gpu)}, which "
+    lose = "the other GPUs lose" if _theirs(facts) == _OTHERS else "the other GPU loses"
+    message = f"{lose} {facts.of_step(late.cost_ns)} to {_who(facts, gpu)}, which "
     message += "works longer" if id == "straggler" else "has a late host"
     shown = (
         f"it is last at {late.last:.0%} of the collectives{_where(facts, gpu)}{_when(late)}",
@@ -388,6 +387,15 @@ def _finding(
     severity = severity_of(share) or "low"
     cost = late.cost_ns
     return Finding(id, severity, (gpu.gpu,), (gpu.rank,), cost, message, advice, evidence, shown)
+
+
+_OTHERS: Final = "the others'"
+
+
+def _theirs(facts: Facts) -> str:
+    """Say whose a thing is that all GPUs have but one."""
+    lateness = facts.once(measure_lateness)
+    return _OTHERS if lateness is not None and len(lateness.lanes) > 2 else "the other's"
 
 
 def _who(facts: Facts, gpu: Gpu) -> str:

@@ -104,7 +104,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
         return
     rows, files = sum(quality.dropped.values()), len(quality.left_out)
     losses = [f"{format_count(files, 'file')} left out or cut short"] if files else []
-    losses += [f"rows that cannot be used ({rows:,})"] if rows else []
+    losses += [f"{format_count(rows, 'row')} cannot be used"] if rows else []
     losses += quality.warnings[:1] or [
         f"the recording lacks {part} ({part.evidence})" for part in missing[:1]
     ]
@@ -185,7 +185,7 @@ def warmup(facts: Facts) -> Iterator[Finding]:
         more // max(len(windows), 1),
         f"warm-up (excluded): {format_count(count, 'step')}, {format_ns(spent)}"
         + (f", of which {parts}" if parts else ""),
-        f"measure without them; {advice}",
+        f"exclude warm-up from measurements; {advice}",
         {"steps": count, "warmup_ns": spent, "beyond_ns": more}
         | {f"{name}_ns": ns for name, ns in causes.items()},
     )
@@ -513,7 +513,7 @@ def _when(facts: Facts, times: _Times) -> str:
     follow = [step + 1 for step in times.steps if step < last]
     clauses = [f"before {'step' if len(follow) == 1 else 'steps'} {format_steps(follow)}"]
     at_end = ["after the last step"] if len(follow) < len(times.steps) else []
-    return " and ".join(clauses * bool(follow) + at_end)
+    return f"it comes {' and '.join(clauses * bool(follow) + at_end)}"
 
 
 def _meanwhile(facts: Facts, times: _Times) -> str:

@@ -249,21 +249,24 @@ def mend(start: Times, end: Times) -> tuple[NDArray[np.intp], Times, Times, str]
     rows = np.lexsort((-end, start))
     problems = []
 
-    def drop(dropped: Mask, what: str) -> None:
+    def drop(dropped: Mask, one: str, several: str) -> None:
         nonlocal rows
         rows = rows[~dropped]
-        if dropped.any():
-            count = int(np.count_nonzero(dropped))
-            problems.append(f"{count:,} {what} {'is' if count == 1 else 'are'} left out")
+        if count := int(np.count_nonzero(dropped)):
+            what = f"{one} and is" if count == 1 else f"{several} and are"
+            problems.append(f"{count:,} {what} left out")
 
     same = _SAME_RANGE_PART * (end - start)[rows][1:]
     twice = (np.diff(start[rows]) <= same) & (np.abs(np.diff(end[rows])) <= same)
-    drop(np.append(False, twice), "that stand twice")
+    drop(np.append(False, twice), "repeats another", "repeat others")
     reach = np.maximum.accumulate(end[rows])
     inner = np.append(False, end[rows][1:] <= reach[:-1])
     outer = ~inner & np.append(inner[1:], False)
     more_inside = np.count_nonzero(inner) > np.count_nonzero(outer)
-    drop(outer if more_inside else inner, "around others" if more_inside else "within others")
+    if more_inside:
+        drop(outer, "holds others", "hold others")
+    else:
+        drop(inner, "is within another", "are within others")
     begins, ends = start[rows], end[rows]
     over = np.maximum(ends[:-1] - begins[1:], 0)
     deep = over > _OVERLAPPING_PART * np.minimum(ends - begins, np.roll(ends - begins, 1))[1:]
@@ -273,7 +276,8 @@ def mend(start: Times, end: Times) -> tuple[NDArray[np.intp], Times, Times, str]
         count, most = np.count_nonzero(over), format_ns(int(over.max()))
         begins = np.append(begins[:1], np.maximum(begins[1:], np.maximum.accumulate(ends)[:-1]))
         problems.append(
-            f"{count:,} that begin up to {most} before the end of the one before begin there"
+            f"{count:,} began up to {most} before the previous one ended, and "
+            f"count{'s' * (count == 1)} from there"
         )
     ends = np.maximum(ends, begins)
     return rows, begins, ends, "; ".join(problems)
@@ -433,7 +437,7 @@ def project(
 
 def _notes(marks: Marks, held: Mask) -> tuple[str, ...]:
     """Say how marks were mended, and which of them are no steps because nothing ran in them."""
-    notes = [f"of the ranges named {marks.name!r}, {marks.note}"] if marks.note else []
+    notes = [f"ranges named {marks.name!r}: {marks.note}"] if marks.note else []
     # Before the first and after the last, nothing may have been recorded.
     ran = np.flatnonzero(held)
     if empty := int(ran[-1] - ran[0] + 1 - len(ran)):

@@ -102,6 +102,29 @@ def test_time_is_on_a_core_queued_or_blocked(tmp_path: Path) -> None:
     assert (load.cores, load.threads, load.quota_cores) == (2, 1, None)
 
 
+def test_steps_that_grow_by_waits_for_a_core_are_not_blamed_on_what_the_program_keeps(
+    tmp_path: Path,
+) -> None:
+    export, name = with_counters(), "gputrace.step"
+    export.rows.setdefault("GPUTRACE_META", [])
+    now = 1
+    for step in range(60):
+        queued = step * MS // 10
+        start, now = now, now + 10 * MS + queued
+        who = {"globalTid": global_id(PID, thread=PID)}
+        export.add(STEP, start=start, end=now, nameId=export.string(name), step=step, **who)
+        held = {"Python blocks": 10**6 + 30_000 * step}
+        for what, value in {
+            "process on core": 8 * MS, "on core": 8 * MS, "queued": queued, **held
+        }.items():  # fmt: skip
+            counted = {"start": start, "end": now, "value": value, **who}
+            export.add(COUNTERS, nameId=export.string(what), **counted)
+    found = the(analyze(export, tmp_path), "steps-grow")
+    assert found.evidence["row"] == "cpu-starved"
+    assert found.details == ("what grew most is waiting for a core (5.03 ms)",)
+    assert "what the program keeps" not in found.advice
+
+
 def test_a_queued_thread_is_said_to_lack_a_core(tmp_path: Path) -> None:
     report = of_host({"on core": 6 * MS, "queued": 4 * MS}, tmp_path)
     found = the(report, "cpu-starved")

@@ -321,8 +321,8 @@ class TestMarks:
         _, found_starts, found_ends, note = mended
         assert found_ends.tolist() == ends.tolist()
         assert found_starts[1:].tolist() == starts[1:].tolist()
-        assert ("stand twice" in note) == bool(twice)
-        assert "around others" in note
+        assert ("repeat" in note) == bool(twice)
+        assert "holds others" in note
 
     def test_a_clock_set_back_moves_one_border(self) -> None:
         starts = np.arange(10) * 100
@@ -331,7 +331,9 @@ class TestMarks:
         mended = mend(starts, ends)
         assert mended is not None
         assert mended[1].tolist() == (np.arange(10) * 100).tolist()
-        assert mended[3] == "1 that begin up to 40 ns before the end of the one before begin there"
+        assert mended[3] == (
+            "1 began up to 40 ns before the previous one ended, and counts from there"
+        )
 
     def test_ranges_beside_each_other_are_no_steps(self) -> None:
         starts = np.arange(10) * 100
@@ -348,7 +350,7 @@ class TestMarks:
                 run.range(begin, run.now, f"iteration {step}")
         report = analyze(run, tmp_path)
         assert (report.steps.source, report.steps.count) == ("nvtx", 12)
-        assert any("1 that stand twice is left out" in warning for warning in report.warnings)
+        assert any("1 repeats another and is left out" in warning for warning in report.warnings)
 
 
 @pytest.mark.parametrize(("updates", "others"), [(1, 0), (2, 0), (3, 12)])
