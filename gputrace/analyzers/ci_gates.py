@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gputrace.analyzers.compare import changed_parts, compare
-from gputrace.analyzers.compare.runs import SLOW_RATIO, Run, lost_ns
+from gputrace.analyzers.compare.runs import SLOW_RATIO, Run, lost_ns, waits_for_others
 from gputrace.analyzers.findings import ALL_RULES, CAUSES, HOST_RULES
 from gputrace.analyzers.findings.facts import SEVERITIES
 from gputrace.analyzers.ledger.causes import path_of, tree_of
@@ -210,7 +210,7 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         slowdown, low, high = (
             1 / speed - 1 for speed in (pair.speed_up, pair.speed_up_high, pair.speed_up_low)
         )
-        own = (1 - _waits_for_others(run)) / (1 - _waits_for_others(baseline))
+        own = (1 - waits_for_others(run)) / (1 - waits_for_others(baseline))
         own_slowdown, own_low, own_high = ((1 + x) * own - 1 for x in (slowdown, low, high))
         passed = slowdown <= limit or min(low, own_low) <= limit
         message = f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'} than the baseline"
@@ -233,17 +233,6 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         message = "; ".join([message, *filter(None, [", ".join(parts)]), *doubts])
         return Gate("max-slowdown", passed, True, slowdown, limit, "share", message)
     return Gate("max-slowdown", False, False, None, limit, "share", f"unknown: {why}")
-
-
-def _waits_for_others(run: Run) -> float:
-    """Return the share of a step in which a host without GPUs waits for a core that another program
-    has.
-    """
-    found = [finding for finding in run.analysis.findings if finding.id == "cpu-starved"]
-    if not found or not found[0].evidence.get("others_are_why") or run.analysis.gpus:
-        return 0.0
-    queued, step = found[0].evidence.get("queued_ns"), run.analysis.steps.mean_ns
-    return min(float(queued or 0) / (step or 1), 0.99)
 
 
 SCHEMA_VERSION = 1

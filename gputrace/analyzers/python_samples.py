@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.model.events import AT, Events, Kind, distinct_ids, is_among
-from gputrace.model.intervals import Intervals, Times
+from gputrace.model.events import AT, Events, Kind, Mask, distinct_ids, is_among
+from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
@@ -24,6 +24,9 @@ _LINE: Final = r"(.*):(\d+) (\S+)"
 
 _NO_FUNCTION: Final = "<module>"
 _HELD: Final = "lock held"
+_ASLEEP: Final = "asleep"
+_LONG_STAY_NS: Final = 2_000_000
+"""Time at a line from which a thread is taken to wait there."""
 
 Thread = tuple[int, int]
 """(process index, system thread id)."""
@@ -51,8 +54,9 @@ class PythonLines(Struct, frozen=True, dict=True):
 
     times: Mapping[Thread, Times]
     names: Mapping[Thread, NDArray[np.int32]]
-    waited: Mapping[Thread, Times]
-    """Minimum nanoseconds that the thread stayed at each sample's line."""
+    blocked: Mapping[Thread, Mask]
+    """Samples that met the thread asleep; of recordings that do not say, those at whose line it
+    stayed for some time."""
     frames: Mapping[Thread, NDArray[np.int64]]
     """Innermost frame of each sample, as the id of a name; -1 where unknown."""
     text: Mapping[int, str]
@@ -147,11 +151,17 @@ def read_python_lines(shard: Shard) -> PythonLines | None:
     samples = samples.select(np.argsort(samples.start, kind="stable"))
     # Merged files have numbers of their own for names.
     inner = samples.correlation if len(trace.paths) == 1 else np.full(len(samples), -1)
-    times, names, waited, frames = {}, {}, {}, {}
+    counted, texts = _read_counters(trace)
+    asleep = counted.select(is_among(counted.name, [id for id in texts if texts[id] == _ASLEEP]))
+    times, names, blocked, frames = {}, {}, {}, {}
     for thread in sorted(_threads(samples.process, samples.thread)):
         rows = (samples.process == thread[0]) & (samples.thread == thread[1])
         times[thread], names[thread] = samples.start[rows], samples.name[rows]
-        waited[thread], frames[thread] = samples.bytes[rows], inner[rows].astype(np.int64)
+        frames[thread] = inner[rows].astype(np.int64)
+        blocked[thread] = samples.bytes[rows] >= _LONG_STAY_NS
+        if len(asleep):
+            mine = (asleep.process == thread[0]) & (asleep.thread == thread[1])
+            blocked[thread] = union(asleep.start[mine], asleep.end[mine]).contains(times[thread])
     locks, held = read_locks(trace)
     known = distinct_ids(np.concatenate([samples.name, inner[inner >= 0]]).astype(np.int64))
     text = _shortened({**trace.names(known), **held})
@@ -161,7 +171,7 @@ def read_python_lines(shard: Shard) -> PythonLines | None:
     elsewhere = {process for process, _ in marking - times.keys()}
     telling = [t for t in times if t in marking or t[0] not in elsewhere]
     stand_ins = {t[0]: t for t in sorted(telling, key=lambda t: len(times[t]))}
-    return PythonLines(times, names, waited, frames, text, stand_ins, locks)
+    return PythonLines(times, names, blocked, frames, text, stand_ins, locks)
 
 
 def read_sources(shard: Shard) -> Mapping[str, str]:
@@ -178,12 +188,16 @@ def read_sources(shard: Shard) -> Mapping[str, str]:
 
 def read_locks(trace: Trace) -> tuple[Events, Mapping[int, str]]:
     """Read the samples that met a wait for the interpreter's lock, and the lines that had it."""
-    columns = ("start", "end", "name", "process", "thread", "bytes")
-    counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
-    names = trace.names(distinct_ids(counted.name))
+    counted, names = _read_counters(trace)
     held = {id: text for id, text in names.items() if text.startswith(_HELD)}
     lines = {id: text.removeprefix(_HELD).removeprefix(": ") for id, text in held.items()}
     return counted.select(is_among(counted.name, list(held))), lines
+
+
+def _read_counters(trace: Trace) -> tuple[Events, Mapping[int, str]]:
+    columns = ("start", "end", "name", "process", "thread", "bytes")
+    counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
+    return counted, trace.names(distinct_ids(counted.name))
 
 
 def _threads(process: NDArray[np.int16], thread: NDArray[np.int32]) -> set[Thread]:

@@ -113,7 +113,7 @@ def _tables(comparison: Comparison, longest: int) -> Iterator[Table]:
     yield declared("The runs", comparison.runs)
     pair = comparison.pair
     if comparison.scaling is not None:
-        yield _speeds_table(comparison.scaling)
+        yield _speeds_table(comparison, comparison.scaling)
         yield _losses_table(comparison, comparison.scaling)
     elif pair is not None:
         yield _classes_table(comparison, pair)
@@ -302,7 +302,7 @@ _SOURCES: Final = {
 }
 
 
-def _speeds_table(scaling: Scaling) -> Table:
+def _speeds_table(comparison: Comparison, scaling: Scaling) -> Table:
     """Tabulate speed-up and efficiency."""
     stays = "a GPU" if scaling.kind == "weak" else "a step"
     title = {
@@ -321,7 +321,7 @@ def _speeds_table(scaling: Scaling) -> Table:
 
     columns = (
         Column("", "label"),
-        Column("GPUs", "gpus"),
+        Column("GPUs" if any(run.gpus for run in comparison.runs) else "ranks", "gpus"),
         Column("step", "mean_ns"),
         Column("speed-up", "speed_up", "{:.2f}x"),
         Column("95% bounds", bounds, unknown=""),

@@ -268,21 +268,29 @@ def cut_middle(name: str, longest: int) -> str:
     return f"{name[:head]}…{name[len(name) - (longest - head - 1) :]}"
 
 
+_WAITS: Final = (
+    *("data-feeding", "host-blocked", "gil-wait", "garbage-collection"),
+    *("cpu-throttled", "cpu-starved"),
+)
+"""Findings on time in which the host gets no further, and may overlap nothing."""
 _COSTS: Final = ("cost_ns", "touched_ns")
 """Evidence that a finding's sentence shows instead of its mean cost."""
 
 
 def expected_gain(analysis: Analysis, finding: Finding) -> str:
     """Return what a cure is predicted to gain, ``25.1 ms a step, likely 17.0 to 32.0 ms``; empty if
-    unknown.
+    unknown. Without a GPU, what the program waits for is the most that it gains.
 
     Among findings with the same id only the first gets it: the prediction covers all of them.
     """
     cures = [cure for cure in analysis.what_if if cure.finding == finding.id]
     first = next(known for known in analysis.findings if known.id == finding.id)
+    turn = loop_name(analysis)[1]
+    if not analysis.gpus and finding.id in _WAITS and finding.severity != "low":
+        return f"up to {format_ns(finding.impact_ns)} {turn}" if analysis.steps.count else ""
     if not cures or first is not finding:
         return ""
-    cure, turn = cures[0], loop_name(analysis)[1]
+    cure = cures[0]
     least, most = (cure.now_ns - bound for bound in (cure.high_ns, cure.low_ns))
     gain = cure.gain_ns if least > 0 else most
     text = f"{'' if least > 0 else 'up to '}{format_ns(gain)} {turn}"

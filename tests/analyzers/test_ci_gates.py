@@ -76,6 +76,24 @@ def test_only_what_nothing_else_explains_fails(
     assert said in gate.message
 
 
+@pytest.mark.parametrize(
+    ("queued", "others", "said"),
+    [
+        (8, True, "of that, 8.00 ms (2.00 ms in a) is spent waiting for cores that other programs"),
+        (3, True, "a step takes 26.0 ms instead of 20.0 ms"),
+        (8, False, "a step takes 26.0 ms instead of 20.0 ms"),
+    ],
+    ids=["decides", "is too little", "own threads"],
+)
+def test_a_comparison_says_how_much_waits_for_a_core_where_that_decides(
+    queued: float, others: bool, said: str, tmp_path: Path
+) -> None:
+    a = run_of(tmp_path / "a.sqlite", 20, queued=2)
+    result = compare([a, run_of(tmp_path / "b.sqlite", 26, queued=queued, others=others)])
+    assert said in result.message
+    assert ("of that" in result.message) == (queued == 8 and others)
+
+
 def test_the_line_that_grew_is_the_reason(tmp_path: Path) -> None:
     """A line that moved within its function is the same place; a small one is noise."""
     before = {"train.py:7 load": 8.0, "train.py:12 model": 11.0, "train.py:20 log": 1.0}

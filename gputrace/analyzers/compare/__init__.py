@@ -17,6 +17,7 @@ from gputrace.analyzers.compare.runs import (
     lost_ns,
     ratio,
     read_run,
+    waits_for_others,
 )
 from gputrace.errors import InputError
 from gputrace.model.comparison import (
@@ -37,7 +38,7 @@ from gputrace.model.comparison import (
     Worst,
 )
 from gputrace.model.time_class import CLASSES, TIME_CLASSES
-from gputrace.units import format_change, format_ns, format_number
+from gputrace.units import format_change, format_count, format_ns, format_number
 
 MATTERS: Final = 0.01
 """Minimum difference of a step or class that matters, as a fraction of the step: two recordings of
@@ -263,7 +264,7 @@ def work_ratio(a: Run, b: Run) -> tuple[float, str, str]:
     """
     if a.samples and b.samples:
         return b.samples / a.samples, "batch", ""
-    equal = len(b.keys) / len(a.keys)
+    equal = len(b.keys) / len(a.keys) if bool(a.analysis.gpus) == bool(b.analysis.gpus) else 1.0
     if not a.input_bytes or not b.input_bytes:
         return equal, "assumed", ""
     ratio = b.input_bytes / a.input_bytes
@@ -399,7 +400,8 @@ def compare(runs: Sequence[Run]) -> Comparison:
             raise InputError(run.analysis.path, "has no steps to compare, only samples of cards")
     unit, reason = common_unit(runs)
     scaling = None
-    if unit != "span" and (len(runs) > 2 or len({len(run.keys) for run in runs}) > 1):
+    counts = {len(run.keys) for run in runs}
+    if unit != "span" and (len(runs) > 2 or (len(counts) > 1 and not _is_mixed(runs))):
         runs = sorted(runs, key=lambda run: len(run.keys))
         scaling = scale(runs)
     warnings = list(_warnings(runs))
@@ -412,16 +414,44 @@ def compare(runs: Sequence[Run]) -> Comparison:
     summaries = tuple(_summary(run) for run in runs)
     labels = [run.label for run in runs]
     if scaling is not None:
-        message = describe_scaling(scaling, unit)
+        message = describe_scaling(scaling, unit, "GPU" if runs[0].analysis.gpus else "rank")
     elif pair is not None:
         speed = _speed(verdict, pair, labels, unit)
-        changes = ", ".join(changed_parts(verdict, pair, unit))
+        changes = _waits_that_decide(runs, pair) or ", ".join(changed_parts(verdict, pair, unit))
         message = f"{speed}{': ' if unit == 'span' else '; '}{changes}" if changes else speed
     else:
         message = f"these runs cannot be compared: {reason}"
     return Comparison(
         SCHEMA_VERSION, verdict, message, unit, reason, summaries, pair, scaling, tuple(warnings)
     )
+
+
+def _is_mixed(runs: Sequence[Run]) -> bool:
+    """Return whether only some of the runs have GPUs, of which ranks are no equals."""
+    return len({bool(run.analysis.gpus) for run in runs}) > 1
+
+
+def _waits_that_decide(runs: Sequence[Run], pair: Pair) -> str:
+    """Say how long the steps of both wait for cores that other programs have, if without these
+    waits the steps are as long, or the other run is the faster one; else nothing.
+    """
+    a, b = map(waits_for_others, runs)
+    step, speeds = pair.step, (pair.speed_up, pair.speed_up_low, pair.speed_up_high)
+    own = (1 - a) / (1 - b)
+    if (
+        a == b
+        or _is_mixed(runs)
+        or step is None
+        or not all(speeds)
+        or judge(pair) not in ("faster", "slower")
+    ):
+        return ""
+    _, low, high = (own * (speed or 1) for speed in speeds)
+    if (low > 1 + MATTERS) if (pair.speed_up or 1) > 1 else (high < 1 - MATTERS):
+        return ""
+    before = f"{format_ns(a * step.a_ns) if a else 'none'} in {runs[0].label}"
+    waits = f"{format_ns(b * step.b_ns)} ({before})" if b else f"none ({before})"
+    return f"of that, {waits} is spent waiting for cores that other programs use"
 
 
 def _summary(run: Run) -> RunSummary:
@@ -457,8 +487,8 @@ def _warnings(runs: Sequence[Run]) -> Iterator[str]:
     sources = sorted({run.analysis.source for run in runs})
     if len(sources) > 1:
         yield f"Different recorders ({', '.join(sources)}) name kernels and cost time differently"
-    if len({bool(run.analysis.gpus) for run in runs}) > 1:
-        yield "Some runs have no GPU activity recorded: ranks are counted instead"
+    if _is_mixed(runs):
+        yield "Some runs have no GPU activity recorded: their steps are taken as equal work"
     for run in runs:
         for finding in run.analysis.findings:
             if finding.id in ("recorder-overhead", "lost-records"):
@@ -601,8 +631,10 @@ def _shares(pair: Pair) -> Iterator[str]:
         yield f"{WORDS[row.name]} {row.a_share:.0%} and {row.b_share:.0%}"
 
 
-def describe_scaling(scaling: Scaling, unit: str) -> str:
-    """Describe the run with most GPUs, or the fastest of equally large ones, in one sentence."""
+def describe_scaling(scaling: Scaling, unit: str, what: str = "GPU") -> str:
+    """Describe the run with most GPUs or ranks, or the fastest of equally large ones, in one
+    sentence.
+    """
     base, rows = scaling.rows[0], scaling.rows[1:]
     if scaling.kind == "same":
         best = max(rows, key=lambda row: row.speed_up or 0)
@@ -610,11 +642,11 @@ def describe_scaling(scaling: Scaling, unit: str) -> str:
             f"{best.label} is {_factor(best)} as fast as {base.label}: {_lengths(best, base, unit)}"
         )
     last = rows[-1]
-    gpus = f"{last.gpus} GPUs" if last.gpus != 1 else "1 GPU"
+    gpus = format_count(last.gpus, what)
     if last.speed_up is None or last.ideal_ns is None:
         return (
-            f"{_lengths(last, base, unit)} on {gpus} instead of {base.gpus}, but the amount of "
-            "work of each is unknown: give --batch or --global-batch"
+            f"on {gpus} {_lengths(last, base, unit)} on {base.gpus}; whether it does as much work "
+            "is unknown: give --batch or --global-batch"
         )
     sentence = (
         f"{gpus} are {_factor(last)} as fast as {base.gpus} ({last.efficiency:.0%} of ideal, "

@@ -334,6 +334,17 @@ def lost_ns(run: Run) -> dict[str, float]:
     return lost
 
 
+def waits_for_others(run: Run) -> float:
+    """Return the share of a step in which a host without GPUs waits for a core that another program
+    has.
+    """
+    found = [finding for finding in run.analysis.findings if finding.id == "cpu-starved"]
+    if not found or not found[0].evidence.get("others_are_why") or run.analysis.gpus:
+        return 0.0
+    queued, step = found[0].evidence.get("queued_ns"), run.analysis.steps.mean_ns
+    return min(float(queued or 0) / (step or 1), 0.99)
+
+
 def read_run(trace: Trace, label: str, options: Options, progress: Progress | None = None) -> Run:
     """Analyze a trace and reduce it; raises the errors of `analyze`."""
     analysis = analyze(trace, options, progress)

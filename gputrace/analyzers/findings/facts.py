@@ -583,12 +583,12 @@ class Facts(Struct, frozen=True, dict=True):
         return [self.time_of(lane) for lane in self.working]
 
     def line_in(
-        self, time: Intervals, stayed_ns: int = 0, processes: Collection[int] | None = None
+        self, time: Intervals, processes: Collection[int] | None = None, *, blocked: bool = False
     ) -> SampledLine | None:
         """Return the line at which most samples met the host, or some processes of it, in some
         time; None if none has 30 % of them.
 
-        If there are any, only samples count at whose line the thread stayed for some time.
+        With ``blocked``, only samples count that met a thread waiting, if there are any.
         """
         lines = self.lines
         if lines is None:
@@ -598,11 +598,13 @@ class Facts(Struct, frozen=True, dict=True):
             for thread in lines.times
             if processes is None or thread[0] in processes
         }
-        stayed = {
-            thread: mine[lines.waited[thread][mine] >= stayed_ns]
-            for thread, mine in samples.items()
-        }
-        place = lines.place(stayed) or lines.place(samples)
+        place = None
+        if blocked:
+            waiting = {
+                thread: mine[lines.blocked[thread][mine]] for thread, mine in samples.items()
+            }
+            place = lines.place(waiting)
+        place = place or lines.place(samples)
         return place if place is not None and place.share >= _NAMED_LINE_SHARE else None
 
     def time_of_rank(self, rank: int) -> Intervals:

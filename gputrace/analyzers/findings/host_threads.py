@@ -61,10 +61,14 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     wanting = max(worst.wanted_cores, worst.runnable or 0.0)
     # Of a run of less than a second, they may not have been counted.
     cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}" if worst.cores else "cores"
-    crowd = f"{_number(wanting)} threads share {cores}"
     # The machine's threads are counted once a second at most: between that, others may come.
-    if not wanting > worst.cores > 0:
-        crowd = f"other threads occupy the {cores}"
+    crowd, whose = f"other threads occupy the {cores}", ""
+    if wanting > worst.cores > 0:
+        crowd = f"{_number(wanting)} threads share {cores}"
+        if worst.threads + 1 <= wanting and len(facts.host_load) == 1:
+            are = "is" if worst.threads == 1 else "are"
+            whose = f"{worst.threads} of these threads {are} in the training process, the others "
+            whose += "in other processes (loader workers, other programs)"
     others, used = _others_on_cores(facts, worst)
     are_why = bool(others) and used >= _OTHERS_PART * _queued(worst)
     if are_why:
@@ -79,7 +83,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
             f"(torch.set_num_threads({fewer})), fewer loader workers; or more cores for each "
             "process"
         )
-    details = [others]
+    details = [others or whose]
     ratio = _with_fewer(worst, fewer)
     if ratio is not None:
         cost = facts.host_cost("cpu-starved", (1 - ratio) * facts.mean_ns)
@@ -327,8 +331,6 @@ _FILL_THE_QUEUE: Final = (
     "make batches faster than the program takes them: more threads or processes that fill the "
     "queue, which is empty when it asks; a deeper queue only evens out slow ones"
 )
-_WAITING_NS: Final = 2_000_000
-"""Time after a sample for which the thread must be at its line to be said to wait there."""
 
 
 def host_blocked(facts: Facts) -> Iterator[Finding]:
@@ -363,14 +365,13 @@ def host_blocked(facts: Facts) -> Iterator[Finding]:
         if share < _BLOCKED_SHARE:
             continue
         cost = max(round(share * facts.mean_ns) - longer_ns(facts, load.rank), 0)
-        place, details = facts.line_in(time, _WAITING_NS), []
+        place, details = facts.line_in(time, blocked=True), []
         ask = "" if facts.lines is not None else "; record with --python to name the line"
         severity, advice = "high" if share >= HIGH else "medium", f"check what it waits for{ask}"
         line, waits = "", "for something other than data or a core"
         if place is not None:
             line, advice = place.line, f"look at {place.line}"
-            sits = format_ns(place.share * cost)
-            details.append(f"it sits at {line} for {sits} ({place.share:.0%} of the samples)")
+            details.append(f"it sits at {line} for {format_ns(place.share * cost)} of that")
         else:
             rank = "another rank, " if len(facts.host_load) > 1 else ""
             details.append(f"that may be {rank}a lock, a disk, a pipe or a timer")
@@ -403,7 +404,7 @@ def wait_between_passes(facts: Facts) -> Iterator[str]:
         shares[min(load.blocked_ns / max(load.covered_ns, 1), part)] = load.rank
     share = max(shares, default=0.0)
     if share >= _BLOCKED_SHARE:
-        place = facts.line_in(_between_passes(facts, shares[share]), _WAITING_NS)
+        place = facts.line_in(_between_passes(facts, shares[share]), blocked=True)
         at = f", at {place.line}" if place is not None else ""
         yield (
             f"the training thread waits {facts.of_step(round(share * facts.mean_ns))} between the "

@@ -132,6 +132,8 @@ def test_a_queued_thread_is_said_to_lack_a_core(tmp_path: Path) -> None:
     assert found.impact_ns == pytest.approx(4 * MS, rel=0.01)
     said = "too few cores cost 40% of each step (4.00 of 10.0 ms): 3 threads share 2 cores"
     assert found.message == said
+    assert "1 of these threads is in the training process" in words_of(found)
+    assert "fewer" not in found.advice
 
 
 @pytest.mark.parametrize(("cores", "says"), [(2, "2 cores"), (0, "cores")])
@@ -537,6 +539,27 @@ def test_a_thread_that_waits_is_named_with_its_line(tmp_path: Path, plant: Plant
     # A wait for Python's lock is no wait for something else, and the other way round.
     others = {"host-blocked", "gil-wait"} - {plant.finding}
     assert not others & set(ids(report))
+
+
+def test_the_line_of_a_wait_is_where_the_thread_sleeps_and_not_where_it_computes_for_longer(
+    tmp_path: Path,
+) -> None:
+    report = recorded(
+        tmp_path,
+        """
+def compute():
+    for _ in range(6):
+        hashlib.sha256(b"x" * 8_000_000).digest()
+def wait_for_peer():
+    threading.Event().wait(0.03)
+for _ in range(50):
+    compute()
+    wait_for_peer()
+    gputrace.step()
+""",
+        "--python",
+    )
+    assert the(report, "host-blocked").evidence["line"].endswith(" wait_for_peer")
 
 
 def test_memory_that_is_taken_anew_shows_as_page_faults(tmp_path: Path) -> None:

@@ -401,7 +401,7 @@ import faulthandler, sys
 sys.path.insert(0, {hooks!r})
 faulthandler.dump_traceback_later(20, exit=True)
 from _gputrace_hooks import recorder, sampler
-source = "with recorder._names_lock: sampler._look(1, 1, 1, sys._getframe())"
+source = "with recorder._names_lock: sampler._look(1, 1, 1, 1, sys._getframe())"
 known = dict(recorder=recorder, sampler=sampler, sys=sys)
 exec(compile(source, recorder.__file__, "exec"), known)
 print(recorder._events)
@@ -417,7 +417,7 @@ def test_a_tick_in_the_midst_of_the_recorder_waits_for_no_lock(tmp_path: Path) -
     # Where hangs are looked for, samples wait in the list.
     env = {"GPUTRACE_DIR": str(tmp_path), "GPUTRACE_HANG": "1"}
     ran = command.python(str(tmp_path / "train.py"), env=env)
-    assert ran.out == "[]\n2\n", ran.err
+    assert ran.out == "[]\n3\n", ran.err
 
 
 @pytest.mark.parametrize(

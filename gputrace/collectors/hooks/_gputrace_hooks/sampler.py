@@ -201,9 +201,9 @@ def _wake_up() -> None:
         _start()
 
 
-def _look(ticks: int, since: int, waits: int, interrupted: "FrameType") -> None:
-    """Record the current line of the program for each tick since the first one, and who had the
-    interpreter's lock at those ticks that met a wait for it.
+def _look(ticks: int, since: int, waits: int, sleeps: int, interrupted: "FrameType") -> None:
+    """Record the current line of the program for each tick since the first one, who had the
+    interpreter's lock at those ticks that met a wait for it, and how many met it asleep.
     """
     try:
         _need_room(_ROOM)
@@ -216,6 +216,8 @@ def _look(ticks: int, since: int, waits: int, interrupted: "FrameType") -> None:
         if frame is not None and inner is not None:
             if waits:
                 _record_holder(since, now, waits)
+            if 2 * sleeps > ticks:
+                record_of(recorder.thread_id(), since, now, word("asleep"), COUNTER | sleeps << 32)
             _record_line(frame, inner, min(ticks, _MOST_TICKS), since, now)
     except Exception as error:
         if host_file.is_handlers(error):

@@ -9,9 +9,9 @@
  * something; the word that makes it check, eval_breaker, has to be set as well. It is found by calling the function
  * of CPython that sets it and nothing else near it.
  *
- * Each tick looks whether the main thread waits for the interpreter's lock (the GIL). The lock and its condition are
- * parts of the variable _PyRuntime from 3.7 on, and /proc/self/task/ID/syscall (proc(5)) has the futex in which a
- * thread waits: if that is in the variable, it is the lock's.
+ * Each tick looks whether the main thread sleeps, as in a call that waits, or waits for the interpreter's lock (the
+ * GIL). The lock and its condition are parts of the variable _PyRuntime from 3.7 on, and /proc/self/task/ID/syscall
+ * (proc(5)) has the futex in which a thread waits: if that is in the variable, it is the lock's.
  *
  * A program that follows its calls (sys.setprofile, sys.settrace, sys.monitoring) would be shown ours: ticks that
  * meet such a follower are dropped.
@@ -74,10 +74,10 @@ static struct {
     long long until;
 } resumption;
 
-/* Ticks that the main thread has not served yet, and how many of them met it waiting for the lock. */
+/* Ticks that the main thread has not served yet, and how many of them met it waiting for the lock, or asleep. */
 static struct {
     int is_queued;
-    long ticks, waits;
+    long ticks, waits, sleeps;
     long long since; /* CLOCK_REALTIME of the first */
 } pending;
 
@@ -120,10 +120,10 @@ static int is_followed(void) {
     return followed;
 }
 
-static int call_sampler(long count, long long first, long waited) {
+static int call_sampler(long count, long long first, long waited, long slept) {
     void *frame = python.get_frame();
     if (!frame) return 0;
-    void *result = python.call(python.callable, "lLlO", count, first, waited, frame);
+    void *result = python.call(python.callable, "lLllO", count, first, waited, slept, frame);
     if (!result) return drop_own_exception();
     python.release(result);
     return 0;
@@ -134,6 +134,7 @@ static int serve_ticks(void *unused) {
     (void)unused;
     long long first = pending.since;
     long waited = __atomic_exchange_n(&pending.waits, 0, __ATOMIC_SEQ_CST);
+    long slept = __atomic_exchange_n(&pending.sleeps, 0, __ATOMIC_SEQ_CST);
     long count = __atomic_exchange_n(&pending.ticks, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&pending.is_queued, 0, __ATOMIC_SEQ_CST);
     if (!count || !ticker.runs || ticker.process != getpid()) return 0;
@@ -141,27 +142,31 @@ static int serve_ticks(void *unused) {
      * as deep. There, the limit is only a number. */
     int limit = python.get_limit ? python.get_limit() : 0;
     if (limit) python.set_limit(limit + EXTRA_DEPTH);
-    int failed = is_followed() ? 0 : call_sampler(count, first, waited);
+    int failed = is_followed() ? 0 : call_sampler(count, first, waited, slept);
     if (limit && python.get_limit() == limit + EXTRA_DEPTH) python.set_limit(limit);
     return failed;
 }
 
-/* Whether the main thread, whose id is the process's, waits for the interpreter's lock. */
-static int waits_for_lock(void) {
+/* Returns which ticks count this one, for what the main thread, whose id is the process's, waits for; NULL if it runs,
+ * or could. */
+static long *find_wait(void) {
     char path[48], text[160], *address;
     snprintf(path, sizeof path, "/proc/self/task/%d/syscall", getpid());
-    int file = python.runtime_size ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (file < 0) return 0;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return NULL;
     ssize_t length = read(file, text, sizeof text - 1);
     close(file);
     text[length > 0 ? length : 0] = 0;
     /* "running", or numbers: of the call, then its arguments. */
-    if (strtol(text, &address, 10) != SYS_futex) return 0;
-    return (uintptr_t)strtoull(address, NULL, 16) - python.runtime < python.runtime_size;
+    long call = strtol(text, &address, 10);
+    if (address == text) return NULL;
+    uintptr_t argument = strtoull(address, NULL, 16);
+    return call == SYS_futex && argument - python.runtime < python.runtime_size ? &pending.waits : &pending.sleeps;
 }
 
 static void tick(void) {
-    if (waits_for_lock()) __atomic_add_fetch(&pending.waits, 1, __ATOMIC_SEQ_CST);
+    long *waits = find_wait();
+    if (waits) __atomic_add_fetch(waits, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&pending.ticks, __ATOMIC_SEQ_CST)) pending.since = read_clock(CLOCK_REALTIME);
     __atomic_add_fetch(&pending.ticks, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_exchange_n(&pending.is_queued, 1, __ATOMIC_SEQ_CST) && python.add_pending_call(serve_ticks, NULL))
@@ -201,8 +206,8 @@ static int *find_breaker(void (*signal_received)(void *), void *interpreter) {
 }
 
 /* Takes what is used of CPython, in the order of the declarations above. The last object is called with the number of
- * ticks, the moment of the first, how many of them met the main thread waiting for the lock, and the frame that it is
- * in. SIGNAL_RECEIVED is null where pending calls are seen without it; RUNTIME is _PyRuntime, of SIZE bytes, 0 if
+ * ticks, the moment of the first, how many of them met the main thread waiting for the lock, how many asleep, and the
+ * frame that it is in. SIGNAL_RECEIVED is null where pending calls are seen without it; RUNTIME is _PyRuntime, of SIZE bytes, 0 if
  * unknown. To be called on the main thread with the interpreter's lock, again after the interpreter was finalized and
  * initialized anew. Returns 0; otherwise it may be tried again. */
 EXPORTED int gputrace_ticker_prepare(void *const functions[9], void *const objects[5],
@@ -245,7 +250,7 @@ static int start_clock(void) {
     pthread_cond_init(&ticker.ended, &monotonic);
     pthread_attr_init(&small);
     pthread_attr_setstacksize(&small, 256 * 1024);
-    pending.ticks = pending.waits = pending.is_queued = 0;
+    pending.ticks = pending.waits = pending.sleeps = pending.is_queued = 0;
     ticker.runs = 1;
     /* Signals are the program's: none may be delivered to the clock's thread. */
     sigfillset(&all);
