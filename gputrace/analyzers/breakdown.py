@@ -369,15 +369,20 @@ def _explain(
             evidence += range_of(view.trace, read[ranges], pair, start, end)
         if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
             evidence = "CUDA calls were not recorded at that time"
-        if has_waits and lane.host_data is not None:
-            waited = lane.host_data.clip(start, end).total
-            if waited >= _NAMED_CALL_PART * (end - start):
-                evidence = f"in the data loader {format_ns(waited)}, {evidence}"
+        if has_waits:
+            evidence = f"{in_loader(lane.host_data, start, end)}{evidence}"
         if pair is not None:
             state = view.once(read_host_state)
             evidence = ", ".join([evidence, *state.during(pair, start, end)])
         explained.append(_Explained(IDLE_CAUSES[cause], evidence, pair, charged))
     return explained
+
+
+def in_loader(waits: Intervals | None, start: int, end: int) -> str:
+    """Return how long the program waited for its loader in a gap, if it did, with a comma."""
+    waited = 0 if waits is None else waits.clip(start, end).total
+    is_worth = waited >= _NAMED_CALL_PART * (end - start)
+    return f"in the data loader {format_ns(waited)}, " if is_worth else ""
 
 
 def evidence_of(

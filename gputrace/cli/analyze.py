@@ -256,34 +256,37 @@ def report(
     """
     if serve and (output is not None or compare):
         raise UsageError("--serve shows one run and writes no file; leave out -o and --compare")
+    from gputrace.report import check_target
+    from gputrace.report.html import load, write_page
+
     suffix = ".compare.html" if compare else ".html"
     target = output or options.default_target(traces[0], suffix, force)
+    if not serve:
+        check_target(target, traces, force)
     if compare:
         if part["time"] is not None or keep_going:
             raise UsageError("--compare takes whole runs; leave out --time and --keep-going")
-        from gputrace.report import check_target
-
-        check_target(target, traces, force)
         _compared(traces, labels, part["steps"], batch, global_batch).save(target, force=force)
         console.note(f"wrote {target}")
         return ExitCode.DONE
     if labels or batch or global_batch:
         raise UsageError("--label, --batch and --global-batch need --compare")
     import gputrace
-    from gputrace.report.html import load
 
-    show = load("server").serve if serve else None
+    show = load("server").serve if serve else load("page") and None
     with gputrace.open(*traces, keep_going=keep_going, windows=part["time"] is not None) as opened:
         with reading(_named(traces)) as progress:
-            if show is not None:
-                material = opened.material(**part, progress=progress)
-            else:
-                opened.report(target, **part, force=force, progress=progress)
+            material = opened.material(**part, progress=progress)
+            if show is None:
+                inputs = [Path(path) for path in material.analysis.paths]
+                write_page(target, inputs, force, lambda page: page.render(material))
         code = options.log_left_out(opened)
+        slow = load("timeline").slow_steps(material)
+        more = f" (with #step={slow[0]} its address opens at the slowest step)" if slow else ""
         if show is not None:
-            show(material, port, lambda at: console.log(f"the page is at {at}"))
+            show(material, port, lambda at: console.log(f"the page is at {at}{more}"))
     if show is None:
-        console.note(f"wrote {target}")
+        console.note(f"wrote {target}{more}")
     return code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gputrace.model.comparison import StepExplanation, StepOnGpu
+from gputrace.model.comparison import StepExplanation, StepOnGpu, StepPart
 from gputrace.model.struct import Column
 from gputrace.report.document import Document, Limits, Line, Records, attributes, declared, present
 from gputrace.report.wording import capital, gpu_name, kernel_labels
@@ -16,6 +16,12 @@ _LEAST_PART: Final = 0.005
 
 def _name(row: StepOnGpu) -> str:
     return gpu_name(row.gpu, row.rank, known=True, ranked=row.gpu not in (None, row.rank))
+
+
+def worth_listing(row: StepOnGpu) -> list[StepPart]:
+    """Return the causes by which a step differs from the median step beyond noise."""
+    least = _LEAST_PART * row.usual_ns
+    return [part for part in row.parts if abs(part.more_ns) >= least]
 
 
 def document(result: StepExplanation, limits: Limits) -> Document:
@@ -32,10 +38,11 @@ def document(result: StepExplanation, limits: Limits) -> Document:
     gpus = result.gpus if len(result.gpus) > 1 else ()
     if result.advice:
         notes.append(f"What to do: {result.advice}.")
-    least = _LEAST_PART * first.usual_ns
-    parts = [part for part in first.parts if abs(part.more_ns) >= least]
     tables = (
-        declared(f"What step {result.step} has more of than step {first.usual_step}", parts),
+        declared(
+            f"What step {result.step} has more of than step {first.usual_step}",
+            worth_listing(first),
+        ),
         declared("Kernels that differ", first.kernels, Column("", lambda each: labels[each.name])),
         declared("On each GPU", gpus, Column("", _name)),
     )

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, line_of, range_of
+from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, in_loader, line_of, range_of
 from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls, read_calls, read_host
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.host_state import Counters, read_counters, read_host_state
@@ -181,6 +181,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
         evidence += line_of(lines, issued.pair, start, end) if lines is not None else ""
     elif Kind.API in trace.kinds:
         evidence = NO_ISSUER
+    evidence = f"{in_loader(scene.lanes[number].host_data, start, end)}{evidence}"
     gap = Gap(
         operations.gpu.gpu,
         operations.gpu.rank,
@@ -370,7 +371,9 @@ def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) ->
     if rows[0].more_ns >= _LEAST_SHARE * rows[0].usual_ns:
         grown = rows[0].parts[0].cause
         wanted = (grown, *BY_ID["data_feeding"].findings) if grown == "host_data" else (grown,)
-        advice = next((f.advice for f in analysis.findings if f.id in wanted), "")
+        known = (f.advice for f in analysis.findings if f.id in wanted)
+        at = f"look at {rows[0].line.partition(' (')[0]}" if rows[0].line else ""
+        advice = next(known, at if grown != "compute" else "")
     return StepExplanation(
         _SCHEMA_VERSION, analysis.path, number, here[0].phase, message, tuple(rows), advice
     )

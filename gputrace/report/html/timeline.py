@@ -206,21 +206,22 @@ def _first_window(scene: Scene, gaps: Sequence[GapDetail]) -> Window:
     return Window(max(start, scene.span.start), min(end, scene.span.end))
 
 
-def facts(material: Material) -> dict[str, Any]:
-    """Return the plain values that the page's script needs beside the figures."""
-    scene = material.scene
-    # Why the slowest of the measured steps took as long as they did, by number.
+def slow_steps(material: Material) -> list[int]:
+    """Return the numbers of the slowest measured steps, of which the page says why; the longest
+    first.
+    """
     longest: dict[int, int] = {}
     for step in material.analysis.step_list:
         if step.phase == "steady":
             longest[step.step] = max(longest.get(step.step, 0), step.end_ns - step.start_ns)
     least = _SLOW_RATIO * median([*longest.values()]) if len(longest) > 1 else 0
     slow = sorted(longest, key=lambda number: -longest[number])[:_MOST_EXPLAINED]
-    slow_steps = {
-        number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
-        for number in slow
-        if longest[number] >= least > 0
-    }
+    return [number for number in slow if longest[number] >= least > 0]
+
+
+def facts(material: Material) -> dict[str, Any]:
+    """Return the plain values that the page's script needs beside the figures."""
+    scene = material.scene
     return {
         "classes": class_list(),
         "phases": PHASES,
@@ -233,7 +234,10 @@ def facts(material: Material) -> dict[str, Any]:
             {"name": name, "color": LOOKS[_TRACK_LOOKS[kind]].color} for kind, name in HOST_TRACKS
         ],
         "rows": material.rows,
-        "why": slow_steps,
+        "why": {
+            number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
+            for number in slow_steps(material)
+        },
         "first_lane": next((worst.lane for worst in material.gaps), 0),
     }
 

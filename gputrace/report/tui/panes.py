@@ -30,6 +30,7 @@ from gputrace.model.results import Analysis, Gap, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.document import room_for_names
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
+from gputrace.report.step import worth_listing
 from gputrace.report.tables import BESIDE_KERNELS, kernels_table
 from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.report.tui.state import Board, ShownLane
@@ -237,7 +238,7 @@ def step_text(found: StepExplanation) -> Text:
     """Describe a step against the median step, on the GPU where it grew most."""
     first, text = found.gpus[0], Text()
     text.append(f"{clean(capital(found.message))}\n", "bold")
-    for part in first.parts:
+    for part in worth_listing(first):
         usual = f"{format_ns(part.ns)}, usually {format_ns(part.usual_ns)}"
         text.append(f"- {clean(part.label)} {format_change(part.more_ns)} ({usual})\n")
     if (gap := first.longest_gap) is not None:
@@ -248,6 +249,8 @@ def step_text(found: StepExplanation) -> Text:
     for kernel in first.kernels:
         count = f"{kernel.launches} launches, usually {kernel.usual_launches}"
         text.append(f"- {label(kernel.name)} {format_change(kernel.more_ns)} ({count})\n")
+    if found.advice:
+        text.append("what to do\n", "bold").append(f"{clean(found.advice)}\n")
     return text
 
 
