@@ -419,15 +419,15 @@ def _summary(material: Material) -> dict[str, str]:
         f"{class_label(worst.gap.cause)[6:]} on {gpu_label(worst.gap, analysis)}."
         for worst in material.gaps[:1]
     )
-    steps = analysis.steps
+    steps, each = analysis.steps, "GPU" if analysis.gpus else "rank"
+    warmup = f", {steps.warmup_count} of them warm-up (hollow)" if steps.warmup_count else ""
     captions = {
         "overview": f"The measured steps, or the whole run of {format_ns(analysis.span_ns)}; the "
         "lit part is what the timeline below shows.",
-        "timeline": f"{lanes} lane{'' if lanes == 1 else 's'}, one a GPU, coloured by class of "
+        "timeline": f"{lanes} lane{'' if lanes == 1 else 's'}, one a {each}, coloured by class of "
         f"time.{shown} The list of gaps below has everything important in it.",
-        "classes": "The same as the table, one bar a GPU.",
-        "steps": f"{steps.count} steps, {steps.warmup_count} of them warm-up (hollow); "
-        "triangles: off the scale.",
+        "classes": f"The same as the table, one bar a {each}.",
+        "steps": f"{steps.count} steps{warmup}; triangles: off the scale.",
     }
     if steps.p50_ns is not None and steps.p95_ns is not None:
         captions["steps"] += f" p50 {format_ns(steps.p50_ns)}, p95 {format_ns(steps.p95_ns)}."

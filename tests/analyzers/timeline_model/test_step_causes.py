@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import gputrace
+from gputrace.data import unpacked
 from gputrace.errors import UsageError
+from gputrace.report.step import worth_listing
 from tests.helpers import command
 from tests.synthetic import Plan, simulate, write_nsys
 
@@ -110,3 +112,14 @@ def test_without_a_gpu_the_line_that_slept_is_named(tmp_path: Path) -> None:
     assert row.line is not None
     assert row.line.startswith("train.py:4 load")
     assert "train.py:4 load" in found.message
+    assert "look at train.py:4 load" in found.advice
+
+
+def test_the_longest_gap_of_a_step_says_that_the_loader_was_waited_for() -> None:
+    with unpacked("demo.sqlite.xz") as demo, gputrace.open(demo) as trace:
+        first, *_ = trace.explain_step("slowest").gpus
+    assert first.longest_gap is not None
+    assert first.longest_gap.evidence.startswith("in the data loader 150 ms, no CUDA call 150 ms")
+    listed = worth_listing(first)
+    assert 0 < len(listed) < len(first.parts)
+    assert min(abs(part.more_ns) for part in listed) > 50_000
