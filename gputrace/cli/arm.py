@@ -110,8 +110,8 @@ def on(
     """Record some steps of a running job under `gputrace arm`, on all its ranks, into a trace.
 
     Ctrl+C ends the recording early. The lines that the program is at are sampled 20 times a second:
-    record more steps (--steps 500) for more samples. The job is that of a process, or has a name that `gputrace
-    list` shows; it need not be given where there is one.
+    record more steps (--steps 500) for more samples. The job is that of a process, or has a name
+    that `gputrace list` shows; it need not be given where there is one.
     """
     from gputrace.collectors.armed import KEPT_NS, Window, find, record, select
     from gputrace.collectors.job_tasks import name_output

@@ -159,7 +159,8 @@ def _classes_table(comparison: Comparison, pair: Pair) -> Table:
     outcome = Column("outcome", lambda row: _outcome(row, step))
     rows = (*pair.classes, pair.step) if pair.step is not None else pair.classes
     unit = comparison.unit
-    title = f"Where the time of {UNITS[unit]} goes (mean over {unit}s and GPUs)"
+    each = "GPUs" if any(run.gpus for run in comparison.runs) else "ranks"
+    title = f"Where the time of {UNITS[unit]} goes (mean over {unit}s and {each})"
     return tabulate(title, (name, *_changes(comparison), bounds, outcome), rows)
 
 

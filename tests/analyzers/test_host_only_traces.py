@@ -376,6 +376,20 @@ def test_slow_steps_say_whether_they_waited_for_data(made: Made) -> None:
     assert slow.advice.startswith("check the batches of these steps")
 
 
+def test_slow_steps_at_equal_distances_may_begin_epochs_where_no_loader_was_recorded(
+    made: Made,
+) -> None:
+    now = 0.0
+    for number in range(60):
+        wait = 60 if number % 20 == 10 else 2
+        made.wait(now, now + wait)
+        made.step(now, now + wait + 18)
+        now += wait + 18
+    (slow,) = (finding for finding in made.report().findings if finding.id == "slow-steps")
+    assert "they come every 20 steps, as where epochs begin" in "; ".join(slow.details)
+    assert slow.advice.startswith("if epochs begin there, keep the loader")
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_steps_that_count_from_the_second_say_so(made: Made, waits: bool) -> None:
     """Without a wait for data nothing tells how long the first one is."""

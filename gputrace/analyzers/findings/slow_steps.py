@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.findings.data_feeding import KEEP_LOADER
+from gputrace.analyzers.findings.data_feeding import KEEP_LOADER, find_loaders
 from gputrace.analyzers.findings.facts import NEARLY_ALL, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import time_by_part
 from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
@@ -140,8 +140,12 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
     if epochs:
-        details.append(f"they begin epochs of {epochs} steps, where the loader restarts")
+        clause = f"they begin epochs of {epochs} steps, where the loader restarts"
         advice = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
+        if not facts.once(find_loaders):
+            clause = f"they come every {epochs} steps, as where epochs begin and a loader restarts"
+            advice = f"if epochs begin there, {advice}"
+        details.append(clause)
     else:
         # A GPU that works for longer does not wait for a thread that waits for a core.
         works = name in CLASSES and name not in IDLE_CAUSES
