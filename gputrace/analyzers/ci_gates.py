@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gputrace.analyzers.compare import changed_parts, compare
-from gputrace.analyzers.compare.runs import SLOW_RATIO, Run, lost_ns, waits_for_others
+from gputrace.analyzers.compare import changed_parts, compare, without_waits
+from gputrace.analyzers.compare.runs import SLOW_RATIO, Run, lost_ns
 from gputrace.analyzers.findings import ALL_RULES, CAUSES, HOST_RULES
 from gputrace.analyzers.findings.facts import SEVERITIES
 from gputrace.analyzers.ledger.causes import path_of, tree_of
@@ -210,14 +210,14 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         slowdown, low, high = (
             1 / speed - 1 for speed in (pair.speed_up, pair.speed_up_high, pair.speed_up_low)
         )
-        own = (1 - waits_for_others(run)) / (1 - waits_for_others(baseline))
-        own_slowdown, own_low, own_high = ((1 + x) * own - 1 for x in (slowdown, low, high))
+        alone = without_waits([baseline, run], pair)
+        own, own_high, own_low = (1 / speed - 1 for speed in alone)
         passed = slowdown <= limit or min(low, own_low) <= limit
         message = f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'} than the baseline"
         message += f" ({low:+.1%} to {high:+.1%}); the limit is {100 * limit:.3g}% slower"
         if passed and low > limit:
             message += (
-                f"; other programs had the cores: without waits for them, it is {own_slowdown:+.1%}"
+                f"; other programs had the cores: without waits for them, it is {own:+.1%}"
                 f" ({own_low:+.1%} to {own_high:+.1%}); record both while the machine is quiet"
             )
         elif passed and slowdown > limit and low > 0:

@@ -273,19 +273,19 @@ def report(
         raise UsageError("--label, --batch and --global-batch need --compare")
     import gputrace
 
-    show = load("server").serve if serve else load("page") and None
+    page = load("server" if serve else "page")
     with gputrace.open(*traces, keep_going=keep_going, windows=part["time"] is not None) as opened:
         with reading(_named(traces)) as progress:
             material = opened.material(**part, progress=progress)
-            if show is None:
+            if not serve:
                 inputs = [Path(path) for path in material.analysis.paths]
                 write_page(target, inputs, force, lambda page: page.render(material))
         code = options.log_left_out(opened)
         slow = load("timeline").slow_steps(material)
         more = f" (with #step={slow[0]} its address opens at the slowest step)" if slow else ""
-        if show is not None:
-            show(material, port, lambda at: console.log(f"the page is at {at}{more}"))
-    if show is None:
+        if serve:
+            page.serve(material, port, lambda at: console.log(f"the page is at {at}{more}"))
+    if not serve:
         console.note(f"wrote {target}{more}")
     return code
 

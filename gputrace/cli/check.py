@@ -99,7 +99,7 @@ def command(
 
     A SHARE is a part of the mean step (10%) or a time per step (5ms). Figures are means over the
     measured steps and the GPUs. A slowdown counts only if its 95% bounds, from the noise of the
-    steps, are above the limit.
+    steps, are above the limit; without a GPU, also without waits for cores that other programs use.
     """
     from gputrace.analyzers.ci_gates import check
     from gputrace.api import open_runs

@@ -307,11 +307,11 @@ def _speeds_table(comparison: Comparison, scaling: Scaling) -> Table:
     """Tabulate speed-up and efficiency."""
     stays = "a GPU" if scaling.kind == "weak" else "a step"
     title = {
-        "same": "Speed, beside the first",
+        "same": "Speed compared with the first run",
         "unknown": "Scaling: the amount of work of a step is unknown",
     }.get(
         scaling.kind,
-        f"{scaling.kind.capitalize()} scaling: the work of {stays} stays "
+        f"{scaling.kind.capitalize()} scaling: the work of {stays} stays the same "
         f"({_SOURCES[scaling.source]})",
     )
 

@@ -14,6 +14,7 @@ from gputrace.analyzers.ci_gates import gate_slowdown
 from gputrace.analyzers.compare import compare
 from gputrace.analyzers.compare.runs import Run
 from gputrace.api import open_runs
+from gputrace.data import unpacked
 from gputrace.model.host import HostLine
 from gputrace.model.results import Finding
 from tests.analyzers.test_host_only_traces import Made
@@ -92,6 +93,16 @@ def test_a_comparison_says_how_much_waits_for_a_core_where_that_decides(
     result = compare([a, run_of(tmp_path / "b.sqlite", 26, queued=queued, others=others)])
     assert said in result.message
     assert ("of that" in result.message) == (queued == 8 and others)
+
+
+def test_two_gpus_are_no_scaling_of_a_run_without_any(tmp_path: Path) -> None:
+    with unpacked("demo.sqlite.xz") as demo:
+        (on_gpus,) = open_runs([demo], ["demo"])
+    result = compare([run_of(tmp_path / "a.sqlite", 20), on_gpus])
+    assert (result.scaling, [run.gpus for run in result.runs]) == (None, [0, 2])
+    assert result.message.startswith("demo is 2.45x slower")
+    assert "GPU" not in result.message
+    assert any("taken as equal work" in warning for warning in result.warnings)
 
 
 def test_the_line_that_grew_is_the_reason(tmp_path: Path) -> None:

@@ -417,7 +417,9 @@ def compare(runs: Sequence[Run]) -> Comparison:
         message = describe_scaling(scaling, unit, "GPU" if runs[0].analysis.gpus else "rank")
     elif pair is not None:
         speed = _speed(verdict, pair, labels, unit)
-        changes = _waits_that_decide(runs, pair) or ", ".join(changed_parts(verdict, pair, unit))
+        changes = _waits_that_decide(runs, pair, verdict) or ", ".join(
+            changed_parts(verdict, pair, unit)
+        )
         message = f"{speed}{': ' if unit == 'span' else '; '}{changes}" if changes else speed
     else:
         message = f"these runs cannot be compared: {reason}"
@@ -431,26 +433,30 @@ def _is_mixed(runs: Sequence[Run]) -> bool:
     return len({bool(run.analysis.gpus) for run in runs}) > 1
 
 
-def _waits_that_decide(runs: Sequence[Run], pair: Pair) -> str:
+def without_waits(runs: Sequence[Run], pair: Pair) -> tuple[float, ...]:
+    """Return the speed-up of the second of two runs and its bounds, without the time for which
+    either waits for cores that other programs have; empty where these are unknown.
+    """
+    speeds = pair.speed_up, pair.speed_up_low, pair.speed_up_high
+    a, b = map(waits_for_others, runs)
+    return tuple(speed * (1 - a) / (1 - b) for speed in speeds if speed)
+
+
+def _waits_that_decide(runs: Sequence[Run], pair: Pair, verdict: str) -> str:
     """Say how long the steps of both wait for cores that other programs have, if without these
-    waits the steps are as long, or the other run is the faster one; else nothing.
+    waits the verdict is not certain; else nothing.
     """
     a, b = map(waits_for_others, runs)
-    step, speeds = pair.step, (pair.speed_up, pair.speed_up_low, pair.speed_up_high)
-    own = (1 - a) / (1 - b)
-    if (
-        a == b
-        or _is_mixed(runs)
-        or step is None
-        or not all(speeds)
-        or judge(pair) not in ("faster", "slower")
-    ):
+    if verdict not in ("faster", "slower") or a == b or pair.step is None or _is_mixed(runs):
         return ""
-    _, low, high = (own * (speed or 1) for speed in speeds)
-    if (low > 1 + MATTERS) if (pair.speed_up or 1) > 1 else (high < 1 - MATTERS):
+    _, low, high = without_waits(runs, pair)
+    if (low > 1 + MATTERS) if verdict == "faster" else (high < 1 - MATTERS):
         return ""
-    before = f"{format_ns(a * step.a_ns) if a else 'none'} in {runs[0].label}"
-    waits = f"{format_ns(b * step.b_ns)} ({before})" if b else f"none ({before})"
+    first, second = (
+        format_ns(share * ns) if share else "none"
+        for share, ns in ((a, pair.step.a_ns), (b, pair.step.b_ns))
+    )
+    waits = f"{second} ({first} in {runs[0].label})"
     return f"of that, {waits} is spent waiting for cores that other programs use"
 
 

@@ -15,12 +15,12 @@ from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.findings.host_work import COLLECT_BETWEEN
 from gputrace.analyzers.gpu_shards import GpuShardView
 from gputrace.analyzers.grouping import edges_of, median, quantile, time_of
-from gputrace.analyzers.host_state import FAULT_NS, read_counters, read_host_state
+from gputrace.analyzers.host_state import FAULT_NS, Counters, read_counters, read_host_state
 from gputrace.analyzers.ledger import charges_within
 from gputrace.analyzers.python_samples import PythonLines, Thread
 from gputrace.analyzers.step_phases import read_phases
 from gputrace.model.events import Kind, Mask
-from gputrace.model.host import BACKWARD, DATA, FORWARD, PHASES, HostLoad
+from gputrace.model.host import BACKWARD, DATA, FORWARD, PHASES
 from gputrace.model.intervals import EMPTY, Intervals, Times, union
 from gputrace.model.results import Evidence, Finding, Step
 from gputrace.model.struct import Struct
@@ -57,8 +57,6 @@ _COMPARE: Final = {
     "grow": "compare an early step with a late one (--steps)",
     "jump": "compare steps before and after it (--steps)",
 }
-_NOT_AT_LINES: Final = ("garbage-collection", "cpu-starved")
-"""Rows that no line of the program explains."""
 _NAMED_SHARE: Final = 0.5
 """Share of the growth that a line has if it is named."""
 _FAULTS_SHARE: Final = 0.1
@@ -182,10 +180,7 @@ def _what_grew(
     early, late = (_Stretch(part, time_of(part)) for part in chosen)
     edges, rows = [edges_of(part) for part in chosen], Counter(dict(drift.grew))
     counters = shard.once(read_counters).get(process)
-    loads = [
-        None if counters is None else counters.load_in(part.time, rank, len(part.steps))
-        for part in (early, late)
-    ]
+    queued, faults = _more_load(counters, rank, (early, late), drift)
     whose = steps[0].gpu, rank
     lanes = [lane for lane in facts.working if (lane.gpu.gpu, lane.gpu.rank) == whose]
     if lanes and facts.ledger.rows:
@@ -202,7 +197,7 @@ def _what_grew(
         return "", [], {}
     ((row, ns),) = rows.most_common(1)
     row = "data-feeding" if row == "host_data" else row
-    if row != "compute" and (queued := _queued(loads, drift)) >= _NAMED_SHARE * ns:
+    if row != "compute" and queued >= _NAMED_SHARE * ns:
         row, ns = "cpu-starved", queued
     labels = {cause.id: cause.label for cause in facts.causes}
     labels |= {**PHASES, "host": "other host time", "compute": "computing"}
@@ -213,7 +208,7 @@ def _what_grew(
     thread = None if lines is None else lines.stand_ins.get(process)
     if row == "compute":
         details += facts.per_gpu.each(_kernels_then, lanes, same=(edges,))
-    elif lines is not None and thread is not None and row not in _NOT_AT_LINES:
+    elif lines and thread and row not in ("garbage-collection", "cpu-starved"):
         grew = late.at_lines(lines, thread)
         grew.subtract(early.at_lines(lines, thread))
         # A line goes before its function, which has as much at least.
@@ -223,7 +218,7 @@ def _what_grew(
             details.append(f"the host is at {line} for {format_ns(grew[line])} longer")
             evidence |= {"line": line, "line_ns": grew[line]}
     if counters is not None and row != "cpu-starved":
-        details += _more_load(loads, drift, ns)
+        details += faults
         for name, (first, last) in counters.held(_HELD, time_of(steps)).items():
             clause, write, least = _HELD[name]
             if last - first >= max(least, _TOLD_SHARE * first):
@@ -233,30 +228,27 @@ def _what_grew(
     return row, details, evidence
 
 
-def _more_load(loads: Sequence[HostLoad | None], drift: Drift, grew_ns: int) -> Iterator[str]:
-    """Yield a clause on the page faults that late steps have more of, if they explain a part of the
-    growth.
+def _more_load(
+    counters: Counters | None, rank: int, stretches: Sequence[_Stretch], drift: Drift
+) -> tuple[int, Sequence[str]]:
+    """Return for how many nanoseconds longer the thread is queued for a core in a late step, and
+    a clause on its page faults, if more of them explain a part of the growth.
     """
-    before, after = loads
+    if counters is None:
+        return 0, ()
+    before, after = (counters.load_in(of.time, rank, len(of.steps)) for of in stretches)
     if before is None or after is None:
-        return
+        return 0, ()
     lengths = drift.from_ns / before.covered_ns, drift.to_ns / after.covered_ns
-    faults = before.minor_faults * lengths[0], after.minor_faults * lengths[1]
-    if (least := (faults[1] - faults[0]) * FAULT_NS) >= _FAULTS_SHARE * grew_ns:
-        pair = f"{faults[0]:,.0f} to {faults[1]:,.0f}"
-        yield f"page faults grow from {pair} a step, which take at least {format_ns(least)}"
-
-
-def _queued(loads: Sequence[HostLoad | None], drift: Drift) -> int:
-    """Return for how many nanoseconds longer the thread is queued for a core in a late step; as
-    long as it works for longer, it is queued for longer.
-    """
-    before, after = loads
-    if before is None or after is None:
-        return 0
+    # As long as the thread works for longer, it is queued for longer.
     usual = before.queued_ns * after.on_core_ns / max(before.on_core_ns, 1)
-    lengths = drift.from_ns / before.covered_ns, drift.to_ns / after.covered_ns
-    return round(after.queued_ns * lengths[1] - usual * lengths[0])
+    queued = round(after.queued_ns * lengths[1] - usual * lengths[0])
+    faults = before.minor_faults * lengths[0], after.minor_faults * lengths[1]
+    least = round((faults[1] - faults[0]) * FAULT_NS)
+    if least < _FAULTS_SHARE * (drift.to_ns - drift.from_ns):
+        return queued, ()
+    pair = f"{faults[0]:,.0f} to {faults[1]:,.0f}"
+    return queued, (f"page faults grow from {pair} a step, which take at least {format_ns(least)}",)
 
 
 def _mean_charges(view: GpuShardView, edges: Sequence[Times]) -> list[Counter[str]]:

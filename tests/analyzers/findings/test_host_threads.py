@@ -559,7 +559,7 @@ for _ in range(50):
 """,
         "--python",
     )
-    assert the(report, "host-blocked").evidence["line"].endswith(" wait_for_peer")
+    assert str(the(report, "host-blocked").evidence["line"]).endswith(" wait_for_peer")
 
 
 def test_memory_that_is_taken_anew_shows_as_page_faults(tmp_path: Path) -> None:
