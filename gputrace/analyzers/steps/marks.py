@@ -273,7 +273,7 @@ def mend(start: Times, end: Times) -> tuple[NDArray[np.intp], Times, Times, str]
     if np.count_nonzero(deep) > _MOST_OVERLAPPING * len(rows):
         return None
     if over.any():
-        count, most = np.count_nonzero(over), format_ns(int(over.max()))
+        count, most = int(np.count_nonzero(over)), format_ns(int(over.max()))
         begins = np.append(begins[:1], np.maximum(begins[1:], np.maximum.accumulate(ends)[:-1]))
         problems.append(
             f"{count:,} began up to {most} before the previous one ended, and "
