@@ -276,7 +276,7 @@ def mend(start: Times, end: Times) -> tuple[NDArray[np.intp], Times, Times, str]
         count, most = int(np.count_nonzero(over)), format_ns(int(over.max()))
         begins = np.append(begins[:1], np.maximum(begins[1:], np.maximum.accumulate(ends)[:-1]))
         problems.append(
-            f"{count:,} began up to {most} before the previous one ended, and "
+            f"{count:,} began {'up to ' * (count > 1)}{most} before the previous one ended, and "
             f"count{'s' * (count == 1)} from there"
         )
     ends = np.maximum(ends, begins)

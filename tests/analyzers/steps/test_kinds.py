@@ -331,9 +331,7 @@ class TestMarks:
         mended = mend(starts, ends)
         assert mended is not None
         assert mended[1].tolist() == (np.arange(10) * 100).tolist()
-        assert mended[3] == (
-            "1 began up to 40 ns before the previous one ended, and counts from there"
-        )
+        assert mended[3] == ("1 began 40 ns before the previous one ended, and counts from there")
 
     def test_ranges_beside_each_other_are_no_steps(self) -> None:
         starts = np.arange(10) * 100
