@@ -20,7 +20,7 @@ from gputrace.api import Report
 from gputrace.collectors.spool.host_events import counts
 from gputrace.model.results import Finding
 from tests.helpers import command
-from tests.helpers.exports import STEP, Export, global_id
+from tests.helpers.exports import SAMPLE, STEP, Export, global_id
 from tests.helpers.handmade import MS, US, Run, analyze, ids
 from tests.helpers.programs import Program
 from tests.helpers.sentences import words_of
@@ -145,6 +145,23 @@ def test_a_queued_thread_whose_rivals_were_not_met_is_not_counted_among_too_few(
     found = the(analyze(export, tmp_path), "cpu-starved")
     assert found.message.endswith(f": other threads occupy the {says}")
     assert "share" not in words_of(found)
+
+
+def test_the_line_of_a_wait_is_where_the_thread_sleeps_and_not_where_it_computes_for_longer(
+    tmp_path: Path,
+) -> None:
+    export = with_counters()
+    counted(export, {"on core": 7 * MS}, {})
+    who = {"globalTid": global_id(PID, thread=PID)}
+    for start in range(1, STEPS * PERIOD, PERIOD):
+        for at, place in enumerate(["train.py:3 compute"] * 2 + ["train.py:9 wait_for_peer"]):
+            name, moment = export.string(place), start + (1 + 3 * at) * MS
+            row = {"start": moment, "nameId": name, "innerNameId": name, "waitedNs": 3 * MS}
+            export.add(SAMPLE, **row, **who)
+        name = export.string("asleep")
+        export.add(COUNTERS, start=start + 7 * MS, end=start + 9 * MS, value=1, nameId=name, **who)
+    found = the(analyze(export, tmp_path), "host-blocked")
+    assert found.evidence["line"] == "train.py:9 wait_for_peer"
 
 
 @pytest.mark.parametrize("computes", [5, 7])
@@ -539,27 +556,6 @@ def test_a_thread_that_waits_is_named_with_its_line(tmp_path: Path, plant: Plant
     # A wait for Python's lock is no wait for something else, and the other way round.
     others = {"host-blocked", "gil-wait"} - {plant.finding}
     assert not others & set(ids(report))
-
-
-def test_the_line_of_a_wait_is_where_the_thread_sleeps_and_not_where_it_computes_for_longer(
-    tmp_path: Path,
-) -> None:
-    report = recorded(
-        tmp_path,
-        """
-def compute():
-    for _ in range(6):
-        hashlib.sha256(b"x" * 8_000_000).digest()
-def wait_for_peer():
-    threading.Event().wait(0.03)
-for _ in range(50):
-    compute()
-    wait_for_peer()
-    gputrace.step()
-""",
-        "--python",
-    )
-    assert str(the(report, "host-blocked").evidence["line"]).endswith(" wait_for_peer")
 
 
 def test_memory_that_is_taken_anew_shows_as_page_faults(tmp_path: Path) -> None:
