@@ -130,7 +130,7 @@ READERS: Final = (
     _built_in("gputrace's traces", "gputrace", "is_own", "OwnTrace"),
     _built_in("nsys SQLite exports", "nsys", "is_nsys", "NsysTrace"),
     _built_in("nvprof files", "nvprof", "is_nvprof", "NvprofTrace"),
-    _built_in("databases of AMD's rocprofv3", "rocpd", "is_rocpd", "open_rocpd"),
+    _built_in("databases of AMD's rocprofv3", "rocprof", "is_rocpd", "open_rocpd"),
     _converted("nsys reports", lambda file: is_report(file.path), "export_report"),
     _converted(
         "folders of tables that nsys exports", lambda file: file.is_folder, "convert_folder"
@@ -145,7 +145,7 @@ READERS: Final = (
     ),
     _built_in("TensorFlow's and JAX's .xplane.pb", "xplane", "is_xspace", "open_xspace", text=True),
     _built_in("their .trace.json.gz", "xplane", "is_trace_viewer", "open_trace_viewer", text=True),
-    _built_in("their JSON", "rocprof_json", "is_rocprof_json", "open_rocprof_json", text=True),
+    _built_in("their JSON", "rocprof", "is_rocprof_json", "open_rocprof_json", text=True),
     _built_in("MXNet's profiles", _TIMELINES, "is_mxnet", "MxnetTrace", text=True),
     _built_in("Horovod's timelines", _TIMELINES, "is_horovod", "HorovodTrace", text=True),
 )

@@ -1,4 +1,4 @@
-"""rocprofv3's databases: a run has the steps, classes and gaps that nsys's export of it has."""
+"""rocprofv3: a run has the steps, classes and gaps that nsys's export of it has."""
 
 from __future__ import annotations
 
