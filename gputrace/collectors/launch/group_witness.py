@@ -1,13 +1,18 @@
 """Witness of signals to a process group, to tell them from signals to one process.
 
 Nothing in a signal says whether it was sent to a process or to its group: `kill`, `killpg` and the
-terminal fill in the same fields. So a process in our group (`signal_witness.py`) blocks all signals
-that are forwarded. One that is pending there, too, was sent to more than us: the program, in the
-same group, has got its own.
+terminal fill in the same fields. So a process in our group, the witness, blocks all signals that
+are forwarded. One that is pending there, too, was sent to more than us: the program, in the same
+group, has got its own.
 
 The words of the recorded command are on the witness's command line, and gputrace's name is not.
 So `pkill -f train.py`, which finds the recorder and the program, also finds the witness, and
 `pkill -f gputrace`, which does not find the program, does not.
+
+The witness is this file as a program, so the file imports the standard library alone:
+`python -I -S FILE NUMBERS WORDS`. It has the signals NUMBERS (``signals:1,2,15``) blocked and
+ignores all others. For each byte that it reads from stdin it writes a line to stdout: the signals
+since the last one, each as ``number:code:sender`` (si_code and si_pid). It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -33,7 +37,6 @@ _PATIENCE: Final = 50
 _PATIENT_MS: Final = 100
 """Number and length of the waits for an answer, which comes at once unless somebody has stopped
 the witness. A wait ends early for a process that was stopped meanwhile."""
-_PROGRAM: Final = Path(__file__).with_name("signal_witness.py")
 RECORDED_BY: Final = ("GPUTRACE_", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 """Prefixes of variables that have a process recorded; the recorder's own must not inherit them."""
 
@@ -167,7 +170,7 @@ def _start(
     actions = [
         *((os.POSIX_SPAWN_DUP2, source, target) for source, target in duplicated),
         (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 3, str(_PROGRAM), os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 3, __file__, os.O_RDONLY, 0),
     ]
     variables = {n: text for n, text in os.environ.items() if not n.startswith(RECORDED_BY)}
     # What comes before it has set itself up waits.
@@ -177,3 +180,24 @@ def _start(
             words[0], words, variables, file_actions=actions, setsigmask=blocked, setpgroup=0
         )
     return os.posix_spawn(words[0], words, variables, file_actions=actions, setsigmask=blocked)
+
+
+def _witness(numbers: str) -> None:
+    """Answer, as the witness, until nobody is there to ask."""
+    watched = {int(number) for number in numbers.partition(":")[2].split(",")}
+    # Hold nothing that others wait to see closed or want to unmount.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.chdir("/")
+    for number in signal.valid_signals() - watched - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, watched)
+    while os.read(0, 1):
+        seen = []
+        while pending := signal.sigpending() & watched:
+            info = signal.sigwaitinfo(pending)
+            seen.append(f"{info.si_signo}:{info.si_code}:{info.si_pid}")
+        os.write(1, f"{' '.join(seen)}\n".encode())
+
+
+if __name__ == "__main__":
+    _witness(sys.argv[1])
