@@ -306,7 +306,7 @@ def test_nothing_that_runs_what_it_reads_is_imported_or_called() -> None:
     # memory are only written as pickles.
     allowed = (
         *("notebook_magic.py: exec", "distributed/worker.py: pickle", "trials/runs.py: pickle"),
-        *("cures/less_often.py: exec", "frameworks/torch_memory.py: pickle"),
+        *("cures/loop.py: exec", "frameworks/torch_memory.py: pickle"),
     )
     assert [one for one in found if not one.endswith(allowed)] == []
 

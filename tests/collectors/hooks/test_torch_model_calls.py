@@ -136,7 +136,7 @@ def test_a_class_of_the_main_program_is_pickled_without_needing_gputrace(program
         "used = {cell.cell_contents for cell in call.__closure__} - {None}\n"
         "names = {i.argval for i in dis.get_instructions(call) if i.opname == 'LOAD_GLOBAL'}\n"
         "assert (used, names) == ({Net}, {'sys', 'super'}), (used, names)\n"
-        "del sys.modules['_gputrace_hooks.frameworks.torch_model_calls']\n"
+        "del sys.modules['_gputrace_hooks.frameworks.torch_modules']\n"
         "assert model(torch.ones(2, 8)).shape == (2, 8)\n",
         python=torch_python(),
     )

@@ -25,7 +25,7 @@ import os
 from functools import partial
 from importlib import import_module
 
-from . import host, less_often, loop
+from . import host, loop
 from .trial import asked, cures, guarded, start, trial
 
 TYPE_CHECKING = False
@@ -71,8 +71,8 @@ def install() -> None:
         guarded("pin-cores", host.pin_cores)
     if "gc" in cures:
         host.collect_between_steps()
-    if less_often.CURE in cures:
-        guarded(less_often.CURE, less_often.install)
+    if loop.LESS_OFTEN in cures:
+        guarded(loop.LESS_OFTEN, loop.run_less_often)
     loop.skip_collections()
 
 

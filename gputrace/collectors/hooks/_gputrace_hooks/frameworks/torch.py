@@ -3,8 +3,7 @@
 Backward passes, the optimizer's step, what is done to gradients between the two, and the loading of
 weights are timed; a forward pass calls nothing of torch's as a whole, but a stage of its pipelines
 does. A step costs 2 µs, a phase 0.8 µs. ``torch_data`` has its data loader, ``torch_compile`` its
-compiler, ``torch_memory`` its allocator, ``torch_modules`` and ``torch_model_calls`` the parts of a
-network.
+compiler, ``torch_memory`` its allocator, ``torch_modules`` the parts of a network.
 """
 
 import os

@@ -2,6 +2,11 @@
 they capture CUDA graphs whose nodes are recorded; and the lines that call them.
 
 GPUTRACE_MODULES says in how many steps at a time: 3 if it is not given, 0 for none.
+
+Calls of the whole model are timed in all steps: of the modules that no other module calls, a loss
+among them. Which classes these are of is seen in one early step. Each such class is given a
+``__call__`` of its own then, so that no module has a hook, which would be pickled, copied, compiled
+or scripted with it, and the calls of all others cost what they did.
 """
 
 import os
@@ -10,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from functools import wraps
 from itertools import islice
+from types import FunctionType
 from typing import Any
 from weakref import ref
 
@@ -17,17 +23,19 @@ from .. import steps
 from ..host_file import is_handlers, time_ns
 from ..recorder import (
     MODULE,
+    PHASE,
     note,
     note_failure,
+    note_ours,
     note_source,
     on_fork,
+    record,
     record_of,
     thread_id,
     too_deep,
     word,
 )
 from ..wrappers import at_bounds, passed_over
-from . import torch_model_calls as model_calls
 
 
 class _Walk:
@@ -105,7 +113,7 @@ class _Modules:
         elif self.walks:
             self._forget()
         self.put_back()
-        if count == 1 and model_calls.IS_ASKED:
+        if count == 1 and _ASKED != "0":
             self.until, self.is_brief = 2, True
             self._begin()
             return
@@ -200,7 +208,7 @@ class _Modules:
             if names.get(kept) is _call:
                 names[kept] = self.original
         for outermost in self.outermost:
-            model_calls.time_calls(outermost)
+            time_calls(outermost)
         if forgets:
             self._forget()
 
@@ -216,7 +224,7 @@ class _Modules:
                     note(f"modules are timed no longer: over {_DEEPEST} lie within each other")
                 return sys.maxsize
             if not walk.is_backward:
-                if depth == 0 and not model_calls.is_backward(sys.modules["torch"]):
+                if depth == 0 and not is_backward(sys.modules["torch"]):
                     self.outermost.add(type(module))
                 elif depth == _DEEP:
                     # Modules within others of their class would each take a frame of the stack.
@@ -256,7 +264,7 @@ class _Modules:
 
     def at_bound(self) -> None:
         """Have a backward pass end by the bound of a phase, unless the phase lies within it."""
-        if not model_calls.is_backward(sys.modules["torch"], unknown=False):
+        if not is_backward(sys.modules["torch"], unknown=False):
             self.backward_ended()
 
     def _failed(self, error: Exception) -> None:
@@ -430,3 +438,71 @@ def _call(self: Any, *args: Any, **keywords: Any) -> Any:
 
 
 _call.__code__ = passed_over(_call.__code__)
+
+
+_MOST_TIMED = 8
+_MODEL = word("model")
+_timed: "set[type]" = set()
+_within: "list[None]" = []
+"""Not empty while a module is called that is timed."""
+
+
+def is_backward(torch: Any, unknown: bool = True) -> bool:
+    """Return whether this thread is in a backward pass, which may call modules once more.
+
+    Before torch 2.1 that is ``unknown``.
+    """
+    number = getattr(torch._C, "_current_graph_task_id", None)
+    return unknown if number is None else number() != -1
+
+
+def time_calls(cls: Any) -> None:
+    """Time calls of modules of a class from now on."""
+    own = vars(cls).get("__call__")
+    # Before torch 2.3, nobody can tell whether a call is traced.
+    compiler = getattr(sys.modules["torch"], "compiler", None)
+    if not hasattr(compiler, "is_compiling") or not isinstance(own, (type(None), FunctionType)):
+        return
+    if cls in _timed or len(_timed) >= _MOST_TIMED:
+        return
+    _timed.add(cls)
+
+    # It needs nothing of ours: cloudpickle takes a class of the main program as it is.
+    @wraps(cls.__call__)
+    def call(self: Any, *args: Any, **keywords: Any) -> Any:
+        around = super(cls, self).__call__ if own is None else own.__get__(self)
+        timer = sys.modules.get("_gputrace_hooks.frameworks.torch_modules")
+        if timer is None or timer.is_untimed():
+            return around(*args, **keywords)
+        return timer.timed(around, args, keywords)
+
+    try:
+        cls.__call__ = call
+        cls.__call__.__code__ = passed_over(cls.__call__.__code__)
+    except Exception:
+        note_ours("timing calls of a model")
+
+
+def is_untimed() -> bool:
+    """Return whether a call is one of another's, or is traced: no graph may contain the clock."""
+    torch: Any = sys.modules["torch"]
+    return torch.compiler.is_compiling() or bool(_within) or is_backward(torch)
+
+
+def timed(call: Any, args: Any, keywords: Any) -> Any:
+    """Make the call, and record it."""
+    start = time_ns()
+    # Within: what a signal handler raises may end the call that it comes after.
+    try:
+        _within.append(None)
+        return call(*args, **keywords)
+    finally:
+        del _within[:]
+        record(start, time_ns(), _MODEL, PHASE)
+
+
+timed.__code__ = passed_over(timed.__code__)
+
+
+# A thread that was in such a call is not in the child.
+on_fork.append(_within.clear)
