@@ -30,7 +30,7 @@ ACTIVITY: Final = (
     "fp64Active", "fp32Active", "fp16Active", "pcieTxRate", "pcieRxRate", "nvlinkRxRate",
     "nvlinkTxRate",
 )  # fmt: skip
-"""Columns of GPUTRACE_NVML_ACTIVITY, whose meaning `collectors.nvml.activity.ACTIVITY` has."""
+"""Columns of GPUTRACE_NVML_ACTIVITY, whose meaning `collectors.nvml.queries.ACTIVITY` has."""
 
 
 class Card(Struct, frozen=True):

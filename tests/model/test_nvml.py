@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gputrace
-from gputrace.collectors.nvml import activity
+from gputrace.collectors.nvml import queries
 from gputrace.collectors.nvml.queries import SAMPLE
 from gputrace.model.nvml import ACTIVITY, VALUES, Card, Nvml, Samples, merge_nvml
 from gputrace.readers.open import open_traces
@@ -38,7 +38,7 @@ def path(recording: Recording, tmp_path: Path) -> Path:
 
 def test_what_the_collector_samples_is_what_a_trace_may_say() -> None:
     assert ["timeNs", *VALUES] == list(SAMPLE)
-    assert ["timeNs", *ACTIVITY] == list(activity.ACTIVITY)
+    assert ["timeNs", *ACTIVITY] == list(queries.ACTIVITY)
 
 
 def test_cards_samples_and_links_are_read_from_the_file(path: Path) -> None:

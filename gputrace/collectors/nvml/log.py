@@ -11,8 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.collectors.neighbours import PROCESS
-from gputrace.collectors.nvml.activity import ACTIVITY, METRICS
-from gputrace.collectors.nvml.queries import COLUMNS, DEVICE, NULL, SAMPLE, TOPOLOGY, Row, ranges
+from gputrace.collectors.nvml.queries import (
+    ACTIVITY,
+    COLUMNS,
+    DEVICE,
+    METRICS,
+    NULL,
+    SAMPLE,
+    TOPOLOGY,
+    Row,
+    ranges,
+)
 
 _STEADY_NS: Final = 100_000
 """Drift of the wall clock below which it is not corrected, as for processes."""

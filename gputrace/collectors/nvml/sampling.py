@@ -33,7 +33,7 @@ from typing import Any, Final
 from gputrace.collectors.backend import NONE, Limits, bytes_in
 from gputrace.collectors.neighbours import CardProcesses, RunProcesses
 from gputrace.collectors.nvml import queries
-from gputrace.collectors.nvml.activity import METRICS, ActivityReader
+from gputrace.collectors.nvml.queries import METRICS, ActivityReader
 
 _SELDOM: Final = 8.0  # seconds; the ring holds 14 s and more
 _ACTIVITY_SHARE: Final = 0.01

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gputrace.collectors.nvml.activity import METRICS, ActivityReader
 from gputrace.collectors.nvml.log import NvmlLog, make_steady
-from gputrace.collectors.nvml.queries import NULL
+from gputrace.collectors.nvml.queries import METRICS, NULL, ActivityReader
 from gputrace.collectors.nvml.sampling import OneAtATime
 from tests.collectors.nvml.test_sampling import Record, calls, library, record, scripted
 
