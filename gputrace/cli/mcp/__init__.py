@@ -18,7 +18,7 @@ import click
 
 from gputrace.cli import explain, options
 from gputrace.cli.console import log, signals_as_interrupt
-from gputrace.cli.mcp import program, reading
+from gputrace.cli.mcp import tools
 from gputrace.cli.mcp.tool import Tool, fit
 from gputrace.errors import UsageError
 from gputrace.sanitize import message
@@ -74,8 +74,8 @@ class Server:
 
     def __init__(self, answers: IO[str], root: Path, words: tuple[str, ...] = ()) -> None:
         self._answers, self._root = answers, root
-        self._program = program.Program(words, root)
-        self._tools: dict[str, Tool] = reading.TOOLS | (program.TOOLS if words else {})
+        self._program = tools.Program(words, root)
+        self._tools: dict[str, Tool] = tools.READING | (tools.RUNNING if words else {})
         self._messages: SimpleQueue[tuple[object, object] | None] = SimpleQueue()
         self._pending: dict[object, Event] = {}
         """Requests without an answer yet, by id; an event is set once one is cancelled."""
@@ -190,14 +190,14 @@ class Server:
             case "server/discover":
                 result: dict[str, Any] = {"supportedVersions": _VERSIONS} | about | _CACHEABLE
             case "tools/list":
-                tools = [tool.described(name) for name, tool in self._tools.items()]
-                result = {"tools": tools} | (_CACHEABLE if stateless else {})
+                described = [tool.described(name) for name, tool in self._tools.items()]
+                result = {"tools": described} | (_CACHEABLE if stateless else {})
             case "tools/call":
                 name = parameters.get("name")
                 tool = self._tools.get(name) if isinstance(name, str) else None
                 if tool is None:
                     raise LookupError(_INVALID_PARAMS, f"no tool is called {message(str(name))!r}")
-                call = program.Call(
+                call = tools.Call(
                     self._program,
                     parameters,
                     lambda: cancelled.is_set() or self._closed.is_set(),
@@ -210,13 +210,13 @@ class Server:
             result = {"resultType": "complete", "_meta": {f"{_META}serverInfo": info}} | result
         return result
 
-    def _called(self, tool: Tool, arguments: object, call: program.Call) -> dict[str, Any]:
+    def _called(self, tool: Tool, arguments: object, call: tools.Call) -> dict[str, Any]:
         """Return what a tool says, or why it cannot: agents see that, and can call it otherwise."""
         try:
             checked = tool.check(arguments, self._root)
             size = {"kilobytes": checked.pop("max_kb")} if "max_kb" in checked else {}
             sentences = fit([*tool.function(*[call] * tool.takes_call, **checked)], **size)
-        except program.InputRequired as wanted:
+        except tools.InputRequired as wanted:
             return {"resultType": "input_required", "inputRequests": wanted.args[0]}
         except Exception as error:
             explained = explain(error)
