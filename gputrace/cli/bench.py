@@ -242,10 +242,10 @@ def _command(work: Work, given: Mapping[str, Any]) -> Iterator[str]:
 
 def _show(folder: Folder, form: str, code: int) -> int:
     """Print the results; a recording that contradicts its script fails as an unmet gate."""
+    from gputrace.report import write_for_people
     from gputrace.studies.database import Database, gather
     from gputrace.studies.measures import measure_runs, read_results
-    from gputrace.studies.report import render
-    from gputrace.studies.runner import write_page
+    from gputrace.studies.report import render, render_html
     from gputrace.studies.summary import summarize
 
     gather(folder, log)
@@ -255,7 +255,7 @@ def _show(folder: Folder, form: str, code: int) -> int:
         page = folder.path / "results.html"
         written = f"page: {page}\n"
         try:
-            write_page(summary, page)
+            write_for_people(page, render_html(summary))
         except OSError as error:
             # The results may be in a folder of another user.
             written = ""

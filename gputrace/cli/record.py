@@ -144,7 +144,13 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
         if output is None:
             given["output"] = OUTPUT if force else unused(OUTPUT, command)
         plan = _plan(given)
-        terminal = _terminal() if live else None
+        terminal = None
+        if live:
+            from gputrace.collectors.launch.pty_session import open_terminal
+
+            if find_spec("textual") is None:
+                raise MissingError("--live needs textual; install it with `pip install textual`")
+            terminal = open_terminal()
         prepared = prepare(plan, command, force)
     except CannotRun as error:
         return _fail(str(error), error.code)
@@ -162,15 +168,6 @@ def command(command: tuple[str, ...], live: bool, force: bool, **given: Any) -> 
     from gputrace.cli.record_live import record_live
 
     return record_live(prepared, terminal, partial(_record, prepared))
-
-
-def _terminal() -> int:
-    """Open the terminal to draw on; raises GputraceError if there is none."""
-    from gputrace.collectors.launch.pty_session import open_terminal
-
-    if find_spec("textual") is None:
-        raise MissingError("--live needs textual; install it with `pip install textual`")
-    return open_terminal()
 
 
 def _record(prepared: Prepared) -> int:

@@ -106,7 +106,12 @@ def command(
         raise UsageError("name the program after --: gputrace try workers=8 -- python train.py")
     request = _request(cures, ctx.meta[options.PROGRAM], given)
     if request.workdir is None:
-        _assert_runs(request.command[0])
+        from gputrace.collectors.launch import CannotRun, find_program
+
+        try:
+            find_program(request.command[0])
+        except CannotRun as error:
+            raise UsageError(str(error)) from None
         log(
             "each run executes your program in this folder and rewrites its outputs; "
             "use --workdir . to run in copies"
@@ -128,15 +133,6 @@ def command(
         return ExitCode.INTERRUPTED
     faster = any(row.verdict == "faster" for row in outcome.rows)
     return ExitCode.DONE if faster else ExitCode.GATE_NOT_MET
-
-
-def _assert_runs(name: str) -> None:
-    from gputrace.collectors.launch import CannotRun, find_program
-
-    try:
-        find_program(name)
-    except CannotRun as error:
-        raise UsageError(str(error)) from None
 
 
 def _apply(patch: Patch | None) -> None:
@@ -222,7 +218,13 @@ def _list(as_json: bool) -> int:
     if as_json:
         from gputrace.report import to_json
 
-        click.echo(to_json([_listed(cure) for cure in cures]), nl=False)
+        told = ("id", "what", "frameworks", "takes", "value", "numerics", "findings", "predictions")
+        rows = [
+            {name: getattr(cure, name) for name in told}
+            | {"how": "environment" if cure.variables else "hook"}
+            for cure in cures
+        ]
+        click.echo(to_json(rows), nl=False)
         return ExitCode.DONE
     for cure in cures:
         takes = f"={cure.takes}" if cure.takes else ""
@@ -233,12 +235,6 @@ def _list(as_json: bool) -> int:
         if cure.findings:
             click.echo(f"    for {', '.join(cure.findings)}")
     return ExitCode.DONE
-
-
-def _listed(cure: Any) -> dict[str, Any]:
-    names = ("id", "what", "frameworks", "takes", "value", "numerics", "findings", "predictions")
-    how = "environment" if cure.variables else "hook"
-    return {name: getattr(cure, name) for name in names} | {"how": how}
 
 
 def _history(

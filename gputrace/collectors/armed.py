@@ -162,6 +162,9 @@ def meet(path: Path) -> ArmedProcess | None:
     rank = int(said.get("rank", -1))
     if rank < 0 and task is not None:
         rank = task.rank
+    words = ""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
     return ArmedProcess(
         pid,
         path.parent,
@@ -172,7 +175,7 @@ def meet(path: Path) -> ArmedProcess | None:
         said.get("gpu", "none"),
         int(said.get("windows", 0)),
         (int(said.get("began", 0)), int(said.get("ended", 0))),
-        " ".join(masked(_command(pid))),
+        " ".join(masked(words.rstrip("\0").split("\0"))),
     )
 
 
@@ -185,14 +188,6 @@ def has_ended(pid: int) -> bool:
 def _first_pid(folder: Path) -> str:
     """Return the pid of the process that made a folder."""
     return folder.name.partition("-")[0]
-
-
-def _command(pid: int) -> list[str]:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
-    except OSError:
-        return []
-    return words.rstrip("\0").split("\0")
 
 
 def _remove_if_left(folder: Path, after_s: float = _ABANDONED_S) -> None:
@@ -319,7 +314,14 @@ def _record_into(
     log: Callable[[str], object],
 ) -> None:
     """Record a window into a folder of which a trace can be made."""
-    meta = _describe(members)
+    task = job_tasks.find_task(read_environment(members[0].pid) or {})
+    meta = {
+        "command": json.dumps(members[0].command.split()),
+        "hostname": socket.gethostname(),
+        "backend": HOST.name if all(m.gpu == "none" for m in members) else CUPTI.name,
+        "driver": "yes" if has_driver() else "no",
+        **({"job": task.job, "world_size": str(task.tasks)} if task is not None else {}),
+    }
     for member in members if "job" in meta else ():
         (target / f"{member.rank or 0}.task").touch()
     job_tasks.write_meta(target, meta)
@@ -362,17 +364,6 @@ def _record_into(
 def _files(folders: Iterable[Path]) -> list[Path]:
     kinds = ("*.spool", "*.host", "*.nvml.jsonl")
     return sorted(path for folder in folders for kind in kinds for path in folder.glob(kind))
-
-
-def _describe(members: Sequence[ArmedProcess]) -> dict[str, str]:
-    task = job_tasks.find_task(read_environment(members[0].pid) or {})
-    return {
-        "command": json.dumps(members[0].command.split()),
-        "hostname": socket.gethostname(),
-        "backend": HOST.name if all(m.gpu == "none" for m in members) else CUPTI.name,
-        "driver": "yes" if has_driver() else "no",
-        **({"job": task.job, "world_size": str(task.tasks)} if task is not None else {}),
-    }
 
 
 def stop(members: Sequence[ArmedProcess]) -> int:

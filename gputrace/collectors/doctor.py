@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -119,7 +119,14 @@ def _find_cards() -> tuple[list[Check], list[_Capability]]:
         checks.append(Check("GPM", "note", "not here: what kernels do inside is unknown", advice))
     if any((ask(nvml, "nvmlDeviceGetMigMode", card) or [0])[0] for card in cards):
         checks.append(Check("MIG", "note", "on", "NVML reports less on a partitioned GPU"))
-    computing = _computing(nvml, cards)
+    run = RunProcesses(Path(), os.getpid())
+    computing = []
+    for row in CardProcesses(nvml, cards, run, _LAST_NS).look():
+        use = dict(zip(PROCESS, row, strict=True))
+        if use["pid"] is not None and (use["use"] is None or use["use"] >= _COMPUTES):
+            who = ", ".join(filter(None, [f"pid {use['pid']}", use["name"]]))
+            much = "" if use["use"] is None else f" {use['use']:.0%}"
+            computing.append(f"GPU {use['gpu']}{much} ({who})")
     if computing:
         said = "; ".join(computing)
         checks.append(Check("in use", "note", said, "a program beside them takes turns with these"))
@@ -129,19 +136,6 @@ def _find_cards() -> tuple[list[Check], list[_Capability]]:
 _LAST_NS: Final = 1_000_000_000
 _COMPUTES: Final = 0.02
 """Time for which the use of the cards is asked, and the least part of it that is worth a note."""
-
-
-def _computing(nvml: Any, cards: Sequence[Any]) -> list[str]:
-    """Describe the processes that compute on each card now."""
-    run = RunProcesses(Path(), os.getpid())
-    found = []
-    for row in CardProcesses(nvml, cards, run, _LAST_NS).look():
-        use = dict(zip(PROCESS, row, strict=True))
-        if use["pid"] is not None and (use["use"] is None or use["use"] >= _COMPUTES):
-            who = ", ".join(filter(None, [f"pid {use['pid']}", use["name"]]))
-            much = "" if use["use"] is None else f" {use['use']:.0%}"
-            found.append(f"GPU {use['gpu']}{much} ({who})")
-    return found
 
 
 def _collector() -> Iterator[Check]:

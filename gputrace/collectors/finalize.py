@@ -91,14 +91,26 @@ def write_all(
     """
     write_session(writer, start, meta)
     cards = _write_cards(writer, spools)
-    processes = write_processes(writer, spools, hosts)
+    # A process that runs another program (exec) leaves a host file for each. Information from the
+    # collector takes precedence, then the last host file's.
+    infos: dict[tuple[str, int], dict[str, str]] = {}
+    whole: dict[tuple[str, int], bool] = {}
+    files: list[HostEvents | activity.Spool] = [*hosts, *spools]
+    for file in files:
+        key = file.host, file.pid
+        infos[key] = infos.get(key, {}) | file.info
+        whole[key] = file.whole and (isinstance(file, activity.Spool) or whole.get(key, True))
+    for (host, pid), info in infos.items():
+        row = (global_pid(pid), pid, info.get("program", ""))
+        writer.add_rows("PROCESSES", ["globalPid", "pid", "name"], [row])
+        write_process(writer, pid, host, info, whole[host, pid])
     for spool in spools:
         dropped = activity.drop_unsettled_nodes(spool)
         if dropped:
             note = f"nodes of CUDA graphs without an end from CUPTI, left out: {dropped:,}"
             writer.add_rows("GPUTRACE_NOTE", ["globalPid", "text"], [(global_pid(spool.pid), note)])
         _Activity(writer, spool, start).write(cards)
-    return processes
+    return len(infos)
 
 
 def _notes(
@@ -492,28 +504,6 @@ def write_logs(writer: TraceWriter, logs: Iterable[NvmlLog], start: int) -> None
                 writer.make(table, ", ".join(columns))
                 writer.add_rows(table, columns, rows)
         described = described or bool(log.devices)
-
-
-def write_processes(
-    writer: TraceWriter, spools: Sequence[activity.Spool], hosts: Sequence[HostEvents]
-) -> int:
-    """Write a row for every process that left a file; return the number of processes.
-
-    A process that runs another program (exec) leaves a host file for each. Information from the
-    collector takes precedence, then the last host file's.
-    """
-    infos: dict[tuple[str, int], dict[str, str]] = {}
-    whole: dict[tuple[str, int], bool] = {}
-    files: list[HostEvents | activity.Spool] = [*hosts, *spools]
-    for file in files:
-        key = file.host, file.pid
-        infos[key] = infos.get(key, {}) | file.info
-        whole[key] = file.whole and (isinstance(file, activity.Spool) or whole.get(key, True))
-    for (host, pid), info in infos.items():
-        row = (global_pid(pid), pid, info.get("program", ""))
-        writer.add_rows("PROCESSES", ["globalPid", "pid", "name"], [row])
-        write_process(writer, pid, host, info, whole[host, pid])
-    return len(infos)
 
 
 def write_process(

@@ -64,27 +64,22 @@ def convert_nsys(
     hosts: list[HostEvents] = read_all(folder, "*.host", read_host_file, join_hosts, problems)
     correct_clocks([], hosts)
     with tempfile.TemporaryDirectory(prefix="gputrace-") as local:
-        export = _export(nsys, report, Path(local))
+        export = report.with_name("export.sqlite")
+        export.unlink(missing_ok=True)
+        try:
+            run_export(nsys, report, export)
+        except InputError as error:
+            export.unlink(missing_ok=True)
+            if "lock" not in error.problem.lower():
+                raise
+            # Its file system has no locks.
+            export = Path(local) / export.name
+            run_export(nsys, report, export)
         with TraceWriter(output) as writer:
             merged = _write(writer, export, folder, hosts, {**meta, "nsys": nsys_version(nsys)})
             lost = finalize.write_unreadable(writer, problems)
         export.unlink()
     return replace(merged, notes=(*merged.notes, *lost), unread=finalize.hold_something(problems))
-
-
-def _export(nsys: str, report: Path, local: Path) -> Path:
-    """Export the report to SQLite beside it; to a local folder if its file system has no locks."""
-    beside = report.with_name("export.sqlite")
-    beside.unlink(missing_ok=True)
-    try:
-        run_export(nsys, report, beside)
-    except InputError as error:
-        beside.unlink(missing_ok=True)
-        if "lock" not in error.problem.lower():
-            raise
-        beside = local / beside.name
-        run_export(nsys, report, beside)
-    return beside
 
 
 def _write(

@@ -104,7 +104,28 @@ def join_logs(trace: Trace, paths: Sequence[Path]) -> None:
             f"{names} cannot be joined: the trace does not say when it was recorded"
         )
         return
-    run = _run(trace, session.epoch_ns)
+    kinds = GPU_KINDS if trace.no_gpu is None else tuple(Kind)
+    events = trace.events(kinds, ["start", "end", "process", "device"])
+    pairs = sorted(set(zip(events.process.tolist(), events.device.tolist(), strict=True)))
+    devices = [trace.device(*pair) for pair in pairs]
+    places = [
+        (trace.processes[card.process].host, card.gpu if card.gpu != UNKNOWN else card.device)
+        for card in devices
+    ]
+    uuids = {plain_uuid(card.uuid): at for card, at in zip(devices, places, strict=True)}
+    uuids |= {plain_uuid(card.uuid): (card.host, card.gpu) for card in trace.read_nvml().cards}
+    uuids.pop("", None)
+    start = int(events.start.min()) if len(events) else trace.origin
+    end = int(events.end.max()) if len(events) else trace.origin
+    known = all(card.gpu != UNKNOWN for card in devices)
+    run = _Run(
+        session.epoch_ns,
+        session.epoch_ns + start,
+        session.epoch_ns + end + 1,
+        frozenset(places),
+        uuids,
+        known,
+    )
     for log in logs:
         joined = _join(log, run, session.utc_offset_ns)
         _take_notes(trace, log, joined)
@@ -157,24 +178,6 @@ def _take_notes(trace: Trace, log: SmiLog, nvml: Nvml) -> None:
     if log.bad:
         rows = f"{log.bad:,} line{'' if log.bad == 1 else 's'}"
         trace.quality.notes.append(f"{rows} of {log.path.name} left out: no whole sample")
-
-
-def _run(trace: Trace, epoch: int) -> _Run:
-    kinds = GPU_KINDS if trace.no_gpu is None else tuple(Kind)
-    events = trace.events(kinds, ["start", "end", "process", "device"])
-    pairs = sorted(set(zip(events.process.tolist(), events.device.tolist(), strict=True)))
-    devices = [trace.device(*pair) for pair in pairs]
-    places = [
-        (trace.processes[card.process].host, card.gpu if card.gpu != UNKNOWN else card.device)
-        for card in devices
-    ]
-    uuids = {plain_uuid(card.uuid): at for card, at in zip(devices, places, strict=True)}
-    uuids |= {plain_uuid(card.uuid): (card.host, card.gpu) for card in trace.read_nvml().cards}
-    uuids.pop("", None)
-    start = int(events.start.min()) if len(events) else trace.origin
-    end = int(events.end.max()) if len(events) else trace.origin
-    known = all(card.gpu != UNKNOWN for card in devices)
-    return _Run(epoch, epoch + start, epoch + end + 1, frozenset(places), uuids, known)
 
 
 def _join(log: SmiLog, run: _Run, zone: int | None) -> Nvml:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
@@ -10,7 +11,6 @@ from bokeh.models import ColumnDataSource, DataRange1d, NumeralTickFormatter
 from bokeh.plotting import figure
 from msgspec.structs import replace
 
-from gputrace.model.comparison import Loss
 from gputrace.model.struct import Column
 from gputrace.model.time_class import CLASSES
 from gputrace.report import plain, render_as, to_json
@@ -408,18 +408,17 @@ def _losses_tables(summary: Summary) -> Iterator[Table]:
     for start in range(0, len(every), _MOST_ACROSS):
         columns, lost = [Column("", names.__getitem__)], set[str]()
         for row in every[start : start + _MOST_ACROSS]:
-            cells = {loss.name: _amount(loss, row) for loss in row.losses if loss.ns}
+            base_ns = row.base_step_ns or math.inf
+            cells = {
+                loss.name: f"{format_change(loss.ns)} ({loss.ns / base_ns:+.1%})"
+                for loss in row.losses
+                if loss.ns
+            }
             lost.update(cells)
             cells["total"] = format_change((row.step_ns or 0) - (row.base_step_ns or 0))
             columns.append(Column(row.label, cells.get))
         title = "Where the efficiency goes: what a step has more of than that of the fewest GPUs"
         yield tabulate(title, columns, [*(name for name in CLASSES if name in lost), "total"])
-
-
-def _amount(loss: Loss, row: Efficiency) -> str:
-    """Format what a class adds, and its share of the base's step."""
-    share = loss.ns / row.base_step_ns if row.base_step_ns else 0.0
-    return f"{format_change(loss.ns)} ({share:+.1%})"
 
 
 _SHORT: Final = {

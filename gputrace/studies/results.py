@@ -205,9 +205,7 @@ class Effect(Struct, frozen=True):
     gap_ns: int | None
     """Added idle time per step and GPU; negative if saved."""
     COLUMNS: ClassVar[Columns] = (
-        Column(
-            "", lambda row: f"{row.value} beside {row.base}" + f" ({row.others})" * bool(row.others)
-        ),
+        Column("", str),
         Column("samples/s", "speed_up", "{:.2f}x"),
         Column("(range)", "bounds", _bounds),
         Column("idle a step", "gap_ns", format_change),

@@ -45,7 +45,6 @@ from gputrace.studies.plan import (
     run_label,
     why_not,
 )
-from gputrace.studies.results import Summary
 from gputrace.units import format_ns
 
 
@@ -182,14 +181,6 @@ def carry_out(work: Work, watcher: Watcher) -> ExitCode:
     if work.request.skip_missing:
         states.discard("skipped")
     return ExitCode.DONE if states == {"done"} else ExitCode.DONE_IN_PART
-
-
-def write_page(summary: Summary, page: Path) -> None:
-    """Write the page of a study's results; raises OSError if that fails."""
-    from gputrace.report import write_for_people
-    from gputrace.studies.report import render_html
-
-    write_for_people(page, render_html(summary))
 
 
 _SIDE: Final = 264

@@ -140,7 +140,19 @@ def _launch(
     nsys = find_nsys()
     if nsys is None:
         raise MissingError(_INSTALL)
-    window = _window(plan)
+    window = {}
+    if plan.delay_ns:
+        # All that every version takes are whole seconds.
+        window["--delay"] = str(max(1, round(plan.delay_ns / _SECOND)))
+    if plan.duration_ns:
+        # With --duration nsys would end before the program.
+        window["--session-new"] = f"gputrace{os.getpid()}"
+    if plan.profiler_api or plan.steps is not None:
+        window["--capture-range"] = "cudaProfilerApi"
+        window["--capture-range-end"] = "stop"
+    if window:
+        # Else nsys ends the program with the window.
+        window["--kill"] = "none"
     options = _options(nsys, window, folder)
     changed = dict(environment)
     if plan.steps is not None:
@@ -171,24 +183,6 @@ def _options(nsys: str, window: dict[str, str], folder: Path) -> list[str]:
     # nsys replaces % in names.
     wanted["--output"] = str(folder.absolute() / "report").replace("%", "%%")
     return [f"{name}={value}" for name, value in wanted.items()]
-
-
-def _window(plan: Plan) -> dict[str, str]:
-    """Return the options that record a part; steps delimit it through CUDA's profiler API."""
-    options = {}
-    if plan.delay_ns:
-        # All that every version takes are whole seconds.
-        options["--delay"] = str(max(1, round(plan.delay_ns / _SECOND)))
-    if plan.duration_ns:
-        # With --duration nsys would end before the program.
-        options["--session-new"] = f"gputrace{os.getpid()}"
-    if plan.profiler_api or plan.steps is not None:
-        options["--capture-range"] = "cudaProfilerApi"
-        options["--capture-range-end"] = "stop"
-    if options:
-        # Else nsys ends the program with the window.
-        options["--kill"] = "none"
-    return options
 
 
 def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:

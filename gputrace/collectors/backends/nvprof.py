@@ -78,12 +78,15 @@ def run_under_nvprof(
     launch: Launch, folder: Path, _log: Callable[[str], object], meanwhile: Callable[[], None]
 ) -> int:
     """Run the program and nvprof to their ends; return the program's exit code."""
-
-    def why_not(code: int) -> str:
-        return _explain(folder, f"nvprof did not start the program (exit code {code})")
-
-    supervision = supervised.Supervision("nvprof", launch, folder, apart=False, why_not=why_not)
-    return supervision.run(meanwhile)
+    return supervised.Supervision(
+        "nvprof",
+        launch,
+        folder,
+        apart=False,
+        why_not=lambda code: _explain(
+            folder, f"nvprof did not start the program (exit code {code})"
+        ),
+    ).run(meanwhile)
 
 
 _INSTALL: Final = (
@@ -130,12 +133,6 @@ def _launch(
     changed = dict(environment) | {"GPUTRACE_PTHREADS": "1"}
     if plan.steps is not None:
         changed["GPUTRACE_PROFILER_API"] = "1"
-    options = _options(nvprof, window, folder)
-    return Launch((nvprof, *options, *supervised.prefix(folder), *command), changed)
-
-
-def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
-    """Return the wanted options that this nvprof knows; raise MissingError if it lacks one."""
     known = frozenset(_OPTION.findall(supervised.ask([nvprof, "--help"])[1]))
     missing = [name for name in _NEEDED if name not in known]
     if missing:
@@ -149,7 +146,7 @@ def _options(nvprof: str, window: dict[str, str], folder: Path) -> list[str]:
     options += ["--export-profile", f"{target}/%p.nvvp", "--log-file", f"{target}/nvprof.%p.log"]
     for name, value in (_WANTED | window).items():
         options += [name, value] if name in known else []
-    return options
+    return Launch((nvprof, *options, *supervised.prefix(folder), *command), changed)
 
 
 def _merge(folder: Path, output: Path, meta: Mapping[str, str]) -> Merged:

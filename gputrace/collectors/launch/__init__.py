@@ -144,9 +144,13 @@ class _Child:
         # The kernel tells us of the processor time that we have used.
         is_ours = came.is_from_kernel and came.number == signal.SIGXCPU
         if was_sent_to_group:
-            if group := self._group_to_signal():
+            # Where we lead our group, the program would lead it without us, and to make a group of
+            # its own, as timeout(1) does, would change nothing: the signal would have reached it.
+            its = os.getpgid(self._pid)
+            leads = os.getpgrp() == os.getpid() and its == self._pid
+            if leads and os.getsid(self._pid) == os.getsid(0):
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(group, came.number)
+                    os.killpg(its, came.number)
         elif not is_ours and not signal.sigpending() & _UNDONE_BY.get(came.number, set()):
             self.send(came)
 
@@ -157,16 +161,6 @@ class _Child:
         else:
             with suppress(PermissionError):
                 os.kill(self._pid, came.number)
-
-    def _group_to_signal(self) -> int:
-        """Return the program's process group if a signal to ours would have reached that; else 0.
-
-        Where we lead our group, the program would lead it without us, and to make a group of its
-        own, as timeout(1) does, would change nothing.
-        """
-        its = os.getpgid(self._pid)
-        leads = os.getpgrp() == os.getpid() and its == self._pid
-        return its if leads and os.getsid(self._pid) == os.getsid(0) else 0
 
     def _stop_with_it(self) -> None:
         """Stop as the program has, if we were asked to, so that a shell sees its job stopped."""

@@ -171,7 +171,13 @@ def copy_since(
         if not whole:
             break
         if tag == b"EVNT":
-            kept = _events(bytes(body), span if at >= offset else (LATEST, LATEST))
+            # Those that end in the span, and those that describe any others.
+            first, last = span if at >= offset else (LATEST, LATEST)
+            kept = b"".join(
+                _EVENT.pack(*event)
+                for event in _EVENT.iter_unpack(body[: len(body) // _EVENT.size * _EVENT.size])
+                if first < event[1] <= last or event[4] in _LASTING_EVENTS
+            )
         elif at >= offset or (tag in _LASTING and bytes(body).partition(b"=")[0] not in _SWITCHES):
             kept = bytes(body)
         else:
@@ -181,15 +187,6 @@ def copy_since(
     ended = b"ended=a part of a recording"
     parts += [CHUNK.pack(b"INFO", len(ended)), ended]
     target.write_bytes(b"".join(parts))
-
-
-def _events(body: bytes, span: tuple[int, int]) -> bytes:
-    """Return the events that end in a span, and those that describe any others."""
-    return b"".join(
-        _EVENT.pack(*event)
-        for event in _EVENT.iter_unpack(body[: len(body) // _EVENT.size * _EVENT.size])
-        if span[0] < event[1] <= span[1] or event[4] in _LASTING_EVENTS
-    )
 
 
 _MOST_AT_ONCE: Final = 16 << 20

@@ -132,7 +132,10 @@ def _read(job: Job) -> tuple[list[_Frame], list[_Thread]]:
     inner = samples.correlation if len(trace.paths) == 1 else np.full(len(samples), UNKNOWN)
     texts = trace.names(distinct_ids(np.concatenate([samples.name, inner]).astype(np.int64)))
     numbers = {id: number for number, id in enumerate(texts)}
-    frames = [_frame(text) for text in texts.values()]
+    frames = [
+        _Frame(at[3], at[1], int(at[2])) if (at := _PLACE.fullmatch(text)) else _Frame(text)
+        for text in texts.values()
+    ]
     ends = np.flatnonzero(np.diff(samples.thread) | np.diff(samples.process)) + 1
     threads = []
     for first, end in zip([0, *ends.tolist()], [*ends.tolist(), len(samples)], strict=True):
@@ -160,8 +163,3 @@ def _timed(stacks: Iterable[list[int]], start: Any, waited: Any) -> Iterator[tup
         yield stack, own
         if until > own:
             yield [], until - own
-
-
-def _frame(text: str) -> _Frame:
-    match = _PLACE.fullmatch(text)
-    return _Frame(match[3], match[1], int(match[2])) if match else _Frame(text)

@@ -85,7 +85,16 @@ def _write_all(writer: Writer, job: Job, scene: Scene) -> None:
     for number, (gpu, tracks) in enumerate(gpus):
         _write_gpu(writer, _GPU_IDS + number, gpu, tracks, scene, job.trace)
     for process, thread, track in read_host_tracks(job.trace, job.window):
-        _write_host(writer, process, thread, track, job.trace)
+        known = job.trace.processes[process]
+        id = _HOST_IDS + process
+        rank = f"rank {known.rank} " if known.rank >= 0 else ""
+        host = f" on {known.host_name}" if known.host_name else ""
+        writer.process(id, f"{rank}process {known.pid}{host} {known.name}".rstrip())
+        # Keeps the tracks of a thread together.
+        row_thread = writer.thread(
+            id, f"{thread} {track.name}", thread * _MOST_TRACKS + track.kind_index
+        )
+        writer.rows(id, row_thread, track.events, _names(job.trace, track.events))
 
 
 class JsonWriter:
@@ -381,16 +390,3 @@ def _findings(analysis: Analysis, gpu: Gpu, start: int, end: int) -> list[Slice]
         if not finding.gpus or gpu.gpu in finding.gpus
         if not finding.ranks or gpu.rank in finding.ranks
     ]
-
-
-def _write_host(writer: Writer, process: int, thread: int, track: Track, trace: Trace) -> None:
-    known = trace.processes[process]
-    id = _HOST_IDS + process
-    rank = f"rank {known.rank} " if known.rank >= 0 else ""
-    host = f" on {known.host_name}" if known.host_name else ""
-    writer.process(id, f"{rank}process {known.pid}{host} {known.name}".rstrip())
-    # Keeps the tracks of a thread together.
-    row_thread = writer.thread(
-        id, f"{thread} {track.name}", thread * _MOST_TRACKS + track.kind_index
-    )
-    writer.rows(id, row_thread, track.events, _names(trace, track.events))

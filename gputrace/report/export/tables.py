@@ -76,7 +76,10 @@ def _write_tables(job: Job, suffix: str, open_file: _Open) -> None:
                     name: _TYPES.get(annotation, "string")
                     for name, annotation in annotations.items()
                 }
-                batches = iter([_columns(types, rows)])
+                results_columns = {
+                    n: _column([_plain(getattr(row, n)) for row in rows]) for n in types
+                }
+                batches = iter([results_columns])
             with open_file(folder / f"{table}.{suffix}", types) as write:
                 for columns in batches:
                     write(columns)
@@ -118,16 +121,12 @@ def _open_parquet(path: Path, types: Mapping[str, str]) -> Iterator[Callable[[_C
         yield write
 
 
-def _columns(types: Mapping[str, str], rows: Sequence[Any]) -> _Columns:
-    """Return results as columns; values other than numbers and strings become JSON."""
-    return {name: _column([_plain(getattr(row, name)) for row in rows]) for name in types}
-
-
 def _column(values: Sequence[object]) -> Any:
     return np.ma.array(np.array(values, object), mask=[value is None for value in values])
 
 
 def _plain(value: object) -> object:
+    """Return values other than numbers and strings as JSON."""
     if isinstance(value, Mapping):
         return json.dumps(dict(value))
     return json.dumps(value) if isinstance(value, tuple) else value

@@ -269,20 +269,6 @@ class BrowseApp(TerminalApp[None]):
             self.update_text("#verdict", verdicts)
         self.update_text("#legend", legend_text(board.lanes, self.palette, width))
         self.update_text("#status", status_text(board, self.gap_list.index, width - 2))
-        self._show_pane()
-        self.ruler.refresh()
-        self.timeline.show_board()
-        self.gap_list.show_board()
-
-    def action_pane(self, name: str) -> None:
-        """Show the gaps, or another of the panes in their place."""
-        self.pane = name
-        if name == _GAPS and not self.gap_list.display and not self.detail_text:
-            self.action_explain_step()
-        self.query_one(Pane).scroll_home(animate=False)
-        self.show()
-
-    def _show_pane(self) -> None:
         names = {name: name for name in (_GAPS, *PANES)}
         self.gap_list.display = bool(len(self.board.table)) or not self._opened
         if not self.gap_list.display:
@@ -298,6 +284,17 @@ class BrowseApp(TerminalApp[None]):
         pane.display = not has_gaps and not self.enlarged
         self.query_one("#below").display = has_gaps and not self.enlarged
         pane.show_board()
+        self.ruler.refresh()
+        self.timeline.show_board()
+        self.gap_list.show_board()
+
+    def action_pane(self, name: str) -> None:
+        """Show the gaps, or another of the panes in their place."""
+        self.pane = name
+        if name == _GAPS and not self.gap_list.display and not self.detail_text:
+            self.action_explain_step()
+        self.query_one(Pane).scroll_home(animate=False)
+        self.show()
 
     def _draw_pane(self, height: int) -> Text:
         shown = self.board.lane_at_cursor

@@ -127,7 +127,14 @@ class LiveApp(TerminalApp[str]):
         """Draw the last state seen."""
         if self.now is None:
             return
-        self._put("verdict", headline(self.now))
+        # The verdict on the last steps, or the reason why there is none.
+        if self.now.analysis is None:
+            words, style = clean(self.now.why_not) or "reading …", ""
+        else:
+            findings = shown_findings(self.now.analysis)
+            words = clean(verdict(self.now.analysis))
+            style = SEVERITIES[findings[0].severity if findings else "none"]
+        self._put("verdict", Text(words, style, no_wrap=True, overflow="ellipsis"))
         self._put("status", status(self.now))
         self._put("body", body(self.now, self.palette, max(self.size.width - 4, 20)))
 
@@ -183,15 +190,6 @@ _DRAWN: Final = ("utilization", "power", "smClock")
 _LEAST_CELLS: Final = 4
 _VALUE: Final = 18
 """Columns of a curve's name and value together."""
-
-
-def headline(now: Now) -> Text:
-    """Return the verdict on the last steps, or the reason why there is none."""
-    if now.analysis is None:
-        return Text(clean(now.why_not) or "reading …", no_wrap=True, overflow="ellipsis")
-    findings = shown_findings(now.analysis)
-    style = SEVERITIES[findings[0].severity if findings else "none"]
-    return Text(clean(verdict(now.analysis)), style, no_wrap=True, overflow="ellipsis")
 
 
 def status(now: Now) -> Text:

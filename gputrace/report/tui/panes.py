@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Final
@@ -23,10 +23,10 @@ from textual.widgets import Static
 
 from gputrace.analyzers.timeline_model import NO_STEP, Scene
 from gputrace.analyzers.timeline_model.cells import stack
-from gputrace.analyzers.timeline_model.gaps import GapDetail, HostTime, IssuingCall, Operation
+from gputrace.analyzers.timeline_model.gaps import GapDetail, IssuingCall, Operation
 from gputrace.model.comparison import StepExplanation
 from gputrace.model.events import Kind
-from gputrace.model.results import Analysis, Gap, Step
+from gputrace.model.results import Analysis, Step
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
 from gputrace.report.document import room_for_names
 from gputrace.report.palette import LOOKS, SEVERITIES, Palette
@@ -210,7 +210,10 @@ def gap_text(
     if gap.evidence:
         text.append(f"{clean(gap.evidence)}\n")
     text.append("why\n" if gap.charges else "", "bold")
-    text.append("".join(_charge_lines(gap, analysis)))
+    for cause, ns in gap.charges.items():
+        if ns * 200 >= gap.length_ns:
+            share = format_share(ns, gap.length_ns)
+            text.append(f"- {clean(analysis.cause_label(cause))} {format_ns(ns)} ({share})\n")
     if (finding := detail.finding) is not None:
         text.append(f"{finding.id}: ", SEVERITIES[finding.severity])
         text.append(f"{clean(finding.message)}\n")
@@ -219,7 +222,12 @@ def gap_text(
             text.append(f"{clean(finding.advice)}\n")
     thread = f"host thread {detail.launch.thread}\n" if detail.host and detail.launch else ""
     text.append(thread, "bold")
-    text.append("".join(_host_lines(detail.host, gap.length_ns)))
+    for each in detail.host[:_MOST_HOST]:
+        call, count = call_name(each.name), f" ×{each.count}" if each.count > 1 else ""
+        share = format_share(each.ns, gap.length_ns)
+        text.append(f"- {_HOST[each.kind]} {call}{count} {format_ns(each.ns)} ({share})\n")
+    if len(detail.host) > _MOST_HOST:
+        text.append(f"- and {len(detail.host) - _MOST_HOST} more\n")
     text.append("on the GPU\n", "bold")
     text.append(_operation("before", detail.before))
     text.append(_operation("after", detail.after))
@@ -285,22 +293,6 @@ def launch_line(launch: IssuingCall, started: int) -> str:
 def call_name(name: str) -> str:
     """Return a call's name without its API version."""
     return clean(_VERSION.sub("", name), 80)
-
-
-def _charge_lines(gap: Gap, analysis: Analysis) -> Iterator[str]:
-    for cause, ns in gap.charges.items():
-        if ns * 200 >= gap.length_ns:
-            share = format_share(ns, gap.length_ns)
-            yield f"- {clean(analysis.cause_label(cause))} {format_ns(ns)} ({share})\n"
-
-
-def _host_lines(host: Sequence[HostTime], length: int) -> Iterator[str]:
-    for each in host[:_MOST_HOST]:
-        count = f" ×{each.count}" if each.count > 1 else ""
-        share = format_share(each.ns, length)
-        yield f"- {_HOST[each.kind]} {call_name(each.name)}{count} {format_ns(each.ns)} ({share})\n"
-    if len(host) > _MOST_HOST:
-        yield f"- and {len(host) - _MOST_HOST} more\n"
 
 
 def _operation(when: str, operation: Operation | None) -> str:

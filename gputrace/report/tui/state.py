@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -337,8 +337,17 @@ class Board:
 
     def _shown(self, trace: int, number: int, lane: SceneLane) -> ShownLane:
         scene = self.scenes[trace]
-        short = label_of(lane, scene.lanes if scene else ())
-        label = f"{_NAMES[trace]} {short}" if len(self.scenes) > 1 else short
+        if lane.part:
+            known = CURVE_LOOKS.get(lane.part)
+            label = f" {clean(known.label if known else lane.part, 24)}"
+        elif lane.gpu is None:
+            label = f"rank {lane.rank}"
+        else:
+            # With the rank where the numbers of ranks and GPUs differ.
+            rank = f" r{lane.rank}" if needs_ranks(scene.lanes if scene else ()) else ""
+            label = f"{'gpu' if lane.gpu_known else 'dev'} {lane.gpu}{rank}"
+        if len(self.scenes) > 1:
+            label = f"{_NAMES[trace]} {label}"
         return ShownLane(trace, number, lane, label, self.zero(trace))
 
     def _gaps_of(self, trace: int) -> GapTable:
@@ -403,17 +412,6 @@ class Picked:
         """Start and end on the axis."""
         start, end = (int(at[self.row]) for at in (self.operations.start, self.operations.end))
         return start - self.lane.zero, end - self.lane.zero
-
-
-def label_of(lane: SceneLane, others: Sequence[SceneLane]) -> str:
-    """Return ``gpu 3``; with the rank where the numbers of ranks and GPUs differ."""
-    if lane.part:
-        known = CURVE_LOOKS.get(lane.part)
-        return f" {clean(known.label if known else lane.part, 24)}"
-    if lane.gpu is None:
-        return f"rank {lane.rank}"
-    rank = f" r{lane.rank}" if needs_ranks(others) else ""
-    return f"{'gpu' if lane.gpu_known else 'dev'} {lane.gpu}{rank}"
 
 
 def belongs(part: ShownLane, gpu: ShownLane, last: bool) -> bool:

@@ -138,14 +138,6 @@ def _operation_words(
         yield from _fitted(start, end, (name,), ground, view, width)
 
 
-def _outside_words(shown: ShownLane, view: Viewport, width: int) -> Iterator[_Words]:
-    """Yield labels of the time before a lane's first moment and after its last."""
-    window, zero = shown.lane.window, shown.zero
-    for start, end in ((view.start, window.start - zero), (window.end - zero, view.end)):
-        if start < end:
-            yield from _fitted(start, end, ("nothing recorded", "nothing"), "", view, width)
-
-
 def _fitted(
     start: int, end: int, texts: Sequence[str], ground: str, view: Viewport, width: int
 ) -> Iterator[_Words]:
@@ -297,7 +289,12 @@ class Timeline(ScrollView, can_focus=False):
         scene = board.scenes[shown.trace]
         words = list(_operation_words(shown, scene.names if scene else {}, view, cells))
         if shown.number >= 0:
-            words += _outside_words(shown, view, cells)
+            # Before the lane's first moment, and after its last.
+            window, zero = lane.window, shown.zero
+            for start, end in ((view.start, window.start - zero), (window.end - zero, view.end)):
+                if start < end:
+                    texts = ("nothing recorded", "nothing")
+                    words += _fitted(start, end, texts, "", view, cells)
             words += _gap_words(board.gpus.index(shown), board.table, view, cells)
         for cell, text, ground in words:
             rows[self.bar_height // 2].write(cell, text, self.palette.text(ground))

@@ -238,9 +238,12 @@ class Stretches:
             # What a recorder takes to begin is no part of a step.
             begun, now = now, time_ns()
             self.took = max(now - begun, 0)
-            if self.may_begin and self._costs_much():
+            cost = sorted(self.costs)[len(self.costs) // 2]
+            # The next stretch begins after twice as many steps.
+            lost = (2 * self.begin - self.missed) * cost
+            if self.may_begin and cost > _NOTHING * self.free and lost > _FREELY_NS:
                 self.may_begin, self.share = False, _THEN
-                more = self._usual_cost() / max(self.free, 1)
+                more = cost / max(self.free, 1)
                 recorder.note(
                     f"recording lengthens a step by {more:.0%}: from step {count} on, "
                     f"{_SETTLES + _PACE} steps are recorded now and then "
@@ -258,8 +261,15 @@ class Stretches:
             steps *= 2
         end = count + steps
         if self.share and self.free:
-            cycle = self._cycle(count)
-            end = -(-end // cycle) * cycle
+            # Of a cycle of steps, 35 are recorded. It is a power of two, at most 16 times the steps
+            # so far, and stays for a while, so that ranks that differ a little do not part ways.
+            cost = self.took + (_SETTLES + _PACE) * max(self.recorded - self.free, 0)
+            needed = cost / (_OF_SHARE * self.share * self.free)
+            if not self.cycle / 4 < needed * _OF_SHARE <= self.cycle:
+                self.cycle = _FIRST_AT
+                while self.cycle < needed and self.cycle < 8 * count:
+                    self.cycle *= 2
+            end = -(-end // self.cycle) * self.cycle
         elif steps * _PART > count:
             self._plan(count)
             return
@@ -269,29 +279,6 @@ class Stretches:
             self.state, self.at, self.end = _HOLDING, (count + end) // 2, end
         else:
             self._plan(count)
-
-    def _usual_cost(self) -> int:
-        return sorted(self.costs)[len(self.costs) // 2]
-
-    def _costs_much(self) -> bool:
-        """Return True if recording would cost too much before the next stretch."""
-        cost = self._usual_cost()
-        # The next stretch begins after twice as many steps.
-        lost = (2 * self.begin - self.missed) * cost
-        return cost > _NOTHING * self.free and lost > _FREELY_NS
-
-    def _cycle(self, count: int) -> int:
-        """Return the power of two of steps of which to record 35, at most 16 times those so far.
-
-        It stays as it is for a while, so that ranks that differ a little do not part ways.
-        """
-        cost = self.took + (_SETTLES + _PACE) * max(self.recorded - self.free, 0)
-        needed = cost / (_OF_SHARE * self.share * self.free)
-        if not self.cycle / 4 < needed * _OF_SHARE <= self.cycle:
-            self.cycle = _FIRST_AT
-            while self.cycle < needed and self.cycle < 8 * count:
-                self.cycle *= 2
-        return self.cycle
 
     def _plan(self, count: int) -> None:
         """Choose when the next stretch begins."""

@@ -176,11 +176,11 @@ def compilations(module: Any) -> None:
     """Time the making of a graph of a tf.function, in steps: one for each shape, type and number of
     Python's.
     """
-
-    def name_of(*given: Any) -> str:
-        return f"tf.function {getattr(given[-1], 'name', '')}".strip()
-
-    times_compilations(module, "_create_concrete_function", name_of)
+    times_compilations(
+        module,
+        "_create_concrete_function",
+        lambda *given: f"tf.function {getattr(given[-1], 'name', '')}".strip(),
+    )
 
 
 PATCHES = [

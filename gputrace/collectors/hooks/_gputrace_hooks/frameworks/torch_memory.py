@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .. import steps
@@ -195,16 +196,13 @@ class _Snapshots:
         self.left[name] -= 1
         target = f"{self.path}.{os.getpid()}.{name}.pickle"
         try:
-            with open(f"{target}.tmp", "wb", opener=_private) as file:
+            private = partial(os.open, mode=0o600)
+            with open(f"{target}.tmp", "wb", opener=private) as file:
                 pickle.dump(self.module._snapshot(), file, 4)
             os.replace(f"{target}.tmp", target)
         except Exception:
             note_ours("writing a snapshot of torch's allocator")
             self.left = {}
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 _MOST_WRITTEN, _HISTORY, _RISE = 4, 100000, 1.01
