@@ -35,7 +35,7 @@ from benchmarks.measure import Failed
 from benchmarks.options import Options
 from gputrace.model.struct import UNKNOWN
 from gputrace.trials.ledger import Entry
-from gputrace.trials.report import format_answer
+from gputrace.trials.outcome import format_answer
 from gputrace.units import format_times
 
 FOLDER: Final = WORKLOADS / "sick"

@@ -121,7 +121,7 @@ def command(
 
         outcome = Trial(request, progress).run()
     if as_json:
-        from gputrace.trials.report import render_json
+        from gputrace.trials.outcome import render_json
 
         click.echo(render_json(outcome), nl=False)
     else:
@@ -203,7 +203,7 @@ def _progress() -> Iterator[Progress]:
 def _text(outcome: Outcome, diff: bool, apply_: bool) -> str:
     """Render the answers as a table, the best set, and what is to be changed for it."""
     from gputrace.report import text
-    from gputrace.trials.report import document
+    from gputrace.trials.outcome import document
 
     width, patch = options.width(), outcome.patch
     report = document(outcome, text.limits(width), with_diff=diff, applied=apply_)
@@ -246,7 +246,7 @@ def _history(
     from gputrace.collectors.masking import masked
     from gputrace.report import text, to_json
     from gputrace.trials import ledger
-    from gputrace.trials.report import history
+    from gputrace.trials.outcome import history
 
     path = path or ledger.default_ledger()
     entries = ledger.read(path)

@@ -13,7 +13,6 @@ import sysconfig
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Final
 
 from gputrace.trials.cures import Candidate, Setting
 from gputrace.trials.runs import Change
-from gputrace.trials.statements import EVERY, Source, TextEdit, remove, run_every
+from gputrace.trials.statements import Source, TextEdit, remove, run_every
 
 _INSTALLED: Final = ("site-packages", "dist-packages")
 
@@ -230,7 +229,7 @@ def _edit_calls(
     for change in changes:
         if not change.argument:
             is_left_out = whole[change.cure].cure.edit == "remove"
-            edited = remove if is_left_out else partial(run_every, steps=EVERY)
+            edited = remove if is_left_out else run_every
             new = edited(text, change.line, change.call)
             edits |= new
             missed += [] if new else [change]

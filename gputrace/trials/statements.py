@@ -134,9 +134,9 @@ def remove(source: Source, line: int, call: str) -> set[TextEdit]:
     return edits
 
 
-def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]:
-    """Return the edits that have the calls of a function at a line run in one of so many steps of
-    those that come there.
+def run_every(source: Source, line: int, call: str) -> set[TextEdit]:
+    """Return the edits that have the calls of a function at a line run in one of `EVERY` steps
+    that come there.
 
     It takes a condition that is there already, or puts one around all that does nothing else for
     the loop. There are none where the loop has no counter, or needs what is computed there.
@@ -146,11 +146,11 @@ def run_every(source: Source, line: int, call: str, steps: int) -> set[TextEdit]
             if isinstance(node, ast.If) and (every := _modulus(node.test)) is not None:
                 begin, end = source.span(every)
                 text = source.data[begin:end].decode()
-                more = int(text) * steps if text.isdigit() else f"({steps} * ({text}))"
+                more = int(text) * EVERY if text.isdigit() else f"({EVERY} * ({text}))"
                 return {(begin, end, str(more))}
         counter, group = _counter(loop), _needless(source, within)
         if group and counter:
-            return _under_condition(source, group, f"if {counter} % {steps} == 0:")
+            return _under_condition(source, group, f"if {counter} % {EVERY} == 0:")
     return set()
 
 

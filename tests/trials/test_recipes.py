@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gputrace.trials.recipes import find_recipes
+from gputrace.trials.choice import find_recipes
 
 PROGRAM = """\
 def auc(score):

@@ -11,10 +11,9 @@ import pytest
 
 from gputrace.report import render_as, text
 from gputrace.trials.ledger import Entry
-from gputrace.trials.outcome import Outcome
-from gputrace.trials.report import history
+from gputrace.trials.outcome import Outcome, history
 
-MODULE: Final = "gputrace.trials.report"
+MODULE: Final = "gputrace.trials.outcome"
 
 
 def entry(cure: str, **values: Any) -> Entry:

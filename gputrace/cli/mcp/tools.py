@@ -494,7 +494,7 @@ def _try(
     from gputrace.report.text import limits
     from gputrace.trials.cures import read_candidates
     from gputrace.trials.history import Request
-    from gputrace.trials.report import document, format_answer
+    from gputrace.trials.outcome import document, format_answer
     from gputrace.trials.trial import Trial
     from gputrace.units import parse_duration
 
