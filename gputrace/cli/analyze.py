@@ -81,7 +81,6 @@ def analyze(
     if not any(map(is_database, traces)):
         from gputrace.readers.flight_recorder import is_hang_report
         from gputrace.readers.memory_snapshot import is_memory_snapshot
-        from gputrace.store.sketches import is_sketch_folder
 
         if all(map(is_memory_snapshot, traces)):
             module, width = "gputrace.report.memory", options.width()
@@ -91,7 +90,7 @@ def analyze(
         if all(map(is_hang_report, traces)):
             click.echo(_hang(traces, form), nl=False)
             return ExitCode.DONE
-        if all(map(is_sketch_folder, traces)):
+        if all(path.is_dir() and any(path.glob("*.sketch")) for path in traces):
             shown = render_as(
                 *(_sketches(traces), form, "gputrace.report.sketches"),
                 *(options.width(), options.use_color()),

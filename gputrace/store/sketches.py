@@ -57,11 +57,6 @@ class RankSketch:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
 
-def is_sketch_folder(path: Path) -> bool:
-    """Return whether a path is a folder with sketches in it."""
-    return path.is_dir() and any(path.glob("*.sketch"))
-
-
 class SketchWriter:
     """Writer of the sketch of one process, which goes on where an earlier one has ended."""
 
