@@ -35,6 +35,9 @@ settings.load_profile("gputrace")
 # Hundreds of tests start the command; without compiled files, each of them would compile it anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# The browser draws what changed once a key is answered, and not 60 times a second meanwhile.
+os.environ["TEXTUAL_FPS"] = "8"
+
 # A shell's background job is started with Ctrl+C ignored, which its children would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
