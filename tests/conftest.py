@@ -38,6 +38,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The browser draws what changed once a key is answered, and not 60 times a second meanwhile.
 os.environ["TEXTUAL_FPS"] = "8"
 
+# Bokeh looks through all models of a page for mistakes, which it only writes to its log.
+os.environ["BOKEH_VALIDATE_DOC"] = "no"
+
 # A shell's background job is started with Ctrl+C ignored, which its children would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -94,6 +97,12 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 def h100(recording: Callable[[str], Path]) -> Path:
     """Two GPUs that copy from the host nearly all the time."""
     return recording("nsys-ai-h100_2gpu_1s.sqlite")
+
+
+@pytest.fixture(scope="session")
+def saxpy(recording: Callable[[str], Path]) -> Path:
+    """One GPU and a few calls: the smallest of them, for what any trace would do."""
+    return recording("pipit-saxpy-mpi.sqlite")
 
 
 @pytest.fixture(scope="session")

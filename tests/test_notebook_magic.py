@@ -69,8 +69,9 @@ def kernels_in(trace: Path) -> int:
         return sum(gpu.kernels for gpu in opened.analyze().gpus)
 
 
-def test_the_report_of_a_cell_is_shown_below_it(tmp_path: Path, shell: str) -> None:
-    *_, cell = run_notebook(tmp_path, shell, [LOAD, IMPORT, "%%gputrace\ntrain(12)"])
+def test_the_report_of_what_ran_in_a_cell_is_shown_below_it(tmp_path: Path, shell: str) -> None:
+    cells = [LOAD, IMPORT, "%%gputrace\ntrain(12)", "train(9)", "%%gputrace\ntrain(6)"]
+    *_, cell, between, second = run_notebook(tmp_path, shell, cells)
     (text,), (html,) = cell.shown, cell.html
     assert "of 12 steps" in text
     assert "waits for data" in text
@@ -81,12 +82,6 @@ def test_the_report_of_a_cell_is_shown_below_it(tmp_path: Path, shell: str) -> N
         "gputrace: there is no NVIDIA driver on this machine; "
         "only steps and waits for data are recorded, nothing of the GPUs\n"
     )
-
-
-def test_a_cell_has_what_ran_in_it_alone(tmp_path: Path, shell: str) -> None:
-    cells = [LOAD, IMPORT, "%%gputrace\ntrain(12)", "train(9)", "%%gputrace\ntrain(6)"]
-    *_, first, between, second = run_notebook(tmp_path, shell, cells)
-    assert "of 12 steps" in first.shown[0]
     assert not between.shown
     assert "of 6 steps" in second.shown[0]
 
@@ -118,26 +113,21 @@ def test_marks_of_the_user_count(tmp_path: Path, shell: str) -> None:
     assert "'gputrace.step'" in " ".join(cell.shown[0].split())
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ("--steps 3:4", "No such option"),
-        ("--backend nsys", "'nsys' is not one of 'auto', 'cupti', 'host'"),
-        ("--backend cupti", "the GPUs cannot be recorded: there is no NVIDIA driver"),
-        ("-o there.sqlite", "there.sqlite: exists"),
-        ("'", "No closing quotation"),
-    ],
-)
-def test_wrong_options_are_told_in_a_line_and_nothing_runs(
-    tmp_path: Path, options: str, told: str
-) -> None:
+def test_wrong_options_are_told_in_a_line_and_nothing_runs(tmp_path: Path) -> None:
     (tmp_path / "there.sqlite").touch()
-    _, cell, after = run_notebook(
-        tmp_path, "fake", [LOAD, f"%%gputrace {options}\nran = 1", "print('ran' in globals())"]
-    )
-    (line,) = cell.traceback.splitlines()
-    assert line.startswith("gputrace: ")
-    assert told in line
+    told = {
+        "--steps 3:4": "No such option",
+        "--backend nsys": "'nsys' is not one of 'auto', 'cupti', 'host'",
+        "--backend cupti": "the GPUs cannot be recorded: there is no NVIDIA driver",
+        "-o there.sqlite": "there.sqlite: exists",
+        "'": "No closing quotation",
+    }
+    wrong = [f"%%gputrace {options}\nran = 1" for options in told]
+    _, *cells, after = run_notebook(tmp_path, "fake", [LOAD, *wrong, "print('ran' in globals())"])
+    for cell, words in zip(cells, told.values(), strict=True):
+        (line,) = cell.traceback.splitlines()
+        assert line.startswith("gputrace: ")
+        assert words in line
     assert after.out == "False\n"
 
 

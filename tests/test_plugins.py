@@ -70,9 +70,9 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.fixture(scope="module")
-def table(h100: Path) -> str:
+def table(saxpy: Path) -> str:
     """Return a report without plugins as CSV."""
-    return command.gputrace("analyze", h100, "--format", "csv").out
+    return command.gputrace("analyze", saxpy, "--format", "csv").out
 
 
 def broken(folder: Path, kind: str, name: str, code: str, value: str = "it") -> Path:
@@ -289,19 +289,19 @@ FINDING = "def it(facts): yield facts.finding({}, '', '')"
     ],
 )
 def test_a_broken_analyzer_costs_a_line_and_nothing_else(
-    code: str, words: str, h100: Path, table: str, here: Here, tmp_path: Path
+    code: str, words: str, saxpy: Path, table: str, here: Here, tmp_path: Path
 ) -> None:
     site = broken(tmp_path, "analyzers", "mine", code)
-    ran = here("analyze", h100, "--format", "csv", sites=[site])
+    ran = here("analyze", saxpy, "--format", "csv", sites=[site])
     told = f"the analyzer 'mine' of their-package 1.0 does not work: {words}"
     assert ran == (DONE, table, f"gputrace: {told}; left out\n")
 
 
 def test_what_a_plugin_prints_is_not_in_the_answer(
-    h100: Path, table: str, here: Here, tmp_path: Path
+    saxpy: Path, table: str, here: Here, tmp_path: Path
 ) -> None:
     site = broken(tmp_path, "analyzers", "mine", "def it(facts): print('so far'); return []")
-    assert here("analyze", h100, "--format", "csv", sites=[site]) == (DONE, table, "so far\n")
+    assert here("analyze", saxpy, "--format", "csv", sites=[site]) == (DONE, table, "so far\n")
 
 
 @pytest.mark.parametrize(
@@ -358,9 +358,9 @@ def test_a_trace_that_breaks_while_it_is_read_names_its_plugin(here: Here, tmp_p
     [("def it(a): return a.nothing", "AttributeError"), ("def it(a): return 7", "int, not str")],
 )
 def test_a_broken_view_is_refused(
-    code: str, words: str, h100: Path, here: Here, tmp_path: Path
+    code: str, words: str, saxpy: Path, here: Here, tmp_path: Path
 ) -> None:
-    ran = here("analyze", h100, "--format", "x", sites=[broken(tmp_path, "views", "x", code)])
+    ran = here("analyze", saxpy, "--format", "x", sites=[broken(tmp_path, "views", "x", code)])
     assert_refused(ran, MISSING, "the view 'x' of their-package 1.0 does not work", words)
 
 
@@ -392,10 +392,10 @@ def test_names_that_are_nobodys_are_refused_with_those_there_are(site: Path, her
     assert_refused(ran, 125, "'perf' is not one of auto, cupti, nsys, nvprof, host, niced")
 
 
-def test_without_plugins_nobody_asks_for_metadata(h100: Path) -> None:
+def test_without_plugins_nobody_asks_for_metadata(saxpy: Path) -> None:
     program = "import sys\nfrom gputrace.cli import run; run(['analyze', *sys.argv[1:]])\n"
     program += "print('importlib.metadata' in sys.modules, file=sys.stderr)"
-    assert command.python("-c", program, str(h100)).err == "False\n"
+    assert command.python("-c", program, str(saxpy)).err == "False\n"
 
 
 def test_every_name_for_plugins_is_there_and_documented() -> None:

@@ -95,11 +95,11 @@ def longest_os_call(
     """Return the system call that a thread was in for longest within some time, and for how many
     nanoseconds; nothing where that is less than 5 % of the time.
     """
-    calls = calls.select((calls.process == thread[0]) & (calls.thread == thread[1]))
-    within = time.within(calls.start, calls.end)
+    rows = np.flatnonzero((calls.process == thread[0]) & (calls.thread == thread[1]))
+    within = time.within(calls.start[rows], calls.end[rows])
     if not within.any():
         return "", 0
-    names, index = number_ids(calls.name)
+    names, index = number_ids(calls.name[rows])
     spent = np.bincount(index, within)
     most = int(np.argmax(spent))
     if spent[most] < _NAMED_OS_PART * time.total:

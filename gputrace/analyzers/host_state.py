@@ -21,7 +21,7 @@ from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
 from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
-from gputrace.model.intervals import EMPTY, Intervals, Times, union
+from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.results import Step, Throughput
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
@@ -67,25 +67,27 @@ class HostState(Struct, frozen=True, dict=True):
                 yield f"in {PHASES[most]}"
         of_processes = {"garbage collection": self.collections, "compilation": self.compilations}
         for what, of_process in of_processes.items():
-            took = of_process.get(process, EMPTY).clip(start, end).total
+            took = of_process[process].clip(start, end).total if process in of_process else 0
             if took >= _WORTH_TELLING * (end - start):
                 yield f"{what} {format_ns(took)}"
         # What a thread waits for: Python's lock, a core.
-        held = self.locks
-        rows = _overlapping(held, (held.process == process) & (held.thread != number), start, end)
-        took = union(held.start[rows], held.end[rows]).clip(start, end).total
-        if len(rows) and took >= _WORTH_TELLING * (end - start):
-            line = self.holders[int(held.name[rows[np.argmax((held.end - held.start)[rows])]])]
-            at = f", at {PurePath(line).name}" if line else ""
-            yield f"waits for Python's lock, which another thread holds{at}"
-        queued = self.queued
-        mine = (queued.process == process) & (queued.thread == number)
-        rows = _overlapping(queued, mine, start, end)
-        around, waited = union(queued.start[rows], queued.end[rows]).total, queued.bytes[rows].sum()
-        if 0 < around <= _COUNTED_LENGTHS * (end - start) and waited >= _QUEUED_PART * around:
-            yield (
-                f"queued for a core {format_ns(int(waited))} of the {format_ns(around)} around it"
-            )
+        held, queued = self.locks, self.queued
+        if len(held):
+            mine = (held.process == process) & (held.thread != number)
+            rows = _overlapping(held, mine, start, end)
+            took = union(held.start[rows], held.end[rows]).clip(start, end).total
+            if len(rows) and took >= _WORTH_TELLING * (end - start):
+                line = self.holders[int(held.name[rows[np.argmax((held.end - held.start)[rows])]])]
+                at = f", at {PurePath(line).name}" if line else ""
+                yield f"waits for Python's lock, which another thread holds{at}"
+        if len(queued):
+            mine = (queued.process == process) & (queued.thread == number)
+            rows = _overlapping(queued, mine, start, end)
+            around = union(queued.start[rows], queued.end[rows]).total
+            waited = int(queued.bytes[rows].sum())
+            known = 0 < around <= _COUNTED_LENGTHS * (end - start)
+            if known and waited >= _QUEUED_PART * around:
+                yield f"queued for a core {format_ns(waited)} of the {format_ns(around)} around it"
 
 
 def _overlapping(events: Events, mine: Mask, start: int, end: int) -> NDArray[np.intp]:

@@ -19,6 +19,7 @@ from gputrace.model.events import UNKNOWN, Events, Kind
 from gputrace.model.trace import Process, Session
 from gputrace.readers.in_memory import MemoryTrace
 from gputrace.readers.registry import open_trace
+from tests.helpers.examples import few
 from tests.helpers.per_gpu import gpus_of, handmade
 from tests.synthetic import Plan, Recording, simulate, write_kineto, write_nsys
 
@@ -201,7 +202,7 @@ def test_an_operation_is_known_by_its_kernel(kernel: str, operation: str) -> Non
     assert operation_of(kernel) == operation
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(few(2)))
 def test_the_wait_is_the_exposed_part_of_communication_before_the_last_rank_comes(
     seed: int, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import gputrace
 from gputrace.api import Report
 from gputrace.model.time_class import CLASSES, IDLE_CAUSES
+from tests.helpers.examples import few
 from tests.synthetic import Plan, Recording, simulate, write_nsys
 
 SMALL = Plan(steps=12, warmup_steps=0, kernels_per_step=60, ranks=1, seed=3)
@@ -36,7 +37,7 @@ def share(report: Report, name: str) -> float:
     return sum(row.of(name) for row in report.breakdown) / sum(r.total_ns for r in report.breakdown)
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     data_wait_ns=st.integers(0, 5_000_000),
     input_copies=st.integers(0, 2),

@@ -22,6 +22,7 @@ import gputrace
 from gputrace.api import Report
 from gputrace.errors import InputError, UsageError
 from tests.helpers import command
+from tests.helpers.examples import few
 from tests.helpers.lookups import finding_of
 from tests.helpers.sentences import words_of
 from tests.report.test_json import NAMES
@@ -334,7 +335,7 @@ def test_waits_are_summed_within_each_step(made: Made) -> None:
     assert "num_workers" in first.advice
 
 
-@settings(max_examples=20)
+@settings(max_examples=few(8))
 @given(
     st.lists(st.integers(1, 50), min_size=1, max_size=20),
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), min_size=1, max_size=20),

@@ -13,6 +13,7 @@ from gputrace.analyzers.kernel_names import FAMILIES
 from gputrace.api import Report
 from gputrace.model.kernels import Kernels, KernelUse
 from tests.analyzers.test_generated_training import run
+from tests.helpers.examples import few
 from tests.helpers.handmade import ADAM, MS, US, Run, analyze, ids
 from tests.helpers.lookups import finding_of
 from tests.helpers.sentences import words_of
@@ -239,7 +240,7 @@ def test_turning_layouts_is_told_with_its_cost(tmp_path: Path) -> None:
     assert "layout-transposes" not in ids(plain)
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ranks=st.integers(1, 3), kernels=st.integers(12, 80), seed=st.integers(0, 99))
 def test_counts_and_sums_are_those_of_the_rows(
     tmp_path: Path, ranks: int, kernels: int, seed: int

@@ -16,6 +16,7 @@ from gputrace.api import Report
 from gputrace.model.results import Phase
 from gputrace.report.wording import describe_parts, run_parts
 from tests.analyzers.test_generated_training import run
+from tests.helpers.examples import few
 from tests.helpers.handmade import MS, US, Run, analyze, assert_training, ids
 from tests.helpers.lookups import finding_of
 from tests.helpers.sentences import words_of
@@ -238,7 +239,7 @@ class TestEpochs:
     def test_a_restart_as_short_as_other_waits_is_none(self, tmp_path: Path) -> None:
         assert of(run(tmp_path, replace(self.plan, restart_ns=MS))[1], "epoch") == []
 
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", range(few(3)))
     def test_a_loader_that_stutters_at_random_begins_no_epochs(
         self, tmp_path: Path, seed: int
     ) -> None:
@@ -339,7 +340,7 @@ class TestWarmup:
         assert "is compilation" in words_of(finding_of(report, "warmup"))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     ranks=st.integers(1, 3),
     data_wait_ns=st.integers(0, 5_000_000),

@@ -80,7 +80,11 @@ def peak_of(read: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("made", [of_frames, of_small_frames, of_groups, of_members])
-def test_what_unfolds_without_bound_is_refused(made: Callable[[], bytes], tmp_path: Path) -> None:
+def test_what_unfolds_without_bound_is_refused(
+    made: Callable[[], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of the texts that are allowed takes a quarter of the memory."""
+    monkeypatch.setattr(plain, "FREE_BYTES", plain.FREE_BYTES // 4)
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(made())
     assert path.stat().st_size < 100_000
@@ -89,7 +93,7 @@ def test_what_unfolds_without_bound_is_refused(made: Callable[[], bytes], tmp_pa
         with pytest.raises(InputError, match=UNFOLDS):
             read_ranks([path])
 
-    assert peak_of(refused) < MOST_PEAK
+    assert peak_of(refused) < MOST_PEAK // 4
 
 
 def test_shapes_are_shortened_however_deep_they_are(tmp_path: Path) -> None:
@@ -186,13 +190,13 @@ def test_the_time_of_a_dump_grows_as_its_entries_do(tmp_path: Path) -> None:
     assert 3.9 * counted[250] < counted[1000] < 4.1 * counted[250]
 
 
-def test_twenty_thousand_entries_are_read(tmp_path: Path) -> None:
-    path, content = tmp_path / "nccl_trace_rank_3", dump(20_000)
+def test_ten_thousand_entries_are_read(tmp_path: Path) -> None:
+    path, content = tmp_path / "nccl_trace_rank_3", dump(10_000)
     library = [{"filename": f"/lib/python/{n}.py", "line": n, "name": "call"} for n in range(3)]
     for entry in content["entries"]:
         entry["frames"] = library + entry["frames"]
     path.write_bytes(at_once(content))
     (state,) = read_ranks([path])
-    assert [entry.number for entry in state.collectives] == list(range(1, 20_001))
+    assert [entry.number for entry in state.collectives] == list(range(1, 10_001))
     assert {entry.line for entry in state.collectives} == {"train.py:20 step"}
     assert state.collectives[0].members == (0, 1)

@@ -87,7 +87,7 @@ def test_a_gzip_bomb_is_not_unpacked(
 ) -> None:
     monkeypatch.setattr(compressed, "FREE_BYTES", 8 << 20)
     path = tmp_path / "bomb.json.gz"
-    path.write_bytes(bomb(head, 64 << 20))
+    path.write_bytes(bomb(head, 24 << 20))
     assert path.stat().st_size < 100_000
     told = refused(path, "no trace compresses that well")
     assert int(re.findall(r"(\d+) MiB", told)[0]) <= 8 + 4  # a block over the limit at most
@@ -98,9 +98,9 @@ def test_a_bomb_within_a_bomb_is_not_unpacked(
 ) -> None:
     monkeypatch.setattr(compressed, "FREE_BYTES", 8 << 20)
     path, text = tmp_path / "bomb.json.gz", b'{"schemaVersion": 1, "traceEvents": ['
-    path.write_bytes(gzip.compress(bomb(text, 64 << 20)))
+    path.write_bytes(gzip.compress(bomb(text, 24 << 20)))
     refused(path, "no trace compresses that well")
-    path.write_bytes(gzip.compress(gzip.compress(bomb(text, 64 << 20))))
+    path.write_bytes(gzip.compress(gzip.compress(bomb(text, 24 << 20))))
     refused(path, "not a trace")
 
 
@@ -296,8 +296,10 @@ NEVER: Final = {"pickle", "cPickle", "cloudpickle", "marshal", "shelve", "dill",
 
 def test_nothing_that_runs_what_it_reads_is_imported_or_called() -> None:
     found = []
+    words = re.compile("|".join([*NEVER, "eval", "exec", "mktemp", "shell", "allow_pickle"]))
     for path in sorted((ROOT / "gputrace").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if words.search(text) else ():
             found += [f"{path}: {word}" for word in _suspicious(node)]
     # A notebook's cell is the user's own code, which the magic runs as IPython does; what a client
     # and its Dask workers send each other is pickled by Dask, too. A function to try is the

@@ -151,24 +151,24 @@ MOST_PEAK: Final = 96 << 20
 def unfolding(kind: str) -> bytes:
     if kind == "events":
         content = training()
-        content["device_traces"] = [content["device_traces"][0] * 1000]
+        content["device_traces"] = [content["device_traces"][0] * 250]
         return pickle.dumps(content)
     if kind == "frames":
         frame = {"filename": "<" + "x" * 9000, "line": 1, "name": "f" * 9000}
         content = training()
-        content["device_traces"][0][1]["frames"] = [dict(frame) for _ in range(20_000)]
+        content["device_traces"][0][1]["frames"] = [dict(frame) for _ in range(5_000)]
         return pickle.dumps(content)
     if kind == "containers":
-        return b"\x80\x04" + b"}" * 187_500 + b"."
-    return b"\x80\x04N" + b"\x94" * 187_500 + b"."
+        return b"\x80\x04" + b"}" * 62_500 + b"."
+    return b"\x80\x04N" + b"\x94" * 62_500 + b"."
 
 
 @pytest.mark.parametrize("kind", ["events", "frames", "containers", "remembered"])
 def test_what_unfolds_without_bound_is_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An eighth of the containers that are allowed takes an eighth of the memory."""
-    monkeypatch.setattr(plain, "FREE_CONTAINERS", plain.FREE_CONTAINERS // 8)
+    """A part of the containers that are allowed takes that part of the memory."""
+    monkeypatch.setattr(plain, "FREE_CONTAINERS", plain.FREE_CONTAINERS // 32)
     path = tmp_path / "s.pickle"
     path.write_bytes(unfolding(kind))
 
@@ -176,7 +176,7 @@ def test_what_unfolds_without_bound_is_refused(
         with pytest.raises(InputError, match=r"unfolds to over|more containers than"):
             read_snapshot(path)
 
-    assert peak_of(refused) < 3 * MOST_PEAK // 8
+    assert peak_of(refused) < 3 * MOST_PEAK // 32
 
 
 def test_the_time_does_not_depend_on_how_passes_alternate(tmp_path: Path) -> None:
@@ -193,6 +193,6 @@ def test_the_time_does_not_depend_on_how_passes_alternate(tmp_path: Path) -> Non
 
 
 def test_plain_pickles_are_bounded_by_their_opcodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "FREE_CONTAINERS", plain.FREE_CONTAINERS // 8)
+    monkeypatch.setattr(plain, "FREE_CONTAINERS", plain.FREE_CONTAINERS // 32)
     with pytest.raises(plain.Refused, match="more containers"):
         plain.plain_pickle(unfolding("containers"))

@@ -15,6 +15,7 @@ import gputrace
 from gputrace.api import Report
 from gputrace.data import unpacked
 from tests.helpers import command
+from tests.helpers.examples import few
 from tests.helpers.exports import KERNEL, NVTX, RUNTIME, Export, global_id
 from tests.helpers.handmade import Run, train
 from tests.helpers.lookups import rows
@@ -43,7 +44,7 @@ def answers(report: Report) -> object:
     return report.gpus, gaps.count, gaps.total_ns, gaps.by_cause, listed
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1_000),
     ranks=st.integers(1, 2),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.examples import few
 from tests.synthetic import Kind, Plan, Recording, random_plan, simulate, write_nsys
 from tests.synthetic.recording import CAUSES, CLASSES
 from tests.synthetic.truth import ops_of
@@ -221,7 +222,7 @@ def test_shuffled_rows_are_the_same_rows(tmp_path: Path) -> None:
     assert sorted(rows[0]) == sorted(rows[1])
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=few(6), deadline=None, derandomize=True)
 @given(st.integers(0, 10_000))
 def test_random_plans_hold_what_they_promise(seed: int) -> None:
     assert random_plan(seed) == random_plan(seed)

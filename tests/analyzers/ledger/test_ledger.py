@@ -17,6 +17,7 @@ from gputrace.analyzers.whatif.optimizations import CURES
 from gputrace.api import Report
 from gputrace.model.results import Analysis, Finding
 from tests.helpers import recordings
+from tests.helpers.examples import few
 from tests.helpers.exports import STEP, Export, global_id
 from tests.helpers.handmade import MS, US, Run, analyze, ids
 from tests.helpers.lookups import finding_of
@@ -298,7 +299,7 @@ def test_rows_sum_to_what_a_gpu_does_not_compute(name: str, tmp_path: Path) -> N
         check(trace.analyze())
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 100_000))
 def test_rows_of_random_runs_sum_too(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("run") / "run.sqlite"

@@ -17,6 +17,7 @@ from gputrace.analyzers.steps.windows import count_warmup
 from gputrace.model.events import Events, Kind
 from gputrace.model.trace import Trace
 from tests.helpers import kineto, lookups
+from tests.helpers.examples import few
 from tests.helpers.handmade import MS, US, Run, analyze
 from tests.synthetic import Plan, simulate, write_nsys
 
@@ -59,7 +60,7 @@ def upload(run: Run, weights: int) -> None:
         run.input_copy(1 << 22, 100 * US)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(few(3)))
 @pytest.mark.parametrize("weights", [0, 40])
 def test_layers_of_one_forward_pass_are_no_steps(tmp_path: Path, seed: int, weights: int) -> None:
     run = Run()
@@ -74,7 +75,7 @@ def test_layers_of_one_forward_pass_are_no_steps(tmp_path: Path, seed: int, weig
     assert "step" not in report.render().split("\n")[0]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(few(3)))
 def test_layers_of_a_pass_both_ways_are_no_steps(tmp_path: Path, seed: int) -> None:
     run, network = Run(), Network(seed)
     network.forward(run)
@@ -84,7 +85,7 @@ def test_layers_of_a_pass_both_ways_are_no_steps(tmp_path: Path, seed: int) -> N
     assert report.steps.reason.startswith("one forward and backward pass")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(few(3)))
 def test_layers_of_experts_are_no_steps(tmp_path: Path, seed: int) -> None:
     """Layers hold a repetition themselves."""
     run = Run()
@@ -92,7 +93,7 @@ def test_layers_of_experts_are_no_steps(tmp_path: Path, seed: int) -> None:
     assert analyze(run, tmp_path).steps.count <= 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(few(3)))
 def test_a_part_of_a_pass_is_no_loop(tmp_path: Path, seed: int) -> None:
     """A recording that begins and ends amid the layers."""
     run, network = Run(), Network(seed)
@@ -102,7 +103,7 @@ def test_a_part_of_a_pass_is_no_loop(tmp_path: Path, seed: int) -> None:
     assert analyze(run, tmp_path).steps.count <= 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(few(3)))
 def test_passes_over_batches_are_an_evaluation(tmp_path: Path, seed: int) -> None:
     run, network = Run(), Network(seed)
     for _ in range(12):
@@ -198,7 +199,7 @@ def test_a_few_steps_begin_with_a_warm_up_if_the_rest_lie_together(
     assert count_warmup(lengths) == count
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(few(3)))
 def test_tokens_are_counted_and_not_their_layers(tmp_path: Path, seed: int) -> None:
     """Each token's id is read by the host, and each layer adds to a cache."""
     run, network = Run(), Network(seed)
@@ -239,7 +240,7 @@ def test_ranges_may_tell_how_many_sequences_a_token_is_for(tmp_path: Path, size:
     assert steps.reason.endswith(f"{size * 1e9 / steps.mean_ns:,.1f} tokens a second{every}")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(few(3)))
 def test_passes_one_after_another_with_nothing_beside_are_counted(
     tmp_path: Path, seed: int
 ) -> None:
@@ -250,7 +251,7 @@ def test_passes_one_after_another_with_nothing_beside_are_counted(
     assert (steps.kind, steps.count) == ("evaluation", 5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(few(3)))
 def test_two_passes_are_not_told_as_one(tmp_path: Path, seed: int) -> None:
     run, network = Run(), Network(seed)
     for _ in range(2):
@@ -259,7 +260,7 @@ def test_two_passes_are_not_told_as_one(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["Forward", "benchmark iteration {}", "run {}"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(few(1)))
 def test_what_is_measured_after_a_warm_up_is_counted(tmp_path: Path, seed: int, name: str) -> None:
     run, network = Run(), Network(seed)
 

@@ -36,6 +36,7 @@ from gputrace.model.results import Analysis, WhatIf
 from gputrace.readers.registry import open_trace
 from tests.helpers import recordings
 from tests.helpers.command import gputrace
+from tests.helpers.examples import few
 from tests.helpers.per_gpu import gpus_with_lanes
 from tests.synthetic import Plan, random_plan, simulate, write_nsys
 from tests.synthetic.cured import CURED, compare, fair, step_ns
@@ -149,7 +150,7 @@ def test_a_call_waits_for_an_event_that_was_recorded_before_the_last_launches() 
     assert waiting.own[12] < 10_000
 
 
-@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(3), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(1_000, 1_040))
 def test_on_random_runs_predictions_are_close(seed: int) -> None:
     """Graphs less so: their kernels follow each other without a pause in generated runs."""

@@ -45,12 +45,13 @@ SHOWN: Final = f"[{RANGE}.start * 1e9, {RANGE}.end * 1e9]"
 BARS: Final = "Bokeh.documents[0].get_model_by_name('timeline-bars').data"
 WORDS: Final = "Bokeh.documents[0].get_model_by_name('timeline-words').data.text"
 FRAME: Final = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+SLOW_LOADER: Final = "own/h200x2-resnet18-slow-loader.sqlite"
 OTHERS: Final = (
     "profiling-lm-da6bcc3f.nvprof",
     "tracelens-falconsai.json.gz",
     "tensorflow-8gpu.xplane.pb",
     "hta-large-integer.pt.trace.json.gz",
-    "own/h200x2-resnet18-slow-loader.sqlite",
+    SLOW_LOADER,
 )
 """Of other recorders, in tests/data."""
 
@@ -61,16 +62,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield started
 
 
-def unpacked(name: str, folder: Path) -> Path:
-    """One of `OTHERS`."""
-    packed = DATA / f"{name}.xz"
-    if not packed.exists():
-        return DATA / name
-    target = folder / packed.stem
-    target.write_bytes(lzma.decompress(packed.read_bytes()))
-    return target
-
-
 def write(trace: Path, target: Path) -> str:
     with gputrace.open(trace) as opened:
         opened.report(target)
@@ -78,9 +69,42 @@ def write(trace: Path, target: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def starved(recording: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a page that many tests look at, written once."""
-    return write(recording(STARVED), tmp_path_factory.mktemp("starved") / "page.html")
+def trace_of(
+    recording: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Unpacks one of `SMALL` or of `OTHERS`, once."""
+    folder = tmp_path_factory.mktemp("traces")
+
+    def find(name: str) -> Path:
+        packed, target = DATA / f"{name}.xz", folder / Path(name).name
+        if name in SMALL:
+            return recording(name)
+        if not packed.exists():
+            return DATA / name
+        if not target.exists():
+            target.write_bytes(lzma.decompress(packed.read_bytes()))
+        return target
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def page_of(
+    trace_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
+    """The address of the page of a recording, which many tests look at, written once."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    def find(name: str) -> str:
+        target = folder / f"{Path(name).name}.html"
+        return target.as_uri() if target.exists() else write(trace_of(name), target)
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def starved(page_of: Callable[[str], str]) -> str:
+    return page_of(STARVED)
 
 
 def assert_nothing_wrong(browser: Browser) -> None:
@@ -96,10 +120,9 @@ def shown(browser: Browser) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", [*SMALL, *OTHERS])
 def test_real_traces_are_drawn_zoomed_and_searched(
-    name: str, browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    name: str, browser: Browser, page_of: Callable[[str], str]
 ) -> None:
-    trace = recording(name) if name in SMALL else unpacked(name, tmp_path)
-    browser.open(write(trace, tmp_path / "page.html"))
+    browser.open(page_of(name))
     before = shown(browser)
     assert browser.run(f"{BARS}.left.length")
     browser.run("document.querySelector('[data-do=in]').click()")
@@ -191,9 +214,9 @@ def test_zoomed_in_boxes_have_names_and_details_and_point_to_their_launch(
 
 
 def test_the_longest_launch_is_a_column_and_a_click_away(
-    browser: Browser, recording: Callable[[str], Path], tmp_path: Path
+    browser: Browser, page_of: Callable[[str], str]
 ) -> None:
-    browser.open(write(unpacked(OTHERS[1], tmp_path), tmp_path / "page.html"))
+    browser.open(page_of(OTHERS[1]))
     browser.until("document.body.dataset.rows")
     heads = "[...document.querySelectorAll('#kernels thead th')]"
     at = browser.run(f"{heads}.findIndex(head => head.textContent === 'longest')")
@@ -243,15 +266,14 @@ def range_of(name: str, browser: Browser) -> tuple[float, float]:
 
 
 def test_warm_up_is_folded_until_it_is_asked_for_or_looked_at(
-    browser: Browser, tmp_path: Path
+    browser: Browser, trace_of: Callable[[str], Path], page_of: Callable[[str], str]
 ) -> None:
-    trace = unpacked("own/h200x2-resnet18-slow-loader.sqlite", tmp_path)
-    with gputrace.open(trace) as opened:
+    with gputrace.open(trace_of(SLOW_LOADER)) as opened:
         report = opened.analyze()
     steady = [step for step in report.step_list if step.phase == "steady"]
     assert len(steady) < len(report.step_list)
     first = (min(step.start_ns for step in steady) - report.origin_ns) / 1e9
-    browser.open(write(trace, tmp_path / "page.html"))
+    browser.open(page_of(SLOW_LOADER))
     folded = {name: range_of(name, browser) for name in ("overview", "busy", "steps")}
     length = folded["overview"][1] - folded["overview"][0]
     for name in ("overview", "busy"):
@@ -317,24 +339,18 @@ def test_columns_sort_by_length_number_and_name(browser: Browser, starved: str) 
     assert browser.run(f"[...{breakdown}.rows].at(-1).cells[0].textContent") == "total"
 
 
-@pytest.mark.parametrize("width", [1400, 768, 390])
-def test_nothing_is_wider_than_the_window(width: int, browser: Browser, tmp_path: Path) -> None:
-    trace = unpacked("own/h200x2-resnet18-slow-loader.sqlite", tmp_path)
-    browser.open(write(trace, tmp_path / "page.html"))
-    browser.ask(
-        "Emulation.setDeviceMetricsOverride",
-        width=width,
-        height=1000,
-        deviceScaleFactor=1,
-        mobile=False,
-    )
-    shown(browser)
+def test_nothing_is_wider_than_the_window(browser: Browser, page_of: Callable[[str], str]) -> None:
+    browser.open(page_of(SLOW_LOADER))
+    size = {"height": 1000, "deviceScaleFactor": 1, "mobile": False}
     try:
-        assert browser.run("document.documentElement.scrollWidth") <= width
-        gaps = browser.run("document.querySelector('.gaps').scrollWidth")
-        assert gaps <= width
-        tops = "[...document.querySelectorAll('.grid figure')].map(f => f.offsetLeft)"
-        assert len(set(browser.run(tops))) == {1400: 3, 768: 2, 390: 1}[width]
+        for width, columns in ((1400, 3), (768, 2), (390, 1)):
+            browser.ask("Emulation.setDeviceMetricsOverride", width=width, **size)
+            shown(browser)
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            gaps = browser.run("document.querySelector('.gaps').scrollWidth")
+            assert gaps <= width
+            tops = "[...document.querySelectorAll('.grid figure')].map(f => f.offsetLeft)"
+            assert len(set(browser.run(tops))) == columns
     finally:
         browser.ask("Emulation.clearDeviceMetricsOverride")
 
