@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -13,8 +14,10 @@ from typing import Final
 import pytest
 from hypothesis import settings
 
+import gputrace
 from gputrace.analyzers import findings, pipeline
 from gputrace.analyzers.findings import Facts
+from gputrace.api import Report
 from gputrace.model import events, intervals
 from gputrace.model.results import Finding
 from gputrace.model.trace import Trace
@@ -96,6 +99,18 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     def find(name: str) -> Path:
         path = folder / name
         return path if path.exists() else unpack(name, folder)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def analyzed(recording: Callable[[str], Path]) -> Callable[[str], Report]:
+    """Analyzes one of the small recordings, once."""
+
+    @functools.cache
+    def find(name: str) -> Report:
+        with gputrace.open(recording(name)) as trace:
+            return trace.analyze()
 
     return find
 

@@ -15,6 +15,7 @@ import pytest
 from gputrace.analyzers.audit import _lone_collectives
 from gputrace.analyzers.collectives import Collectives, RankGroup
 from gputrace.analyzers.gpu_shards import PerGpu
+from gputrace.api import Report
 from gputrace.model.intervals import union
 from tests.helpers import lookups, recordings
 from tests.helpers.examples import few
@@ -202,5 +203,5 @@ def test_real_recordings_with_memsets_of_nothing_lack_nothing(path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", recordings.SMALL)
-def test_real_recordings_lack_nothing(name: str, tmp_path: Path) -> None:
-    assert lookups.analyze(recordings.unpack(name, tmp_path)).missing == ()
+def test_real_recordings_lack_nothing(name: str, analyzed: Callable[[str], Report]) -> None:
+    assert analyzed(name).missing == ()

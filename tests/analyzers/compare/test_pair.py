@@ -72,15 +72,20 @@ def kernels(report: ComparisonReport) -> dict[str, KernelChange]:
     return {row.name: row for row in report.pair.kernels}
 
 
-@pytest.fixture
-def quick(tmp_path: Path) -> Path:
-    return trained(tmp_path / "quick.sqlite")
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("quick") / "quick.sqlite")
 
 
-@pytest.fixture
-def waiting(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps of which each waits 1 ms for data."""
-    return trained(tmp_path / "waiting.sqlite", wait=MS)
+    return trained(tmp_path_factory.mktemp("waiting") / "waiting.sqlite", wait=MS)
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generated(tmp_path_factory.mktemp("usual") / "usual.sqlite", PLAN)
 
 
 def test_a_run_that_waits_is_slower_by_what_it_waits(quick: Path, waiting: Path) -> None:
@@ -189,10 +194,11 @@ def test_a_small_difference_that_is_sure_is_not_called_the_same(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_planted_change_is_the_class_that_changed_most(name: str, tmp_path: Path) -> None:
-    before = generated(tmp_path / "a.sqlite", PLAN)
+def test_a_planted_change_is_the_class_that_changed_most(
+    name: str, usual: Path, tmp_path: Path
+) -> None:
     after = generated(tmp_path / "b.sqlite", replace(PLAN, seed=6, **CHANGES[name]))
-    report = gputrace.compare(before, after)
+    report = gputrace.compare(usual, after)
     rows = {n: row for n, row in classes(report).items() if n in CLASSES}
     assert max(rows, key=lambda n: abs(rows[n].difference_ns)) == name
     assert rows[name].changed
@@ -351,12 +357,9 @@ def test_runs_that_do_not_scale_stay_in_the_order_given(recording: Callable[[str
         assert [run.gpus for run in report.runs] == [2 if path == two else 1 for path in paths]
 
 
-def test_the_wait_for_other_ranks_is_a_row_of_its_own(tmp_path: Path) -> None:
-    paths = [
-        generated(tmp_path / "even.sqlite", PLAN),
-        generated(tmp_path / "late.sqlite", replace(PLAN, slow_rank=1, slow_factor=1.3)),
-    ]
-    with open_traces([str(paths[0])]) as even, open_traces([str(paths[1])]) as late:
+def test_the_wait_for_other_ranks_is_a_row_of_its_own(usual: Path, tmp_path: Path) -> None:
+    path = generated(tmp_path / "late.sqlite", replace(PLAN, slow_rank=1, slow_factor=1.3))
+    with open_traces([str(usual)]) as even, open_traces([str(path)]) as late:
         runs = [read_run(trace, "", Options()) for trace in (even, late)]
     rows = {row.name: row for row in pairs(*runs)}
     assert rows["communication_wait"].changed

@@ -58,14 +58,25 @@ def strong(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return written(folder, plans)
 
 
+@pytest.fixture(scope="module")
+def weakly(weak: list[Path]) -> ComparisonReport:
+    """The comparison, the runs named in the order of fewer and fewer GPUs."""
+    return gputrace.compare(*weak[::-1])
+
+
+@pytest.fixture(scope="module")
+def strongly(strong: list[Path]) -> ComparisonReport:
+    return gputrace.compare(*strong)
+
+
 def scaling(report: ComparisonReport) -> Scaling:
     assert report.verdict == "scaling"
     assert report.scaling is not None
     return report.scaling
 
 
-def test_the_work_of_a_gpu_stays(weak: list[Path]) -> None:
-    found = scaling(gputrace.compare(*weak))
+def test_the_work_of_a_gpu_stays(weakly: ComparisonReport) -> None:
+    found = scaling(weakly)
     assert (found.kind, found.source) == ("weak", "input_bytes")
     first, *others = found.rows
     assert [row.gpus for row in found.rows] == [1, 2, 4, 8]
@@ -76,8 +87,8 @@ def test_the_work_of_a_gpu_stays(weak: list[Path]) -> None:
         assert row.losses[0].changed
 
 
-def test_the_work_of_a_step_stays(strong: list[Path]) -> None:
-    found = scaling(gputrace.compare(*strong))
+def test_the_work_of_a_step_stays(strongly: ComparisonReport) -> None:
+    found = scaling(strongly)
     assert (found.kind, found.source) == ("strong", "input_bytes")
     first, *others = found.rows
     for row in others:
@@ -86,17 +97,16 @@ def test_the_work_of_a_step_stays(strong: list[Path]) -> None:
         assert row.losses[0].name == "communication"
 
 
-def test_runs_come_in_order_of_gpus(weak: list[Path]) -> None:
-    report = gputrace.compare(*weak[::-1])
-    assert [run.label for run in report.runs] == ["on1", "on2", "on4", "on8"]
-    assert report.message.startswith("8 GPUs are ")
+def test_runs_come_in_order_of_gpus(weakly: ComparisonReport) -> None:
+    assert [run.label for run in weakly.runs] == ["on1", "on2", "on4", "on8"]
+    assert weakly.message.startswith("8 GPUs are ")
 
 
 def test_the_losses_of_all_classes_are_what_a_step_takes_beyond_the_ideal(
-    weak: list[Path], strong: list[Path]
+    weakly: ComparisonReport, strongly: ComparisonReport
 ) -> None:
-    for paths in (weak, strong):
-        for row in scaling(gputrace.compare(*paths)).rows[1:]:
+    for report in (weakly, strongly):
+        for row in scaling(report).rows[1:]:
             assert {loss.name for loss in row.losses} <= set(CLASSES)
             assert row.ideal_ns is not None
             lost = sum(loss.ns for loss in row.losses)

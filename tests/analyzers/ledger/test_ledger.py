@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -294,9 +295,10 @@ def test_waiting_for_a_rank_is_charged_with_what_that_rank_is_at(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", recordings.SMALL)
-def test_rows_sum_to_what_a_gpu_does_not_compute(name: str, tmp_path: Path) -> None:
-    with gputrace.open(recordings.unpack(name, tmp_path)) as trace:
-        check(trace.analyze())
+def test_rows_sum_to_what_a_gpu_does_not_compute(
+    name: str, analyzed: Callable[[str], Report]
+) -> None:
+    check(analyzed(name))
 
 
 @settings(max_examples=few(5), suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from gputrace.analyzers.whatif.step_rows import (
     read_rows,
     when_issued,
 )
+from gputrace.api import Report
 from gputrace.model.events import Kind
 from gputrace.model.results import Analysis, WhatIf
 from gputrace.readers.registry import open_trace
@@ -161,10 +163,10 @@ def test_on_random_runs_predictions_are_close(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", recordings.SMALL)
-def test_no_prediction_is_shorter_than_the_compute_that_stays(name: str, tmp_path: Path) -> None:
-    with open_trace(recordings.unpack(name, tmp_path)) as trace:
-        analysis = analyze(trace)
-    check_compute(analysis)
+def test_no_prediction_is_shorter_than_the_compute_that_stays(
+    name: str, analyzed: Callable[[str], Report]
+) -> None:
+    check_compute(analyzed(name))
 
 
 def test_compute_is_left_as_far_as_an_edit_leaves_it(tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_ddp_leaves_the_first_gpu_its_compute_and_at_best_that_of_the_least(tmp_
     assert 0.999 * min(compute) <= cure.low_ns < compute[0]
 
 
-def check_compute(analysis: Analysis) -> None:
+def check_compute(analysis: Analysis | Report) -> None:
     """A GPU computes as long as before, but where a cure takes work from it."""
     compute = [row.of("compute") // row.steps for row in analysis.breakdown if row.steps]
     for cure in analysis.what_if:
