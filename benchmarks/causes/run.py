@@ -220,7 +220,7 @@ def _lacks(truth: Truth, options: Options) -> str:
     if options.cpu and not truth.cpu:
         return "needs a GPU"
     text = truth.path.read_text(encoding="utf-8")
-    frameworks = ("jax", "transformers", "pytorch_lightning", "torchvision")
+    frameworks = ("jax", "transformers", "pytorch_lightning", "torchmetrics", "torchvision")
     return lacks(
         *(name for name in frameworks if re.search(rf"^\s*(import|from) {name}", text, re.M))
     )
