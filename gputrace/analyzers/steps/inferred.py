@@ -71,6 +71,8 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
     closers = find_closers(operations, inputs, bursts)
     if len(closers) < _LEAST_STEPS or not _does_work(operations, closers):
         return None
+    if lead_to_graphs(operations, int(inputs[-1])):
+        return None
     cuts = _cut(operations, closers, inputs)
     if alone.once_a_batch and may_train(trace, operations):
         sure = 0.8, "an input copy of constant size, once per batch"
@@ -118,6 +120,16 @@ def _cover(operations: GpuOperations, bursts: Runs, inputs: Rows) -> bool:
     fed_after = np.count_nonzero(inputs > bursts.last[-1])
     seldom = fed_after < max(_LEAST_STEPS, 0.5 * len(inputs))
     return bool(seldom and operations.start[-1] - last <= last - first)
+
+
+def lead_to_graphs(operations: GpuOperations, last: int) -> bool:
+    """Return whether steps up to a row led to the capture of a graph that is launched ever since:
+    the graphs after it work longer than all before.
+    """
+    lengths = operations.events.end - operations.events.start
+    graphs = operations.events.kind == Kind.GRAPH
+    after = lengths[last + 1 :][graphs[last + 1 :]]
+    return bool(after.sum() > lengths[: last + 1].sum())
 
 
 def _does_work(operations: GpuOperations, closers: Runs) -> bool:
@@ -532,6 +544,21 @@ def infer_launches(operations: GpuOperations) -> StepWindows | None:
     reads = np.cumsum(events.kind == Kind.COPY_D2H)[graphs]
     cuts = graphs[np.diff(reads, prepend=-1) > 0]
     if len(cuts) < _LEAST_REPEATS or lengths[graphs].sum() < _LAUNCHED_PART * lengths.sum():
+        return None
+    return _repeat_windows(operations, cuts, 1.0)
+
+
+def infer_replays(operations: GpuOperations) -> StepWindows | None:
+    """Find the launches of one graph that does most of the work from the first of them on."""
+    events = operations.events
+    graphs = np.flatnonzero(events.kind == Kind.GRAPH)
+    if len(graphs) < _LEAST_REPEATS:
+        return None
+    lengths = events.end - events.start
+    numbers = np.unique(events.name[graphs], return_inverse=True)[1]
+    cuts = graphs[numbers == np.bincount(numbers, lengths[graphs]).argmax()]
+    least = _LAUNCHED_PART * lengths[cuts[0] :].sum()
+    if len(cuts) < _LEAST_REPEATS or lengths[cuts].sum() < least:
         return None
     return _repeat_windows(operations, cuts, 1.0)
 

@@ -27,6 +27,7 @@ from gputrace.analyzers.steps.inferred import (
     find_seams,
     infer_iterations,
     infer_launches,
+    infer_replays,
 )
 from gputrace.analyzers.steps.rollouts import begin_turns, generates, rolls_out
 from gputrace.analyzers.steps.windows import StepWindows
@@ -64,6 +65,9 @@ _BACKWARDS: Final = r"backward|bwd"
 _UPDATES: Final = r"optimi[sz]er[._ ]?step|optimi[sz]er$"
 """Ranges and phases of the host that go backward, and update."""
 
+_LAUNCH: Final = "a graph launch"
+"""What shows that repetitions are turns."""
+
 
 def find_turns(
     trace: Trace,
@@ -80,7 +84,7 @@ def find_turns(
         return None
     launched = infer_launches(busiest)
     if launched is not None and (fed is None or len(launched) > len(fed)):
-        return _of_kind(trace, busiest, launched, "a graph launch")
+        return _of_kind(trace, busiest, launched, _LAUNCH)
     is_network = runs_network(trace, busiest)
     if repeated is None:
         repeated = infer_iterations(busiest, _GRAMS if is_network else 1)
@@ -95,6 +99,8 @@ def find_turns(
         return _of_kind(trace, busiest, passes, "one window of the recording")
     shown = None if repeated is None else _shown(busiest, calls, repeated)
     if repeated is None or shown is None:
+        if (replayed := infer_replays(busiest)) is not None:
+            return _of_kind(trace, busiest, replayed, _LAUNCH)
         return _find_pass(trace, gpus, repeated, calls)
     return _of_kind(trace, busiest, repeated, shown) if shown else None
 
@@ -164,7 +170,7 @@ def _shown(
     if np.mean((inputs > 0) & (inputs <= _MOST_INPUTS)) >= _SHOWING_PART:
         return "an input copy"
     if np.mean(each(events.kind == Kind.GRAPH) > 0) >= _SHOWING_PART:
-        return "a graph launch"
+        return _LAUNCH
     middle = int(np.argsort(windows.lengths)[count // 2])
     names = events.name[kernels & inside & (turn == middle)]
     if find_loop(names, _GRAMS) is None:
@@ -194,6 +200,8 @@ def _of_kind(
         reads = operations.start[operations.events.kind == Kind.COPY_D2H]
         each = median(np.diff(np.searchsorted(reads, windows.start)))
         tokens = 1 if 0 < each <= _MOST_READS else 0
+    elif shown == _LAUNCH and any(map(is_optimizer, names)):
+        kind, reason = "training", f"{shown} once an iteration, and an optimizer before its capture"
     elif any(re.search(_TORCH, name) for name in names):
         kind = "evaluation"
     return replace(windows, kind=kind, reason=reason, tokens=tokens)

@@ -19,6 +19,7 @@ from gputrace.analyzers.steps import rollouts
 from gputrace.analyzers.steps.between import part_by_host, read_between
 from gputrace.analyzers.steps.inferred import (
     Rows,
+    lead_to_graphs,
     part_interludes,
     window_starts,
     without_foreign,
@@ -395,6 +396,8 @@ def project(
     share = float(np.mean(inside if is_all else inside[step >= 0])) if (step >= 0).any() else 0.0
     is_loop = marks.kind in _LOOPS or bool(marks.after)
     if share < (_LEAST_COVERED if is_loop else _MOSTLY_COVERED):
+        return None
+    if lead_to_graphs(operations, int(rows[inside][-1])):
         return None
     first, last = _extent(rows[inside], step[inside], len(marks.start))
     full, recorded = first <= last, operations.coverage.calls

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.exports import Export
+from tests.helpers.exports import STEP as MARKS
+from tests.helpers.exports import Export, global_id
 from tests.helpers.handmade import (
     MS,
     MULTI_TENSOR,
@@ -113,6 +114,38 @@ class TestWhatEndsAStep:
         assert ids(report)[0] == "data-feeding"
         assert "graph-opaque" in ids(report)
         assert share(report, "data_feeding") == pytest.approx(1 / 4.2, abs=0.01)
+
+    @pytest.mark.parametrize("marked", [False, True])
+    def test_one_graph_is_the_step_though_nothing_is_copied_or_read(
+        self, tmp_path: Path, marked: bool
+    ) -> None:
+        """The steps that led to its capture are none, whether or not their optimizer was marked."""
+        run = Run()
+        values = {"globalTid": global_id(100), "nameId": run.export.string("SGD.step")}
+        for step in range(4):
+            begin = run.now
+            train(run, 1)
+            if marked:
+                run.export.add(MARKS, start=begin, end=run.now, step=step, **values)
+        for _ in range(30):
+            run.copy(20 * US, to_host=False)
+            run.graph(3 * MS)
+        report = analyze(run, tmp_path)
+        assert_training(report, 30)
+        assert report.steps.mean_ns == pytest.approx(3.02 * MS, rel=0.01)
+        assert ids(report)[0] == "compute-bound"
+
+    def test_a_search_for_algorithms_before_them_hides_no_graphs(self, tmp_path: Path) -> None:
+        """As of XLA: the kernels that it tries take longer than all launches of the graph."""
+        run = Run()
+        for tried in range(200):
+            run.kernel(MS, f"gemm_fusion_dot_{tried % 40}")
+        for _ in range(30):
+            run.graph(3 * MS)
+            run.copy(2 * US, to_host=True)
+        steps = analyze(run, tmp_path).steps
+        assert (steps.kind, steps.count) == ("iterations", 30)
+        assert steps.mean_ns == pytest.approx(3 * MS, rel=0.01)
 
     def test_one_step_is_one_pass(self, tmp_path: Path) -> None:
         run = Run()
