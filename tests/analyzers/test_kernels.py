@@ -23,6 +23,8 @@ SGEMM = "volta_sgemm_128x64_nn"
 TENSOR = "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_nn"
 RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::launch_clamp_scalar>(T1)"
 TURN = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(T1)"
+SUMS = "void (anonymous namespace)::indexing_backward_kernel<float, 4>(long const*, float*)"
+BY_INDEX = "in kernels that gather or add by index"
 STEPS = 20
 
 
@@ -168,9 +170,31 @@ def test_products_of_unsuitable_sizes_are_told_though_tensor_cores_multiply(tmp_
     assert "multiples of 8" in found.advice
 
 
+@pytest.mark.parametrize("card", ["NVIDIA H200", "NVIDIA GeForce GTX 1080 Ti"])
+def test_products_in_fp64_are_told_on_any_card_if_the_program_trains(
+    tmp_path: Path, card: str
+) -> None:
+    double = "cutlass_80_tensorop_d884gemm_64x32_16x4_tn_align1"
+    run = training((double, 800 * US), (TENSOR, 100 * US), card=card)
+    report = analyze(run, tmp_path)
+    found = report.findings[0]
+    assert found.id == "double-precision"
+    assert (found.evidence["fp64_ns"], found.impact_ns) == (800 * US, 400 * US)
+    assert "fp32" in found.advice
+    assert "no-tensor-cores" not in ids(report)
+    alone = Run()
+    alone.kernels(50, double, MS)
+    assert "double-precision" not in ids(analyze(alone, tmp_path))
+
+
 @pytest.mark.parametrize(
     ("kernel", "words"),
-    [(RELU, "in element-wise kernels and reductions"), (ADAM, "in the optimizer"), (TENSOR, "")],
+    [
+        (RELU, "in element-wise kernels and reductions"),
+        (ADAM, "in the optimizer"),
+        (TENSOR, ""),
+        (SUMS, BY_INDEX),
+    ],
 )
 def test_a_limit_by_the_cards_says_what_they_spend_most_on(
     tmp_path: Path, kernel: str, words: str

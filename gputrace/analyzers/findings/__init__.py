@@ -105,6 +105,8 @@ CAUSES: Final[tuple[Cause, ...]] = (
           rule=idle.kernel_waits),
     Cause("layout-transposes", "work", "layout conversions", work=busy.work_on_layouts,
           rule=busy.layout_transposes),
+    Cause("double-precision", "work", "products in fp64", work=busy.work_in_double,
+          rule=busy.double_precision),
     Cause("no-tensor-cores", "work", "beside the tensor cores",
           work=busy.work_beside_tensor_cores, rule=busy.no_tensor_cores),
     Cause("recomputation", "work", "forward pass again", work=recomputation.work_recomputed,

@@ -403,8 +403,8 @@ _LATER_COMPUTE_SHARE: Final = 0.9
 def compute_bound(facts: Facts) -> Iterator[Finding]:
     """The GPUs compute 70 % of the time or more (`info`), without kernels that wait; or, in a trace
     without steps, 90 % of its later half, as idle time before that belongs to start-up. The message
-    says whether most of that is passes over memory (element-wise kernels, reductions) or the
-    optimizer.
+    says whether most of that is passes over memory (element-wise kernels, reductions), kernels that
+    gather or add by index, or the optimizer.
 
     Cost: class `compute`, less what `kernel-waits` costs.
 
@@ -430,16 +430,24 @@ def compute_bound(facts: Facts) -> Iterator[Finding]:
 
 _PASSES: Final = "element-wise kernels and reductions"
 _UPDATES: Final = "the optimizer"
+_BY_INDEX: Final = "kernels that gather or add by index"
 _PARTS: Final = {
     _PASSES: ("elementwise", "reduction", "normalisation", "layout"),
     _UPDATES: ("optimizer",),
 }
 """Kernels that are limited by memory, not by arithmetic, by families."""
+_INDEXES: Final = (
+    r"(?i)indexing_backward|index_?(put|add|select|func|elementwise)|scatter_?(add|gather)"
+    r"|vectorized_gather|embedding_backward|compute_grad_weight"
+)
+"""Element-wise kernels that look up where they read or add."""
 _LESS: Final = {
     _PASSES: "fewer passes over memory (attention as one kernel, fused operations, fewer casts "
     "between precisions), ",
     _UPDATES: "a fused optimizer, sparse gradients for large tables of embeddings, an update for "
     "several batches, ",
+    _BY_INDEX: "sums that need not sort (PyTorch: index_select, embedding and scatter_add instead "
+    "of x[indices], and no deterministic algorithms), ",
 }
 _MOST: Final = 0.5
 """Share of the kernels' time from which a part is called most of it."""
@@ -453,6 +461,9 @@ def _most_of_kernels(facts: Facts) -> tuple[str, float]:
     for row in facts.kernels.families:
         part = next((part for part, families in _PARTS.items() if row.family in families), "")
         spent[part] += row.total_ns
+    by_index = sum(use.total_ns for use in facts.kernels.top if re.search(_INDEXES, use.name))
+    if by_index >= _MOST * facts.kernels.total_ns:
+        return _BY_INDEX, by_index / facts.kernels.total_ns
     most, longest = max(spent.items(), key=lambda item: item[1], default=("", 0))
     # Of all kernels: what whole graphs run belongs to no family.
     share = longest / max(facts.kernels.total_ns, 1)
@@ -520,6 +531,8 @@ _PRODUCTS_SHARE: Final = MEDIUM
 """Share of the time in products without tensor cores from which they are reported."""
 _TENSOR_CORES_SPEED_UP: Final = 2
 """Assumed speed-up of products on tensor cores; every card promises more."""
+_DOUBLE_TO_SINGLE: Final = 2
+"""Assumed speed-up of products in fp32 over fp64; most cards promise more."""
 _KERNELS_NAMED: Final = 2
 
 _KEEP_LAYOUT: Final = {
@@ -553,7 +566,7 @@ def work_beside_tensor_cores(facts: Facts) -> Mapping[tuple[int, int], int]:
     """Return the nanoseconds that tensor cores would save each GPU, with its rank."""
     if facts.kernels is None or not facts.kernels.has_tensor_cores:
         return {}
-    spent = spent_by_gpu(facts, lambda use: use.tensor_cores == "no" or _is_unaligned(use))
+    spent = spent_by_gpu(facts, _is_beside_tensor_cores)
     return {
         gpu: ns * (_TENSOR_CORES_SPEED_UP - 1) // _TENSOR_CORES_SPEED_UP
         for gpu, ns in spent.items()
@@ -604,6 +617,10 @@ def _is_unaligned(use: KernelUse) -> bool:
     return use.tensor_cores == "yes" and is_unaligned(use.name, precision_of(use.name))
 
 
+def _is_beside_tensor_cores(use: KernelUse) -> bool:
+    return _is_unaligned(use) or (use.tensor_cores == "no" and not _is_double(use))
+
+
 def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
     """On cards with tensor cores, 5 % of the time goes to matrix products and convolutions known
     not to use them, or to use them badly: fp32, or half precision with unsuitable sizes.
@@ -644,18 +661,62 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
             "on_tensor_cores_ns": _of_sort(kernels, "yes") // steps,
             "unknown_ns": _of_sort(kernels, "unknown") // steps,
         },
-        [f"they are {_names(kernels)}"],
+        [f"they are {_names(kernels, _is_beside_tensor_cores)}"],
     )
+
+
+_IN_SINGLE: Final = (
+    "compute in fp32, or in bf16 under autocast, which leaves fp64 alone: {source} bring fp64 in"
+)
+_DOUBLES: Final = {
+    "pytorch": "numpy's arrays (torch.from_numpy(x).float()), .double() and set_default_dtype",
+    "jax": "jax_enable_x64 and dtypes given by name",
+}
+
+
+def work_in_double(facts: Facts) -> Mapping[tuple[int, int], int]:
+    """Return the nanoseconds that fp32 would save each GPU, with its rank, in products in fp64."""
+    spent = spent_by_gpu(facts, _is_double) if facts.trains else {}
+    return {gpu: ns // _DOUBLE_TO_SINGLE for gpu, ns in spent.items()}
+
+
+def double_precision(facts: Facts) -> Iterator[Finding]:
+    """In training, 5 % of the time goes to matrix products and convolutions in fp64.
+
+    Cost: half of their duration, as fp32 moves half of the bytes.
+
+    Wrong if: the results need fp64, or the products take as long in fp32.
+    """
+    kernels = facts.kernels
+    if kernels is None or not facts.trains:
+        return
+    spent = sum(product.total_ns for product in kernels.products if product.precision == "fp64")
+    share = spent / max(kernels.total_ns, 1)
+    if share < _PRODUCTS_SHARE:
+        return
+    spent //= kernels.steps or facts.turns
+    source = _DOUBLES.get(facts.framework, "numpy's arrays and Python's floats")
+    yield facts.finding(
+        "double-precision",
+        severity_of(share / _DOUBLE_TO_SINGLE) or "low",
+        spent // _DOUBLE_TO_SINGLE,
+        f"fp64 products and convolutions take {facts.of_step(spent)}",
+        _IN_SINGLE.format(source=source),
+        {"share": round(share, 4), "fp64_ns": spent},
+        [f"they are {_names(kernels, _is_double)}"],
+    )
+
+
+def _is_double(use: KernelUse) -> bool:
+    return use.tensor_cores is not None and precision_of(use.name) == "fp64"
 
 
 def _of_sort(kernels: Kernels, sort: str) -> int:
     return sum(product.total_ns for product in kernels.products if product.tensor_cores == sort)
 
 
-def _names(kernels: Kernels) -> str:
-    uses = (use for use in kernels.top if use.tensor_cores == "no" or _is_unaligned(use))
-    beside = [use.short for use in uses]
-    shown = list(dict.fromkeys(beside))[:_KERNELS_NAMED]
+def _names(kernels: Kernels, is_meant: Callable[[KernelUse], bool]) -> str:
+    shown = list(dict.fromkeys(use.short for use in kernels.top if is_meant(use)))[:_KERNELS_NAMED]
     return f"in {', '.join(shown)}" if shown else "not among the longest kernels"
 
 

@@ -184,6 +184,7 @@ _STEPS: Final = ("steps", "See the steps")
 _PLACES: Final = {
     "kernel-waits": _KERNELS,
     "layout-transposes": _KERNELS,
+    "double-precision": _KERNELS,
     "no-tensor-cores": _KERNELS,
     "recomputation": _KERNELS,
     "compute-bound": _KERNELS,
