@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import gputrace
+from tests.helpers.exports import RUNTIME
 from tests.helpers.handmade import BATCH_BYTES, MS, US, Run, analyze, ids, train
 from tests.helpers.lookups import finding_of
 from tests.synthetic import Plan, simulate, write_nsys, write_nvml
@@ -116,3 +117,20 @@ def test_weights_copied_before_the_first_kernel_are_no_input(tmp_path: Path, cop
     assert report.steps.kind == "pass"
     assert ("h2d-pageable" in ids(report)) == (copies == 1)
     assert "h2d-exposed" not in ids(report)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_copies_that_the_host_waits_for_have_its_line(tmp_path: Path, waits: bool) -> None:
+    run = Run()
+    for _ in range(20):
+        run.input_copy()
+        run.model()
+        run.optimizer()
+        run.synchronize()
+        run.copy(2 * MS, to_host=True)
+        run.wait_at("train.py:7 keep", "train.py:7 keep")
+        if waits:
+            run.export.rows[RUNTIME][-1]["nameId"] = run.export.string("cudaMemcpy")
+            run.export.rows[RUNTIME][-1]["end"] = run.now
+    finding = finding_of(analyze(run, tmp_path), "copies-exposed")
+    assert finding.evidence.get("line") == ("train.py:7 keep" if waits else None)

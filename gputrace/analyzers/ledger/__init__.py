@@ -350,12 +350,15 @@ def _by_thread(
     view: GpuShardView, cause: str, of: str, time: Intervals, turns: int
 ) -> Iterable[_Part]:
     """Yield the time of a cause by the thread that feeds the GPU, with the line it is at, and the
-    system call, by its time in each of so many steps.
+    system call, by its time in each of so many steps: of idle time, and of copies for which the
+    host waits.
     """
-    if of != "idle" or view.calls is None:
+    host = Host(view)
+    waits = of == "copy" and 2 * host.blocked.intersection(time).total > time.total
+    if view.calls is None or not (waits or of == "idle"):
         yield _Part(cause, of, None, None, time.total)
         return
-    feeders, trace = Host(view).feeders(time), view.trace
+    feeders, trace = host.feeders(time), view.trace
     if (unknown := time.select(feeders == NOBODY)).total:
         yield _Part(cause, of, None, None, unknown.total)
     for feeder in distinct_ids(feeders[feeders != NOBODY]).tolist():
