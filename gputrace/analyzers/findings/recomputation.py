@@ -11,8 +11,9 @@ from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.findings.hardware import find_card_use
 from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.kernel_names import PRODUCTS, family_of
 from gputrace.analyzers.repeated_launches import launched_again
-from gputrace.model.events import Kind
+from gputrace.model.events import Kind, distinct_ids
 from gputrace.model.intervals import Intervals
 from gputrace.model.results import Finding
 
@@ -54,13 +55,17 @@ def _recomputed_on(view: GpuShardView, time: Intervals) -> int:
     threads = calls.thread[issued_by[order]]
     names = operations.events.name[rows[order]]
     again = launched_again(names, threads, int(calls.thread[issued_by[order.min()]]))
+    known = view.trace.names(distinct_ids(names[again])).values()
+    if not any(family_of(name) in PRODUCTS for name in known):
+        return 0  # As of sums that sort in both passes: a part of a network multiplies.
     share = float(lengths[order[again]].sum()) / max(int(lengths[order].sum()), 1)
     return round(share * int(lengths.sum()))
 
 
 def recomputation(facts: Facts) -> Iterator[Finding]:
-    """The backward pass launches kernels in the order of the forward pass for 5 % of the time: it
-    computes parts of the network again, to save memory (`low` if a card's memory is 80 % full).
+    """The backward pass launches kernels in the order of the forward pass for 5 % of the time,
+    products of matrices among them: it computes parts of the network again, to save memory (`low`
+    if a card's memory is 80 % full).
 
     Cost: the duration of these kernels.
 

@@ -15,21 +15,21 @@ BLOCKS = 6
 GRADIENT_KERNELS = 20
 
 
-def trained(*, again: bool, serves: bool = False) -> Run:
+def trained(*, again: bool, serves: bool = False, parts: tuple[str, ...] = PARTS) -> Run:
     """Steps of some blocks, of which autograd's thread launches the backward pass."""
     run = Run()
     backward = Run(run.export, thread=200)
     backward.gpu_free = run.gpu_free
     for _ in range(20):
         run.input_copy(length=20 * US)
-        for part in BLOCKS * PARTS:
+        for part in BLOCKS * parts:
             run.kernel(30 * US, f"{part}_kernel")
         backward.now = run.now
         for _block in range(BLOCKS):
-            for part in PARTS if again or serves else ():
+            for part in parts if again or serves else ():
                 backward.kernel(30 * US, f"{part}_kernel")
             for number in range(0 if serves else GRADIENT_KERNELS):
-                backward.kernel(30 * US, f"{PARTS[number % len(PARTS)]}_grad_{number % 3}")
+                backward.kernel(30 * US, f"{parts[number % len(parts)]}_grad_{number % 3}")
         run.now = backward.now
         run.optimizer()
         run.synchronize()
@@ -51,6 +51,11 @@ def test_a_backward_pass_and_a_second_thread_that_serves_compute_nothing_again(
     tmp_path: Path, serves: bool
 ) -> None:
     assert "recomputation" not in ids(analyze(trained(again=False, serves=serves), tmp_path))
+
+
+def test_sums_that_sort_in_both_passes_compute_nothing_again(tmp_path: Path) -> None:
+    sorts = "fill", "copy", "radix_histogram", "radix_scan", "radix_onesweep", "index_sum", "add"
+    assert "recomputation" not in ids(analyze(trained(again=True, parts=sorts), tmp_path))
 
 
 def test_a_row_of_like_kernels_is_no_part_of_a_network() -> None:
