@@ -6,9 +6,10 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from gputrace.model.trace import Trace
+if TYPE_CHECKING:  # the nsys that stands for NVIDIA's starts often, and needs no numpy
+    from gputrace.model.trace import Trace
 
 KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
 MEMCPY: Final = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -132,7 +133,7 @@ class Export:
         return path
 
 
-Opened = Callable[[Export], Trace]
+Opened = Callable[[Export], "Trace"]
 """Writes an export and opens it: the fixture ``opened``."""
 
 

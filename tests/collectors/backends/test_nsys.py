@@ -43,7 +43,7 @@ class Machine:
         self.output.parent.mkdir()
         self.nsys = folder / "nsight" / "target-linux-x64" / "nsys"
         self.nsys.parent.mkdir(parents=True)
-        script = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(command.ROOT)!r})\n"
+        script = f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(command.ROOT)!r})\n"
         script += "from tests.helpers.fake_nsys import main\nsys.exit(main(sys.argv[1:]))\n"
         self._install(self.nsys, script)
         self.env = {"GPUTRACE_NSYS": str(self.nsys), "FAKE_LOG": str(folder / "log")}
@@ -63,7 +63,7 @@ class Machine:
         return [sys.executable, "-m", "gputrace", "record", *options, *words]
 
     def record(self, *words: str, **variables: str) -> Ran:
-        return command.python(*self.words(*words)[1:], env=self.env | variables)
+        return command.gputrace(*self.words(*words)[3:], env=self.env | variables)
 
     def start(self, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
         env = command.environment(self.env)

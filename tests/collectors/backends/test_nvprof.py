@@ -37,7 +37,7 @@ class Machine:
         self.spool = self.output.with_name("t.sqlite.spool")
         self.output.parent.mkdir()
         self.nvprof = folder / "nvprof"
-        script = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(command.ROOT)!r})\n"
+        script = f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(command.ROOT)!r})\n"
         script += "from tests.helpers.fake_nvprof import main\nsys.exit(main(sys.argv[1:]))\n"
         self.nvprof.write_text(script, encoding="utf-8")
         self.nvprof.chmod(0o755)
@@ -49,7 +49,7 @@ class Machine:
         return [sys.executable, "-m", "gputrace", "record", *options, *words]
 
     def record(self, *words: str, **variables: str) -> Ran:
-        return command.python(*self.words(*words)[1:], env=self.env | variables)
+        return command.gputrace(*self.words(*words)[3:], env=self.env | variables)
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         env, pipe = command.environment(self.env), subprocess.PIPE
