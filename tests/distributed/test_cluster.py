@@ -51,6 +51,14 @@ PLAN = Plan(
 )  # fmt: skip
 
 
+QUIET = {
+    "distributed.admin.system-monitor.interval": "30s",
+    "distributed.admin.tick.interval": "1s",
+    "distributed.worker.memory.monitor-interval": "1s",
+    "distributed.worker.profile.enabled": False,
+}
+"""Settings of Dask with which a cluster that waits for the next test costs next to nothing."""
+
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 
 
@@ -95,7 +103,7 @@ def cluster() -> Iterator[Any]:
     import dask
 
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        dask.config.set(QUIET | {"distributed.scheduler.allowed-failures": 0}),
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
         ) as started,
@@ -103,12 +111,25 @@ def cluster() -> Iterator[Any]:
         yield started
 
 
-@pytest.fixture
-def ranks(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file a rank, two of them a machine, whose clocks differ."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
     nodes = [Node(f"node{n // 2}", (n,), began_ns=n // 2 * 1_000_003) for n in range(4)]
-    write_parts(simulate(PLAN), tmp_path / "run", nodes)
-    return tmp_path / "run"
+    write_parts(simulate(PLAN), folder, nodes)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(whole: Path) -> str:
+    """The report of one process."""
+    return report(whole)
+
+
+@pytest.fixture
+def ranks(whole: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be changed."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
 
 
 def report(*paths: Path, **how: Any) -> str:
@@ -127,8 +148,8 @@ def is_dropped(stranger: socket.socket) -> bool:
 
 
 class TestTheResultIsThatOfOneProcess:
-    def test_of_a_file_for_each_rank(self, cluster: Any, ranks: Path) -> None:
-        assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
+    def test_of_a_file_for_each_rank(self, cluster: Any, whole: Path, expected: str) -> None:
+        assert report(whole, scheduler=cluster.scheduler_address) == expected
 
     def test_of_files_of_text(self, cluster: Any, tmp_path: Path) -> None:
         write_kineto(simulate(PLAN), tmp_path)
@@ -149,35 +170,39 @@ class TestTheResultIsThatOfOneProcess:
         assert json.loads(told)["recorded_calls"]
         assert told == report(path)
 
-    def test_of_a_window(self, cluster: Any, ranks: Path) -> None:
+    def test_of_a_window(self, cluster: Any, whole: Path) -> None:
         with (
-            gputrace.open(ranks, scheduler=cluster.scheduler_address) as there,
-            gputrace.open(ranks) as here,
+            gputrace.open(whole, scheduler=cluster.scheduler_address) as there,
+            gputrace.open(whole) as here,
         ):
             one, other = (trace.analyze(time="1010ms:1030ms") for trace in (there, here))
         assert one.render("json") == other.render("json")
 
     def test_of_a_window_of_large_files(
-        self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
+        self, cluster: Any, whole: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("gputrace.store.slice.LARGE", 1000)
         with (
-            gputrace.open(ranks, scheduler=cluster.scheduler_address) as there,
-            gputrace.open(ranks) as here,
+            gputrace.open(whole, scheduler=cluster.scheduler_address) as there,
+            gputrace.open(whole) as here,
         ):
             one, other = (trace.analyze(time="1010ms:1030ms") for trace in (there, here))
         assert "of this large trace is read" in " ".join(one.warnings)
         assert one.render("json") == other.render("json")
 
-    def test_whatever_numbers_a_worker_gives(self, cluster: Any, ranks: Path) -> None:
+    def test_whatever_numbers_a_worker_gives(
+        self, cluster: Any, whole: Path, expected: str
+    ) -> None:
         """Whoever takes over from a dead worker reads other rows first."""
-        with gputrace.open(ranks, scheduler=cluster.scheduler_address) as trace:
+        with gputrace.open(whole, scheduler=cluster.scheduler_address) as trace:
             with distributed.Client(cluster, set_as_default=False) as client:
                 first = next(iter(client.run(os.getpid).values()))
             os.kill(first, signal.SIGKILL)
-            assert trace.analyze().render("json") == report(ranks)
+            assert trace.analyze().render("json") == expected
 
-    def test_where_all_workers_die_meanwhile(self, ranks: Path, tmp_path: Path) -> None:
+    def test_where_all_workers_die_meanwhile(
+        self, whole: Path, expected: str, tmp_path: Path
+    ) -> None:
         """Files that a dead worker had read are read again by its successor."""
         died = tmp_path / "died"
         with (
@@ -187,14 +212,14 @@ class TestTheResultIsThatOfOneProcess:
             distributed.Client(mortal, set_as_default=False) as client,
         ):
             client.register_plugin(Mortal(9, died))
-            assert report(ranks, scheduler=mortal.scheduler_address) == report(ranks)
+            assert report(whole, scheduler=mortal.scheduler_address) == expected
         assert died.exists()
 
     def test_where_columns_are_on_disk(
-        self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
+        self, cluster: Any, whole: Path, expected: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("gputrace.store.spill_file.LARGE", 1000)
-        assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
+        assert report(whole, scheduler=cluster.scheduler_address) == expected
 
     def test_of_a_file_without_calls_beside_others(self, cluster: Any, ranks: Path) -> None:
         with closing(sqlite3.connect(ranks / "run.2.sqlite")) as database, database:
@@ -227,10 +252,10 @@ class TestTheResultIsThatOfOneProcess:
                 database.execute(f"DELETE FROM {table} WHERE start > ({early})")
         assert report(ranks, scheduler=cluster.scheduler_address) == report(ranks)
 
-    def test_with_progress_told(self, cluster: Any, ranks: Path) -> None:
-        with gputrace.open(ranks, scheduler=cluster.scheduler_address) as trace:
+    def test_with_progress_told(self, cluster: Any, whole: Path, expected: str) -> None:
+        with gputrace.open(whole, scheduler=cluster.scheduler_address) as trace:
             found = trace.analyze(progress=lambda done, of: None)
-        assert found.render("json") == report(ranks)
+        assert found.render("json") == expected
 
     def test_of_one_gpu_in_two_files(self, cluster: Any, tmp_path: Path) -> None:
         """Its rows come together, as no file has all of them."""
@@ -245,7 +270,7 @@ class TestTheResultIsThatOfOneProcess:
         assert told == report(tmp_path / "run")
 
     def test_for_plugins_that_want_rows(
-        self, cluster: Any, ranks: Path, monkeypatch: pytest.MonkeyPatch
+        self, cluster: Any, whole: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen = []
 
@@ -255,7 +280,7 @@ class TestTheResultIsThatOfOneProcess:
 
         monkeypatch.setattr("gputrace.analyzers.pipeline.plugins", lambda _: [object()])
         monkeypatch.setattr("gputrace.analyzers.pipeline.run_plugins", find_plugged)
-        report(ranks, scheduler=cluster.scheduler_address)
+        report(whole, scheduler=cluster.scheduler_address)
         assert seen[0] > 4 * 8 * 30
 
 
@@ -316,46 +341,48 @@ class TestARankThatCannotBeRead:
 
 class TestACluster:
     def test_that_does_not_answer(
-        self, ranks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setattr(scheduler, "_PATIENCE_S", 0.3)
-        code = run(["analyze", str(ranks), "--scheduler", "tcp://127.0.0.1:9"])
+        code = run(["analyze", str(whole), "--scheduler", "tcp://127.0.0.1:9"])
         assert code == ExitCode.MISSING_HERE
         told = capsys.readouterr().err
         assert "tcp://127.0.0.1:9" in told
         assert told.count("\n") == 1
 
     @pytest.mark.parametrize("where", ["local", "local:none", "local:0", "nonsense"])
-    def test_that_is_none(self, ranks: Path, where: str) -> None:
-        assert run(["analyze", str(ranks), "--scheduler", where]) == ExitCode.USAGE
+    def test_that_is_none(self, whole: Path, where: str) -> None:
+        assert run(["analyze", str(whole), "--scheduler", where]) == ExitCode.USAGE
 
     @pytest.mark.parametrize(
         ("where", "lacking"), [("local:2", "distributed"), ("slurm:2", "dask_jobqueue")]
     )
     def test_without_the_extra(
         self,
-        ranks: Path,
+        whole: Path,
         where: str,
         lacking: str,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setitem(sys.modules, lacking, None)
-        assert run(["analyze", str(ranks), "--scheduler", where]) == ExitCode.MISSING_HERE
+        assert run(["analyze", str(whole), "--scheduler", where]) == ExitCode.MISSING_HERE
         assert "gputrace[cluster]" in capsys.readouterr().err
 
     def test_of_slurm_where_none_is(
         self,
-        ranks: Path,
+        whole: Path,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setitem(sys.modules, "dask_jobqueue", SimpleNamespace(SLURMCluster=None))
         monkeypatch.setenv("PATH", "")
-        assert run(["analyze", str(ranks), "--scheduler", "slurm:2"]) == ExitCode.MISSING_HERE
+        assert run(["analyze", str(whole), "--scheduler", "slurm:2"]) == ExitCode.MISSING_HERE
         assert "no sbatch" in capsys.readouterr().err
 
-    def test_that_slurm_starts(self, ranks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_slurm_starts(
+        self, whole: Path, expected: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Jobs of the fake dask-jobqueue are processes of this machine."""
         asked = []
 
@@ -373,7 +400,7 @@ class TestACluster:
 
         monkeypatch.setitem(sys.modules, "dask_jobqueue", SimpleNamespace(SLURMCluster=Jobs))
         monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/sbatch")
-        assert report(ranks, scheduler="slurm:2") == report(ranks)
+        assert report(whole, scheduler="slurm:2") == expected
         job = {"cores": 1, "memory": "4GB", "processes": 1}
         folder = str(cache_folder() / "slurm")
         assert asked[:2] == [job | {"shared_temp_directory": folder}, {"workers": 2}]
@@ -390,15 +417,15 @@ class TestACluster:
                 with socket.create_connection((host, int(port)), 5) as plain:
                     assert is_dropped(encrypt(plain))
 
-    def test_closes_the_files_at_the_end(self, cluster: Any, ranks: Path) -> None:
+    def test_closes_the_files_at_the_end(self, cluster: Any, whole: Path) -> None:
         with distributed.Client(cluster, set_as_default=False) as client:
-            report(ranks, scheduler=cluster.scheduler_address)
+            report(whole, scheduler=cluster.scheduler_address)
             assert set(client.run(_files_open).values()) == {0}
 
-    def test_keeps_nothing_that_was_made_of_the_rows(self, cluster: Any, ranks: Path) -> None:
+    def test_keeps_nothing_that_was_made_of_the_rows(self, cluster: Any, whole: Path) -> None:
         with (
             distributed.Client(cluster, set_as_default=False) as client,
-            gputrace.open(ranks, scheduler=cluster.scheduler_address) as trace,
+            gputrace.open(whole, scheduler=cluster.scheduler_address) as trace,
         ):
             trace.analyze()
             with pytest.raises(UsageError):
@@ -406,9 +433,9 @@ class TestACluster:
             assert sum(client.run(_shards).values()) == 0
             assert sum(client.run(_files_open).values()) == 4
 
-    def test_counts_what_it_receives(self, cluster: Any, ranks: Path) -> None:
+    def test_counts_what_it_receives(self, cluster: Any, whole: Path) -> None:
         with Cluster(cluster.scheduler_address) as own:
-            found = list(own.open_each([ranks / "nothing", ranks / "run.0.sqlite"], True))
+            found = list(own.open_each([whole / "nothing", whole / "run.0.sqlite"], True))
             assert isinstance(found[0], InputError)
             assert own.received > 0
 
