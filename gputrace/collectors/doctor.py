@@ -22,7 +22,6 @@ from gputrace.collectors.ncu import find_ncu
 from gputrace.collectors.neighbours import PROCESS, CardProcesses, RunProcesses
 from gputrace.collectors.nvml.queries import ask
 from gputrace.collectors.session import HOOKS
-from gputrace.collectors.tool_traces import importer_obstacle
 from gputrace.errors import MissingError
 from gputrace.plugins import all_plugins
 from gputrace.readers.nsys_export import find_nsys, nsys_version
@@ -260,6 +259,8 @@ def _nsys() -> Iterator[Check]:
         advice = "needed only for record --backend nsys, and to read .nsys-rep and .qdrep reports"
         yield Check("nsys", "note", "not found", advice)
         return
+    from gputrace.collectors.tool_traces import importer_obstacle  # with numpy
+
     try:
         version, obstacle = f"{nsys_version(nsys)} ({nsys})", importer_obstacle(nsys)
     except (OSError, MissingError) as error:
