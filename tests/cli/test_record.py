@@ -395,6 +395,7 @@ def test_a_program_that_goes_on_without_its_recorder_is_not_recovered_yet(tmp_pa
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.kill()
+        running.wait()
         ran = command.gputrace("recover", folder)
         command.assert_refused(ran, 3, "still recording", "--keep")
         assert command.gputrace("recover", folder, "--keep").code == 0

@@ -386,6 +386,7 @@ def test_a_recording_that_goes_on_without_us_is_not_taken_apart(machine: Machine
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.kill()
+        running.wait()
         ran = command.gputrace("recover", machine.spool, env=machine.env)
         assert_refused(ran, 3, "still recording")
         over.touch()
