@@ -7,6 +7,7 @@ always the same, and each fault that once did harm.
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -23,18 +24,19 @@ from tests.faults.building import build
 from tests.faults.catalogue import KINDS
 from tests.faults.checking import run_fault
 from tests.faults.model import Fault, Kind, May, Outcome, Strike
-from tests.native.build import Machine, compile_all
+from tests.native.build import Machine
 
 SEED: Final = 4
 AT_ONCE: Final = 4
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The machine, and the libraries that do harm."""
     if collector_library() is None:
         pytest.skip("gputrace was installed without its collector")
-    folder = tmp_path_factory.mktemp("machine")
-    compile_all(folder)
+    folder = tmp_path_factory.mktemp("faults")
+    shutil.copytree(machine.folder, folder, dirs_exist_ok=True)
     build(folder)
     return folder
 
@@ -53,10 +55,10 @@ def test_each_kind_of_fault_has_a_name_of_its_own() -> None:
     assert len({kind.name for kind in KINDS}) == len(KINDS)
 
 
-def test_faults_change_no_program_and_cost_no_trace(machine: Path, tmp_path: Path) -> None:
+def test_faults_change_no_program_and_cost_no_trace(folder: Path, tmp_path: Path) -> None:
     def inject(kind: Kind) -> Outcome:
         fault = kind.make(random.Random(f"{SEED} {kind.name}"))
-        return run_fault(kind.name, 0, fault, machine, tmp_path / kind.group.replace(" ", "-"))
+        return run_fault(kind.name, 0, fault, folder, tmp_path / kind.group.replace(" ", "-"))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         outcomes = list(pool.map(inject, of_each_group()))
@@ -112,23 +114,21 @@ ONCE_HARMFUL: Final = {
 
 
 @pytest.mark.parametrize("name", ONCE_HARMFUL)
-def test_what_once_did_harm_does_none(name: str, machine: Path, tmp_path: Path) -> None:
-    outcome = run_fault(name, 0, ONCE_HARMFUL[name], machine, tmp_path / "run")
+def test_what_once_did_harm_does_none(name: str, folder: Path, tmp_path: Path) -> None:
+    outcome = run_fault(name, 0, ONCE_HARMFUL[name], folder, tmp_path / "run")
     assert problems(outcome) == []
 
 
-def test_files_of_a_process_are_its_owners_whatever_its_umask(
-    machine: Path, tmp_path: Path
-) -> None:
-    native = Machine(machine)
+def test_files_of_a_process_are_its_owners_whatever_its_umask(folder: Path, tmp_path: Path) -> None:
+    native = Machine(folder)
     command, env = native.command("inject sample"), native.environment(tmp_path)
     subprocess.run(command, env=env, umask=0o777, check=True, timeout=60)
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_written_of_a_chunk_is_read(machine: Path, tmp_path: Path) -> None:
-    native = Machine(machine)
+def test_what_was_written_of_a_chunk_is_read(folder: Path, tmp_path: Path) -> None:
+    native = Machine(folder)
     assert native.run(tmp_path, "inject storm 100 1 exit 0").returncode == 0
     (path,) = tmp_path.glob("*.spool")
     raw, found = path.read_bytes(), []
@@ -143,14 +143,14 @@ def test_what_was_written_of_a_chunk_is_read(machine: Path, tmp_path: Path) -> N
     assert max(after - before for before, after in pairwise(found)) == 1
 
 
-def test_a_fault_that_does_harm_is_noticed(machine: Path, tmp_path: Path) -> None:
+def test_a_fault_that_does_harm_is_noticed(folder: Path, tmp_path: Path) -> None:
     """A recorder that is killed leaves no trace by itself, and its exit code is its own."""
     strike = Strike(SIGKILL, 0.1, "recorder")
     fault = Fault(("plain", "0.3"), strikes=(strike,))
-    outcome = run_fault("", 0, fault, machine, tmp_path / "killed")
+    outcome = run_fault("", 0, fault, folder, tmp_path / "killed")
     assert outcome.changed == ["exit code 137 for 0"]
     assert outcome.broken == ["no trace, and exit code 137"]
     fault = Fault(("leaves", "0.4", "0"), {"FAULT_IN": "program"})
-    outcome = run_fault("", 0, fault, machine, tmp_path / "lost")
+    outcome = run_fault("", 0, fault, folder, tmp_path / "lost")
     assert not outcome.changed
     assert any("are missing, the first" in line for line in outcome.broken)

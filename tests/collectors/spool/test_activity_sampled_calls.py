@@ -19,7 +19,7 @@ from tests.analyzers.steps.test_windows import write_marked
 from tests.helpers import command
 from tests.helpers.lookups import analyze
 from tests.helpers.sentences import words_of
-from tests.native.build import Machine, compile_all
+from tests.native.build import Machine
 from tests.synthetic import Plan, simulate
 
 STEPS: Final = 60
@@ -202,13 +202,6 @@ RATE: Final = 1_500
 PERIOD_NS: Final = 250_000_000
 SAMPLED: Final = {"GPUTRACE_API_RATE": str(RATE), "GPUTRACE_API_PERIOD_NS": str(PERIOD_NS)}
 LIBRARIES: Final = ("libcupti.so.13", "old_cupti.so")
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    folder = tmp_path_factory.mktemp("machine")
-    compile_all(folder)
-    return Machine(folder)
 
 
 def only(folder: Path) -> Spool:
