@@ -120,8 +120,15 @@ def send_to_each(pid: int, number: int) -> None:
     os.kill(pid, number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("send", [send_to_recorder, send_to_group, send_to_each])
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (send_to_recorder, signal.SIGUSR1),
+        (send_to_recorder, signal.SIGTERM),
+        (send_to_group, signal.SIGTERM),
+        (send_to_each, signal.SIGTERM),
+    ],
+)
 def test_signals_are_for_the_program_once(
     tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals
 ) -> None:

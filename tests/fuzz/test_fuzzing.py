@@ -18,7 +18,7 @@ from tests.helpers import command
 from tests.helpers.command import ROOT
 from tests.native.build import Machine, compile_all
 
-INPUTS: Final = 60
+INPUTS: Final = 30
 NAMES: Final = [target.name for target in TARGETS]
 _MOST_BYTES: Final = 500_000
 
