@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -53,9 +55,9 @@ def shell(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OnTerminal
     terminal.type(f"{setup}\n")
     terminal.type("gputrace is ready\n")
     yield terminal
-    if terminal.process.poll() is None:
-        terminal.process.kill()
-    terminal.process.wait()
+    terminal.send(signal.SIGKILL)
+    while terminal.process.poll() is None:
+        time.sleep(0.01)
 
 
 def test_a_tab_completes_commands_options_values_and_paths(shell: OnTerminal) -> None:

@@ -6,12 +6,12 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.helpers.forked import Server
+from tests.helpers.forked import ForkedProcess, Server
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -66,6 +66,14 @@ def gputrace(*arguments: str | Path, env: Mapping[str, str] | None = None) -> Ra
             code, out, err = ran
             return Ran(code, out.decode(), err.decode())
     return python("-m", "gputrace", *words, env=env)
+
+
+def start_on_terminal(
+    words: Sequence[str], env: Mapping[str, str], folder: Path, streams: Sequence[int]
+) -> ForkedProcess | None:
+    """Fork ``gputrace``, with three streams and a terminal; nothing where only a new Python can."""
+    started = (server.start_on_terminal(words, env, folder, streams) for server in _SERVERS)
+    return next(filter(None, started), None)
 
 
 @contextmanager

@@ -6,18 +6,21 @@ is its own: arguments, variables, folder, output, exit code, and what Python doe
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -47,7 +50,8 @@ class Server:
         self._at_start = _read_at_start(env)
         self._busy = threading.Lock()
         self._socket, theirs = socket.socketpair()
-        self._answers = self._socket.makefile("rb")
+        # Without a buffer, in which an exit code could come with the process's number.
+        self._answers = self._socket.makefile("rb", buffering=0)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.helpers.forked", str(theirs.fileno())],
@@ -90,6 +94,26 @@ class Server:
             os.close(err)
         return code, *written
 
+    def start_on_terminal(
+        self, words: Sequence[str], env: Mapping[str, str], folder: Path, streams: Sequence[int]
+    ) -> ForkedProcess | None:
+        """Start a command with the three streams, in a session whose terminal is the fourth.
+
+        Until it has ended and was asked for its exit code, the server forks nothing else.
+        """
+        if _read_at_start(env) != self._at_start or not self._busy.acquire(blocking=False):
+            return None
+        socket.send_fds(self._socket, [b"\n"], streams)
+        self._socket.sendall(json.dumps([words, dict(env), str(folder)]).encode() + b"\n")
+        return ForkedProcess(self._answer(), self._poll)
+
+    def _poll(self) -> int | None:
+        if not select.select([self._socket], [], [], 0)[0]:
+            return None
+        code = self._answer()
+        self._busy.release()
+        return code
+
     def _answer(self) -> int:
         line = self._answers.readline()
         assert line, self._process.communicate()
@@ -100,6 +124,22 @@ class Server:
         self._socket.close()
         self._process.kill()
         self._process.communicate()
+
+
+class ForkedProcess:
+    """What tests ask of a ``subprocess.Popen``."""
+
+    def __init__(self, pid: int, poll: Callable[[], int | None]) -> None:
+        self.pid, self.returncode = pid, -1
+        self._poll, self._has_ended = poll, False
+
+    def poll(self) -> int | None:
+        if not self._has_ended and (code := self._poll()) is not None:
+            self.returncode, self._has_ended = code, True
+        return self.returncode if self._has_ended else None
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
 
 def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -127,10 +167,13 @@ def _become_a_command(connection: socket.socket) -> bool:
     """Returns in each process that is to be a command, and at last in the server: false."""
     with connection, connection.makefile("rb") as requests:
         while True:
-            _, streams, _, _ = socket.recv_fds(connection, 1, 2)
+            _, streams, _, _ = socket.recv_fds(connection, 1, 4)
             if not streams:
                 return False
             words, env, folder = json.loads(requests.readline())
+            if on_terminal := len(streams) == 4:
+                import_module("gputrace.cli.record_live")
+                gc.freeze()
             if not (process := os.fork()):
                 break
             for stream in streams:
@@ -138,8 +181,12 @@ def _become_a_command(connection: socket.socket) -> bool:
             connection.sendall(b"%d\n" % process)
             _, status = os.waitpid(process, 0)
             connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-    for number, stream in enumerate(streams, 1):
+    if on_terminal:
+        os.setsid()
+        fcntl.ioctl(streams[3], termios.TIOCSCTTY, 0)
+    for number, stream in enumerate(streams[:3], 0 if on_terminal else 1):
         os.dup2(stream, number)
+    for stream in streams:
         os.close(stream)
     os.environ.clear()
     os.environ.update(env)

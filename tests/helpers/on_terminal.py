@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.helpers import command
+from tests.helpers.forked import ForkedProcess
 
 PATIENCE_S: Final = 60.0
 _LAUNCH: Final = """
@@ -48,15 +49,23 @@ class OnTerminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 30, 100, 0, 0))
         self._settings = termios.tcgetattr(slave)
         self._slave = slave
-        arguments: Sequence[str] = [str(word) for word in words]
-        self.process = subprocess.Popen(
+        arguments = [str(word) for word in words]
+        variables = command.environment({"TERM": "xterm"} | (env or {}))
+        given = [slave if stream is None else stream for stream in (stdin, stdout, stderr)]
+        forked = None
+        if program is GPUTRACE and subprocess.DEVNULL not in given:
+            streams = [each if isinstance(each, int) else each.fileno() for each in given]
+            forked = command.start_on_terminal(
+                arguments, variables, cwd or Path.cwd(), [*streams, slave]
+            )
+        self.process: subprocess.Popen[bytes] | ForkedProcess = forked or subprocess.Popen(
             [sys.executable, "-c", _LAUNCH, str(slave), *program, *arguments],
-            stdin=slave if stdin is None else stdin,
-            stdout=slave if stdout is None else stdout,
-            stderr=slave if stderr is None else stderr,
+            stdin=given[0],
+            stdout=given[1],
+            stderr=given[2],
             pass_fds=[slave],
             cwd=cwd,
-            env=command.environment({"TERM": "xterm"} | (env or {})),
+            env=variables,
         )
         self.seen = b""
 
