@@ -73,10 +73,6 @@ def check(run: Run, asked: CheckOptions, baseline: Run | None = None) -> Check:
 FIGURES: Final = (
     *(*CLASSES, "idle", "data_wait", "slow_steps", "step_time", "step_time_p95", "throughput"),
 )
-_NO_WAITS: Final = (
-    "no waits for data were recorded; if gputrace knows no loader of the loop, wrap what makes its "
-    "batches in `with gputrace.annotate('data'):`, or leave this limit out"
-)
 _OF_HOSTS: Final = {cause.id for cause in CAUSES if cause.rule in HOST_RULES}
 """Causes that are found without a GPU."""
 OF_CAUSE: Final = "cause "
@@ -152,17 +148,27 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
         return "" if run.samples else "the batch size is not given (--batch)"
     if figure in ("data_wait", "slow_steps"):
         is_known = figure == "slow_steps" or "host_data" in run.loop.classes
-        return "" if is_known else _NO_WAITS
+        return "" if is_known else _no_waits(run.analysis)
     cause = figure.removeprefix(OF_CAUSE)
     on_hosts = figure.startswith(OF_CAUSE) and "compute" not in run.loop.classes
     if on_hosts and cause in {name for id in _OF_HOSTS for name in path_of(id, CAUSES)}:
         is_known = path_of(cause, CAUSES)[0] != "data" or "host_data" in run.loop.classes
-        return "" if is_known else _NO_WAITS
+        return "" if is_known else _no_waits(run.analysis)
     needed = ("compute",) if figure.startswith(OF_CAUSE) else parts
     known = figure.startswith("step_time") or all(name in run.loop.classes for name in needed)
     instead = "host_data" in run.loop.classes and figure == "data_feeding"
     hint = "; --max-data-wait limits what the host waits" if instead else ""
     return "" if known else f"no GPU activity was recorded{hint}"
+
+
+def _no_waits(analysis: Analysis) -> str:
+    """Say why waits for data are unknown; by samples alone, a gate would know no fast run's."""
+    waits = (finding for finding in analysis.findings if finding.id == "data-feeding")
+    line = next((f"; {f.evidence['line']} may be one" for f in waits if f.evidence.get("line")), "")
+    return (
+        f"no waits for data were recorded{line}; if gputrace knows no loader of the loop, wrap "
+        "what makes its batches in `with gputrace.annotate('data'):`, or leave this limit out"
+    )
 
 
 def _formatted(value: float, unit: str) -> str:

@@ -387,8 +387,23 @@ def test_slow_steps_at_equal_distances_may_begin_epochs_where_no_loader_was_reco
         made.step(now, now + wait + 18)
         now += wait + 18
     (slow,) = (finding for finding in made.report().findings if finding.id == "slow-steps")
-    assert "they come every 20 steps, as where epochs begin" in "; ".join(slow.details)
-    assert slow.advice.startswith("if epochs begin there, keep the loader")
+    assert "they come every 20 steps" in slow.details
+    assert slow.advice.startswith("check the batches of these steps")
+    assert "; if epochs begin there, keep the loader" in slow.advice
+
+
+def test_what_slow_loads_add_is_charged_to_the_waits_for_data_alone(made: Made) -> None:
+    """A load that takes long now and then is the cause, and no step is slow besides."""
+    now = 0.0
+    for number in range(60):
+        wait = 102 if number % 5 == 3 else 2
+        made.wait(now, now + wait)
+        made.step(now, now + wait + 10)
+        now += wait + 10
+    first, *others = made.report().findings
+    assert first.id == "data-feeding"
+    slow = next(finding for finding in others if finding.id == "slow-steps")
+    assert (slow.severity, slow.impact_ns) == ("low", 0)
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -328,8 +328,9 @@ def page_faults(facts: Facts) -> Iterator[Finding]:
 _MAKES_BATCHES: Final = r"(?i)__next__$|(next|get|fetch|load)_?(batch|data|item|sample)"
 """Names of functions that give the next batch, whatever queue or pool they wait for."""
 _FILL_THE_QUEUE: Final = (
-    "make batches faster than the program takes them: more threads or processes that fill the "
-    "queue, which is empty when it asks; a deeper queue only evens out slow ones"
+    "make batches ahead of time, in threads or processes of their own; where they come from a "
+    "queue, it is empty when the program asks: have more of them fill it, as a deeper queue only "
+    "evens out slow batches"
 )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from gputrace.analyzers.findings.data_feeding import KEEP_LOADER, find_loaders
-from gputrace.analyzers.findings.facts import NEARLY_ALL, Facts, severity_of
+from gputrace.analyzers.findings.facts import MEDIUM, NEARLY_ALL, Facts, severity_of
 from gputrace.analyzers.findings.growing_steps import time_by_part
 from gputrace.analyzers.findings.hardware import SHARE_NO_CARD, find_neighbours
 from gputrace.analyzers.findings.host_threads import CORES_ALONE, RAISE_QUOTA, THROTTLED_SHARE
@@ -32,7 +32,8 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
     collect garbage, compile or wait for a core, or another process computes on a card meanwhile.
 
     Cost: the time they add, spread over all steps, less the part in which their GPUs idle, which is
-    charged to what keeps them idle, and less what other processes on the cards cost.
+    charged to what keeps them idle, less waits for data where these are a finding of their own, and
+    less what other processes on the cards cost.
 
     Wrong if: another run of the program has no such steps.
     """
@@ -139,14 +140,16 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         advice = save_aside(facts.framework)
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
-    if epochs:
-        clause = f"they begin epochs of {epochs} steps, where the loader restarts"
+    has_loader = bool(facts.once(find_loaders))
+    if epochs and has_loader:
+        details.append(f"they begin epochs of {epochs} steps, where the loader restarts")
         advice = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
-        if not facts.once(find_loaders):
-            clause = f"they come every {epochs} steps, as where epochs begin and a loader restarts"
-            advice = f"if epochs begin there, {advice}"
-        details.append(clause)
     else:
+        if epochs:
+            details.append(f"they come every {epochs} steps")
+            advice += (
+                f"; if epochs begin there, {KEEP_LOADER.get(facts.framework, KEEP_LOADER[''])}"
+            )
         # A GPU that works for longer does not wait for a thread that waits for a core.
         works = name in CLASSES and name not in IDLE_CAUSES
         for cause, (clause, remedy) in _HOST_TOOK.items():
@@ -165,7 +168,9 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             )
     shared, met = _slowed_by_neighbours(facts, frozenset(numbers))
     part *= 1 - min(shared / max(excess, 1), 1.0)
-    is_explained = epochs or advice in (remedy for _, remedy in _HOST_TOOK.values())
+    is_explained = (epochs and has_loader) or advice in (
+        remedy for _, remedy in _HOST_TOOK.values()
+    )
     if met is not None and not is_explained and shared >= _NAMED_REASON_SHARE * excess:
         details.append(f"{met} meanwhile")
         advice = SHARE_NO_CARD
@@ -254,7 +259,7 @@ def _what_slow_steps_have(
     facts: Facts, rank: int, steps: Sequence[Step], slow: Mask
 ) -> tuple[str, Times, float]:
     """Return the class that grew most in the slow steps, its growth in nanoseconds in each of them,
-    and the part of the growth that no cause of idle time is charged with.
+    and the part of the growth that no cause of idle time, and no wait for data, is charged with.
 
     Of a rank without a GPU, the classes are its phases, as far as they are known.
     """
@@ -262,6 +267,8 @@ def _what_slow_steps_have(
     table = np.array(list(shares.values()), np.int64)
     growth = table[:, slow] - np.array([[median(row[~slow])] for row in table], np.int64)
     most, grown = int(np.argmax(growth.sum(axis=1))), np.maximum(growth.mean(axis=1), 0)
-    charged = np.array([name in IDLE_CAUSES for name in shares])
+    # Waits for data are a finding of their own from 5 % on.
+    waits = facts.share_of(facts.mean("host_data")) >= MEDIUM if "host_data" in shares else False
+    charged = np.array([name in IDLE_CAUSES or (waits and name == "host_data") for name in shares])
     part = 1 - float(grown[charged].sum() / max(grown.sum(), 1))
     return list(shares)[most], growth[most], part
