@@ -281,11 +281,12 @@ def report(
                 write_page(target, inputs, force, lambda page: page.render(material))
         code = options.log_left_out(opened)
         slow = load("timeline").slow_steps(material)
-        more = f" (with #step={slow[0]} its address opens at the slowest step)" if slow else ""
+        more = f"; {{}}#step={slow[0]} opens it at the slowest step" if slow else ""
         if serve:
-            page.serve(material, port, lambda at: console.log(f"the page is at {at}{more}"))
+            said = f"the page is at {{}}{more}"
+            page.serve(material, port, lambda at: console.log(said.format(at, at)))
     if not serve:
-        console.note(f"wrote {target}{more}")
+        console.note(f"wrote {target}" + more.format(target))
     return code
 
 

@@ -113,7 +113,7 @@
       range: timeline.x_range, count: facts.lanes.length,
       steps: timeline.tags.find(tag => tag.name === "step-list"),
       sources: facts.lanes.map((_, at) => timeline.tags.find(tag => tag.name === `lane-${at}`)),
-      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [], overviewHits: source("overview-hits"), coarse: 1, moving: false,
+      detail: name => source(`timeline-${name}`), overview: source("overview-bars"), lanes: [], overviewHits: source("overview-hits"), coarse: 1, moving: false, opening: Boolean(location.hash),
     };
     board.sources.forEach((one, at) => one.properties.data.change.connect(() => { load(at); later(); }));
     board.sources.forEach((_, at) => load(at));
@@ -182,14 +182,17 @@
     remember();
   }
 
-  // Window, selection and search are in the address, so that a link opens here and Back goes back.
+  // Step or window, selection and search are in the address, so that a link opens here and Back goes
+  // back.
   function remember() {
-    if (location.protocol === "about:") return; // in a notebook's cell, which has no address
+    // A notebook's cell has no address, and another may not have been followed yet.
+    if (location.protocol === "about:" || board.opening) return;
     const how = board.recalled ? "replaceState" : "pushState";
     board.recalled = false;
     const [from, to] = visible(), parts = new URLSearchParams(), seconds = ns => Number((ns / 1e9).toFixed(9));
     const { sel, q } = board.rows ? board.rows.state() : { sel: "", q: "" };
-    if (from !== board.first[0] || to !== board.first[1]) parts.set("t", `${seconds(from)}-${seconds(to)}`);
+    if (board.step && board.step.from === from && board.step.to === to) parts.set("step", board.step.number);
+    else if (from !== board.first[0] || to !== board.first[1]) parts.set("t", `${seconds(from)}-${seconds(to)}`);
     if (sel || chosen >= 0) parts.set("sel", sel || `gap.${chosen}`);
     if (q) parts.set("q", q);
     const address = String(parts) ? `#${parts}` : location.pathname + location.search;
@@ -200,37 +203,44 @@
   // A browser without access to the clipboard shows the link.
   async function copyLink() {
     remember();
-    const elsewhere = location.protocol === "file:" ? "; to share it, send the page along: what follows # works wherever the page lies" : "";
+    const elsewhere = location.protocol === "file:" ? " To share it, send the file too; the part after # works with any copy of it." : "";
     try {
       await navigator.clipboard.writeText(location.href);
-      where.textContent = `Link copied${elsewhere}.`;
-    } catch { prompt(`The link${elsewhere}:`, location.href); }
+      where.textContent = `Link copied.${elsewhere}`;
+    } catch { prompt(`The link.${elsewhere}`, location.href); }
   }
 
   function recall() {
     const parts = new URLSearchParams(location.hash.slice(1)), [, from, to] = /^([\d.]+)-([\d.]+)$/.exec(parts.get("t")) || [];
+    board.opening = false;
     if (location.hash && !location.hash.includes("=")) return;
-    if (parts.has("step") && toStep(parts.get("step"))) return;
     const sel = parts.get("sel") || "", gap = /^gap\.(\d+)$/.exec(sel);
     chosen = -1;
     board.detail("chosen").data = { left: [], right: [], bottom: [], top: [], color: [] };
     if (gap) choose(Number(gap[1]));
     board.recalled = true;
     if (board.rows) board.rows.restore({ sel, q: parts.get("q") || "" });
+    if (toStep(parts.get("step") || "")) return;
     if (to !== undefined || !location.hash) show(...(to === undefined ? board.first : [from * 1e9, to * 1e9]));
+    if (to !== undefined) toLanes();
   }
 
-  // The place of a step in the list of steps; -1 for what is no step.
-  const stepOf = text => /^\d+$/.test(text) ? [...board.steps.data.number].indexOf(Number(text)) : -1;
+  // The place in the list of steps of a number or "slowest"; -1 if there is no such step.
+  function stepOf(text) {
+    const number = text === "slowest" ? facts.slowest : /^\d+$/.test(text) ? Number(text) : NaN;
+    return [...board.steps.data.number].indexOf(number);
+  }
 
   // Shows a step and why it took as long as it did.
   function toStep(text) {
-    const at = stepOf(text), { left, right } = board.steps.data;
+    const at = stepOf(text), { left, right, number: { [at]: number } } = board.steps.data;
     if (at < 0) return false;
     const [from, to] = [left[at] * 1e9, right[at] * 1e9];
     show(from - (to - from) * 0.05, to + (to - from) * 0.05);
-    document.getElementById("why").textContent = facts.why[text]
-      || `Step ${text} took ${Lanes.told(to - from)}: gputrace analyze TRACE --step ${text} says what it has more of than the median step.`;
+    const [shownFrom, shownTo] = visible();
+    board.step = { number, from: shownFrom, to: shownTo };
+    document.getElementById("why").textContent = facts.why[number]
+      || `Step ${number} took ${Lanes.told(to - from)}: gputrace analyze TRACE --step ${number} says what it has more of than the median step.`;
     toLanes();
     return true;
   }

@@ -222,6 +222,8 @@ def slow_steps(material: Material) -> list[int]:
 def facts(material: Material) -> dict[str, Any]:
     """Return the plain values that the page's script needs beside the figures."""
     scene = material.scene
+    measured = [step for step in material.analysis.step_list if step.phase == "steady"]
+    slowest = max(measured, key=lambda step: step.end_ns - step.start_ns, default=None)
     return {
         "classes": class_list(),
         "phases": PHASES,
@@ -238,6 +240,7 @@ def facts(material: Material) -> dict[str, Any]:
             number: plain_text(f"{capital(explain_step(scene, number).message)}.", 400)
             for number in slow_steps(material)
         },
+        "slowest": slowest and slowest.step,
         "first_lane": next((worst.lane for worst in material.gaps), 0),
     }
 

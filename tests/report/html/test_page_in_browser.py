@@ -667,6 +667,19 @@ def test_a_step_is_shown_by_its_number_and_by_a_click_on_its_spike(
     browser.open(f"{address}#step=9")
     browser.until(f"({WHY}).startsWith('Step 9 took')")
     assert shown(browser) == pytest.approx(there)
+    browser.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    browser.key("c")
+    browser.until("window.copied")
+    assert browser.run("window.copied") == f"{address}#step=9"
+    browser.key("w")
+    browser.until(f"{HASH}.startsWith('#t=')")
+    moved = browser.run(HASH)
+    browser.open(f"{address}#step=slowest")
+    browser.until(f"{HASH} === '#step=9'")
+    assert browser.run(WHY) == why
+    browser.open(f"{address}{moved}")
+    browser.until("document.body.dataset.rows && scrollY > 0")
+    assert browser.run(HASH) == moved
     assert_nothing_wrong(browser)
 
 
