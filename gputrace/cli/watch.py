@@ -13,7 +13,7 @@ import click
 
 from gputrace.cli.console import log, note
 from gputrace.errors import ExitCode, InputError, MissingError, UsageError
-from gputrace.units import parse_duration
+from gputrace.units import format_count, parse_duration
 
 if TYPE_CHECKING:
     from gputrace.model.sketches import SketchReport, Slowdown
@@ -64,19 +64,22 @@ def command(
 
     pause_ns, length_ns = _duration("--every", every), length and _duration("--for", length)
     members = select(target, find())
-    job = members[0].job
+    job, processes = members[0].job, f"{len(members)} process{'es' * (len(members) > 1)}"
     folder = output or Path("gputrace-" + "".join(c if c.isalnum() else "-" for c in job))
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: a file; name a folder")
     show = _serve(metrics) if metrics else None
     until = time.monotonic() + length_ns / 1e9 if length_ns else None
     known: dict[tuple[str, str, int | None], int] = {}
+    steps = 0
     try:
         sketcher = Sketcher(folder)
-        note(f"sketches of {len(members)} processes of job {job}, in {folder}; Ctrl+C ends this")
+        ends = f"for {length_ns / 1e9:g} s" if length_ns else "until it ends or Ctrl+C"
+        shows = f"`gputrace analyze {folder}` shows its steps"
+        note(f"watching {processes} of job {job} {ends}; {shows}")
         while True:
             members = [member for member in find() if member.job == job]
-            sketcher.look(members)
+            steps += sketcher.look(members)
             if any(folder.glob("*.sketch")):
                 report = report_sketches(read_sketches(folder))
                 for change in report.changes:
@@ -87,12 +90,15 @@ def command(
                 if show is not None:
                     show(report)
             if not members or (until is not None and time.monotonic() >= until):
-                return ExitCode.DONE
+                break
             time.sleep(pause_ns / 1e9)
     except KeyboardInterrupt:
-        return ExitCode.DONE
+        pass
     except OSError as error:
         raise InputError(folder, f"cannot be written ({error.strerror})") from error
+    kept = f"{format_count(steps, 'step')} of {processes} kept in {folder}"
+    note(kept if known or not steps else f"{kept}: no rank is late, no step became slower")
+    return ExitCode.DONE
 
 
 def _duration(option: str, text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -71,6 +72,10 @@ def test_a_late_rank_is_said_while_it_runs_and_read_from_the_folder_later(
     words = ("-o", folder, "--every", "1s", "--for", "3s", "--alert", alert)
     ran = command.gputrace("watch", *words, env=environment)
     assert ran.code == 0, ran.err
+    assert re.search(
+        rf"watching \d processes of job \S+ for 3 s; `gputrace analyze {folder}`", ran.err
+    )
+    assert re.search(rf"\d+ steps of \d processes kept in {folder}\n", ran.err)
     assert "rank 2 is late by " in ran.err
     assert "waiting for data at <string>:5 load" in ran.err
     assert f"--alert: {alert} ended with 3" in ran.err
