@@ -157,7 +157,7 @@ def _why_unknown(run: Run, figure: str, parts: Sequence[str]) -> str:
     needed = ("compute",) if figure.startswith(OF_CAUSE) else parts
     known = figure.startswith("step_time") or all(name in run.loop.classes for name in needed)
     instead = "host_data" in run.loop.classes and figure == "data_feeding"
-    hint = "; --max-data-wait limits what the host waits" if instead else ""
+    hint = "; without a GPU use --max-data-wait" if instead else ""
     return "" if known else f"no GPU activity was recorded{hint}"
 
 
@@ -230,6 +230,8 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
             message += "; it is slower, but not for certain by more than that: record more steps"
         elif passed and slowdown > limit:
             message += "; the noise of the steps could explain it: record more steps"
+        elif passed and high > limit and high - slowdown > limit:
+            message += "; passes, but the noise is larger than the limit: record more steps"
         elif passed and high > limit:
             message += "; more is not excluded: record more steps"
         if pair.work_ratio != 1:

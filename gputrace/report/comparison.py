@@ -42,7 +42,9 @@ from gputrace.units import format_change, format_ns, format_number, format_share
 _STYLES: Final = {"faster": "bold green", "slower": "bold red", "same": "green"}
 _NO_COST: Final = 0.001
 """Part of a step below which a finding has no cost of its own: others are charged with it."""
-_STATES: Final = {"appeared": "red", "gone": "green", "stayed": "yellow"}
+_STATES: Final = {"appeared": "red", "gone": "green", "stayed": "yellow", "grew": "red"}
+_GREW: Final = 2
+"""Ratio of the costs of a finding from which it grew rather than stayed."""
 _BESIDE_KERNELS: Final = 56
 """Terminal columns that the figures of a kernel take."""
 _LONGEST: Final = 60
@@ -356,10 +358,9 @@ def notes(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield findings and caveats, each with its heading."""
     pair = comparison.pair if comparison.scaling is None else None
     for finding in pair.findings if pair is not None else ():
-        if {finding.a_severity, finding.b_severity} != {"info"} and (
-            text := _finding(finding, pair)
-        ):
-            yield finding.status, text
+        heading, text = _finding(finding, pair)
+        if text and {finding.a_severity, finding.b_severity} != {"info"}:
+            yield heading, text
     kernels = pair.kernels if pair is not None and comparison.unit != "span" else ()
     if kernels and all(kernel.changed is None for kernel in kernels):
         yield "kernels", f"too few steps to tell which of {len(kernels)} differ."
@@ -378,15 +379,15 @@ def _units(pair: Pair) -> tuple[str, str]:
     return " a step" if a else " in the whole span", " a step" if b else " in the whole span"
 
 
-def _finding(finding: FindingChange, pair: Pair | None) -> str:
-    """Say what came of a finding; nothing of one that stayed and costs nothing."""
+def _finding(finding: FindingChange, pair: Pair | None) -> tuple[str, str]:
+    """Say what came of a finding, and its cost; nothing of one that stayed and costs nothing."""
     if finding.status != "stayed" or pair is None:
-        return f"{finding.id}: {finding.message}."
-    least = _NO_COST * (pair.step.a_ns if pair.step else 1)
-    if max(finding.a_impact_ns or 0, finding.b_impact_ns or 0) <= least:
-        return ""
-    a, b = format_ns(finding.a_impact_ns or 0), format_ns(finding.b_impact_ns or 0)
+        return finding.status, f"{finding.id}: {finding.message}."
+    a, b = finding.a_impact_ns or 0, finding.b_impact_ns or 0
+    if max(a, b) <= _NO_COST * (pair.step.a_ns if pair.step else 1):
+        return finding.status, ""
     first, second = _units(pair)
-    if first == second:
-        return f"{finding.id} ({_arrow(a, b)}{second})."
-    return f"{finding.id} ({a}{first}; {b}{second})."
+    if first != second:
+        return finding.status, f"{finding.id} ({format_ns(a)}{first}; {format_ns(b)}{second})."
+    heading = "grew" if b >= _GREW * a else finding.status
+    return heading, f"{finding.id} ({_arrow(format_ns(a), format_ns(b))}{second})."

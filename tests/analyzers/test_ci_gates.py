@@ -11,10 +11,11 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from gputrace.analyzers.ci_gates import gate_slowdown
-from gputrace.analyzers.compare import compare
+from gputrace.analyzers.compare import changed_parts, compare
 from gputrace.analyzers.compare.runs import Run
 from gputrace.api import open_runs
 from gputrace.data import unpacked
+from gputrace.model.comparison import ClassChange
 from gputrace.model.host import HostLine
 from gputrace.model.results import Finding
 from tests.analyzers.test_host_only_traces import Made
@@ -56,6 +57,13 @@ def run_of(
         pytest.param((20, 0.5), (26, 0.5), False, "30.0% slower", id="clearly slower"),
         pytest.param((20, 2), (21, 2), True, "the noise of the steps could explain it", id="noise"),
         pytest.param((20, 0.5), (20.7, 0.5), True, "but not for certain by more", id="near it"),
+        pytest.param(
+            (20, 4),
+            (20.2, 4),
+            True,
+            "passes, but the noise is larger than the limit",
+            id="much noise",
+        ),
         pytest.param(
             (20, 0.5, 2), (26, 0.5, 8), True, "other programs had the cores", id="a busy machine"
         ),
@@ -118,3 +126,11 @@ def test_the_line_that_grew_is_the_reason(tmp_path: Path) -> None:
     ]
     assert result.message.endswith("6.00 ms more in train.py:15 model")
     assert gate_slowdown(b, a, 0.03).message.endswith("6.00 ms more in train.py:15 model")
+    for waits, said in (
+        (6, "6.00 ms of it at train.py:15 model"),
+        (1, "6.00 ms more in train.py:15 model"),
+    ):
+        change = 0, waits * MS, waits * MS, None, None, True
+        loader = ClassChange(*change, "host_data", 0.0, 0.0, None, None)
+        pair = replace(result.pair, classes=(loader,))
+        assert [*changed_parts("slower", pair, "step")][-1] == said

@@ -113,7 +113,7 @@ def host(tmp_path: Path) -> Path:
         (
             ("--max-data-feeding", "5%"),
             NOT_MET,
-            ["unknown: no GPU activity was recorded; --max-data-wait limits what the host waits"],
+            ["unknown: no GPU activity was recorded; without a GPU use --max-data-wait"],
         ),
         (
             ("--max-cause", "data=50%", "--max-cause", "garbage-collection=5%"),

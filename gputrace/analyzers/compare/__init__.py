@@ -620,8 +620,13 @@ def changed_parts(verdict: str, pair: Pair, unit: str) -> Iterator[str]:
         return
     lines = [line for line in pair.lines if (line.difference_ns < 0) == (verdict == "faster")]
     if lines:
-        word = more[lines[0].difference_ns < 0]
-        yield f"{format_ns(abs(lines[0].difference_ns))} {word} in {lines[0].line}"
+        line, where = lines[0], f"{more[lines[0].difference_ns < 0]} in"
+        if len(sure) == 1 and pair.step is not None:
+            # What else of the step changed may leave no room for most of the line's time.
+            others = abs(pair.step.difference_ns - sure[0].difference_ns)
+            if 2 * others < abs(line.difference_ns) <= abs(sure[0].difference_ns):
+                where = "of it at"
+        yield f"{format_ns(abs(line.difference_ns))} {where} {line.line}"
     elif not sure and not on_hosts:
         yield "no class of time explains it beyond its noise"
 
