@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -239,7 +240,8 @@ _NAMED_CALL_PART: Final = 0.05
 _LONGEST_RANGE: Final = 60
 _GAPS_AT_ONCE: Final = 32
 """Gaps of a stretch of which the longest is looked at first."""
-_OUTSIDE: Final = "no CUDA call"
+_OUTSIDE: Final = "^thread |(no|without a) CUDA call"
+"""Pattern of the evidence of a thread that was outside CUDA calls."""
 _NAME_LINES: Final = (
     "record again with `gputrace record --python` to name the lines of gaps without CUDA calls"
 )
@@ -283,7 +285,7 @@ def find_gaps(
     total, count = sum(gaps.total for gaps in by_gpu), sum(gaps.count for gaps in by_gpu)
     listed = in_steps or anywhere
     texts = [gap.evidence for gap in listed]
-    outside = any(_OUTSIDE in text or text.startswith("thread ") for text in texts)
+    outside = any(re.search(_OUTSIDE, text) for text in texts)
     could_name = is_python and lines is None and outside
     return Gaps(count, total, by_cause, anywhere, in_steps, _NAME_LINES if could_name else "")
 
@@ -361,16 +363,16 @@ def _explain(
         feeder = lane.causes.feeder_of(end)
         pair = calls.threads[feeder] if calls is not None and feeder != NOBODY else None
         evidence = NO_ISSUER if has_calls else ""
+        waited = waited_for_data(lane.host_data, start, end) if has_waits else 0
         if calls is not None and pair is not None:
             os_calls, ranges = (pair[0], Kind.OS_RUNTIME), (pair[0], Kind.RANGE)
             for key in {os_calls, ranges} - read.keys():
                 read[key] = read_host(view.trace, *key, around)
-            evidence = evidence_of(view.trace, calls, read[os_calls], feeder, start, end)
+            evidence = evidence_of(view.trace, calls, read[os_calls], feeder, start, end, waited)
             evidence += range_of(view.trace, read[ranges], pair, start, end)
         if lane.with_calls is not None and not lane.with_calls.clip(start, end).total:
             evidence = "CUDA calls were not recorded at that time"
-        if has_waits:
-            evidence = f"{in_loader(lane.host_data, start, end)}{evidence}"
+        evidence = f"{in_loader(waited, start, end)}{evidence}"
         if pair is not None:
             state = view.once(read_host_state)
             evidence = ", ".join([evidence, *state.during(pair, start, end)])
@@ -378,18 +380,31 @@ def _explain(
     return explained
 
 
-def in_loader(waits: Intervals | None, start: int, end: int) -> str:
+def waited_for_data(waits: Intervals | None, start: int, end: int) -> int:
+    """Return how many nanoseconds of a gap the program waited for its loader."""
+    return 0 if waits is None else int(waits.clip(start, end).total)
+
+
+def in_loader(waited: int, start: int, end: int) -> str:
     """Return how long the program waited for its loader in a gap, if it did, with a comma."""
-    waited = 0 if waits is None else waits.clip(start, end).total
-    is_worth = waited >= _NAMED_CALL_PART * (end - start)
-    return f"in the data loader {format_ns(waited)}, " if is_worth else ""
+    if waited < _NAMED_CALL_PART * (end - start):
+        return ""
+    length = format_ns(waited)
+    every = "for all " if length == format_ns(end - start) else ""
+    return f"in the data loader {every}{length}, "
 
 
 def evidence_of(
-    trace: Trace, calls: CudaApiCalls, os_calls: Events, feeder: int, start: int, end: int
+    trace: Trace,
+    calls: CudaApiCalls,
+    os_calls: Events,
+    feeder: int,
+    start: int,
+    end: int,
+    waited: int,
 ) -> str:
     """Return what the feeding thread did in a gap: in no CUDA call, or in which; or what the
-    operating system did for it.
+    operating system did for it. ``waited`` is the time in the loader, said before it.
     """
     rows = calls.overlapping(feeder, start, end)
     ids, begins, ends = (column[rows].tolist() for column in (calls.name, calls.start, calls.end))
@@ -411,8 +426,10 @@ def evidence_of(
         return ", ".join([f"{thread} {describe_os_call(name, took)}", *parts])
     is_known = calls.all_recorded(process, np.array([start]), np.array([end]))[0]
     if outside.total >= worth and is_known:
-        no_call = "no HIP call" if are_of_hip(trace, calls.name[:1]) else _OUTSIDE
-        parts.insert(0, f"{no_call} {format_ns(outside.total)}")
+        maker = "HIP" if are_of_hip(trace, calls.name[:1]) else "CUDA"
+        are_same = min(waited, outside.total) >= (1 - _NAMED_CALL_PART) * (end - start)
+        no_call = f"no {maker} call {format_ns(outside.total)}"
+        parts.insert(0, f"without a {maker} call" if are_same else no_call)
     return f"{', '.join(parts)} ({thread})"
 
 

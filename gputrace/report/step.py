@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from gputrace.model.comparison import StepExplanation, StepOnGpu, StepPart
@@ -32,7 +33,13 @@ def document(result: StepExplanation, limits: Limits) -> Document:
         evidence = f": {gap.evidence}" if gap.evidence else ""
         notes.append(f"The longest gap in it takes {format_ns(gap.length_ns)} ({share}){evidence}.")
     elif first.line is not None:
-        notes.append(f"Most samples of it are at {first.line}.")
+        place, _, counts = first.line.rpartition(" (")
+        every = re.match(r"(\d+) of \1 ", counts)
+        notes.append(
+            f"All {every[1]} samples of it are at {place}."
+            if every
+            else f"Most samples of it are at {first.line}."
+        )
     names = [kernel.name for kernel in first.kernels]
     labels = dict(zip(names, kernel_labels(names, limits.width or 80), strict=True))
     gpus = result.gpus if len(result.gpus) > 1 else ()

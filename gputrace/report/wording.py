@@ -134,8 +134,14 @@ def notes(analysis: Analysis) -> Iterator[str]:
         yield f"Steps are {steps.reason}: p50 {p50}, p95 {p95}."
     for reason, rows in analysis.dropped_rows.items():
         yield f"{format_count(rows, 'row')} left out: {reason}."
-    if analysis.gaps.hint:
-        yield f"{capital(analysis.gaps.hint)}."
+    gaps = analysis.gaps
+    if gaps.largest_in_steps and gaps.largest[0].length_ns > gaps.largest_in_steps[0].length_ns:
+        longest = gaps.largest[0]
+        if longest.step is not None and longest.step < steps.warmup_count:
+            length, every = format_ns(longest.length_ns), f"--steps 0:{steps.count}"
+            yield f"The warm-up, left out here, has longer gaps, up to {length} ({every})."
+    if gaps.hint:
+        yield f"{capital(gaps.hint)}."
     yield from (f"{capital(warning)}." for warning in analysis.warnings)
 
 

@@ -118,6 +118,16 @@ def test_gaps_below_half_a_percent_of_a_step_are_not_listed(report: Report) -> N
     assert tables.gaps_table(with_gaps(report, 4_999), 10).rows == ()
 
 
+def test_longer_gaps_of_the_warm_up_are_mentioned(report: Report) -> None:
+    with_some = with_gaps(report, 40_000)
+    longer = replace(with_some.gaps.largest[0], step=0, end_ns=460_000)
+    gaps = replace(with_some.gaps, largest=(longer, *with_some.gaps.largest))
+    steps = replace(with_some.steps, count=24, warmup_count=1)
+    said = "The warm-up, left out here, has longer gaps, up to 460 µs (--steps 0:24)."
+    assert said in [*wording.notes(replace(with_some, gaps=gaps, steps=steps))]
+    assert said not in [*wording.notes(replace(with_some, steps=steps))]
+
+
 def charged(report: Report, *rows: tuple[str, int, int, int]) -> Report:
     """The report of two GPUs with two steps of 1 ms each, and of lost time: cause, rank, rank of
     the GPU that pays, and nanoseconds of both steps.

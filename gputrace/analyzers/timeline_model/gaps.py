@@ -10,7 +10,14 @@ from typing import Final
 
 import numpy as np
 
-from gputrace.analyzers.breakdown import NO_ISSUER, evidence_of, in_loader, line_of, range_of
+from gputrace.analyzers.breakdown import (
+    NO_ISSUER,
+    evidence_of,
+    in_loader,
+    line_of,
+    range_of,
+    waited_for_data,
+)
 from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls, read_calls, read_host
 from gputrace.analyzers.gpu_shards import Shard
 from gputrace.analyzers.host_state import Counters, read_counters, read_host_state
@@ -165,14 +172,14 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
     assert operations is not None
     after = _neighbours(operations, start, end)[1]
     issued = None if after is None else find_issuer(trace, scene, operations, after, start)
-    evidence = ""
+    evidence, waited = "", waited_for_data(scene.lanes[number].host_data, start, end)
     if issued is not None:
         thread = int(issued.calls.thread[issued.call])
         os_calls, ranges = (
             read_host(trace, issued.pair[0], kind, Window(start, end))
             for kind in (Kind.OS_RUNTIME, Kind.RANGE)
         )
-        evidence = evidence_of(trace, issued.calls, os_calls, thread, start, end)
+        evidence = evidence_of(trace, issued.calls, os_calls, thread, start, end, waited)
         evidence += range_of(trace, ranges, issued.pair, start, end)
         shard = Shard(trace)
         state = read_host_state(shard).during(issued.pair, start, end)
@@ -181,7 +188,7 @@ def describe_gap(trace: Trace, scene: Scene, row: int) -> GapDetail:
         evidence += line_of(lines, issued.pair, start, end) if lines is not None else ""
     elif Kind.API in trace.kinds:
         evidence = NO_ISSUER
-    evidence = f"{in_loader(scene.lanes[number].host_data, start, end)}{evidence}"
+    evidence = f"{in_loader(waited, start, end)}{evidence}"
     gap = Gap(
         operations.gpu.gpu,
         operations.gpu.rank,

@@ -12,7 +12,8 @@ import pytest
 import gputrace
 from gputrace.data import unpacked
 from gputrace.errors import UsageError
-from gputrace.report.step import worth_listing
+from gputrace.report.document import Limits
+from gputrace.report.step import document, worth_listing
 from tests.helpers import command
 from tests.synthetic import Plan, simulate, write_nsys
 
@@ -113,13 +114,17 @@ def test_without_a_gpu_the_line_that_slept_is_named(tmp_path: Path) -> None:
     assert row.line.startswith("train.py:4 load")
     assert "train.py:4 load" in found.message
     assert "look at train.py:4 load" in found.advice
+    for counts, said in ("3 of 3", "All 3 samples of it are at x.py:4 f."), ("2 of 3", "Most sam"):
+        one = replace(found, gpus=(replace(row, line=f"x.py:4 f ({counts} samples)"),))
+        assert any(said in line.text for line in document(one, Limits()).notes)
 
 
 def test_the_longest_gap_of_a_step_says_that_the_loader_was_waited_for() -> None:
     with unpacked("demo.sqlite.xz") as demo, gputrace.open(demo) as trace:
         first, *_ = trace.explain_step("slowest").gpus
     assert first.longest_gap is not None
-    assert first.longest_gap.evidence.startswith("in the data loader 150 ms, no CUDA call 150 ms")
+    same = "in the data loader for all 150 ms, without a CUDA call"
+    assert first.longest_gap.evidence.startswith(same)
     listed = worth_listing(first)
     assert 0 < len(listed) < len(first.parts)
     assert min(abs(part.more_ns) for part in listed) > 50_000
