@@ -433,7 +433,7 @@ def find_host_lanes(
         why, remedy = trace.no_gpu
         message = (
             f"no GPU activity ({why}), and neither steps nor waits for data; {remedy}; without a "
-            "GPU, call gputrace.step() at the end of each step, and record again"
+            "GPU, `import gputrace`, call gputrace.step() at the end of each step, and record again"
         )
         raise InputError(trace.path, message)
     warmup = max((count_warmup(w.lengths) for w in windows.values()), default=0)

@@ -138,6 +138,8 @@ def on(
     except OSError as error:
         raise InputError(output, f"cannot be written ({error.strerror})") from error
     log_merged(merged, output, str(output), failed=False)
+    if merged.steps:
+        note("gputrace analyze numbers these steps from 0")
     return ExitCode.DONE
 
 

@@ -87,6 +87,7 @@ def _write_demo(target: Path, force: bool) -> int:
     with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:
         shutil.copyfile(recording, unfinished)
     console.note(f"wrote {target}")
+    console.note(f"next: gputrace analyze {target}")
     return ExitCode.DONE
 
 

@@ -267,8 +267,8 @@ def log_merged(merged: Merged, output: Path, traces: str, *, failed: bool) -> No
     elif not merged.unreached:
         seen = "only one step was" if merged.steps else "no steps were"
         log(
-            f"{seen} seen: call gputrace.step() at the end of each, or wrap each in "
-            "`with gputrace.step():`, and record again"
+            f"{seen} seen: `import gputrace` and call gputrace.step() at the end of each, or wrap "
+            "each in `with gputrace.step():`, and record again"
         )
 
 

@@ -73,7 +73,7 @@ def record(
         meta |= {"job": task.job, "world_size": str(task.tasks)}
     job_tasks.write_meta(prepared.folder, meta)
     if prepared.backend is HOST and (names := _given(plan, *_NOT_BY_HOST)):
-        why = "without a GPU to record, the host's signals are recorded from start to end"
+        why = "without a GPU to record, the host is recorded from start to end"
         log(f"{names}: ignored: {why}; `gputrace analyze --steps` takes a part")
     hangs: list[Hangs] = []
     if plan.hang_ns:
@@ -173,7 +173,8 @@ def finish(folder: Path, output: Path, keep: bool = False) -> Merged:
         shutil.rmtree(folder)
     notes = merged.notes
     if backend is HOST:
-        notes += ("only the host's signals were recorded: nothing of a GPU is in the trace",)
+        what = " (steps, waits for data, lines)" if merged.steps else ""
+        notes += (f"only the host was recorded{what}, nothing of a GPU",)
     if merged.unread:
         notes += (f"{folder} is kept, for what could not be read",)
     why = "" if merged.steps else meta.get("unreached", "")

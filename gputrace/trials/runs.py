@@ -648,7 +648,7 @@ def _why_no_steps(left: Sequence[_Left], warmup: int) -> str:
     if not left:
         return (
             "no step was seen; the hooks know steps of PyTorch, Keras, TensorFlow, Chainer, MXNet "
-            "and others; mark those of any other loop with gputrace.step()"
+            "and others; `import gputrace` and mark those of any other loop with gputrace.step()"
         )
     most = max(len(each.ends) for each in left)
     fewer = most - _FEWEST_STEPS

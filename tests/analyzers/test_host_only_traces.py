@@ -253,8 +253,12 @@ def test_a_recorded_program_without_steps_and_waits_cannot_be_analyzed(tmp_path:
     ("program", "code", "next_"),
     [
         ("import gputrace\nfor _ in range(3): gputrace.step()", 0, "next: gputrace analyze"),
-        ("pass", 0, "no steps were seen: call gputrace.step() at the end of each"),
-        ("import gputrace; gputrace.step()", 0, "only one step was seen: call gputrace.step()"),
+        ("pass", 0, "no steps were seen: `import gputrace` and call gputrace.step()"),
+        (
+            "import gputrace; gputrace.step()",
+            0,
+            "only one step was seen: `import gputrace` and call",
+        ),
         ("raise SystemExit(7)", 7, "the program failed before its second step"),
     ],
 )

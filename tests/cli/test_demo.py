@@ -68,7 +68,8 @@ def test_it_writes_the_bundled_recording_to_a_file_that_is_not_there(
 ) -> None:
     target = tmp_path / "demo.sqlite"
     ran = demo("-o", str(target))
-    assert (ran.code, ran.out, ran.err) == (DONE, "", f"gputrace: wrote {target}\n")
+    told = f"gputrace: wrote {target}\ngputrace: next: gputrace analyze {target}\n"
+    assert (ran.code, ran.out, ran.err) == (DONE, "", told)
     with data.unpacked("demo.sqlite.xz") as bundled:
         assert target.read_bytes() == bundled.read_bytes()
     command.assert_refused(demo("-o", str(target)), 2, "exists", "--force")
