@@ -118,7 +118,8 @@ def _say(change: Slowdown, alert: str | None) -> None:
         return
     environment = {**os.environ, "GPUTRACE_ALERT": change.message, "GPUTRACE_KIND": change.kind}
     try:
-        ended = subprocess.run(alert, shell=True, env=environment, timeout=30, check=False)
+        words = ["/bin/sh", "-c", alert]
+        ended = subprocess.run(words, env=environment, timeout=30, check=False)
         problem = f"ended with {ended.returncode}" if ended.returncode else ""
     except subprocess.TimeoutExpired:
         problem = "did not end within 30 s"

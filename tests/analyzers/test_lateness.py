@@ -65,7 +65,7 @@ def test_each_reason_of_a_late_rank_is_said_with_what_it_gains_alone(tmp_path: P
     whole, host = lengthened(both), lengthened(replace(both, slow_rank=-1))
     assert of_both.evidence["slower_ns"] == pytest.approx(whole - host, rel=0.15)
     assert of_both.evidence["host_ns"] == pytest.approx(whole - lengthened(slow), rel=0.15)
-    assert "with kernels as quick as theirs and by" in words_of(of_both)
+    assert "with kernels as quick as the others' and by" in words_of(of_both)
 
 
 def test_a_host_that_comes_late_is_named_with_what_it_costs(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_host_that_comes_late_is_named_with_what_it_costs(tmp_path: Path) -> N
     assert found.evidence["kernel_ratio"] == pytest.approx(1, abs=0.02)
     assert found.evidence["cause"] == "launch"
     assert "rank 1" in words_of(found)
-    assert "its kernels are as fast as theirs" in words_of(found)
+    assert "its kernels are as fast as the others'" in words_of(found)
 
 
 def test_a_loader_that_is_slow_on_one_rank_is_told_by_its_cause(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_more_kernels_are_told_apart_from_slower_ones(tmp_path: Path) -> None:
     assert (found.id, found.ranks) == ("straggler", (2,))
     assert found.evidence["kernel_ratio"] == pytest.approx(1, abs=0.03)
     assert found.impact_ns == pytest.approx(lengthened(plan), rel=0.15)
-    assert "of kernels a step that they do not" in words_of(found)
+    assert "a step are kernels that only it runs" in words_of(found)
     assert "times as long" not in words_of(found)
 
 

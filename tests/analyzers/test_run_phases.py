@@ -229,7 +229,7 @@ class TestEpochs:
             assert length(phase) == pytest.approx(61 * MS, rel=0.05)
         slow = finding_of(report, "slow-steps")
         assert (slow.evidence["class"], slow.evidence["epoch_steps"]) == ("data_feeding", 10)
-        assert "epochs of 10 steps" in words_of(slow)
+        assert "they come every 10 steps" in words_of(slow)
         assert "persistent_workers=True" in slow.advice
 
     def test_two_of_them_are_enough_after_validations(self, tmp_path: Path) -> None:

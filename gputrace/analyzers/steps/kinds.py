@@ -66,7 +66,7 @@ _UPDATES: Final = r"optimi[sz]er[._ ]?step|optimi[sz]er$"
 """Ranges and phases of the host that go backward, and update."""
 
 _LAUNCH: Final = "a graph launch"
-"""What shows that repetitions are turns."""
+"""Evidence that repetitions are turns."""
 
 
 def find_turns(
