@@ -45,7 +45,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
 
     Cost: time that the thread that marks the steps, or another busy thread of its process, is
     queued (both, if they take turns), or the time that fewer spinning threads would save; with
-    GPUs, at most their idle time spent waiting for the host; without, none of the waits for data.
+    GPUs, at most their idle time spent waiting for the host.
 
     Wrong if: the step is as long with fewer threads, or with more cores.
     """
@@ -53,10 +53,7 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     worst = max(loads, key=_queued, default=None)
     if worst is None:
         return
-    # Another thread's queue holds nobody up while this one waits for data.
-    waits = 0 if facts.per_gpu.operations else facts.mean("host_data")
-    most = min(_queued(worst) * facts.mean_ns, facts.mean_ns - waits)
-    queued = facts.host_cost("cpu-starved", most)
+    queued = facts.host_cost("cpu-starved", _queued(worst) * facts.mean_ns)
     severity = severity_of(facts.share_of(queued))
     if severity is None:
         return
