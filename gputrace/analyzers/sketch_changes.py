@@ -33,6 +33,8 @@ _SLOWER_RATIO: Final = 1.10
 _LEVELS: Final = 40
 """Most blocks of a whole run between which it may have changed."""
 _BLOCK_STEPS: Final = 10
+_FEWEST_LEVELS: Final = 4
+"""Blocks before and after a shift: a busy machine may slow one or two of them down."""
 _CLEAR: Final = 4.0
 """Difference of two levels, as a multiple of the scatter of blocks around them."""
 _OWN: Final = ("data", "gc", "compilation", "checkpoint")
@@ -355,7 +357,7 @@ def _step_or_slope(levels: _Times) -> tuple[str, int, float, float] | None:
     time before and after; None for neither.
     """
     count, best = len(levels), (np.inf, 0)
-    for at in range(2, count - 1):
+    for at in range(_FEWEST_LEVELS, count - _FEWEST_LEVELS + 1):
         left, right = levels[:at], levels[at:]
         error = float(np.abs(left - np.median(left)).sum() + np.abs(right - np.median(right)).sum())
         best = min(best, (error, at))

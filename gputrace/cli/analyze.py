@@ -91,6 +91,8 @@ def analyze(
             click.echo(_hang(traces, form), nl=False)
             return ExitCode.DONE
         if all(path.is_dir() and any(path.glob("*.sketch")) for path in traces):
+            if step is not None:
+                raise UsageError("--step is of a trace: sketches hold no causes of single steps")
             shown = render_as(
                 *(_sketches(traces), form, "gputrace.report.sketches"),
                 *(options.width(), options.use_color()),

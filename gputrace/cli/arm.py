@@ -157,7 +157,10 @@ def off(target: str | None) -> None:
 @_json
 @_target
 def status(target: str | None, as_json: bool) -> None:
-    """Show the steps of each rank of an armed job, and whether it is being recorded."""
+    """Show the steps of each rank of an armed job, and whether it is being recorded.
+
+    The state is cold (not recording), waiting (for a window's first step), recording or silent.
+    """
     from gputrace.collectors.armed import find, select
 
     _show(select(target, find()), as_json)

@@ -35,11 +35,12 @@ def document(result: StepExplanation, limits: Limits) -> Document:
     elif first.line is not None:
         place, _, counts = first.line.rpartition(" (")
         every = re.match(r"(\d+) of \1 ", counts)
-        notes.append(
-            f"All {every[1]} samples of it are at {place}."
-            if every
-            else f"Most samples of it are at {first.line}."
-        )
+        if every is None:
+            notes.append(f"Most samples of it are at {first.line}.")
+        elif every[1] == "1":
+            notes.append(f"Its one sample is at {place}.")
+        else:
+            notes.append(f"All {every[1]} samples of it are at {place}.")
     names = [kernel.name for kernel in first.kernels]
     labels = dict(zip(names, kernel_labels(names, limits.width or 80), strict=True))
     gpus = result.gpus if len(result.gpus) > 1 else ()
