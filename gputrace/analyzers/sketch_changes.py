@@ -199,6 +199,7 @@ def _beyond_others(times: _Times) -> _Times:
 
 
 def _late_ranks(blocks: _Blocks) -> Iterator[Slowdown]:
+    """Yield the ranks whose own parts, or the moments that they pass, are late in recent blocks."""
     ranks, step_ns = blocks.ranks, blocks.step_ns
     if len(ranks) < 2:
         return
@@ -223,15 +224,11 @@ def _late_ranks(blocks: _Blocks) -> Iterator[Slowdown]:
         so_far = is_late[n, :-_BLOCKS]
         share = np.cumsum(so_far[::-1])[::-1] / np.arange(len(so_far), 0, -1)
         since = blocks.starts[np.append(np.flatnonzero(so_far & (share >= _MOST)), -_BLOCKS)[0]]
-        others = [n - 1, n + 1] if 0 < n < len(ranks) - 1 else [1 if n == 0 else n - 1]
-        there: dict[str, float] = {}
-        for other in others:
-            for line, part in blocks.lines[other].items():
-                there[line] = max(there.get(line, 0.0), part)
-        yield _late(
-            *(ranks[n], int(since), float(total[n, -_BLOCKS:].mean()), step_ns),
-            *(max(recent, key=recent.__getitem__), _most_grown(blocks.lines[n], there)),
-        )
+        part, ns = max(recent, key=recent.__getitem__), float(total[n, -_BLOCKS:].mean())
+        near = [*blocks.lines[max(n - 1, 0) : n], *blocks.lines[n + 1 : n + 2]]
+        there = {line: max(each.get(line, 0.0) for each in near) for each in near for line in each}
+        line = _most_grown(blocks.lines[n], there)
+        yield _late(ranks[n], int(since), ns, step_ns, part, line)
 
 
 def _held_up(blocks: _Blocks) -> Iterator[Slowdown]:
