@@ -115,7 +115,7 @@ def _steps(path: Path, start: int, count: int) -> Steps:
 
 
 def read_sketches(folder: Path) -> list[RankSketch]:
-    """Find the sketches of a folder that have steps, in order of job, rank and first step.
+    """Find the sketches of a folder that have steps, by job, rank and the end of the last step.
 
     A record that was cut is left out. Raises InputError for a file that is no sketch.
     """
@@ -125,7 +125,7 @@ def read_sketches(folder: Path) -> list[RankSketch]:
         if not count:
             continue
         ends = (start, start + (count - 1) * STEP.itemsize)
-        first, last = (int(_steps(path, at, 1)["step"][0]) for at in ends)
+        first, last = (_steps(path, at, 1)[0] for at in ends)
         lines = path.with_suffix(".lines")
         texts = lines.read_text("utf-8", "replace").splitlines() if lines.exists() else []
         try:
@@ -134,12 +134,14 @@ def read_sketches(folder: Path) -> list[RankSketch]:
         except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError(path, "not a sketch, or a broken one") from None
         load = partial(_steps, path, start, count)
-        sketches.append(RankSketch(job, rank, host, pid, first, last, load, texts))
-    return sorted(sketches, key=lambda sketch: (sketch.job, sketch.rank, sketch.last))
+        numbers = int(first["step"]), int(last["step"])
+        sketch = RankSketch(job, rank, host, pid, *numbers, load, texts)
+        sketches.append((job, rank, int(last["end"]), sketch))
+    return [row[-1] for row in sorted(sketches, key=lambda row: row[:-1])]
 
 
 def latest_of_each_rank(sketches: Iterable[RankSketch]) -> list[RankSketch]:
-    """Return the sketches without those of processes that came less far than another of the rank,
-    as after a restart.
+    """Return the last sketch of each rank, given as `read_sketches` orders them: after a restart,
+    steps count from 0 again in another process.
     """
     return list({(sketch.job, sketch.rank): sketch for sketch in sketches}.values())

@@ -48,11 +48,14 @@ def test_a_record_that_was_cut_is_left_out(tmp_path: Path) -> None:
     assert (sketch.last, len(sketch.load())) == (0, 1)
 
 
-def test_of_two_processes_of_a_rank_the_one_that_came_further_counts(tmp_path: Path) -> None:
+def test_after_a_restart_the_process_that_trains_now_counts(tmp_path: Path) -> None:
+    """It counts its steps from 0, and has come less far."""
     SketchWriter(tmp_path, ABOUT).append(steps(0, 1, 2, 3))
-    SketchWriter(tmp_path, ABOUT | {"pid": 4712}).append(steps(2, 3, 4))
+    again = steps(0, 1)
+    again["end"] += 10_000
+    SketchWriter(tmp_path, ABOUT | {"pid": 4711 - 1}).append(again)
     (latest,) = latest_of_each_rank(read_sketches(tmp_path))
-    assert latest.pid == 4712
+    assert (latest.pid, latest.last) == (4710, 1)
 
 
 @pytest.mark.parametrize(

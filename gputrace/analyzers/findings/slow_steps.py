@@ -141,15 +141,14 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
     took = _host_took(facts, rank, those, others)
     has_loader = bool(facts.once(find_loaders))
+    keep = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
     if epochs and has_loader:
         details.append(f"they begin epochs of {epochs} steps, where the loader restarts")
-        advice = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
+        advice = keep
     else:
         if epochs:
             details.append(f"they come every {epochs} steps")
-            advice += (
-                f"; if epochs begin there, {KEEP_LOADER.get(facts.framework, KEEP_LOADER[''])}"
-            )
+            advice += f"; if epochs begin there, {keep}"
         # A GPU that works for longer does not wait for a thread that waits for a core.
         works = name in CLASSES and name not in IDLE_CAUSES
         for cause, (clause, remedy) in _HOST_TOOK.items():
@@ -168,9 +167,7 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
             )
     shared, met = _slowed_by_neighbours(facts, frozenset(numbers))
     part *= 1 - min(shared / max(excess, 1), 1.0)
-    is_explained = (epochs and has_loader) or advice in (
-        remedy for _, remedy in _HOST_TOOK.values()
-    )
+    is_explained = advice in (keep, *(remedy for _, remedy in _HOST_TOOK.values()))
     if met is not None and not is_explained and shared >= _NAMED_REASON_SHARE * excess:
         details.append(f"{met} meanwhile")
         advice = SHARE_NO_CARD
