@@ -99,7 +99,7 @@ def arming(inherited: Mapping[str, str]) -> dict[str, str]:
     changed = dict(launch.environment) | {"GPUTRACE_ARM": str(above)}
     del changed["GPUTRACE_DIR"]
     if backend is not HOST:
-        changed["GPUTRACE_CAPTURE"] = "manual"
+        changed["GPUTRACE_CAPTURE"] = "late"
     return changed
 
 

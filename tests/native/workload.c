@@ -35,6 +35,7 @@
  *   at_once                       says how many of these calls were under way at once, at most
  *   hardware                      says whether the hardware takes the times of kernels
  *   taken                         says whether somebody subscribed to CUPTI's callbacks
+ *   loaded                        says whether there is a libcupti in this process
  *   keeps                         says what gputrace_keep_cupti returns
  *   attended                      waits until somebody is told of cudaProfilerStart, a minute at most
  *   line                          waits for a line on stdin
@@ -555,6 +556,8 @@ static void find(void) {
     }
 }
 
+static int has_cupti(void) { return emit != NULL; }
+
 static void load(const char *variable, const char *symbol) {
     const char *path = getenv(variable);
     void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL, *entry = NULL;
@@ -692,6 +695,7 @@ int main(int count, char **words) {
         else if (!strcmp(what, "registrations")) say(fake_registrations);
         else if (!strcmp(what, "at_once")) say(fake_at_once);
         else if (!strcmp(what, "taken")) say(fake_taken);
+        else if (!strcmp(what, "loaded")) { find(); say(has_cupti); }
         else if (!strcmp(what, "keeps")) say(gputrace_keep_cupti);
         else if (!strcmp(what, "hardware")) say(fake_hardware);
         else if (!strcmp(what, "calls")) say(fake_calls);

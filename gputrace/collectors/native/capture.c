@@ -196,6 +196,8 @@ static void settle(void) {
 
 /* ---- requests ---- */
 
+int capture_is_late(void) { return capture.is_late; }
+
 int capture_is_on(void) {
     return capture.state == RECORDING || (capture.state == OFF && capture.wanted && !capture.paused);
 }
@@ -258,6 +260,7 @@ void capture_pause(int pause) {
     pthread_mutex_lock(&capture.lock);
     int is_ready = capture.state != OFF, begins = is_ready && pause && !capture.paused;
     capture.paused = pause;
+    if (pause) capture.has_made_way = 1;
     if (pause) note_left();
     if (pause) stay();
     if (is_ready && !pause) {
@@ -375,10 +378,11 @@ void capture_reset_in_child(void) {
     pthread_mutex_init(&capture.lock, NULL);
 }
 
-void capture_init(int from_start, int from_later, int by_profiler, uint64_t hold_ns) {
+void capture_init(int from_start, int from_later, int is_late, int by_profiler, uint64_t hold_ns) {
     static const struct subscriber_handlers handlers = {capture_set_window, on_call_end};
     capture.wanted = from_start;
     capture.was_off = from_later;
+    capture.is_late = is_late;
     capture.usual_hold_ns = capture.hold_ns = hold_ns;
     subscriber_init(by_profiler, &handlers);
 }
@@ -431,7 +435,7 @@ static void arm(void) {
     use_hardware_events();
     subscriber_release(0);
     move_to(ARMED);
-    if (!capture.paused) calls_enable_by_id();
+    if (!capture.paused && !capture.is_late) calls_enable_by_id();
     int waits = calls_are_by_id() && !capture.wanted;
     if (waits && sampling_begin_window(clock_ns(CLOCK_MONOTONIC)) && !register_with_cupti()) {
         calls_record(1);
@@ -451,7 +455,8 @@ void capture_start(void) {
     else if (cupti_load(library)) note_no_activity("libcupti lacks functions");
     else {
         examine_cupti(path, why);
-        if (subscriber_take()) note_no_activity("another tool in the process holds CUPTI");
+        if (subscriber_take() && !capture.has_made_way)
+            note_no_activity("another tool in the process holds CUPTI");
         else arm();
     }
     restore_signals(&before);

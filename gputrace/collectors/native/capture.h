@@ -2,7 +2,8 @@
  *
  *     OFF --> ARMED --> RECORDING --> HOLDING --> LEAVING --> LEFT --> ARMED
  *
- *     OFF        there is no CUPTI: cuInit was not called yet, or no usable libcupti was found
+ *     OFF        there is no CUPTI: cuInit was not called yet, no window was opened yet where CUPTI is to be late,
+ *                or no usable libcupti was found
  *     ARMED      CUPTI is loaded and ours, but records nothing and has no records
  *     RECORDING  a window: CUPTI records kernels, copies, memsets and calls
  *     HOLDING    a window has ended, for good or for a control stretch; CUPTI stays for `hold_ns`, so that
@@ -13,7 +14,7 @@
  * Every transition is made by `move_to` in capture.c. These are allowed:
  *
  *     from       to         when
- *     OFF        ARMED      cuInit has found CUPTI
+ *     OFF        ARMED      cuInit or the first window has found CUPTI
  *     ARMED      RECORDING  a window begins
  *     RECORDING  HOLDING    it ends, a control stretch begins, another profiler begins, the process ends
  *     HOLDING    RECORDING  the next window begins, or the stretch is over
@@ -54,6 +55,7 @@ struct capture {
     atomic_int paused; /* another profiler of the program has CUPTI */
     int ended;         /* the process ends, or the disk takes no more: final */
     int is_full;       /* the recording is as large as it may become: no window opens any more */
+    int has_made_way;  /* another profiler has had CUPTI, and may have kept its place for a subscriber */
 
     /* In RECORDING. */
     int keeps_calls;   /* calls are kept, and not left out; true is what a file says that says nothing */
@@ -70,17 +72,25 @@ struct capture {
     uint64_t usual_hold_ns, hold_ns, holding_since;
     int stays_idle;
 
+    /* Even an idle CUPTI costs a program that waits for its launches some percent. */
+    int is_late;
+
     /* Of the CUPTI that was found. */
     uint32_t version;
     int hazards;       /* see hazards.h */
     int has_clock;     /* ours is registered with it */
 };
 
-/* Whether to record from the start of CUDA on, or from later; whether cudaProfilerStart and Stop open and close
- * windows, and for how many nanoseconds to hold CUPTI after one. */
-void capture_init(int from_start, int from_later, int by_profiler, uint64_t hold_ns);
+/* Whether to record from the start of CUDA on, or from later, and then with CUPTI from the start of CUDA, or from
+ * the first window on; whether cudaProfilerStart and Stop open and close windows, and for how many nanoseconds to
+ * hold CUPTI after one. */
+void capture_init(int from_start, int from_later, int is_late, int by_profiler, uint64_t hold_ns);
 
-/* Called in cuInit, before there is a context: finds CUPTI and arms it, or notes why that cannot be. */
+/* Whether there is to be no CUPTI before the first window. */
+int capture_is_late(void);
+
+/* Called in cuInit, before there is a context, or late, by the thread that opens the first window: finds CUPTI and
+ * arms it, or notes why that cannot be. */
 void capture_start(void);
 
 /* Opens or closes a window. */

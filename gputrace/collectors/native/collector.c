@@ -86,7 +86,7 @@ static void give_up(void) {
 static void start(void) {
     const char *capture = getenv("GPUTRACE_CAPTURE"), *directory = getenv("GPUTRACE_DIR");
     int by_profiler = capture && !strcmp(capture, "profiler");
-    int by_hand = capture && !strcmp(capture, "manual");
+    int is_late = capture && !strcmp(capture, "late"), by_hand = is_late || (capture && !strcmp(capture, "manual"));
     if (!directory || !*directory || is_under_other_tool() || spool_open(directory)) return;
     writer_init(strdup(directory)); /* the program may change its environment */
     pthread_atfork(before_fork, after_fork, in_forked_child);
@@ -94,7 +94,7 @@ static void start(void) {
     writer_write_clocks();
     int from_later = by_profiler || by_hand || environment_number("GPUTRACE_DELAY_NS");
     if (!from_later) spool_write_info("capture_from", "start");
-    capture_init(!from_later && !window_is_requested(), from_later, by_profiler,
+    capture_init(!from_later && !window_is_requested(), from_later, is_late, by_profiler,
                  getenv("GPUTRACE_HOLD_NS") ? environment_number("GPUTRACE_HOLD_NS") : USUAL_HOLD);
     sampling_init();
     is_running = !writer_start();
@@ -115,7 +115,20 @@ static void start_capture(void) {
     atexit(at_exit);
 }
 
-void collector_start_capture(void) {
+static void start_capture_once(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, start_capture);
+}
+
+/* A window may open while another thread is in cuInit: each sets its own flag before it looks at the other's, so
+ * at least one of them sees both. */
+static atomic_int has_cuda;
+
+void collector_enter_cuda(void) {
+    has_cuda = 1;
+    if (!capture_is_late() || capture_is_on()) start_capture_once();
+}
+
+void collector_start_capture_if_due(void) {
+    if (has_cuda && capture_is_on()) start_capture_once();
 }

@@ -43,7 +43,8 @@
  * others are made anew in the child, which uses nothing that they guard.
  *
  * Environment: GPUTRACE_DIR, the folder of the spool; GPUTRACE_CAPTURE, when to record: all (the default),
- * profiler (from cudaProfilerStart to Stop), manual (gputrace_capture decides); GPUTRACE_DELAY_NS and
+ * profiler (from cudaProfilerStart to Stop), manual (gputrace_capture decides), late (the same, and there is no
+ * CUPTI in the process until the first window); GPUTRACE_DELAY_NS and
  * GPUTRACE_DURATION_NS, a window in the life of the process, of which GPUTRACE_FOR_NS out of each
  * GPUTRACE_EVERY_NS; GPUTRACE_HOLD_NS, how long to hold CUPTI after a window (10 s by default);
  * GPUTRACE_SEGMENT_NS, how often to begin a new file, and GPUTRACE_SEGMENTS, how many older ones stay;
@@ -56,8 +57,12 @@
 /* Opens the spool and starts the writer, once in a process; 0 where that went well. */
 int collector_start(void);
 
-/* Called in cuInit, once the collector has started: starts to capture GPU activity, once in a process. */
-void collector_start_capture(void);
+/* Called in cuInit, once the collector has started: finds CUPTI and captures GPU activity, or leaves both to
+ * collector_start_capture_if_due where that is to be late. */
+void collector_enter_cuda(void);
+
+/* Called when a window has opened or another profiler has ended: finds CUPTI if it was not to be there before. */
+void collector_start_capture_if_due(void);
 
 /* Whether this process is recorded: it has started, has not ended, and was not forked since. */
 int collector_is_running(void);

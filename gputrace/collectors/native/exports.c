@@ -10,7 +10,7 @@
 
 /* Called by the CUDA driver in cuInit. What it returns does not matter to the program. */
 EXPORTED int InitializeInjection(void) {
-    if (!collector_start()) collector_start_capture();
+    if (!collector_start()) collector_enter_cuda();
     return 1;
 }
 
@@ -24,9 +24,11 @@ EXPORTED int InitializeInjectionNvtxExtension(nvtx_module_t *module) {
     return !collector_start() && nvtx_install_payloads(module);
 }
 
-/* Opens or closes a window: for --steps. */
+/* Opens or closes a window: for --steps, and for programs that are armed. */
 EXPORTED void gputrace_capture(int on) {
-    if (collector_is_running()) capture_set_window(on);
+    if (!collector_is_running()) return;
+    capture_set_window(on);
+    collector_start_capture_if_due();
 }
 
 /* Begins a control stretch, which gputrace_capture(1) ends. See capture_begin_stretch. */
@@ -39,7 +41,9 @@ EXPORTED int gputrace_record_nodes(int on) { return collector_is_running() ? cap
 
 /* Makes way for another user of CUPTI (torch.profiler), and comes back. */
 EXPORTED void gputrace_pause(int pause) {
-    if (collector_is_running()) capture_pause(pause);
+    if (!collector_is_running()) return;
+    capture_pause(pause);
+    collector_start_capture_if_due();
 }
 
 /* Keeps CUPTI from a profiler that would crash the program; asked before one of XLA begins. See

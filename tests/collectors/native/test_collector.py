@@ -607,6 +607,44 @@ def test_a_window_that_opens_late_chooses_calls_one_by_one_too(
     assert len(only(tmp_path).records[b"API "]) == 2
 
 
+LATE: Final = MANUAL | {"GPUTRACE_CAPTURE": "late"}
+
+
+def test_an_armed_program_has_no_cupti_before_its_first_window(
+    machine: Machine, tmp_path: Path
+) -> None:
+    window = "sleep 5 plain capture 0 released {} 0 plain"
+    script = f"inject sleep 300 loaded capture 1 loaded {window.format(1)} "
+    script += f"capture 1 {window.format(2)} finalized"
+    assert said(machine, tmp_path, script, LATE) == [0, 1, 2]
+    spool = only(tmp_path)
+    assert (kernels(spool), len(spool.records[b"API "])) == (2, 2 * 2)
+
+
+def test_a_window_that_opened_before_cuda_begins_with_it(machine: Machine, tmp_path: Path) -> None:
+    """NVTX loads the collector before the driver does."""
+    script = "nvtx capture 1 inject loaded sleep 5 plain"
+    assert said(machine, tmp_path, script, LATE) == [1]
+    assert kernels(only(tmp_path)) == 1
+
+
+def test_an_armed_program_gets_its_cupti_when_another_profiler_has_ended(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """That profiler may keep the only place for a subscriber, which records do not need."""
+    script = "inject pause 1 capture 1 sleep 5 loaded pause 0 loaded sleep 5 plain"
+    assert said(machine, tmp_path, script, LATE | {"FAKE_CUPTI_TAKEN": "1"}) == [0, 1]
+    assert kernels(only(tmp_path)) == 1
+
+
+def test_an_armed_program_whose_cupti_another_tool_holds_is_told(
+    machine: Machine, tmp_path: Path
+) -> None:
+    script = "inject capture 1 sleep 5 loaded plain capture 0 capture 1"
+    assert said(machine, tmp_path, script, LATE | {"FAKE_CUPTI_TAKEN": "1"}) == [1]
+    assert "another tool" in only(tmp_path).info["no_gpu_activity"]
+
+
 def test_a_pause_keeps_cupti_for_the_other_profiler(machine: Machine, tmp_path: Path) -> None:
     script = "inject sample capture 0 pause 1 sleep 300 sample finalized pause 0 sample"
     assert said(machine, tmp_path, script, {}) == [0]
