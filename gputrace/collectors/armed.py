@@ -244,7 +244,7 @@ def select(target: str | None, among: Sequence[ArmedProcess]) -> list[ArmedProce
     chosen = {p.job for p in among if target in _names(p)} if target else set(jobs)
     if not chosen and target and target.isdecimal() and read_stat(int(target)) is not None:
         if "GPUTRACE_ARM" in (read_environment(int(target)) or {}):
-            raise UsageError(f"process {target} is armed, but has not begun to train")
+            raise UsageError(f"process {target} is armed, but has not begun to train, or is ending")
         raise UsageError(
             f"process {target} was not armed: CUDA loads a recorder only as it starts; `py-spy "
             f"dump --pid {target}` shows the line that it is at, and after a restart with "
@@ -377,7 +377,8 @@ def _open(
 ) -> dict[int, ArmedProcess]:
     """Open the window in all processes; return them by pid, as they were before.
 
-    Raises UsageError if one does not answer, is recording already, or is too late.
+    Of a window of steps, those without a step record until it ends. Raises UsageError if one does
+    not answer, is recording already, or is too late.
     """
     whom = f"{len(members)} processes of job {members[0].job}"
     whom = whom if len(members) > 1 else f"process {members[0].pid}"
@@ -389,8 +390,10 @@ def _open(
         made = max(b.step - a.step for a, b in zip(before, members, strict=True))
         soonest = max(member.step for member in members) + 2 + made * 2**attempt
         first = soonest if window.first is None else window.first
-        asked = ("record", first, first + window.steps, KEPT_NS)
-        answers = _ask_each(members, *(asked if window.steps else ("begin", window.duration_ns)))
+        train = [member for member in members if member.step] if window.steps else []
+        answers = _ask_each(train, "record", first, first + window.steps, KEPT_NS)
+        others = [member for member in members if member not in train]
+        answers |= _ask_each(others, "begin", KEPT_NS if window.steps else window.duration_ns)
         problems = {said["error"]: pid for pid, said in answers.items() if "error" in said}
         if not problems:
             what = f"for {window.duration_ns / 1e9:g} s"
@@ -426,11 +429,11 @@ def _ask_each(
 
 
 def _await(opened: dict[int, ArmedProcess], log: Callable[[str], object]) -> None:
-    """Wait until the window has ended in all processes, or the processes have.
+    """Wait until the window has ended in all processes that train, or they have.
 
-    Leaves in ``opened`` how each was last seen.
+    Without one that trains, in all. Leaves in ``opened`` how each was last seen.
     """
-    left = dict(opened)
+    left = {pid: member for pid, member in opened.items() if member.step} or dict(opened)
     while left:
         time.sleep(_POLL_S)
         for pid, before in list(left.items()):

@@ -224,6 +224,30 @@ while True:
     assert 3 <= answers[0] <= 60
 
 
+def test_a_process_without_steps_records_for_as_long_as_the_steps_of_its_job(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """As one that generates for another that learns; it would wait for such a step forever."""
+    for name, text in TORCH.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    job = {"TORCHELASTIC_RUN_ID": "r7", "PYTHONPATH": f"{command.ROOT}:{tmp_path}"}
+    machine.train(RANK="0", **job)
+    answers = "import torch.utils.data.dataloader\n" + TRAINS.replace("gputrace.step()", "pass")
+    machine.start(sys.executable, "-c", answers.replace("forward", "answer"), RANK="1", **job)
+    wait_for(lambda: len(machine.find()) == 2)
+    armed.record(machine.find(), armed.Window(20), tmp_path / "t.sqlite", False, print)
+    ranges = dict(
+        rows(
+            tmp_path / "t.sqlite",
+            "SELECT value, count(*) FROM GPUTRACE_HOST_RANGE, StringIds WHERE id = nameId GROUP BY 1",
+        )
+    )
+    assert len(steps_of(tmp_path / "t.sqlite")) == 20
+    assert 3 <= ranges["answer"] <= 200
+    assert {process.state for process in machine.find()} == {"cold"}
+
+
 def test_a_program_that_is_not_armed_is_told_what_can_be_had(machine: Machine) -> None:
     pid = str(os.getpid())
     ran = machine.gputrace("on", pid)

@@ -37,18 +37,22 @@ static uint64_t clock_ns(int which) {
 static void put32(uint8_t *record, int at, uint32_t value) { memcpy(record + at, &value, 4); }
 static void put64(uint8_t *record, int at, uint64_t value) { memcpy(record + at, &value, 8); }
 
-/* As cuInit does: 1 where somebody listens. PATH is the ledger's; it stays in memory to the last. */
+/* The collector loads it as CUDA starts, or where the program is armed, as the first window opens. */
+static void find_cupti(void) {
+    void *found = emit ? NULL : dlopen("libcupti.so.13", RTLD_NOW | RTLD_NOLOAD);
+    if (found) *(void **)&emit = dlsym(found, "fake_emit");
+}
+
+/* As cuInit does: 1 where somebody may listen. PATH is the ledger's; it stays in memory to the last. */
 int gpu_start(const char *path) {
     const char *injected = getenv("CUDA_INJECTION64_PATH");
-    void *library = injected ? dlopen(injected, RTLD_NOW | RTLD_LOCAL) : NULL, *entry, *found;
+    void *library = injected ? dlopen(injected, RTLD_NOW | RTLD_LOCAL) : NULL, *entry;
     int file = open(path, O_RDWR | O_CLOEXEC);
     ledger = mmap(NULL, sizeof *ledger, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
     if (!library || !(entry = dlsym(library, "InitializeInjection"))) return 0;
     ((int (*)(void))entry)();
-    found = dlopen("libcupti.so.13", RTLD_NOW | RTLD_NOLOAD);
-    if (found) *(void **)&emit = dlsym(found, "fake_emit");
-    return emit != NULL;
+    return 1;
 }
 
 static void call(uint64_t now, uint32_t correlation) {
@@ -83,6 +87,7 @@ void gpu_launch(void) {
     uint64_t now = clock_ns(CLOCK_REALTIME);
     if (number < MOST) {
         ledger->times[number] = clock_ns(CLOCK_MONOTONIC);
+        find_cupti();
         if (emit) {
             call(now, correlation);
             kernel(now, correlation, number);

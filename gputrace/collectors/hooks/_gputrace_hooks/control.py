@@ -129,6 +129,26 @@ def is_loaded() -> bool:
     return bool(os.environ.get("GPUTRACE_LIBRARY")) and _loaded_library() is not None
 
 
+def has_context() -> bool:
+    """Return True if this process uses a GPU; one that compiles kernels for another starts CUDA, too.
+
+    Asks the driver for primary contexts, which frameworks use; True if it cannot say.
+    """
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+        driver.cuDeviceGetCount(ctypes.byref(count))
+        for device in range(count.value):
+            driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
+            if active.value:
+                return True
+    except (OSError, AttributeError):
+        return True
+    return False
+
+
 def write() -> None:
     """Have the collector write all that it has."""
     _does("gputrace_write")

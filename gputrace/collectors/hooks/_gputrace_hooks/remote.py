@@ -278,7 +278,7 @@ class _Listener:
     def _status(self) -> str:
         gpu = "none"
         if os.environ.get("GPUTRACE_LIBRARY"):
-            gpu = "ready" if control.is_loaded() else "unstarted"
+            gpu = "ready" if control.is_loaded() and control.has_context() else "unstarted"
         rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", ""))
         window = self.window
         return (
