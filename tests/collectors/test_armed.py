@@ -240,7 +240,8 @@ def test_a_process_without_steps_records_for_as_long_as_the_steps_of_its_job(
     ranges = dict(
         rows(
             tmp_path / "t.sqlite",
-            "SELECT value, count(*) FROM GPUTRACE_HOST_RANGE, StringIds WHERE id = nameId GROUP BY 1",
+            "SELECT value, count(*) FROM GPUTRACE_HOST_RANGE, StringIds "
+            "WHERE id = nameId GROUP BY 1",
         )
     )
     assert len(steps_of(tmp_path / "t.sqlite")) == 20

@@ -130,7 +130,7 @@ def is_loaded() -> bool:
 
 
 def has_context() -> bool:
-    """Return True if this process uses a GPU; one that compiles kernels for another starts CUDA, too.
+    """Return True if this process uses a GPU; one that compiles for another starts CUDA, too.
 
     Asks the driver for primary contexts, which frameworks use; True if it cannot say.
     """
