@@ -143,6 +143,7 @@ class Events:
     """Event columns of equal length; only the requested columns are present.
 
     Attributes:
+        columns: names of the columns present, in the order of `COLUMN_TYPES`.
         start, end: integer nanoseconds on the trace clock, ``start <= end``.
         kind: a `Kind`.
         name: name id; `Trace.names` resolves ids to text.
@@ -181,8 +182,9 @@ class Events:
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
         """Create from columns by name; raise ValueError on unknown names or unequal lengths."""
-        if len({len(column) for column in columns.values()}) > 1:
+        if len(set(map(len, columns.values()))) > 1:
             raise ValueError("event columns differ in length")
+        self.columns = tuple(filter(columns.__contains__, COLUMN_TYPES))
         for name, column in columns.items():
             if name not in COLUMN_TYPES:
                 raise ValueError(f"no event column is called {name!r}")
@@ -204,12 +206,7 @@ class Events:
         raise AttributeError(name)
 
     def __len__(self) -> int:
-        return next((len(getattr(self, name)) for name in self.columns), 0)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns present, in the order of `COLUMN_TYPES`."""
-        return tuple(name for name in COLUMN_TYPES if name in self.__dict__)
+        return len(getattr(self, self.columns[0])) if self.columns else 0
 
     def having(self, *names: str) -> Events:
         """Return all rows with only the given columns."""
@@ -224,7 +221,8 @@ class Events:
 
     def take_away(self, rows: Column) -> Events:
         """Return the rows with all columns, which are freed here, each before the next is made."""
-        return Events({name: self.__dict__.pop(name).take(rows) for name in self.columns})
+        names, self.columns = self.columns, ()
+        return Events({name: self.__dict__.pop(name).take(rows) for name in names})
 
 
 def concatenate(parts: list[Events], columns: Sequence[str]) -> Events:

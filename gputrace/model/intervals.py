@@ -43,14 +43,13 @@ class Intervals(Struct, frozen=True, dict=True):
         return int(self._covered[-1])
 
     @cached_property
-    def _memory(self) -> tuple[_Columns, tuple[int, int, int]]:
-        """The columns as the C library takes them, their addresses, and their length."""
-        columns = tuple(np.ascontiguousarray(times, np.int64) for times in (self.start, self.end))
-        return columns, (address(columns[0]), address(columns[1]), min(map(len, columns)))
-
-    @property
-    def _in_memory(self) -> tuple[int, int, int]:
-        return self._memory[1]
+    def _memory(self) -> tuple[int, int, int, _Columns]:
+        """The addresses of the columns as the C library takes them, their length, and they."""
+        start, end = (
+            np.ascontiguousarray(self.start, np.int64),
+            np.ascontiguousarray(self.end, np.int64),
+        )
+        return address(start), address(end), min(len(start), len(end)), (start, end)
 
     @cached_property
     def _covered(self) -> Times:
@@ -68,7 +67,7 @@ class Intervals(Struct, frozen=True, dict=True):
         if times.size > _WORTH_A_CALL and (native := library()) is not None:
             times = np.ascontiguousarray(times)
             result = np.empty_like(times)
-            (start, end, count), whole = self._in_memory, address(self._covered)
+            (start, end, count, _), whole = self._memory, address(self._covered)
             native.gputrace_covered_before(
                 start, end, whole, count, address(times), times.size, address(result)
             )
@@ -89,7 +88,7 @@ class Intervals(Struct, frozen=True, dict=True):
             return np.zeros(times.shape, bool)
         if times.size >= _WORTH_A_CALL and (native := library()) is not None:
             times, inside = np.ascontiguousarray(times), np.empty(times.shape, bool)
-            native.gputrace_contains(*self._in_memory, address(times), times.size, address(inside))
+            native.gputrace_contains(*self._memory[:3], address(times), times.size, address(inside))
             return inside
         index = np.searchsorted(self.start, times, "right") - 1
         return (index >= 0) & (times < self.end[np.maximum(index, 0)])
@@ -176,7 +175,7 @@ def _written(function: Any, a: Intervals, b: Intervals) -> Intervals:
     """Return the set that a function of the C library makes of two."""
     result = np.empty((2, len(a) + len(b)), np.int64)
     at = address(result)
-    return _kept(result, function(*a._in_memory, *b._in_memory, at, at + result.strides[0]))
+    return _kept(result, function(*a._memory[:3], *b._memory[:3], at, at + result.strides[0]))
 
 
 def _kept(result: Times, count: int) -> Intervals:

@@ -296,27 +296,25 @@ class OwnTrace(NsysTrace):
         rows: Rows = None,
         quality: Quality | None = None,
     ) -> Events:
-        """Read the rows of the attempt that is covered."""
-        if not self._left_out:
-            return self._read_every(table, wanted, rows, quality)
-        columns = list(dict.fromkeys([*wanted.columns, "process"]))
-        events = self._read_every(table, replace(wanted, columns=columns), rows, quality)
-        covered = ~is_among(events.process, self._left_out)
-        return events.select(covered).having(*wanted.columns)
-
-    def _read_every(
-        self, table: schema.Table, wanted: Selection, rows: Rows, quality: Quality | None
-    ) -> Events:
-        """Read rows; replays of graphs whose nodes are known elsewhere are rows of their nodes."""
-        if table.name != REPLAYS or not self._graphs:
+        """Read the rows of the attempt that is covered; replays of graphs whose nodes are known
+        elsewhere are rows of their nodes.
+        """
+        has_nodes = table.name == REPLAYS and bool(self._graphs)
+        if not has_nodes and not self._left_out:
             return super()._read_table(table, wanted, rows, quality)
-        columns = dict.fromkeys([*wanted.columns, "start", "end", "kind", "process", "name"])
-        every = replace(wanted, kinds=frozenset(table.kinds), columns=list(columns))
-        replays = super()._read_table(table, every, rows, quality)
-        events = with_nodes(replays, self._graphs, GRAPHS, every.columns)
-        chosen = is_among(events.kind, wanted.kinds)
-        if (window := wanted.window) is not None:
-            chosen &= (events.start < window.end) & (events.end >= window.start)
+        needed, kinds = ["process"], wanted.kinds
+        if has_nodes:
+            needed, kinds = ["start", "end", "kind", "process", "name"], frozenset(table.kinds)
+        columns = list(dict.fromkeys([*wanted.columns, *needed]))
+        every = replace(wanted, kinds=kinds, columns=columns)
+        events = super()._read_table(table, every, rows, quality)
+        if has_nodes:
+            events = with_nodes(events, self._graphs, GRAPHS, columns)
+        chosen = ~is_among(events.process, self._left_out)
+        if has_nodes:
+            chosen &= is_among(events.kind, wanted.kinds)
+            if (window := wanted.window) is not None:
+                chosen &= (events.start < window.end) & (events.end >= window.start)
         return events.select(chosen).having(*wanted.columns)
 
     def coverage(self, process: int) -> Coverage:

@@ -203,11 +203,13 @@ class TableLayout(Struct, frozen=True):
 
     def select(self, query: Query) -> dict[str, int] | None:
         """Return a position for each column that a query takes; None if one cannot be read."""
-        values = [*query.values.values(), *(condition.value for condition in query.where)]
-        names = dict.fromkeys(name for value in values for name in value.columns)
-        if not all(value.columns for value in values) or not names.keys() <= self.columns.keys():
-            return None
-        return {name: position for position, name in enumerate(names)}
+        positions: dict[str, int] = {}
+        for value in (*query.values.values(), *[condition.value for condition in query.where]):
+            if not value.columns or not self.columns.keys() >= set(value.columns):
+                return None
+            for name in value.columns:
+                positions.setdefault(name, len(positions))
+        return positions
 
 
 def _absence(type_: str, default: object) -> tuple[int, int]:
@@ -253,20 +255,70 @@ class Scanner:
         self._file = pages, size, size - reserved
 
     def read(
-        self, layout: TableLayout, query: Query, first: int, end: int, count: Callable[[int], None]
+        self,
+        layout: TableLayout,
+        query: Query,
+        first: int,
+        end: int,
+        count: Callable[[int], None] | None,
     ) -> dict[str, Integers] | None:
         """Read a query's columns in rows ``first <= rowid < end``; None where SQLite has to.
 
-        ``count`` is called with numbers of rows that have been read, by several threads.
+        ``count`` is called with numbers of rows that have been read, by several threads; None for
+        nobody.
         """
         positions = layout.select(query)
         if not positions or len(positions) > _MOST_COLUMNS or end > _INT64.max:
             return None
+        ids = range(first, end)
         with suppress(OSError), self._path.open("rb") as opened:
-            if os.path.samestat(os.fstat(opened.fileno()), self._about):
-                file = _File(self._file[0], opened.fileno(), *self._file[1:])
-                return self._read(file, layout, query, positions, range(first, end), count)
-        return None  # It has gone, or another has its name.
+            if not os.path.samestat(os.fstat(opened.fileno()), self._about):
+                return None  # Another has its name.
+            file = _File(self._file[0], opened.fileno(), *self._file[1:])
+            if (leaves := self._leaves(file, layout.root, ids)) is None:
+                return None
+            # Each leaf's rows have ids of their own, as many elements as rows fit between them.
+            starts = np.append(np.clip(leaves.lows, first, end), end) - first
+            outputs = {name: np.empty(len(ids), query.types[name]) for name in query.values}
+            columns = (_Column * len(positions))(*map(layout.columns.__getitem__, positions))
+            threads = min(count_threads(len(ids)), len(leaves.pages))
+            edges = [len(leaves.pages) * part // threads for part in range(threads + 1)]
+            begins = starts[edges].tolist()
+            values = []
+            for begin in begins[:-1]:
+                values.append(_values(query, positions, outputs, begin))
+            pages, highs = address(leaves.pages), address(leaves.highs)
+
+            def read_part(part: int) -> int:
+                """Read the leaves of a part; return how many rows there are, or -1."""
+                row, room = 0, begins[part + 1] - begins[part]
+                wanted, _limits = values[part]
+                for leaf in range(edges[part], edges[part + 1], _LEAVES_AT_ONCE):
+                    size = min(_LEAVES_AT_ONCE, edges[part + 1] - leaf)
+                    before = row
+                    row = self._library.gputrace_scan_leaves(
+                        *(ctypes.byref(file), pages + leaf * leaves.pages.itemsize),
+                        *(highs + leaf * leaves.highs.itemsize, size),
+                        *(int(leaves.lows[leaf]), first, end - 1, layout.root),
+                        *(columns, len(columns), wanted, len(wanted), row, room),
+                    )
+                    if row < 0:
+                        return -1
+                    if count is not None:
+                        count(row - before)
+                return row
+
+            rows = map_in_threads(read_part, range(threads))
+            if min(rows) < 0:
+                return None
+            if sum(rows) == len(ids):
+                return outputs
+            pieces = [slice(at, at + length) for at, length in zip(begins[:-1], rows, strict=True)]
+            return {
+                name: np.concatenate([column[piece] for piece in pieces])
+                for name, column in outputs.items()
+            }
+        return None  # It has gone.
 
     def _leaves(self, file: _File, root: int, ids: range) -> _Leaves | None:
         """Return the leaves with rows of a range of ids; None where SQLite has to find them."""
@@ -279,57 +331,6 @@ class Scanner:
             return None
         lows = np.concatenate([[low.value], highs[: leaves - 1] + 1])
         return _Leaves(pages[:leaves], lows, highs[:leaves])
-
-    def _read(
-        self,
-        file: _File,
-        layout: TableLayout,
-        query: Query,
-        positions: Mapping[str, int],
-        ids: range,
-        count: Callable[[int], None],
-    ) -> dict[str, Integers] | None:
-        if (leaves := self._leaves(file, layout.root, ids)) is None:
-            return None
-        first, end = ids.start, ids.stop
-        # Each leaf's rows have ids of their own, as many elements as rows fit between them.
-        starts = np.append(np.clip(leaves.lows, first, end), end) - first
-        outputs = {name: np.empty(len(ids), query.types[name]) for name in query.values}
-        columns = (_Column * len(positions))(*(layout.columns[name] for name in positions))
-        threads = min(count_threads(len(ids)), len(leaves.pages))
-        edges = [len(leaves.pages) * part // threads for part in range(threads + 1)]
-
-        def read_part(part: int) -> int:
-            """Read the leaves of a part; return how many rows there are, or -1."""
-            begin, row = edges[part], 0
-            base = int(starts[begin])
-            room = int(starts[edges[part + 1]]) - base
-            values, _limits = _values(query, positions, outputs, base)
-            for leaf in range(begin, edges[part + 1], _LEAVES_AT_ONCE):
-                size = min(_LEAVES_AT_ONCE, edges[part + 1] - leaf)
-                before = row
-                row = self._library.gputrace_scan_leaves(
-                    *(ctypes.byref(file), address(leaves.pages[leaf:])),
-                    *(address(leaves.highs[leaf:]), size),
-                    *(int(leaves.lows[leaf]), first, end - 1, layout.root),
-                    *(columns, len(columns), values, len(values), row, room),
-                )
-                if row < 0:
-                    return -1
-                count(row - before)
-            return row
-
-        rows = map_in_threads(read_part, range(threads))
-        if min(rows) < 0:
-            return None
-        if sum(rows) == len(ids):
-            return outputs
-        begins = [int(starts[edge]) for edge in edges[:-1]]
-        pieces = [slice(at, at + length) for at, length in zip(begins, rows, strict=True)]
-        return {
-            name: np.concatenate([column[piece] for piece in pieces])
-            for name, column in outputs.items()
-        }
 
 
 def _values(

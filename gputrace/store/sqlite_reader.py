@@ -304,7 +304,7 @@ def read_integers(
 
 
 def _read_rows(
-    database: Database, query: Query, sql: str, count: Callable[[int], None]
+    database: Database, query: Query, sql: str, count: Callable[[int], None] | None
 ) -> dict[str, Integers]:
     """Read rows over a connection of its own, since several threads may read at once."""
     width, left = len(query.values), database.most_rows
@@ -320,7 +320,8 @@ def _read_rows(
                 values = (v if type(v) is int else _integer(v) for v in chain.from_iterable(rows))
                 flat = np.fromiter(values, np.int64, width * len(rows))
                 batches.append(flat.reshape(-1, width))
-                count(len(rows))
+                if count is not None:
+                    count(len(rows))
     except (sqlite3.Error, MemoryError) as error:
         raise sqlite_error(database.path, error) from error
     table = np.concatenate(batches)
@@ -347,16 +348,19 @@ def scan_integers(
     return scanner.read(layout, query, *rows, _counter(progress, rows[1] - rows[0]))
 
 
-def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
-    """Return a function that adds to the rows read so far, and reports them; thread-safe."""
+def _counter(progress: Progress | None, total: int) -> Callable[[int], None] | None:
+    """Return a function that adds to the rows read so far, and reports them; thread-safe. None if
+    nobody asks.
+    """
+    if progress is None:
+        return None
     done, lock = 0, Lock()
 
     def count(more: int) -> None:
         nonlocal done
         with lock:
             done += more
-            if progress is not None:
-                progress(done, max(total, done))
+            progress(done, max(total, done))
 
     return count
 
@@ -465,7 +469,7 @@ class SqliteTrace(Trace, Generic[_Table]):
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        return frozenset(kind for table in self._tables for kind in table.kinds)
+        return frozenset().union(*[table.kinds for table in self._tables])
 
     def read(
         self,
@@ -476,7 +480,9 @@ class SqliteTrace(Trace, Generic[_Table]):
     ) -> Events:
         wanted = Selection(kinds, columns, window, progress)
         parts = self._beside_tables(wanted)
-        parts += [self._read_table(t, wanted) for t in self._tables if kinds & set(t.kinds)]
+        for table in self._tables:
+            if not kinds.isdisjoint(table.kinds):
+                parts.append(self._read_table(table, wanted))
         return concatenate(parts, columns)
 
     def _beside_tables(self, wanted: Selection) -> list[Events]:
