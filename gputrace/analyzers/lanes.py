@@ -27,7 +27,7 @@ from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
 from gputrace.analyzers.steps.between import read_between
 from gputrace.analyzers.steps.marks import mend
-from gputrace.analyzers.steps.rollouts import join_updates, rollouts
+from gputrace.analyzers.steps.rollouts import join_updates, read_named_ranges, rollouts_of
 from gputrace.analyzers.steps.windows import StepWindows, count_warmup
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, distinct_ids, is_among
@@ -215,13 +215,14 @@ def read_host_side(
     evidence, waits = read_evidence(trace), dict[int, dict[int, Intervals]]()
     if calls is None:
         return HostSide(None, evidence, waits)
+    rollouts = trace.once(read_named_ranges).rollouts
     gpus_of = defaultdict[int, list[GpuOperations]](list)
     for of_gpu in operations:
         gpus_of[of_gpu.gpu.process].append(of_gpu)
     for process, gpus in gpus_of.items():
         inputs = [of_gpu.events.select(find_input_copies(trace, of_gpu)) for of_gpu in gpus]
         # While another process generates, its answers are waited for.
-        rolled = rollouts(trace, process)
+        rolled = rollouts_of(process, rollouts)
         shown = waits_for_data(calls, inputs, evidence)
         waits[process] = {thread: times.difference(rolled) for thread, times in shown.items()}
         if scratch is not None:
@@ -371,7 +372,7 @@ def find_host_lanes(
     InputError where there is neither.
     """
     waits = {thread: time for thread, time in read_evidence(trace).data.items() if len(time)}
-    marked = _read_marked(trace, waits)
+    marked, rollouts = _read_marked(trace, waits), trace.once(read_named_ranges).rollouts
     work = {process: len(steps.start) for process, steps in marked.items()}
     ranks, known = ranks_of(trace, work or {process: 0 for process, _ in waits})
     unknown = "" if known or len(ranks) == 1 else _RANKS_UNKNOWN
@@ -379,7 +380,7 @@ def find_host_lanes(
     for rank, process in sorted(ranks.items()):
         steps, turns = marked.get(process), None
         if steps is not None:
-            turns = join_updates(trace, process, steps.start, steps.end)
+            turns = join_updates(rollouts_of(process, rollouts), steps.start, steps.end)
             if turns is not None:
                 steps = replace(steps, start=turns[2], end=steps.end[turns[1]])
         data = _waits_of(process, waits, steps.threads if steps else None)

@@ -23,7 +23,7 @@ from gputrace.analyzers.lanes import LaneSummary
 from gputrace.analyzers.operations import OperationClass
 from gputrace.analyzers.python_samples import read_sources
 from gputrace.analyzers.steps.inferred import LEAST_INPUT_BYTES
-from gputrace.analyzers.steps.rollouts import phase_of, read_rollouts, rollouts
+from gputrace.analyzers.steps.rollouts import phase_of, read_named_ranges, rollouts_of
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Events, Kind, distinct_ids, is_among
 from gputrace.model.host import (
     BACKWARD,
@@ -92,7 +92,7 @@ def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:
     called = events.kind == Kind.PHASE
     names = trace.names(distinct_ids(events.name[called]))
     ranges: dict[int, str] = {}
-    if trace.once(read_rollouts):
+    if rollouts := trace.once(read_named_ranges).rollouts:
         texts = trace.names(distinct_ids(events.name[events.kind == Kind.RANGE]))
         ranges = {id: phase for id, text in texts.items() if (phase := phase_of(text))}
     events = events.select((events.kind != Kind.RANGE) | is_among(events.name, [*ranges]))
@@ -100,7 +100,7 @@ def read_phases(shard: Shard) -> Mapping[int, PhaseTimes]:
     for process in distinct_ids(events.process[is_among(events.kind, _TIMED)]).tolist():
         mine = events.select(events.process == process)
         mine = mine.select(mine.thread == _training_thread(mine))
-        rolled = rollouts(trace, process)
+        rolled = rollouts_of(process, rollouts)
         sent = _weights_sent(shard, process) if generates or len(rolled) else EMPTY
         by_process[process] = _phase_times(mine, names, ranges, rolled, sent)
     return by_process

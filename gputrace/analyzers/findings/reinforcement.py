@@ -11,7 +11,7 @@ import numpy as np
 from gputrace.analyzers.findings.facts import HIGH, Facts
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.step_phases import read_phases
-from gputrace.analyzers.steps.rollouts import read_rollouts
+from gputrace.analyzers.steps.rollouts import read_named_ranges
 from gputrace.model.host import (
     BACKWARD,
     CLIPPING,
@@ -117,7 +117,7 @@ def update_waits(facts: Facts) -> Iterator[Finding]:
     process = facts.processes[rank.rank]
     phases = facts.per_gpu.whole.once(read_phases)[process]
     time = phases.of[longest.name].intersection(facts.time_of_rank(rank.rank))
-    engines = facts.trace.once(read_rollouts).keys() if longest.name == ROLLOUT else ()
+    engines = facts.trace.once(read_named_ranges).rollouts.keys() if longest.name == ROLLOUT else ()
     place = facts.line_in(time, processes={process} if process in engines else engines or {process})
     alone = waits_alone(facts, rank.rank)
     of_rank = f" of rank {rank.rank}" if alone >= _OF_ONE_RANK * longest.host_ns else ""

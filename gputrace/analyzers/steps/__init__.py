@@ -23,6 +23,7 @@ from gputrace.analyzers.steps.inferred import (
 )
 from gputrace.analyzers.steps.kinds import find_turns, settle_kind
 from gputrace.analyzers.steps.marks import Marks, choose_marks, read_marks, read_passes
+from gputrace.analyzers.steps.rollouts import NamedRanges, read_named_ranges, rollouts_of
 from gputrace.analyzers.steps.windows import (
     Interlude,
     StepWindows,
@@ -65,6 +66,7 @@ def steps_by_rank(
 ) -> dict[int, StepWindows]:
     """Return the steps that each rank shows by itself."""
     marks = read_marks(trace) if calls is not None else []
+    ranges = trace.once(read_named_ranges)
     stretches = trace.node_stretches()
     nodes = union(*np.array(stretches, np.int64).reshape(-1, 2).T)
     indices: dict[int, list[int]] = {}
@@ -73,9 +75,9 @@ def steps_by_rank(
     by_rank = {}
     for rank in sorted(indices):
         these = [gpus[index] for index in indices[rank]]
-        windows = _of_rank(trace, these, marks, calls)
+        windows = _of_rank(trace, these, marks, calls, ranges)
         if windows is not None:
-            windows = settle_kind(trace, max(these, key=len), windows)
+            windows = settle_kind(trace, max(these, key=len), windows, ranges)
             whole = within(until_written(trace, windows, these[0].gpu.process), these[0].recorded)
             if stretches:  # Recording the nodes of CUDA graphs, on any rank, makes steps longer.
                 longer = nodes.within(whole.start, whole.end) > 0
@@ -141,23 +143,28 @@ def _pass_of_others(shared: StepWindows, gpus: Sequence[GpuSummary]) -> dict[int
 
 
 def _of_rank(
-    trace: Trace, gpus: list[GpuOperations], marks: list[Marks], calls: CudaApiCalls | None
+    trace: Trace,
+    gpus: list[GpuOperations],
+    marks: list[Marks],
+    calls: CudaApiCalls | None,
+    ranges: NamedRanges,
 ) -> StepWindows | None:
     """Return the steps of the rank's GPU that shows them best, or the one pass that it ran."""
+    marked = choose_marks(trace, gpus, marks, calls, ranges, training=True)
+    if marked is not None:
+        return marked
     inferred: StepWindows | None = None
-    for training in (True, False):
-        marked = choose_marks(trace, gpus, marks, calls, training=training)
-        if marked is not None:
-            return marked
-        if training:
-            found = (windows for gpu in gpus if (windows := infer_training(trace, gpu)) is not None)
-            inferred = max(found, key=lambda windows: windows.confidence, default=None)
-            if inferred is not None and inferred.kind in ("training", "rl"):
-                return inferred
-            marked = choose_marks(trace, gpus, [*read_passes(trace)], calls, training=True)
-            if marked is not None:
-                return marked
-    return find_turns(trace, gpus, calls, inferred)
+    for gpu in gpus:
+        rolled = rollouts_of(gpu.gpu.process, ranges.rollouts)
+        windows = infer_training(trace, gpu, rolled)
+        if windows is not None and (inferred is None or windows.confidence > inferred.confidence):
+            inferred = windows
+    if inferred is not None and inferred.kind in ("training", "rl"):
+        return inferred
+    marked = choose_marks(trace, gpus, [*read_passes(trace)], calls, ranges, training=True)
+    if marked is None:
+        marked = choose_marks(trace, gpus, marks, calls, ranges, training=False)
+    return find_turns(trace, gpus, calls, ranges, inferred) if marked is None else marked
 
 
 def find_input_copies(trace: Trace, operations: GpuOperations) -> Rows:

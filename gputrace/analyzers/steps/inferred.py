@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from gputrace.analyzers.grouping import median, quantile
 from gputrace.analyzers.kernel_names import PRODUCTS, family_of, is_optimizer
 from gputrace.analyzers.operations import GpuOperations, OperationClass
-from gputrace.analyzers.steps.rollouts import begin_turns, generates, rollouts
+from gputrace.analyzers.steps.rollouts import begin_turns, generates
 from gputrace.analyzers.steps.windows import Interlude, StepWindows
 from gputrace.model.events import Column, Kind, distinct_ids, is_among, number_ids
-from gputrace.model.intervals import Times
+from gputrace.model.intervals import Intervals, Times
 from gputrace.model.options import Window
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
@@ -48,13 +48,18 @@ class Runs(Struct, frozen=True, dict=True):
         return len(self.first)
 
 
-def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | None:
-    """Return the steps of the rank whose main GPU this is; None if nothing shows that it trains."""
+def infer_training(
+    trace: Trace, operations: GpuOperations, rolled: Intervals
+) -> StepWindows | None:
+    """Return the steps of the rank whose main GPU this is; None if nothing shows that it trains.
+
+    ``rolled`` are the rollouts that it updates on.
+    """
     bursts = find_bursts(trace, operations)
     alone = inputs_alone(operations)
     inputs = alone.starts
     if bursts is not None and _cover(operations, bursts, inputs):
-        turns = _infer_turns(trace, operations, bursts)
+        turns = _infer_turns(trace, operations, bursts, rolled)
         if turns is not None:
             return turns
         inputs = inputs_of_steps(operations, bursts)
@@ -81,10 +86,11 @@ def infer_training(trace: Trace, operations: GpuOperations) -> StepWindows | Non
     return _windows(operations, cuts, sure, "iterations")
 
 
-def _infer_turns(trace: Trace, operations: GpuOperations, updates: Runs) -> StepWindows | None:
+def _infer_turns(
+    trace: Trace, operations: GpuOperations, updates: Runs, rolled: Intervals
+) -> StepWindows | None:
     """Return the turns of reinforcement learning; None if nothing is generated for the updates."""
-    ends = rollouts(trace, operations.gpu.process).end
-    begun = np.diff(np.searchsorted(ends, operations.start[updates.last]), prepend=0) > 0
+    begun = np.diff(np.searchsorted(rolled.end, operations.start[updates.last]), prepend=0) > 0
     begins = begin_turns(begun)
     if begins is None:
         begins = begin_turns(generates(trace, operations, updates.last))

@@ -29,7 +29,13 @@ from gputrace.analyzers.steps.inferred import (
     infer_launches,
     infer_replays,
 )
-from gputrace.analyzers.steps.rollouts import begin_turns, generates, rolls_out
+from gputrace.analyzers.steps.rollouts import (
+    BACKWARDS,
+    UPDATES,
+    NamedRanges,
+    begin_turns,
+    generates,
+)
 from gputrace.analyzers.steps.windows import StepWindows
 from gputrace.model.events import Column, Kind, Mask, distinct_ids, is_among
 from gputrace.model.trace import Trace
@@ -61,9 +67,6 @@ _MOST_READS: Final = 3
 _PROMPT_NS: Final = 100_000
 """Maximum time from an operation's issue to its start on a GPU that had nothing to do."""
 _TORCH: Final = "at::native|^triton_[a-z]+_fused_"
-_BACKWARDS: Final = r"backward|bwd"
-_UPDATES: Final = r"optimi[sz]er[._ ]?step|optimi[sz]er$"
-"""Ranges and phases of the host that go backward, and update."""
 
 _LAUNCH: Final = "a graph launch"
 """Evidence that repetitions are turns."""
@@ -73,6 +76,7 @@ def find_turns(
     trace: Trace,
     gpus: Sequence[GpuOperations],
     calls: CudaApiCalls | None,
+    ranges: NamedRanges,
     fed: StepWindows | None,
 ) -> StepWindows | None:
     """Return what a rank repeats that is not shown to train, or the one pass that it ran.
@@ -101,7 +105,7 @@ def find_turns(
     if repeated is None or shown is None:
         if (replayed := infer_replays(busiest)) is not None:
             return _of_kind(trace, busiest, replayed, _LAUNCH)
-        return _find_pass(trace, gpus, repeated, calls)
+        return _find_pass(trace, gpus, repeated, calls, ranges)
     return _of_kind(trace, busiest, repeated, shown) if shown else None
 
 
@@ -254,6 +258,7 @@ def _find_pass(
     gpus: Sequence[GpuOperations],
     layers: StepWindows | None,
     calls: CudaApiCalls | None,
+    ranges: NamedRanges,
 ) -> StepWindows | None:
     """Return the one pass that a rank ran, with the repeated layers in it, if there are some.
 
@@ -271,13 +276,13 @@ def _find_pass(
     first = int(operations.start[begin])
     start = first if begin or calls is None else _begin_of_mark(trace, operations, calls)
     names = _kernel_names(trace, operations)
-    texts = trace.once(_training_ranges)
+    texts = ranges.training
     parts = ["forward pass"]
     if any(re.search(BACKWARD, name) for name in names) or any(
-        re.search(f"(?i){_BACKWARDS}", text) for text in texts
+        re.search(f"(?i){BACKWARDS}", text) for text in texts
     ):
         parts = ["forward and backward pass"]
-    if any(map(is_optimizer, names)) or any(re.search(f"(?i){_UPDATES}", text) for text in texts):
+    if any(map(is_optimizer, names)) or any(re.search(f"(?i){UPDATES}", text) for text in texts):
         parts = ["training step"]
     within = (
         ""
@@ -309,17 +314,19 @@ def _begin_of_mark(trace: Trace, operations: GpuOperations, calls: CudaApiCalls)
     return start if start <= calls.start[by] < end else first
 
 
-def settle_kind(trace: Trace, operations: GpuOperations, windows: StepWindows) -> StepWindows:
+def settle_kind(
+    trace: Trace, operations: GpuOperations, windows: StepWindows, ranges: NamedRanges
+) -> StepWindows:
     """Return steps that are named as training by what ran in them: reinforcement learning if it is
     named, or if most generate; and no training where a network of PyTorch shows, but nothing of a
     backward pass or an update.
     """
-    if windows.kind in ("training", "rl") and trace.once(rolls_out):
+    if windows.kind in ("training", "rl") and ranges.reinforces:
         return replace(windows, kind="rl", reason=f"{windows.reason}; ranges of rollouts")
     if windows.kind != "training":
         return windows
     names = _kernel_names(trace, operations)
-    trains = bool(trace.once(_training_ranges)) or any(
+    trains = bool(ranges.training) or any(
         re.search(BACKWARD, name) or is_optimizer(name) for name in names
     )
     turns = generates(trace, operations, np.searchsorted(operations.start, windows.end))
@@ -333,13 +340,6 @@ def settle_kind(trace: Trace, operations: GpuOperations, windows: StepWindows) -
         return windows
     reason = f"{windows.reason}; no optimizer and no backward pass shows"
     return replace(_of_kind(trace, operations, windows, ""), reason=reason)
-
-
-def _training_ranges(trace: Trace) -> list[str]:
-    """Return the names of the ranges and phases that go backward, or update."""
-    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
-    ids = distinct_ids(trace.events(kinds, ["name"]).name) if kinds else ()
-    return list(trace.search(ids, f"(?i:{_BACKWARDS}|{_UPDATES})").values())
 
 
 def _is_double(names: Column) -> bool:

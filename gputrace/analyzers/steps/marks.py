@@ -289,6 +289,7 @@ def choose_marks(
     gpus: Sequence[GpuOperations],
     marks: Sequence[Marks],
     calls: CudaApiCalls | None,
+    ranges: rollouts.NamedRanges,
     *,
     training: bool,
 ) -> StepWindows | None:
@@ -300,18 +301,18 @@ def choose_marks(
     if calls is None:
         return None
     best: tuple[tuple[bool, bool, int], StepWindows] | None = None
-    reinforces = trace.once(rollouts.rolls_out)
     for mark in marks:
         if training != (mark.kind in ("training", "rl") or bool(mark.after)):
             continue
         if mark.source == "markers" and re.search(_UPDATE, mark.name):
-            turns = rollouts.join_updates(trace, mark.process, mark.start, mark.end)
+            rolled = rollouts.rollouts_of(mark.process, ranges.rollouts)
+            turns = rollouts.join_updates(rolled, mark.start, mark.end)
             if turns is None:
                 mark = join_updates(mark, *_operations_of(mark, max(gpus, key=len), calls))
             else:
                 first, last, start = turns
                 mark = replace(mark.join(first, last, "a turn of rollouts"), kind="rl", start=start)
-        if mark.kind == "training" and reinforces:
+        if mark.kind == "training" and ranges.reinforces:
             mark = replace(mark, kind="rl")
         projected = (project(mark, gpu, calls) for gpu in gpus)
         share, windows = next((w for w in projected if w is not None), (0.0, None))

@@ -10,7 +10,7 @@ weights answers were made.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Final
 
@@ -23,6 +23,7 @@ from gputrace.analyzers.operations import GpuOperations
 from gputrace.model.events import Kind, Mask, distinct_ids, is_among
 from gputrace.model.host import REFERENCE, REWARD, ROLLOUT, UPDATE, WEIGHT_SYNC
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
 Rows = NDArray[np.intp]
@@ -37,7 +38,13 @@ _IN_A_ROW: Final = 32
 _ATTENTIONS: Final = 3
 """Products of a matrix and the vectors of a token or few; what attention is known by; and the
 products in a row of which most are such, among so many that attend, where tokens are generated."""
-_REINFORCES: Final = r"(?i)(?<![a-z])(ppo|grpo|rlhf|rewards?)(?![a-z])"
+_BETWEEN_UPDATES: Final = (
+    r"(?i)(?<![a-z])(ppo|grpo|rlhf|rewards?)(?![a-z])"
+    "|roll_?out|generate_sequences|make_experience"
+)
+BACKWARDS: Final = r"backward|bwd"
+UPDATES: Final = r"optimi[sz]er[._ ]?step|optimi[sz]er$"
+"""Ranges and phases of the host that go backward, and update."""
 _PHASES: Final = {
     name: rf"(?i)(?<![a-z])({words})(?![a-z])"
     for name, words in (
@@ -87,53 +94,56 @@ def generates(trace: Trace, operations: GpuOperations, edges: Rows) -> Mask:
     return np.diff(np.searchsorted(found, edges, "right"), prepend=0) > 0
 
 
-def rolls_out(trace: Trace) -> bool:
-    """Return whether ranges are named as what reinforcement learning does between its updates."""
-    kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
-    ids = distinct_ids(trace.events(kinds, ["name"]).name) if kinds else ()
-    return bool(trace.search(ids, f"{_REINFORCES}|roll_?out|generate_sequences|make_experience"))
-
-
 def phase_of(name: str) -> str:
     """Return the phase of a turn that a range of some name is; empty if it is none."""
     return next((phase for phase, words in _PHASES.items() if re.search(words, name)), "")
 
 
-def read_rollouts(trace: Trace) -> dict[int, Intervals]:
-    """Return the ranges that are named as generation, by process."""
+class NamedRanges(Struct, frozen=True):
+    """Ranges and phases of the hosts that are named as what a training does.
+
+    Attributes:
+        reinforces: whether some are named as what reinforcement learning does between its updates.
+        training: names of those that go backward, or update.
+        rollouts: those that are named as generation, by process.
+    """
+
+    reinforces: bool
+    training: tuple[str, ...]
+    rollouts: Mapping[int, Intervals]
+
+
+def read_named_ranges(trace: Trace) -> NamedRanges:
+    """Read the ranges and phases of a trace that are named as what a training does."""
     kinds = [kind for kind in (Kind.RANGE, Kind.PHASE) if kind in trace.kinds]
     ids = distinct_ids(trace.events(kinds, ["name"]).name) if kinds else ()
+    reinforces = trace.search(ids, _BETWEEN_UPDATES)
+    training = trace.search(ids, f"(?i:{BACKWARDS}|{UPDATES})")
     texts = trace.search(ids, _PHASES[ROLLOUT])
     named = [id for id, text in texts.items() if phase_of(text) == ROLLOUT]
-    if not named:
-        return {}
-    events = trace.events(kinds, ("start", "end", "name", "process"))
-    events = events.select(np.isin(events.name, named))
-    return {
-        process: union(
-            events.start[events.process == process], events.end[events.process == process]
-        )
-        for process in distinct_ids(events.process).tolist()
-    }
+    rollouts = {}
+    if named:
+        events = trace.events(kinds, ("start", "end", "name", "process"))
+        events = events.select(np.isin(events.name, named))
+        for process in distinct_ids(events.process).tolist():
+            mine = events.process == process
+            rollouts[process] = union(events.start[mine], events.end[mine])
+    return NamedRanges(bool(reinforces), tuple(training.values()), rollouts)
 
 
-def rollouts(trace: Trace, process: int) -> Intervals:
+def rollouts_of(process: int, by_process: Mapping[int, Intervals]) -> Intervals:
     """Return the rollouts of a process; those of the others where it has none, since engines may be
     processes of their own.
     """
-    by_process = trace.once(read_rollouts)
     if process in by_process:
         return by_process[process]
     return reduce(merge_touching, by_process.values(), EMPTY)
 
 
-def join_updates(
-    trace: Trace, process: int, start: Times, end: Times
-) -> tuple[Rows, Rows, Times] | None:
-    """Return the first and last update of each turn of a process that rolls out, and when it
-    begins, of updates by its host's times; None if it does not.
+def join_updates(rolled: Intervals, start: Times, end: Times) -> tuple[Rows, Rows, Times] | None:
+    """Return the first and last update of each turn of a process, and when it begins, of updates by
+    its host's times; None if it does not roll out.
     """
-    rolled = rollouts(trace, process)
     ended = np.searchsorted(rolled.end, end)
     begins = begin_turns(np.diff(ended, prepend=0) > 0)
     if begins is None:
