@@ -134,7 +134,10 @@ class PerGpu:
 
         ``changes`` marks tasks that change their shards.
         """
-        return [task.work(self.whole.view(task.gpu), *task.arguments) for task in tasks]
+        results = []
+        for task in tasks:
+            results.append(task.work(self.whole.view(task.gpu), *task.arguments))
+        return results
 
     def each(
         self,
@@ -159,50 +162,46 @@ class PerGpu:
         ]
         return self.ask(tasks, changes=keeps)
 
-    def each_shard(
-        self, work: Callable[..., _Result], *same: Any, changes: bool = False
-    ) -> list[_Result]:
-        """Run a function for each shard and return the results."""
-        tasks = [ShardTask(shard, work, arguments=same) for shard in range(self.shards)]
-        return self.ask(tasks, changes=changes)
-
-    def change_shards(
-        self, work: Callable[..., _Result], arguments: Iterable[tuple[Any, ...]]
-    ) -> list[_Result]:
-        """Run a function that changes each shard, each with its arguments; return the results."""
-        tasks = [ShardTask(n, work, arguments=some) for n, some in enumerate(arguments)]
-        return self.ask(tasks, changes=True)
+    def of_shards(
+        self, work: Callable[..., Any], arguments: Iterable[tuple[Any, ...]] | None = None
+    ) -> list[ShardTask]:
+        """Return a task to `ask` of each shard, with its arguments if there are any."""
+        given = [()] * self.shards if arguments is None else arguments
+        return [ShardTask(n, work, arguments=some) for n, some in enumerate(given)]
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
         """Add nanoseconds to the times of each clock; ``how`` says where they come from."""
         self.trace.shift_clocks(shifts, how)
         processes = [(ran.gpu, ran.gpu.process) for ran in self.operations]
         moved = ((*pair, shifts[self.trace.clock_of(pair[1])]) for pair in processes)
-        self.take(self.change_shards(_move, [(part,) for part in self._by_shard(moved)]))
+        tasks = self.of_shards(_move, [(part,) for part in self._by_shard(moved)])
+        self.take(self.ask(tasks, changes=True))
 
     def find_steps(self, chosen: tuple[int, int] | None = None) -> FoundSteps:
         """Read the calls, and find the steps of all ranks."""
-        self.has_calls = any(self.each_shard(Shard.read_calls, changes=True))
-        by_rank = [pair for part in self.each_shard(Shard.find_steps) for pair in part.items()]
+        self.has_calls = any(self.ask(self.of_shards(Shard.read_calls), changes=True))
+        shown = self.ask(self.of_shards(Shard.find_steps))
+        by_rank = [pair for part in shown for pair in part.items()]
         by_rank.sort(key=lambda pair: pair[0])
         return agree(self.trace, dict(by_rank), self.operations, chosen)
 
     def forget_calls(self) -> None:
         """Treat the calls as not recorded."""
         self.has_calls = False
-        self.each_shard(Shard.forget_calls, changes=True)
+        self.ask(self.of_shards(Shard.forget_calls), changes=True)
 
     def build_lanes(self, window: Window | None, all_steps: FoundSteps) -> None:
         """Build the timelines and causes of all GPUs with anything in the window."""
         by_rank, ranks = all_steps.by_rank, [(ran.gpu, ran.gpu.rank) for ran in self.operations]
         steps = self._by_shard((gpu, rank, by_rank[rank]) for gpu, rank in ranks if rank in by_rank)
         arguments = [(window, part, self.has_calls, all_steps.cost) for part in steps]
-        self.lanes = _in_order(self.change_shards(Shard.build_lanes, arguments))
+        tasks = self.of_shards(Shard.build_lanes, arguments)
+        self.lanes = _in_order(self.ask(tasks, changes=True))
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
         """Add to each lane when its GPU was in collectives that waited for others."""
         parts = self._by_shard((lane.gpu, lane.gpu, waits[lane.gpu]) for lane in self.lanes)
-        self.change_shards(Shard.add_waits, [(part,) for part in parts])
+        self.ask(self.of_shards(Shard.add_waits, [(part,) for part in parts]), changes=True)
 
     def calls_within(self, window: Window) -> CudaApiCalls | None:
         """Return the calls that touch a window, and maybe others; None if there are none."""

@@ -105,7 +105,7 @@ def read_host_state(shard: Shard) -> HostState:
         return is_among(counted.name, [id for id, text in names.items() if text == name])
 
     return HostState(
-        read_phases(shard),
+        shard.once(read_phases),
         _by_process(trace, Kind.COLLECTION),
         _by_process(trace, Kind.COMPILATION),
         frozenset(counted.process[named("anomaly mode")].tolist()),

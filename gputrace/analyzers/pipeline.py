@@ -34,10 +34,11 @@ from gputrace.analyzers.findings.stragglers import find_balance, late_causes
 from gputrace.analyzers.findings.whole_run import missing_rows
 from gputrace.analyzers.gpu_shards import GpuShardView, PerGpu, Shard
 from gputrace.analyzers.grouping import StepsOf, edges_of
-from gputrace.analyzers.host_state import measure_throughput, read_work
+from gputrace.analyzers.host_state import measure_throughput, read_host_state, read_work
 from gputrace.analyzers.kernels import count_kernels
 from gputrace.analyzers.lanes import AnyLaneSummary, HostLane, LaneSummary, find_host_lanes
 from gputrace.analyzers.ledger.causes import tree_of, with_plugins
+from gputrace.analyzers.loader import read_loaders
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.parallelism import (
     find_experts,
@@ -48,7 +49,7 @@ from gputrace.analyzers.parallelism import (
 from gputrace.analyzers.pipelines import find_pipelines
 from gputrace.analyzers.python_samples import read_python_lines
 from gputrace.analyzers.run_phases import find_warmup_causes, list_phases
-from gputrace.analyzers.step_phases import find_modules
+from gputrace.analyzers.step_phases import find_modules, read_phases
 from gputrace.analyzers.steps import FoundSteps
 from gputrace.analyzers.whatif import late_gains, prepare_replay, what_if
 from gputrace.errors import InputError, PluginError, UsageError
@@ -114,10 +115,18 @@ def analyze(
         if watcher is not None:
             watcher.operations_read(opened.whole.operations)
         gpus, lanes, all_steps, collectives = _build_lanes(opened, window, options)
+        gpus.ask(gpus.of_shards(_read_hosts))
         facts = _facts(gpus, lanes, all_steps, collectives, window, options)
         if watcher is not None:
             watcher.facts_found(facts)
         return _answer(facts, lanes, window, options)
+
+
+def _read_hosts(shard: Shard) -> None:
+    """Read what causes are proven by, before one GPU after the other asks for it."""
+    if shard.operations:
+        for read in (read_phases, read_host_state, read_loaders, read_python_lines):
+            shard.once(read)
 
 
 def _answer(

@@ -424,7 +424,7 @@ def spread(trace: Trace) -> PerGpu | None:
     gpus = RemoteGpus(trace, remote)
     with ExitStack() as undone:
         undone.callback(gpus.close)
-        counted: list[Census] = gpus.each_shard(worker.RemoteShard.count, changes=True)
+        counted: list[Census] = gpus.ask(gpus.of_shards(worker.RemoteShard.count), changes=True)
         if isinstance(trace, MergedTrace):
             trace.check_spans([census.span for census in counted])
         numberings = [_numbering(trace, remote[n], n, census) for n, census in enumerate(counted)]
@@ -441,7 +441,10 @@ def spread(trace: Trace) -> PerGpu | None:
             replace(each, gpus=tuple(part)) for each, part in zip(numberings, by_file, strict=True)
         ]
         gpus.take(
-            gpus.change_shards(worker.RemoteShard.renumber, [(numbering,) for numbering in whole])
+            gpus.ask(
+                gpus.of_shards(worker.RemoteShard.renumber, [(numbering,) for numbering in whole]),
+                changes=True,
+            )
         )
         undone.pop_all()
     return gpus
