@@ -19,10 +19,10 @@ def main() -> None:
         # Imports make many objects and no garbage, an analysis little.
         gc.set_threshold(500_000, 20, 20)
         _import_msgspec()
-    from gputrace.cli import main as run
+    from gputrace import cli
 
     try:
-        run()
+        cli.end(cli.run())
     except SystemExit as end:
         if reads and end.code == 0 and _is_alone():
             _end()

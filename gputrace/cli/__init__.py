@@ -227,37 +227,36 @@ def cli(context: click.Context) -> None:
         context.default_map = {name: options.read_defaults(command, asked)}
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line; every failure ends in one line on stderr and an exit code.
+def end(code: int) -> NoReturn:
+    """End this process with an exit code.
 
-    Where a signal ended a recorded program, it ends this process too, so that a shell's loop stops
-    at Ctrl+C as it would without the recorder.
+    Where a signal ended a recorded program (-N), it ends this process too, without a core of its
+    own, so that a shell's loop stops at Ctrl+C as it would without the recorder.
     """
-    if instruction := os.environ.get(COMPLETES):
-        from click.shell_completion import shell_complete
-
-        sys.exit(shell_complete(cli, {}, "gputrace", COMPLETES, instruction))
-    code = run(arguments)
-    if code < 0:
-        _die_by(-code)
-    sys.exit(code if code >= 0 else 128 - code)
-
-
-def _die_by(number: int) -> None:
-    """End this process by a signal, without a core of its own; return if the signal ends none."""
+    if code >= 0:
+        sys.exit(code)
     import resource
     import signal
 
+    number = -code
     sys.stderr.flush()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError, ValueError):  # SIGKILL has no handler.
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
+    sys.exit(128 + number)  # The signal ends no process.
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit code, -N where signal N ended a recorded program."""
+    """Run the command line; return the exit code, -N where signal N ended a recorded program.
+
+    Every failure is told in one line on stderr.
+    """
+    if instruction := os.environ.get(COMPLETES):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, "gputrace", COMPLETES, instruction)
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

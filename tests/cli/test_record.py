@@ -29,7 +29,7 @@ for _ in range(5):
 """
 
 
-RUN: Final = "__import__('gputrace.cli').cli.main"
+RUN: Final = "from gputrace.cli import end, run; end(run({}))"
 
 
 def record(output: Path, *words: str, env: dict[str, str] | None = None) -> command.Ran:
@@ -272,7 +272,7 @@ def test_who_interrupts_the_making_of_the_trace_is_told_where_the_recording_is(
     stop = "import gputrace.collectors.finalize as m, os, signal\n"
     stop += "m.write_session = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
     words = ["record", "-o", str(tmp_path / "t.sqlite"), "--no-nvml", "--", "sh", "-c", "exit 7"]
-    ran = command.python("-c", f"{stop}{RUN}({words!r})")
+    ran = command.python("-c", stop + RUN.format(words))
     command.assert_refused(ran, 7, f"gputrace recover {tmp_path / 't.sqlite.spool'} -o FILE")
     assert [path.name for path in tmp_path.iterdir()] == ["t.sqlite.spool"]
 
@@ -349,7 +349,9 @@ def test_a_folder_that_is_no_recording_is_not_recovered_and_stays(tmp_path: Path
 
 
 def test_a_recording_is_recovered_from_within_its_folder(cut_short: Path) -> None:
-    ran = command.python("-c", f"import os; os.chdir({str(cut_short)!r}); {RUN}(['recover', '.'])")
+    ran = command.python(
+        "-c", f"import os; os.chdir({str(cut_short)!r}); {RUN.format(['recover', '.'])}"
+    )
     assert ran.code == 0, ran.err
     assert "t.sqlite: 0 kernels, 5 steps, processes: 1\n" in ran.err
     assert rows(cut_short.with_suffix(""), "SELECT count(*) FROM GPUTRACE_STEP") == [(5,)]

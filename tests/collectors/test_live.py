@@ -275,7 +275,7 @@ def test_a_recording_that_was_cut_short_is_named_in_one_line(tmp_path: Path) -> 
     Team(folder).forget()
     program = (
         "import sys; sys.stdin.isatty = sys.stdout.isatty = lambda: True\n"
-        "from gputrace.cli import main; main(['browse', sys.argv[1]])"
+        "from gputrace.cli import end, run; end(run(['browse', sys.argv[1]]))"
     )
     for name in (folder, tmp_path / "t.sqlite"):
         ran = command.python("-c", program, str(name), env={"TERM": "xterm"})

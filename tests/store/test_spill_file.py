@@ -224,7 +224,7 @@ def test_a_cache_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) ->
     trace = recording_of_one_host(tmp_path)[0]
     program = (
         "import gputrace.store.spill_file as s; s.LARGE = -1; "
-        f"from gputrace.cli import main; main(['analyze', {str(trace)!r}])"
+        f"from gputrace.cli import end, run; end(run(['analyze', {str(trace)!r}]))"
     )
     env = os.environ | {"XDG_CACHE_HOME": str(file)}
     ran = subprocess.run(

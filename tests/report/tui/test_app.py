@@ -680,7 +680,7 @@ def test_the_command_tells_what_is_wrong_with_a_file_in_one_line(tmp_path: Path)
 def test_without_textual_it_says_what_to_install(starved: Path) -> None:
     program = (
         "import sys; sys.modules['textual'] = None\n"
-        "from gputrace.cli import main; main(['browse', sys.argv[1]])"
+        "from gputrace.cli import end, run; end(run(['browse', sys.argv[1]]))"
     )
     code, drawn = on_a_terminal("-c", program, str(starved))
     assert code == MISSING
