@@ -63,7 +63,7 @@ def find_missing(
     """
     if not gpus.operations:
         return ()
-    missing = [row for part in gpus.ask(gpus.of_shards(_unmatched)) for row in part]
+    missing = [row for part in gpus.each_shard(_unmatched) for row in part]
     missing += list(_steps_without_work(gpus, all_steps))
     known = {row.rank for row in missing}
     silent = [lane for lane in gpus.lanes if lane.gpu.rank in all_steps.by_rank.keys() - known]

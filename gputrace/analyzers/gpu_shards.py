@@ -68,16 +68,6 @@ _Kept = TypeVar("_Kept", GpuOperations, Lane)
 _OfGpu = TypeVar("_OfGpu", GpuSummary, LaneSummary)
 
 
-class ShardTask(Struct, frozen=True):
-    """Task for a shard."""
-
-    shard: int
-    work: Callable[..., Any]
-    """A function of a `GpuShardView`, or of the `Shard` without a ``gpu``."""
-    gpu: AnyGpu | None = None
-    arguments: tuple[Any, ...] = ()
-
-
 HasGpu = GpuSummary | AnyLaneSummary
 
 
@@ -129,16 +119,6 @@ class PerGpu:
         index_of = {summary.gpu: index for index, summary in enumerate(self.operations)}
         return {index_of[lane.gpu]: lane for lane in self.lanes}
 
-    def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
-        """Run tasks and return their results in order.
-
-        ``changes`` marks tasks that change their shards.
-        """
-        results = []
-        for task in tasks:
-            results.append(task.work(self.whole.view(task.gpu), *task.arguments))
-        return results
-
     def each(
         self,
         work: Callable[..., _Result],
@@ -156,52 +136,58 @@ class PerGpu:
             same: arguments after these that are equal for all.
             keeps: True if it keeps something where the rows are.
         """
-        tasks = [
-            ShardTask(self._shard.get(item.gpu, 0), work, item.gpu, (*arguments, *same))
-            for item, *arguments in zip(of, *given, strict=True)
-        ]
-        return self.ask(tasks, changes=keeps)
+        results = []
+        for item, *arguments in zip(of, *given, strict=True):
+            results.append(work(GpuShardView(self.whole, item.gpu), *arguments, *same))
+        return results
 
-    def of_shards(
-        self, work: Callable[..., Any], arguments: Iterable[tuple[Any, ...]] | None = None
-    ) -> list[ShardTask]:
-        """Return a task to `ask` of each shard, with its arguments if there are any."""
-        given = [()] * self.shards if arguments is None else arguments
-        return [ShardTask(n, work, arguments=some) for n, some in enumerate(given)]
+    def each_shard(
+        self,
+        work: Callable[..., _Result],
+        given: Iterable[tuple[Any, ...]] | None = None,
+        *,
+        changes: bool = False,
+    ) -> list[_Result]:
+        """Run a function for each shard, with its arguments if there are any; return the results.
+
+        ``changes`` is True if it changes the shards.
+        """
+        results = []
+        for arguments in ((),) if given is None else given:
+            results.append(work(self.whole, *arguments))
+        return results
 
     def move(self, shifts: Mapping[int, int], how: str) -> None:
         """Add nanoseconds to the times of each clock; ``how`` says where they come from."""
         self.trace.shift_clocks(shifts, how)
         processes = [(ran.gpu, ran.gpu.process) for ran in self.operations]
         moved = ((*pair, shifts[self.trace.clock_of(pair[1])]) for pair in processes)
-        tasks = self.of_shards(_move, [(part,) for part in self._by_shard(moved)])
-        self.take(self.ask(tasks, changes=True))
+        parts = [(part,) for part in self._by_shard(moved)]
+        self.take(self.each_shard(_move, parts, changes=True))
 
     def find_steps(self, chosen: tuple[int, int] | None = None) -> FoundSteps:
         """Read the calls, and find the steps of all ranks."""
-        self.has_calls = any(self.ask(self.of_shards(Shard.read_calls), changes=True))
-        shown = self.ask(self.of_shards(Shard.find_steps))
-        by_rank = [pair for part in shown for pair in part.items()]
+        self.has_calls = any(self.each_shard(Shard.read_calls, changes=True))
+        by_rank = [pair for part in self.each_shard(Shard.find_steps) for pair in part.items()]
         by_rank.sort(key=lambda pair: pair[0])
         return agree(self.trace, dict(by_rank), self.operations, chosen)
 
     def forget_calls(self) -> None:
         """Treat the calls as not recorded."""
         self.has_calls = False
-        self.ask(self.of_shards(Shard.forget_calls), changes=True)
+        self.each_shard(Shard.forget_calls, changes=True)
 
     def build_lanes(self, window: Window | None, all_steps: FoundSteps) -> None:
         """Build the timelines and causes of all GPUs with anything in the window."""
         by_rank, ranks = all_steps.by_rank, [(ran.gpu, ran.gpu.rank) for ran in self.operations]
         steps = self._by_shard((gpu, rank, by_rank[rank]) for gpu, rank in ranks if rank in by_rank)
         arguments = [(window, part, self.has_calls, all_steps.cost) for part in steps]
-        tasks = self.of_shards(Shard.build_lanes, arguments)
-        self.lanes = _in_order(self.ask(tasks, changes=True))
+        self.lanes = _in_order(self.each_shard(Shard.build_lanes, arguments, changes=True))
 
     def add_waits(self, waits: Mapping[Gpu, Waiting]) -> None:
         """Add to each lane when its GPU was in collectives that waited for others."""
         parts = self._by_shard((lane.gpu, lane.gpu, waits[lane.gpu]) for lane in self.lanes)
-        self.ask(self.of_shards(Shard.add_waits, [(part,) for part in parts]), changes=True)
+        self.each_shard(Shard.add_waits, [(part,) for part in parts], changes=True)
 
     def calls_within(self, window: Window) -> CudaApiCalls | None:
         """Return the calls that touch a window, and maybe others; None if there are none."""
@@ -261,10 +247,6 @@ class Shard:
         self.lane_index_of: dict[AnyGpu, int] = {}
         self.kept: dict[tuple[AnyGpu, str], Any] = {}
         self._once: dict[Callable[[Shard], Any], Any] = {}
-
-    def view(self, gpu: AnyGpu | None) -> Shard | GpuShardView:
-        """Return the part of a GPU; all for None."""
-        return self if gpu is None else GpuShardView(self, gpu)
 
     def read(self) -> list[GpuSummary]:
         """Read the GPUs' operations."""

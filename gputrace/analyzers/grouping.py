@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gputrace.model.events import Column
+from gputrace.model.events import Column, Events, distinct_ids
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.options import Window
 from gputrace.model.results import Step
@@ -132,3 +132,12 @@ def quantile(values: Iterable[float], part: float) -> float:
     low, high = ordered[int(whole)], ordered[min(int(whole) + 1, len(ordered) - 1)]
     # As numpy rounds it, whose function imports its masked arrays.
     return low + (high - low) * rest if rest < 0.5 else high - (high - low) * (1 - rest)
+
+
+def times_by_process(events: Events) -> dict[int, Intervals]:
+    """Return the union of some events' times by process."""
+    by_process = {}
+    for process in distinct_ids(events.process).tolist():
+        mine = events.process == process
+        by_process[process] = union(events.start[mine], events.end[mine])
+    return by_process

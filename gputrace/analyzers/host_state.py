@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gputrace.analyzers.gpu_shards import Shard
-from gputrace.analyzers.grouping import median, spans_by_rank
+from gputrace.analyzers.grouping import median, spans_by_rank, times_by_process
 from gputrace.analyzers.python_samples import read_locks
 from gputrace.analyzers.step_phases import PhaseTimes, read_phases
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
@@ -24,7 +24,6 @@ from gputrace.model.host import OTHER, PHASES, Allocator, HostLoad
 from gputrace.model.intervals import Intervals, Times, union
 from gputrace.model.results import Step, Throughput
 from gputrace.model.struct import Struct
-from gputrace.model.trace import Trace
 from gputrace.units import format_ns
 
 _WORTH_TELLING: Final = 0.05
@@ -97,8 +96,8 @@ def _overlapping(events: Events, mine: Mask, start: int, end: int) -> NDArray[np
 def read_host_state(shard: Shard) -> HostState:
     """Read the state of a shard's hosts; empty where none was recorded."""
     trace = shard.trace
-    columns = ("start", "end", "process", "thread", "name", "bytes")
-    counted = trace.events({Kind.COUNTER} & trace.kinds, columns)
+    times = ("start", "end", "process")
+    counted = trace.events({Kind.COUNTER} & trace.kinds, (*times, "thread", "name", "bytes"))
     names = trace.names(distinct_ids(counted.name))
 
     def named(name: str) -> Mask:
@@ -106,21 +105,12 @@ def read_host_state(shard: Shard) -> HostState:
 
     return HostState(
         shard.once(read_phases),
-        _by_process(trace, Kind.COLLECTION),
-        _by_process(trace, Kind.COMPILATION),
+        times_by_process(trace.events({Kind.COLLECTION} & trace.kinds, times)),
+        times_by_process(trace.events({Kind.COMPILATION} & trace.kinds, times)),
         frozenset(counted.process[named("anomaly mode")].tolist()),
         counted.select(named("queued")),
         *read_locks(trace),
     )
-
-
-def _by_process(trace: Trace, kind: Kind) -> Mapping[int, Intervals]:
-    events = trace.events({kind} & trace.kinds, ("start", "end", "process"))
-    by_process = {}
-    for process in distinct_ids(events.process).tolist():
-        mine = events.process == process
-        by_process[process] = union(events.start[mine], events.end[mine])
-    return by_process
 
 
 _WANTS_A_CORE: Final = 0.3

@@ -29,6 +29,7 @@ from gputrace.analyzers.findings import CAUSES, find, order
 from gputrace.analyzers.findings.data_feeding import find_input_pipelines, find_loaders
 from gputrace.analyzers.findings.facts import SEVERITIES, Facts
 from gputrace.analyzers.findings.hardware import find_card_use, note_neighbours
+from gputrace.analyzers.findings.host_work import read_host_optimizers
 from gputrace.analyzers.findings.idle import find_allocators
 from gputrace.analyzers.findings.stragglers import find_balance, late_causes
 from gputrace.analyzers.findings.whole_run import missing_rows
@@ -115,17 +116,22 @@ def analyze(
         if watcher is not None:
             watcher.operations_read(opened.whole.operations)
         gpus, lanes, all_steps, collectives = _build_lanes(opened, window, options)
-        gpus.ask(gpus.of_shards(_read_hosts))
+        gpus.each_shard(_read_hosts)
         facts = _facts(gpus, lanes, all_steps, collectives, window, options)
         if watcher is not None:
             watcher.facts_found(facts)
         return _answer(facts, lanes, window, options)
 
 
+_OF_HOSTS: Final[tuple[Callable[[Shard], Any], ...]] = (
+    *(read_phases, read_host_state, read_loaders, read_python_lines, read_host_optimizers),
+)
+
+
 def _read_hosts(shard: Shard) -> None:
     """Read what causes are proven by, before one GPU after the other asks for it."""
     if shard.operations:
-        for read in (read_phases, read_host_state, read_loaders, read_python_lines):
+        for read in _OF_HOSTS:
             shard.once(read)
 
 

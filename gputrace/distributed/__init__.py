@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from gputrace.analyzers.cuda_api_calls import CudaApiCalls, read_calls
-from gputrace.analyzers.gpu_shards import PerGpu, Shard, ShardTask
+from gputrace.analyzers.gpu_shards import HasGpu, PerGpu, Shard
+from gputrace.analyzers.lanes import AnyGpu
 from gputrace.analyzers.operations import Gpu, group_gpus
 from gputrace.distributed import worker
 from gputrace.distributed.scheduler import HINT, connected
@@ -424,7 +425,7 @@ def spread(trace: Trace) -> PerGpu | None:
     gpus = RemoteGpus(trace, remote)
     with ExitStack() as undone:
         undone.callback(gpus.close)
-        counted: list[Census] = gpus.ask(gpus.of_shards(worker.RemoteShard.count), changes=True)
+        counted: list[Census] = gpus.each_shard(worker.RemoteShard.count, changes=True)
         if isinstance(trace, MergedTrace):
             trace.check_spans([census.span for census in counted])
         numberings = [_numbering(trace, remote[n], n, census) for n, census in enumerate(counted)]
@@ -441,9 +442,8 @@ def spread(trace: Trace) -> PerGpu | None:
             replace(each, gpus=tuple(part)) for each, part in zip(numberings, by_file, strict=True)
         ]
         gpus.take(
-            gpus.ask(
-                gpus.of_shards(worker.RemoteShard.renumber, [(numbering,) for numbering in whole]),
-                changes=True,
+            gpus.each_shard(
+                worker.RemoteShard.renumber, [(numbering,) for numbering in whole], changes=True
             )
         )
         undone.pop_all()
@@ -476,6 +476,15 @@ def _by_file(
     return by_file
 
 
+class ShardTask(NamedTuple):
+    """Task for a shard: a function of a `GpuShardView`, or of the `Shard` without a GPU."""
+
+    shard: int
+    work: Callable[..., Any]
+    gpu: AnyGpu | None
+    arguments: tuple[Any, ...]
+
+
 class RemoteGpus(PerGpu):
     """GPUs whose shards are each a file that a worker has open.
 
@@ -488,7 +497,33 @@ class RemoteGpus(PerGpu):
         self._large = trace.cut_bytes > LARGE
         self._past: list[list[Batch]] = [[] for _ in files]
 
-    def ask(self, tasks: Sequence[ShardTask], *, changes: bool = False) -> list[Any]:
+    def each(
+        self,
+        work: Callable[..., Any],
+        of: Iterable[HasGpu],
+        *given: Iterable[Any],
+        same: Sequence[Any] = (),
+        keeps: bool = False,
+    ) -> list[Any]:
+        tasks = [
+            ShardTask(self._shard.get(item.gpu, 0), work, item.gpu, (*arguments, *same))
+            for item, *arguments in zip(of, *given, strict=True)
+        ]
+        return self._ask(tasks, keeps)
+
+    def each_shard(
+        self,
+        work: Callable[..., Any],
+        given: Iterable[tuple[Any, ...]] | None = None,
+        *,
+        changes: bool = False,
+    ) -> list[Any]:
+        given = [()] * self.shards if given is None else given
+        tasks = [ShardTask(n, work, None, arguments) for n, arguments in enumerate(given)]
+        return self._ask(tasks, changes)
+
+    def _ask(self, tasks: Sequence[ShardTask], changes: bool) -> list[Any]:
+        """Run tasks where their shards are, and return the results in order."""
         batches = _batches(tasks, changes)
         tickets = {number: self._send(number, [batch]) for number, batch in batches.items()}
         results: list[Any] = [None] * len(tasks)

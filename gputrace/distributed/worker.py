@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.gpu_shards import Shard
+from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.operations import Gpu, GpuOperations, GpuSummary, pair_keys, pair_of
 from gputrace.errors import GputraceError
 from gputrace.model.attempts import Life
@@ -239,10 +239,11 @@ def run_batches(
     shard = shard or RemoteShard(opened.trace, SpillFile() if large else None)
     results: list[Any] = []
     for batch in batches:
-        results = [
-            load(work)(shard.view(load(gpu)), *map(load, arguments))
-            for work, gpu, arguments in batch.tasks
-        ]
+        results = []
+        for work, dumped, arguments in batch.tasks:
+            gpu = load(dumped)
+            rows = shard if gpu is None else GpuShardView(shard, gpu)
+            results.append(load(work)(rows, *map(load, arguments)))
         past += batch.changes
     shard.rest()
     opened.shard, opened.past = shard, past

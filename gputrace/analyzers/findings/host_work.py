@@ -5,14 +5,15 @@ host, and other work than to launch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from gputrace.analyzers.findings.facts import Facts, severity_of
-from gputrace.analyzers.gpu_shards import GpuShardView
+from gputrace.analyzers.gpu_shards import GpuShardView, Shard
+from gputrace.analyzers.grouping import times_by_process
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.steps.inferred import find_returned
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
@@ -68,13 +69,26 @@ def claim_checkpoints(host: Host) -> Intervals:
     return merge_touching(saves, host.copied_by_calls_in(saves)) if len(saves) else saves
 
 
+def read_host_optimizers(shard: Shard) -> Mapping[int, Intervals]:
+    """Read when each process is in ranges of an optimizer that computes on the host."""
+    trace = shard.trace
+    if Kind.RANGE not in trace.kinds:
+        return {}
+    ids = distinct_ids(trace.events([Kind.RANGE], ["name"]).name)
+    if not (named := trace.search(ids, _HOST_OPTIMIZERS)):
+        return {}
+    events = trace.events([Kind.RANGE], ("start", "end", "name", "process"))
+    return times_by_process(events.select(is_among(events.name, [*named])))
+
+
 def claim_host_optimizer(host: Host) -> Intervals:
     """Prove that the optimizer computes on the host: its steps launch nothing, or are ranges that
     say so. All between the backward pass and the next forward pass then belongs to it, which
     brings the gradients and returns the parameters, and so do the copies that are issued there.
     A program's own optimizer shows by the copies that bring gradients and return parameters.
     """
-    phases, named = host.phases, host.in_ranges(_HOST_OPTIMIZERS)
+    phases = host.phases
+    named = host.view.once(read_host_optimizers).get(host.process, EMPTY)
     if phases is not None and not len(phases.of[OPTIMIZER]):
         if len(phases.of[ROLLOUT]) and not len(phases.of[BACKWARD]):
             return named  # An engine, which gets new weights and returns tokens.

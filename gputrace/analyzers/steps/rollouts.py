@@ -17,12 +17,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gputrace.analyzers.grouping import median
+from gputrace.analyzers.grouping import median, times_by_process
 from gputrace.analyzers.kernel_names import family_of
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.model.events import Kind, Mask, distinct_ids, is_among
 from gputrace.model.host import REFERENCE, REWARD, ROLLOUT, UPDATE, WEIGHT_SYNC
-from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union
+from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching
 from gputrace.model.struct import Struct
 from gputrace.model.trace import Trace
 
@@ -124,10 +124,7 @@ def read_named_ranges(trace: Trace) -> NamedRanges:
     rollouts = {}
     if named:
         events = trace.events(kinds, ("start", "end", "name", "process"))
-        events = events.select(np.isin(events.name, named))
-        for process in distinct_ids(events.process).tolist():
-            mine = events.process == process
-            rollouts[process] = union(events.start[mine], events.end[mine])
+        rollouts = times_by_process(events.select(np.isin(events.name, named)))
     return NamedRanges(bool(reinforces), tuple(training.values()), rollouts)
 
 
