@@ -292,11 +292,23 @@ ROWS_AT_ONCE: Final = 1 << 20
 def read_integers(
     database: Database, query: Query, progress: Progress | None = None, rows: Rows = None
 ) -> dict[str, Integers]:
-    """Read the columns of a query in order of rowid, if there is any, with -1 for NULL."""
-    if (scanned := scan_integers(database, query, progress, rows)) is not None:
-        return scanned
-    bounds = rows or database.row_bounds(query.table) or (0, 0)
-    count, table = _counter(progress, bounds[1] - bounds[0]), database.quoted(query.table)
+    """Read the columns of a query in order of rowid, if there is any, with -1 for NULL.
+
+    They are scanned past SQLite where that can be done.
+    """
+    ids = rows
+    if ids is None and (bounds := database.row_bounds(query.table)) is not None:
+        ids = bounds[0], bounds[1] + 1
+    total = ids[1] - ids[0] if ids is not None else 0
+    scanner = database.scanner
+    if scanner is not None and (layout := database.layout(query.table)) is not None:
+        if ids is None and layout.select(query) and not database.has_rows(query.table):
+            return {name: np.empty(0, query.types[name]) for name in query.values}
+        if ids is not None and (rows is not None or total <= database.most_rows):
+            scanned = scanner.read(layout, query, *ids, _counter(progress, total))
+            if scanned is not None:
+                return scanned
+    count, table = _counter(progress, total), database.quoted(query.table)
     try:
         return _read_rows(database, query, query.sql(table, rows), count)
     except (ValueError, OverflowError):
@@ -329,23 +341,6 @@ def _read_rows(
         name: _fitting(table[:, i], np.dtype(query.types[name])).astype(query.types[name])
         for i, name in enumerate(query.values)
     }
-
-
-def scan_integers(
-    database: Database, query: Query, progress: Progress | None = None, rows: Rows = None
-) -> dict[str, Integers] | None:
-    """Read columns as `read_integers` does, past SQLite; None where that cannot be done."""
-    scanner = database.scanner
-    if scanner is None or (layout := database.layout(query.table)) is None:
-        return None
-    if rows is None:
-        bounds = database.row_bounds(query.table)
-        if bounds is None and layout.select(query) and not database.has_rows(query.table):
-            return {name: np.empty(0, query.types[name]) for name in query.values}
-        if bounds is None or bounds[1] - bounds[0] >= database.most_rows:
-            return None
-        rows = bounds[0], bounds[1] + 1
-    return scanner.read(layout, query, *rows, _counter(progress, rows[1] - rows[0]))
 
 
 def _counter(progress: Progress | None, total: int) -> Callable[[int], None] | None:

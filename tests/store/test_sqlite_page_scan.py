@@ -18,7 +18,7 @@ from gputrace.native import library
 from gputrace.report import to_json
 from gputrace.store import sqlite_page_scan
 from gputrace.store.sqlite_page_scan import Query, Value
-from gputrace.store.sqlite_reader import Database, read_integers, scan_integers
+from gputrace.store.sqlite_reader import Database, read_integers
 from tests.fuzz import native, pages
 from tests.helpers.recordings import unpack
 
@@ -60,7 +60,7 @@ def read(database: Database, *columns: str) -> tuple[list[list[int]], bool]:
     query = Query(
         "events", {name: Value.of(name) for name in columns}, dict.fromkeys(columns, np.int64)
     )
-    scanned = scan_integers(database, query)
+    scanned = pages.scan(database, query)
     answer = read_integers(database, query)
     database.__dict__["scanner"] = None
     assert pages.same(answer, read_integers(database, query))
@@ -119,7 +119,7 @@ def test_a_range_of_rows_is_read_alone(tmp_path: Path) -> None:
     database = write(tmp_path / "t.sqlite", "(a INTEGER PRIMARY KEY, b INTEGER)", *rows)
     query = Query("events", {"b": Value.of("b")}, {"b": np.int64})
     for first, end in ((1, 2001), (500, 501), (-10, 3), (1990, 5000), (700, 700)):
-        answer = scan_integers(database, query, rows=(first, end))
+        answer = pages.scan(database, query, rows=(first, end))
         wanted = [b for a, b in rows if first <= a < end]
         assert (answer["b"].tolist() if answer is not None else []) == wanted
 
