@@ -245,7 +245,9 @@ class NsysTrace(SqliteTrace[schema.Table]):
             # Equal texts share the number of a text, which replaces the rowids.
             numbers = self._inline.numbers(INLINE_TEXT - names[inline].astype(np.int64))
             names[inline] = np.where(numbers == NULL, UNKNOWN, INLINE_TEXT - numbers)
-        arrays = {name: self._translate(table, name, raw) for name in needed}
+        arrays = {}
+        for name in needed:
+            arrays[name] = self._translate(table, name, raw)
         events = drop_invalid_rows(Events(arrays), quality or self.quality, table.name)
         if partial:
             events = events.select(is_among(events.kind, wanted.kinds))
