@@ -25,10 +25,9 @@ from gputrace.analyzers.idle_causes import (
 )
 from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
-from gputrace.analyzers.steps.between import read_between
 from gputrace.analyzers.steps.marks import mend
 from gputrace.analyzers.steps.rollouts import join_updates, read_named_ranges, rollouts_of
-from gputrace.analyzers.steps.windows import StepWindows, count_warmup
+from gputrace.analyzers.steps.windows import StepWindows, count_warmup, read_between
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union, union_of

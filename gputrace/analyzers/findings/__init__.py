@@ -15,7 +15,6 @@ from typing import Final
 from gputrace.analyzers.findings import (
     busy,
     data_feeding,
-    debugging,
     growing_steps,
     hardware,
     host_threads,
@@ -60,7 +59,7 @@ CAUSES: Final[tuple[Cause, ...]] = (
     Cause("host-work", "host", "other work of the host", ("launch",), host_work.claim_host_work,
           rule=host_work.host_work, in_all=True),
     Cause("debugging", "host", "debugging mode left on", ("launch", "sync"),
-          debugging.claim_debugging, rule=debugging.debugging, certain=0.5),
+          host_work.claim_debugging, rule=host_work.debugging, certain=0.5),
     Cause("sync-bound", "host", "synchronising call", ("launch",), idle.claim_late_after_waits,
           rule=idle.sync_bound),
     Cause("graph-gaps", "work", "between nodes of a graph", ("other_idle",),

@@ -1,5 +1,5 @@
 """Causes of lost time in what the host does: garbage collection, compilation, the optimizer on the
-host, and other work than to launch.
+host, modes for debugging that were left on, and other work than to launch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from gputrace.analyzers.cuda_api_calls import NOBODY
 from gputrace.analyzers.findings.facts import Facts, severity_of
 from gputrace.analyzers.gpu_shards import GpuShardView, Shard
 from gputrace.analyzers.grouping import times_by_process
+from gputrace.analyzers.host_state import read_host_state
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.steps.inferred import find_returned
 from gputrace.model.events import Events, Kind, distinct_ids, is_among
@@ -346,3 +348,54 @@ def _in_steps(facts: Facts, kind: Kind, cause: str) -> _Found | None:
     steps = len({step.step for step in facts.measured if step.rank == rank})
     cost = facts.host_cost(cause, share * facts.mean_ns)
     return _Found(inside, rank, steps, cost, facts.share_of(cost))
+
+
+_LONG_KERNEL_NS: Final = 20_000
+"""Duration of a kernel from which its launch returns before it ends, unless it waits for it."""
+_FEWEST_LONG, _MOST_LONG = 10, 1_000
+"""Number of such kernels that are looked at."""
+_WAITED_FOR_SHARE: Final = 0.9
+"""Share of them that launches wait for: at most an eighth in 146 recordings without the mode."""
+
+
+def claim_debugging(host: Host) -> Intervals:
+    """Prove that a mode for debugging holds the host up at each launch: launches return when their
+    kernels have ended, or autograd looks for anomalies, which is recorded.
+    """
+    if host.process in host.state.anomaly_modes or _launches_wait(host):
+        return Intervals(*np.array(host.window, np.int64)[:, None])
+    return EMPTY
+
+
+def _launches_wait(host: Host) -> bool:
+    """Return whether launches return when their kernels have ended."""
+    operations, calls = host.view.operations, host.view.calls
+    if calls is None:
+        return False
+    is_long = operations.end - operations.start >= _LONG_KERNEL_NS
+    rows = np.flatnonzero(is_long & (operations.events.kind == Kind.KERNEL))[:_MOST_LONG]
+    issued_by = calls.issued_by(operations.events.having("process", "correlation").select(rows))
+    known = issued_by != NOBODY
+    waited = calls.end[issued_by[known]] >= operations.end[rows[known]]
+    return len(waited) >= _FEWEST_LONG and bool(waited.mean() >= _WAITED_FOR_SHARE)
+
+
+def debugging(facts: Facts) -> Iterator[Finding]:
+    """A mode for debugging was left on: launches return when their kernels have ended
+    (`CUDA_LAUNCH_BLOCKING=1`), or PyTorch looks for anomalies in gradients.
+
+    Cost: idle time before launches and in synchronising calls that no other cause is proven for.
+
+    Wrong if: the step is no shorter without the mode.
+    """
+    finds_anomalies = bool(facts.per_gpu.whole.once(read_host_state).anomaly_modes)
+    yield from facts.costly(
+        "debugging",
+        "{gpus} {cost} while autograd looks for anomalies (detect_anomaly)"
+        if finds_anomalies
+        else "{gpus} {cost} because each launch waits for its kernel (CUDA_LAUNCH_BLOCKING=1)",
+        "train without torch.autograd.set_detect_anomaly(True) and detect_anomaly(): they check "
+        "each gradient and keep a traceback of each operation"
+        if finds_anomalies
+        else "unset CUDA_LAUNCH_BLOCKING, which is for finding a kernel that fails",
+    )

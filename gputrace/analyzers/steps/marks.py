@@ -16,7 +16,6 @@ from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls
 from gputrace.analyzers.grouping import median
 from gputrace.analyzers.operations import GpuOperations
 from gputrace.analyzers.steps import rollouts
-from gputrace.analyzers.steps.between import part_by_host, read_between
 from gputrace.analyzers.steps.inferred import (
     Rows,
     lead_to_graphs,
@@ -24,7 +23,7 @@ from gputrace.analyzers.steps.inferred import (
     window_starts,
     without_foreign,
 )
-from gputrace.analyzers.steps.windows import MarkedSteps, StepWindows
+from gputrace.analyzers.steps.windows import MarkedSteps, StepWindows, part_by_host, read_between
 from gputrace.model.events import Events, Kind, Mask, distinct_ids, is_among
 from gputrace.model.host import BACKWARD
 from gputrace.model.intervals import Times, lie_in, union

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gputrace.analyzers.steps.between import Between
+from gputrace.analyzers.steps.windows import Between
 from gputrace.model.intervals import union
 
 STEP, WAIT, PASS = 20_000, 1_500, 3_000
