@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -106,9 +106,13 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
     span = sum(row.windows.total for row in rows)
     uses, flop = _add_work(gpus, _uses(gpus, rows, names, span), rows, names)
     uses = _add_activity(gpus, uses, rows, names)
-    longest, top = _longest(rows, names), uses[:_MOST_LISTED]
-    if longest.name not in (use.name for use in top):
-        top[-1] = next(use for use in uses if use.name == longest.name)
+    longest = _longest(rows, names, {use.name for use in uses})
+    assert longest is not None
+    computing = {use.name for use in uses if use.family != "communication"}
+    longest_compute = _longest(rows, names, computing)
+    peaks = {launch.name for launch in (longest, longest_compute) if launch is not None}
+    listed = sorted(range(len(uses)), key=lambda at: (uses[at].name not in peaks, at))
+    top = [uses[at] for at in sorted(listed[:_MOST_LISTED])]
     count = sum(use.count for use in uses)
     generations = [generation(row.lane.gpu.name, names) for row in rows]
     first = rows[0].lane.gpu.gpu, rows[0].lane.gpu.rank
@@ -136,17 +140,27 @@ def _kernels_of(gpus: PerGpu, rows: Sequence[_Measured], names: Sequence[str]) -
         first_gpu_only=tuple(alone[:_MOST_OF_FIRST_GPU]) if len(rows) > 1 else (),
         launches=LaunchCost(_TINY_NS, len(tiny), int(tiny.sum()), *middles),
         longest=longest,
+        longest_compute=longest_compute,
         flop=flop,
     )
 
 
-def _longest(rows: Sequence[_Measured], names: Sequence[str]) -> LongestLaunch:
-    row = max(rows, key=lambda row: row.counted.longest.max())
-    gpu, by = row.lane.gpu, row.counted
-    at, start = int(by.longest.argmax()), by.longest_start
-    step = next((s.step for s in row.steps if s.start_ns <= start < s.end_ns), None)
-    name = names[int(by.code[at])]
-    return LongestLaunch(name, gpu.gpu, gpu.rank, start, int(by.longest[at]), step)
+def _longest(
+    rows: Sequence[_Measured], names: Sequence[str], of: Collection[str]
+) -> LongestLaunch | None:
+    """Return the longest launch of some kernels; None where there are none."""
+    found: list[LongestLaunch] = []
+    for row in rows:
+        gpu, by = row.lane.gpu, row.counted
+        counts = np.array([names[code] in of for code in by.code.tolist()], bool)
+        if not counts.any():
+            continue
+        at = int(np.where(counts, by.longest, -1).argmax())
+        start, length = int(by.longest_start[at]), int(by.longest[at])
+        step = next((s.step for s in row.steps if s.start_ns <= start < s.end_ns), None)
+        name = names[int(by.code[at])]
+        found.append(LongestLaunch(name, gpu.gpu, gpu.rank, start, length, step))
+    return max(found, key=lambda launch: launch.duration_ns, default=None)
 
 
 def _all_have(cards: Sequence[int | None], least: int) -> bool | None:
@@ -347,7 +361,7 @@ class Counted(Struct, frozen=True, dict=True):
         total: nanoseconds of all.
         median: nanoseconds of the (lower) middle one.
         longest: nanoseconds of the longest one.
-        longest_start: when the longest of all starts.
+        longest_start: when that starts.
         launches: what their launching cost.
     """
 
@@ -356,7 +370,7 @@ class Counted(Struct, frozen=True, dict=True):
     total: Times
     median: Times
     longest: Times
-    longest_start: int
+    longest_start: Times
     launches: LaunchTimes
 
     @property
@@ -378,12 +392,13 @@ def count_by_name(
     lengths, launches = ops.end[rows] - ops.start[rows], _launch_times(view, rows, most)
     # The code of each kernel's name, and in the lower bits its length; in order.
     distinct, where = number_ids(ops.events.name[rows])
-    packed = np.array([codes[id] << _LENGTH_BITS for id in distinct.tolist()], np.int64).take(where)
+    code_of = np.array([codes[id] for id in distinct.tolist()], np.int64)
+    packed = (code_of << _LENGTH_BITS).take(where)
     packed |= np.minimum(lengths, _LONGEST)
     sort_numbers(packed)
     packed = view.keep(_PACKED, packed)
     if not len(packed):
-        return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, 0, launches)
+        return Counted(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, launches)
     edges = np.searchsorted(
         packed, np.arange((int(packed[-1]) >> _LENGTH_BITS) + 2) << _LENGTH_BITS
     )
@@ -391,8 +406,10 @@ def count_by_name(
     first, counts = edges[code], np.diff(edges)[code]
     totals = np.add.reduceat(packed & _LONGEST, first)
     middle, last = (packed[first + at] & _LONGEST for at in ((counts - 1) // 2, counts - 1))
-    start = int(ops.start[rows[lengths.argmax()]])
-    return Counted(code, counts, totals, middle, last, start, launches)
+    peak = last[np.searchsorted(code, code_of)]
+    at = np.flatnonzero(lengths >= peak.take(where))
+    _, first = np.unique(code_of[where[at]], return_index=True)
+    return Counted(code, counts, totals, middle, last, ops.start[rows[at[first]]], launches)
 
 
 def medians(gpus: PerGpu, of: Sequence[HasGpu], counted: Sequence[Counted]) -> dict[int, int]:
@@ -507,6 +524,8 @@ class Launches(Struct, frozen=True):
     longest: LongestLaunch | None
     """Longest launch of all kernels, if it is of this one; ``start_ns`` counts from the trace's
     origin."""
+    longest_compute: LongestLaunch | None
+    """Longest launch of a kernel that computes, likewise, if ``longest`` is communication."""
     issued: str = ""
     """Call that issued it, or else the launch to look at: when, on which thread, in which phase,
     range and line; empty where calls were not recorded."""
@@ -525,9 +544,8 @@ def find_launches(
         why_not = "ran on an AMD GPU, which Nsight Compute cannot profile; rocprof-compute can"
     elif use.family == "communication":
         why_not = "waits for other GPUs and cannot be profiled alone: ncu would hang"
-    launch = analysis.kernels.longest if analysis.kernels else None
-    if launch is not None:
-        launch = replace(launch, start_ns=launch.start_ns - analysis.origin_ns)
+    assert analysis.kernels is not None
+    launch, computing = analysis.kernels.longest, analysis.kernels.longest_compute
     busiest = max(use.by_gpu, key=lambda on_gpu: on_gpu.total_ns)
     totals = next(t for t in analysis.gpus if (t.gpu, t.rank) == (busiest.gpu, busiest.rank))
     key = totals.gpu, totals.rank
@@ -546,14 +564,18 @@ def find_launches(
     ]
     start, step = min(steady, default=(totals.start_ns, None))
     launches = kernels.select(np.isin(kernels.name, sorted(alike)))
-    is_longest = launch is not None and launch.name == use.name
+    is_longest = launch.name == use.name
     wanted = np.isin(launches.name, sorted(ours)) & (launches.start >= start)
     skip = int(np.flatnonzero(wanted)[0]) if wanted.any() else 0
     at, shown = np.flatnonzero(wanted)[:1], launches
-    if launch is not None and is_longest:
+    if is_longest:
         whose = {(gpu.gpu.gpu, gpu.gpu.rank): gpu.events for gpu in operations}
         shown = whose[launch.gpu, launch.rank]
-        at = np.flatnonzero(shown.start == launch.start_ns + analysis.origin_ns)[:1]
+        at = np.flatnonzero(shown.start == launch.start_ns)[:1]
+
+    def from_origin(launch: LongestLaunch | None) -> LongestLaunch | None:
+        return launch and replace(launch, start_ns=launch.start_ns - analysis.origin_ns)
+
     return Launches(
         kernel=use,
         place=index,
@@ -566,7 +588,8 @@ def find_launches(
         step=step if wanted.any() else None,
         from_start=ops.coverage.from_the_start,
         why_not=why_not,
-        longest=launch if is_longest else None,
+        longest=from_origin(launch) if is_longest else None,
+        longest_compute=from_origin(computing) if is_longest and computing != launch else None,
         issued=_issued(trace, shown.having("process", "correlation").select(at), analysis),
     )
 

@@ -15,7 +15,7 @@ from gputrace.units import format_ns, format_number
 if TYPE_CHECKING:
     from gputrace.analyzers.kernels import Launches
     from gputrace.collectors.ncu import LaunchFilter
-    from gputrace.model.kernels import Roofline
+    from gputrace.model.kernels import LongestLaunch, Roofline
 
 
 @click.command("kernel")
@@ -94,6 +94,7 @@ _LONGEST_NAME: Final = 320
 
 def _launches_text(launches: Launches) -> str:
     """Render the kernel's time on each GPU, and a description of the launch to profile."""
+    from gputrace.analyzers.kernel_names import short_name
     from gputrace.report import text
     from gputrace.report.document import Document, Line, declared
     from gputrace.sanitize import clean
@@ -108,9 +109,11 @@ def _launches_text(launches: Launches) -> str:
     if use.activity is not None:
         lines.append(f"While it runs: {use.activity.text}.")
     if (at := launches.longest) is not None:
-        step, after = (f" in step {at.step}", " after warm-up") if at.step is not None else ("", "")
-        when = f"at {at.start_ns / 1e9:.6f} s{step} on gpu {at.gpu}"
-        lines.append(f"Its longest launch{after}: {format_ns(at.duration_ns)} {when}.")
+        after = " after warm-up" if at.step is not None else ""
+        lines.append(f"Its longest launch{after}: {_when(at)}.")
+    if (at := launches.longest_compute) is not None:
+        name = short_name(at.name)
+        lines.append(f"It communicates. The longest launch that computes: {name}, {_when(at)}.")
     if launches.issued:
         lines.append(f"Issued by {launches.issued}.")
     where = "no step was found" if launches.step is None else f"in step {launches.step}"
@@ -130,6 +133,12 @@ def _launches_text(launches: Launches) -> str:
     table = declared(title, use.by_gpu)
     report = Document(head=(), tables=(table,), notes=tuple(map(Line, lines)))
     return text.render(report, options.width(), options.use_color())
+
+
+def _when(launch: LongestLaunch) -> str:
+    step = "" if launch.step is None else f" in step {launch.step}"
+    length, at = format_ns(launch.duration_ns), f"{launch.start_ns / 1e9:.6f} s"
+    return f"{length} at {at}{step} on gpu {launch.gpu}"
 
 
 def _roofline(line: Roofline) -> str:

@@ -196,7 +196,7 @@ class Kernels(Struct, frozen=True):
     distinct: int
     """Number of different names."""
     top: tuple[KernelUse, ...]
-    """Kernels that take most time, most first, at most 50; that of the longest launch is among
+    """Kernels that take most time, most first, at most 50; those of the longest launches are among
     them."""
     rest_count: int
     rest_ns: int
@@ -213,5 +213,8 @@ class Kernels(Struct, frozen=True):
     launches: LaunchCost
     longest: LongestLaunch
     """Where `gputrace kernel TRACE longest` looks."""
+    longest_compute: LongestLaunch | None = None
+    """The same without communication, which may wait for other GPUs; None where nothing computes.
+    """
     flop: tuple[CountedFlop, ...] = ()
     """By GPU, where the trace has shapes of operators."""

@@ -516,16 +516,19 @@ _WORTH: Final = 0.001
 def kernels_table(
     analysis: Analysis, most: int, longest: int = 80, *, longest_launches: bool = True
 ) -> Table | None:
-    """Tabulate the kernels with most time over all GPUs, and that of the longest launch if those
+    """Tabulate the kernels with most time over all GPUs, and those of the longest launches if these
     are shown; return None where all are negligible.
     """
     kernels = analysis.kernels
     shown = [use for use in kernels.top[:most] if use.share >= _WORTH] if kernels else []
     if kernels is None or not shown:
         return None
-    launch = kernels.longest
-    peak = next(use for use in kernels.top if use.name == launch.name)
-    shown += [peak] if longest_launches and peak not in shown else []
+    launches = [kernels.longest]
+    if kernels.longest_compute not in (None, kernels.longest):
+        launches.append(kernels.longest_compute)
+    peaks = {launch.name for launch in launches}
+    if longest_launches:
+        shown += [use for use in kernels.top if use.name in peaks and use not in shown]
     names = [use.name for use in shown]
     labels = dict(zip(names, kernel_labels(names, longest), strict=True))
 
@@ -557,12 +560,13 @@ def kernels_table(
     of = f"{len(shown)} of {kernels.distinct}, {where} on a GPU"
     if {use.tensor_cores for use in shown} & {"yes", "no"}:
         of += "; tc: on tensor cores"
-    (label,) = kernel_labels([peak.name], longest)
-    at = f"{(launch.start_ns - analysis.origin_ns) / 1e9:.6f} s"
     turn = loop_name(analysis)[0]
-    at += "" if launch.step is None or turn == "pass" else f" in {turn} {launch.step}"
-    at += f" on {gpu_label(launch, analysis)}" if len(analysis.gpus) > 1 else ""
-    of += f"; longest launch: {label}, {format_ns(launch.duration_ns)} at {at}"
+    for launch, which in zip(launches, ("longest launch", "longest that computes"), strict=False):
+        (label,) = kernel_labels([launch.name], longest)
+        at = f"{(launch.start_ns - analysis.origin_ns) / 1e9:.6f} s"
+        at += "" if launch.step is None or turn == "pass" else f" in {turn} {launch.step}"
+        at += f" on {gpu_label(launch, analysis)}" if len(analysis.gpus) > 1 else ""
+        of += f"; {which}: {label}, {format_ns(launch.duration_ns)} at {at}"
     if any(use.activity for use in shown):
         of += "; SMs, math, memory: how busy the card's parts are meanwhile"
     return tabulate(f"Kernels that take most time ({of})", columns, shown, names=tuple(names))

@@ -82,6 +82,23 @@ def test_the_longest_launch_has_its_place(tmp_path: Path) -> None:
     assert at in " ".join(report.render("text").split())
 
 
+def test_where_the_longest_launch_communicates_so_has_the_longest_that_computes(
+    tmp_path: Path,
+) -> None:
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    many = [(f"kernel_{n}", 50 * US) for n in range(60) for _ in range(3)]
+    report = analyze(training(*many, ("rare", 120 * US), (nccl, 130 * US)), tmp_path)
+    kernels = kernels_of(report)
+    assert kernels.longest_compute is not None
+    assert (kernels.longest.name, kernels.longest_compute.name) == (nccl, "rare")
+    assert kernels.longest_compute.duration_ns == 120 * US
+    its = f"{(kernels.longest_compute.start_ns - report.origin_ns) / 1e9:.6f} s"
+    shown = " ".join(report.render("text").split())
+    assert f"; longest that computes: rare, 120 µs at {its} in step " in shown
+    assert {nccl, "rare"} <= {use.name for use in kernels.top}
+    assert len(kernels.top) == 50
+
+
 def test_each_gpu_that_runs_a_kernel_is_told_and_what_the_first_one_runs_alone(
     tmp_path: Path,
 ) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -254,9 +254,10 @@ def _content(material: Material) -> SimpleNamespace:
         phases=_phases(analysis),
         parts=_parts(analysis),
         parts_told=describe_parts(run_parts(analysis)),
+        numbers_told=describe_numbers(analysis),
         sections={**report.sections, "links": links},
         all_kernels=_all_kernels(material.scene),
-        longest=_longest(analysis),
+        longest=tuple(_longest(analysis)),
         more_kernels=_more_kernels(analysis, report.sections["kernels"]),
         notes=tuple(plain_text(note, 400) for note in shown_notes),
         source=analysis.source,
@@ -310,13 +311,17 @@ def _more_kernels(analysis: Analysis, tables: Sequence[Table]) -> str:
     return f"Top {len(tables[0].rows)} of {kernels.distinct} kernels."
 
 
-def _longest(analysis: Analysis) -> str:
-    """Return the part of the page's address that shows the longest launch of a kernel."""
-    if analysis.kernels is None:
-        return ""
-    launch = analysis.kernels.longest
-    start, length = launch.start_ns - analysis.origin_ns, launch.duration_ns
-    return f"#t={max(start - length, 0) / 1e9:.9f}-{(start + 2 * length) / 1e9:.9f}"
+def _longest(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """Yield the longest launches, and the part of the page's address that shows each."""
+    if (kernels := analysis.kernels) is None:
+        return
+    launches = {kernels.longest: "the longest launch"}
+    if kernels.longest_compute is not None:
+        launches.setdefault(kernels.longest_compute, "the longest that computes")
+    for launch, which in launches.items():
+        start, length = launch.start_ns - analysis.origin_ns, launch.duration_ns
+        at = f"{max(start - length, 0) / 1e9:.9f}-{(start + 2 * length) / 1e9:.9f}"
+        yield which, f"#t={at}"
 
 
 def _gap_list(material: Material) -> dict[str, Any]:
