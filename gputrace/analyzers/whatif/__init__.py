@@ -230,7 +230,7 @@ def predict(
         edits = _edits(graph, cure, recorded)
         if not edits:
             continue
-        floors = [run.floor(graph, edit.graph, cure.takes) for edit in edits]
+        floors = [run.floor(graph, edit.graph, cure.takes, cure.evens) for edit in edits]
         more = rarely.get(cure.rare_cause or "", 1.0)
         ranged = (
             max(recorded.mean - more * (recorded.mean - step), 0.0)

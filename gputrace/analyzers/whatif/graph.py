@@ -499,14 +499,21 @@ class Recorded(Struct, frozen=True, dict=True):
         """Return the nanoseconds of a step in which the GPU with most does not compute."""
         return float(sum(self.lost.values(), np.zeros(len(self.compute))).max(initial=0.0))
 
-    def floor(self, graph: Graph, edit: Graph, takes: Collection[str] = ()) -> int:
+    def floor(
+        self, graph: Graph, edit: Graph, takes: Collection[str] = (), evens: bool = False
+    ) -> int:
         """Return the nanoseconds of a step that an edit of the graph leaves.
 
         The busiest GPU's compute stays, as far as the edit leaves it: no less than the GPU with
         least has now, unless the edit shortens kernels on all. So does, on each GPU, what is
         charged to causes that the edit does not take.
 
-        ``takes`` are the causes that the edit can take; empty for any.
+        Args:
+            graph: graph of the steps.
+            edit: the graph with the edit.
+            takes: causes that the edit can take; empty for any.
+            evens: true if the edit makes hosts as quick as the median rank's: no quicker, so that
+                as much of each cause stays on every GPU as on the median one.
         """
         gpus = len(self.compute)
         before, after = _kernel_time(graph, gpus), _kernel_time(edit, gpus)
@@ -520,14 +527,21 @@ class Recorded(Struct, frozen=True, dict=True):
         if np.all((shorter > 0) & (shorter < 1)):
             fewest *= float(shorter.max(initial=0.0))
         if takes:
-            stays = (ns for cause, ns in self.lost.items() if cause not in (*takes, *FOLLOW))
-            left = left + sum(stays, np.zeros(gpus))
+            gone = (*takes, *(OF_OTHERS if evens else FOLLOW))
+            for cause, ns in self.lost.items():
+                if cause not in gone:
+                    middle = np.sort(ns[self.compute > 0])[(len(computing) - 1) // 2 :][:1]
+                    left = left + (np.minimum(ns, middle) if evens and len(middle) else ns)
         return min(math.ceil(max(float(left.max(initial=0.0)), fewest)), self.mean_ns)
 
 
+OF_OTHERS: Final = (
+    *("uneven-arrival", "straggler", "late-host", "pipeline-bubble", "communication-exposed"),
+)
+"""Causes of waits for other ranks."""
 FOLLOW: Final = (
     *("launch-bound", "kernel-gaps", "sync-bound", "idle-unexplained", "recorder-overhead"),
-    *("uneven-arrival", "straggler", "late-host", "pipeline-bubble", "communication-exposed"),
+    *OF_OTHERS,
     *("cpu-starved", "cpu-throttled", "slow-cores", "page-faults", "gil-wait"),
 )
 """Causes whose time may go with that of any other: a host that is late, or a rank; exchange, which

@@ -527,6 +527,8 @@ class Cure(Struct, frozen=True):
     """True if it makes sense only where one of the findings is there."""
     takes: tuple[str, ...] = ()
     """Causes whose charged time it can take, beside what follows from that; empty for any."""
+    evens: bool = False
+    """True if it makes every rank's host as quick as the median one's, and none quicker."""
     rare_cause: str | None = None
     """Cause that it takes away, of time that may be in few steps."""
 
@@ -597,6 +599,8 @@ CURES: Final = (
         "every rank's host is as fast as the median rank's between the same calls",
         _ON_TIME,
         bounds=(),
+        takes=("late-host",),
+        evens=True,
     ),
     Cure(
         "peer-access",

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gputrace
 from gputrace.analyzers.findings import CAUSES, order
-from gputrace.analyzers.whatif.graph import FOLLOW
-from gputrace.analyzers.whatif.optimizations import CURES
+from gputrace.analyzers.whatif.graph import FOLLOW, OF_OTHERS
+from gputrace.analyzers.whatif.optimizations import CURES, Cure
 from gputrace.api import Report
 from gputrace.model.results import Analysis, Finding
 from tests.helpers import recordings
@@ -89,23 +90,30 @@ def check(analysis: Analysis | Report) -> None:
     for cure in analysis.what_if:
         cause = cure.finding or cure.id
         by_cause[cause] = max(by_cause.get(cause, 0), cure.gain_ns)
-    takes = {cure.id: cure.takes for cure in CURES}
+    of = {cure.id: cure for cure in CURES}
     for cure in analysis.what_if:
         assert cure.low_ns <= cure.step_ns <= cure.high_ns <= cure.now_ns
-        if takes[cure.id]:
-            assert cure.step_ns >= stays(analysis, takes[cure.id]) - US, cure
+        if of[cure.id].takes:
+            assert cure.step_ns >= stays(analysis, of[cure.id]) - US, cure
     if analysis.what_if:
         assert sum(by_cause.values()) <= analysis.what_if[0].now_ns
 
 
-def stays(analysis: Analysis | Report, taken: tuple[str, ...]) -> float:
-    """What a step keeps on the GPU that keeps most: rows of causes that a cure does not take."""
-    kept = [0.0]
-    for row in analysis.breakdown:
-        mine = [c for c in analysis.ledger if (c.gpu, c.paid_by) == (row.gpu, row.rank)]
-        rest = sum(c.ns for c in mine if c.of != "compute" and c.cause not in (*taken, *FOLLOW))
-        kept.append(rest / max(row.steps, 1))
-    return max(kept) * (analysis.recorder.ratio if analysis.recorder else 1.0)
+def stays(analysis: Analysis | Report, cure: Cure) -> float:
+    """What a step keeps on the GPU that keeps most: rows of causes that a cure does not take; of a
+    cure that makes hosts alike, of each cause as much as the median GPU has.
+    """
+    gone = (*cure.takes, *(OF_OTHERS if cure.evens else FOLLOW))
+    kept = np.zeros((len(CAUSES), len(analysis.breakdown)))
+    number = {cause.id: at for at, cause in enumerate(CAUSES)}
+    for at, row in enumerate(analysis.breakdown):
+        for c in analysis.ledger:
+            if (c.gpu, c.paid_by) == (row.gpu, row.rank) and c.of != "compute":
+                kept[number[c.cause], at] += (c.cause not in gone) * c.ns / max(row.steps, 1)
+    if cure.evens:
+        kept = np.minimum(kept, np.sort(kept)[:, [(kept.shape[1] - 1) // 2]])
+    ratio = analysis.recorder.ratio if analysis.recorder else 1.0
+    return float(kept.sum(axis=0).max(initial=0.0)) * ratio
 
 
 # ---- what is charged to what ----
