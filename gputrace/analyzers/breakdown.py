@@ -89,6 +89,7 @@ def _steps_of(
                 end_ns=end,
                 phase="warmup" if number < warmup else blocked.get((gpu.rank, number), "steady"),
                 host_data_ns=host_data[number],
+                number=None if windows.numbers is None else int(windows.numbers[number]),
                 **_class_times(row, None if waited[number] == UNKNOWN else waited[number]),
             )
 

@@ -73,6 +73,7 @@ from gputrace.model.results import (
 from gputrace.model.trace import Progress, Trace
 from gputrace.plugins import Plugin, call, expect, load_function, plugins, warn
 from gputrace.store.spill_file import spill_file_for
+from gputrace.units import format_steps
 
 
 class Watcher(Protocol):
@@ -324,9 +325,13 @@ def _facts(
     steps = list_steps(gpus, lanes, all_steps, window)
     timed = measured(gpus, lanes, steps, all_steps)
     if options.steps is not None and not timed:
-        count = max((len(windows) for windows in all_steps.by_rank.values()), default=0)
+        most = max(all_steps.by_rank.values(), key=len, default=None)
         first, end = options.steps
-        have = f"it has steps 0 to {count - 1}" if count else "no steps were found in it"
+        have = "no steps were found in it"
+        if most is not None and len(most):
+            have = f"it has steps 0 to {len(most) - 1}"
+            if most.numbers is not None and most.numbers[-1] != len(most) - 1:
+                have += f", which are the program's {format_steps(most.numbers.tolist())}"
         where = "" if options.window is None else " in that window"
         raise UsageError(f"{gpus.trace.title}: no steps {first}:{end}{where}; {have}")
     chosen = steps_with_api_records(gpus, timed)

@@ -276,6 +276,9 @@ class Step(_ClassTimes, frozen=True):
     __annotations__ |= _TIMES
     host_data_ns: int | None
     """Host time in the data loader, as in `Breakdown`."""
+    number: int | None = None
+    """Number that the program's own count gives it, from which ``step`` differs if recording began
+    later or paused; None where the marks have none."""
 
 
 class Phase(Struct, frozen=True):

@@ -40,6 +40,7 @@ from gputrace.report.document import (
 )
 from gputrace.report.wording import (
     capital,
+    describe_numbers,
     describe_parts,
     explain,
     gpu_label,
@@ -666,8 +667,9 @@ def document(analysis: Analysis, limits: Limits) -> Document:
     if findings and not too_short(analysis):
         head = replace(findings.pop(0), name="")
     parts = describe_parts(run_parts(analysis))
+    more = (f"The run: {parts}." if parts else "", describe_numbers(analysis))
     return Document(
-        head=(head, Line(f"The run: {parts}.")) if parts else (head,),
+        head=(head, *(Line(text) for text in more if text)),
         tables=present(first),
         findings=tuple(findings),
         sections={name: present(tables) for name, tables in sections.items()},

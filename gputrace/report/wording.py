@@ -13,7 +13,7 @@ from gputrace.model.kernels import LongestLaunch
 from gputrace.model.names import short
 from gputrace.model.results import TURNS, Analysis, Breakdown, Finding, Gap, GpuTotals, Step
 from gputrace.sanitize import LONGEST, clean, cut
-from gputrace.units import format_count, format_ids, format_ns, format_pair
+from gputrace.units import format_count, format_ids, format_ns, format_pair, format_steps
 
 if TYPE_CHECKING:
     from gputrace.analyzers.timeline_model import SceneLane
@@ -204,6 +204,17 @@ def run_parts(analysis: Analysis) -> tuple[RunPart, ...]:
     if last - at >= least:
         parts.append(RunPart("after the last step", at, last))
     return tuple(parts)
+
+
+def describe_numbers(analysis: Analysis) -> str:
+    """Return which steps of the program the numbered ones are, where its own count differs from
+    theirs, as after a start within the run; else nothing.
+    """
+    numbers = {step.step: step.number for step in analysis.step_list if step.number is not None}
+    if all(number == step for step, number in numbers.items()):
+        return ""
+    ours, theirs = format_steps(sorted(numbers)), format_steps(sorted(numbers.values()))
+    return f"Steps {ours} here are the program's steps {theirs}."
 
 
 def describe_parts(parts: Sequence[RunPart]) -> str:

@@ -356,6 +356,8 @@ def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) ->
         steady = [step for step in steps if step.phase == "steady"]
         number = max(steady, key=_length).step if steady else 0
     here = [step for step in steps if step.step == number]
+    if not here and (named := [step for step in steps if step.number == number]):
+        number, here = named[0].step, [step for step in steps if step.step == named[0].step]
     rows = []
     for index, lane in enumerate(scene.lanes):
         mine = [step for step in steps if (step.gpu, step.rank) == (lane.gpu, lane.rank)]
@@ -374,7 +376,7 @@ def explain_step(scene: Scene, number: int | str, trace: Trace | None = None) ->
             why = f"no step {number}; it has steps 0 to {count}"
         raise UsageError(f"{scene.title}: {why}")
     rows.sort(key=_own_growth, reverse=True)
-    message, advice = _message(analysis, number, rows[0]), ""
+    message, advice = _message(analysis, here[0], rows[0]), ""
     if rows[0].more_ns >= _LEAST_SHARE * rows[0].usual_ns:
         grown = rows[0].parts[0].cause
         wanted = (grown, *BY_ID["data_feeding"].findings) if grown == "host_data" else (grown,)
@@ -510,12 +512,13 @@ def _kernels(scene: Scene, lane: SceneLane, step: Step, usual: Step) -> Iterator
             yield StepKernel(name, launches[id], before[id], ns[id], usual_ns[id], more)
 
 
-def _message(analysis: Analysis, number: int, row: StepOnGpu) -> str:
+def _message(analysis: Analysis, step: Step, row: StepOnGpu) -> str:
     where = ""
     if len(analysis.gpus) > 1:
         kind = "rank" if row.gpu is None else "gpu"
         where = f" on {kind} {row.rank if row.gpu is None else row.gpu}"
-    took = f"step {number} took {format_ns(row.end_ns - row.start_ns)}{where}"
+    named = "" if step.number in (None, step.step) else f" (the program's {step.number})"
+    took = f"step {step.step}{named} took {format_ns(row.end_ns - row.start_ns)}{where}"
     if row.more_ns < _LEAST_SHARE * row.usual_ns:
         usual = f"step {row.usual_step}, {format_ns(row.usual_ns)}"
         return f"{took}, no longer than the median step ({usual})"

@@ -57,6 +57,7 @@ from gputrace.report.html.timeline import Material, facts, file_name, timeline_c
 from gputrace.report.tables import document
 from gputrace.report.wording import (
     card_name,
+    describe_numbers,
     describe_parts,
     gpu_label,
     kernel_labels,

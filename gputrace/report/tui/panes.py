@@ -35,7 +35,15 @@ from gputrace.report.tables import BESIDE_KERNELS, kernels_table
 from gputrace.report.text import open_console, print_table, without_blanks
 from gputrace.report.tui.state import Board, ShownLane
 from gputrace.report.tui.timeline import bar_rows, class_words
-from gputrace.report.wording import capital, explain, label, moment, shown_findings, verdict
+from gputrace.report.wording import (
+    capital,
+    describe_numbers,
+    explain,
+    label,
+    moment,
+    shown_findings,
+    verdict,
+)
 from gputrace.sanitize import clean, sentence
 from gputrace.units import format_change, format_count, format_ns, format_ranges, format_share
 
@@ -144,6 +152,7 @@ def verdict_text(scenes: Sequence[Scene | None]) -> Text:
         findings = shown_findings(scene.analysis)
         style = SEVERITIES[findings[0].severity if findings else "none"]
         text.append(f"{clean(verdict(scene.analysis))}  ", style)
+        text.append(f"{numbers}  " if (numbers := describe_numbers(scene.analysis)) else "")
     return text
 
 

@@ -129,6 +129,21 @@ def test_the_report_says_how_many_windows_of_how_many_steps(path: Path) -> None:
     assert told in analyze(path).warnings
 
 
+def test_steps_have_the_program_s_numbers_beside_their_own(path: Path, whole: Report) -> None:
+    report = analyze(path)
+    assert [step.number for step in report.step_list] == 2 * sorted(WHOLE)
+    said = "Steps 0-14 here are the program's steps 10-14, 30-34, 50-54."
+    assert said in " ".join(report.render("text").split("\n\n")[0].split())
+    with gputrace.open(path) as opened:
+        by_program, by_position = opened.explain_step(31), opened.explain_step(6)
+    assert by_program == by_position
+    assert by_program.message.startswith("step 6 (the program's 31) took ")
+    with pytest.raises(UsageError, match=r"0 to 14, which are the program's 10-14, 30-34, 50-54"):
+        analyze(path, steps="30:33")
+    assert [step.number for step in whole.step_list] == 2 * list(range(STEPS))
+    assert "are the program's steps" not in whole.render("text")
+
+
 def test_what_cures_save_is_told_of_steps_that_follow_each_other(path: Path, whole: Report) -> None:
     saved, expected = (
         {cure.id: cure.gain_ns for cure in run.what_if} for run in (analyze(path), whole)
