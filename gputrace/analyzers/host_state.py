@@ -240,16 +240,14 @@ class Counters:
             preemptions=self._sum(mine, "preemptions"),
         )
 
-    def queued_in(self, start: int, end: int) -> int:
-        """Return the nanoseconds of a short time for which the thread that marks steps is queued,
-        of a look that is partly in it as large a part; 0 where the looks are too far apart to tell.
+    def queued_in(self, time: Intervals) -> int:
+        """Return the least nanoseconds of some time for which the thread that marks steps is
+        queued: of a look that is partly in it, what the rest of the look has no room for.
         """
         rows = self._events.select(self._of_thread & self._is("queued"))
-        lengths = rows.end - rows.start
-        rows = rows.select((lengths > 0) & (lengths <= _COUNTED_LENGTHS * (end - start)))
-        inside = np.minimum(rows.end, end) - np.maximum(rows.start, start)
-        parts = np.maximum(inside, 0) / np.maximum(rows.end - rows.start, 1)
-        return round(float((rows.bytes * parts).sum()))
+        inside, unknown = time.within(rows.start, rows.end), np.zeros(len(rows))
+        outside = rows.end - rows.start - inside
+        return int(least_queued(rows.bytes, unknown, inside, outside, unknown).sum())
 
     def queued_more(self, slow: Times, others: Times) -> int:
         """Return the least nanoseconds by which the thread that marks steps is queued for longer in

@@ -304,7 +304,12 @@ def expected_gain(analysis: Analysis, finding: Finding) -> str:
     first = next(known for known in analysis.findings if known.id == finding.id)
     turn = loop_name(analysis)[1]
     if not analysis.gpus and finding.id in _WAITS and finding.severity != "low":
-        return f"up to {format_ns(finding.impact_ns)} {turn}" if analysis.steps.count else ""
+        if not analysis.steps.count:
+            return ""
+        before = analysis.findings[: analysis.findings.index(finding)]
+        shared = any(each.id in _WAITS and each.severity != "low" for each in before)
+        overlaps = ", of which some may be in the gain above" if shared else ""
+        return f"up to {format_ns(finding.impact_ns)} {turn}{overlaps}"
     if not cures or first is not finding:
         return ""
     cure = cures[0]

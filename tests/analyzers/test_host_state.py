@@ -224,6 +224,19 @@ def test_the_causes_of_a_slow_step_have_its_wait_for_a_core(tmp_path: Path) -> N
     assert row.parts[0].cause == "cpu-starved"
 
 
+@pytest.mark.parametrize(
+    ("queued_ms", "least_ms"), [((1, 9), 0), ((8, 9), 7)], ids=["10 of 20 ms", "17 of 20 ms"]
+)
+def test_a_look_of_two_steps_charges_one_with_no_wait_for_a_core_that_the_other_may_have(
+    tmp_path: Path, queued_ms: tuple[int, int], least_ms: int
+) -> None:
+    of = {12 + at: Spent(1, ms, 9 - ms) for at, ms in enumerate(queued_ms)}
+    with gputrace.open(Looked(IDLE, of, 20).analyze(tmp_path).path) as trace:
+        (row,) = trace.explain_step(12).gpus
+    charged_ns = sum(part.ns for part in row.parts if part.cause == "cpu-starved")
+    assert max(least_ms - 1, 0) * MS <= charged_ns <= least_ms * MS
+
+
 def test_a_slow_step_in_which_the_gpu_works_is_not_put_down_to_the_host(tmp_path: Path) -> None:
     host = Looked(BUSY, {12: CROWDED}, 0)
     host.computes = True

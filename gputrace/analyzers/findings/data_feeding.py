@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gputrace.analyzers.findings.facts import HIGH, MEDIUM, Facts, severity_of
 from gputrace.analyzers.grouping import spans_by_rank
+from gputrace.analyzers.host_state import read_counters, read_host_state
 from gputrace.analyzers.idle_causes import read_evidence
 from gputrace.analyzers.ledger.causes import Host
 from gputrace.analyzers.loader import Pace, measure_loaders, measure_pipelines, read_loaders
@@ -42,7 +43,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
     Cost: idle time with that cause; without GPU activity, the program's wait, an upper bound on a
     GPU's idle time for this reason, if it is 5 % beside receiving batches that are there, or
-    receiving takes 20 %.
+    receiving takes 20 %; less the part in which it collects garbage or is certain to be queued for
+    a core, as those are findings of their own.
 
     Wrong if: the step is no shorter when one batch is reused.
     """
@@ -64,7 +66,8 @@ def data_feeding(facts: Facts) -> Iterator[Finding]:
 
 def _without_gpu(facts: Facts) -> Iterator[Finding]:
     """Yield the finding of a program without a GPU: of what it waits, a GPU may idle as much."""
-    cost, loader = facts.mean("host_data"), _slowest_loader(facts)
+    elsewhere = sum(map(partial(_charged_elsewhere, facts), facts.ranks)) // facts.turns
+    cost, loader = facts.mean("host_data") - elsewhere, _slowest_loader(facts)
     severity = severity_of(facts.share_of(cost))
     receiving = 0.0 if loader is None else loader.receiving_ns
     # Batches may be there when they are asked for.
@@ -80,6 +83,20 @@ def _without_gpu(facts: Facts) -> Iterator[Finding]:
         {"share": round(facts.share_of(cost), 4), "host_data_ns": cost, "total_ns": facts.mean_ns},
         tuple(_sampled(facts, loader)),
     )
+
+
+def _charged_elsewhere(facts: Facts, rank: int) -> int:
+    """Return the nanoseconds of a rank's waits for data that are charged to other causes: in which
+    it collects garbage, or is certain to be queued for a core.
+    """
+    process, whole = facts.processes.get(rank, -1), facts.per_gpu.whole
+    data = read_evidence(facts.trace).data.items()
+    waits = reduce(merge_touching, (time for (of, _), time in data if of == process), EMPTY)
+    waits = waits.intersection(facts.time_of_rank(rank))
+    collecting = waits.intersection(whole.once(read_host_state).collections.get(process, EMPTY))
+    counters = whole.once(read_counters).get(process)
+    waits = waits.difference(collecting)
+    return collecting.total + (counters.queued_in(waits) if counters is not None else 0)
 
 
 def _sampled(facts: Facts, loader: Loader | None) -> Iterator[str]:

@@ -20,6 +20,7 @@ from gputrace.analyzers.breakdown import (
 )
 from gputrace.analyzers.cuda_api_calls import NOBODY, CudaApiCalls, read_calls, read_host
 from gputrace.analyzers.gpu_shards import Shard
+from gputrace.analyzers.grouping import time_of
 from gputrace.analyzers.host_state import Counters, read_counters, read_host_state
 from gputrace.analyzers.lanes import ranks_of
 from gputrace.analyzers.ledger.causes import DEFAULTS, IDLING
@@ -433,7 +434,7 @@ _MAY_BE_QUEUED: Final = (*IDLING, "host_rest", "host_data")
 def _by_cause(lane: SceneLane, step: Step, counters: Counters | None) -> dict[str, int]:
     """Return the nanoseconds of a step by cause; they sum to its length."""
     spent = _by_proof(lane, step)
-    queued = 0 if counters is None else counters.queued_in(step.start_ns, step.end_ns)
+    queued = 0 if counters is None else counters.queued_in(time_of([step]))
     mine = {cause: spent[cause] for cause in _MAY_BE_QUEUED if spent.get(cause, 0) > 0}
     share = min(1.0, queued / max(sum(mine.values()), 1))
     for cause, ns in mine.items() if share else ():

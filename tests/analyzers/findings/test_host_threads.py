@@ -136,6 +136,29 @@ def test_a_queued_thread_is_said_to_lack_a_core(tmp_path: Path) -> None:
     assert "fewer" not in found.advice
 
 
+@pytest.mark.parametrize(("queued", "waits"), [(2, 8), (6, 4), (9, 1)])
+def test_a_wait_for_data_in_which_the_thread_is_certain_to_be_queued_is_charged_once(
+    tmp_path: Path, queued: int, waits: int
+) -> None:
+    """It waits for 8 of 10 ms, with room for 2 ms in the queue beside that."""
+    export = with_counters()
+    export.give("GPUTRACE_HOST_RANGE", "start", "end", "globalTid", "nameId", "kind")
+    counted(export, {"on core": MS, "queued": queued * MS}, {})
+    for step in range(STEPS):
+        row = {"start": step * PERIOD + 1, "end": step * PERIOD + 1 + 8 * MS, "kind": 1}
+        who = {"globalTid": global_id(PID, thread=PID), "nameId": export.string("DataLoader")}
+        export.add("GPUTRACE_HOST_RANGE", **row, **who)
+    report = analyze(export, tmp_path)
+    found = {found.id: found.impact_ns for found in report.findings}
+    assert found["cpu-starved"] == pytest.approx(queued * MS, rel=0.01)
+    assert found["data-feeding"] == pytest.approx(waits * MS, rel=0.01)
+    assert found["cpu-starved"] + found["data-feeding"] <= 10 * MS
+    assert report.breakdown[0].host_data_ns == report.breakdown[0].steps * 8 * MS
+    gains = re.findall(r"Expected gain: (.*?)\.\s+What", report.render("text"), re.DOTALL)
+    second = ["of which some may be in the gain above" in " ".join(gain.split()) for gain in gains]
+    assert second == [False, True]
+
+
 @pytest.mark.parametrize(("cores", "says"), [(2, "2 cores"), (0, "cores")])
 def test_a_queued_thread_whose_rivals_were_not_met_is_not_counted_among_too_few(
     tmp_path: Path, cores: int, says: str
