@@ -14,7 +14,7 @@ import gputrace
 from gputrace.analyzers.host_state import least_queued
 from gputrace.api import Report
 from gputrace.model.results import Gap
-from tests.helpers.exports import STEP, Export, global_id
+from tests.helpers.exports import SAMPLE, STEP, Export, global_id
 from tests.helpers.handmade import MS, Run, analyze
 from tests.helpers.sentences import words_of
 
@@ -128,6 +128,30 @@ def test_steps_that_are_slow_for_a_loader_s_workers_say_so(tmp_path: Path) -> No
     (slow,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
     assert "in each, a loader starts its workers for 12.0 ms" in words_of(slow)
     assert "persistent_workers=True" in slow.advice
+
+
+class Logging(Host):
+    """One sample in each step, and another in slow ones where these write metrics."""
+
+    def ranges(self, number: int, at: int, later: float) -> None:
+        for place, after_ms in {"train.py:3 step": 1, "train.py:9 log": 9}.items():
+            if after_ms < 9 or later:
+                name = self.export.string(place)
+                row = {"globalTid": global_id(PID, thread=PID), "nameId": name}
+                sample = {"start": at + after_ms * MS, "innerNameId": name, "waitedNs": 0}
+                self.export.add(SAMPLE, **sample, **row)
+
+
+@pytest.mark.parametrize(("slow", "named"), [((4, 8, 12, 16), True), ((8, 16), False)])
+def test_steps_that_are_slow_at_a_line_say_so_by_the_samples_of_all_of_them(
+    tmp_path: Path, slow: tuple[int, ...], named: bool
+) -> None:
+    host = Logging()
+    host.more_ms = dict.fromkeys(slow, 12)
+    (found,) = (found for found in host.analyze(tmp_path).findings if found.id == "slow-steps")
+    said = "they are longer at train.py:9 log (4 of their 8 samples)"
+    assert (said in words_of(found)) is named
+    assert found.advice.startswith("look at train.py:9 log: do that less often") is named
 
 
 class Spent(NamedTuple):

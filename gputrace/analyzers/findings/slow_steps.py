@@ -55,7 +55,7 @@ def slow_steps(facts: Facts) -> Iterator[Finding]:
 _SLOW_STEP_RATIO: Final = 1.3
 """Ratio to the median from which a step is slow, if it is past the usual scatter too."""
 _FEWEST_SAMPLES: Final = 3
-"""Samples that the host's line must have in the longest step to be named."""
+"""Samples that the host's line must have in slow steps to be named."""
 _ADDED_SHARE: Final = 0.02
 """Share of the steady time that slow steps must add to be reported."""
 _EPOCH_BEGINS_SHARE: Final = 0.75
@@ -159,12 +159,10 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
                 details.append(clause.format(each=each, took=format_ns(took[cause])))
                 advice = remedy
                 break
-        slowest = longest[int(np.argmax(lengths))]
-        place = facts.line_in(time_of([slowest]))
-        if place is not None and place.count >= _FEWEST_SAMPLES:
-            details.append(
-                f"in step {slowest.step}: {place.line} ({place.count} of {place.samples} samples)"
-            )
+        where, line = _where_longer(facts, rank, those, others)
+        details += [where] if where else []
+        if line and advice == _HOST_THEN:
+            advice = f"look at {line}: do that less often, faster, or in another thread"
     shared, met = _slowed_by_neighbours(facts, frozenset(numbers))
     part *= 1 - min(shared / max(excess, 1), 1.0)
     is_explained = advice in (keep, *(remedy for _, remedy in _HOST_TOOK.values()))
@@ -195,6 +193,30 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         },
         details,
     )
+
+
+def _where_longer(
+    facts: Facts, rank: int, slow: Sequence[Step], others: Sequence[Step]
+) -> tuple[str, str]:
+    """Say at which line the host is in slow steps, and return that line if it is where most of the
+    samples lie that these have beyond as many other ones; empty where samples are few.
+    """
+    if facts.lines is None:
+        return "", ""
+    process = facts.processes.get(rank, -1)
+    met, usual = (facts.lines.count(process, time_of(steps)) for steps in (slow, others))
+    part = len(slow) / max(len(others), 1)
+    grown = {line: count - part * usual[line] for line, count in met.items()}
+    line = max(grown, key=lambda line: grown[line], default="")
+    least = max(_FEWEST_SAMPLES, _NAMED_REASON_SHARE * (met.total() - part * usual.total()))
+    if line and grown[line] >= least:
+        who, whose = ("they are", "their") if len(slow) > 1 else ("it is", "its")
+        return f"{who} longer at {line} ({met[line]} of {whose} {met.total()} samples)", line
+    slowest = max(slow, key=lambda step: step.end_ns - step.start_ns)
+    place = facts.line_in(time_of([slowest]))
+    if place is None or place.count < _FEWEST_SAMPLES:
+        return "", ""
+    return f"in step {slowest.step}: {place.line} ({place.count} of {place.samples} samples)", ""
 
 
 def _where_most(numbers: Sequence[int], grown: Times) -> str:
