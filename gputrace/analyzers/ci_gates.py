@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 from gputrace.analyzers.compare import changed_parts, compare, without_waits
@@ -91,8 +92,8 @@ def gate(run: Run, limit: Limit) -> Gate:
     if figure == "throughput":
         value, subject, object = (run.samples or 0) / length * 1e9, "the throughput is", ""
     elif figure == "slow_steps":
-        value, object = loop.slow_share, " of the steps"
-        subject = f"slow ones (over {SLOW_RATIO} times the median) are"
+        value, object = loop.slow_share, " of all"
+        subject = f"steps over {SLOW_RATIO} times the median are"
     elif figure == "data_wait":
         value, subject = loop.classes["host_data"].value, "the host waits for data for"
         value, object = value / length if unit == "share" else value, " of a step"
@@ -211,7 +212,7 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
     if pair is None or comparison.unit == "span" or pair.speed_up is None:
         why = comparison.unit_reason or "the baseline has nothing to compare"
     elif pair.speed_up_low is None or pair.speed_up_high is None:
-        why = "too few steps to tell a slow-down from noise"
+        why = f"too few steps to tell a slow-down from noise: record {_FEW_STEPS} of each or more"
     else:
         slowdown, low, high = (
             1 / speed - 1 for speed in (pair.speed_up, pair.speed_up_high, pair.speed_up_low)
@@ -221,19 +222,21 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         passed = slowdown <= limit or min(low, own_low) <= limit
         message = f"{abs(slowdown):.1%} {'slower' if slowdown > 0 else 'faster'} than the baseline"
         message += f" ({low:+.1%} to {high:+.1%}); the limit is {100 * limit:.3g}% slower"
+        noise = slowdown - low if slowdown > limit else high - slowdown
+        decides = _what_decides(noise, abs(slowdown - limit), [baseline, run])
         if passed and low > limit:
             message += (
                 f"; other programs had the cores: without waits for them, it is {own:+.1%}"
                 f" ({own_low:+.1%} to {own_high:+.1%}); record both while the machine is quiet"
             )
         elif passed and slowdown > limit and low > 0:
-            message += "; it is slower, but not for certain by more than that: record more steps"
+            message += f"; it is slower, but not for certain by more than that: {decides}"
         elif passed and slowdown > limit:
-            message += "; the noise of the steps could explain it: record more steps"
+            message += f"; the noise of the steps could explain it: {decides}"
         elif passed and high > limit and high - slowdown > limit:
-            message += "; passes, but the noise is larger than the limit: record more steps"
+            message += f"; passes, but the noise is larger than the limit: {decides}"
         elif passed and high > limit:
-            message += "; more is not excluded: record more steps"
+            message += f"; more is not excluded: {decides}"
         if pair.work_ratio != 1:
             message += f"; a step does {format_number(pair.work_ratio)}x the work"
         parts = () if passed else changed_parts("slower", pair, comparison.unit)
@@ -241,6 +244,30 @@ def gate_slowdown(run: Run, baseline: Run, limit: float) -> Gate:
         message = "; ".join([message, *filter(None, [", ".join(parts)]), *doubts])
         return Gate("max-slowdown", passed, True, slowdown, limit, "share", message)
     return Gate("max-slowdown", False, False, None, limit, "share", f"unknown: {why}")
+
+
+_FEW_STEPS: Final = 10
+"""Steps below which the bounds are rough."""
+_MANY_TIMES: Final = 100
+"""Multiple of the recorded steps from which more would hardly decide."""
+
+
+def _what_decides(noise: float, distance: float, runs: Sequence[Run]) -> str:
+    """Say how many steps would decide a gate: bounds shrink with the root of their number.
+
+    Args:
+        noise: distance of the slow-down from its bound towards the limit.
+        distance: of the slow-down from the limit.
+        runs: the runs, which have steps.
+    """
+    times = (noise / max(distance, 1e-9)) ** 2
+    if times > _MANY_TIMES:
+        return "it is too close to the limit for more steps to decide; choose another limit"
+    counts = [len(run.loop.numbers) for run in runs if run.loop is not None]
+    wanted = ceil(times * max(counts, default=_FEW_STEPS))
+    rounding = 10 ** max(len(str(wanted)) - 2, 0)
+    wanted = max(ceil(wanted / rounding) * rounding, _FEW_STEPS)
+    return f"about {wanted:,} steps of each would decide"
 
 
 SCHEMA_VERSION = 1

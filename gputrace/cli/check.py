@@ -137,7 +137,10 @@ def _read_gates(baseline: Path | None, gates: dict[str, Any]) -> CheckOptions:
         raise UsageError("--max-slowdown needs --baseline, the trace to compare with")
     limits = [_limit(name, text) for name, text in gates.items() if text is not None]
     if not limits and baseline is None and not fail_on:
-        raise UsageError("no limit is given; name one, e.g. --max-data-feeding 10%")
+        raise UsageError(
+            "no limit is given; name one, e.g. --max-data-feeding 10%, without a GPU "
+            "--max-data-wait 10%, or --baseline TRACE"
+        )
     check_words(fail_on)
     allowed = None if baseline is None else _share("--max-slowdown", slowdown or "3%")
     return CheckOptions(tuple(limits), allowed, fail_on)

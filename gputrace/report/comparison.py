@@ -42,7 +42,7 @@ from gputrace.units import format_change, format_ns, format_number, format_share
 _STYLES: Final = {"faster": "bold green", "slower": "bold red", "same": "green"}
 _NO_COST: Final = 0.001
 """Part of a step below which a finding has no cost of its own: others are charged with it."""
-_STATES: Final = {"appeared": "red", "gone": "green", "stayed": "yellow", "grew": "red"}
+_STATES: Final = {"appeared": "red", "gone": "green", "still there": "yellow", "grew": "red"}
 _GREW: Final = 2
 """Ratio of the costs of a finding from which it grew rather than stayed."""
 _BESIDE_KERNELS: Final = 56
@@ -50,7 +50,7 @@ _BESIDE_KERNELS: Final = 56
 _LONGEST: Final = 60
 """Longest name of a kernel elsewhere, in characters."""
 NAMES: Final = CLASS_NAMES | {
-    "host_data": "(host in loader)",
+    "host_data": "(host waits for data)",
     "communication_wait": "(wait in comm.)",
 }
 """Names of the classes, and in brackets of times beside them or part of one."""
@@ -387,7 +387,7 @@ def _finding(finding: FindingChange, pair: Pair | None) -> tuple[str, str]:
     if max(a, b) <= _NO_COST * (pair.step.a_ns if pair.step else 1):
         return finding.status, ""
     first, second = _units(pair)
-    if first != second:
-        return finding.status, f"{finding.id} ({format_ns(a)}{first}; {format_ns(b)}{second})."
-    heading = "grew" if b >= _GREW * a else finding.status
-    return heading, f"{finding.id} ({_arrow(format_ns(a), format_ns(b))}{second})."
+    heading = "grew" if first == second and b >= _GREW * a else "still there"
+    was, now = f"{format_ns(a)}{first}", f"{format_ns(b)}{second}"
+    before = "" if was == now else f", {was.removesuffix(second)} before"
+    return heading, f"{finding.id} costs {now}{before}."

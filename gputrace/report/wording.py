@@ -156,7 +156,7 @@ def _loader_note(analysis: Analysis) -> Iterator[str]:
     if host - waited > _HIDDEN_SHARE * sum(row.total_ns for row in rows):
         a_turn = loop_name(analysis)[1]
         yield (
-            f"The host spends {format_ns(host / steps)} {a_turn} in the data loader; "
+            f"The host waits for data for {format_ns(host / steps)} {a_turn}; "
             f"{format_ns((host - waited) / steps)} of that is hidden under GPU work."
         )
 

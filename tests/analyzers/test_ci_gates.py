@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replaced
 
-from gputrace.analyzers.ci_gates import gate_slowdown
+from gputrace.analyzers.ci_gates import Gate, gate_slowdown
 from gputrace.analyzers.compare import changed_parts, compare
 from gputrace.analyzers.compare.runs import Run
 from gputrace.api import open_runs
@@ -30,12 +31,13 @@ def run_of(
     queued: float = 0,
     others: bool = True,
     lines: Mapping[str, float] | None = None,
+    steps: int = 40,
 ) -> Run:
-    """40 steps without a GPU; times in milliseconds of a step."""
+    """Steps without a GPU; times in milliseconds of a step."""
     made = Made(path)
     made.process(1, 0)
     signs = (1, 1, -1, 1, -1, -1, 1, -1)
-    lengths = [step + scatter * signs[number % 8] for number in range(40)]
+    lengths = [step + scatter * signs[number % 8] for number in range(steps)]
     for start, end in pairwise(accumulate(lengths, initial=0)):
         made.step(start, end)
     made.report()
@@ -86,9 +88,37 @@ def test_only_what_nothing_else_explains_fails(
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "passed"),
+    [((20, 2), (21, 2), False), ((20, 4), (20.2, 4), True), ((20, 0.5), (20.7, 0.5), False)],
+    ids=["slower", "no slower", "near the limit"],
+)
+def test_a_gate_that_noise_leaves_open_says_how_many_steps_decide_it(
+    before: tuple[float, float], after: tuple[float, float], passed: bool, tmp_path: Path
+) -> None:
+    def gate(steps: int) -> Gate:
+        run, baseline = (
+            run_of(tmp_path / f"{name}{steps}.sqlite", *times, steps=steps)
+            for name, times in (("b", after), ("a", before))
+        )
+        return gate_slowdown(run, baseline, 0.03)
+
+    said = re.search(r"about ([\d,]+) steps of each would decide", gate(40).message)
+    assert said is not None
+    decided = gate(int(1.5 * int(said[1].replace(",", ""))))
+    assert decided.passed is passed
+    assert "would decide" not in decided.message
+
+
+def test_no_number_of_steps_decides_a_gate_exactly_at_its_limit(tmp_path: Path) -> None:
+    run, base = (run_of(tmp_path / f"{at}.sqlite", 20 + at, scatter=2) for at in (1, 0))
+    message = gate_slowdown(run, base, 0.05).message
+    assert "too close to the limit for more steps to decide" in message
+
+
+@pytest.mark.parametrize(
     ("queued", "others", "said"),
     [
-        (8, True, "of that, 8.00 ms (2.00 ms in a) is spent waiting for cores that other programs"),
+        (8, True, "cores that other programs use may explain it (2.00 ms of a step in a, 8.00 ms "),
         (3, True, "a step takes 26.0 ms instead of 20.0 ms"),
         (8, False, "a step takes 26.0 ms instead of 20.0 ms"),
     ],
@@ -100,7 +130,7 @@ def test_a_comparison_says_how_much_waits_for_a_core_where_that_decides(
     a = run_of(tmp_path / "a.sqlite", 20, queued=2)
     result = compare([a, run_of(tmp_path / "b.sqlite", 26, queued=queued, others=others)])
     assert said in result.message
-    assert ("of that" in result.message) == (queued == 8 and others)
+    assert ("may explain it" in result.message) == (queued == 8 and others)
 
 
 def test_two_gpus_are_no_scaling_of_a_run_without_any(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def host(tmp_path: Path) -> Path:
             0,
             [
                 "a step takes 20.0 ms; at most 20.0 ms asked for",
-                "slow ones (over 1.3 times the median) are 0% of the steps; at most 0% asked for",
+                "steps over 1.3 times the median are 0% of all; at most 0% asked for",
                 "the host waits for data for 12.0 ms of a step; at most 12.0 ms asked for",
             ],
         ),

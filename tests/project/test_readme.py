@@ -127,7 +127,7 @@ def test_it_leads_from_the_installation_to_the_cause_and_its_cure(
     run(again, python, tmp_path)
     brought = " ".join(run(compare, python, tmp_path).split())
     assert "faster" in brought.partition(":")[0], brought
-    assert "less time in the data loader" in brought
+    assert "less waiting for data on the host" in brought
 
 
 def test_the_first_screen_leads_from_the_installation_to_the_cause() -> None:

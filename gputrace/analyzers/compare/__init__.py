@@ -456,8 +456,8 @@ def _waits_that_decide(runs: Sequence[Run], pair: Pair, verdict: str) -> str:
         format_ns(share * ns) if share else "none"
         for share, ns in ((a, pair.step.a_ns), (b, pair.step.b_ns))
     )
-    waits = f"{second} ({first} in {runs[0].label})"
-    return f"of that, {waits} is spent waiting for cores that other programs use"
+    a_step = f"{first} of a step in {runs[0].label}, {second} in {runs[1].label}"
+    return f"waits for cores that other programs use may explain it ({a_step})"
 
 
 def _summary(run: Run) -> RunSummary:
@@ -535,7 +535,7 @@ def alike(a: Run, b: Run) -> float:
 
 WORDS: Final = {
     **{row.id: row.noun for row in TIME_CLASSES},
-    "host_data": "time in the data loader",
+    "host_data": "waiting for data on the host",
     "communication_wait": "waiting for other ranks",
 }
 """Nouns for the classes in sentences."""

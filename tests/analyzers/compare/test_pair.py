@@ -170,7 +170,10 @@ def test_findings_that_appeared_went_and_stayed(quick: Path, waiting: Path) -> N
 
 @pytest.mark.parametrize(
     ("wait", "said"),
-    [(2, "stayed: data-feeding (953 µs → 1.90"), (4, "grew: data-feeding (953 µs → 3.")],
+    [
+        (2, "still there: data-feeding costs 1.90 ms a step, 953 µs before."),
+        (4, "grew: data-feeding costs 3.80 ms a step, 953 µs before."),
+    ],
 )
 def test_a_finding_that_stayed_says_how_much_of_it_there_is(
     wait: int, said: str, tmp_path: Path, waiting: Path
