@@ -36,7 +36,7 @@ Your own: gputrace record -- python train.py, then gputrace analyze trace.sqlite
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Only write the bundled recording to this file, for use with other commands.",
+    help="Only write the bundled recording to this file, and print its verdict.",
 )
 @click.option("--force", is_flag=True, help="Replace that file if it exists.")
 @options.report_format
@@ -77,16 +77,21 @@ def command(form: str, no_record: bool, output: Path | None, force: bool) -> int
 
 
 def _write_demo(target: Path, force: bool) -> int:
-    """Write the bundled recording to a file."""
+    """Write the bundled recording to a file, and print its verdict."""
     import shutil
 
+    import gputrace
     from gputrace.data import unpacked
     from gputrace.report import check_target, unfinished_file
+    from gputrace.report.wording import verdict
+    from gputrace.sanitize import sentence
 
     path = check_target(target, (), force)
     with unpacked("demo.sqlite.xz") as recording, unfinished_file(path) as unfinished:
         shutil.copyfile(recording, unfinished)
     console.note(f"wrote {target}")
+    with gputrace.open(path) as opened:
+        click.echo(sentence(verdict(opened.analyze())))
     console.note(f"next: gputrace analyze {target}")
     return ExitCode.DONE
 

@@ -234,10 +234,11 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
             same = (g for g in alike if g.cause == gap.cause)
             first = next((g for g in same if gap.length_ns >= _ALIKE * g.length_ns), gap)
             alike[first] = alike.get(first, 0) + 1
+    many = any(count > 1 for count in alike.values())
     columns = (
         Column("", lambda gap: gpu_label(gap, analysis)),
-        Column("length", "length_ns"),
-        Column("alike", lambda gap: alike[gap] if alike[gap] > 1 else None, unknown=""),
+        Column("longest" if many else "length", "length_ns"),
+        *([Column("gaps", lambda gap: alike[gap])] if many else []),
         Column("from", lambda gap: f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s"),
         Column("step", "step", "{}", ""),
         Column("cause", lambda gap: CLASS_NAMES[gap.cause].removeprefix("idle: ")),

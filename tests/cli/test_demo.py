@@ -63,13 +63,14 @@ def test_it_analyzes_the_bundled_recording_and_one_made_here_and_shows_how(demo:
     assert told.splitlines()[-1].startswith("Your own: gputrace record -- python train.py")
 
 
-def test_it_writes_the_bundled_recording_to_a_file_that_is_not_there(
+def test_it_writes_the_bundled_recording_to_a_file_that_is_not_there_and_prints_its_verdict(
     demo: Demo, tmp_path: Path
 ) -> None:
     target = tmp_path / "demo.sqlite"
     ran = demo("-o", str(target))
     told = f"gputrace: wrote {target}\ngputrace: next: gputrace analyze {target}\n"
-    assert (ran.code, ran.out, ran.err) == (DONE, "", told)
+    verdict = "The GPUs wait for data 51% of the time (25.1 of 49.0 ms a step).\n"
+    assert (ran.code, ran.out, ran.err) == (DONE, verdict, told)
     with data.unpacked("demo.sqlite.xz") as bundled:
         assert target.read_bytes() == bundled.read_bytes()
     command.assert_refused(demo("-o", str(target)), 2, "exists", "--force")

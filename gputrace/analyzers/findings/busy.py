@@ -649,8 +649,8 @@ def no_tensor_cores(facts: Facts) -> Iterator[Finding]:
         "no-tensor-cores",
         severity_of(share * (_TENSOR_CORES_SPEED_UP - 1) / _TENSOR_CORES_SPEED_UP) or "low",
         touched // steps * (_TENSOR_CORES_SPEED_UP - 1) // _TENSOR_CORES_SPEED_UP,
-        f"{what} products and convolutions {sizes or 'without tensor cores'} take "
-        f"{facts.of_step(touched // steps)}",
+        f"matrix products and convolutions in {what.replace('-', ' ')}, "
+        f"{sizes or 'without tensor cores'}, take {facts.of_step(touched // steps)}",
         _how_to_use_them(facts, kernels, what),
         {
             "share": round(share, 4),

@@ -179,18 +179,23 @@ def warmup(facts: Facts) -> Iterator[Finding]:
     warmups = [phase for phase in facts.phases if phase.phase == "warmup"]
     causes = dict(max(warmups, key=lambda phase: phase.cost_ns).causes) if warmups else {}
     parts, advice = _name_causes(causes, more, facts.is_hip)
+    # Without a GPU, all steps are recorded.
+    records = bool(facts.per_gpu.operations)
+    option = f" (record --steps {count}:{count + _STEPS_TO_RECORD})" if records else ""
     yield facts.finding(
         "warmup",
         "info",
         more // max(len(windows), 1),
-        f"warm-up (excluded): {format_count(count, 'step')}, {format_ns(spent)}"
-        + (f", of which {parts}" if parts else ""),
-        f"exclude warm-up from measurements; {advice}",
+        f"the first {'step is' if count == 1 else f'{count} steps are'} warm-up, not in these "
+        f"figures: {format_ns(spent)}" + (f", of which {parts}" if parts else ""),
+        f"time only later steps, as warm-up hides their cost{option}; {advice}",
         {"steps": count, "warmup_ns": spent, "beyond_ns": more}
         | {f"{name}_ns": ns for name, ns in causes.items()},
     )
 
 
+_STEPS_TO_RECORD: Final = 20
+"""Steps of the recording that is proposed to leave warm-up out."""
 _NAMED_CAUSE_PART: Final = 0.1
 """Share of warm-up's cost from which a cause is named."""
 _CAUSES_NAMED: Final = 2
