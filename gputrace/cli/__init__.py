@@ -132,10 +132,11 @@ COMPLETES: Final = "_GPUTRACE_COMPLETE"
 _LONGEST_HELP: Final = 200
 _INSTEAD: Final = {
     "record --": "profile run start trace",
-    "analyze": "explain gaps show stats steps summary",
+    "analyze": "explain gap gaps show stats steps summary verdict",
     "browse": "gui timeline tui ui view",
-    "report": "html open page serve web",
+    "report": "html link open page serve share web",
     "compare": "diff",
+    "kernel": "kernels longest",
     "check": "gate test",
 }
 """Words of other tools, by what does it here."""

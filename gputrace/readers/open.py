@@ -308,6 +308,9 @@ def trace_files_in(path: Path) -> list[Path]:
         if path.suffix == ".spool":
             problem = "is a recording without its trace; make that"
             raise InputError(path, f"{problem}: gputrace recover {path}")
+        if any(file.suffix == ".sketch" for file in entries):
+            problem = "has sketches of `gputrace watch` and no traces"
+            raise InputError(path, f"{problem}; write: gputrace analyze {path}")
         raise InputError(path, "is a directory without traces in it; name the files")
     return files
 
