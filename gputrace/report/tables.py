@@ -229,16 +229,21 @@ def gaps_table(analysis: Analysis, most: int) -> Table:
     gaps, turn = analysis.gaps, loop_name(analysis)[0]
     least = _LEAST_GAP * (analysis.steps.mean_ns or 0)
     alike: dict[Gap, int] = {}
-    for gap in gaps.largest_in_steps or gaps.largest:
+    listed = gaps.largest_in_steps or gaps.largest
+    # There are more than are known, of the last one's kind.
+    cut = listed[-1] if len(listed) == len(gaps.largest) < gaps.count else None
+    more = None
+    for gap in listed:
         if gap.length_ns >= least:
             same = (g for g in alike if g.cause == gap.cause)
             first = next((g for g in same if gap.length_ns >= _ALIKE * g.length_ns), gap)
             alike[first] = alike.get(first, 0) + 1
+            more = first if gap is cut else None
     many = any(count > 1 for count in alike.values())
     columns = (
         Column("", lambda gap: gpu_label(gap, analysis)),
         Column("longest" if many else "length", "length_ns"),
-        *([Column("gaps", lambda gap: alike[gap])] if many else []),
+        *([Column("gaps", lambda gap: f"{alike[gap]}{'+' * (gap is more)}")] if many else []),
         Column("from", lambda gap: f"{(gap.start_ns - analysis.origin_ns) / 1e9:.6f} s"),
         Column("step", "step", "{}", ""),
         Column("cause", lambda gap: CLASS_NAMES[gap.cause].removeprefix("idle: ")),

@@ -118,6 +118,17 @@ def test_gaps_below_half_a_percent_of_a_step_are_not_listed(report: Report) -> N
     assert tables.gaps_table(with_gaps(report, 4_999), 10).rows == ()
 
 
+def test_gaps_of_one_cause_that_are_about_as_long_share_a_row(report: Report) -> None:
+    lengths = 40_000, 39_000, 20_000, 19_500, 19_000
+    table = tables.gaps_table(with_gaps(report, *lengths), 10)
+    assert table.header[1:3] == ("longest", "gaps")
+    # The last ones are more than are known, unless there are no others.
+    assert [row[1:3] for row in table.rows] == [("40.0 µs", "2"), ("20.0 µs", "3+")]
+    every = with_gaps(report, *lengths)
+    every = replace(every, gaps=replace(every.gaps, count=len(lengths)))
+    assert [row[2] for row in tables.gaps_table(every, 10).rows] == ["2", "3"]
+
+
 def test_longer_gaps_of_the_warm_up_are_mentioned(report: Report) -> None:
     with_some = with_gaps(report, 40_000)
     longer = replace(with_some.gaps.largest[0], step=0, end_ns=460_000)
