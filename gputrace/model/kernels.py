@@ -214,7 +214,7 @@ class Kernels(Struct, frozen=True):
     longest: LongestLaunch
     """Where `gputrace kernel TRACE longest` looks."""
     longest_compute: LongestLaunch | None = None
-    """The same without communication, which may wait for other GPUs; None where nothing computes.
-    """
+    """Longest launch of a kernel that computes, as communication may wait for other GPUs; None
+    where none does."""
     flop: tuple[CountedFlop, ...] = ()
     """By GPU, where the trace has shapes of operators."""

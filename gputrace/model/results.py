@@ -278,7 +278,7 @@ class Step(_ClassTimes, frozen=True):
     """Host time in the data loader, as in `Breakdown`."""
     number: int | None = None
     """Number that the program's own count gives it, from which ``step`` differs if recording began
-    later or paused; None where the marks have none."""
+    later or paused; None where the marks have none, or no GPU was seen: then all are recorded."""
 
 
 class Phase(Struct, frozen=True):
