@@ -27,7 +27,7 @@ from gputrace.analyzers.operations import Gpu, GpuOperations, OperationClass
 from gputrace.analyzers.steps import FoundSteps, find_input_copies
 from gputrace.analyzers.steps.marks import mend
 from gputrace.analyzers.steps.rollouts import join_updates, read_named_ranges, rollouts_of
-from gputrace.analyzers.steps.windows import StepWindows, count_warmup, read_between
+from gputrace.analyzers.steps.windows import Interlude, StepWindows, count_warmup, read_between
 from gputrace.errors import InputError
 from gputrace.model.events import COPY_KINDS, UNKNOWN, Kind, distinct_ids, is_among
 from gputrace.model.intervals import EMPTY, Intervals, Times, merge_touching, union, union_of
@@ -390,39 +390,11 @@ def find_host_lanes(
         if first < last:
             lanes.append(HostLane(HostRank(rank), Window(first, last), data))
         if steps is not None:
-            between = read_between(trace, process, steps.threads)
-            begins = between.begins(steps.start, steps.end) if turns is None else steps.start
-            windows[rank] = StepWindows(
-                rank=rank,
-                start=begins,
-                end=steps.end,
-                busy_from=begins,
-                source="markers",
-                kind="training" if turns is None else "rl",
-                confidence=1.0,
-                reason=f"from mark to mark of {steps.name.partition('#')[0]!r}, in host time"
-                f"{_FROM_SECOND if steps.lacks_first else ''}{unknown}"
-                f"{'' if turns is None else '; rollouts between the updates'}",
-                interludes=tuple(
-                    interlude
-                    for step in np.flatnonzero(begins[1:] > steps.start[1:]).tolist()
-                    for interlude in between.interludes(
-                        step, int(steps.start[step + 1]), int(begins[step + 1])
-                    )
-                ),
+            windows[rank] = _windows_of_marks(
+                trace, rank, process, steps, unknown, rolls_out=turns is not None
             )
         elif data is not None and len(data) > _FEWEST_BATCHES:
-            # The last wait is for the loader's end, or for a batch that was not used up.
-            windows[rank] = StepWindows(
-                rank=rank,
-                start=data.start[:-1],
-                end=data.start[1:],
-                busy_from=data.start[:-1],
-                source="markers",
-                kind="iterations",
-                confidence=0.6,
-                reason=f"from batch to batch of the loader: no step was marked{unknown}",
-            )
+            windows[rank] = _windows_of_batches(rank, data, unknown)
     if not lanes and trace.is_host_timeline:
         ranges = trace.events([Kind.RANGE], ("start", "end"), window)
         if len(ranges):
@@ -444,6 +416,48 @@ _FEWEST_BATCHES: Final = 10
 """Batches of a loader, in a program that marks no step, from which they are iterations."""
 _FROM_SECOND: Final = " (step 0 is the program's second)"
 _RANKS_UNKNOWN: Final = " (ranks were not recorded: processes in order of their ids)"
+
+
+def _windows_of_marks(
+    trace: Trace, rank: int, process: int, steps: _Marked, unknown: str, *, rolls_out: bool
+) -> StepWindows:
+    """Return the steps of a rank from mark to mark; without what the host does between two that is
+    no part of either, unless they are turns of rollouts. ``unknown`` says what is not known of it.
+    """
+    between = read_between(trace, process, steps.threads)
+    begins = steps.start if rolls_out else between.begins(steps.start, steps.end)
+    interludes: list[Interlude] = []
+    for step in np.flatnonzero(begins[1:] > steps.start[1:]).tolist():
+        interludes += between.interludes(step, int(steps.start[step + 1]), int(begins[step + 1]))
+    since = _FROM_SECOND if steps.lacks_first else ""
+    turns = "; rollouts between the updates" if rolls_out else ""
+    name = steps.name.partition("#")[0]
+    return StepWindows(
+        rank=rank,
+        start=begins,
+        end=steps.end,
+        busy_from=begins,
+        source="markers",
+        kind="rl" if rolls_out else "training",
+        confidence=1.0,
+        reason=f"from mark to mark of {name!r}, in host time{since}{unknown}{turns}",
+        interludes=tuple(interludes),
+    )
+
+
+def _windows_of_batches(rank: int, data: Intervals, unknown: str) -> StepWindows:
+    """Return the iterations of a rank from batch to batch of its loader."""
+    # The last wait is for the loader's end, or for a batch that was not used up.
+    return StepWindows(
+        rank=rank,
+        start=data.start[:-1],
+        end=data.start[1:],
+        busy_from=data.start[:-1],
+        source="markers",
+        kind="iterations",
+        confidence=0.6,
+        reason=f"from batch to batch of the loader: no step was marked{unknown}",
+    )
 
 
 def _read_marked(trace: Trace, waits: _Waits) -> dict[int, _Marked]:

@@ -58,23 +58,9 @@ def cpu_starved(facts: Facts) -> Iterator[Finding]:
     if severity is None:
         return
     cost = queued
-    wanting = max(worst.wanted_cores, worst.runnable or 0.0)
-    # Of a run of less than a second, they may not have been counted.
-    cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}" if worst.cores else "cores"
-    # The machine's threads are counted once a second at most: between that, others may come.
-    crowd, whose = f"other threads occupy the {cores}", ""
-    if wanting > worst.cores > 0:
-        crowd = f"{_number(wanting)} threads share {cores}"
-        if worst.threads + 1 <= wanting and len(facts.host_load) == 1:
-            are = "is" if worst.threads == 1 else "are"
-            whose = f"{worst.threads} of these threads {are} in the training process, the others "
-            whose += "in other processes (loader workers, other programs)"
     others, used = _others_on_cores(facts, worst)
     are_why = bool(others) and used >= _OTHERS_PART * _queued(worst)
-    if are_why:
-        crowd = "other programs use them"
-        if worst.threads > worst.cores > 0:
-            crowd = f"its {worst.threads} threads share {cores} with other programs"
+    crowd, whose = _crowd(worst, are_why, alone=len(facts.host_load) == 1)
     fewer = max(1, worst.cores // max(1, len(facts.host_load)) - 1)
     advice = CORES_ALONE
     if worst.threads > (worst.cores if are_why else 1):
@@ -109,6 +95,29 @@ _OTHERS_PART: Final = 0.5
 """Part of the time for which threads are queued that others use of the cores if they are why."""
 _NAMED_PART: Final = 1 / 3
 """The part from which on they are named."""
+
+
+def _crowd(worst: HostLoad, others_are_why: bool, *, alone: bool) -> tuple[str, str]:
+    """Return who shares the cores of a rank, and whose the threads are, as far as that is known.
+
+    ``alone`` is True where no other rank's process was counted.
+    """
+    # Of a run of less than a second, they may not have been counted.
+    cores = f"{_number(worst.cores)} core{'s' * (worst.cores > 1)}" if worst.cores else "cores"
+    wanting = max(worst.wanted_cores, worst.runnable or 0.0)
+    # The machine's threads are counted once a second at most: between that, others may come.
+    crowd, whose = f"other threads occupy the {cores}", ""
+    if wanting > worst.cores > 0:
+        crowd = f"{_number(wanting)} threads share {cores}"
+        if worst.threads + 1 <= wanting and alone:
+            are = "is" if worst.threads == 1 else "are"
+            whose = f"{worst.threads} of these threads {are} in the training process, the others "
+            whose += "in other processes (loader workers, other programs)"
+    if others_are_why:
+        crowd = "other programs use them"
+        if worst.threads > worst.cores > 0:
+            crowd = f"its {worst.threads} threads share {cores} with other programs"
+    return crowd, whose
 
 
 def _others_on_cores(facts: Facts, load: HostLoad) -> tuple[str, float]:

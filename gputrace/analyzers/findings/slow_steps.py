@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -84,6 +84,8 @@ _HOST_TOOK: Final = {
     ),
 }
 """Detail and advice, by what takes the host in slow steps, as in the evidence."""
+_EXPLAIN: Final = {*KEEP_LOADER.values(), *(remedy for _, remedy in _HOST_TOOK.values())}
+"""Advice that says why steps are slow."""
 _HOST_THEN: Final = (
     "check what the program does only in these steps: garbage collection, logging, a periodic "
     "checkpoint or evaluation, other programs on its cores"
@@ -129,43 +131,19 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         return None
     name, grown, part = _what_slow_steps_have(facts, rank, longest, slow)
     more = int(grown.mean())
-    numbers = [step.step for step, is_slow in zip(longest, slow, strict=True) if is_slow]
-    begins = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", rank)]
-    epoch_begins = sorted(step for step in begins if step is not None)
-    begun = len(set(epoch_begins) & set(numbers)) >= _EPOCH_BEGINS_SHARE * len(numbers)
-    epochs = epoch_begins[1] - epoch_begins[0] if len(epoch_begins) > 1 and begun else None
-    details = [f"what grew most is {_NAMES[name]} ({format_ns(more)}{_where_most(numbers, grown)})"]
-    advice = _IN_SLOW_STEPS.get(name, _HOST_THEN)
-    if name == CHECKPOINT:
-        advice = save_aside(facts.framework)
     those, others = ([longest[row] for row in np.flatnonzero(of)] for of in (slow, ~slow))
+    numbers = [step.step for step in those]
+    found = _SlowSteps(rank, those, others, excess, name)
+    worst = longest[int(np.argmax(lengths))].step
     took = _host_took(facts, rank, those, others)
-    has_loader = bool(facts.once(find_loaders))
-    keep = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
-    if epochs and has_loader:
-        details.append(f"they begin epochs of {epochs} steps, where the loader restarts")
-        advice = keep
-    else:
-        if epochs:
-            details.append(f"they come every {epochs} steps")
-            advice += f"; if epochs begin there, {keep}"
-        # A GPU that works for longer does not wait for a thread that waits for a core.
-        works = name in CLASSES and name not in IDLE_CAUSES
-        for cause, (clause, remedy) in _HOST_TOOK.items():
-            if works and cause == "queued_ns":
-                continue
-            if took[cause] >= _NAMED_REASON_SHARE * excess / len(numbers):
-                each = "each" if len(numbers) > 1 else "it"
-                details.append(clause.format(each=each, took=format_ns(took[cause])))
-                advice = remedy
-                break
-        where, line = _where_longer(facts, rank, those, others)
-        details += [where] if where else []
-        if line and advice == _HOST_THEN:
-            advice = f"look at {line}: do that less often, faster, or in another thread"
+    epochs = _steps_of_epoch(facts, found)
     shared, met = _slowed_by_neighbours(facts, frozenset(numbers))
     part *= 1 - min(shared / max(excess, 1), 1.0)
-    is_explained = advice in (keep, *(remedy for _, remedy in _HOST_TOOK.values()))
+    details, advice = _why(facts, found, took, epochs)
+    details.insert(
+        0, f"what grew most is {_NAMES[name]} ({format_ns(more)}{_where_most(numbers, grown)})"
+    )
+    is_explained = advice in _EXPLAIN
     if met is not None and not is_explained and shared >= _NAMED_REASON_SHARE * excess:
         details.append(f"{met} meanwhile")
         advice = SHARE_NO_CARD
@@ -173,7 +151,6 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
         load.rank == rank and load.throttled >= THROTTLED_SHARE for load in facts.host_load
     )
     advice = RAISE_QUOTA if advice == CORES_ALONE and stopped else advice
-    worst = longest[int(np.argmax(lengths))].step
     return facts.finding(
         "slow-steps",
         severity_of(part * excess / float(lengths.sum())) or "low",
@@ -195,24 +172,78 @@ def _slow_steps_of(facts: Facts, rank: int, steps: Sequence[Step]) -> Finding | 
     )
 
 
-def _where_longer(
-    facts: Facts, rank: int, slow: Sequence[Step], others: Sequence[Step]
-) -> tuple[str, str]:
+class _SlowSteps(NamedTuple):
+    """Slow steps of a rank."""
+
+    rank: int
+    steps: Sequence[Step]
+    others: Sequence[Step]
+    """Steps that are not slow."""
+    excess_ns: int
+    """Time by which all of them together exceed the median."""
+    most: str
+    """Class or phase that grew most in them."""
+
+
+def _steps_of_epoch(facts: Facts, slow: _SlowSteps) -> int | None:
+    """Return the steps of an epoch, if slow steps mostly begin epochs."""
+    begins = [p.step for p in facts.phases if (p.phase, p.rank) == ("epoch", slow.rank)]
+    epochs = sorted(step for step in begins if step is not None)
+    numbers = {step.step for step in slow.steps}
+    begun = len(numbers.intersection(epochs)) >= _EPOCH_BEGINS_SHARE * len(numbers)
+    return epochs[1] - epochs[0] if len(epochs) > 1 and begun else None
+
+
+def _why(
+    facts: Facts, slow: _SlowSteps, took: Mapping[str, int], epochs: int | None
+) -> tuple[list[str], str]:
+    """Return why steps are slow as far as the host shows it, and what to do.
+
+    ``took`` has the nanoseconds of each slow step that each of `_HOST_TOOK` has.
+    """
+    details, advice = [], _IN_SLOW_STEPS.get(slow.most, _HOST_THEN)
+    if slow.most == CHECKPOINT:
+        advice = save_aside(facts.framework)
+    keep = KEEP_LOADER.get(facts.framework, KEEP_LOADER[""])
+    if epochs and facts.once(find_loaders):
+        return [f"they begin epochs of {epochs} steps, where the loader restarts"], keep
+    if epochs:
+        details.append(f"they come every {epochs} steps")
+        advice += f"; if epochs begin there, {keep}"
+    # A GPU that works for longer does not wait for a thread that waits for a core.
+    works = slow.most in CLASSES and slow.most not in IDLE_CAUSES
+    for cause, (clause, remedy) in _HOST_TOOK.items():
+        if works and cause == "queued_ns":
+            continue
+        if took[cause] >= _NAMED_REASON_SHARE * slow.excess_ns / len(slow.steps):
+            each = "each" if len(slow.steps) > 1 else "it"
+            details.append(clause.format(each=each, took=format_ns(took[cause])))
+            advice = remedy
+            break
+    where, line = _where_longer(facts, slow)
+    details += [where] if where else []
+    if line and advice == _HOST_THEN:
+        advice = f"look at {line}: do that less often, faster, or in another thread"
+    return details, advice
+
+
+def _where_longer(facts: Facts, slow: _SlowSteps) -> tuple[str, str]:
     """Say at which line the host is in slow steps, and return that line if it is where most of the
     samples lie that these have beyond as many other ones; empty where samples are few.
     """
     if facts.lines is None:
         return "", ""
-    process = facts.processes.get(rank, -1)
-    met, usual = (facts.lines.count(process, time_of(steps)) for steps in (slow, others))
-    part = len(slow) / max(len(others), 1)
+    process = facts.processes.get(slow.rank, -1)
+    met = facts.lines.count(process, time_of(slow.steps))
+    usual = facts.lines.count(process, time_of(slow.others))
+    part = len(slow.steps) / max(len(slow.others), 1)
     grown = {line: count - part * usual[line] for line, count in met.items()}
     line = max(grown, key=lambda line: grown[line], default="")
     least = max(_FEWEST_SAMPLES, _NAMED_REASON_SHARE * (met.total() - part * usual.total()))
     if line and grown[line] >= least:
-        who, whose = ("they are", "their") if len(slow) > 1 else ("it is", "its")
+        who, whose = ("they are", "their") if len(slow.steps) > 1 else ("it is", "its")
         return f"{who} longer at {line} ({met[line]} of {whose} {met.total()} samples)", line
-    slowest = max(slow, key=lambda step: step.end_ns - step.start_ns)
+    slowest = max(slow.steps, key=lambda step: step.end_ns - step.start_ns)
     place = facts.line_in(time_of([slowest]))
     if place is None or place.count < _FEWEST_SAMPLES:
         return "", ""
